@@ -1,0 +1,52 @@
+# make run     creates .venv if needed, runs the default trace, then `ffn params` side by side (ARGS="..." runs anything)
+# make test    creates .venv if needed, runs every test
+# make check   ruff, mypy --strict, the floors (import-linter), then the tests
+#
+# Every install goes through .ci/install, which uses constraints.txt and refuses torch's CUDA build (gigabytes) unless
+# CUDA=1. TORCH_INDEX= takes torch from another package index, PyTorch's CPU wheels for example.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NEEDS := pyproject.toml constraints.txt .ci/install
+export PYTHON TORCH_INDEX CUDA
+
+.PHONY: run test check lint bench-startup bench-memory clean
+.DEFAULT_GOAL := run
+
+$(VENV)/.installed: $(NEEDS)
+	@.ci/install $(VENV)
+	@touch $@
+
+$(VENV)/.installed-test: $(NEEDS)
+	@.ci/install $(VENV) test
+	@touch $@ $(VENV)/.installed
+
+run: $(VENV)/.installed
+ifdef ARGS
+	@$(BIN)/ffn $(ARGS)
+else
+
+	@echo
+	@$(BIN)/ffn params llama-2-7b gpt2 mixtral-8x7b
+endif
+
+test: $(VENV)/.installed-test
+	@$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.installed-test
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+check: lint test
+
+bench-startup: $(VENV)/.installed-test
+	@$(BIN)/python benchmarks/startup.py $(ARGS)
+
+bench-memory: $(VENV)/.installed-test
+	@$(BIN)/python benchmarks/memory.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,393 @@
+"""The one table of activation functions. An activation is one row; every command reads it.
+
+A row's `f(x, m)` and `slope(x, m)` are written over a namespace `m` with torch's names (exp, erf, tanh, where, ...):
+`SCALAR` below runs them on Python floats, `torch` itself on tensors. `native` names the call in torch.nn.functional
+that execution uses; rows without one are executed through `f`. Slopes at a kink are torch's. Learned parameters reach
+`f` as attributes of `m` through `with_learned`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from ffncli.errors import FFNError, did_you_mean, shown
+
+Function = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One activation: its names, its mathematics, where it is used and where its definition comes from."""
+
+    name: str
+    formula: str
+    f: Function
+    slope: Function
+    aliases: tuple[str, ...] = ()
+    native: tuple[str, Mapping[str, Any]] | None = None
+    learned: Mapping[str, float] = field(default_factory=dict)  # parameter → initial value, one number each
+    used_by: str = ""
+    source: str = ""
+
+
+# --- the scalar namespace ---------------------------------------------------------------------------------------------
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 709.0 else math.inf
+
+
+def _sigmoid(x: float) -> float:
+    if x >= 0:
+        return 1.0 / (1.0 + math.exp(-x))
+    e = _exp(x)
+    return e / (1.0 + e)
+
+
+SCALAR = SimpleNamespace(
+    exp=_exp,
+    expm1=lambda x: math.expm1(x) if x < 709.0 else math.inf,
+    log1p=math.log1p,
+    erf=math.erf,
+    tanh=math.tanh,
+    sqrt=math.sqrt,
+    sigmoid=_sigmoid,
+    abs=abs,
+    where=lambda condition, a, b: a if condition else b,
+)
+
+
+def with_learned(m: Any, values: Mapping[str, Any]) -> Any:
+    """The namespace `m` plus learned parameters (`m.alpha_p`), floats or tensors of one element."""
+    return SimpleNamespace(**{n: getattr(m, n) for n in vars(SCALAR)}, **values)
+
+
+# --- shared pieces ----------------------------------------------------------------------------------------------------
+
+_SQRT_HALF = math.sqrt(0.5)
+_SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
+_INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+
+
+def _zero(x: Any) -> Any:
+    return x * 0.0
+
+
+def _cdf(x: Any, m: Any) -> Any:
+    return 0.5 * (1.0 + m.erf(x * _SQRT_HALF))
+
+
+def _softplus(x: Any, m: Any) -> Any:
+    return m.where(x > 0, x, _zero(x)) + m.log1p(m.exp(-m.abs(x)))
+
+
+def _gelu(x: Any, m: Any) -> Any:
+    return x * _cdf(x, m)
+
+
+def _gelu_slope(x: Any, m: Any) -> Any:
+    return _cdf(x, m) + x * _INV_SQRT_2PI * m.exp(-0.5 * x * x)
+
+
+def _tanh_argument(x: Any) -> Any:
+    return _SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)
+
+
+def _gelu_tanh_slope(x: Any, m: Any) -> Any:
+    t = m.tanh(_tanh_argument(x))
+    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * _SQRT_2_OVER_PI * (1.0 + 0.134145 * x * x)
+
+
+def _swish(k: float) -> Function:
+    return lambda x, m: x * m.sigmoid(k * x)
+
+
+def _swish_slope(k: float) -> Function:
+    def slope(x: Any, m: Any) -> Any:
+        s = m.sigmoid(k * x)
+        return s + k * x * s * (1.0 - s)
+
+    return slope
+
+
+def _leaky(negative: float) -> tuple[Function, Function]:
+    return (
+        lambda x, m: m.where(x > 0, x, negative * x),
+        lambda x, m: m.where(x > 0, _zero(x) + 1.0, _zero(x) + negative),
+    )
+
+
+def _elu(alpha: float, scale: float) -> tuple[Function, Function]:
+    return (
+        lambda x, m: scale * m.where(x > 0, x, alpha * m.expm1(m.where(x > 0, _zero(x), x))),
+        lambda x, m: scale * m.where(x > 0, _zero(x) + 1.0, alpha * m.exp(m.where(x > 0, _zero(x), x))),
+    )
+
+
+def _mish_slope(x: Any, m: Any) -> Any:
+    t = m.tanh(_softplus(x, m))
+    return t + x * (1.0 - t * t) * m.sigmoid(x)
+
+
+def _hardswish(x: Any, m: Any) -> Any:
+    return m.where(x <= -3, _zero(x), m.where(x >= 3, x, x * (x + 3.0) / 6.0))
+
+
+def _hardswish_slope(x: Any, m: Any) -> Any:
+    # torch's slope at the kinks: 0 at -3, 1 at 3.
+    return m.where(x <= -3, _zero(x), m.where(x >= 3, _zero(x) + 1.0, (2.0 * x + 3.0) / 6.0))
+
+
+def _laplace_argument(x: Any) -> Any:
+    return (x - 0.707107) / (0.282095 * math.sqrt(2.0))
+
+
+def _laplace_slope(x: Any, m: Any) -> Any:
+    z = _laplace_argument(x)
+    return m.exp(-z * z) / (0.282095 * math.sqrt(2.0 * math.pi))
+
+
+def _clip10(x: Any, m: Any) -> Any:
+    y = _gelu(x, m)
+    return m.where(y > 10.0, _zero(x) + 10.0, y)
+
+
+_XIELU_BETA, _XIELU_EPS = 0.5, -1e-6
+
+
+def _xielu(x: Any, m: Any) -> Any:
+    ap = _softplus(m.alpha_p, m)
+    an = _XIELU_BETA + _softplus(m.alpha_n, m)
+    low = m.where(x < _XIELU_EPS, x, _zero(x) + _XIELU_EPS)
+    return m.where(x > 0, ap * x * x, (m.expm1(low) - x) * an) + _XIELU_BETA * x
+
+
+def _xielu_slope(x: Any, m: Any) -> Any:
+    ap = _softplus(m.alpha_p, m)
+    an = _XIELU_BETA + _softplus(m.alpha_n, m)
+    curve = m.where(x < _XIELU_EPS, m.exp(m.where(x < _XIELU_EPS, x, _zero(x))), _zero(x))
+    return m.where(x > 0, 2.0 * ap * x, (curve - 1.0) * an) + _XIELU_BETA
+
+
+def _inverse_softplus(y: float) -> float:
+    return math.log(math.expm1(y))
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+_HENDRYCKS = "Hendrycks & Gimpel 2016, arXiv:1606.08415"
+_SIGMOID_SLOPE: Function = lambda x, m: m.sigmoid(x) * (1.0 - m.sigmoid(x))  # noqa: E731
+
+_ROWS = (
+    Row("identity", "x", lambda x, m: x, lambda x, m: _zero(x) + 1.0, ("linear",), used_by="bilinear GLU", source="-"),
+    Row(
+        "relu",
+        "max(x, 0)",
+        lambda x, m: m.where(x <= 0, _zero(x), x),
+        lambda x, m: m.where(x > 0, _zero(x) + 1.0, _zero(x)),
+        (),
+        ("relu", {}),
+        used_by="Transformer (2017), OPT, T5 v1.0",
+        source="Nair & Hinton 2010",
+    ),
+    Row(
+        "relu2",
+        "max(x, 0)²",
+        lambda x, m: m.where(x <= 0, _zero(x), x * x),
+        lambda x, m: m.where(x > 0, 2.0 * x, _zero(x)),
+        ("relu_squared", "squared_relu"),
+        used_by="Primer, Nemotron, nanochat",
+        source="So et al. 2021, arXiv:2109.08668",
+    ),
+    Row(
+        "relu6",
+        "min(max(x, 0), 6)",
+        lambda x, m: m.where(x <= 0, _zero(x), m.where(x > 6, _zero(x) + 6.0, x)),
+        lambda x, m: m.where((x > 0) & (x < 6), _zero(x) + 1.0, _zero(x)),
+        (),
+        ("relu6", {}),
+        used_by="MobileNet",
+        source="Krizhevsky 2010",
+    ),
+    Row("leaky_relu", "x if x > 0 else 0.01 x", *_leaky(0.01), (), ("leaky_relu", {}), source="Maas et al. 2013"),
+    Row(
+        "prelu",
+        "x if x > 0 else a x, a learned",
+        lambda x, m: m.where(x > 0, x, m.weight * x),
+        lambda x, m: m.where(x > 0, _zero(x) + 1.0, _zero(x) + m.weight),
+        (),
+        learned={"weight": 0.25},
+        source="He et al. 2015, arXiv:1502.01852",
+    ),
+    Row(
+        "gelu",
+        "x Φ(x)",
+        _gelu,
+        _gelu_slope,
+        ("gelu_erf", "gelu_python", "gelu_exact"),
+        ("gelu", {}),
+        used_by="BERT, ViT, Falcon, Whisper",
+        source=_HENDRYCKS,
+    ),
+    Row(
+        "gelu_tanh",
+        "x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))",
+        lambda x, m: 0.5 * x * (1.0 + m.tanh(_tanh_argument(x))),
+        _gelu_tanh_slope,
+        ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate"),
+        ("gelu", {"approximate": "tanh"}),
+        used_by="GPT-2, GPT-3, T5 v1.1, Gemma, BLOOM, Phi-2",
+        source=_HENDRYCKS,
+    ),
+    Row(
+        "quick_gelu",
+        "x σ(1.702 x)",
+        _swish(1.702),
+        _swish_slope(1.702),
+        ("gelu_sigmoid",),
+        used_by="CLIP, gpt-oss (clamped)",
+        source=_HENDRYCKS,
+    ),
+    Row(
+        "gelu_10",
+        "min(x Φ(x), 10)",
+        _clip10,
+        lambda x, m: m.where(_gelu(x, m) <= 10.0, _gelu_slope(x, m), _zero(x)),
+        ("gelu_clipped",),
+        source="transformers ClippedGELU; arXiv:2004.09602",
+    ),
+    Row(
+        "silu",
+        "x σ(x)",
+        _swish(1.0),
+        _swish_slope(1.0),
+        ("swish", "swish1"),
+        ("silu", {}),
+        used_by="Llama, Mistral, Qwen, DeepSeek, PaLM",
+        source="Elfwing et al. 2017, arXiv:1702.03118",
+    ),
+    Row(
+        "sigmoid",
+        "1 / (1 + e⁻ˣ)",
+        lambda x, m: m.sigmoid(x),
+        _SIGMOID_SLOPE,
+        ("logistic",),
+        ("sigmoid", {}),
+        used_by="GLU, MoE routers",
+        source="-",
+    ),
+    Row(
+        "tanh",
+        "tanh(x)",
+        lambda x, m: m.tanh(x),
+        lambda x, m: 1.0 - m.tanh(x) * m.tanh(x),
+        (),
+        ("tanh", {}),
+        source="-",
+    ),
+    Row(
+        "mish",
+        "x tanh(softplus(x))",
+        lambda x, m: x * m.tanh(_softplus(x, m)),
+        _mish_slope,
+        (),
+        ("mish", {}),
+        source="Misra 2019, arXiv:1908.08681",
+    ),
+    Row(
+        "hardswish",
+        "x min(max(x + 3, 0), 6) / 6",
+        _hardswish,
+        _hardswish_slope,
+        ("hard_swish", "hardsilu"),
+        ("hardswish", {}),
+        used_by="MobileNetV3",
+        source="Howard et al. 2019, arXiv:1905.02244",
+    ),
+    Row(
+        "softplus",
+        "log(1 + eˣ)",
+        _softplus,
+        lambda x, m: m.sigmoid(x),
+        (),
+        ("softplus", {"threshold": 1e6}),
+        source="Dugas et al. 2000",
+    ),
+    Row(
+        "sqrtsoftplus",
+        "√log(1 + eˣ)",
+        lambda x, m: m.sqrt(_softplus(x, m)),
+        lambda x, m: 0.5 * m.sigmoid(x) / m.sqrt(_softplus(x, m)),
+        ("sqrt_softplus",),
+        used_by="DeepSeek-V4's router",
+        source="transformers SqrtSoftplusActivation",
+    ),
+    Row(
+        "elu",
+        "x if x > 0 else eˣ − 1",
+        *_elu(1.0, 1.0),
+        (),
+        ("elu", {}),
+        source="Clevert et al. 2015, arXiv:1511.07289",
+    ),
+    Row(
+        "selu",
+        "1.0507 · (x if x > 0 else 1.6733 (eˣ − 1))",
+        *_elu(_SELU_ALPHA, _SELU_SCALE),
+        (),
+        ("selu", {}),
+        source="Klambauer et al. 2017, arXiv:1706.02515",
+    ),
+    Row(
+        "laplace",
+        "(1 + erf((x − 0.7071) / (0.2821 √2))) / 2",
+        lambda x, m: 0.5 * (1.0 + m.erf(_laplace_argument(x))),
+        _laplace_slope,
+        (),
+        used_by="MEGA",
+        source="Ma et al. 2022, arXiv:2209.10655",
+    ),
+    Row(
+        "xielu",
+        "α₊x² + x/2 if x > 0 else α₋(eˣ − 1 − x) + x/2, α learned",
+        _xielu,
+        _xielu_slope,
+        (),
+        learned={"alpha_p": _inverse_softplus(0.8), "alpha_n": _inverse_softplus(0.3)},
+        used_by="Apertus",
+        source="Huang & Schlag 2024, arXiv:2411.13010; initial values as in transformers",
+    ),
+)
+
+TABLE: dict[str, Row] = {row.name: row for row in _ROWS}
+CANONICAL: dict[str, str] = {alias: row.name for row in _ROWS for alias in (row.name, *row.aliases)}
+
+# Names of gated units: which function the gate goes through (Shazeer 2020, arXiv:2002.05202).
+GATED: dict[str, str] = {
+    "swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid", "bilinear": "identity",
+    "geglu_tanh": "gelu_tanh",
+}  # fmt: skip
+
+
+def known_names() -> list[str]:
+    """Every spelling a user may type, canonical names first."""
+    return [*TABLE, *(n for n in CANONICAL if n not in TABLE), *GATED]
+
+
+def resolve(name: str, field: str = "--activation") -> tuple[str, bool | None]:
+    """(canonical name, gated) for any spelling; gated is True for the name of a gated unit, else None (not said).
+
+    Raises FFNError for an unknown name, with the nearest known ones. Names are looked up, never evaluated.
+    """
+    key = name.strip().lower().replace("-", "_")
+    if key in GATED:
+        return GATED[key], True
+    if key in CANONICAL:
+        return CANONICAL[key], None
+    hint = did_you_mean(key, known_names(), "known: " + ", ".join([*TABLE, *GATED]))
+    raise FFNError(f"{field}: unknown activation {shown(name)}", hint)

@@ -1,0 +1,140 @@
+"""What a block costs, read off its steps: parameters, FLOPs, bytes. Costs of parts add up to the cost of the whole.
+
+Conventions (also printed in every JSON answer): 1 multiply-add = 2 FLOPs. Elementwise work is 1 per element for bias,
+activation, multiply and add, 4 for RMSNorm, 7 for LayerNorm, 0 for dropout. A router costs 1 per logit for its score,
+1 per logit for a choice correction, top_k for a renormalisation and top_k for a scale; mixing the chosen experts is a
+multiply each and the adds between them. `params` are the FFN's own: weights, biases, the router, learned activation
+parameters; norms are counted apart, and only those that no other branch reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ffncli.block.steps import (
+    Activation,
+    Add,
+    AllReduce,
+    Dropout,
+    Experts,
+    Linear,
+    Multiply,
+    Norm,
+    Route,
+    Shape,
+    Step,
+    input_shapes,
+    shapes,
+)  # fmt: skip
+
+CONVENTIONS: Mapping[str, str] = {
+    "ffn_params": "weights, FFN biases, router (bias, choice correction, shared-expert gate), learned activation"
+    " parameters; norms apart",
+    "ffn_params_active": "per token: top_k experts, everything else in full",
+    "norm_params": "norms that only the FFN branch uses",
+    "matmul_flops": "1 multiply-add = 2 FLOPs; biases are elementwise",
+    "elementwise_flops": "1 per element for bias, activation, multiply, add; RMSNorm 4, LayerNorm 7; dropout 0;"
+    " routing 1 per logit",
+    "d_ff": "width of one projection; in MoE of one routed expert",
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of some steps on some tokens. Fields are counts; `elements` are values written, per dtype width bytes.
+
+    `params_active` is what one token uses. `matmul_flops` and `elementwise_flops` are for all tokens, forward.
+    """
+
+    params: int = 0
+    params_active: int = 0
+    norm_params: int = 0
+    matmul_flops: int = 0
+    elementwise_flops: int = 0
+    elements: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(a + b for a, b in zip(self.fields(), other.fields(), strict=True)))
+
+    def times(self, n: int) -> Cost:
+        """The cost of n such parts."""
+        return Cost(*(a * n for a in self.fields()))
+
+    def fields(self) -> tuple[int, ...]:
+        """The six numbers, in order."""
+        return (
+            self.params, self.params_active, self.norm_params, self.matmul_flops, self.elementwise_flops, self.elements,
+        )  # fmt: skip
+
+    @property
+    def flops(self) -> int:
+        """Matmul and elementwise together."""
+        return self.matmul_flops + self.elementwise_flops
+
+    def weight_bytes(self, width: float) -> int:
+        """Bytes of the FFN's parameters at `width` bytes each, norms apart."""
+        return round(self.params * width)
+
+    def activation_bytes(self, width: float) -> int:
+        """Bytes of every intermediate written once, for all tokens: what an unfused forward stores for backward."""
+        return round(self.elements * width)
+
+
+def cost(steps: Sequence[Step], tokens: int = 1) -> Cost:
+    """The cost of a block on `tokens` tokens. Raises FFNError where its shapes do not fit."""
+    return sum(step_costs(steps, input_shapes(steps, (tokens,))).values(), Cost())
+
+
+def step_costs(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> dict[str, Cost]:
+    """Each step's cost, by its output's name, for inputs of these shapes."""
+    known = shapes(steps, inputs)
+    top_k = {s.output: s.op.top_k for s in steps if isinstance(s.op, Route)}
+    return {s.output: _step(s, known, top_k) for s in steps}
+
+
+def _step(step: Step, known: Mapping[str, Shape], top_k: Mapping[str, int]) -> Cost:
+    op, out = step.op, known[step.output]
+    numbers = sum(prod(axis.size for axis in axes) for axes in step.parameters().values())
+    elements, tokens = prod(out), prod(out[:-1])
+    match op:
+        case Linear():
+            flops = 2 * tokens * op.into.size * op.out.size
+            return Cost(numbers, numbers, 0, flops, elements if op.bias else 0, elements)
+        case Activation():
+            return Cost(numbers, numbers, elementwise_flops=elements, elements=elements)
+        case Multiply():
+            return Cost(elementwise_flops=elements * (len(step.inputs) - 1), elements=elements)
+        case Add():
+            adds = len(step.inputs) - 1 + (op.scale != 1)
+            return Cost(elementwise_flops=elements * adds, elements=elements)
+        case Norm():
+            own = 0 if op.shared else numbers
+            return Cost(0, 0, own, 0, elements * (4 if op.kind == "rmsnorm" else 7), elements)
+        case Dropout():
+            return Cost(elements=elements)
+        case Route():
+            chosen = tokens * op.top_k * ((op.renormalise and op.order == "score_first") + (op.scale != 1))
+            return Cost(numbers, numbers, 0, 0, elements * (1 + op.correction) + chosen, elements)
+        case Experts():
+            return _experts(op, top_k[step.inputs[1]], known[step.inputs[0]], out)
+        case AllReduce():
+            return Cost(elements=elements)
+        case _:
+            raise AssertionError(f"cost has no arm for {type(op).__name__}")
+
+
+def _experts(op: Experts, top_k: int, x: Shape, out: Shape) -> Cost:
+    """Every expert's parameters; the work of top_k experts per token, and of mixing them."""
+    one = cost(op.program, tokens=prod(x[:-1]))
+    weighed = out if op.weigh == "output" else x
+    mixing = top_k * prod(weighed) + (top_k - 1) * prod(out)
+    return Cost(
+        params=one.params * op.experts.size,
+        params_active=one.params_active * top_k,
+        norm_params=one.norm_params * op.experts.size,
+        matmul_flops=one.matmul_flops * top_k,
+        elementwise_flops=one.elementwise_flops * top_k + mixing,
+        elements=one.elements * top_k + prod(out),
+    )

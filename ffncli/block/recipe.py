@@ -1,0 +1,219 @@
+"""FFNSpec, the choices that make a block, and `steps`, which turns them into the list of assignments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ffncli.block import activations
+from ffncli.block.steps import Activation, Add, Axis, Dropout, Experts, Linear, Multiply, Norm, Route, Step
+from ffncli.errors import FFNError, shown
+
+MAX_SIZE = 2**31 - 1  # no tensor axis in use is larger; beyond it torch overflows in places
+
+NormKind = Literal["none", "layernorm", "rmsnorm"]
+NormPosition = Literal["pre", "post", "branch", "pre+branch"]
+
+
+@dataclass(frozen=True)
+class MoE:
+    """How tokens find experts, and what runs beside them. Meanings as in `steps.Route` and `steps.Experts`.
+
+    `shared_d_ff` is the width of all shared experts together (None: shared_experts × d_ff); `shared_gate` multiplies
+    them by a sigmoid of one logit per token (Qwen2-MoE).
+    """
+
+    experts: int
+    top_k: int
+    shared_experts: int = 0
+    shared_d_ff: int | None = None
+    shared_gate: bool = False
+    router_bias: bool = False
+    correction: bool = False
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    order: Literal["score_first", "choose_first"] = "score_first"
+    renormalise: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    score_dtype: Literal["fp32", "input"] = "fp32"
+    weigh: Literal["output", "input"] = "output"
+
+
+@dataclass(frozen=True)
+class FFNSpec:
+    """One block. d_ff is the width of ONE projection (of one expert, in MoE).
+
+    `activation` may be any known spelling and is stored canonically; `swiglu` and its kin also set `gated`. `bias` is
+    None for the default: biases iff not gated. `clamp` and `up_plus` are gpt-oss's limits: gate ≤ clamp,
+    |up| ≤ clamp, then up + up_plus. A parallel block adds `attention`, a second input, to its residual;
+    `shared_norm` says that its norm is also the attention's. Raises FFNError for values that cannot be a block.
+    """
+
+    d_model: int
+    d_ff: int
+    activation: str = "relu"
+    gated: bool | None = None
+    bias: bool | None = None
+    dropout: float = 0.0
+    norm: NormKind = "none"
+    norm_position: NormPosition = "pre"
+    norm_eps: float = 1e-5
+    norm_weight: Literal["none", "plain", "one_plus"] = "plain"
+    norm_bias: bool | None = None
+    shared_norm: bool = False
+    residual: bool = False
+    residual_scale: float = 1.0
+    parallel: bool = False
+    sub_norm: bool = False
+    clamp: float | None = None
+    up_plus: float = 0.0
+    moe: MoE | None = None
+
+    def __post_init__(self) -> None:
+        name, implied = activations.resolve(self.activation, "activation")
+        if implied and self.gated is False:
+            raise FFNError(
+                f"'{self.activation}' is a gated unit and cannot be plain", f"use activation '{name}' for a plain block"
+            )
+        gated = bool(implied or self.gated)
+        _fill(self, "activation", name)
+        _fill(self, "gated", gated)
+        _fill(self, "bias", (not gated) if self.bias is None else self.bias)
+        _fill(self, "norm_bias", (self.norm == "layernorm") if self.norm_bias is None else self.norm_bias)
+        self._check()
+
+    def _check(self) -> None:
+        size("d_model", self.d_model)
+        size("d_ff", self.d_ff)
+        if not 0 <= self.dropout < 1:
+            raise FFNError(f"dropout must be at least 0 and below 1, got {shown(self.dropout)}")
+        if not 0 <= self.norm_eps < 1:
+            raise FFNError(f"norm eps must be at least 0 and below 1, got {shown(self.norm_eps)}")
+        if self.clamp is not None and not self.clamp > 0:
+            raise FFNError(f"clamp must be positive, got {shown(self.clamp)}")
+        if self.moe:
+            check_moe(self.moe)
+
+    @property
+    def shared_width(self) -> int:
+        """d_ff of the shared experts taken together; 0 where there are none."""
+        if not self.moe or not self.moe.shared_experts:
+            return 0
+        return self.moe.shared_d_ff or self.moe.shared_experts * self.d_ff
+
+
+def size(field: str, value: Any) -> int:
+    """`value` if it can be the size of an axis, else FFNError naming `field`."""
+    if type(value) is not int:
+        raise FFNError(f"{field} must be a whole number, got {shown(value)}")
+    if not 1 <= value <= MAX_SIZE:
+        raise FFNError(f"{field} must be between 1 and {MAX_SIZE}, got {shown(value)}")
+    return value
+
+
+def check_moe(moe: MoE) -> None:
+    """Raises FFNError where the routing cannot work: more chosen than there are, groups that do not divide."""
+    size("experts", moe.experts)
+    size("top_k", moe.top_k)
+    if moe.top_k > moe.experts:
+        raise FFNError(f"top_k ({moe.top_k}) exceeds the number of experts ({moe.experts})")
+    if type(moe.shared_experts) is not int or not 0 <= moe.shared_experts <= MAX_SIZE:
+        raise FFNError(f"shared_experts must be a whole number from 0, got {shown(moe.shared_experts)}")
+    if moe.shared_d_ff is not None:
+        size("shared_d_ff", moe.shared_d_ff)
+    if moe.groups < 1 or moe.experts % moe.groups:
+        raise FFNError(f"{moe.experts} experts do not divide into {moe.groups} groups")
+    if not 1 <= moe.top_groups <= moe.groups or moe.top_k > moe.experts // moe.groups * moe.top_groups:
+        raise FFNError(f"top_k = {moe.top_k} cannot be chosen from {moe.top_groups} of {moe.groups} groups")
+
+
+def steps(spec: FFNSpec) -> tuple[Step, ...]:
+    """The block as its list of assignments, norms and residual included, in the order they run."""
+    d_model = Axis("d_model", spec.d_model)
+    pre = spec.norm != "none" and spec.norm_position in ("pre", "pre+branch")
+    x = "norm" if pre else "x"
+    out = [Step("norm", _norm(spec, d_model, shared=spec.shared_norm), ("x",))] if pre else []
+    out += _moe(spec, x) if spec.moe else ffn(spec, x, d_model)
+    return (*out, *_closing(spec, d_model, out[-1].output))
+
+
+def ffn(spec: FFNSpec, x: str, d_model: Axis, d_ff: int | None = None, prefix: str = "") -> list[Step]:
+    """Up (and gate), activation, down, as a plain or gated block reads; every output under `prefix`."""
+    wide = Axis("d_ff", d_ff or spec.d_ff)
+    rise, fall = Linear(d_model, wide, bool(spec.bias)), Linear(wide, d_model, bool(spec.bias))
+    act = Activation(spec.activation, high=spec.clamp)
+    if spec.gated:
+        lift = Activation("identity", _negative(spec.clamp), spec.clamp, spec.up_plus)
+        raised = "lift" if spec.clamp is not None or spec.up_plus else "up"
+        body = [Step("gate", rise, (x,)), Step("up", rise, (x,)), Step("act", act, ("gate",))]
+        body += [Step("lift", lift, ("up",))] if raised == "lift" else []
+        body += [Step("hidden", Multiply(), ("act", raised))]
+    else:
+        body = [Step("up", rise, (x,)), Step("act", act, ("up",))]
+    if spec.sub_norm:
+        body.append(Step("sub_norm", _norm(spec, wide), (body[-1].output,)))
+    if spec.dropout:
+        body.append(Step("dropout", Dropout(spec.dropout), (body[-1].output,)))
+    body.append(Step("down", fall, (body[-1].output,)))
+    return [_prefixed(step, prefix, x) for step in body] if prefix else body
+
+
+def _moe(spec: FFNSpec, x: str) -> list[Step]:
+    assert spec.moe is not None
+    moe, d_model, experts = spec.moe, Axis("d_model", spec.d_model), Axis("experts", spec.moe.experts)
+    route = Route(
+        experts, moe.top_k, moe.score, moe.order, moe.renormalise, moe.scale, moe.groups, moe.top_groups,
+        moe.group_best, moe.correction, moe.score_dtype,
+    )  # fmt: skip
+    body = [
+        Step("router", Linear(d_model, experts, moe.router_bias), (x,)),
+        Step("route", route, ("router",)),
+        Step("experts", Experts(tuple(ffn(spec, "x", d_model)), experts, moe.weigh), (x, "route")),
+    ]
+    if not moe.shared_experts:
+        return body
+    body += ffn(spec, x, d_model, spec.shared_width, "shared.")
+    beside = "shared.down"
+    if moe.shared_gate:
+        body.append(Step("shared_gate", Linear(d_model, Axis("one", 1)), (x,)))
+        body.append(Step("shared_score", Activation("sigmoid"), ("shared_gate",)))
+        body.append(Step("shared", Multiply(), ("shared_score", "shared.down")))
+        beside = "shared"
+    return [*body, Step("moe", Add(), ("experts", beside))]
+
+
+def _closing(spec: FFNSpec, d_model: Axis, last: str) -> list[Step]:
+    """What follows the FFN: a norm on the branch, the residual, a norm after it."""
+    out: list[Step] = []
+    normed = spec.norm != "none"
+    if normed and spec.norm_position in ("branch", "pre+branch"):
+        out.append(Step("post_norm", _norm(spec, d_model), (last,)))
+        last = "post_norm"
+    if spec.residual or spec.parallel:
+        stream = ("x", "attention") if spec.parallel else ("x",)
+        out.append(Step("out", Add(spec.residual_scale), (*stream, last)))
+        last = "out"
+    if normed and spec.norm_position == "post":
+        out.append(Step("post_norm", _norm(spec, d_model), (last,)))
+    return out
+
+
+def _norm(spec: FFNSpec, axis: Axis, shared: bool = False) -> Norm:
+    kind: Literal["layernorm", "rmsnorm"] = "rmsnorm" if spec.norm == "rmsnorm" else "layernorm"
+    if spec.norm == "none":  # a sub_norm without any other norm is an RMSNorm (BitNet)
+        kind = "rmsnorm"
+    return Norm(kind, axis, spec.norm_eps, spec.norm_weight, bool(spec.norm_bias), shared)
+
+
+def _prefixed(step: Step, prefix: str, keep: str) -> Step:
+    return replace(step, output=prefix + step.output, inputs=tuple(n if n == keep else prefix + n for n in step.inputs))
+
+
+def _negative(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+def _fill(spec: FFNSpec, field: str, value: object) -> None:
+    object.__setattr__(spec, field, value)  # frozen for everybody else

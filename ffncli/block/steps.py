@@ -1,0 +1,375 @@
+"""The block language: a block is a tuple of named assignments, and these are the nine ops they may use.
+
+    up   = x · W1 + b1       Step("up",   Linear(d_model, d_ff, bias=True), ("x",))
+    act  = relu(up)          Step("act",  Activation("relu"),               ("up",))
+    down = act · W2 + b2     Step("down", Linear(d_ff, d_model, bias=True), ("act",))
+
+An op says four things of itself: which parameters it owns (shapes over named axes, torch's `[out, in]`), how it maps
+shapes, how its formula prints, and which axis its input has. Everything else (costs, weights, execution, sharding) is a
+reader in a file of its own with one arm per op. A name that is used and never produced is an input of the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ffncli.block import activations
+from ffncli.errors import FFNError
+
+Shape: TypeAlias = tuple[int, ...]
+Symbols: TypeAlias = Callable[[str], str]  # parameter name ("weight") → how a formula prints it ("W1")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A dimension with a name, so that 'split every d_ff' means something: d_model, d_ff, experts, vocab."""
+
+    name: str
+    size: int
+
+
+ONE = Axis("one", 1)
+
+
+class Op:
+    """What all nine share. `parameters` is empty and shapes pass through unless an op says otherwise."""
+
+    def parameters(self) -> dict[str, tuple[Axis, ...]]:
+        """Parameter name → its axes, in torch's order (`weight` of a Linear: out, in)."""
+        return {}
+
+    def shape(self, *inputs: Shape) -> Shape:
+        """The output's shape. Leading axes are tokens (or batch, position); the last one is the feature axis."""
+        return inputs[0]
+
+    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
+        """The right-hand side as it prints."""
+        raise AssertionError(f"{type(self).__name__} prints no formula")
+
+    def into_axis(self) -> Axis | None:
+        """The feature axis that the op demands of its first input; None where any will do."""
+        return None
+
+
+@dataclass(frozen=True)
+class Linear(Op):
+    """x · Wᵀ + b with W of torch's `[out, in]`: up, gate, down, router, shared-expert gate."""
+
+    into: Axis
+    out: Axis
+    bias: bool = False
+
+    def parameters(self) -> dict[str, tuple[Axis, ...]]:
+        """`weight [out, in]`, and `bias [out]` where there is one."""
+        return {"weight": (self.out, self.into)} | ({"bias": (self.out,)} if self.bias else {})
+
+    def shape(self, *inputs: Shape) -> Shape:
+        """[..., in] → [..., out]; FFNError where the input's width is not `into`."""
+        _demand(self.into, inputs[0], "Linear")
+        return (*inputs[0][:-1], self.out.size)
+
+    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
+        """`x · W1 + b1`."""
+        return f"{inputs[0]} · {symbol('weight')}" + (f" + {symbol('bias')}" if self.bias else "")
+
+    def into_axis(self) -> Axis:
+        """`into`."""
+        return self.into
+
+
+@dataclass(frozen=True)
+class Activation(Op):
+    """f(clip(x, low, high)) + plus, elementwise. gpt-oss needs the clip and the plus; others have neither."""
+
+    function: str
+    low: float | None = None
+    high: float | None = None
+    plus: float = 0.0
+
+    def parameters(self) -> dict[str, tuple[Axis, ...]]:
+        """What the function learns (xielu's two alphas, prelu's slope): one number each."""
+        return dict.fromkeys(activations.TABLE[self.function].learned, (ONE,))
+
+    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
+        """`gelu(up)`, `quick_gelu(min(gate, 7))`, `clip(up, -7, 7) + 1`."""
+        x = inputs[0]
+        if self.low is not None and self.high is not None:
+            x = f"clip({x}, {self.low:g}, {self.high:g})"
+        elif self.high is not None:
+            x = f"min({x}, {self.high:g})"
+        elif self.low is not None:
+            x = f"max({x}, {self.low:g})"
+        clipped = x.endswith(")") and self.function == "identity"
+        return (x if clipped else f"{self.function}({x})") + (f" + {self.plus:g}" if self.plus else "")
+
+
+@dataclass(frozen=True)
+class Multiply(Op):
+    """Elementwise product; a width of 1 broadcasts (a gate of one number per token)."""
+
+    def shape(self, *inputs: Shape) -> Shape:
+        """The wider of the two; FFNError where they differ and neither is 1 wide."""
+        wide = max(inputs, key=lambda s: s[-1])
+        if any(s[:-1] != wide[:-1] or s[-1] not in (1, wide[-1]) for s in inputs):
+            raise FFNError(f"Multiply: shapes {list(inputs)} do not broadcast")
+        return wide
+
+    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
+        """`act ⊙ up`."""
+        return " ⊙ ".join(inputs)
+
+
+@dataclass(frozen=True)
+class Add(Op):
+    """Sum of all inputs; the last one times `scale` (Granite's residual multiplier)."""
+
+    scale: float = 1.0
+
+    def shape(self, *inputs: Shape) -> Shape:
+        """All inputs have one shape."""
+        if len(set(inputs)) != 1:
+            raise FFNError(f"Add: shapes {list(inputs)} differ")
+        return inputs[0]
+
+    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
+        """`x + down`, `x + 0.22 · down`."""
+        last = inputs[-1] if self.scale == 1 else f"{self.scale:g} · {inputs[-1]}"
+        return " + ".join([*inputs[:-1], last])
+
+
+@dataclass(frozen=True)
+class Norm(Op):
+    """LayerNorm or RMSNorm over the last axis; `one_plus` multiplies by 1 + weight (Gemma).
+
+    `shared` marks a norm whose output another branch reads too (Falcon-7B, Phi-2): it is computed here, but its
+    parameters belong to the layer and are not counted as the FFN's.
+    """
+
+    kind: Literal["layernorm", "rmsnorm"]
+    axis: Axis
+    eps: float
+    weight: Literal["none", "plain", "one_plus"] = "plain"
+    bias: bool = False
+    shared: bool = False
+
+    def parameters(self) -> dict[str, tuple[Axis, ...]]:
+        """`weight` and `bias`, one number per feature, where the norm has them."""
+        names = (["weight"] if self.weight != "none" else []) + (["bias"] if self.bias else [])
+        return dict.fromkeys(names, (self.axis,))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        """Unchanged; FFNError where the width is not `axis`."""
+        _demand(self.axis, inputs[0], "Norm")
+        return inputs[0]
+
+    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
+        """`rmsnorm(x)`."""
+        return f"{self.kind}({inputs[0]})"
+
+    def into_axis(self) -> Axis:
+        """`axis`."""
+        return self.axis
+
+
+@dataclass(frozen=True)
+class Dropout(Op):
+    """Zero each value with probability p and divide the kept ones by 1 - p; identity in eval mode."""
+
+    p: float
+
+    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
+        """`dropout(act, 0.1)`."""
+        return f"dropout({inputs[0]}, {self.p:g})"
+
+
+@dataclass(frozen=True)
+class Route(Op):
+    """Router logits [..., experts] → weights [..., experts]; zero means 'not chosen'.
+
+    score_first scores all experts and keeps top_k (Mixtral, Qwen, DeepSeek); choose_first keeps the top_k logits and
+    scores those (gpt-oss). With groups, only experts of the `top_groups` best groups may be chosen; a group is judged
+    by the sum of its `group_best` best scores (DeepSeek-V2: 1, V3: 2). `correction` is added to the scores for the
+    choice alone. Scores are computed in `score_dtype` ("fp32", or "input" for the logits' own).
+    """
+
+    experts: Axis
+    top_k: int
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    order: Literal["score_first", "choose_first"] = "score_first"
+    renormalise: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    correction: bool = False
+    score_dtype: Literal["fp32", "input"] = "fp32"
+
+    def parameters(self) -> dict[str, tuple[Axis, ...]]:
+        """`correction [experts]` (DeepSeek-V3's e_score_correction_bias), where there is one."""
+        return {"correction": (self.experts,)} if self.correction else {}
+
+    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
+        """`top2(softmax(router))`, `softmax(top4(router))`; a scale and a renormalisation are named."""
+        top, x = f"top{self.top_k}", inputs[0]
+        if self.order == "choose_first":
+            text = f"{self.score}({top}({x}))"
+        else:
+            text = f"{top}({self.score}({x}))"
+            text = f"normalise({text})" if self.renormalise else text
+        return text if self.scale == 1 else f"{self.scale:g} · {text}"
+
+    def into_axis(self) -> Axis:
+        """`experts`."""
+        return self.experts
+
+
+@dataclass(frozen=True)
+class Experts(Op):
+    """The one op that holds a program: every expert runs it with its own weights on the tokens routed to it.
+
+    Inputs are (x, route). `weigh` says whether the route's weight multiplies the expert's output or its input (Llama
+    4).
+    """
+
+    program: tuple[Step, ...]
+    experts: Axis
+    weigh: Literal["output", "input"] = "output"
+
+    def parameters(self) -> dict[str, tuple[Axis, ...]]:
+        """The program's parameters under their own names ("up.weight"), each with a leading experts axis."""
+        return {name: (self.experts, *axes) for name, axes in parameters(self.program).items()}
+
+    def shape(self, *inputs: Shape) -> Shape:
+        """The program's own output shape."""
+        (name,) = block_inputs(self.program)
+        return shapes(self.program, {name: inputs[0]})[self.program[-1].output]
+
+    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
+        """`Σ route[e] · expert_e(norm)`."""
+        x, route = inputs
+        if self.weigh == "input":
+            return f"Σ expert_e({route}[e] · {x})"
+        return f"Σ {route}[e] · expert_e({x})"
+
+    def into_axis(self) -> Axis | None:
+        """What the program's first step demands."""
+        return feature_axis(self.program)
+
+
+@dataclass(frozen=True)
+class AllReduce(Op):
+    """Sum over `ranks` devices. Only `shard.py` makes it."""
+
+    ranks: int
+
+    def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
+        """`all_reduce(down, 4)`."""
+        return f"all_reduce({inputs[0]}, {self.ranks})"
+
+
+OPS: tuple[type[Op], ...] = (Linear, Activation, Multiply, Add, Norm, Dropout, Route, Experts, AllReduce)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One assignment: `output = op(inputs)`."""
+
+    output: str
+    op: Op
+    inputs: tuple[str, ...]
+
+    def parameters(self) -> dict[str, tuple[Axis, ...]]:
+        """Full parameter name → axes: `up.weight`; for Experts the names of its program (`gate.weight`)."""
+        own = self.op.parameters()
+        return own if isinstance(self.op, Experts) else {f"{self.output}.{name}": axes for name, axes in own.items()}
+
+
+def parameters(steps: Sequence[Step]) -> dict[str, tuple[Axis, ...]]:
+    """All parameters of a block in step order, name → axes."""
+    return {name: axes for step in steps for name, axes in step.parameters().items()}
+
+
+def block_inputs(steps: Sequence[Step]) -> tuple[str, ...]:
+    """The names that are used and never produced, in order of first use."""
+    produced = {step.output for step in steps}
+    return tuple(dict.fromkeys(name for step in steps for name in step.inputs if name not in produced))
+
+
+def feature_axis(steps: Sequence[Step]) -> Axis | None:
+    """The axis of the block's inputs (d_model): what the first step that minds demands."""
+    return next((axis for step in steps if (axis := step.op.into_axis())), None)
+
+
+def shapes(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Every name's shape, given the inputs'. Raises FFNError for a name used too early, given twice, or a misfit."""
+    known = dict(inputs)
+    for step in steps:
+        for name in step.inputs:
+            if name not in known:
+                raise FFNError(f"step '{step.output}' uses '{name}' before anything produced it")
+        if step.output in known:
+            raise FFNError(f"step '{step.output}' is assigned twice")
+        known[step.output] = step.op.shape(*(known[name] for name in step.inputs))
+    return known
+
+
+def input_shapes(steps: Sequence[Step], leading: Shape) -> dict[str, Shape]:
+    """The shapes of the block's inputs for tokens of shape `leading`: each [*leading, d_model]."""
+    axis = feature_axis(steps)
+    if axis is None:
+        raise FFNError("the block has no step that fixes its width")
+    return dict.fromkeys(block_inputs(steps), (*leading, axis.size))
+
+
+def ffn_span(steps: Sequence[Step]) -> tuple[str, str]:
+    """(ffn_input, ffn_output): the tensors that enter and leave what a model calls its FFN or MLP module.
+
+    Residuals and the norms around the module lie outside: input is what the first projection or router reads, output is
+    the down projection's, or the (mixed) experts'.
+    """
+    first = next(s for s in steps if isinstance(s.op, Linear))
+    names = {s.output for s in steps}
+    output = next((n for n in ("logits", "moe", "experts") if n in names), "down")
+    reduced = next((s.output for s in steps if isinstance(s.op, AllReduce) and s.inputs == (output,)), output)
+    return first.inputs[0], reduced
+
+
+def ffn_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The part of a block from ffn_input to ffn_output."""
+    start, end = ffn_span(steps)
+    names = [s.output for s in steps]
+    return tuple(steps[names.index(start) + 1 if start in names else 0 : names.index(end) + 1])
+
+
+def walk(steps: Sequence[Step], prefix: str = "") -> Iterator[tuple[str, Step]]:
+    """Every step with its printed name, programs of Experts included (`experts[e].gate`)."""
+    for step in steps:
+        yield prefix + step.output, step
+        if isinstance(step.op, Experts):
+            yield from walk(step.op.program, f"{prefix}{step.output}[e].")
+
+
+def formula(step: Step, steps: Sequence[Step]) -> str:
+    """`up = x · W1 + b1`, with W1, W2, W3 numbered as `weight_symbol` says for the block `steps`."""
+    return f"{step.output} = {right_hand_side(step, steps)}"
+
+
+def right_hand_side(step: Step, steps: Sequence[Step]) -> str:
+    """`x · W1 + b1`."""
+    return step.op.formula(step.inputs, lambda parameter: weight_symbol(step.output, parameter, steps))
+
+
+def weight_symbol(output: str, parameter: str, steps: Sequence[Step]) -> str:
+    """How a formula prints a parameter. Gated: W1 gate, W3 up, W2 down; plain: W1 up, W2 down; W_router; shared.W1."""
+    prefix, _, name = output.rpartition(".")
+    gated = any(s.output == f"{prefix}.gate".lstrip(".") for _, s in walk(steps))
+    number = {"gate": "1", "up": "3" if gated else "1", "down": "2"}.get(name, f"_{name}")
+    letter = {"weight": "W", "bias": "b"}.get(parameter, parameter)
+    return (f"{prefix}." if prefix else "") + letter + number
+
+
+def _demand(axis: Axis, shape: Shape, op: str) -> None:
+    if not shape or shape[-1] != axis.size:
+        raise FFNError(f"{op} expects {axis.name} = {axis.size} values per token, got shape {list(shape)}")

@@ -1,0 +1,185 @@
+"""The `ffn` command: assembles the commands, imports only the one asked for, and catches every error once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import import_module
+from typing import Any, NoReturn
+
+from ffncli import __version__
+from ffncli.errors import ExitCode, FFNError, did_you_mean
+from ffncli.show.output import print_error
+
+# name → (module with a function `command`, the line that `ffn --help` and the README show)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "params": ("ffncli.cli.params", "Count parameters, FLOPs and bytes, per layer and in total."),
+    "models": ("ffncli.cli.models", "List the known models, with their sources."),
+}
+REPORT = "https://github.com/ffncli/ffn/issues"
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit. Nothing but an exit code and a line on stderr leaves this function."""
+    args = sys.argv[1:] if arguments is None else arguments
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        code = _run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = ExitCode.OK  # the reader had enough
+    except Exception as error:
+        code = _failed(error, "--debug" in args)
+    except KeyboardInterrupt:
+        print_error("interrupted")
+        code = ExitCode.INTERRUPTED
+    _leave(int(code))
+
+
+def _run(args: list[str]) -> int:
+    import typer
+
+    try:
+        typer.main.get_command(build(_asked_for(args)))(args, prog_name="ffn", standalone_mode=False)
+    except typer.Exit as done:
+        return done.exit_code
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    return ExitCode.OK
+
+
+def build(asked_for: str | None) -> Any:
+    """The Typer app. Only the module of `asked_for` is imported; the other commands are names with a help line."""
+    if not sys.stdout.isatty():
+        os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"  # read by typer at import: no escape codes in a pipe
+    import typer
+
+    app = typer.Typer(
+        name="ffn",
+        help="Inspect and benchmark the transformer's feed-forward network (FFN).",
+        epilog="Try: ffn params llama-2-7b mixtral-8x7b",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich" if sys.stdout.isatty() else None,  # plain help is four times faster
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback()(_root_options(typer))
+    for name, (module, summary) in COMMANDS.items():
+        function = import_module(module).command if name == asked_for else _placeholder
+        app.command(name, short_help=summary, help=None if name == asked_for else summary)(function)
+    return app
+
+
+def _root_options(typer: Any) -> Any:
+    """`ffn --version` and `ffn --debug`; built here because typer is imported late."""
+
+    def root(
+        version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+        debug: bool = typer.Option(False, "--debug", help="Show tracebacks of errors."),
+    ) -> None:
+        """Inspect and benchmark the transformer's feed-forward network (FFN)."""
+
+    return root
+
+
+def _version(wanted: bool) -> None:
+    """Versions of ffn and of what decides its numbers, read from metadata: torch is not imported for it."""
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    import typer
+
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "missing"
+    python = ".".join(map(str, sys.version_info[:3]))
+    sys.stdout.write(f"ffn {__version__} (torch {torch}, Python {python})\n")
+    raise typer.Exit
+
+
+def _placeholder() -> None:
+    raise AssertionError("the command's module was not loaded")
+
+
+def _asked_for(args: list[str]) -> str | None:
+    """The command's name: the first word that is no option (when completing, of the line being completed)."""
+    words = (
+        os.environ["COMP_WORDS"].split()[1:] if "_FFN_COMPLETE" in os.environ and "COMP_WORDS" in os.environ else args
+    )
+    return next((word for word in words if not word.startswith("-")), None)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def _failed(error: Exception, debug: bool) -> int:
+    """Print the one line that an error deserves; its exit code."""
+    import typer
+
+    if debug:
+        import traceback
+
+        traceback.print_exception(error)
+    if isinstance(error, FFNError):
+        print_error(f"error: {error}")
+        return error.code
+    if isinstance(error, typer.TyperException):
+        return _usage(error)
+    if isinstance(error, OSError) and _is_output(error):
+        print_error(f"error: cannot write to standard output: {error.strerror}")
+        return ExitCode.ENVIRONMENT
+    if _out_of_memory(error):
+        print_error("error: not enough memory; use fewer tokens, a smaller --dtype or a smaller block")
+        return ExitCode.ENVIRONMENT
+    print_error(
+        f"error: a bug in ffn: {type(error).__name__}: {str(error)[:200]}; "
+        f"please report it at {REPORT} with the output of the same command and --debug"
+    )
+    return ExitCode.BUG
+
+
+def _usage(error: Any) -> int:
+    """Typer's own errors (unknown option, missing value) as one line."""
+    text = " ".join(str(error.format_message()).split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(error.format_message().rstrip() + "\n")
+        return ExitCode.USAGE
+    if text.startswith("No such command"):
+        name = text.split("'")[1] if "'" in text else ""
+        text, _, _ = text.partition(". Did you mean")
+        text += f"; {did_you_mean(name, list(COMMANDS), 'commands: ' + ', '.join(COMMANDS))}"
+    path = context.command_path if context else "ffn"
+    print_error(f"error: {text}; see `{path} --help`" if "did you mean" not in text else f"error: {text}")
+    return ExitCode.USAGE
+
+
+def _is_output(error: OSError) -> bool:
+    """Errors on files are FFNErrors by now; what is left without a file name came from writing to stdout."""
+    return error.filename is None
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """numpy and Python say MemoryError; torch says OutOfMemoryError on GPUs and a plain RuntimeError on CPUs."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))
+    )
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    raise SystemExit(int(ExitCode.TERMINATED))  # so that `finally` runs
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit without a second complaint from the interpreter about a stdout that is gone."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(code)
+
+
+__all__ = ["COMMANDS", "__version__", "build", "main"]

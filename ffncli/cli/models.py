@@ -1,0 +1,52 @@
+"""`ffn models`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ffncli.block.cost import CONVENTIONS
+from ffncli.cli.options import OutputOptions, spread
+from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.models import catalog
+from ffncli.models.count import ModelCount, count
+from ffncli.show.output import Answer
+from ffncli.show.tables import Table
+
+
+@spread
+def command(
+    show: OutputOptions,
+    search: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Only names that contain this.")] = None,
+) -> None:
+    """List the known models: widths, activation, FFN parameters, and where each row was read.
+
+    Example: ffn models llama
+    """
+    output = show.output()
+    names = [name for name in catalog.names() if search is None or search.lower() in name]
+    if not names:
+        raise FFNError(
+            f"no known model matches {shown(search)}",
+            did_you_mean(str(search), catalog.spellings(), "`ffn models` lists all"),
+        )
+    models = [model for name in names if (model := catalog.find(name))]
+    output.show(answer([count(model) for model in models]))
+
+
+def answer(counts: list[ModelCount]) -> Answer:
+    """Rows as `ffn params` has them, without groups."""
+    rows = [{k: v for k, v in asdict(c).items() if k != "groups"} for c in counts]
+    flat = Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+    columns = ("model", "d_model", "d_ff", "activation", "gated", "layers", "FFN parameters", "active")
+    table = Table(columns, [_row(c) for c in counts])
+    return Answer("models", {"rows": rows}, flat, [table], CONVENTIONS)
+
+
+def _row(c: ModelCount) -> tuple[object, ...]:
+    return (
+        c.name, c.d_model, c.d_ff, c.activation, c.gated, c.layers, c.ffn_params_total,
+        c.ffn_params_active if c.experts else None,
+    )  # fmt: skip

@@ -1,0 +1,48 @@
+"""The one error that users cause, and the exit codes. `cli/main.py` is the only place that catches it."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a shell or a CI job learns from `$?`."""
+
+    OK = 0
+    FAILED = 1  # the check you asked for failed
+    USAGE = 2  # wrong options, or input that cannot be what it claims to be
+    ENVIRONMENT = 3  # this machine cannot do it: no memory, disk full, a missing extra
+    INCONCLUSIVE = 4
+    BUG = 70
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class FFNError(Exception):
+    """Something the user can mend. `message` says what is wrong and where, `hint` what to do."""
+
+    def __init__(self, message: str, hint: str = "", code: ExitCode = ExitCode.USAGE) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """`value` as an error quotes it: its repr, short enough for one line."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python refuses to print an integer of more than 4300 digits
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def did_you_mean(name: str, known: list[str], otherwise: str) -> str:
+    """A hint with the nearest known names, or `otherwise` where nothing is near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name.lower(), known, n=3, cutoff=0.6)
+    return "did you mean " + " or ".join(f"'{n}'" for n in near) + "?" if near else otherwise

@@ -1,0 +1,447 @@
+"""config.json → Model. One row of FAMILIES per model family says which fields hold what, and what the code fixes.
+
+Gatedness and most biases stand in no config field: the family's row says them (they follow from `model_type`), and
+tensor names, where there are any, are compared with it in `checkpoint.py`. Facts: transformers 5.23
+`configuration_*.py` and `modeling_*.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ffncli.block import activations, dtypes
+from ffncli.block.recipe import MAX_SIZE, FFNSpec, MoE, NormPosition
+from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.models.model import Group, Model, grouped
+from ffncli.models.strict_json import read_object, shown_path
+
+MOST_CONFIG_BYTES = 10_000_000  # real ones stay below 100 kB
+MOST_LAYERS = 100_000
+
+Extra = Mapping[str, Any]
+_REQUIRED: Any = object()
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A config's values, read strictly: every error names the file, the field and the value.
+
+    A name may list spellings (`hidden_size|n_embed`); the first one present counts.
+    """
+
+    values: Mapping[str, Any]
+    where: str
+
+    def get(self, names: str, default: Any = _REQUIRED, kind: str = "a value") -> Any:
+        """The value, or `default` where it is absent or null; FFNError where there is no default."""
+        for name in names.split("|"):
+            if self.values.get(name) is not None:
+                return self.values[name]
+        if default is _REQUIRED:
+            first = names.split("|")[0]
+            found = "is null" if first in self.values else "is missing"
+            raise FFNError(f"{self.where}: {first} {found}", f"this family has no default for it; give {kind}")
+        return default
+
+    def integer(self, names: str, default: Any = _REQUIRED, low: int = 1, high: int = MAX_SIZE) -> Any:
+        """A whole number from `low` to `high`, or `default`."""
+        value = self.get(names, default, "a whole number")
+        if value is default:
+            return value
+        if type(value) is not int or not low <= value <= high:
+            raise self.wrong(names, value, f"a whole number from {low} to {high}")
+        return value
+
+    def number(self, names: str, default: float) -> float:
+        """A finite number."""
+        value = self.get(names, default)
+        if type(value) not in (int, float) or not abs(value) < 1e30:
+            raise self.wrong(names, value, "a number")
+        return float(value)
+
+    def flag(self, names: str, default: bool) -> bool:
+        """true or false."""
+        value = self.get(names, default)
+        if type(value) is not bool:
+            raise self.wrong(names, value, "true or false")
+        return value
+
+    def text(self, names: str, default: Any = _REQUIRED) -> str:
+        """A string."""
+        value = self.get(names, default, "a string")
+        if type(value) is not str:
+            raise self.wrong(names, value, "a string")
+        return value
+
+    def integers(self, names: str) -> tuple[int, ...]:
+        """A list of layer numbers; absent is empty."""
+        value = self.get(names, [])
+        if type(value) is not list or any(type(v) is not int for v in value):
+            raise self.wrong(names, value, "a list of whole numbers")
+        return tuple(value)
+
+    def wrong(self, names: str, value: object, wanted: str) -> FFNError:
+        """The error for a value that cannot be."""
+        name = next((n for n in names.split("|") if self.values.get(n) is not None), names.split("|")[0])
+        return FFNError(f"{self.where}: {name} must be {wanted}, got {shown(value)}")
+
+
+@dataclass(frozen=True)
+class MoEFields:
+    """The part of a family's row that concerns experts. `layer` says which layers have them."""
+
+    experts: str
+    d_ff: str
+    top_k: str = "num_experts_per_tok"
+    layer: Callable[[Fields, int], bool] = lambda config, i: True
+    routing: Callable[[Fields], Extra] = lambda config: {}
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack of layers: its name, the field that counts them, and its own d_ff field if it has one."""
+
+    name: str = "decoder"
+    layers: str = "num_hidden_layers|n_layer|n_layers|num_layers"
+    d_ff: str | None = None
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model family. Strings are field names; `multiple` is d_ff / d_model where d_ff is null or absent.
+
+    `gated` None: the activation field says it (T5). `bias` is fixed, or the name of a flag (with its default). `adjust`
+    holds what is no plain field, as keyword arguments of FFNSpec.
+    """
+
+    gated: bool | None = True
+    d_model: str = "hidden_size"
+    d_ff: str | None = "intermediate_size"
+    multiple: int | None = None
+    activation: str | None = "hidden_act"
+    default_activation: str = _REQUIRED
+    bias: bool | tuple[str, bool] = False
+    norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
+    position: NormPosition = "pre"
+    norm_weight: Literal["plain", "one_plus"] = "plain"
+    eps: tuple[str, float] = ("rms_norm_eps", 1e-6)
+    stacks: Sequence[Stack] = (Stack(),)
+    adjust: Callable[[Fields], Extra] = lambda config: {}
+    moe: MoEFields | None = None
+    aliases: tuple[str, ...] = field(default=())
+
+
+# --- what is no plain field -------------------------------------------------------------------------------------------
+
+
+def _opt(config: Fields) -> Extra:
+    affine = config.flag("layer_norm_elementwise_affine", True)
+    narrow = config.get("word_embed_proj_dim", None)
+    if narrow is not None:
+        config.integer("word_embed_proj_dim")
+    return {
+        "norm_position": "pre" if config.flag("do_layer_norm_before", True) else "post",
+        "norm_weight": "plain" if affine else "none",
+        "norm_bias": affine,
+    }
+
+
+def _t5(config: Fields) -> Extra:
+    form = config.text("feed_forward_proj|dense_act_fn", "relu")
+    gated, name = form.startswith("gated-"), form.removeprefix("gated-")
+    # T5 v1.1 means the tanh approximation when it says gated-gelu (transformers' T5Config turns it into gelu_new).
+    return {"gated": gated, "activation": "gelu_tanh" if form == "gated-gelu" else name, "bias": False}
+
+
+def _gemma(config: Fields) -> Extra:
+    # Early Gemma-1 configs say "gelu" and mean tanh: the weights were trained with it.
+    name = config.text("hidden_activation|hidden_act", "gelu_tanh")
+    return {"activation": "gelu_tanh" if name == "gelu" else name}
+
+
+def _falcon(config: Fields) -> Extra:
+    parallel = config.flag("parallel_attn", True)
+    new = config.flag("new_decoder_architecture", False)
+    norms = config.integer("num_ln_in_parallel_attn", 2 if new else 1, 1, 2)
+    return {"parallel": parallel or new, "shared_norm": parallel and not (new and norms == 2)}
+
+
+def _gpt_neox(config: Fields) -> Extra:
+    return {"parallel": config.flag("use_parallel_residual", True)}
+
+
+def _bloom(config: Fields) -> Extra:
+    if config.flag("apply_residual_connection_post_layernorm", False):
+        raise FFNError(
+            f"{config.where}: apply_residual_connection_post_layernorm = true is not covered",
+            "its residual takes the norm's output, which no known BLOOM checkpoint does",
+        )
+    return {"activation": "gelu_tanh"}
+
+
+def _gpt_oss(config: Fields) -> Extra:
+    alpha = config.number("swiglu_alpha", 1.702)
+    if alpha != 1.702:
+        raise FFNError(f"{config.where}: swiglu_alpha = {alpha:g} is not covered", "only 1.702 (quick_gelu) is")
+    # hidden_act says silu; the code runs (up + 1) · gate · sigmoid(1.702 gate), clamped.
+    return {"activation": "quick_gelu", "clamp": config.number("swiglu_limit", 7.0), "up_plus": 1.0}
+
+
+def _sparse(config: Fields, i: int) -> bool:
+    step: int = config.integer("decoder_sparse_step", 1)
+    return i not in config.integers("mlp_only_layers") and (i + 1) % step == 0
+
+
+def _after_prefix(config: Fields, i: int) -> bool:
+    frequency: int = config.integer("moe_layer_freq", 1)
+    prefix: int = config.integer("first_k_dense_replace", 0, low=0)
+    return i >= prefix and i % frequency == 0
+
+
+def _qwen2_moe(config: Fields) -> Extra:
+    return {
+        "renormalise": config.flag("norm_topk_prob", False),
+        "shared_experts": 1,
+        "shared_d_ff": config.integer("shared_expert_intermediate_size"),
+        "shared_gate": True,
+    }
+
+
+def _deepseek(config: Fields) -> dict[str, Any]:
+    return {
+        "scale": config.number("routed_scaling_factor", 1.0),
+        "shared_experts": config.integer("n_shared_experts", 0, low=0),
+    }
+
+
+def _deepseek_v2(config: Fields) -> Extra:
+    grouped_choice = config.text("topk_method", "greedy") == "group_limited_greedy"
+    groups = {"groups": config.integer("n_group"), "top_groups": config.integer("topk_group")} if grouped_choice else {}
+    return _deepseek(config) | groups | {"renormalise": config.flag("norm_topk_prob", False)}
+
+
+def _deepseek_v3(config: Fields) -> Extra:
+    return _deepseek(config) | {
+        "score": "sigmoid", "correction": True, "group_best": 2, "renormalise": config.flag("norm_topk_prob", True),
+        "groups": config.integer("n_group", 8), "top_groups": config.integer("topk_group", 4),
+    }  # fmt: skip
+
+
+# --- the families -----------------------------------------------------------------------------------------------------
+
+_LN = ("layer_norm_epsilon|layer_norm_eps|layernorm_epsilon", 1e-5)
+_ENCODER = (Stack("encoder"),)
+_PAIR = (Stack("encoder", "num_layers"), Stack("decoder", "num_decoder_layers|num_layers"))
+_WHISPER = (
+    Stack("encoder", "encoder_layers", "encoder_ffn_dim"),
+    Stack("decoder", "decoder_layers", "decoder_ffn_dim"),
+)
+
+FAMILIES: Mapping[str, Family] = {
+    "gpt2": Family(
+        False, "n_embd|hidden_size", "n_inner", 4, "activation_function", "gelu_new", True, "layernorm", eps=_LN
+    ),
+    "bert": Family(
+        False, default_activation="gelu", bias=True, norm="layernorm", position="post", stacks=_ENCODER,
+        eps=("layer_norm_eps", 1e-12), aliases=("roberta", "xlm-roberta", "electra", "camembert"),
+    ),
+    "vit": Family(
+        False, default_activation="gelu", bias=True, norm="layernorm", eps=("layer_norm_eps", 1e-12), stacks=_ENCODER
+    ),
+    "t5": Family(
+        None, "d_model", "d_ff", activation=None, eps=("layer_norm_epsilon", 1e-6), stacks=_PAIR, adjust=_t5,
+        aliases=("mt5", "umt5"),
+    ),
+    "whisper": Family(
+        False, "d_model", None, None, "activation_function", "gelu", True, "layernorm", eps=("", 1e-5), stacks=_WHISPER
+    ),
+    "opt": Family(
+        False, "hidden_size", "ffn_dim", None, "activation_function", "relu", ("enable_bias", True), "layernorm",
+        eps=("", 1e-5), adjust=_opt,
+    ),
+    "bloom": Family(
+        False, "hidden_size|n_embed|n_embd", None, 4, None, bias=True, norm="layernorm", eps=_LN, adjust=_bloom,
+        stacks=(Stack("decoder", "n_layer|num_hidden_layers"),),
+    ),
+    "gpt_neox": Family(
+        False, default_activation="gelu", bias=True, norm="layernorm", eps=_LN, adjust=_gpt_neox
+    ),
+    "falcon": Family(
+        False, d_ff="ffn_hidden_size", multiple=4, activation="activation", default_activation="gelu",
+        bias=("bias", False), norm="layernorm", eps=_LN, adjust=_falcon, aliases=("RefinedWeb", "RefinedWebModel"),
+    ),
+    "phi": Family(
+        False, default_activation="gelu_new", bias=True, norm="layernorm", eps=_LN,
+        adjust=lambda config: {"parallel": True, "shared_norm": True},
+    ),
+    "llama": Family(default_activation="silu", bias=("mlp_bias", False)),
+    "mistral": Family(default_activation="silu"),
+    "qwen2": Family(default_activation="silu"),
+    "qwen3": Family(default_activation="silu"),
+    "phi3": Family(default_activation="silu", eps=("rms_norm_eps", 1e-5)),
+    "olmo2": Family(default_activation="silu", position="branch"),
+    "gemma": Family(activation=None, norm_weight="one_plus", adjust=_gemma),
+    "gemma2": Family(activation=None, position="pre+branch", norm_weight="one_plus", adjust=_gemma),
+    "gemma3_text": Family(
+        activation=None, position="pre+branch", norm_weight="one_plus", adjust=_gemma, aliases=("gemma3",)
+    ),
+    "mixtral": Family(
+        default_activation="silu", eps=("rms_norm_eps", 1e-5), moe=MoEFields("num_local_experts", "intermediate_size")
+    ),
+    "qwen2_moe": Family(
+        default_activation="silu",
+        moe=MoEFields("num_experts|num_local_experts", "moe_intermediate_size", layer=_sparse, routing=_qwen2_moe),
+    ),
+    "qwen3_moe": Family(
+        default_activation="silu",
+        moe=MoEFields(
+            "num_experts|num_local_experts", "moe_intermediate_size", layer=_sparse,
+            routing=lambda config: {"renormalise": config.flag("norm_topk_prob", False)},
+        ),
+    ),
+    "deepseek_v2": Family(
+        default_activation="silu", bias=("mlp_bias", False),
+        moe=MoEFields("n_routed_experts|num_local_experts", "moe_intermediate_size", layer=_after_prefix,
+                      routing=_deepseek_v2),
+    ),
+    "deepseek_v3": Family(
+        default_activation="silu",
+        moe=MoEFields("n_routed_experts|num_local_experts", "moe_intermediate_size", layer=_after_prefix,
+                      routing=_deepseek_v3),
+    ),
+    "gpt_oss": Family(
+        activation=None, bias=True, eps=("rms_norm_eps", 1e-5), adjust=_gpt_oss,
+        moe=MoEFields("num_local_experts|num_experts", "intermediate_size", routing=lambda config: {
+            "order": "choose_first", "router_bias": True, "score_dtype": "input"}),
+    ),
+}  # fmt: skip
+
+_BY_TYPE = {alias: name for name, row in FAMILIES.items() for alias in (name, *row.aliases)}
+
+
+def known_type(model_type: str) -> str | None:
+    """The family's name for a `model_type`, or None."""
+    return _BY_TYPE.get(model_type)
+
+
+def read_config(path: Path, source: str) -> Model:
+    """The Model in a config.json. Raises FFNError naming the file, the field and the value."""
+    return from_config(read_object(path, MOST_CONFIG_BYTES), source, shown_path(path))
+
+
+def from_config(values: Mapping[str, Any], source: str, where: str, name: str | None = None) -> Model:
+    """The Model that a config's values describe; a multimodal config's text tower (`text_config`) is meant."""
+    config, evidence = _text_tower(Fields(values, where))
+    model_type = config.text("model_type")
+    family_name = _BY_TYPE.get(model_type)
+    if family_name is None:
+        hint = did_you_mean(model_type, list(_BY_TYPE), "known: " + ", ".join(FAMILIES))
+        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not known", hint)
+    family = FAMILIES[family_name]
+    groups = [g for stack in family.stacks for g in _stack(config, family, stack)]
+    spec = groups[0].spec
+    evidence.append(f"{'gated' if spec.gated else 'plain'}: model_type {model_type}")
+    dtype = dtypes.find(config.get("dtype|torch_dtype", None))
+    title = name or _short_name(source)
+    return Model(
+        title, source, tuple(groups), model_type=family_name, dtype=dtype.name if dtype else None,
+        evidence=(*evidence, *_width_evidence(config, family, groups)),
+    )  # fmt: skip
+
+
+def _text_tower(config: Fields) -> tuple[Fields, list[str]]:
+    """The config itself, or its `text_config` where that holds the numbers."""
+    inner = config.values.get("text_config")
+    if inner is None:
+        return config, []
+    if not isinstance(inner, dict):
+        raise config.wrong("text_config", inner, "an object")
+    outer_type = config.values.get("model_type")
+    values = {"model_type": outer_type, **inner} if outer_type else inner
+    return Fields(values, f"{config.where}: text_config"), ["widths: text_config of the multimodal config"]
+
+
+def _stack(config: Fields, family: Family, stack: Stack) -> list[Group]:
+    count = config.integer(stack.layers, high=MOST_LAYERS)
+    if family.moe is None:
+        return [Group(stack.name, tuple(range(count)), _dense(config, family, stack.d_ff))]
+    moe, dense = _experts(config, family), None
+    specs = []
+    for i in range(count):
+        if family.moe.layer(config, i):
+            specs.append(moe)
+        else:
+            dense = dense or _dense(config, family, stack.d_ff)
+            specs.append(dense)
+    return grouped(stack.name, specs)
+
+
+def _common(config: Fields, family: Family) -> dict[str, Any]:
+    """The keyword arguments of FFNSpec that dense and MoE layers share."""
+    known: dict[str, Any] = {
+        "d_model": config.integer(family.d_model),
+        "gated": family.gated,
+        "norm": family.norm,
+        "norm_position": family.position,
+        "norm_weight": family.norm_weight,
+        "norm_eps": config.number(family.eps[0], family.eps[1]),
+        "residual": True,
+    }
+    if family.activation:
+        known["activation"] = config.text(family.activation, family.default_activation)
+    known["bias"] = family.bias if isinstance(family.bias, bool) else config.flag(*family.bias)
+    known |= family.adjust(config)
+    field_name = family.activation or "activation"
+    known["activation"] = activations.resolve(known["activation"], f"{config.where}: {field_name}")[0]
+    return known
+
+
+def _dense(config: Fields, family: Family, d_ff: str | None) -> FFNSpec:
+    known = _common(config, family)
+    default = _REQUIRED if family.multiple is None else family.multiple * known["d_model"]
+    name = d_ff or family.d_ff
+    return FFNSpec(d_ff=config.integer(name, default) if name else default, **known)
+
+
+def _experts(config: Fields, family: Family) -> FFNSpec:
+    row = family.moe
+    assert row is not None
+    try:
+        moe = MoE(config.integer(row.experts), config.integer(row.top_k), **row.routing(config))
+        return FFNSpec(d_ff=config.integer(row.d_ff), moe=moe, **_common(config, family))
+    except FFNError as error:
+        if config.where in error.message:
+            raise
+        raise FFNError(f"{config.where}: {error.message}", error.hint) from None
+
+
+def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> list[str]:
+    """Which fields the widths and the function came from, and which tempting one was not used."""
+    dense = [n for n in (family.d_ff, *(s.d_ff for s in family.stacks)) if n]
+    kinds = {group.spec.moe is not None for group in groups}
+    names = [
+        family.d_model,
+        *(dense if False in kinds else []),
+        *([family.moe.d_ff] if family.moe and True in kinds else []),
+    ]
+    used = [n for names_ in dict.fromkeys(names) for n in names_.split("|") if config.values.get(n) is not None]
+    out = ["widths: " + ", ".join(f"{n} = {config.values[n]}" for n in dict.fromkeys(used))]
+    unused = [n for n in dense if n not in used and config.values.get(n) is not None]
+    out += [f"widths: {n} = {config.values[n]} is not used, every layer is MoE" for n in unused]
+    if family.multiple and not any(n in used for n in dense):
+        out.append(
+            f"widths: d_ff = {family.multiple} × d_model, the family's rule ({family.d_ff or 'no field'} not given)"
+        )
+    said, runs = config.values.get("hidden_act"), groups[0].spec.activation
+    if isinstance(said, str) and activations.CANONICAL.get(said.lower()) != runs:
+        out.append(f"activation: {runs}; hidden_act says {shown(said)}, which this family's code does not run")
+    return out
+
+
+def _short_name(source: str) -> str:
+    """The directory's name: what a config says of its own name is often that of its parent model."""
+    path = Path(source)
+    return (path.absolute().parent.name if path.suffix == ".json" else path.absolute().name) or source

@@ -1,0 +1,239 @@
+"""One string from the user → the Model it means; and the dimension options that make or change one."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, get_args
+
+from ffncli.block import activations
+from ffncli.block.recipe import FFNSpec, MoE, NormKind, NormPosition, size
+from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.models import catalog, layout
+from ffncli.models.checkpoint import open_checkpoint
+from ffncli.models.config import read_config
+from ffncli.models.model import Model, block_model
+from ffncli.models.strict_json import shown_path
+
+_INLINE = re.compile(r"(?P<d_model>[^x:/\\]+)x(?P<d_ff>[\d.]+x?|-?\w+?)(?::(?P<activation>[^:/\\]*))?")
+_UNREAD = {
+    ".gguf": "GGUF files", ".bin": "pickled weights", ".pt": "pickled weights", ".pth": "pickled weights",
+    ".py": "modules from Python files",
+}  # fmt: skip
+_SUFFIXES = (".json", ".safetensors", *_UNREAD)
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """What the dimension options said; None is "not said". d_ff is a number or a multiple of d_model (`4x`)."""
+
+    d_model: str | None = None
+    d_ff: str | None = None
+    activation: str | None = None
+    gated: bool | None = None
+    bias: bool | None = None
+    norm: str | None = None
+    norm_position: str | None = None
+    residual: bool | None = None
+    dropout: float | None = None
+    experts: int | None = None
+    top_k: int | None = None
+    shared_experts: int | None = None
+
+    def said(self) -> bool:
+        """Whether any option was given."""
+        return any(getattr(self, f.name) is not None for f in fields(self))
+
+
+def load(source: str | None = None, dimensions: Dimensions | None = None) -> Model:
+    """The Model for a SOURCE and dimension options: resolved, corrected by its tensor names, then overridden.
+
+    Without a source the options alone make a block. Raises FFNError for whatever cannot be a block.
+    """
+    said = dimensions or Dimensions()
+    if source is None:
+        return from_dimensions(said)
+    return with_dimensions(with_evidence(resolve(source)), said)
+
+
+def resolve(text: str) -> Model:
+    """The Model that SOURCE means: a path, an inline block, a catalog name, in design order.
+
+    Raises FFNError with the nearest known names where it means nothing.
+    """
+    if text.startswith("hf://"):
+        raise FFNError(f"{shown(text)}: this version does not read from the Hub", "give a local directory of the model")
+    if "\0" in text:
+        raise FFNError(f"source {shown(text)} holds a NUL character")
+    if _inline(text):
+        return _inline_block(text)
+    path = Path(os.path.expanduser(text))
+    looks_like_path = "/" in text or os.sep in text or text[:1] in (".", "~") or path.suffix in _SUFFIXES
+    if not looks_like_path and (model := catalog.find(text)):
+        return model
+    try:
+        exists = path.exists()
+    except OSError as error:  # a name too long for any file system
+        raise FFNError(f"source {shown(text)}: {error.strerror}") from None
+    if text and exists:
+        return _from_path(path, text)
+    if looks_like_path and text:
+        raise FFNError(f"{shown_path(path)} does not exist", _path_hint(text))
+    hint = did_you_mean(
+        text, catalog.spellings(), "`ffn models` lists the known ones; a path or 512x2048:gelu works too"
+    )
+    raise FFNError(f"unknown model {shown(text)}", hint)
+
+
+def _path_hint(text: str) -> str:
+    if catalog.find(text):
+        return f"the catalog has '{text}'"
+    near = did_you_mean(text.rpartition("/")[2], catalog.spellings(), "")
+    return near or "give a model directory, a config.json or a .safetensors file"
+
+
+def _from_path(path: Path, text: str) -> Model:
+    """A directory or file on disk: its config, and what the tensor names say of the first layer of each group."""
+    if path.suffix in _UNREAD and path.is_file():
+        raise FFNError(f"{shown_path(path)}: {_UNREAD[path.suffix]} are not read by this version", "use safetensors")
+    folder = path if path.is_dir() else path.parent
+    config = (
+        path if path.suffix == ".json" and not path.name.endswith(".safetensors.index.json") else folder / "config.json"
+    )
+    if path.is_file() and path.suffix not in _SUFFIXES:
+        raise FFNError(f"{shown_path(path)} is no model", "give a directory, a config.json or a .safetensors file")
+    if not config.exists():
+        raise FFNError(f"{shown_path(config)} is missing", "it says what the widths and the activation are")
+    model = read_config(config, text)
+    location = path if path.is_dir() or config != path else (folder if config.name == "config.json" else None)
+    return replace(model, location=location) if location else model
+
+
+def with_evidence(model: Model) -> Model:
+    """The model corrected by its tensor names, where there are any: gatedness and biases follow the file."""
+    if model.location is None:
+        return model
+    checkpoint = open_checkpoint(model.location)
+    if checkpoint is None:
+        note = f"no safetensors at {shown_path(model.location)}: counted from the config"
+        return replace(model, notes=(*model.notes, note))
+    specs, evidence = [], list(model.evidence)
+    for group in model.groups:
+        found = layout.find(
+            checkpoint.files, model.model_type, group.stack, group.layers[0], group.spec, checkpoint.where
+        )
+        specs.append(found.spec)
+        evidence += [e for e in found.evidence if e not in evidence]
+    evidence.sort(key=lambda e: "tensor" not in e)  # tensor names decide first
+    return replace(model.with_specs(specs), evidence=tuple(evidence))
+
+
+# --- blocks from dimensions -------------------------------------------------------------------------------------------
+
+
+def _inline(text: str) -> re.Match[str] | None:
+    """`512x2048:gelu`: digits on both sides of an x, so that no model name is taken for one."""
+    match = _INLINE.fullmatch(text)
+    return match if match and re.fullmatch(r"[-+]?\d[\d.e^]*", match["d_model"]) else None
+
+
+def _inline_block(text: str) -> Model:
+    match = _inline(text)
+    assert match
+    said = Dimensions(d_model=match["d_model"], d_ff=match["d_ff"], activation=match["activation"])
+    return replace(from_dimensions(said, text), notes=())
+
+
+def from_dimensions(said: Dimensions, source: str = "") -> Model:
+    """A block from options alone: relu, plain, bias, d_ff = 4x, no norm unless said; the defaults taken are noted."""
+    if said.d_model is None:
+        raise FFNError("--d-model is missing", "give a SOURCE (a model, a directory, 512x2048:gelu) or --d-model N")
+    d_model = whole("--d-model", said.d_model)
+    spec = FFNSpec(d_model, width("--d-ff", said.d_ff or "4x", d_model), **_choices(said, "relu"), moe=_moe(said, None))
+    defaults = [
+        *(["d_ff = 4x"] if said.d_ff is None else []),
+        *([f"activation {spec.activation}"] if said.activation is None else []),
+        *([f"{'biases' if spec.bias else 'no biases'}"] if said.bias is None else []),
+    ]
+    name = source or f"{spec.d_model}x{spec.d_ff}:{spec.activation}"
+    notes = (f"not said, so taken: {', '.join(defaults)}",) if defaults else ()
+    return block_model(spec, source or name, name, notes)
+
+
+def with_dimensions(model: Model, said: Dimensions) -> Model:
+    """The model with the options that were given put over every group's spec."""
+    return model.with_specs([_changed(group.spec, said) for group in model.groups]) if said.said() else model
+
+
+def _changed(spec: FFNSpec, said: Dimensions) -> FFNSpec:
+    d_model = whole("--d-model", said.d_model) if said.d_model else spec.d_model
+    d_ff = width("--d-ff", said.d_ff, d_model) if said.d_ff else spec.d_ff
+    choices = _choices(said, None)
+    if "norm" in choices and choices["norm"] != spec.norm:
+        choices["norm_bias"] = None  # the new kind's default
+    return replace(spec, d_model=d_model, d_ff=d_ff, moe=_moe(said, spec.moe), **choices)
+
+
+def _choices(said: Dimensions, default_activation: str | None) -> dict[str, Any]:
+    """The keyword arguments of FFNSpec for everything but the sizes; only what was said."""
+    out: dict[str, Any] = {n: getattr(said, n) for n in ("bias", "residual", "dropout") if getattr(said, n) is not None}
+    name = said.activation if said.activation is not None else default_activation
+    if name is not None:
+        out["activation"], implied = activations.resolve(name)
+        if implied and said.gated is False:
+            raise FFNError(
+                f"--activation {name} is gated and contradicts --plain",
+                f"for a plain block: --activation {out['activation']}",
+            )
+        if implied:
+            out["gated"] = True
+    if said.gated is not None:
+        out["gated"] = said.gated
+    if said.norm is not None:
+        out["norm"] = one_of("--norm", said.norm, NormKind)
+    if said.norm_position is not None:
+        out["norm_position"] = one_of("--norm-position", said.norm_position, NormPosition)
+    return out
+
+
+def _moe(said: Dimensions, given: MoE | None) -> MoE | None:
+    """The routing after --experts, --top-k and --shared-experts; `given` is the source's own."""
+    if said.experts is None and given is None:
+        if said.top_k is not None or said.shared_experts is not None:
+            option = "--top-k" if said.top_k is not None else "--shared-experts"
+            raise FFNError(f"{option} needs --experts", "a dense block has no router")
+        return None
+    base = given or MoE(said.experts or 0, min(2, said.experts or 0))
+    changes = {n: getattr(said, n) for n in ("experts", "top_k", "shared_experts") if getattr(said, n) is not None}
+    return replace(base, **changes)
+
+
+def whole(option: str, text: str) -> int:
+    """A size from text: `4096`. Raises FFNError for zero, negative, huge, or no whole number."""
+    if re.fullmatch(r"[-+]?\d{1,4000}", text.strip()):
+        return size(option, int(text))
+    raise FFNError(f"{option} must be a whole number, got {shown(text)}")
+
+
+def width(option: str, text: str, d_model: int) -> int:
+    """d_ff from `2048` or, as a multiple of d_model, `4x` or `2.6875x`, which must give a whole number."""
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)x", text.strip())
+    if not match:
+        return whole(option, text)
+    exact = Fraction(match[1]) * d_model
+    if exact.denominator != 1:
+        raise FFNError(f"{option} {text} of d_model {d_model} is {float(exact):g}, not a whole number")
+    return size(option, int(exact))
+
+
+def one_of(option: str, value: str, literal: Any) -> Any:
+    """`value` if it is one of the Literal's choices, else FFNError listing them."""
+    choices = list(get_args(literal))
+    if value not in choices:
+        raise FFNError(
+            f"{option}: unknown choice {shown(value)}", did_you_mean(value, choices, "use one of " + ", ".join(choices))
+        )
+    return value

@@ -1,0 +1,68 @@
+"""JSON from a file that nobody vouches for: refused where it is ambiguous, not a number, too big or too deep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ffncli.errors import FFNError, shown
+
+
+class _Refused(Exception):
+    pass
+
+
+def read_object(path: Path, most_bytes: int) -> dict[str, Any]:
+    """The JSON object in `path`. Raises FFNError, naming the file, for anything else or over `most_bytes`."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(most_bytes + 1)
+    except OSError as error:
+        raise FFNError(f"cannot read {shown_path(path)}: {error.strerror or error}") from None
+    if len(raw) > most_bytes:
+        raise FFNError(f"{shown_path(path)} is larger than {most_bytes:,} bytes, which no such file needs to be")
+    return parse_object(raw, shown_path(path))
+
+
+def parse_object(raw: bytes, where: str) -> dict[str, Any]:
+    """The JSON object in `raw`; `where` names it in errors. Duplicate keys, NaN and deep nesting are refused."""
+    if not raw.strip():
+        raise FFNError(f"{where} is empty", "it should hold a JSON object")
+    try:
+        value = json.loads(raw, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except _Refused as error:
+        raise FFNError(f"{where}: {error}") from None
+    except UnicodeDecodeError as error:
+        raise FFNError(f"{where} is not UTF-8 text (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise FFNError(f"{where} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+    except RecursionError:
+        raise FFNError(f"{where} nests too deeply to be real") from None
+    except ValueError:  # an integer of more than 4300 digits
+        raise FFNError(f"{where} holds a number with too many digits") from None
+    if not isinstance(value, dict):
+        raise FFNError(f"{where} holds a JSON {_kind(value)}, not an object")
+    return value
+
+
+def shown_path(path: Path) -> str:
+    """The path as typed, control characters escaped: a directory name is somebody else's text too."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(path))
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise _Refused(f"the key {shown(twice)} appears twice")
+    return out
+
+
+def _no_constant(name: str) -> None:
+    raise _Refused(f"{name} is not a JSON number")
+
+
+def _kind(value: object) -> str:
+    return {list: "array", str: "string", bool: "boolean", type(None): "null"}.get(type(value), "number")

@@ -1,0 +1,68 @@
+"""Table: named columns of raw values, and how a value reads in one. Rendering is `output.py`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ffncli.show.text import clean
+
+Cell = Any  # int, float, bool, str, None, or a sequence of those
+
+
+@dataclass(frozen=True)
+class Table:
+    """`rows` hold raw values, one per column. `emphasis` names rows to set in bold (totals)."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[Cell, ...]]
+    title: str = ""
+    emphasis: frozenset[int] = field(default_factory=frozenset)
+
+    def texts(self) -> list[list[str]]:
+        """Every cell as it reads."""
+        return [[cell_text(cell) for cell in row] for row in self.rows]
+
+    def right_aligned(self) -> list[bool]:
+        """Per column, whether it holds any number."""
+        return [any(map(_is_number, column)) for column in self._columns()]
+
+    def _columns(self) -> Iterable[list[Cell]]:
+        return ([row[i] for row in self.rows] for i in range(len(self.columns)))
+
+
+def cell_text(value: Cell) -> str:
+    """A value for a person: thousands apart, booleans in words, unknown as a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(cell_text(v) for v in value) or "-"
+    return clean(str(value))
+
+
+def csv_text(value: Cell) -> str:
+    """A value for a machine: full precision, `true|false`, empty for unknown, lists joined with `;`.
+
+    Text that a spreadsheet would run as a formula gets a leading apostrophe.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return ";".join(csv_text(v) for v in value)
+    if isinstance(value, (int, float)):
+        return repr(value)
+    text = clean(str(value))
+    return "'" + text if text[:1] in ("=", "+", "-", "@") else text
+
+
+def _is_number(value: Cell) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

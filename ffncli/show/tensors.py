@@ -1,0 +1,98 @@
+"""Excerpt: some values of a tensor as an aligned block, with `…` where values are left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Values = Any  # nested lists of floats, one level per axis
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """`values` are nested lists of the values at `index` (per axis the indices shown) of a tensor of `shape`."""
+
+    shape: tuple[int, ...]
+    index: tuple[tuple[int, ...], ...]
+    values: Values
+    digits: int = 4
+
+    def lines(self) -> list[list[tuple[str, float]]]:
+        """Lines of (text, value) cells, all as wide as they must be: a label per row, then its values.
+
+        The value is NaN for labels and for `…`. Rows are all but the last axis, in order.
+        """
+        rows = list(_rows(self.values, self.index[:-1]))
+        style = _style([v for _, row in rows for v in row], self.digits)
+        texts = [[style(v) for v in row] for _, row in rows]
+        wide = max((len(t) for row in texts for t in row), default=1)
+        labels = [",".join(map(str, label)) for label, _ in rows]
+        label_wide = max(map(len, labels), default=0)
+        out: list[list[tuple[str, float]]] = []
+        before: tuple[int, ...] | None = None
+        for (label, row), cells, name in zip(rows, texts, labels, strict=True):
+            if before is not None and not _follows(before, label, self.shape):
+                out.append([("…".rjust(label_wide), math.nan)])
+            before = label
+            line = [(name.rjust(label_wide), math.nan)] if label_wide else []
+            out.append([*line, *self._with_gaps(row, cells, wide)])
+        if before is not None and any(i != n - 1 for i, n in zip(before, self.shape, strict=False)):
+            out.append([("…".rjust(label_wide), math.nan)])
+        return out
+
+    def _with_gaps(self, row: Sequence[float], cells: list[str], wide: int) -> list[tuple[str, float]]:
+        """A row's cells, with `…` where the last axis skips or ends early."""
+        shown = self.index[-1] if self.index else (0,)
+        out: list[tuple[str, float]] = []
+        for at, (position, value, text) in enumerate(zip(shown, row, cells, strict=True)):
+            if at and position != shown[at - 1] + 1:
+                out.append(("…", math.nan))
+            out.append((text.rjust(wide), value))
+        if self.shape and shown and shown[-1] != self.shape[-1] - 1:
+            out.append(("…", math.nan))
+        return out
+
+
+def edges(size: int, most: int) -> tuple[int, ...]:
+    """The indices of an axis to show: all, or the first and the last ones, `most` together."""
+    if size <= most:
+        return tuple(range(size))
+    first = (most + 1) // 2
+    return (*range(first), *range(size - (most - first), size))
+
+
+def _rows(values: Values, index: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], Sequence[float]]]:
+    """(label, last-axis values) for every combination of leading indices."""
+    if not index:
+        return [((), values if isinstance(values, list) else [values])]
+    return [
+        ((i, *label), row)
+        for i, inner in zip(index[0], values, strict=True)
+        for label, row in _rows(inner, index[1:])
+    ]  # fmt: skip
+
+
+def _follows(before: tuple[int, ...], label: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether `label` is the row right after `before`."""
+    flat = 0
+    for b, a, n in zip(before, label, shape, strict=False):
+        flat = flat * n + (a - b)
+    return flat == 1
+
+
+def _style(values: Sequence[float], digits: int) -> Any:
+    """One number format for a whole block: fixed where that reads well, else scientific."""
+    sizes = [abs(v) for v in values if math.isfinite(v) and v != 0]
+    fixed = not sizes or (max(sizes) < 1e5 and max(sizes) >= 10.0 ** (1 - digits))
+    code = f".{digits}f" if fixed else f".{max(digits - 1, 0)}e"
+
+    def text(value: float) -> str:
+        if math.isnan(value):
+            return "NaN"
+        if math.isinf(value):
+            return "Inf" if value > 0 else "-Inf"
+        return format(value, code)
+
+    return text

@@ -1,0 +1,50 @@
+"""Text that is safe (no control characters of somebody else's) and aligned (columns as a terminal counts them)."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+# C0, DEL, C1, and the marks that reorder or hide text in a terminal.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_ASCII = str.maketrans({
+    "·": "*", "⊙": "*", "×": "x", "…": "...", "ᵀ": "^T", "Σ": "sum", "−": "-", "→": "->", "│": "|", "√": "sqrt",
+    "Φ": "Phi", "σ": "sigma", "α": "alpha", "²": "^2", "³": "^3", "─": "-", "≤": "<=",
+})  # fmt: skip
+
+
+def clean(text: str) -> str:
+    """`text` with every control or reordering character written out (`\\x1b`), fit for any terminal or file."""
+    return _UNSAFE.sub(_written_out, text)
+
+
+def json_safe(text: str) -> str:
+    """JSON text with the characters that JSON leaves alone and terminals do not written as `\\u....`."""
+    return _UNSAFE.sub(lambda m: m[0] if m[0] == "\n" else f"\\u{ord(m[0]):04x}", text)
+
+
+def encodable(text: str, encoding: str) -> str:
+    """`text` for an output that may not know our symbols: those become ASCII, anything else a question mark."""
+    try:
+        text.encode(encoding)
+        return text
+    except (UnicodeEncodeError, LookupError):
+        return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+
+
+def width(text: str) -> int:
+    """Terminal columns that `text` takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def pad(text: str, columns: int, right: bool = False) -> str:
+    """`text` filled with spaces to `columns`; `right` aligns it to the right."""
+    space = " " * max(0, columns - width(text))
+    return space + text if right else text + space
+
+
+def _written_out(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

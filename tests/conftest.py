@@ -1,0 +1,47 @@
+"""One environment for all tests: no colour, no terminal of the developer's, reproducible hypothesis."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+for name in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "COLUMNS", "NO_COLOR"):
+    os.environ.pop(name, None)
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+settings.register_profile("ffn", derandomize=True, deadline=None, print_blob=True)
+settings.load_profile("ffn")
+
+
+@pytest.fixture
+def ffn() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the real command line in a process of its own."""
+
+    def run(*arguments: str, cwd: Path | None = None, stdin: str | None = None, **env:
+       
+            str) -> subprocess.CompletedProcess[str]: return subprocess.run( [sys.executable, "-m",
+            "ffncli", *arguments], capture_output=True, text=True, cwd=cwd, input=stdin, env={**os.environ, **env}, timeout=120,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The same in this process (fast): (exit code, stdout, stderr)."""
+    from ffncli.cli.main import main
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main(list(arguments))
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
+
+    return run

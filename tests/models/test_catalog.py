@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+
+from ffncli.block.cost import cost
+from ffncli.models import catalog
+from ffncli.models.count import count
+from tests.oracles.counts import DENSE, MOE
+
+
+def test_every_row_has_an_oracle():
+    assert set(catalog.names()) == {*DENSE, *MOE}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_dense_totals(name):
+    found = count(catalog.find(name))
+    assert (found.ffn_params_per_layer, found.ffn_params_total) == DENSE[name]
+    assert found.ffn_params_active == found.ffn_params_total
+    assert found.uniform
+    assert found.experts == found.top_k == found.shared_experts == 0
+
+
+@pytest.mark.parametrize("name", MOE)
+def test_moe_totals(name):
+    d_model, d_ff, experts, top_k, expert, total, active = MOE[name]
+    model = catalog.find(name)
+    found = count(model)
+    assert (found.d_model, found.d_ff, found.experts, found.top_k) == (d_model, d_ff, experts, top_k)
+    assert (found.ffn_params_total, found.ffn_params_active) == (total, active)
+    program = next(s.op.program for s in model.main.steps if s.output == "experts")
+    assert cost(program).params == expert
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_rows_are_sourced_and_reachable(name):
+    model = catalog.find(name)
+    assert model.citation.startswith("[")
+    assert model.evidence
+    assert model.name == name
+    assert all(catalog.find(alias) for alias in (name.upper(), name))
+
+
+def test_aliases_are_unique_and_known():
+    assert catalog.find("llama-7b").name == "llama-2-7b"
+    assert catalog.find("deepseek-r1").name == "deepseek-v3"
+    assert catalog.find("no-such-model") is None
+    assert len(catalog.spellings()) == len(set(catalog.spellings()))
+
+
+def test_deepseek_has_a_dense_prefix():
+    groups = count(catalog.find("deepseek-v3")).groups
+    assert [(g.kind, g.layers, g.d_ff) for g in groups] == [
+        ("dense", (0, 1, 2), 18432),
+        ("moe", tuple(range(3, 61)), 2048),
+    ]
+    assert not count(catalog.find("deepseek-v3")).uniform
+
+
+@pytest.mark.parametrize(
+    ("name", "activation", "gated", "bias"),
+    [
+        ("gpt2", "gelu_tanh", False, True),
+        ("bert-base", "gelu", False, True),
+        ("t5-v1.1-xxl", "gelu_tanh", True, False),
+        ("gemma-7b", "gelu_tanh", True, False),
+        ("falcon-7b", "gelu", False, False),
+        ("llama-2-7b", "silu", True, False),
+        ("gpt-oss-20b", "quick_gelu", True, True),
+        ("opt-175b", "relu", False, True),
+        ("palm-540b", "silu", True, False),
+    ],
+)
+def test_facts_that_tools_get_wrong(name, activation, gated, bias):
+    found = count(catalog.find(name))
+    assert (found.activation, found.gated, found.bias) == (activation, gated, bias)
+
+
+def test_gpt_oss_says_why_it_is_not_silu():
+    assert any("hidden_act says 'silu'" in line for line in catalog.find("gpt-oss-20b").evidence)
+
+
+def test_qwen3_moe_says_which_width_is_unused():
+    assert any("intermediate_size = 6144 is not used" in line for line in catalog.find("qwen3-30b-a3b").evidence)
+
+
+def test_norm_parameters_of_the_branch():
+    norms = {"bert-base": 2 * 768, "falcon-7b": 0, "phi-2": 0, "falcon-40b": 2 * 8192, "gemma-2-9b": 2 * 3584}
+    assert {name: count(catalog.find(name)).norm_params_per_layer for name in norms} == norms
