@@ -26,7 +26,7 @@ run: $(VENV)/.installed
 ifdef ARGS
 	@$(BIN)/ffn $(ARGS)
 else
-
+	@$(BIN)/ffn trace
 	@echo
 	@$(BIN)/ffn params llama-2-7b gpt2 mixtral-8x7b
 endif

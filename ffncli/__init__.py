@@ -22,10 +22,11 @@ _WHERE = {
     "cost": "ffncli.block.cost",
     "count": "ffncli.models.count",
     "load": "ffncli.models.source",
+    "trace": "ffncli.run.trace",
     "FFNError": "ffncli.errors",
 }
 
-__all__ = ["FFNError", "FFNSpec", "MoE", "cost", "count", "load", "steps"]
+__all__ = ["FFNError", "FFNSpec", "MoE", "cost", "count", "load", "steps", "trace"]
 
 if TYPE_CHECKING:
     from ffncli.block.cost import cost
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ffncli.errors import FFNError
     from ffncli.models.count import count
     from ffncli.models.source import load
+    from ffncli.run.trace import trace
 
 
 def __getattr__(name: str) -> Any:

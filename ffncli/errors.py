@@ -44,5 +44,5 @@ def did_you_mean(name: str, known: list[str], otherwise: str) -> str:
     """A hint with the nearest known names, or `otherwise` where nothing is near."""
     from difflib import get_close_matches
 
-    near = get_close_matches(name.lower(), known, n=3, cutoff=0.6)
+    near = get_close_matches(name.lower()[:80], known, n=3, cutoff=0.6)
     return "did you mean " + " or ".join(f"'{n}'" for n in near) + "?" if near else otherwise

@@ -24,11 +24,12 @@ settings.load_profile("ffn")
 def ffn() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the real command line in a process of its own."""
 
-    def run(*arguments: str, cwd: Path | None = None, stdin: str | None = None, **env:
-       
-            str) -> subprocess.CompletedProcess[str]: return subprocess.run( [sys.executable, "-m",
-            "ffncli", *arguments], capture_output=True, text=True, cwd=cwd, input=stdin, env={**os.environ, **env}, timeout=120,
-        )  # fmt: skip
+    def run(
+        *arguments: str, cwd: Path | None = None, stdin: str | None = None, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run( [sys.executable, "-m",
+            "ffncli", *arguments], capture_output=True, text=True, cwd=cwd, input=stdin, env={**os.environ, **env},
+        timeout=120, )  # fmt: skip
 
     return run
 

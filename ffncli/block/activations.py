@@ -1,9 +1,9 @@
 """The one table of activation functions. An activation is one row; every command reads it.
 
 A row's `f(x, m)` and `slope(x, m)` are written over a namespace `m` with torch's names (exp, erf, tanh, where, ...):
-`SCALAR` below runs them on Python floats, `torch` itself on tensors. `native` names the call in torch.nn.functional
+`scalar.SCALAR` runs them on Python floats, `torch` itself on tensors. `native` names the call in torch.nn.functional
 that execution uses; rows without one are executed through `f`. Slopes at a kink are torch's. Learned parameters reach
-`f` as attributes of `m` through `with_learned`.
+`f` as attributes of `m` through `scalar.with_learned`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 from ffncli.errors import FFNError, did_you_mean, shown
@@ -34,38 +33,6 @@ class Row:
     source: str = ""
 
 
-# --- the scalar namespace ---------------------------------------------------------------------------------------------
-
-
-def _exp(x: float) -> float:
-    return math.exp(x) if x < 709.0 else math.inf
-
-
-def _sigmoid(x: float) -> float:
-    if x >= 0:
-        return 1.0 / (1.0 + math.exp(-x))
-    e = _exp(x)
-    return e / (1.0 + e)
-
-
-SCALAR = SimpleNamespace(
-    exp=_exp,
-    expm1=lambda x: math.expm1(x) if x < 709.0 else math.inf,
-    log1p=math.log1p,
-    erf=math.erf,
-    tanh=math.tanh,
-    sqrt=math.sqrt,
-    sigmoid=_sigmoid,
-    abs=abs,
-    where=lambda condition, a, b: a if condition else b,
-)
-
-
-def with_learned(m: Any, values: Mapping[str, Any]) -> Any:
-    """The namespace `m` plus learned parameters (`m.alpha_p`), floats or tensors of one element."""
-    return SimpleNamespace(**{n: getattr(m, n) for n in vars(SCALAR)}, **values)
-
-
 # --- shared pieces ----------------------------------------------------------------------------------------------------
 
 _SQRT_HALF = math.sqrt(0.5)
@@ -74,8 +41,9 @@ _INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
-def _zero(x: Any) -> Any:
-    return x * 0.0
+def _zero(x: Any, m: Any) -> Any:
+    """0 where x is a number, infinities included, and NaN where it is not; in x's dtype."""
+    return m.where(x == x, 0.0, x)
 
 
 def _cdf(x: Any, m: Any) -> Any:
@@ -83,7 +51,7 @@ def _cdf(x: Any, m: Any) -> Any:
 
 
 def _softplus(x: Any, m: Any) -> Any:
-    return m.where(x > 0, x, _zero(x)) + m.log1p(m.exp(-m.abs(x)))
+    return m.where(x > 0, x, _zero(x, m)) + m.log1p(m.exp(-m.abs(x)))
 
 
 def _gelu(x: Any, m: Any) -> Any:
@@ -118,14 +86,14 @@ def _swish_slope(k: float) -> Function:
 def _leaky(negative: float) -> tuple[Function, Function]:
     return (
         lambda x, m: m.where(x > 0, x, negative * x),
-        lambda x, m: m.where(x > 0, _zero(x) + 1.0, _zero(x) + negative),
+        lambda x, m: m.where(x > 0, _zero(x, m) + 1.0, _zero(x, m) + negative),
     )
 
 
 def _elu(alpha: float, scale: float) -> tuple[Function, Function]:
     return (
-        lambda x, m: scale * m.where(x > 0, x, alpha * m.expm1(m.where(x > 0, _zero(x), x))),
-        lambda x, m: scale * m.where(x > 0, _zero(x) + 1.0, alpha * m.exp(m.where(x > 0, _zero(x), x))),
+        lambda x, m: scale * m.where(x > 0, x, alpha * m.expm1(m.where(x > 0, _zero(x, m), x))),
+        lambda x, m: scale * m.where(x > 0, _zero(x, m) + 1.0, alpha * m.exp(m.where(x > 0, _zero(x, m), x))),
     )
 
 
@@ -134,13 +102,18 @@ def _mish_slope(x: Any, m: Any) -> Any:
     return t + x * (1.0 - t * t) * m.sigmoid(x)
 
 
+def _sqrtsoftplus_slope(x: Any, m: Any) -> Any:
+    y = m.sqrt(_softplus(x, m))  # 0 below -745, where the sigmoid is 0 too
+    return 0.5 * m.sigmoid(x) / m.where(y == 0, 1.0, y)
+
+
 def _hardswish(x: Any, m: Any) -> Any:
-    return m.where(x <= -3, _zero(x), m.where(x >= 3, x, x * (x + 3.0) / 6.0))
+    return m.where(x <= -3, _zero(x, m), m.where(x >= 3, x, x * (x + 3.0) / 6.0))
 
 
 def _hardswish_slope(x: Any, m: Any) -> Any:
     # torch's slope at the kinks: 0 at -3, 1 at 3.
-    return m.where(x <= -3, _zero(x), m.where(x >= 3, _zero(x) + 1.0, (2.0 * x + 3.0) / 6.0))
+    return m.where(x <= -3, _zero(x, m), m.where(x >= 3, _zero(x, m) + 1.0, (2.0 * x + 3.0) / 6.0))
 
 
 def _laplace_argument(x: Any) -> Any:
@@ -154,7 +127,7 @@ def _laplace_slope(x: Any, m: Any) -> Any:
 
 def _clip10(x: Any, m: Any) -> Any:
     y = _gelu(x, m)
-    return m.where(y > 10.0, _zero(x) + 10.0, y)
+    return m.where(y > 10.0, _zero(x, m) + 10.0, y)
 
 
 _XIELU_BETA, _XIELU_EPS = 0.5, -1e-6
@@ -163,14 +136,16 @@ _XIELU_BETA, _XIELU_EPS = 0.5, -1e-6
 def _xielu(x: Any, m: Any) -> Any:
     ap = _softplus(m.alpha_p, m)
     an = _XIELU_BETA + _softplus(m.alpha_n, m)
-    low = m.where(x < _XIELU_EPS, x, _zero(x) + _XIELU_EPS)
+    low = m.where(x < _XIELU_EPS, x, _zero(x, m) + _XIELU_EPS)
     return m.where(x > 0, ap * x * x, (m.expm1(low) - x) * an) + _XIELU_BETA * x
 
 
 def _xielu_slope(x: Any, m: Any) -> Any:
     ap = _softplus(m.alpha_p, m)
     an = _XIELU_BETA + _softplus(m.alpha_n, m)
-    curve = m.where(x < _XIELU_EPS, m.exp(m.where(x < _XIELU_EPS, x, _zero(x))), _zero(x))
+    low = m.where(x < _XIELU_EPS, x, _zero(x, m) + _XIELU_EPS)
+    share = m.where(x < _XIELU_EPS, _zero(x, m) + 1.0, m.where(x > _XIELU_EPS, _zero(x, m), _zero(x, m) + 0.5))
+    curve = share * m.exp(low)  # torch.min gives each side half at a tie
     return m.where(x > 0, 2.0 * ap * x, (curve - 1.0) * an) + _XIELU_BETA
 
 
@@ -184,12 +159,14 @@ _HENDRYCKS = "Hendrycks & Gimpel 2016, arXiv:1606.08415"
 _SIGMOID_SLOPE: Function = lambda x, m: m.sigmoid(x) * (1.0 - m.sigmoid(x))  # noqa: E731
 
 _ROWS = (
-    Row("identity", "x", lambda x, m: x, lambda x, m: _zero(x) + 1.0, ("linear",), used_by="bilinear GLU", source="-"),
+    Row(
+        "identity", "x", lambda x, m: x, lambda x, m: _zero(x, m) + 1.0, ("linear",), used_by="bilinear GLU", source="-"
+    ),
     Row(
         "relu",
         "max(x, 0)",
-        lambda x, m: m.where(x <= 0, _zero(x), x),
-        lambda x, m: m.where(x > 0, _zero(x) + 1.0, _zero(x)),
+        lambda x, m: m.where(x <= 0, _zero(x, m), x),
+        lambda x, m: m.where(x > 0, _zero(x, m) + 1.0, _zero(x, m)),
         (),
         ("relu", {}),
         used_by="Transformer (2017), OPT, T5 v1.0",
@@ -198,8 +175,8 @@ _ROWS = (
     Row(
         "relu2",
         "max(x, 0)²",
-        lambda x, m: m.where(x <= 0, _zero(x), x * x),
-        lambda x, m: m.where(x > 0, 2.0 * x, _zero(x)),
+        lambda x, m: m.where(x <= 0, _zero(x, m), x * x),
+        lambda x, m: m.where(x > 0, 2.0 * x, _zero(x, m)),
         ("relu_squared", "squared_relu"),
         used_by="Primer, Nemotron, nanochat",
         source="So et al. 2021, arXiv:2109.08668",
@@ -207,8 +184,8 @@ _ROWS = (
     Row(
         "relu6",
         "min(max(x, 0), 6)",
-        lambda x, m: m.where(x <= 0, _zero(x), m.where(x > 6, _zero(x) + 6.0, x)),
-        lambda x, m: m.where((x > 0) & (x < 6), _zero(x) + 1.0, _zero(x)),
+        lambda x, m: m.where(x <= 0, _zero(x, m), m.where(x > 6, _zero(x, m) + 6.0, x)),
+        lambda x, m: m.where((x > 0) & (x < 6), _zero(x, m) + 1.0, _zero(x, m)),
         (),
         ("relu6", {}),
         used_by="MobileNet",
@@ -219,7 +196,7 @@ _ROWS = (
         "prelu",
         "x if x > 0 else a x, a learned",
         lambda x, m: m.where(x > 0, x, m.weight * x),
-        lambda x, m: m.where(x > 0, _zero(x) + 1.0, _zero(x) + m.weight),
+        lambda x, m: m.where(x > 0, _zero(x, m) + 1.0, _zero(x, m) + m.weight),
         (),
         learned={"weight": 0.25},
         source="He et al. 2015, arXiv:1502.01852",
@@ -257,7 +234,7 @@ _ROWS = (
         "gelu_10",
         "min(x Φ(x), 10)",
         _clip10,
-        lambda x, m: m.where(_gelu(x, m) <= 10.0, _gelu_slope(x, m), _zero(x)),
+        lambda x, m: m.where(_gelu(x, m) <= 10.0, _gelu_slope(x, m), _zero(x, m)),
         ("gelu_clipped",),
         source="transformers ClippedGELU; arXiv:2004.09602",
     ),
@@ -315,14 +292,14 @@ _ROWS = (
         _softplus,
         lambda x, m: m.sigmoid(x),
         (),
-        ("softplus", {"threshold": 1e6}),
+        ("softplus", {"threshold": 40.0}),
         source="Dugas et al. 2000",
     ),
     Row(
         "sqrtsoftplus",
         "√log(1 + eˣ)",
         lambda x, m: m.sqrt(_softplus(x, m)),
-        lambda x, m: 0.5 * m.sigmoid(x) / m.sqrt(_softplus(x, m)),
+        _sqrtsoftplus_slope,
         ("sqrt_softplus",),
         used_by="DeepSeek-V4's router",
         source="transformers SqrtSoftplusActivation",

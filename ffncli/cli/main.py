@@ -5,30 +5,34 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Collection
 from importlib import import_module
 from typing import Any, NoReturn
 
 from ffncli import __version__
 from ffncli.errors import ExitCode, FFNError, did_you_mean
-from ffncli.show.output import print_error
 
 # name → (module with a function `command`, the line that `ffn --help` and the README show)
 COMMANDS: dict[str, tuple[str, str]] = {
+    "trace": ("ffncli.cli.trace", "Run a block step by step and print every intermediate."),
     "params": ("ffncli.cli.params", "Count parameters, FLOPs and bytes, per layer and in total."),
     "models": ("ffncli.cli.models", "List the known models, with their sources."),
 }
-REPORT = "https://github.com/ffncli/ffn/issues"
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit. Nothing but an exit code and a line on stderr leaves this function."""
     args = sys.argv[1:] if arguments is None else arguments
     signal.signal(signal.SIGTERM, _terminated)
+    if sys.stdout is None:
+        print_error("error: standard output is closed")
+        sys.exit(ExitCode.ENVIRONMENT)
     try:
         code = _run(args)
         sys.stdout.flush()
-    except BrokenPipeError:
-        code = ExitCode.OK  # the reader had enough
+    except BrokenPipeError:  # the reader had enough
+        _discard_output()
+        code = ExitCode.OK
     except Exception as error:
         code = _failed(error, "--debug" in args)
     except KeyboardInterrupt:
@@ -38,34 +42,53 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _run(args: list[str]) -> int:
+    if not sys.stdout.isatty():
+        os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"  # read when typer is imported: no escape codes in a pipe
     import typer
 
+    name = args[0] if args and args[0] in COMMANDS and "_FFN_COMPLETE" not in os.environ else None
     try:
-        typer.main.get_command(build(_asked_for(args)))(args, prog_name="ffn", standalone_mode=False)
-    except typer.Exit as done:
-        return done.exit_code
-    except typer.Abort:
+        if name:  # the command alone is the whole app: without the root's options its help needs no pydantic
+            app, words, program = _app([name], name), args[1:], f"ffn {name}"
+        else:
+            app, words, program = build(_asked_for(args)), args, "ffn"
+        result = typer.main.get_command(app)(words, prog_name=program, standalone_mode=False)
+    except typer.Abort:  # the end of a terminal's input
         raise KeyboardInterrupt from None
-    return ExitCode.OK
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # typer makes an exit of 1 of it
+            raise BrokenPipeError from None
+        raise
+    if result == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
+        raise KeyboardInterrupt
+    return result if isinstance(result, int) else ExitCode.OK
 
 
 def build(asked_for: str | None) -> Any:
     """The Typer app. Only the module of `asked_for` is imported; the other commands are names with a help line."""
-    if not sys.stdout.isatty():
-        os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"  # read by typer at import: no escape codes in a pipe
+    import typer
+
+    app = _app(COMMANDS, asked_for)
+    app.callback()(_root_options(typer))
+    return app
+
+
+def _app(names: Collection[str], asked_for: str | None) -> Any:
+    """A Typer app of these commands; of one alone, Typer makes that command itself."""
     import typer
 
     app = typer.Typer(
         name="ffn",
         help="Inspect and benchmark the transformer's feed-forward network (FFN).",
-        epilog="Try: ffn params llama-2-7b mixtral-8x7b",
+        epilog="Try: ffn params llama-2-7b mixtral-8x7b · ffn trace",
         no_args_is_help=True,
+        add_completion=len(names) > 1,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich" if sys.stdout.isatty() else None,  # plain help is four times faster
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
-    app.callback()(_root_options(typer))
-    for name, (module, summary) in COMMANDS.items():
+    for name in names:
+        module, summary = COMMANDS[name]
         function = import_module(module).command if name == asked_for else _placeholder
         app.command(name, short_help=summary, help=None if name == asked_for else summary)(function)
     return app
@@ -112,6 +135,13 @@ def _asked_for(args: list[str]) -> str | None:
     return next((word for word in words if not word.startswith("-")), None)
 
 
+def print_error(text: str) -> None:
+    """One line on stderr; its module is only loaded where there is something to say."""
+    from ffncli.show import output
+
+    output.print_error(text)
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -136,7 +166,7 @@ def _failed(error: Exception, debug: bool) -> int:
         return ExitCode.ENVIRONMENT
     print_error(
         f"error: a bug in ffn: {type(error).__name__}: {str(error)[:200]}; "
-        f"please report it at {REPORT} with the output of the same command and --debug"
+        "please report it, with what the same command prints after --debug"
     )
     return ExitCode.BUG
 
@@ -178,8 +208,10 @@ def _leave(code: int) -> NoReturn:
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _discard_output()
     sys.exit(code)
 
 
-__all__ = ["COMMANDS", "__version__", "build", "main"]
+def _discard_output() -> None:
+    """Let what is still buffered go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -13,17 +13,18 @@ from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models import catalog
 from ffncli.models.count import ModelCount, count
 from ffncli.show.output import Answer
-from ffncli.show.tables import Table
+from ffncli.show.tables import Short, Table
 
 
 @spread
 def command(
+    *,
+    search: Annotated[str | None, typer.Argument(metavar="TEXT", help="Only names that contain this.")] = None,
     show: OutputOptions,
-    search: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Only names that contain this.")] = None,
 ) -> None:
     """List the known models: widths, activation, FFN parameters, and where each row was read.
 
-    Example: ffn models llama
+    Try: ffn models llama
     """
     output = show.output()
     names = [name for name in catalog.names() if search is None or search.lower() in name]
@@ -40,13 +41,13 @@ def answer(counts: list[ModelCount]) -> Answer:
     """Rows as `ffn params` has them, without groups."""
     rows = [{k: v for k, v in asdict(c).items() if k != "groups"} for c in counts]
     flat = Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
-    columns = ("model", "d_model", "d_ff", "activation", "gated", "layers", "FFN parameters", "active")
+    columns = ("model", "d_model", "d_ff", "activation", "gated", "layers", "FFN", "active")
     table = Table(columns, [_row(c) for c in counts])
     return Answer("models", {"rows": rows}, flat, [table], CONVENTIONS)
 
 
 def _row(c: ModelCount) -> tuple[object, ...]:
     return (
-        c.name, c.d_model, c.d_ff, c.activation, c.gated, c.layers, c.ffn_params_total,
-        c.ffn_params_active if c.experts else None,
+        c.name, c.d_model, c.d_ff, c.activation, c.gated, c.layers, Short(c.ffn_params_total),
+        Short(c.ffn_params_active) if c.experts else "",
     )  # fmt: skip

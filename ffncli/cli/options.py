@@ -59,13 +59,15 @@ class OutputOptions:
     """--format and its kin."""
 
     format: Annotated[
-        str, typer.Option("--format", metavar="table|json|csv|md", help="How to print.", rich_help_panel=_SHOW)
+        str, typer.Option("--format", metavar="STYLE", help="table, json, csv or md.", rich_help_panel=_SHOW)
     ] = "table"
     json: Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=_SHOW)] = False
     csv: Annotated[bool, typer.Option("--csv", help="Short for --format csv.", rich_help_panel=_SHOW)] = False
     out: Annotated[
         str | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write there, - is stdout.", rich_help_panel=_SHOW),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Write there instead (- is stdout).", rich_help_panel=_SHOW
+        ),
     ] = None
     force: Annotated[bool, typer.Option("--force", help="Let -o replace an existing file.", rich_help_panel=_SHOW)] = (
         False
@@ -111,12 +113,12 @@ class DimensionOptions:
         bool | None, typer.Option("--bias/--no-bias", help="Default: iff not gated.", rich_help_panel=_DIMS)
     ] = None
     norm: Annotated[
-        str | None, typer.Option("--norm", metavar="none|layernorm|rmsnorm", help="Norm.", rich_help_panel=_DIMS)
+        str | None, typer.Option("--norm", metavar="KIND", help="none, layernorm or rmsnorm.", rich_help_panel=_DIMS)
     ] = None
     norm_position: Annotated[
         str | None,
         typer.Option(
-            "--norm-position", metavar="pre|post|branch|pre+branch", help="Where it stands.", rich_help_panel=_DIMS
+            "--norm-position", metavar="WHERE", help="pre, post, branch or pre+branch.", rich_help_panel=_DIMS
         ),
     ] = None
     residual: Annotated[
@@ -125,19 +127,27 @@ class DimensionOptions:
     dropout: Annotated[
         float | None,
         typer.Option(
-            "--dropout", metavar="P", parser=probability("--dropout"), help="Before down.", rich_help_panel=_DIMS
+            "--dropout",
+            metavar="P",
+            parser=probability("--dropout"),
+            help="Dropout before the down projection.",
+            rich_help_panel=_DIMS,
         ),
     ] = None
     experts: Annotated[
         int | None,
         typer.Option(
-            "--experts", metavar="N", parser=positive("--experts"), help="Routed experts.", rich_help_panel=_DIMS
+            "--experts", metavar="N", parser=positive("--experts"), help="Routed experts (MoE).", rich_help_panel=_DIMS
         ),
     ] = None
     top_k: Annotated[
         int | None,
         typer.Option(
-            "--top-k", metavar="K", parser=positive("--top-k"), help="Experts per token [2].", rich_help_panel=_DIMS
+            "--top-k",
+            metavar="K",
+            parser=positive("--top-k"),
+            help="Experts per token, default 2.",
+            rich_help_panel=_DIMS,
         ),
     ] = None
     shared_experts: Annotated[

@@ -17,18 +17,20 @@ from ffncli.show.tables import Table
 
 @spread
 def command(
-    dimensions: DimensionOptions,
-    show: OutputOptions,
+    *,
     sources: Annotated[
-        list[str] | None, typer.Argument(metavar="[SOURCE]...", help="Model names, directories, 512x2048:gelu.")
+        list[str] | None, typer.Argument(metavar="SOURCE", help="Model names, directories, 512x2048:gelu.")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", metavar="fp32|bf16|...", help="Width of weight_bytes [the stored one].")
+        str | None,
+        typer.Option("--dtype", metavar="NAME", help="For weight_bytes: fp32, bf16, ...; default the stored one."),
     ] = None,
+    dimensions: DimensionOptions,
+    show: OutputOptions,
 ) -> None:
     """Count parameters, FLOPs and bytes, per layer and in total; several sources side by side.
 
-    Examples: ffn params llama-2-7b · ffn params ./my-model · ffn params --d-model 768 --activation gelu
+    Try: ffn params llama-2-7b mixtral-8x7b, ffn params ./my-model
     """
     output = show.output()
     said = dimensions.dimensions()

@@ -6,11 +6,11 @@ library refuses, and duplicate keys besides. Values come through the library, te
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,11 +89,15 @@ def _indexed(path: Path) -> Checkpoint:
     if not isinstance(shards, dict) or not shards:
         raise FFNError(f"{where}: weight_map is missing", "it should map tensor names to shard files")
     checked: dict[str, Path] = {}
-    for shard in set(map(str, shards.values())):
+    for name, shard in shards.items():
+        if not isinstance(shard, str):
+            raise FFNError(f"{where}: the shard of tensor {shown(name, 120)} is {shown(shard)}, not a file name")
+        if shard in checked:
+            continue
         if not re.fullmatch(r"[\w\-.+=@ ]+", shard) or shard.startswith("."):
             raise FFNError(f"{where}: shard name {shown(shard)} leaves the directory", "it must be a plain file name")
         checked[shard] = path.parent / shard
-    return Checkpoint(where, {name: checked[str(shard)] for name, shard in shards.items()})
+    return Checkpoint(where, {name: checked[shard] for name, shard in shards.items()})
 
 
 # --- headers ----------------------------------------------------------------------------------------------------------
@@ -125,7 +129,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def _missing(path: Path) -> str:
-    return "" if path.exists() else "the file is not there; is the download complete?"
+    return "" if os.path.exists(path) else "the file is not there; is the download complete?"
 
 
 def _check_metadata(metadata: Any, where: str) -> None:
@@ -147,10 +151,27 @@ def _entry(name: str, entry: Any, where: str) -> tuple[TensorInfo, int, int]:
         raise FFNError(f"{label} has the shape {shown(shape)}, which is no list of sizes")
     if not _counts(span) or len(span) != 2 or span[0] > span[1]:
         raise FFNError(f"{label} has the data_offsets {shown(span)}")
-    bits = prod(shape) * _BITS[dtype]
-    if bits != 8 * (span[1] - span[0]):
+    if any(_refused(value) for key, value in entry.items() if key not in ("dtype", "shape", "data_offsets")):
+        raise FFNError(f"{label} has a field that nests too deeply or holds a number without end")
+    bits = _BITS[dtype]
+    for size in shape:  # step by step, as safetensors does: an overflow counts even where a zero follows
+        bits = bits * size if bits < 2**64 else bits
+    if bits >= 2**64 or bits != 8 * (span[1] - span[0]):
         raise FFNError(f"{label}: shape {list(shape)} of {dtype} does not fit its {span[1] - span[0]} bytes")
     return TensorInfo(dtype, tuple(shape), span[1] - span[0]), span[0], span[1]
+
+
+def _refused(value: Any, most: int = 120) -> bool:
+    """What safetensors' parser refuses even where it is not used: 128 levels, numbers beyond a double."""
+    level = [value]
+    for _ in range(most):
+        if any(isinstance(v, float) and math.isinf(v) for v in level):
+            return True
+        inner = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, (list, dict))]
+        level = [v for values in inner for v in values]
+        if not level:
+            return False
+    return True
 
 
 def _counts(value: Any) -> bool:
@@ -176,16 +197,15 @@ def _check_coverage(spans: list[tuple[str, TensorInfo, int, int]], size: int, wh
 def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
     """Raises FFNError where a stored shape is not what the config's widths make of it, or the dtype is not readable."""
     for item in located:
-        shape = tuple(axis.size for axis in (item.axes[1:] if item.piece.per_expert else item.axes))
-        expected = item.piece.stored_shape(shape)
+        expected = item.stored_shape()
         for name in item.names:
             info = checkpoint.info(name)
             label = f"{shown_path(checkpoint.files[name])}: tensor {shown(name, 120)}"
+            if info.dtype not in _READABLE:
+                raise FFNError(f"{label} is stored as {info.dtype}", "only unquantized weights can be traced")
             if info.shape != expected:
                 sizes = ", ".join(f"{axis.name} = {axis.size}" for axis in item.axes)
                 raise FFNError(f"{label} has shape {list(info.shape)}, expected {list(expected)} ({sizes})")
-            if info.dtype not in _READABLE:
-                raise FFNError(f"{label} is stored as {info.dtype}", "only unquantized weights can be traced")
 
 
 def read_weights(
@@ -233,7 +253,7 @@ def _select(stored: torch.Tensor, item: Located) -> torch.Tensor:
         stored = stored.transpose(-1, -2)
     if piece.parts == 1:
         return stored
-    axis = -1 if item.parameter.endswith(".bias") else -2
+    axis = item.output_axis
     if piece.interleaved:
         index = [slice(None)] * stored.dim()
         index[axis] = slice(piece.part, None, piece.parts)

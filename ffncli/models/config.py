@@ -8,13 +8,14 @@ tensor names, where there are any, are compared with it in `checkpoint.py`. Fact
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ffncli.block import activations, dtypes
-from ffncli.block.recipe import MAX_SIZE, FFNSpec, MoE, NormPosition
+from ffncli.block.recipe import FFNSpec, MoE, NormPosition
 from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.models.fields import REQUIRED, Fields
 from ffncli.models.model import Group, Model, grouped
 from ffncli.models.strict_json import read_object, shown_path
 
@@ -22,71 +23,6 @@ MOST_CONFIG_BYTES = 10_000_000  # real ones stay below 100 kB
 MOST_LAYERS = 100_000
 
 Extra = Mapping[str, Any]
-_REQUIRED: Any = object()
-
-
-@dataclass(frozen=True)
-class Fields:
-    """A config's values, read strictly: every error names the file, the field and the value.
-
-    A name may list spellings (`hidden_size|n_embed`); the first one present counts.
-    """
-
-    values: Mapping[str, Any]
-    where: str
-
-    def get(self, names: str, default: Any = _REQUIRED, kind: str = "a value") -> Any:
-        """The value, or `default` where it is absent or null; FFNError where there is no default."""
-        for name in names.split("|"):
-            if self.values.get(name) is not None:
-                return self.values[name]
-        if default is _REQUIRED:
-            first = names.split("|")[0]
-            found = "is null" if first in self.values else "is missing"
-            raise FFNError(f"{self.where}: {first} {found}", f"this family has no default for it; give {kind}")
-        return default
-
-    def integer(self, names: str, default: Any = _REQUIRED, low: int = 1, high: int = MAX_SIZE) -> Any:
-        """A whole number from `low` to `high`, or `default`."""
-        value = self.get(names, default, "a whole number")
-        if value is default:
-            return value
-        if type(value) is not int or not low <= value <= high:
-            raise self.wrong(names, value, f"a whole number from {low} to {high}")
-        return value
-
-    def number(self, names: str, default: float) -> float:
-        """A finite number."""
-        value = self.get(names, default)
-        if type(value) not in (int, float) or not abs(value) < 1e30:
-            raise self.wrong(names, value, "a number")
-        return float(value)
-
-    def flag(self, names: str, default: bool) -> bool:
-        """true or false."""
-        value = self.get(names, default)
-        if type(value) is not bool:
-            raise self.wrong(names, value, "true or false")
-        return value
-
-    def text(self, names: str, default: Any = _REQUIRED) -> str:
-        """A string."""
-        value = self.get(names, default, "a string")
-        if type(value) is not str:
-            raise self.wrong(names, value, "a string")
-        return value
-
-    def integers(self, names: str) -> tuple[int, ...]:
-        """A list of layer numbers; absent is empty."""
-        value = self.get(names, [])
-        if type(value) is not list or any(type(v) is not int for v in value):
-            raise self.wrong(names, value, "a list of whole numbers")
-        return tuple(value)
-
-    def wrong(self, names: str, value: object, wanted: str) -> FFNError:
-        """The error for a value that cannot be."""
-        name = next((n for n in names.split("|") if self.values.get(n) is not None), names.split("|")[0])
-        return FFNError(f"{self.where}: {name} must be {wanted}, got {shown(value)}")
 
 
 @dataclass(frozen=True)
@@ -122,7 +58,7 @@ class Family:
     d_ff: str | None = "intermediate_size"
     multiple: int | None = None
     activation: str | None = "hidden_act"
-    default_activation: str = _REQUIRED
+    default_activation: str = REQUIRED
     bias: bool | tuple[str, bool] = False
     norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
     position: NormPosition = "pre"
@@ -150,13 +86,14 @@ def _opt(config: Fields) -> Extra:
 
 
 def _t5(config: Fields) -> Extra:
-    form = config.text("feed_forward_proj|dense_act_fn", "relu")
+    newer = config.values.get("model_type") in ("mt5", "umt5")
+    form = config.text("feed_forward_proj|dense_act_fn", "gated-gelu" if newer else "relu")
     gated, name = form.startswith("gated-"), form.removeprefix("gated-")
     # T5 v1.1 means the tanh approximation when it says gated-gelu (transformers' T5Config turns it into gelu_new).
     return {"gated": gated, "activation": "gelu_tanh" if form == "gated-gelu" else name, "bias": False}
 
 
-def _gemma(config: Fields) -> Extra:
+def _gemma1(config: Fields) -> Extra:
     # Early Gemma-1 configs say "gelu" and mean tanh: the weights were trained with it.
     name = config.text("hidden_activation|hidden_act", "gelu_tanh")
     return {"activation": "gelu_tanh" if name == "gelu" else name}
@@ -220,7 +157,12 @@ def _deepseek(config: Fields) -> dict[str, Any]:
 def _deepseek_v2(config: Fields) -> Extra:
     grouped_choice = config.text("topk_method", "greedy") == "group_limited_greedy"
     groups = {"groups": config.integer("n_group"), "top_groups": config.integer("topk_group")} if grouped_choice else {}
-    return _deepseek(config) | groups | {"renormalise": config.flag("norm_topk_prob", False)}
+    if config.flag("norm_topk_prob", False):
+        raise FFNError(
+            f"{config.where}: norm_topk_prob = true is not covered for deepseek_v2",
+            "its implementations disagree on it; no published checkpoint has it",
+        )
+    return _deepseek(config) | groups | {"renormalise": False}
 
 
 def _deepseek_v3(config: Fields) -> Extra:
@@ -240,6 +182,10 @@ _WHISPER = (
     Stack("decoder", "decoder_layers", "decoder_ffn_dim"),
 )
 
+_GEMMA = Family(
+    activation="hidden_activation", default_activation="gelu_tanh", position="pre+branch", norm_weight="one_plus"
+)
+
 FAMILIES: Mapping[str, Family] = {
     "gpt2": Family(
         False, "n_embd|hidden_size", "n_inner", 4, "activation_function", "gelu_new", True, "layernorm", eps=_LN
@@ -252,7 +198,8 @@ FAMILIES: Mapping[str, Family] = {
         False, default_activation="gelu", bias=True, norm="layernorm", eps=("layer_norm_eps", 1e-12), stacks=_ENCODER
     ),
     "t5": Family(
-        None, "d_model", "d_ff", activation=None, eps=("layer_norm_epsilon", 1e-6), stacks=_PAIR, adjust=_t5,
+        None, "d_model", "d_ff", activation="feed_forward_proj|dense_act_fn", default_activation="relu",
+        eps=("layer_norm_epsilon", 1e-6), stacks=_PAIR, adjust=_t5,
         aliases=("mt5", "umt5"),
     ),
     "whisper": Family(
@@ -283,11 +230,12 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(default_activation="silu"),
     "phi3": Family(default_activation="silu", eps=("rms_norm_eps", 1e-5)),
     "olmo2": Family(default_activation="silu", position="branch"),
-    "gemma": Family(activation=None, norm_weight="one_plus", adjust=_gemma),
-    "gemma2": Family(activation=None, position="pre+branch", norm_weight="one_plus", adjust=_gemma),
-    "gemma3_text": Family(
-        activation=None, position="pre+branch", norm_weight="one_plus", adjust=_gemma, aliases=("gemma3",)
+    "gemma": Family(
+        activation="hidden_activation|hidden_act", default_activation="gelu_tanh", norm_weight="one_plus",
+        adjust=_gemma1,
     ),
+    "gemma2": _GEMMA,
+    "gemma3_text": replace(_GEMMA, aliases=("gemma3",)),
     "mixtral": Family(
         default_activation="silu", eps=("rms_norm_eps", 1e-5), moe=MoEFields("num_local_experts", "intermediate_size")
     ),
@@ -394,27 +342,30 @@ def _common(config: Fields, family: Family) -> dict[str, Any]:
         known["activation"] = config.text(family.activation, family.default_activation)
     known["bias"] = family.bias if isinstance(family.bias, bool) else config.flag(*family.bias)
     known |= family.adjust(config)
-    field_name = family.activation or "activation"
-    known["activation"] = activations.resolve(known["activation"], f"{config.where}: {field_name}")[0]
+    label = config.name(family.activation or "activation")
+    known["activation"] = activations.resolve(known["activation"], f"{config.where}: {label}")[0]
     return known
 
 
 def _dense(config: Fields, family: Family, d_ff: str | None) -> FFNSpec:
     known = _common(config, family)
-    default = _REQUIRED if family.multiple is None else family.multiple * known["d_model"]
+    default = REQUIRED if family.multiple is None else family.multiple * known["d_model"]
     name = d_ff or family.d_ff
-    return FFNSpec(d_ff=config.integer(name, default) if name else default, **known)
+    return _spec(config, d_ff=config.integer(name, default) if name else default, **known)
 
 
 def _experts(config: Fields, family: Family) -> FFNSpec:
     row = family.moe
     assert row is not None
+    moe = MoE(config.integer(row.experts), config.integer(row.top_k), **row.routing(config))
+    return _spec(config, d_ff=config.integer(row.d_ff), moe=moe, **_common(config, family))
+
+
+def _spec(config: Fields, **choices: Any) -> FFNSpec:
+    """FFNSpec, whose errors then name the config."""
     try:
-        moe = MoE(config.integer(row.experts), config.integer(row.top_k), **row.routing(config))
-        return FFNSpec(d_ff=config.integer(row.d_ff), moe=moe, **_common(config, family))
+        return FFNSpec(**choices)
     except FFNError as error:
-        if config.where in error.message:
-            raise
         raise FFNError(f"{config.where}: {error.message}", error.hint) from None
 
 
@@ -428,12 +379,13 @@ def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> 
         *([family.moe.d_ff] if family.moe and True in kinds else []),
     ]
     used = [n for names_ in dict.fromkeys(names) for n in names_.split("|") if config.values.get(n) is not None]
-    out = ["widths: " + ", ".join(f"{n} = {config.values[n]}" for n in dict.fromkeys(used))]
+    out = ["widths: " + ", ".join(f"{n} = {shown(config.values[n])}" for n in dict.fromkeys(used))]
     unused = [n for n in dense if n not in used and config.values.get(n) is not None]
-    out += [f"widths: {n} = {config.values[n]} is not used, every layer is MoE" for n in unused]
+    out += [f"widths: {n} = {shown(config.values[n])} is not used, every layer is MoE" for n in unused]
     if family.multiple and not any(n in used for n in dense):
         out.append(
-            f"widths: d_ff = {family.multiple} × d_model, the family's rule ({family.d_ff or 'no field'} not given)"
+            f"widths: d_ff = {family.multiple} × d_model, the family's rule"
+            + (f" ({family.d_ff} not given)" if family.d_ff else "")
         )
     said, runs = config.values.get("hidden_act"), groups[0].spec.activation
     if isinstance(said, str) and activations.CANONICAL.get(said.lower()) != runs:

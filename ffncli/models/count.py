@@ -77,7 +77,7 @@ def count(model: Model, dtype: str | None = None) -> ModelCount:
     groups = [(group, cost(group.steps)) for group in model.groups]
     main, per_layer = next((g, c) for g, c in groups if g is model.main)
     total = sum((c.times(len(g.layers)) for g, c in groups), Cost())
-    row = dtypes.dtype(dtype or model.dtype or "fp32")
+    row = dtypes.dtype(model.dtype or "fp32" if dtype is None else dtype)
     counted = tuple(_group(group, c) for group, c in groups)
     shape = _shape(main)
     return ModelCount(

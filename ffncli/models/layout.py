@@ -2,7 +2,7 @@
 
 A Piece says where one canonical parameter is and how it is stored. Canonical is torch's `[out, in]`; on disk a matrix
 may be transposed (GPT-2's Conv1D), hold gate and up one after the other (Phi-3) or interleaved (gpt-oss), be one tensor
-per expert or one for all. What is on disk decides whether a block is gated and has biases; see `find`.
+per expert or one for all. What is on disk decides whether a block is gated and has biases; see `inspect`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,6 @@ class Piece:
             (["transposed"] if self.transposed else []) + how + (["per expert"] if self.per_expert else [])
         )
 
-    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape on disk of a parameter whose canonical shape (experts axis removed, if per expert) is `shape`."""
-        if len(shape) == 1 or (self.parts == 1 and not self.transposed):
-            return (*shape[:-1], shape[-1] * self.parts) if len(shape) == 1 else shape
-        *lead, out, into = shape
-        return (*lead, into, out * self.parts) if self.transposed else (*lead, out * self.parts, into)
-
 
 Pieces = Mapping[str, Piece]
 
@@ -74,13 +67,25 @@ class Located:
     piece: Piece
     names: tuple[str, ...]
 
+    @property
+    def output_axis(self) -> int:
+        """Which axis, counted from the end, the parts of a stored tensor share: rows of a matrix, a bias's only one."""
+        return -1 if len(self.axes) == 1 or self.parameter.endswith(".bias") else -2
+
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of each tensor on disk."""
+        shape = [axis.size for axis in (self.axes[1:] if self.piece.per_expert else self.axes)]
+        shape[self.output_axis] *= self.piece.parts
+        if self.piece.transposed:
+            shape[-1], shape[-2] = shape[-2], shape[-1]
+        return tuple(shape)
+
 
 @dataclass(frozen=True)
-class Found:
-    """What `find` saw: the spec as the tensors have it, where everything is, and the evidence in words."""
+class Seen:
+    """What tensor names show: the spec as the file has it, and the evidence in words."""
 
     spec: FFNSpec
-    located: tuple[Located, ...]
     evidence: tuple[str, ...]
 
 
@@ -213,22 +218,59 @@ LAYOUTS: Mapping[str, Layout] = {
 # --- finding them -----------------------------------------------------------------------------------------------------
 
 
-def find(names: Collection[str], family: str, stack: str, layer: int, spec: FFNSpec, where: str) -> Found:
-    """Locate one layer's parameters among tensor `names`; the names decide gatedness and biases.
+@dataclass(frozen=True)
+class Names:
+    """The tensor names of one layer of a checkpoint, and the family whose layout they should follow."""
 
-    Raises FFNError naming the tensors that were looked for where they are not all there.
-    """
+    names: Collection[str]
+    family: str
+    stack: str
+    layer: int
+    where: str
+
+    def way(self, spec: FFNSpec) -> tuple[str, Pieces]:
+        """(the layer's full prefix, the way its FFN is written): the candidate with most of its tensors there."""
+        layout = LAYOUTS[self.family]
+        ways = layout.moe if spec.moe else layout.dense
+        stems = [prefix + layout.layers[self.stack].format(i=self.layer) for prefix in layout.prefixes]
+        stem, way = max(
+            ((stem, way) for stem in stems for way in ways),
+            key=lambda c: sum(_name(self.names, c[0], piece) is not None for piece in c[1].values()),
+        )
+        if not any(_name(self.names, stem, piece) for piece in way.values()):
+            raise _nothing(self.names, stem, ways, self.where)
+        return stem, way
+
+
+def present_stacks(names: Collection[str], family: str) -> set[str]:
+    """The stacks that have any tensors: an encoder is often saved without its decoder."""
     layout = LAYOUTS[family]
-    ways = layout.moe if spec.moe else layout.dense
-    candidates = [(prefix + layout.layers[stack].format(i=layer), way) for prefix in layout.prefixes for way in ways]
-    stem, way = max(candidates, key=lambda c: sum(_name(names, c[0], p) is not None for p in c[1].values()))
-    seen = {name for name, piece in way.items() if _name(names, stem, piece)}
-    if not seen:
-        raise _nothing(names, stem, ways, where)
-    spec, evidence = _as_seen(spec, way, seen, family)
-    pieces = {**way, **(layout.norms or {})}
-    located = tuple(_locate(names, stem, pieces, name, axes, where) for name, axes in parameters(steps(spec)).items())
-    return Found(spec, located, (*evidence, *_layout_evidence(located)))
+    starts = {
+        stack: tuple(p + text.partition("{i}")[0] for p in layout.prefixes) for stack, text in layout.layers.items()
+    }
+    return {stack for stack, prefixes in starts.items() if any(name.startswith(prefixes) for name in names)}
+
+
+def inspect(names: Names, spec: FFNSpec) -> Seen:
+    """The spec corrected by what the tensors show: gate or none, biases or none. FFNError for a layer without any."""
+    stem, way = names.way(spec)
+    present = {name for name, piece in way.items() if _name(names.names, stem, piece)}
+    seen, evidence = _as_seen(spec, way, present, names.family)
+    if homeless := present - set(parameters(steps(seen))):
+        name = min(homeless)
+        raise FFNError(
+            f"{names.where}: tensor {shown(_name(names.names, stem, way[name]), 120)} has no place in this block",
+            f"the config and the other tensors speak of a block without {name}",
+        )
+    return Seen(seen, (*evidence, *_layout_evidence(locate(names, seen))))
+
+
+def locate(names: Names, spec: FFNSpec) -> tuple[Located, ...]:
+    """Where every parameter of `spec` lies. Raises FFNError naming the first tensor that is not there."""
+    stem, way = names.way(spec)
+    pieces = {**way, **(LAYOUTS[names.family].norms or {})}
+    wanted = parameters(steps(spec)).items()
+    return tuple(_locate(names.names, stem, pieces, name, axes, names.where) for name, axes in wanted)
 
 
 def _as_seen(spec: FFNSpec, way: Pieces, seen: set[str], family: str) -> tuple[FFNSpec, list[str]]:

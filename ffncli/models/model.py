@@ -65,7 +65,7 @@ class Model:
     def layer(self, text: str | None) -> Layer:
         """The layer for `3` or `decoder.3` (None: 0, of the first stack). Raises FFNError where there is none."""
         stacks = list(dict.fromkeys(group.stack for group in self.groups))
-        stack, _, number = (text or "0").rpartition(".")
+        stack, _, number = ("0" if text is None else text).rpartition(".")
         if stack and stack not in stacks:
             raise FFNError(f"--layer {shown(text)}: no stack '{stack}'", f"this model has: {', '.join(stacks)}")
         if not stack and len(stacks) > 1 and text is not None:
@@ -77,7 +77,8 @@ class Model:
         for group in self.groups:
             if group.stack == stack and int(number) in group.layers:
                 return Layer(stack, int(number), group.spec)
-        raise FFNError(f"--layer {number} is out of range", f"{self.name} has {stack} layers 0 to {count - 1}")
+        known = "a bare block is layer 0" if self.bare else f"{self.name} has {stack} layers 0 to {count - 1}"
+        raise FFNError(f"--layer {text or 0} is out of range", known)
 
     def with_specs(self, change: Sequence[FFNSpec]) -> Model:
         """The same layers with other specs, one per group."""

@@ -118,15 +118,23 @@ def with_evidence(model: Model) -> Model:
         return model
     checkpoint = open_checkpoint(model.location)
     if checkpoint is None:
-        note = f"no safetensors at {shown_path(model.location)}: counted from the config"
+        if model.source.endswith(".json"):  # the config is what was asked for
+            return model
+        note = f"no safetensors in {shown_path(model.location)}: taken from the config alone"
         return replace(model, notes=(*model.notes, note))
+    stacks = layout.present_stacks(checkpoint.files, model.model_type)
+    if absent := {group.stack for group in model.groups} - stacks:
+        if not stacks:
+            absent = set()  # let the first layer's own error say what was looked for
+        left_out = tuple(f"no {stack} tensors in {checkpoint.where}: left out" for stack in sorted(absent))
+        kept = tuple(group for group in model.groups if group.stack not in absent)
+        model = replace(model, groups=kept, notes=(*model.notes, *left_out))
     specs, evidence = [], list(model.evidence)
     for group in model.groups:
-        found = layout.find(
-            checkpoint.files, model.model_type, group.stack, group.layers[0], group.spec, checkpoint.where
-        )
-        specs.append(found.spec)
-        evidence += [e for e in found.evidence if e not in evidence]
+        names = layout.Names(checkpoint.files, model.model_type, group.stack, group.layers[0], checkpoint.where)
+        seen = layout.inspect(names, group.spec)
+        specs.append(seen.spec)
+        evidence += [e for e in seen.evidence if e not in evidence]
     evidence.sort(key=lambda e: "tensor" not in e)  # tensor names decide first
     return replace(model.with_specs(specs), evidence=tuple(evidence))
 
@@ -137,7 +145,7 @@ def with_evidence(model: Model) -> Model:
 def _inline(text: str) -> re.Match[str] | None:
     """`512x2048:gelu`: digits on both sides of an x, so that no model name is taken for one."""
     match = _INLINE.fullmatch(text)
-    return match if match and re.fullmatch(r"[-+]?\d[\d.e^]*", match["d_model"]) else None
+    return match if match and re.fullmatch(r"[-+]?[0-9][0-9.e^]*", match["d_model"]) else None
 
 
 def _inline_block(text: str) -> Model:
@@ -152,7 +160,12 @@ def from_dimensions(said: Dimensions, source: str = "") -> Model:
     if said.d_model is None:
         raise FFNError("--d-model is missing", "give a SOURCE (a model, a directory, 512x2048:gelu) or --d-model N")
     d_model = whole("--d-model", said.d_model)
-    spec = FFNSpec(d_model, width("--d-ff", said.d_ff or "4x", d_model), **_choices(said, "relu"), moe=_moe(said, None))
+    spec = FFNSpec(
+        d_model,
+        width("--d-ff", "4x" if said.d_ff is None else said.d_ff, d_model),
+        **_choices(said, "relu"),
+        moe=_moe(said, None),
+    )
     defaults = [
         *(["d_ff = 4x"] if said.d_ff is None else []),
         *([f"activation {spec.activation}"] if said.activation is None else []),
@@ -169,8 +182,8 @@ def with_dimensions(model: Model, said: Dimensions) -> Model:
 
 
 def _changed(spec: FFNSpec, said: Dimensions) -> FFNSpec:
-    d_model = whole("--d-model", said.d_model) if said.d_model else spec.d_model
-    d_ff = width("--d-ff", said.d_ff, d_model) if said.d_ff else spec.d_ff
+    d_model = whole("--d-model", said.d_model) if said.d_model is not None else spec.d_model
+    d_ff = width("--d-ff", said.d_ff, d_model) if said.d_ff is not None else spec.d_ff
     choices = _choices(said, None)
     if "norm" in choices and choices["norm"] != spec.norm:
         choices["norm_bias"] = None  # the new kind's default
@@ -213,14 +226,14 @@ def _moe(said: Dimensions, given: MoE | None) -> MoE | None:
 
 def whole(option: str, text: str) -> int:
     """A size from text: `4096`. Raises FFNError for zero, negative, huge, or no whole number."""
-    if re.fullmatch(r"[-+]?\d{1,4000}", text.strip()):
+    if re.fullmatch(r"[-+]?[0-9]{1,4000}", text.strip()):
         return size(option, int(text))
     raise FFNError(f"{option} must be a whole number, got {shown(text)}")
 
 
 def width(option: str, text: str, d_model: int) -> int:
     """d_ff from `2048` or, as a multiple of d_model, `4x` or `2.6875x`, which must give a whole number."""
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)x", text.strip())
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)x", text.strip())
     if not match:
         return whole(option, text)
     exact = Fraction(match[1]) * d_model

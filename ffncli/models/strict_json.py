@@ -30,11 +30,15 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
     if not raw.strip():
         raise FFNError(f"{where} is empty", "it should hold a JSON object")
     try:
-        value = json.loads(raw, object_pairs_hook=_unique, parse_constant=_no_constant)
+        text = raw.decode("utf-8")
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_integer)
+        if "\\ud" in text.lower():  # half a surrogate pair is JSON, and no text
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except _Refused as error:
         raise FFNError(f"{where}: {error}") from None
-    except UnicodeDecodeError as error:
-        raise FFNError(f"{where} is not UTF-8 text (byte {error.start})") from None
+    except UnicodeError as error:
+        at = f" (byte {error.start})" if isinstance(error, UnicodeDecodeError) else ", it has half a surrogate pair"
+        raise FFNError(f"{where} is not UTF-8 text{at}") from None
     except json.JSONDecodeError as error:
         raise FFNError(f"{where} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
@@ -62,6 +66,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise _Refused(f"{name} is not a JSON number")
+
+
+def _integer(text: str) -> int | float:
+    """-0 is a float, as in other readers: nothing can have -0 elements."""
+    return -0.0 if text == "-0" else int(text)
 
 
 def _kind(value: object) -> str:

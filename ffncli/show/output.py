@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO, get_args
 
 from ffncli.errors import ExitCode, FFNError, shown
-from ffncli.show.tables import Table, cell_text, csv_text
+from ffncli.show.tables import Table, csv_text
 from ffncli.show.tensors import Excerpt
 from ffncli.show.text import clean, encodable, json_safe, pad, width
 
@@ -69,6 +69,8 @@ class Output:
     def __post_init__(self) -> None:
         if self.format not in get_args(Format):
             raise FFNError(f"--format: unknown format {shown(self.format)}", "use table, json, csv or md")
+        if self.path is not None and "\0" in self.path:
+            raise FFNError(f"cannot write {clean(self.path)}: no file has such a name", code=ExitCode.ENVIRONMENT)
         if self.path is not None and not self.force and _would_be_lost(self.path):
             raise FFNError(f"{clean(str(self.path))} exists already", "choose another -o FILE, or give --force")
 
@@ -148,9 +150,9 @@ def _plain(parts: Sequence[Part]) -> str:
     for part in parts:
         match part:
             case Heading():
-                lines += ([""] if lines else []) + [f"{part.text}  {part.remark}".rstrip()]
+                lines += ([""] if lines else []) + [clean(f"{part.text}  {part.remark}").rstrip()]
             case Line():
-                lines.append("  " + part.text)
+                lines.append("  " + clean(part.text))
             case Excerpt():
                 lines += ["  " + "  ".join(text for text, _ in line) for line in part.lines()]
             case Table():
@@ -160,9 +162,10 @@ def _plain(parts: Sequence[Part]) -> str:
 
 def _plain_table(table: Table) -> list[str]:
     texts, right = table.texts(), table.right_aligned()
-    widths = [max([width(c), *(width(row[i]) for row in texts)]) for i, c in enumerate(table.columns)]
-    rows = [list(table.columns), *texts] if any(table.columns) else texts
-    out = [table.title] if table.title else []
+    names = [clean(name) for name in table.columns]
+    widths = [max([width(c), *(width(row[i]) for row in texts)]) for i, c in enumerate(names)]
+    rows = [names, *texts] if any(names) else texts
+    out = [clean(table.title)] if table.title else []
     return out + ["  ".join(pad(c, w, r) for c, w, r in zip(row, widths, right, strict=True)) for row in rows]
 
 
@@ -189,7 +192,7 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def _md(text: str) -> str:
-    return re.sub(r"([\\|*_`<>\[\]#])", r"\\\1", text)
+    return re.sub(r"([\\|*_`<>\[\]#])", r"\\\1", clean(text))
 
 
 class _Terminal:
@@ -222,7 +225,7 @@ class _Terminal:
                     self._table(part, first=at == 0)
 
     def _fit(self, text: str) -> str:
-        return encodable(text, self.encoding)
+        return encodable(clean(text), self.encoding)
 
     def _excerpt(self, excerpt: Excerpt) -> None:
         from rich.text import Text
@@ -243,12 +246,15 @@ class _Terminal:
         if table.title:
             self.console.print(Text(self._fit(table.title), "bold"))
         texts = [[self._fit(cell) for cell in row] for row in table.texts()]
-        natural = sum(max([width(c), *(width(row[i]) for row in texts)]) + 2 for i, c in enumerate(table.columns))
+        widest = [max([width(c), *(width(row[i]) for row in texts)]) for i, c in enumerate(table.columns)]
+        natural = sum(widest) + 2 * (len(widest) - 1)
         if natural > self.console.width and len(table.columns) > 2:
             self._vertical(table, texts)
             return
         # Only a table of two columns (name, text) may wrap: its text folds, nothing is cut.
-        rich = RichTable(box=SIMPLE_HEAD, show_header=any(table.columns), pad_edge=False, show_edge=False)
+        rich = RichTable(
+            box=SIMPLE_HEAD, show_header=any(table.columns), pad_edge=False, show_edge=False, padding=(0, 1, 0, 0)
+        )
         for name, right in zip(table.columns, table.right_aligned(), strict=True):
             rich.add_column(name, justify="right" if right else "left", overflow="fold")
         for at, row in enumerate(texts):
@@ -304,6 +310,3 @@ def _write_file(path: Path, text: str) -> None:
             raise
     except OSError as error:
         raise FFNError(f"cannot write {clean(str(path))}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
-
-
-__all__ = ["Answer", "Excerpt", "Format", "Heading", "Line", "Output", "Table", "cell_text", "print_error"]

@@ -11,6 +11,16 @@ from ffncli.show.text import clean
 Cell = Any  # int, float, bool, str, None, or a sequence of those
 
 
+class Short(int):
+    """A count that reads short in a table, four digits and a unit: `4.329 B`. JSON and CSV have all of it."""
+
+    def __str__(self) -> str:
+        for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
+            if self >= size:
+                return f"{self / size:#.4g} {unit}"
+        return f"{int(self)}"
+
+
 @dataclass(frozen=True)
 class Table:
     """`rows` hold raw values, one per column. `emphasis` names rows to set in bold (totals)."""
@@ -38,6 +48,8 @@ def cell_text(value: Cell) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, Short):
+        return str(value)
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""The block as anybody would write it in torch, from nothing but nn modules: what steps, costs and traces are held to."""
+"""The block as anybody would write it in torch, from plain nn modules: what steps, costs and traces are held to."""
 
 from __future__ import annotations
 

@@ -1,0 +1,79 @@
+"""Fields: a config's values, read strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ffncli.block.recipe import MAX_SIZE
+from ffncli.errors import FFNError, shown
+
+REQUIRED: Any = object()  # no default: the field must be there
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A config's values, read strictly: every error names the file, the field and the value.
+
+    A name may list spellings (`hidden_size|n_embed`); the first one present counts.
+    """
+
+    values: Mapping[str, Any]
+    where: str
+
+    def get(self, names: str, default: Any = REQUIRED, kind: str = "a value") -> Any:
+        """The value, or `default` where it is absent or null; FFNError where there is no default."""
+        for name in names.split("|"):
+            if self.values.get(name) is not None:
+                return self.values[name]
+        if default is REQUIRED:
+            first = names.split("|")[0]
+            found = "is null" if first in self.values else "is missing"
+            raise FFNError(f"{self.where}: {first} {found}", f"this family has no default for it; give {kind}")
+        return default
+
+    def integer(self, names: str, default: Any = REQUIRED, low: int = 1, high: int = MAX_SIZE) -> Any:
+        """A whole number from `low` to `high`, or `default`."""
+        value = self.get(names, default, "a whole number")
+        if value is default:
+            return value
+        if type(value) is not int or not low <= value <= high:
+            raise self.wrong(names, value, f"a whole number from {low} to {high}")
+        return value
+
+    def number(self, names: str, default: float) -> float:
+        """A finite number."""
+        value = self.get(names, default)
+        if type(value) not in (int, float) or not abs(value) < 1e30:
+            raise self.wrong(names, value, "a number")
+        return float(value)
+
+    def flag(self, names: str, default: bool) -> bool:
+        """true or false."""
+        value = self.get(names, default)
+        if type(value) is not bool:
+            raise self.wrong(names, value, "true or false")
+        return value
+
+    def text(self, names: str, default: Any = REQUIRED) -> str:
+        """A string."""
+        value = self.get(names, default, "a string")
+        if type(value) is not str:
+            raise self.wrong(names, value, "a string")
+        return value
+
+    def integers(self, names: str) -> tuple[int, ...]:
+        """A list of layer numbers; absent is empty."""
+        value = self.get(names, [])
+        if type(value) is not list or any(type(v) is not int for v in value):
+            raise self.wrong(names, value, "a list of whole numbers")
+        return tuple(value)
+
+    def name(self, names: str) -> str:
+        """The spelling that the config uses, else the first."""
+        return next((n for n in names.split("|") if self.values.get(n) is not None), names.split("|")[0])
+
+    def wrong(self, names: str, value: object, wanted: str) -> FFNError:
+        """The error for a value that cannot be."""
+        return FFNError(f"{self.where}: {self.name(names)} must be {wanted}, got {shown(value)}")

@@ -1,0 +1,209 @@
+"""The reference reader: runs the steps in torch, one after the other, and yields every intermediate.
+
+It is written to be read, not to be fast; kernels are checked against it. Each tensor is freed after its last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ffncli.block.steps import (
+    Activation,
+    Add,
+    AllReduce,
+    Dropout,
+    Experts,
+    Linear,
+    Multiply,
+    Norm,
+    Op,
+    Route,
+    Step,
+    block_inputs,
+)  # fmt: skip
+from ffncli.run.functions import function
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Eval by default. In training, dropout keeps what `masks[name]` keeps (True), or draws from `generator`.
+
+    `reduce` sums a tensor over ranks, for sharded steps.
+    """
+
+    train: bool = False
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    generator: torch.Generator | None = None
+    reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+
+EVAL = Mode()
+
+
+@dataclass(frozen=True)
+class Event:
+    """One intermediate: its printed name (`experts.3.gate` inside an expert), the step, the tensor.
+
+    For inner steps `tokens` holds the flat indices of the tokens that the expert received; the tensor's rows are those.
+    """
+
+    name: str
+    step: Step
+    tensor: Tensor
+    tokens: Tensor | None = None
+
+
+def execute(
+    steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], mode: Mode = EVAL
+) -> Iterator[Event]:
+    """Yield every step's output in order, those inside experts before the experts' own.
+
+    `inputs` maps each input of the block to a tensor [..., d_model]; `weights` are canonical, in the inputs' dtype.
+    Tensors are not changed after they are yielded.
+    """
+    last_use = {name: at for at, step in enumerate(steps) for name in step.inputs}
+    known = dict(inputs)
+    for at, step in enumerate(steps):
+        arguments = [known[name] for name in step.inputs]
+        if isinstance(step.op, Experts):
+            result = yield from _experts(step, step.op, arguments, weights, mode)
+        else:
+            own = {name.rpartition(".")[2]: weights[name] for name in step.parameters()}
+            result = _apply(step, own, arguments, mode)
+        known[step.output] = result
+        del arguments
+        for name in {*step.inputs, step.output}:
+            if last_use.get(name, at) == at:
+                del known[name]
+        yield Event(step.output, step, result)
+        del result
+
+
+def run(
+    steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], mode: Mode = EVAL
+) -> Tensor:
+    """The block's output alone."""
+    tensor = None
+    for event in execute(steps, weights, inputs, mode):
+        tensor = event.tensor
+    assert tensor is not None
+    return tensor
+
+
+def _apply(step: Step, own: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode) -> Tensor:
+    op: Op = step.op
+    match op:
+        case Linear():
+            return functional.linear(x[0], own["weight"], own.get("bias"))
+        case Activation():
+            return _activation(op, own, x[0])
+        case Multiply():
+            out = x[0]
+            for factor in x[1:]:
+                out = out * factor
+            return out
+        case Add():
+            total = x[0]
+            for term in x[1:-1]:
+                total = total + term
+            return total + (x[-1] if op.scale == 1 else x[-1] * op.scale)
+        case Norm():
+            return norm(op, own, x[0])
+        case Dropout():
+            return _dropout(step.output, op, x[0], mode)
+        case Route():
+            return route(op, own.get("correction"), x[0])
+        case AllReduce():
+            return mode.reduce(x[0])
+        case _:
+            raise AssertionError(f"execute has no arm for {type(op).__name__}")
+
+
+def _activation(op: Activation, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    if op.low is not None or op.high is not None:
+        x = x.clamp(op.low, op.high)
+    y = function(op.function, own)(x)
+    return y + op.plus if op.plus else y
+
+
+def norm(op: Norm, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """LayerNorm as torch has it; RMSNorm x / √(mean(x²) + eps), in at least float32 (Zhang & Sennrich 2019)."""
+    weight = own.get("weight")
+    if op.kind == "layernorm":
+        if op.weight == "one_plus" and weight is not None:
+            weight = 1 + weight
+        return functional.layer_norm(x, (x.shape[-1],), weight, own.get("bias"), op.eps)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + op.eps)
+    if op.weight == "one_plus" and weight is not None:
+        wide = wide * (1 + weight.to(wide.dtype))
+    elif weight is not None:
+        return wide.to(x.dtype) * weight + own["bias"] if "bias" in own else wide.to(x.dtype) * weight
+    return wide.to(x.dtype)
+
+
+def _dropout(name: str, op: Dropout, x: Tensor, mode: Mode) -> Tensor:
+    if not mode.train:
+        return x
+    keep = mode.masks.get(name)
+    if keep is None:
+        draws = torch.rand(x.shape, generator=mode.generator, device=mode.generator.device if mode.generator else None)
+        keep = (draws >= op.p).to(x.device)
+    return torch.where(keep, x / (1 - op.p), torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def route(op: Route, correction: Tensor | None, logits: Tensor) -> Tensor:
+    """Weights [..., experts] for router logits [..., experts]; the experts that are not chosen have zero."""
+    work = logits if op.score_dtype == "input" else logits.float()
+    if op.order == "choose_first":
+        chosen = work.topk(op.top_k, -1).indices
+        values = _scores(op, work.gather(-1, chosen))
+    else:
+        scores = _scores(op, work)
+        choice = scores if correction is None else scores + correction.to(scores.dtype)
+        chosen = _within_groups(op, choice).topk(op.top_k, -1).indices
+        values = scores.gather(-1, chosen)
+        if op.renormalise:
+            values = values / values.sum(-1, keepdim=True)
+    values = values if op.scale == 1 else values * op.scale
+    return torch.zeros_like(work).scatter(-1, chosen, values).to(logits.dtype)
+
+
+def _scores(op: Route, logits: Tensor) -> Tensor:
+    return logits.softmax(-1) if op.score == "softmax" else logits.sigmoid()
+
+
+def _within_groups(op: Route, choice: Tensor) -> Tensor:
+    """Scores with the experts of all but the best `top_groups` groups put out of reach."""
+    if op.groups == 1 or op.top_groups == op.groups:
+        return choice
+    grouped = choice.reshape(*choice.shape[:-1], op.groups, -1)
+    best = grouped.topk(min(op.group_best, grouped.shape[-1]), -1).values.sum(-1)
+    kept = torch.zeros_like(best, dtype=torch.bool).scatter(-1, best.topk(op.top_groups, -1).indices, True)
+    return grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(-2)
+
+
+def _experts(
+    step: Step, op: Experts, arguments: Sequence[Tensor], weights: Mapping[str, Tensor], mode: Mode
+) -> Generator[Event, None, Tensor]:
+    """Run the program of every chosen expert on the tokens routed to it; returns the mixed output."""
+    x, chosen = arguments
+    flat, share = x.flatten(0, -2), chosen.flatten(0, -2)
+    out = torch.zeros(*flat.shape[:-1], step.op.shape(tuple(flat.shape))[-1], dtype=flat.dtype, device=flat.device)
+    (entry,) = block_inputs(op.program)
+    for e in share.any(0).nonzero().flatten().tolist():
+        tokens = share[:, e].nonzero().flatten()
+        weight = share[tokens, e, None]
+        own = {name: weights[name][e] for name in op.parameters()}
+        received = flat[tokens] * weight if op.weigh == "input" else flat[tokens]
+        result = received
+        for event in execute(op.program, own, {entry: received}, mode):
+            result = event.tensor
+            yield Event(f"{step.output}.{e}.{event.name}", event.step, event.tensor, tokens)
+        out.index_add_(0, tokens, result * weight if op.weigh == "output" else result)
+    return out.reshape(*x.shape[:-1], out.shape[-1])

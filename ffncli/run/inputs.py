@@ -1,0 +1,153 @@
+"""The tensor that enters a block: by name, from a list of numbers, from a file or from stdin."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.models.strict_json import shown_path
+
+NAMED = ("arange", "randn", "zeros", "ones")
+MOST_TEXT_BYTES = 1_000_000_000
+_LIST = re.compile(r"[-+\d.eEnaifN,;\s\[\]]+")
+
+
+def make_input(
+    text: str, leading: tuple[int, ...] | None, d_model: int, dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
+    """The input [*leading, d_model] that `text` names; `leading` None takes a file's own shape.
+
+    Raises FFNError for an unknown name, numbers that do not fill tokens of d_model, or a file that holds no numbers.
+    """
+    shape = (*(leading or (4,)), d_model)
+    if text in NAMED:
+        return _named(text, shape, generator).to(dtype)
+    if text == "-":
+        values = _parse(_stdin(), "standard input")
+    elif _LIST.fullmatch(text) and not os.path.exists(text):
+        values = _parse(text, "--input")
+    else:
+        values = _file(Path(os.path.expanduser(text)), text)
+    return _shaped(values, leading, d_model).to(dtype)
+
+
+def _named(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    if name == "arange":
+        return torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
+    if name == "randn":
+        return torch.randn(shape, generator=generator)
+    return torch.zeros(shape) if name == "zeros" else torch.ones(shape)
+
+
+def _stdin() -> str:
+    if sys.stdin is None:
+        raise FFNError("--input -: standard input is closed")
+    try:
+        return sys.stdin.read(MOST_TEXT_BYTES)
+    except UnicodeDecodeError:
+        raise FFNError("standard input is not text", "give numbers or JSON; .npy and .safetensors as files") from None
+
+
+def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Tensor:
+    if values.numel() == 0 or values.numel() % d_model:
+        raise FFNError(f"--input has {values.numel()} values, which make no tokens of d_model = {d_model}")
+    if leading is None:
+        return values if values.dim() > 1 and values.shape[-1] == d_model else values.reshape(-1, d_model)
+    if values.numel() != math.prod(leading) * d_model:
+        wanted = " × ".join(map(str, (*leading, d_model)))
+        raise FFNError(f"--input has {values.numel()} values, {wanted} needs {math.prod(leading) * d_model}")
+    return values.reshape(*leading, d_model)
+
+
+def _parse(text: str, where: str) -> Tensor:
+    """Numbers from JSON (nested lists) or from text: commas, semicolons and white space apart."""
+    if text.lstrip().startswith("["):
+        return _nested(_json(text, where), where)
+    words = [w for w in re.split(r"[,;\s]+", text) if w]
+    try:
+        return torch.tensor([float(w) for w in words], dtype=torch.float64)
+    except ValueError:
+        wrong = next(w for w in words if not _is_float(w))
+        raise FFNError(f"{where}: {shown(wrong)} is not a number") from None
+
+
+def _json(text: str, where: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FFNError(f"{where} is not JSON: {str(error)[:80]}") from None
+
+
+def _nested(values: object, where: str) -> Tensor:
+    try:
+        return torch.tensor(values, dtype=torch.float64)
+    except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError):
+        raise FFNError(f"{where} is no regular array of numbers", "give nested lists of equal lengths") from None
+
+
+def _is_float(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _file(path: Path, text: str) -> Tensor:
+    where = shown_path(path)
+    if not text or not os.path.isfile(path):
+        hint = did_you_mean(text, list(NAMED), f"use {', '.join(NAMED)}, numbers like 0.1,0.2, a file, or -")
+        raise FFNError(f"--input: {shown(text)} is no name and no file", hint)
+    try:
+        if path.suffix == ".npy":
+            return _npy(path, where)
+        if path.suffix == ".safetensors":
+            return _safetensors(path, where)
+        if path.stat().st_size > MOST_TEXT_BYTES:
+            raise FFNError(f"{where} is larger than {MOST_TEXT_BYTES:,} bytes", "use .npy or .safetensors")
+        return _parse(path.read_text("utf-8"), where)
+    except OSError as error:
+        raise FFNError(f"cannot read {where}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise FFNError(f"{where} is not text", "known: .npy, .safetensors, .json, .csv") from None
+
+
+def _npy(path: Path, where: str) -> Tensor:
+    import numpy
+
+    try:
+        with path.open("rb") as file:
+            array = numpy.lib.format.read_array(file, allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:  # numpy raises a dozen kinds for a malformed header
+        raise FFNError(f"{where} is no .npy array: {str(error)[:60]}") from None
+    if array.dtype.kind not in "fiub":
+        raise FFNError(f"{where} holds {array.dtype}, not real numbers")
+    return torch.from_numpy(array.astype(numpy.float64))
+
+
+def _safetensors(path: Path, where: str) -> Tensor:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from ffncli.models.checkpoint import read_header
+
+    names = list(read_header(path))
+    if len(names) != 1 and "x" not in names:
+        raise FFNError(f"{where} holds {len(names)} tensors", "it should hold one, or one named x")
+    try:
+        found: Tensor = load_file(path)["x" if "x" in names else names[0]]
+    except SafetensorError as error:
+        raise FFNError(f"cannot read {where}: {error}") from None
+    if found.is_complex():
+        raise FFNError(f"{where} holds complex numbers, not real ones")
+    return found

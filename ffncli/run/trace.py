@@ -1,0 +1,177 @@
+"""trace: run a block and record every intermediate as numbers a person or a script can use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffncli.block.cost import Cost, step_costs
+from ffncli.block.steps import Experts, Step, ffn_span, input_shapes, right_hand_side, weight_symbol
+from ffncli.errors import FFNError
+from ffncli.run.execute import EVAL, Event, Mode, execute
+
+_NOTHING = Cost()
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """Values to show: nested lists, and per axis the indices they stand at."""
+
+    index: tuple[tuple[int, ...], ...]
+    values: Any
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A step's parameter: its canonical name (`up.weight`), how the formula prints it (`W1`), torch's shape."""
+
+    name: str
+    symbol: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One line of a trace. Statistics are over finite values (None where there are none), std with divisor n.
+
+    `zeros` and `negatives` count values, `params` is what the step owns, `flops` its forward work on this input.
+    Inside an expert, `tokens` are the flat indices of the tokens that it received, one per row; else None.
+    """
+
+    name: str
+    op: str
+    formula: str
+    inputs: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    min: float | None
+    max: float | None
+    mean: float | None
+    std: float | None
+    zeros: int
+    negatives: int
+    nan: int
+    inf: int
+    params: int
+    flops: int
+    parameters: tuple[Parameter, ...]
+    values: Any
+    values_index: tuple[tuple[int, ...], ...]
+    tokens: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A block's trace: where its FFN begins and ends, and every step, the block's inputs first."""
+
+    ffn_input: str
+    ffn_output: str
+    steps: tuple[StepRecord, ...]
+
+    def step(self, name: str) -> StepRecord:
+        """The record of that name. Raises FFNError where there is none."""
+        for record in self.steps:
+            if record.name == name:
+                return record
+        raise FFNError(f"no step '{name}'", "steps: " + ", ".join(record.name for record in self.steps))
+
+
+def trace(
+    steps: Sequence[Step],
+    weights: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    mode: Mode = EVAL,
+    show: int | None = 8,
+    inside: frozenset[int] | None = frozenset(),
+) -> Trace:
+    """Run `steps` on `inputs` ([..., d_model] each) and record every intermediate.
+
+    `show` values per axis are kept (None: all). `inside` names the experts whose own steps are recorded too (None:
+    all).
+    """
+    costs = step_costs(steps, {name: tuple(tensor.shape) for name, tensor in inputs.items()})
+    records = [_record(name, tensor, show) for name, tensor in inputs.items()]
+    with torch.no_grad():
+        for event in execute(steps, weights, inputs, mode):
+            if event.tokens is None:
+                records.append(_record(event.name, event.tensor, show, event.step, steps, costs[event.name]))
+            elif inside is None or int(event.name.split(".")[1]) in inside:
+                records.append(_inner(event, steps, show))
+    return Trace(*ffn_span(steps), tuple(records))
+
+
+def _inner(event: Event, steps: Sequence[Step], show: int | None) -> StepRecord:
+    """A step inside an expert: its rows are the tokens routed there, its inputs carry the expert's name."""
+    outer, _, _ = event.name.rpartition(".")
+    program = next(s.op.program for s in steps if s.output == outer.split(".")[0] and isinstance(s.op, Experts))
+    cost = step_costs(program, input_shapes(program, (event.tensor.shape[0],)))[event.step.output]
+    found = _record(event.name, event.tensor, show, event.step, program, cost)
+    inner = {step.output for step in program}
+    names = tuple(f"{outer}.{name}" if name in inner else name for name in found.inputs)
+    return replace(found, inputs=names, tokens=tuple(event.tokens.tolist()) if event.tokens is not None else None)
+
+
+def _record(
+    name: str,
+    tensor: Tensor,
+    show: int | None,
+    step: Step | None = None,
+    steps: Sequence[Step] = (),
+    cost: Cost = _NOTHING,
+) -> StepRecord:
+    """The record of one tensor; without a step it is an input of the block."""
+    kept = excerpt(tensor, show)
+    return StepRecord(
+        name=name,
+        op=type(step.op).__name__.lower() if step else "input",
+        formula=right_hand_side(step, steps) if step else name,
+        inputs=step.inputs if step else (),
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        **_statistics(tensor),
+        params=cost.params + cost.norm_params,
+        flops=cost.flops,
+        parameters=_parameters(step, steps) if step else (),
+        values=kept.values,
+        values_index=kept.index,
+    )
+
+
+def _parameters(step: Step, steps: Sequence[Step]) -> tuple[Parameter, ...]:
+    if isinstance(step.op, Experts):
+        steps = step.op.program
+    out = []
+    for name, axes in step.parameters().items():
+        owner, _, own = name.rpartition(".")
+        out.append(Parameter(name, weight_symbol(owner, own, steps), tuple(axis.size for axis in axes)))
+    return tuple(out)
+
+
+def excerpt(tensor: Tensor, show: int | None) -> Excerpt:
+    """The first and last values of every axis, `show` together (None: all)."""
+    from ffncli.show.tensors import edges
+
+    index = tuple(edges(size, size if show is None else show) for size in tensor.shape)
+    for axis, kept in enumerate(index):
+        tensor = tensor.index_select(axis, torch.tensor(kept, dtype=torch.long, device=tensor.device))
+    return Excerpt(index, tensor.double().cpu().tolist())
+
+
+def _statistics(tensor: Tensor) -> dict[str, Any]:
+    """min, max, mean, std of the finite values; counts of zeros, negatives, NaN and Inf."""
+    flat = tensor.detach().flatten()
+    finite = flat.isfinite()
+    nan, bad = int(flat.isnan().sum()), int((~finite).sum())
+    values = flat if not bad else flat[finite]
+    moments: dict[str, float | None] = dict.fromkeys(("min", "max", "mean", "std"))
+    if values.numel():
+        mean = values.mean(dtype=torch.float64).item()
+        spread = (values.double() - mean).square().mean().sqrt().item()
+        low, high = values.min().item(), values.max().item()
+        moments = {"min": low, "max": high, "mean": mean, "std": spread}
+    counts = {"zeros": int((flat == 0).sum()), "negatives": int((flat < 0).sum()), "nan": nan, "inf": bad - nan}
+    return {**moments, **counts}

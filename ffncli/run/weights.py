@@ -1,0 +1,95 @@
+"""Weights for a block: drawn as torch draws them, or read from where the model lies. Canonical names and shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ffncli.block.activations import TABLE
+from ffncli.block.cost import cost
+from ffncli.block.steps import Activation, Experts, Linear, Norm, Step
+from ffncli.errors import ExitCode, FFNError
+from ffncli.models import layout
+from ffncli.models.checkpoint import open_checkpoint, read_weights
+from ffncli.models.model import Layer, Model
+
+Weights = Mapping[str, Tensor]
+
+
+def random_weights(
+    steps: Sequence[Step], generator: torch.Generator, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> dict[str, Tensor]:
+    """Weights as nn.Linear, nn.LayerNorm and torch's other modules initialise theirs, in step order.
+
+    With `torch.manual_seed(S)` and a generator of seed S, a module that declares the same Linears in the same order has
+    the same tensors (experts one after the other, each with its own program's order). Drawn in float32, then cast.
+    """
+    demand_memory(cost(steps).params * (4 if dtype.itemsize <= 4 else 8))
+    drawn: dict[str, Tensor] = {}
+    for step in steps:
+        drawn |= _draw(step, generator)
+    return {name: tensor.to(device, dtype) for name, tensor in drawn.items()}
+
+
+def _draw(step: Step, generator: torch.Generator) -> dict[str, Tensor]:
+    op = step.op
+    if isinstance(op, Experts):
+        together = {name: torch.empty([axis.size for axis in axes]) for name, axes in op.parameters().items()}
+        for e in range(op.experts.size):
+            for inner in op.program:
+                for name, tensor in _draw(inner, generator).items():
+                    together[name][e] = tensor
+        return together
+    shapes = {name: tuple(axis.size for axis in axes) for name, axes in step.parameters().items()}
+    if isinstance(op, Linear):
+        return {name: _linear(shape, op.into.size, generator) for name, shape in shapes.items()}
+    if isinstance(op, Norm):
+        ones = {"weight": 0.0 if op.weight == "one_plus" else 1.0, "bias": 0.0}
+        return {name: torch.full(shape, ones[name.rpartition(".")[2]]) for name, shape in shapes.items()}
+    if isinstance(op, Activation):
+        initial = TABLE[op.function].learned
+        return {name: torch.full(shape, initial[name.rpartition(".")[2]]) for name, shape in shapes.items()}
+    return {name: torch.zeros(shape) for name, shape in shapes.items()}
+
+
+def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
+    """nn.Linear: weight Kaiming-uniform with a = √5, bias uniform, both within ±1/√fan_in."""
+    tensor = torch.empty(shape)
+    if len(shape) == 2:
+        torch.nn.init.kaiming_uniform_(tensor, a=math.sqrt(5), generator=generator)
+    else:
+        torch.nn.init.uniform_(tensor, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=generator)
+    return tensor
+
+
+def stored_weights(model: Model, layer: Layer, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor] | None:
+    """One layer's weights from the model's files, no other tensor read; None where the model has no files."""
+    checkpoint = open_checkpoint(model.location) if model.location else None
+    if checkpoint is None:
+        return None
+    names = layout.Names(checkpoint.files, model.model_type, layer.stack, layer.index, checkpoint.where)
+    located = layout.locate(names, layer.spec)
+    demand_memory(sum(math.prod(axis.size for axis in item.axes) for item in located) * dtype.itemsize)
+    return read_weights(checkpoint, located, dtype, device)
+
+
+def demand_memory(size: int) -> None:
+    """Raises FFNError (exit 3) where `size` bytes are more than this machine has free: better than the OOM killer."""
+    available = _available()
+    if available is not None and size > available:
+        raise FFNError(
+            f"the block's weights need {size / 1e9:,.1f} GB and {available / 1e9:,.1f} GB of memory are free",
+            "take a smaller block or --dtype bf16", ExitCode.ENVIRONMENT,
+        )  # fmt: skip
+
+
+def _available() -> int | None:
+    """Free memory in bytes as Linux estimates it; None where it cannot be told."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            return next((int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")), None)
+    except OSError:
+        return None

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.steps import block_inputs, input_shapes, shapes
+from ffncli.errors import FFNError
+
+
+def names(**choices) -> list[str]:
+    return [s.output for s in steps(FFNSpec(4, 8, **choices))]
+
+
+def test_norm_positions():
+    norm = {"norm": "rmsnorm", "residual": True}
+    assert names(**norm) == ["norm", "up", "act", "down", "out"]
+    assert names(**norm, norm_position="post") == ["up", "act", "down", "out", "post_norm"]
+    assert names(**norm, norm_position="branch") == ["up", "act", "down", "post_norm", "out"]
+    assert names(**norm, norm_position="pre+branch") == ["norm", "up", "act", "down", "post_norm", "out"]
+
+
+def test_variants():
+    assert names(dropout=0.1) == ["up", "act", "dropout", "down"]
+    assert names(gated=True, sub_norm=True) == ["gate", "up", "act", "hidden", "sub_norm", "down"]
+    assert names(gated=True, clamp=7.0, up_plus=1.0) == ["gate", "up", "act", "lift", "hidden", "down"]
+    assert names(gated=True, moe=MoE(4, 2, 2, shared_gate=True))[3:] == [
+        *(f"shared.{n}" for n in ("gate", "up", "act", "hidden", "down")),
+        *("shared_gate", "shared_score", "shared", "moe"),
+    ]
+
+
+def test_defaults_follow_the_gate():
+    assert FFNSpec(4, 8).bias is True
+    assert FFNSpec(4, 8, "swiglu").bias is False
+    assert FFNSpec(4, 8, "swiglu") == FFNSpec(4, 8, "silu", gated=True)
+    assert FFNSpec(4, 8, "gelu_new").activation == "gelu_tanh"
+    assert FFNSpec(4, 8, norm="layernorm").norm_bias is True
+    assert FFNSpec(4, 8, norm="rmsnorm").norm_bias is False
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"d_model": 0}, "d_model must be between 1"),
+        ({"d_ff": -8}, "d_ff must be between 1"),
+        ({"d_ff": 10**30}, "d_ff must be between 1"),
+        ({"d_model": 4.0}, "d_model must be a whole number"),
+        ({"d_model": True}, "d_model must be a whole number"),
+        ({"dropout": 1.0}, "dropout must be"),
+        ({"norm_eps": float("nan")}, "norm eps"),
+        ({"clamp": 0.0}, "clamp must be positive"),
+        ({"activation": "gelo"}, "unknown activation"),
+        ({"activation": "swiglu", "gated": False}, "cannot be plain"),
+        ({"moe": MoE(4, 5)}, "top_k"),
+        ({"moe": MoE(0, 1)}, "experts must be"),
+        ({"moe": MoE(6, 2, groups=4)}, "do not divide"),
+        ({"moe": MoE(8, 4, groups=4, top_groups=1)}, "cannot be chosen"),
+        ({"moe": MoE(8, 4, shared_experts=-1)}, "shared_experts"),
+    ],
+)
+def test_impossible_specs_are_refused(choices, message):
+    with pytest.raises(FFNError, match=message):
+        FFNSpec(**{"d_model": 4, "d_ff": 8, **choices})
+
+
+specs = st.builds(
+    FFNSpec,
+    d_model=st.integers(1, 40),
+    d_ff=st.integers(1, 40),
+    activation=st.sampled_from(["relu", "gelu", "silu", "xielu", "identity"]),
+    gated=st.booleans(),
+    bias=st.booleans(),
+    dropout=st.sampled_from([0.0, 0.1]),
+    norm=st.sampled_from(["none", "layernorm", "rmsnorm"]),
+    norm_position=st.sampled_from(["pre", "post", "branch", "pre+branch"]),
+    norm_weight=st.sampled_from(["none", "plain", "one_plus"]),
+    residual=st.booleans(),
+    parallel=st.booleans(),
+    sub_norm=st.booleans(),
+    clamp=st.sampled_from([None, 7.0]),
+    moe=st.sampled_from([None, MoE(4, 2), MoE(6, 3, 2, shared_gate=True, correction=True, groups=3, top_groups=2)]),
+)
+
+
+@given(spec=specs, tokens=st.integers(1, 5))
+def test_every_recipe_is_a_well_formed_block(spec, tokens):
+    block = steps(spec)
+    known = shapes(block, input_shapes(block, (tokens,)))
+    assert known[block[-1].output] == (tokens, spec.d_model)
+    assert block_inputs(block) == (("x", "attention") if spec.parallel else ("x",))
+    assert len({s.output for s in block}) == len(block)

@@ -1,0 +1,85 @@
+"""Tensor parallelism: the sum over ranks is the whole, with one AllReduce."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.shard import shard
+from ffncli.block.steps import AllReduce, Step, parameters
+from ffncli.errors import FFNError
+from ffncli.run.execute import Mode, execute, run
+from ffncli.run.weights import random_weights
+from tests.oracles.modules import relative_error
+
+
+def slice_of(name: str, weight: torch.Tensor, axes, part, rank: int) -> torch.Tensor:
+    """This rank's share: along every axis that became smaller."""
+    for at, (whole, small) in enumerate(zip(axes, part, strict=True)):
+        if whole.size != small.size:
+            weight = weight.narrow(at, rank * small.size, small.size)
+    return weight
+
+
+def sharded_sum(block: tuple[Step, ...], weights, x: torch.Tensor, ranks: int) -> torch.Tensor:
+    """What the ranks compute together, one after the other: the reduced tensor is the sum of all partial ones."""
+    programs = [shard(block, rank, ranks) for rank in range(ranks)]
+    shares = []
+    for rank, program in enumerate(programs):
+        parts, whole = parameters(program), parameters(block)
+        shares.append({n: slice_of(n, weights[n], whole[n], parts[n], rank) for n in parts})
+    (reduce,) = [s for s in programs[0] if isinstance(s.op, AllReduce)]
+    partial = [
+        next(e.tensor for e in execute(p, w, {"x": x}) if e.name == reduce.inputs[0])
+        for p, w in zip(programs, shares, strict=True)
+    ]
+    return run(programs[0], shares[0], {"x": x}, Mode(reduce=lambda _: torch.stack(partial).sum(0)))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        FFNSpec(6, 24, "gelu", residual=True),
+        FFNSpec(6, 24, "swiglu", bias=True, norm="rmsnorm", residual=True),
+        FFNSpec(6, 24, "swiglu", bias=True, moe=MoE(4, 2), norm="rmsnorm", residual=True),
+        FFNSpec(6, 24, "swiglu", moe=MoE(4, 2, 1, shared_gate=True), residual=True),
+    ],
+)
+def test_sum_of_shards_is_the_whole(spec, ranks):
+    block = steps(spec)
+    generator = torch.Generator().manual_seed(1)
+    weights = random_weights(block, generator, torch.float64)
+    x = torch.randn(5, 6, dtype=torch.float64, generator=generator)
+    whole = run(block, weights, {"x": x})
+    if ranks == 1:
+        assert shard(block, 0, 1) == block
+        return
+    assert relative_error(sharded_sum(block, weights, x, ranks), whole) < 1e-13
+
+
+def test_one_collective_where_texts_say_two():
+    block = shard(steps(FFNSpec(4096, 11008, "swiglu")), 0, 4)
+    assert [s.output for s in block if isinstance(s.op, AllReduce)] == ["down.sum"]
+    assert {n: tuple(a.size for a in axes) for n, axes in parameters(block).items()} == {
+        "gate.weight": (2752, 4096),
+        "up.weight": (2752, 4096),
+        "down.weight": (4096, 2752),
+    }
+
+
+def test_row_split_bias_stays_on_rank_0():
+    block = steps(FFNSpec(4, 8, "relu"))
+    assert "down.bias" in parameters(shard(block, 0, 2))
+    assert "down.bias" not in parameters(shard(block, 1, 2))
+    assert "up.bias" in parameters(shard(block, 1, 2))
+
+
+def test_refusals():
+    with pytest.raises(FFNError, match="d_ff = 9 does not divide over 2 ranks"):
+        shard(steps(FFNSpec(4, 9)), 0, 2)
+    with pytest.raises(FFNError, match="normalises over d_ff"):
+        shard(steps(FFNSpec(4, 8, gated=True, sub_norm=True)), 0, 2)
+    with pytest.raises(FFNError, match="rank must be"):
+        shard(steps(FFNSpec(4, 8)), 2, 2)

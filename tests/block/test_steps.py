@@ -1,0 +1,172 @@
+"""The language itself: every op through every reader, shapes, formulas, inputs."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from ffncli.block import steps as language
+from ffncli.block.cost import cost, step_costs
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.shard import shard
+from ffncli.block.steps import (
+    OPS,
+    Activation,
+    Add,
+    AllReduce,
+    Axis,
+    Dropout,
+    Experts,
+    Linear,
+    Multiply,
+    Norm,
+    Op,
+    Route,
+    Step,
+    block_inputs,
+    ffn_span,
+    ffn_steps,
+    formula,
+    input_shapes,
+    parameters,
+    shapes,
+    walk,
+)  # fmt: skip
+from ffncli.errors import FFNError
+from ffncli.run.execute import run
+from ffncli.run.trace import trace
+from ffncli.run.weights import random_weights
+
+D, F, E = Axis("d_model", 6), Axis("d_ff", 8), Axis("experts", 4)
+MODEL = Step("up", Linear(D, F, True), ("x",))
+
+# One small block per op, in which it does its work.
+BLOCKS: dict[type[Op], tuple[Step, ...]] = {
+    Linear: (MODEL, Step("down", Linear(F, D), ("up",))),
+    Activation: (MODEL, Step("act", Activation("gelu", -1, 2, 1), ("up",)), Step("down", Linear(F, D), ("act",))),
+    Multiply: (MODEL, Step("hidden", Multiply(), ("up", "up")), Step("down", Linear(F, D), ("hidden",))),
+    Add: (MODEL, Step("down", Linear(F, D), ("up",)), Step("out", Add(0.5), ("x", "down"))),
+    Norm: (
+        Step("norm", Norm("rmsnorm", D, 1e-6, "one_plus"), ("x",)),
+        Step("up", Linear(D, F), ("norm",)),
+        Step("down", Linear(F, D), ("up",)),
+    ),
+    Dropout: (MODEL, Step("dropout", Dropout(0.5), ("up",)), Step("down", Linear(F, D), ("dropout",))),
+    Route: steps(FFNSpec(6, 8, "swiglu", moe=MoE(4, 2, groups=2, top_groups=2, correction=True, scale=2.0))),
+    Experts: steps(FFNSpec(6, 8, "relu", moe=MoE(4, 2, weigh="input", order="choose_first"))),
+    AllReduce: shard(steps(FFNSpec(6, 8, "swiglu")), 0, 2),
+}
+
+
+def test_every_op_has_a_block_here():
+    declared = {c for _, c in inspect.getmembers(language, inspect.isclass) if issubclass(c, Op) and c is not Op}
+    assert set(BLOCKS) == set(OPS) == declared
+    assert len(OPS) == 9
+    for op, block in BLOCKS.items():
+        assert any(isinstance(step.op, op) for _, step in walk(block))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_op_through_every_reader(op):
+    block = BLOCKS[op]
+    generator = torch.Generator().manual_seed(0)
+    weights = random_weights(block, generator, torch.float64)
+    assert {name: tuple(w.shape) for name, w in weights.items()} == {
+        name: tuple(axis.size for axis in axes) for name, axes in parameters(block).items()
+    }
+    x = torch.randn(2, 3, 6, dtype=torch.float64, generator=generator)
+    recorded = trace(block, weights, {"x": x}).steps
+    assert [r.name for r in recorded] == ["x", *(s.output for s in block)]
+    assert {r.name: r.shape for r in recorded} == shapes(block, input_shapes(block, (2, 3)))
+    assert sum(r.params for r in recorded) == cost(block).params + cost(block).norm_params
+    assert sum(r.flops for r in recorded) == cost(block, 6).flops
+    assert all(s.op.formula(s.inputs, lambda p: p) for _, s in walk(block))
+    assert run(block, weights, {"x": x}).isfinite().all()
+    assert all(step_costs(block, {"x": (1, 6)})[s.output].elements > 0 for s in block)
+
+
+def test_an_op_without_an_arm_is_noticed():
+    class Unknown(Op):
+        pass
+
+    block = (MODEL, Step("odd", Unknown(), ("up",)))
+    with pytest.raises(AssertionError, match="no arm for Unknown"):
+        cost(block)
+    with pytest.raises(AssertionError, match="no arm for Unknown"):
+        run(block, random_weights((MODEL,), torch.Generator()), {"x": torch.ones(1, 6)})
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (
+            (Step("down", Linear(F, D), ("act",)), Step("act", Activation("relu"), ("down",))),
+            "before anything produced",
+        ),
+        ((MODEL, Step("up", Activation("relu"), ("up",))), "assigned twice"),
+        ((MODEL, Step("down", Linear(D, F), ("up",))), "expects d_model = 6"),
+        ((MODEL, Step("out", Add(), ("x", "up"))), "differ"),
+        ((MODEL, Step("out", Multiply(), ("x", "up"))), "do not broadcast"),
+        ((MODEL, Step("norm", Norm("rmsnorm", D, 0.0), ("up",))), "Norm expects"),
+    ],
+)
+def test_misfits_are_named(block, message):
+    with pytest.raises(FFNError, match=message):
+        shapes(block, {"x": (1, 6)})
+
+
+def test_inputs_are_what_nobody_produces():
+    assert block_inputs(steps(FFNSpec(4, 8, norm="layernorm", residual=True))) == ("x",)
+    assert block_inputs(steps(FFNSpec(4, 8, residual=True, parallel=True))) == ("x", "attention")
+
+
+@pytest.mark.parametrize(
+    ("spec", "span"),
+    [
+        (FFNSpec(4, 8), ("x", "down")),
+        (FFNSpec(4, 8, norm="rmsnorm", residual=True), ("norm", "down")),
+        (FFNSpec(4, 8, norm="rmsnorm", norm_position="pre+branch", residual=True), ("norm", "down")),
+        (FFNSpec(4, 8, norm="layernorm", norm_position="post", residual=True), ("x", "down")),
+        (FFNSpec(4, 8, moe=MoE(2, 1), norm="rmsnorm", residual=True), ("norm", "experts")),
+        (FFNSpec(4, 8, moe=MoE(2, 1, 1), norm="rmsnorm", residual=True), ("norm", "moe")),
+    ],
+)
+def test_span_of_the_ffn(spec, span):
+    block = steps(spec)
+    assert ffn_span(block) == span
+    core = ffn_steps(block)
+    assert core[-1].output == span[1]
+    assert not any(isinstance(s.op, Norm) for s in core)
+
+
+def printed(spec: FFNSpec) -> list[str]:
+    block = steps(spec)
+    return [formula(s, block) for s in block]
+
+
+def test_formulas_number_weights_as_the_field_does():
+    assert printed(FFNSpec(4, 8, "gelu")) == ["up = x · W1 + b1", "act = gelu(up)", "down = act · W2 + b2"]
+    assert printed(FFNSpec(4, 8, "swiglu", norm="rmsnorm", residual=True)) == [
+        "norm = rmsnorm(x)",
+        "gate = norm · W1",
+        "up = norm · W3",
+        "act = silu(gate)",
+        "hidden = act ⊙ up",
+        "down = hidden · W2",
+        "out = x + down",
+    ]
+    assert printed(FFNSpec(4, 8, "quick_gelu", gated=True, clamp=7.0, up_plus=1.0))[2:5] == [
+        "act = quick_gelu(min(gate, 7))",
+        "lift = clip(up, -7, 7) + 1",
+        "hidden = act ⊙ lift",
+    ]
+    shared = printed(FFNSpec(4, 8, "swiglu", moe=MoE(4, 2, 1, scale=2.5)))
+    assert shared[:3] == [
+        "router = x · W_router",
+        "route = 2.5 · normalise(top2(softmax(router)))",
+        "experts = Σ route[e] · expert_e(x)",
+    ]
+    assert "shared.down = shared.hidden · shared.W2" in shared
+    assert printed(FFNSpec(4, 8, residual=True, residual_scale=0.22))[-1] == "out = x + 0.22 · down"

@@ -1,0 +1,462 @@
+"""What people type wrong, and streams that fail: one line that says what to do, the right exit code, no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from tests.oracles.checkpoints import T5, entry, folder, harmful, raw_safetensors, refusal
+
+FFN = [sys.executable, "-m", "ffncli"]
+ENV = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}  # which hides what happens at the last flush
+HUGE = "1" + "0" * 30
+NO_SIZES = ["0", "-4", HUGE, "abc", "", "4.5", "1e3", "nan", "0x10", " ", "9" * 5000]
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["params", "lama-2-7b"], ["'lama-2-7b'", "did you mean 'llama-2-7b'"]),
+        (["trace", "gpt-2"], ["'gpt-2'", "did you mean", "'gpt2'"]),
+        (["params", "zzzz"], ["unknown model 'zzzz'", "`ffn models`"]),
+        (["params", ""], ["unknown model ''"]),
+        (["params", "gpt2", "lama-2-7b"], ["'lama-2-7b'"]),
+        (["params", "./gpt2"], ["gpt2 does not exist", "'gpt2'"]),
+        (["params", "./none/here"], ["none/here does not exist"]),
+        (["params", "hf://gpt2"], ["hf://gpt2", "local directory"]),
+        (["params", "model.gguf"], ["model.gguf"]),
+        (["params", "x" * 5000], ["too long"]),
+        (["params", "a\0b"], [r"'a\x00b'"]),
+        (["params", "~nobody-here/x"], ["~nobody-here/x"]),
+        (["models", "zzzz"], ["'zzzz'", "`ffn models`"]),
+        (["models", "lamma-2-7b"], ["'lamma-2-7b'", "did you mean 'llama-2-7b'"]),
+        (["params", "4x8:gleu"], ["'gleu'", "did you mean", "'gelu'"]),
+        (["params", "4x8:zzz"], ["unknown activation 'zzz'", "known: ", "swiglu"]),
+        (["params", "4x8:"], ["unknown activation ''"]),
+        (["params", "4x8", "--activation", "sliu"], ["--activation", "'sliu'", "did you mean 'silu'"]),
+        (["params", "4x8", "--activation", ""], ["--activation", "''"]),
+        (["params", "4x8", "--activation", '__import__("os")'], ["--activation", '__import__("os")']),
+        (["params", "4x8", "--norm", "rmsnrom"], ["--norm", "'rmsnrom'", "did you mean 'rmsnorm'"]),
+        (["params", "4x8", "--norm", ""], ["--norm", "none, layernorm, rmsnorm"]),
+        (["params", "4x8", "--norm-position", "mid"], ["--norm-position", "'mid'", "pre+branch"]),
+        (["params", "4x8", "--dtype", "f23"], ["--dtype", "'f23'", "did you mean 'f32'"]),
+        (["params", "4x8", "--dtype", "int4"], ["--dtype", "'int4'", "bf16"]),
+        (["params", "4x8", "--dtype", ""], ["--dtype", "''"]),
+        (["trace", "4x8", "--dtype", "f8"], ["--dtype", "'f8'"]),
+        (["trace", "4x8", "--device", "mps"], ["--device", "'mps'", "cpu"]),
+        (["trace", "4x8", "--device", "cuda:-1"], ["--device", "'cuda:-1'"]),
+        (["trace", "4x8", "--device", "cuda:x"], ["--device", "'cuda:x'"]),
+        (["trace", "4x8", "--device", "cuda:³"], ["--device", "cuda:³"]),
+        (["trace", "4x8", "--device", ""], ["--device", "''"]),
+        (["params", "4x8", "--format", "jsno"], ["--format", "'jsno'", "table, json, csv or md"]),
+        (["params", "4x8", "--format", ""], ["--format", "''"]),
+        (["parms"], ["parms", "did you mean 'params'"]),
+        (["zzz"], ["zzz", "trace, params, models"]),
+        ([""], ["command ''"]),
+        (["params", "--fromat", "json"], ["--fromat", "--format"]),
+        (["params", "--tokens", "3"], ["--tokens", "ffn params --help"]),
+        (["trace", "4x8", "5x8"], ["5x8", "ffn trace --help"]),
+        (["params", "gpt2", "--dtype"], ["--dtype", "argument"]),
+        (["params", "--d-ff", "8"], ["--d-model"]),
+        (["\x1b[31m"], [r"\x1b[31m"]),
+        (["params", "\x1b[31m[/x]"], [r"\x1b[31m"]),
+        (["params", "4x8", "--\x1b[31m"], [r"--\x1b[31m"]),
+        (["params", "a\nb"], [r"a\nb"]),
+    ],
+    ids=lambda v: " ".join(map(repr, v))[:40],
+)  # fmt: skip
+def test_a_name_that_means_nothing(words: list[str], parts: list[str], call):
+    assert len(refusal(call(*words), *parts)) < 700
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", NO_SIZES, ids=lambda v: repr(v)[:12])
+@pytest.mark.parametrize("option", ["--d-model", "--d-ff"])
+@pytest.mark.parametrize("source", [[], ["gpt2"]])
+def test_a_width_that_cannot_be(source: list[str], option: str, value: str, call):
+    other = [] if source or option == "--d-model" else ["--d-model", "4"]
+    refusal(call("params", *source, *other, option, value), option, value[:31])
+
+
+@pytest.mark.parametrize("value", ["0", HUGE, "4.5", "1e3", "9" * 5000], ids=lambda v: repr(v)[:12])
+@pytest.mark.parametrize("form", ["{}x8:relu", "8x{}:relu"])
+def test_a_width_in_an_inline_source(form: str, value: str, call):
+    refusal(call("params", form.format(value)), "model" if form[0] == "{" else "ff", value[:31])
+
+
+@pytest.mark.parametrize(
+    "source", ["-4x8:relu", "4x-8:relu", "4xabc:relu", "4x:relu", "x8", "4x8x16", "x", "4x", "1:2"]
+)
+def test_an_inline_source_that_is_none(source: str, call):
+    refusal(call("params", "--", source))
+
+
+@pytest.mark.parametrize("value", ["0x", "2.3x", "-4x", "x", "4xx", HUGE + "x", "9999999999x", "1e3x"])
+def test_a_multiple_of_d_model_that_cannot_be(value: str, call):
+    refusal(call("params", "--d-model", "4", "--d-ff", value), "--d-ff")
+
+
+@pytest.mark.parametrize("option", ["--tokens", "--batch", "--seq-len", "--threads", "--experts", "--top-k"])
+@pytest.mark.parametrize("value", NO_SIZES, ids=lambda v: repr(v)[:12])
+def test_a_count_that_cannot_be(option: str, value: str, call):
+    refusal(call("trace", "4x8", option, value), option, value[:31])
+
+
+@pytest.mark.parametrize("option", ["--seed", "--digits", "--show", "--shared-experts"])
+@pytest.mark.parametrize("value", ["-1", "1.5", "x", "", HUGE, "³", "٣", "9" * 5000], ids=lambda v: repr(v)[:12])
+def test_a_natural_number_that_is_none(option: str, value: str, call):
+    refusal(call("trace", "4x8", "--experts", "2", option, value), option, value[:31])
+
+
+@pytest.mark.parametrize("value", ["1", "-0.1", "nan", "inf", "x", "", "0,1"])
+def test_a_dropout_that_is_no_probability(value: str, call):
+    refusal(call("trace", "4x8", "--dropout", value), "--dropout", value)
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "", "0,", "1.5", "³", "9" * 5000], ids=lambda v: repr(v)[:12])
+def test_an_expert_that_is_no_number(value: str, call):
+    refusal(call("trace", "4x8", "--experts", "2", "--expert", value), "--expert", value[:50])
+
+
+def test_a_block_too_large_for_this_machine(call):
+    refusal(call("trace", "2147483647x2147483647"), "GB", code=3)
+    refusal(call("trace", "4x8", "--tokens", "2147483647"), "GB", "free", code=3)
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", ["1", "-1", "x", "", "decoder.0", "9" * 5000], ids=lambda v: repr(v)[:12])
+def test_a_layer_of_a_bare_block(layer: str, call):
+    refusal(call("trace", "4x8", "--layer", layer), "--layer", layer[:50])
+
+
+def test_a_layer_of_two_stacks(call, tmp_path: Path):
+    source = folder(tmp_path, T5)
+    refusal(call("trace", source, "--layer", "1"), "'1' is ambiguous", "encoder.1 or decoder.1")
+    refusal(call("trace", source, "--layer", "decoder.99"), "99 is out of range", "decoder layers 0 to 1")
+    refusal(call("trace", source, "--layer", "middle.0"), "middle", "encoder, decoder")
+
+
+# --- contradictions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["params", "4x8", "--json", "--csv"], ["json and csv contradict"]),
+        (["params", "4x8", "--json", "--format", "md"], ["json and md contradict"]),
+        (["trace", "4x8", "--tokens", "2", "--batch", "2"], ["--tokens contradicts --batch"]),
+        (["trace", "4x8", "--tokens", "2", "--seq-len", "2"], ["--tokens contradicts", "--seq-len"]),
+        (["trace", "--d-model", "4", "--activation", "swiglu", "--plain"], ["swiglu", "--plain", "--activation silu"]),
+        (["params", "gpt2", "--activation", "geglu", "--plain"], ["geglu", "--plain", "--activation gelu"]),
+        (["params", "4x8", "--top-k", "2"], ["--top-k needs --experts"]),
+        (["params", "gpt2", "--shared-experts", "2"], ["--shared-experts needs --experts"]),
+        (["params", "4x8", "--experts", "4", "--top-k", "9"], ["9", "4", "experts"]),
+        (["params", "mixtral-8x7b", "--top-k", "9"], ["9", "8", "experts"]),
+        (["params", "deepseek-v3", "--experts", "12"], ["12 experts", "8 groups"]),
+        (["trace", "4x8", "--input", "1,2,3,4", "--tokens", "2"], ["--input has 4 values", "2 × 4 needs 8"]),
+    ],
+    ids=lambda v: " ".join(v)[:50],
+)  # fmt: skip
+def test_options_that_contradict_each_other(words: list[str], parts: list[str], call):
+    refusal(call(*words), *parts)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:99"])
+def test_a_gpu_that_is_not_there(device: str, call):
+    refusal(call("trace", "4x8", "--device", device), f"--device {device}", "--device cpu", code=3)
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def _npy(header: bytes, body: bytes = b"") -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + body
+
+
+def _saved(array: np.ndarray) -> bytes:
+    np.save(out := io.BytesIO(), array, allow_pickle=True)
+    return out.getvalue()
+
+
+MINUS = b"{'descr': " + b"-" * 3000 + b"1, 'fortran_order': False, 'shape': (4,)}"
+NO_INPUTS: dict[str, bytes] = {
+    "empty.txt": b"", "blank.txt": b" \n", "word.txt": b"1 2 three 4", "esc.txt": b"\x1b[31m", "latin.csv": b"1,2,\xff",
+    "five.csv": b"1,2,3,4,5", "five.json": b"[1, 2, 3, 4, 5]", "empty.json": b"[]", "object.json": b'{"a": 1}',
+    "ragged.json": b"[[1, 2], [3]]", "deeper.json": b"[[1, 2, 3, 4], 5]", "null.json": b"[null, 1, 2, 3]",
+    "text.json": b'["1", "2", "3", "4"]', "cut.json": b"[1, 2, 3, 4", "long.json": b"[1" + b"0" * 400 + b", 1, 2, 3]",
+    "digits.json": b"[" + b"9" * 5000 + b", 1, 2, 3]", "open.json": b"[" * 100_000,
+    "deep.json": b"[" * 100_000 + b"]" * 100_000,
+    "empty.npy": b"", "text.npy": b"1,2,3,4", "zip.npy": b"PK\x03\x04 not a zip", "magic.npy": b"\x93NUMPY",
+    "cut.npy": _saved(np.ones((2, 4)))[:-3], "header.npy": _saved(np.ones(4))[:40], "nothing.npy": _saved(np.ones(0)),
+    "pickle.npy": _saved(np.array([{}], object)), "words.npy": _saved(np.array(["a"] * 4)),
+    "fields.npy": _saved(np.zeros(4, "f4,f4")), "complex.npy": _saved(np.ones(4, complex)), "minus.npy": _npy(MINUS),
+    "code.npy": _npy(b"{'descr': __import__('os').getcwd()}"), "bracket.npy": _npy(b"{'a': " + b"[" * 3000),
+    "none.safetensors": raw_safetensors({}, 0), "cut.safetensors": b"\x02",
+    "two.safetensors": raw_safetensors({n: entry("F32", (4,), (at, at + 16)) for n, at in (("a", 0), ("b", 16))}, 32),
+    "six.safetensors": raw_safetensors({"a": entry("F6_E2M3", (4,), (0, 3))}, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_INPUTS)
+def test_an_input_file_that_holds_no_input(name: str, call, tmp_path: Path):
+    (tmp_path / name).write_bytes(NO_INPUTS[name])
+    error = refusal(call("trace", "4x8", "--input", str(tmp_path / name)))
+    assert name in error or "--input" in error
+
+
+def test_an_input_is_never_unpickled(call, tmp_path: Path):
+    class Planted:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "planted"),)
+
+    np.save(tmp_path / "x.npy", np.array([Planted()], object), allow_pickle=True)
+    refusal(call("trace", "4x8", "--input", str(tmp_path / "x.npy")), "x.npy")
+    assert not (tmp_path / "planted").exists()
+
+
+def test_an_input_of_complex_numbers_is_no_input(call, tmp_path: Path):
+    save_file({"x": torch.ones(4, dtype=torch.complex64)}, tmp_path / "x.safetensors")
+    refusal(call("trace", "4x8", "--input", str(tmp_path / "x.safetensors")), "x.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("garbage", "'garbage'"), ("arnage", "did you mean 'arange'"), ("", "''"), (" ", "--input"), (",", "0 values"),
+        ("1,2", "2 values"), ("1,2,3,4,5", "5 values"), ("1,x", "'1,x'"), ("e", "'e'"), ("1,2,3,--4", "'--4'"),
+        ("[", "JSON"), ("]", "']'"), ("[]", "0 values"), ("[[1,2],[3]]", "equal lengths"), ("[1,2,3", "JSON"),
+        ("1," * 301, "301 values"), ("[" + "1," * 300 + "1]", "301 values"), ("9" * 5000, "1 values"),
+        ("[" * 50_000, "JSON"), ("x" * 5000, "xxx"), ("/nowhere.npy", "/nowhere.npy"), (".", "'.'"),
+        ("~nobody-here/x", "~nobody-here/x"), ("a\0b", r"'a\x00b'"), ("\x1b[31m", r"\x1b[31m"), ("\udcff", r"\udcff"),
+    ],
+    ids=lambda v: repr(v)[:20],
+)  # fmt: skip
+def test_an_input_that_is_no_input(text: str, says: str, call):
+    refusal(call("trace", "4x8", "--input", text), says)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"x", b"1,2,3", b"[1,2,3,4", b"[[1,2,3,4],[1]]", b"\x1b[31m", b"1,2,3,\xff", b"\x93NUMPY"]
+)
+def test_a_standard_input_that_is_no_input(raw: bytes, call, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), "utf-8"))
+    assert "input" in refusal(call("trace", "4x8", "--input", "-"))
+
+
+def test_a_standard_input_that_is_closed(call, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    refusal(call("trace", "4x8", "--input", "-"), "standard input")
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_existing_file_is_not_replaced(call, tmp_path: Path):
+    path = tmp_path / "mine.txt"
+    path.write_text("mine")
+    (tmp_path / "link").symlink_to("nowhere")
+    refusal(call("params", "4x8", "-o", str(path)), path, "exists", "--force")
+    refusal(call("params", "4x8", "-o", str(tmp_path / "link")), "link", "exists")
+    assert path.read_text() == "mine"
+    assert call("params", "4x8", "-o", str(path), "--force")[:2] == (0, "")
+    assert path.read_text().startswith("4x8")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "mine.txt"]
+
+
+@pytest.mark.parametrize("name", ["none/here.txt", "", ".", "file/x", "x" * 300, "a\0b"], ids=lambda v: repr(v)[:15])
+def test_a_place_that_cannot_be_written(name: str, call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    error = refusal(call("params", "4x8", "-o", name), "cannot write", code=3)
+    assert error.startswith("error: cannot write " + (name or ".").replace("\0", r"\x00"))
+    assert os.listdir() == ["file"]
+
+
+def test_a_full_disk(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    path = tmp_path / "mine.txt"
+    path.write_text("mine")
+    refusal(call("params", "4x8", "-o", str(path), "--force"), f"cannot write {path}", "No space left", code=3)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("mine.txt", "mine")]
+    refusal(call("params", "4x8", "-o", "/dev/full"), "cannot write /dev/full", "No space left", code=3)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["models"], ["params", "gpt2", "--json"], ["trace"]])
+def test_a_standard_output_that_is_full(words: list[str]):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*FFN, *words], stdout=full, stderr=subprocess.PIPE, text=True, env=ENV, timeout=120)
+    refusal((done.returncode, "", done.stderr), "standard output", "No space left", code=3)
+
+
+@pytest.mark.parametrize("words", ["models", "--help"])
+def test_a_standard_output_that_is_closed(words: str):
+    done = _shell(f"{words} >&-")
+    refusal((done.returncode, done.stdout, done.stderr), "standard output", code=3)
+
+
+@pytest.mark.parametrize(
+    ("words", "reader"),
+    [("models", "head -n 1"), ("models", "true"), ("--help", "true"), ("params gpt2", "true"),
+     ("trace 16x64 --tokens 64 --show all", "head -n 1")],
+)  # fmt: skip
+def test_a_reader_that_has_had_enough(words: str, reader: str):
+    done = _shell(f"{words} | {reader}; exit ${{PIPESTATUS[0]}}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def _shell(words: str) -> subprocess.CompletedProcess[str]:
+    line = f'"$PYTHON" -m ffncli {words}'
+    env = {**ENV, "PYTHON": sys.executable}
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=env, timeout=120)
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _reading_stdin() -> Iterator[subprocess.Popen[bytes]]:
+    """A trace that has begun to read its input: more has gone into the pipe than it holds."""
+    process = subprocess.Popen(
+        [*FFN, "trace", "4x8", "--input", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=ENV,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's child would ignore it
+    )  # fmt: skip
+    try:
+        assert process.stdin
+        process.stdin.write(b"0," * 1_000_000)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_quietly(number: signal.Signals, code: int):
+    with _reading_stdin() as process:
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, b"")
+    assert len(err) < 40
+    assert err.splitlines() == ([b"interrupted"] if number == signal.SIGINT else [])
+
+
+# --- anything at all --------------------------------------------------------------------------------------------------
+
+
+def _run(words: list[str]) -> tuple[int, str, str]:
+    """The command line in this process, with streams of its own."""
+    from ffncli.cli.main import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stop:
+        main(words)
+    return int(stop.value.code or 0), out.getvalue(), err.getvalue()
+
+
+SMALL = ["0", "1", "2", "3", "-1", "4x", "0.5", "1e3", "²", "nan", HUGE, "9" * 5000, ""]
+COUNTED = [
+    "--d-model",
+    "--d-ff",
+    "--experts",
+    "--top-k",
+    "--shared-experts",
+    "--tokens",
+    "--batch",
+    "--seq-len",
+    "--seed",
+]
+COUNTED += ["--threads", "--digits", "--show", "--expert", "--layer", "--dropout"]
+FLAGS = ["--plain", "--gated", "--bias", "--no-bias", "--residual", "--train", "--json", "--csv", "-q", "--help", "--"]
+OPTIONS = {
+    **dict.fromkeys(COUNTED, SMALL), **{flag: [] for flag in FLAGS},
+    "--activation": ["gelu", "swiglu", "gleu"], "--norm": ["none", "rmsnorm", "rms"], "--norm-position": ["pre", "x"],
+    "--format": ["json", "csv", "md", "yaml"], "--dtype": ["fp64", "bf16", "int4"], "--device": ["cpu", "cuda:99"],
+    "--input": ["arange", "-", "1,2,3,4", "[[1],[2,3]]", "nan,inf,-inf,0", "none.npy", "[" * 5000], "-o": ["-"],
+}  # fmt: skip
+SOURCES = ["0x0:", "4x4x", "gpt2x", "t5", ".", "..", "/", "-", "~", "~x/y", "hf://a", "none.json", "none/x.safetensors"]
+HOSTILE = [
+    "\0",
+    "\udcff",
+    "\x1b[31m[/x]",
+    "a\nb",
+    "%s%n",
+    "$(id)",
+    "'",
+    '"',
+    "`",
+    "\\",
+    "=",
+    "--=",
+    "--d-model=",
+    "\u202e",
+]
+TEXT = st.text(st.characters(codec=None), max_size=8) | st.sampled_from(HOSTILE)
+GOOD = st.sampled_from(["4x8", "4x8:swiglu", "2x4:relu"])
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    """A command, a source that is mostly good, and up to two options with values of their own or hostile ones."""
+    words = [draw(st.sampled_from(["params", "trace", "trace"]))]
+    words.append(draw(GOOD if draw(st.integers(0, 3)) else st.sampled_from(SOURCES) | TEXT))
+    for option in draw(st.lists(st.sampled_from(list(OPTIONS)), max_size=2)):
+        values = OPTIONS[option]
+        hostile = option != "-o" and draw(st.integers(0, 3)) == 0
+        words += [option, draw(TEXT if hostile else st.sampled_from(values))] if values else [option]
+    return draw(st.permutations(words)) if draw(st.integers(0, 9)) == 9 else words
+
+
+def _survives(words: list[str]) -> None:
+    """Not run: what writes files, shows tracebacks by design, or installs itself."""
+    if any(w != "-o" and w.startswith(("--debug", "--install", "--show-c", "--o", "-o")) for w in words):
+        return
+    threads, before = torch.get_num_threads(), sys.stdin
+    sys.stdin = io.StringIO("1,2,3,4")
+    try:
+        code, out, err = _run(words)
+    finally:
+        sys.stdin = before
+        torch.set_num_threads(threads)
+    assert code in (0, 2, 3), err
+    assert "Traceback" not in err
+    assert not out or code == 0
+    assert err.startswith("Usage: ") or all(line.startswith(("error: ", "note: ")) for line in err.splitlines()), err
+    assert harmful(out + err) == []
+
+
+@given(st.lists(TEXT, max_size=4) | st.tuples(st.sampled_from(["params", "trace", "models"]), TEXT).map(list))
+@example([])
+@settings(max_examples=300)
+def test_no_text_gives_a_traceback(words: list[str]):
+    _survives(words)
+
+
+@given(command_lines())
+@example(["trace", "4x8", "--expert", "²"])
+@settings(max_examples=1000)
+def test_no_options_give_a_traceback(words: list[str]):
+    _survives(words)

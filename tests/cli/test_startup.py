@@ -1,0 +1,76 @@
+"""What starting costs: which modules a command loads. Seen in a process of its own, at its end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "pandas", "numpy"}
+LIGHT_COMMANDS = ("--help", "--version", "params llama-2-7b", "models", "params --help", "trace --help")
+PROBE = """
+import json, sys
+before = set(sys.modules)
+try:
+    exec(sys.argv.pop(1))
+finally:
+    sys.stderr.write("\\n" + json.dumps(sorted(set(sys.modules) - before)))
+"""
+MAIN = "from ffncli.cli.main import main; main()"
+
+
+def loaded(statement: str, *arguments: str) -> set[str]:
+    """The modules that `statement` leaves in sys.modules, with `arguments` as the command line; stdout is a pipe."""
+    command = [sys.executable, "-c", PROBE, statement, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+def loaded_by(command: str) -> set[str]:
+    return loaded(MAIN, *command.split())
+
+
+@pytest.mark.parametrize("command", LIGHT_COMMANDS)
+def test_a_command_without_tensors_loads_no_tensor_library(command: str) -> None:
+    assert not loaded_by(command) & HEAVY
+
+
+@pytest.mark.parametrize("command", ["params llama-2-7b", "models"])
+def test_rich_stays_away_from_a_pipe(command: str) -> None:
+    assert "rich" not in loaded_by(command)
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    modules = loaded("import ffncli")
+    assert {m for m in modules if m.startswith("ffncli")} == {"ffncli"}
+    assert not modules & {*HEAVY, "rich", "typer"}
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("--help", set()),
+        ("--version", set()),
+        ("params llama-2-7b", {"params"}),
+        ("params --help", {"params"}),
+        ("models", {"models"}),
+        ("trace --help", {"trace"}),
+    ],
+)
+def test_only_the_invoked_command_is_imported(command: str, expected: set[str]) -> None:
+    from ffncli.cli.main import COMMANDS
+
+    modules = loaded_by(command)
+    assert {name for name, (module, _) in COMMANDS.items() if module in modules} == expected
+
+
+@pytest.mark.parametrize("module", ["pandas", "rich", "numpy"])
+def test_the_probe_sees_a_module_that_was_loaded(module: str) -> None:
+    assert module in loaded(f"import {module}; {MAIN}", "--version")
+
+
+def test_the_probe_sees_that_a_trace_loads_torch() -> None:
+    assert "torch" in loaded_by("trace")

@@ -1,0 +1,92 @@
+"""Tiny checkpoints written by hand, files that safetensors would not write, and what a refusal looks like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unicodedata import bidirectional, category
+
+LLAMA = {"model_type": "llama", "hidden_size": 4, "intermediate_size": 6, "hidden_act": "silu", "num_hidden_layers": 2}
+GPT2 = {"model_type": "gpt2", "n_embd": 4, "n_inner": 6, "activation_function": "gelu_new", "n_layer": 2}
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+T5 = {"model_type": "t5", "d_model": 4, "d_ff": 6, "num_layers": 2, "feed_forward_proj": "relu"}
+INDEX = "model.safetensors.index.json"
+D_MODEL, D_FF = 4, 6
+
+
+def tensors(family: str, dtype: Any = None) -> dict[str, Any]:
+    """Random FFN tensors of both layers under the names and in the orientation that the family's files have."""
+    import torch
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i in range(2):
+        if family == "gpt2":
+            shapes |= {f"transformer.h.{i}.ln_2.{n}": (D_MODEL,) for n in ("weight", "bias")}
+            for name, shape in (("c_fc", (D_MODEL, D_FF)), ("c_proj", (D_FF, D_MODEL))):
+                shapes[f"transformer.h.{i}.mlp.{name}.weight"] = shape
+                shapes[f"transformer.h.{i}.mlp.{name}.bias"] = shape[1:]
+            continue
+        stem = f"model.layers.{i}."
+        shapes[f"{stem}post_attention_layernorm.weight"] = (D_MODEL,)
+        if family == "llama":
+            shapes |= {f"{stem}mlp.{n}_proj.weight": (D_FF, D_MODEL) for n in ("gate", "up")}
+            shapes[f"{stem}mlp.down_proj.weight"] = (D_MODEL, D_FF)
+            continue
+        shapes[f"{stem}block_sparse_moe.gate.weight"] = (4, D_MODEL)
+        for e in range(4):
+            shapes |= {f"{stem}block_sparse_moe.experts.{e}.{w}.weight": (D_FF, D_MODEL) for w in ("w1", "w3")}
+            shapes[f"{stem}block_sparse_moe.experts.{e}.w2.weight"] = (D_MODEL, D_FF)
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=generator).to(dtype or torch.float32) for name, shape in shapes.items()}
+
+
+def folder(path: Path, config: Mapping[str, Any] | str | bytes | None, stored: Mapping[str, Any] | None = None) -> str:
+    """A model directory: config.json (values, or the text as it stands), and model.safetensors for `stored`."""
+    path.mkdir(exist_ok=True)
+    if config is not None:
+        raw = config if isinstance(config, (str, bytes)) else json.dumps(config)
+        (path / "config.json").write_bytes(raw if isinstance(raw, bytes) else raw.encode())
+    if stored:
+        from safetensors.torch import save_file
+
+        save_file(dict(stored), path / "model.safetensors")
+    return str(path)
+
+
+def with_token(config: Mapping[str, Any], field: str, token: str) -> str:
+    """The config as JSON text with `token` standing, as it is, for the field's value."""
+    return json.dumps({**config, field: "@"}).replace('"@"', token)
+
+
+def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
+    """One tensor of a safetensors header."""
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+def raw_safetensors(header: Any, data: bytes | int = 8, length: int | None = None) -> bytes:
+    """A safetensors file with any header (values, or as it stands), any data (or that many zeros), any length field."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    body = bytes(data) if isinstance(data, int) else data
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + body
+
+
+def harmful(text: str) -> list[str]:
+    """The characters that would act on a terminal, or show text in another order than it has; lines may end."""
+    directions = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+    kinds = {"Cc", "Cs", "Zl", "Zp"}
+    return [c for c in text if c != "\n" and (category(c) in kinds or bidirectional(c) in directions)]
+
+
+def refusal(result: tuple[int, str, str], *parts: object, code: int = 2) -> str:
+    """The one line that a refused command prints; checks that it is one, and that it holds all `parts`."""
+    got, out, err = result
+    assert (got, out) == (code, ""), f"exit {got}, stdout {out[:200]!r}, stderr {err!r}"
+    assert err.startswith("error: "), err
+    assert err.endswith("\n"), err
+    assert len(err.splitlines()) == 1, err
+    assert [bad for bad in ("Traceback", "a bug in ffn") if bad in err] == []
+    assert harmful(err) == []
+    assert [part for part in map(str, parts) if part not in err] == [], err
+    return err

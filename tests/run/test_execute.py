@@ -1,0 +1,183 @@
+"""The reference reader against modules written by hand, torch's own norms, and transformers' routers."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.steps import Axis, Norm, Route
+from ffncli.run.execute import Mode, execute, norm, route, run
+from ffncli.run.weights import random_weights
+from tests.oracles import modules
+from tests.oracles.modules import relative_error
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("spec", "module"),
+    [
+        (FFNSpec(12, 40, "relu"), lambda: modules.Plain(12, 40)),
+        (FFNSpec(12, 40, "gelu", bias=False), lambda: modules.Plain(12, 40, False, functional.gelu)),
+        (FFNSpec(12, 40, "swiglu"), lambda: modules.Gated(12, 40)),
+        (FFNSpec(12, 40, "geglu", bias=True), lambda: modules.Gated(12, 40, True, functional.gelu)),
+        (
+            FFNSpec(12, 40, "quick_gelu", gated=True, bias=True, clamp=7.0, up_plus=1.0),
+            lambda: modules.ClampedGated(12, 40, True),
+        ),
+    ],
+)
+def test_dense_blocks(spec, module, dtype):
+    torch.manual_seed(0)
+    oracle = module()
+    block = steps(spec)
+    weights = random_weights(block, generator(0))
+    x = 9 * torch.randn(2, 5, 12)
+    assert {n: w.tolist() for n, w in oracle.state_dict().items()} == {n: w.tolist() for n, w in weights.items()}
+    found = run(block, {n: w.to(dtype) for n, w in weights.items()}, {"x": x.to(dtype)})
+    assert found.dtype == dtype
+    assert relative_error(found, oracle.to(dtype)(x.to(dtype))) <= (1e-6 if dtype == torch.float32 else 1e-14)
+
+
+@pytest.mark.parametrize("shared", [0, 2])
+def test_moe_is_every_expert_on_every_token(shared):
+    torch.manual_seed(3)
+    oracle = modules.MoE(12, 20, 6, 2, shared).double()
+    block = steps(FFNSpec(12, 20, "swiglu", moe=MoE(6, 2, shared, score_dtype="input")))
+    state = oracle.state_dict()
+    weights = {"router.weight": state["router.weight"]}
+    for name in ("gate", "up", "down"):
+        weights[f"{name}.weight"] = torch.stack([state[f"experts.{e}.{name}.weight"] for e in range(6)])
+        if shared:
+            weights[f"shared.{name}.weight"] = state[f"shared.{name}.weight"]
+    x = torch.randn(3, 7, 12, dtype=torch.float64)
+    assert relative_error(run(block, weights, {"x": x}), oracle(x)) < 1e-13
+
+
+def test_expert_weights_are_drawn_one_expert_after_the_other():
+    torch.manual_seed(5)
+    oracle = modules.MoE(8, 12, 3, 1)
+    weights = random_weights(steps(FFNSpec(8, 12, "swiglu", moe=MoE(3, 1))), generator(5))
+    assert torch.equal(weights["up.weight"][2], oracle.experts[2].up.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_are_torchs(dtype):
+    x = torch.randn(4, 10, dtype=dtype)
+    weight, bias = torch.randn(10, dtype=dtype), torch.randn(10, dtype=dtype)
+    axis = Axis("d_model", 10)
+    layer = norm(Norm("layernorm", axis, 1e-5, bias=True), {"weight": weight, "bias": bias}, x)
+    assert torch.equal(layer, functional.layer_norm(x, (10,), weight, bias, 1e-5))
+    tolerance = 2e-7 if dtype == torch.float32 else 1e-15
+    rms = nn.RMSNorm(10, eps=1e-6, dtype=dtype)
+    with torch.no_grad():
+        rms.weight.copy_(weight)
+        assert relative_error(norm(Norm("rmsnorm", axis, 1e-6), {"weight": weight}, x), rms(x)) <= tolerance
+        one_plus = norm(Norm("rmsnorm", axis, 1e-6, "one_plus"), {"weight": weight - 1}, x)
+        assert relative_error(one_plus, rms(x)) <= 4 * tolerance
+        rms.weight.fill_(1.0)
+        assert relative_error(norm(Norm("rmsnorm", axis, 1e-6, "none"), {}, x), rms(x)) <= tolerance
+    bare = functional.layer_norm(x, (10,), eps=1e-5)
+    assert relative_error(norm(Norm("layernorm", axis, 1e-5, "none"), {}, x), bare) <= tolerance
+
+
+def test_rmsnorm_of_low_precision_is_computed_in_float32():
+    x = torch.full((1, 64), 300.0, dtype=torch.float16)  # 300² overflows float16
+    assert norm(Norm("rmsnorm", Axis("d_model", 64), 0.0, "none"), {}, x).tolist() == [[1.0] * 64]
+
+
+def deepseek_v3_route(logits, bias, top_k, groups, top_groups, scale):
+    """The published algorithm, token by token, in plain Python."""
+    out = torch.zeros_like(logits)
+    for t, row in enumerate(logits.sigmoid()):
+        choice = row + bias
+        size = len(row) // groups
+        ranked = sorted(
+            range(groups), key=lambda g: sum(sorted(choice[g * size : (g + 1) * size].tolist())[-2:]), reverse=True
+        )
+        allowed = [e for g in ranked[:top_groups] for e in range(g * size, (g + 1) * size)]
+        chosen = sorted(allowed, key=lambda e: choice[e].item(), reverse=True)[:top_k]
+        total = sum(row[e] for e in chosen)
+        for e in chosen:
+            out[t, e] = row[e] / total * scale
+    return out
+
+
+def test_deepseek_v3_routing():
+    logits, bias = torch.randn(50, 16, generator=generator()).double(), torch.randn(16, generator=generator(1)).double()
+    op = Route(
+        Axis("experts", 16), 4, "sigmoid", renormalise=True, scale=2.5, groups=4, top_groups=2, group_best=2,
+        correction=True, score_dtype="input",
+    )  # fmt: skip
+    found = route(op, bias, logits)
+    assert torch.allclose(found, deepseek_v3_route(logits, bias, 4, 4, 2, 2.5), atol=1e-15)
+    assert ((found != 0).sum(-1) == 4).all()
+
+
+def test_softmax_of_the_chosen_is_the_renormalised_softmax():
+    logits = torch.randn(20, 8, dtype=torch.float64)
+    axis = Axis("experts", 8)
+    first = route(Route(axis, 3, score_dtype="input"), None, logits)
+    chosen = route(Route(axis, 3, order="choose_first", score_dtype="input"), None, logits)
+    assert torch.allclose(first, chosen, atol=1e-15)
+    assert torch.allclose(first.sum(-1), torch.ones(20, dtype=torch.float64))
+    plain = route(Route(axis, 3, renormalise=False, score_dtype="input"), None, logits)
+    assert torch.allclose(plain.sum(-1), logits.softmax(-1).topk(3).values.sum(-1), atol=1e-15)
+
+
+def test_scores_are_computed_in_their_stated_dtype():
+    logits = torch.randn(9, 8, dtype=torch.float64)
+    found = route(Route(Axis("experts", 8), 8, renormalise=False), None, logits)
+    assert found.dtype == torch.float64
+    assert torch.equal(found, logits.float().softmax(-1).double())
+
+
+def test_dropout():
+    block = steps(FFNSpec(4, 1000, "relu", dropout=0.25))
+    weights = random_weights(block, generator())
+    x = torch.randn(50, 4)
+
+    def hidden(mode: Mode) -> dict[str, torch.Tensor]:
+        return {e.name: e.tensor for e in execute(block, weights, {"x": x}, mode)}
+
+    assert torch.equal(hidden(Mode())["dropout"], hidden(Mode())["act"])
+    drawn = hidden(Mode(train=True, generator=generator(1)))
+    kept = drawn["dropout"] != 0
+    assert torch.allclose(drawn["dropout"][kept], drawn["act"][kept] / 0.75)
+    live = drawn["act"] != 0
+    assert abs((live & ~kept).sum() / live.sum() - 0.25) < 0.02  # 25,000 live values: 7 standard deviations
+    again = hidden(Mode(train=True, generator=generator(1)))
+    assert torch.equal(drawn["down"], again["down"])
+    mask = torch.zeros(50, 1000, dtype=torch.bool)
+    assert not hidden(Mode(train=True, masks={"dropout": mask}))["dropout"].any()
+
+
+def test_tensors_are_freed_after_their_last_use():
+    block = steps(FFNSpec(4, 8, "gelu"))
+    weights = random_weights(block, generator())
+    alive: dict[str, weakref.ref] = {}
+    for event in execute(block, weights, {"x": torch.randn(3, 4)}):
+        alive[event.name] = weakref.ref(event.tensor)
+        del event
+        gc.collect()
+        if "act" in alive:
+            assert alive["up"]() is None
+
+
+def test_inputs_are_not_changed():
+    block = steps(FFNSpec(4, 8, "swiglu", residual=True, norm="rmsnorm", moe=MoE(3, 2)))
+    weights = random_weights(block, generator())
+    x = torch.randn(5, 4)
+    before, kept = x.clone(), {n: w.clone() for n, w in weights.items()}
+    run(block, weights, {"x": x})
+    assert torch.equal(x, before)
+    assert all(torch.equal(w, kept[n]) for n, w in weights.items())

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ffncli.errors import FFNError
+from ffncli.run.inputs import make_input
+
+WANTED = torch.arange(24, dtype=torch.float64).reshape(2, 3, 4) / 8
+
+
+def made(text, leading=None, d_model=4, dtype=torch.float64):
+    return make_input(str(text), leading, d_model, dtype, torch.Generator().manual_seed(0))
+
+
+def test_names():
+    assert torch.equal(made("arange", (2, 3)), torch.arange(24.0).reshape(2, 3, 4).double())
+    assert torch.equal(made("zeros", (2,)), torch.zeros(2, 4).double())
+    assert torch.equal(made("ones"), torch.ones(4, 4).double())
+    torch.manual_seed(0)
+    assert torch.equal(made("randn", (5,)), torch.randn(5, 4).double())
+
+
+def test_lists():
+    assert made("0.5,1,-2,3e2").tolist() == [[0.5, 1, -2, 300]]
+    assert made("1 2 3 4 5 6 7 8", (2, 1)).shape == (2, 1, 4)
+    assert made("[[1,2,3,4],[5,6,7,8]]").shape == (2, 4)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "json", "csv", "safetensors"])
+def test_files(tmp_path, suffix):
+    path = tmp_path / f"x.{suffix}"
+    flat = WANTED.reshape(6, 4)
+    match suffix:
+        case "npy":
+            np.save(path, WANTED.numpy())
+        case "json":
+            path.write_text(json.dumps(WANTED.tolist()))
+        case "csv":
+            path.write_text("\n".join(",".join(map(repr, row)) for row in flat.tolist()) + "\n")
+        case "safetensors":
+            save_file({"x": WANTED}, path)
+    found = made(path)
+    assert torch.equal(found.reshape(6, 4), flat)
+    assert found.shape == ((6, 4) if suffix == "csv" else (2, 3, 4))
+    assert torch.equal(made(path, (3, 2)), WANTED.reshape(3, 2, 4))
+
+
+def test_stdin(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("1,2,3,4\n5,6,7,8\n"))
+    assert made("-").tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1,2,3", "3 values, which make no tokens of d_model = 4"),
+        ("", "is no name and no file"),
+        ("rand", "did you mean 'randn'"),
+        ("1,2,x,4", "is no name and no file"),
+        ("1,2,e,4", "'e' is not a number"),
+        ("[[1,2],[3]]", "no regular array"),
+        ("[1,2", "not JSON"),
+    ],
+)
+def test_bad_text(text, message):
+    with pytest.raises(FFNError, match=message):
+        made(text)
+
+
+def test_wrong_number_of_values():
+    with pytest.raises(FFNError, match="--input has 8 values, 3 × 4 needs 12"):
+        made("1,2,3,4,5,6,7,8", (3,))

@@ -1,0 +1,100 @@
+"""What the documents say, the program does."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ffncli.cli.main import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
+
+
+def console(command: str) -> str:
+    """The output that the README shows for a command."""
+    match = re.search(rf"```console\n\$ {re.escape(command)}\n(.*?)```", README, re.S)
+    assert match, command
+    return match[1]
+
+
+@pytest.mark.parametrize("command", ["trace", "params llama-2-7b gpt2 mixtral-8x7b"])
+def test_readme_shows_what_is_printed(call, command):
+    code, out, _ = call(*command.split())
+    assert code == 0
+    assert out == console(f"ffn {command}")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_in_readme_help_and_json_doc(call, name):
+    assert f"`ffn {name}" in README
+    assert f"\n## {name}\n" in JSON_DOC
+    assert COMMANDS[name][1] in call("--help")[1]
+    code, out, _ = call(name, "--help")
+    assert code == 0
+    assert COMMANDS[name][1].split(",")[0].rstrip(".") in " ".join(out.split())
+
+
+def test_readme_examples_run(call):
+    for block in re.findall(r"```console\n(.*?)```", README, re.S):
+        for line in re.findall(r"^\$ ffn (.*?)(?:\s+#.*)?$", block, re.M):
+            assert call(*line.split())[0] == 0, line
+    assert "4,722,432" in call("params", "--d-model", "768", "--d-ff", "3072", "--activation", "gelu", "--bias")[1]
+
+
+def keys(value: object) -> set[str]:
+    """Every key anywhere in a JSON value, except under texts that are named by what they describe."""
+    if isinstance(value, dict):
+        return set(value) | {k for name, inner in value.items() if name != "conventions" for k in keys(inner)}
+    return {k for inner in value for k in keys(inner)} if isinstance(value, list) else set()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["params", "deepseek-v3", "--json"], ["models", "--json"], ["trace", "8x16:swiglu", "--experts", "4", "--json"]],
+)
+def test_every_json_key_is_described(call, arguments):
+    found = json.loads(call(*arguments)[1])
+    documented = set(re.findall(r"`(\w+)`", JSON_DOC))
+    assert keys(found) <= documented
+    assert found["command"] == arguments[0]
+    assert found["conventions"]
+
+
+PARAMS = """name source citation d_model d_ff activation gated bias layers experts top_k shared_experts uniform
+    ffn_params_per_layer ffn_params_active_per_layer norm_params_per_layer matmul_flops_per_token
+    elementwise_flops_per_token ffn_params_total ffn_params_active dtype weight_bytes evidence""".split()
+TRACE = """name op formula inputs shape dtype min max mean std zeros negatives nan inf params flops values
+    values_index""".split()
+
+
+def test_the_contract_of_params(call):
+    for row in json.loads(call("params", "gpt2", "deepseek-v3", "512x2048:gelu", "--json")[1])["rows"]:
+        assert {*PARAMS, "groups"} <= set(row)
+        for group in row["groups"]:
+            assert sum(t["params"] for t in group["tensors"] if not t["norm"]) == group["ffn_params_per_layer"]
+            assert sum(t["params"] for t in group["tensors"] if t["norm"]) == group["norm_params_per_layer"]
+        layers = sum(len(g["layers"]) * g["ffn_params_per_layer"] for g in row["groups"])
+        assert layers == row["ffn_params_total"]
+    assert row["layers"] is None
+
+
+def test_the_contract_of_models(call):
+    rows = json.loads(call("models", "--json")[1])["rows"]
+    assert all(set(PARAMS) <= set(row) and "groups" not in row for row in rows)
+
+
+def test_the_contract_of_trace(call):
+    found = json.loads(call("trace", "--json")[1])
+    assert {"block", "ffn_input", "ffn_output", "steps"} <= set(found)
+    assert all(set(TRACE) <= set(step) for step in found["steps"])
+    assert found["steps"][0]["op"] == "input"
+
+
+def test_changelog_names_every_command():
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert all(f"`ffn {name}`" in text for name in COMMANDS)
