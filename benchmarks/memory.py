@@ -1,0 +1,358 @@
+"""How much memory `ffn trace` takes for one layer of a checkpoint that is many times larger.
+
+What: the peak resident memory of `ffn trace DIR --layer 1 --tokens 4 --dtype ...`, less that of a process that imports
+torch and safetensors and ends. The limit is 50 MB + 2.5 × the bytes of the layer's FFN in the compute dtype. The
+checkpoints are written here, one per way of storing an FFN (`CASES` below), with real, non-zero values: several GB in
+llama's layout, some hundred MB to 1.3 GB in the others. Each is sharded and has one attention matrix per layer, which
+no trace needs.
+
+How: every run is a fresh process that runs the command line as the console script does and, at its end, reads VmHWM
+from /proc/self/status. Each is run twice, first with the checkpoint dropped from the file cache, so that /proc/self/io
+tells how much of it was read, then with it cached; the larger peak counts. The baseline is the smallest of three.
+
+Limits: Linux only. Pages of a mapped file count as resident while they are mapped, though the system can take them
+back. The bytes read include the kernel's read-ahead; they are `-` where the file system does not count them (tmpfs) or
+does not drop its cache. MB and GB are powers of ten.
+
+    python benchmarks/memory.py [--layers N] [--case NAME]... [--dir DIR] [--keep] [--save FILE]
+
+The exit code is 1 where a peak is above its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import platform
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple, dataclass, fields
+from importlib.metadata import version
+from math import prod
+from pathlib import Path
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+DTYPES = {"bf16": 2, "fp32": 4, "fp64": 8}  # compute dtype → bytes
+STORED = {"BF16": 2, "F32": 4}
+ALLOWANCE, FACTOR = 50e6, 2.5
+LAYER, TOKENS = 1, 4
+LLAMA_LAYERS = 14  # 4.3 GB
+
+REPORT = """
+import atexit, json, sys
+
+def report(path=sys.argv.pop(1)):
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    io = dict(line.split(":", 1) for line in open("/proc/self/io"))
+    with open(path, "w") as file:
+        json.dump({"peak": 1024 * int(status["VmHWM"].split()[0]), "read": int(io["read_bytes"])}, file)
+
+atexit.register(report)
+"""
+IMPORTS = REPORT + "import torch; from safetensors import safe_open"
+TRACE = REPORT + "from ffncli.cli.main import main; sys.exit(main())"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint to write: `ffn` and `other` are a layer's tensors by name, after `stem`."""
+
+    name: str
+    config: Mapping[str, object]
+    stem: str
+    ffn: Shapes
+    other: Shapes
+    layers: int
+    stored: str = "BF16"
+
+    @property
+    def ffn_params(self) -> int:
+        """Parameters of one layer's FFN, without norms."""
+        return sum(map(prod, self.ffn.values()))
+
+    @property
+    def bytes(self) -> int:
+        """The size of all tensors."""
+        return self.layers * STORED[self.stored] * (self.ffn_params + sum(map(prod, self.other.values())))
+
+
+@dataclass(frozen=True)
+class Result:
+    """One trace's figures, in bytes; `read` is None where it is not known."""
+
+    case: str
+    stored: str
+    dtype: str
+    checkpoint: int
+    ffn: int
+    baseline: int
+    peak: int
+    over: int
+    limit: int
+    passed: bool
+    read: int | None
+
+
+# --- the checkpoints --------------------------------------------------------------------------------------------------
+
+
+def llama(layers: int) -> Case:
+    """Gate, up and down apart, stored as they are multiplied: Llama-2-7B's widths."""
+    d, f = 4096, 11008
+    config = {"model_type": "llama", "hidden_size": d, "intermediate_size": f, "num_hidden_layers": layers}
+    ffn = {"mlp.gate_proj.weight": (f, d), "mlp.up_proj.weight": (f, d), "mlp.down_proj.weight": (d, f)}
+    return Case("llama", config, "model.layers.{i}.", ffn, _attention(d), layers)
+
+
+def mixtral() -> Case:
+    """One tensor per expert and matrix."""
+    d, f, experts, layers = 2048, 4096, 8, 3
+    config = {
+        "model_type": "mixtral", "hidden_size": d, "intermediate_size": f, "num_hidden_layers": layers,
+        "num_local_experts": experts, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    ffn = {"block_sparse_moe.gate.weight": (experts, d)}
+    for e in range(experts):
+        ffn |= {f"block_sparse_moe.experts.{e}.{w}.weight": (d, f) if w == "w2" else (f, d) for w in ("w1", "w2", "w3")}
+    return Case("mixtral", config, "model.layers.{i}.", ffn, _attention(d), layers)
+
+
+def gpt2() -> Case:
+    """Matrices stored transposed, in float32."""
+    d, f, layers = 2048, 8192, 4
+    config = {"model_type": "gpt2", "n_embd": d, "n_inner": f, "n_layer": layers}
+    ffn = {
+        "mlp.c_fc.weight": (d, f), "mlp.c_fc.bias": (f,), "mlp.c_proj.weight": (f, d), "mlp.c_proj.bias": (d,),
+    }  # fmt: skip
+    other = {"attn.c_attn.weight": (d, 3 * d), "ln_2.weight": (d,), "ln_2.bias": (d,)}
+    return Case("gpt2", config, "transformer.h.{i}.", ffn, other, layers, "F32")
+
+
+def phi3() -> Case:
+    """Gate and up in one matrix, one after the other."""
+    d, f, layers = 3072, 8192, 4
+    config = {"model_type": "phi3", "hidden_size": d, "intermediate_size": f, "num_hidden_layers": layers}
+    ffn = {"mlp.gate_up_proj.weight": (2 * f, d), "mlp.down_proj.weight": (d, f)}
+    return Case("phi3", config, "model.layers.{i}.", ffn, _attention(d), layers)
+
+
+def gpt_oss() -> Case:
+    """All experts in one tensor, transposed, gate and up in alternate columns."""
+    d, f, experts, layers = 1024, 2048, 8, 3
+    config = {
+        "model_type": "gpt_oss", "hidden_size": d, "intermediate_size": f, "num_hidden_layers": layers,
+        "num_local_experts": experts, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    ffn = {
+        "mlp.router.weight": (experts, d), "mlp.router.bias": (experts,),
+        "mlp.experts.gate_up_proj": (experts, d, 2 * f), "mlp.experts.gate_up_proj_bias": (experts, 2 * f),
+        "mlp.experts.down_proj": (experts, f, d), "mlp.experts.down_proj_bias": (experts, d),
+    }  # fmt: skip
+    return Case("gpt_oss", config, "model.layers.{i}.", ffn, _attention(d), layers)
+
+
+def _attention(d: int) -> Shapes:
+    """What a layer holds beside its FFN: a matrix that nobody should touch, and the norm before the FFN."""
+    return {"self_attn.q_proj.weight": (d, d), "post_attention_layernorm.weight": (d,)}
+
+
+CASES: Mapping[str, Callable[[int], Case]] = {
+    "llama": llama,
+    "mixtral": lambda _: mixtral(),
+    "gpt2": lambda _: gpt2(),
+    "phi3": lambda _: phi3(),
+    "gpt_oss": lambda _: gpt_oss(),
+}
+
+
+def write(case: Case, folder: Path) -> None:
+    """The checkpoint in shards of a third of its layers, the index, and config.json. Holds some MB at a time."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(case.config), "utf-8")
+    each = -(-case.layers // 3)
+    starts = range(0, case.layers, each)
+    weights: dict[str, str] = {}
+    values = pattern(case.stored)
+    for number, start in enumerate(starts, 1):
+        file = f"model-{number:05}-of-{len(starts):05}.safetensors"
+        shapes = {
+            case.stem.format(i=layer) + name: shape
+            for layer in range(start, min(start + each, case.layers))
+            for name, shape in {**case.other, **case.ffn}.items()
+        }
+        write_shard(folder / file, shapes, case.stored, values)
+        weights |= dict.fromkeys(shapes, file)
+    index = {"metadata": {"total_size": case.bytes}, "weight_map": weights}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
+
+
+def write_shard(path: Path, shapes: Shapes, stored: str, values: bytes) -> None:
+    """One safetensors file; every tensor is filled with `values`, over and over."""
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        size = prod(shape) * STORED[stored]
+        header[name] = {"dtype": stored, "shape": shape, "data_offsets": (at, at + size)}
+        at += size
+    raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    with path.open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        for shape in shapes.values():
+            for size in _chunks(prod(shape) * STORED[stored], len(values)):
+                file.write(memoryview(values)[:size])
+        file.flush()
+        os.fsync(file.fileno())  # only clean pages can be dropped from the cache
+
+
+def _chunks(total: int, most: int) -> Iterator[int]:
+    for start in range(0, total, most):
+        yield min(most, total - start)
+
+
+def pattern(stored: str, count: int = 4_000_000) -> bytes:
+    """`count` values of random sign and mantissa between 2⁻⁷ and 2⁻⁵ in size. A bfloat16 is a float32's upper half."""
+    draw, width = random.Random(0), STORED[stored]
+    values = bytearray(draw.randbytes(width * count))
+    sign_and_exponent = bytes(0x3C | (byte & 0x80) for byte in range(256))
+    values[width - 1 :: width] = values[width - 1 :: width].translate(sign_and_exponent)
+    return bytes(values)
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def run(program: str, *arguments: str) -> tuple[int, int]:
+    """(peak bytes, bytes read from disk) of a fresh process."""
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as report:
+        command = [sys.executable, "-c", program, report.name, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"ffn {' '.join(arguments)} failed with {done.returncode}:\n{done.stderr}")
+        figures = json.load(report)
+    return figures["peak"], figures["read"]
+
+
+def baseline() -> int:
+    """Peak bytes of importing torch and safetensors: the smallest of three, which also fill the file cache."""
+    return min(run(IMPORTS)[0] for _ in range(3))
+
+
+def forget(folder: Path) -> None:
+    """Drop the checkpoint from the file cache."""
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure(case: Case, folder: Path, dtype: str, base: int) -> Result:
+    """One trace, with a cold and with a warm file cache."""
+    arguments = ["trace", str(folder), "--layer", str(LAYER), "--tokens", str(TOKENS), "--dtype", dtype]
+    forget(folder)
+    cold, read = run(TRACE, *arguments)
+    warm, _ = run(TRACE, *arguments)
+    ffn = case.ffn_params * DTYPES[dtype]
+    limit = round(ALLOWANCE + FACTOR * ffn)
+    peak = max(cold, warm)
+    needed = case.ffn_params * STORED[case.stored]
+    known = read if read >= needed else None
+    return Result(
+        case.name, case.stored, dtype, case.bytes, ffn, base, peak, peak - base, limit, peak - base <= limit, known
+    )
+
+
+# --- reporting --------------------------------------------------------------------------------------------------------
+
+
+def show_header(base: int) -> None:
+    """The machine, the baseline, and the table's head."""
+    print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    print(f"importing torch and safetensors: {base / 1e6:.0f} MB; all below is in MB")
+    print("over: what a trace adds to that; read: what it read from disk, of all the checkpoint's bytes")
+    sizes = f"{'FFN':>6} {'over':>6} {'limit':>6} {'over/FFN':>8} {'read':>6}"
+    print(f"{'case':<8} {'stored':<6} {'dtype':<5} {sizes} {'of':>5}")
+
+
+def show(r: Result) -> None:
+    """One line of the table."""
+    read = "-" if r.read is None else f"{r.read / 1e6:.0f}"
+    sizes = f"{r.ffn / 1e6:6.0f} {r.over / 1e6:6.0f} {r.limit / 1e6:6.0f} {r.over / r.ffn:8.2f} {read:>6}"
+    verdict = "pass" if r.passed else "MISS"
+    print(f"{r.case:<8} {r.stored:<6} {r.dtype:<5} {sizes} {r.checkpoint / 1e6:5.0f}  {verdict}", flush=True)
+
+
+def machine() -> dict[str, str]:
+    """What the figures depend on."""
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    cpu = next(names, "") or platform.machine()
+    versions = {name: version(name) for name in ("torch", "safetensors")}
+    return {"python": platform.python_version(), **versions, "cpu": f"{cpu}, {os.cpu_count()} cores"}
+
+
+def save(path: str, results: list[Result]) -> None:
+    """All results as CSV; sizes in bytes."""
+    about = machine()
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(
+            [*(f"{f.name}_bytes" if str(f.type).startswith("int") else f.name for f in fields(Result)), *about]
+        )
+        for result in results:
+            cells = [str(cell).lower() if isinstance(cell, bool) else cell for cell in astuple(result)]
+            writer.writerow([*cells, *about.values()])
+
+
+def measure_all(case: Case, root: Path, base: int, keep: bool) -> Iterator[Result]:
+    """Write the checkpoint, trace it in every dtype, delete it."""
+    folder = root / case.name
+    free = shutil.disk_usage(root).free
+    if case.bytes * 1.05 > free:
+        raise SystemExit(f"{case.name} needs {case.bytes / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: use --dir")
+    try:
+        write(case, folder)
+        for dtype in DTYPES:
+            yield measure(case, folder, dtype, base)
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> int:
+    """Write, measure, print, save; 1 where a limit is missed."""
+    parser = argparse.ArgumentParser(description="Peak memory of ffn trace on one layer of a large checkpoint.")
+    parser.add_argument("--layers", type=int, default=LLAMA_LAYERS, help=f"layers of the llama case [{LLAMA_LAYERS}]")
+    parser.add_argument("--case", action="append", choices=list(CASES), help="only this one; repeatable [all]")
+    parser.add_argument("--dir", metavar="DIR", help="where to write the checkpoints [a temporary directory]")
+    parser.add_argument("--keep", action="store_true", help="leave the checkpoints there")
+    parser.add_argument("--save", metavar="FILE", help="write the results there as CSV")
+    options = parser.parse_args()
+    if options.layers < 2:
+        parser.error("--layers must be at least 2: the trace is of layer 1")
+    base = baseline()
+    show_header(base)
+    results: list[Result] = []
+    root = Path(tempfile.mkdtemp(prefix="ffn-memory-", dir=options.dir))
+    try:
+        for name in options.case or CASES:
+            for result in measure_all(CASES[name](options.layers), root, base, options.keep):
+                show(result)
+                results.append(result)
+    finally:
+        if options.keep:
+            print(f"checkpoints kept in {root}")
+        else:
+            shutil.rmtree(root, ignore_errors=True)
+    if options.save:
+        save(options.save, results)
+    return int(not all(result.passed for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
