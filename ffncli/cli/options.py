@@ -9,19 +9,27 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
-from functools import wraps
+from functools import partial, wraps
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from ffncli.block.recipe import MAX_SIZE
 from ffncli.errors import FFNError, shown
 from ffncli.models.source import Dimensions, whole
 from ffncli.show.output import Output
 
 
-def positive(option: str) -> Callable[[str], int]:
-    """A parser for a whole number of at least 1; its FFNError names the option."""
-    return lambda text: whole(option, text)
+def positive(option: str, high: int = MAX_SIZE) -> Callable[[str], int]:
+    """A parser for a whole number from 1 to `high`; its FFNError names the option."""
+
+    def parse(text: str) -> int:
+        value = whole(option, text)
+        if value > high:
+            raise FFNError(f"{option} must be at most {high}, got {shown(value)}")
+        return value
+
+    return parse
 
 
 def natural(option: str, high: int = 2**63 - 1) -> Callable[[str], int]:
@@ -51,32 +59,103 @@ def probability(option: str) -> Callable[[str], float]:
     return parse
 
 
-_SHOW, _DIMS = "Output", "Dimensions (without SOURCE they make a block; with it they override)"
+_dims = partial(typer.Option, rich_help_panel="Dimensions (without SOURCE they make a block; with it they override)")
+_run = partial(typer.Option, rich_help_panel="The run")
+_show = partial(typer.Option, rich_help_panel="Output")
+
+Text = str | None
+Count = int | None
+Flag = bool | None
+
+
+@dataclass(frozen=True)
+class DimensionOptions:
+    """--d-model and its kin: the choices that make a block, or override a source's."""
+
+    d_model: Annotated[Text, _dims("--d-model", metavar="N", help="Width of the model.")] = None
+    d_ff: Annotated[Text, _dims("--d-ff", metavar="N|4x", help="Width of one projection; 4x of d_model.")] = None
+    activation: Annotated[Text, _dims("--activation", metavar="NAME", help="gelu, silu, swiglu, ...")] = None
+    gated: Annotated[Flag, _dims("--gated/--plain", help="With a gate projection or without.")] = None
+    bias: Annotated[Flag, _dims("--bias/--no-bias", help="Default: iff not gated.")] = None
+    norm: Annotated[Text, _dims("--norm", metavar="KIND", help="none, layernorm or rmsnorm.")] = None
+    norm_position: Annotated[
+        Text, _dims("--norm-position", metavar="WHERE", help="pre, post, branch or pre+branch.")
+    ] = None
+    residual: Annotated[Flag, _dims("--residual/--no-residual", help="Add the input at the end.")] = None
+    dropout: Annotated[
+        float | None,
+        _dims("--dropout", metavar="P", parser=probability("--dropout"), help="Dropout before the down projection."),
+    ] = None
+    experts: Annotated[
+        Count, _dims("--experts", metavar="N", parser=positive("--experts"), help="Routed experts (MoE).")
+    ] = None
+    top_k: Annotated[
+        Count, _dims("--top-k", metavar="K", parser=positive("--top-k"), help="Experts per token, default 2.")
+    ] = None
+    shared_experts: Annotated[
+        Count,
+        _dims(
+            "--shared-experts", metavar="N", parser=natural("--shared-experts", MAX_SIZE),
+            help="Experts that every token uses.",
+        ),
+    ] = None  # fmt: skip
+
+    def dimensions(self) -> Dimensions:
+        """The same choices for `models/source.py`."""
+        return Dimensions(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """--layer, --input and their kin: what is run, on what, where."""
+
+    layer: Annotated[Text, _run("--layer", metavar="I", help="Layer from 0; decoder.3 where there are two stacks.")] = (
+        None
+    )
+    input: Annotated[Text, _run("--input", metavar="X", help="arange, randn, zeros, ones, 0.1,0.2,..., FILE or -.")] = (
+        None
+    )
+    tokens: Annotated[
+        Count, _run("--tokens", metavar="N", parser=positive("--tokens"), help="Tokens in the input, default 4.")
+    ] = None
+    batch: Annotated[
+        Count,
+        _run("--batch", metavar="B", parser=positive("--batch"), help="Batch, with --seq-len instead of --tokens."),
+    ] = None
+    seq_len: Annotated[
+        Count, _run("--seq-len", metavar="L", parser=positive("--seq-len"), help="Tokens per sequence of the batch.")
+    ] = None
+    dtype: Annotated[Text, _run("--dtype", metavar="NAME", help="Compute in fp32 (default), fp64, bf16, fp16.")] = None
+    device: Annotated[str, _run("--device", metavar="WHERE", help="cpu, cuda or cuda:1.")] = "cpu"
+    seed: Annotated[
+        Count, _run("--seed", metavar="N", parser=natural("--seed"), help="For random weights and input, default 0.")
+    ] = None
+    threads: Annotated[
+        Count, _run("--threads", metavar="N", parser=positive("--threads", 4096), help="CPU threads.")
+    ] = None
+    train: Annotated[Flag, _run("--train/--eval", help="Whether dropout is active.")] = None
+
+    def leading(self) -> tuple[int, ...] | None:
+        """The input's axes before d_model, or None where nothing was said."""
+        if self.batch is None and self.seq_len is None:
+            return None if self.tokens is None else (self.tokens,)
+        if self.tokens is not None:
+            raise FFNError("--tokens contradicts --batch and --seq-len", "give one or the other")
+        return (self.batch or 1, self.seq_len or 1)
 
 
 @dataclass(frozen=True)
 class OutputOptions:
     """--format and its kin."""
 
-    format: Annotated[
-        str, typer.Option("--format", metavar="STYLE", help="table, json, csv or md.", rich_help_panel=_SHOW)
-    ] = "table"
-    json: Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=_SHOW)] = False
-    csv: Annotated[bool, typer.Option("--csv", help="Short for --format csv.", rich_help_panel=_SHOW)] = False
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="Write there instead (- is stdout).", rich_help_panel=_SHOW
-        ),
-    ] = None
-    force: Annotated[bool, typer.Option("--force", help="Let -o replace an existing file.", rich_help_panel=_SHOW)] = (
-        False
-    )
-    no_color: Annotated[bool, typer.Option("--no-color", help="No colour.", rich_help_panel=_SHOW)] = False
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No notes on stderr.", rich_help_panel=_SHOW)] = False
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.", rich_help_panel=_SHOW)] = (
-        False  # read by main.py from the arguments, so that it works for errors in them too
-    )
+    format: Annotated[str, _show("--format", metavar="STYLE", help="table, json, csv or md.")] = "table"
+    json: Annotated[bool, _show("--json", help="Short for --format json.")] = False
+    csv: Annotated[bool, _show("--csv", help="Short for --format csv.")] = False
+    out: Annotated[Text, _show("-o", "--output", metavar="FILE", help="Write there instead (- is stdout).")] = None
+    force: Annotated[bool, _show("--force", help="Let -o replace an existing file.")] = False
+    no_color: Annotated[bool, _show("--no-color", help="No colour.")] = False
+    quiet: Annotated[bool, _show("-q", "--quiet", help="No notes on stderr.")] = False
+    debug: Annotated[bool, _show("--debug", help="Show tracebacks of errors.")] = False  # main.py reads it, from argv
 
     def output(self) -> Output:
         """The sink these options ask for. Raises FFNError for a contradiction or a file that exists."""
@@ -89,78 +168,6 @@ class OutputOptions:
         implied = suffix if suffix in ("json", "csv", "md") else "table"
         chosen: Any = said[0] if said else implied
         return Output(chosen, self.out, self.force, not self.no_color, self.quiet)
-
-
-@dataclass(frozen=True)
-class DimensionOptions:
-    """--d-model and its kin."""
-
-    d_model: Annotated[
-        str | None, typer.Option("--d-model", metavar="N", help="Width of the model.", rich_help_panel=_DIMS)
-    ] = None
-    d_ff: Annotated[
-        str | None,
-        typer.Option("--d-ff", metavar="N|4x", help="Width of one projection; 4x of d_model.", rich_help_panel=_DIMS),
-    ] = None
-    activation: Annotated[
-        str | None,
-        typer.Option("--activation", metavar="NAME", help="gelu, silu, swiglu, ...", rich_help_panel=_DIMS),
-    ] = None
-    gated: Annotated[
-        bool | None, typer.Option("--gated/--plain", help="With a gate projection or without.", rich_help_panel=_DIMS)
-    ] = None
-    bias: Annotated[
-        bool | None, typer.Option("--bias/--no-bias", help="Default: iff not gated.", rich_help_panel=_DIMS)
-    ] = None
-    norm: Annotated[
-        str | None, typer.Option("--norm", metavar="KIND", help="none, layernorm or rmsnorm.", rich_help_panel=_DIMS)
-    ] = None
-    norm_position: Annotated[
-        str | None,
-        typer.Option(
-            "--norm-position", metavar="WHERE", help="pre, post, branch or pre+branch.", rich_help_panel=_DIMS
-        ),
-    ] = None
-    residual: Annotated[
-        bool | None, typer.Option("--residual/--no-residual", help="Add the input at the end.", rich_help_panel=_DIMS)
-    ] = None
-    dropout: Annotated[
-        float | None,
-        typer.Option(
-            "--dropout",
-            metavar="P",
-            parser=probability("--dropout"),
-            help="Dropout before the down projection.",
-            rich_help_panel=_DIMS,
-        ),
-    ] = None
-    experts: Annotated[
-        int | None,
-        typer.Option(
-            "--experts", metavar="N", parser=positive("--experts"), help="Routed experts (MoE).", rich_help_panel=_DIMS
-        ),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        typer.Option(
-            "--top-k",
-            metavar="K",
-            parser=positive("--top-k"),
-            help="Experts per token, default 2.",
-            rich_help_panel=_DIMS,
-        ),
-    ] = None
-    shared_experts: Annotated[
-        int | None,
-        typer.Option(
-            "--shared-experts", metavar="N", parser=natural("--shared-experts", 2**31 - 1),
-            help="Experts that every token uses.", rich_help_panel=_DIMS,
-        ),
-    ] = None  # fmt: skip
-
-    def dimensions(self) -> Dimensions:
-        """The same choices for `models/source.py`."""
-        return Dimensions(**{f.name: getattr(self, f.name) for f in fields(self)})
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -39,7 +40,8 @@ class StepRecord:
     """One line of a trace. Statistics are over finite values (None where there are none), std with divisor n.
 
     `zeros` and `negatives` count values, `params` is what the step owns, `flops` its forward work on this input.
-    Inside an expert, `tokens` are the flat indices of the tokens that it received, one per row; else None.
+    Inside an expert, `tokens` are the flat indices of the tokens that it received, one per row; else None. Where
+    dropout was active, `live` counts the values that were not zero before it, `dropped` those of them that are now.
     """
 
     name: str
@@ -62,6 +64,8 @@ class StepRecord:
     values: Any
     values_index: tuple[tuple[int, ...], ...]
     tokens: tuple[int, ...] | None = None
+    live: int | None = None
+    dropped: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,10 +102,16 @@ def trace(
     with torch.no_grad():
         for event in execute(steps, weights, inputs, mode):
             if event.tokens is None:
-                records.append(_record(event.name, event.tensor, show, event.step, steps, costs[event.name]))
+                found = _record(event.name, event.tensor, show, event.step, steps, costs[event.name])
+                before = next((r for r in records if r.name == event.step.inputs[0]), found)
+                records.append(_with_drops(found, before) if mode.train and found.op == "dropout" else found)
             elif inside is None or int(event.name.split(".")[1]) in inside:
                 records.append(_inner(event, steps, show))
     return Trace(*ffn_span(steps), tuple(records))
+
+
+def _with_drops(after: StepRecord, before: StepRecord) -> StepRecord:
+    return replace(after, live=prod(before.shape) - before.zeros, dropped=after.zeros - before.zeros)
 
 
 def _inner(event: Event, steps: Sequence[Step], show: int | None) -> StepRecord:
