@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _discard_output()
         code = ExitCode.OK
     except Exception as error:
-        code = _failed(error, "--debug" in args)
+        code = _failed(error, args)
     except KeyboardInterrupt:
         print_error("interrupted")
         code = ExitCode.INTERRUPTED
@@ -145,11 +145,11 @@ def print_error(text: str) -> None:
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def _failed(error: Exception, debug: bool) -> int:
+def _failed(error: Exception, args: list[str]) -> int:
     """Print the one line that an error deserves; its exit code."""
     import typer
 
-    if debug:
+    if "--debug" in args:
         import traceback
 
         traceback.print_exception(error)
@@ -157,7 +157,7 @@ def _failed(error: Exception, debug: bool) -> int:
         print_error(f"error: {error}")
         return error.code
     if isinstance(error, typer.TyperException):
-        return _usage(error)
+        return _usage(error, args)
     if isinstance(error, OSError) and _is_output(error):
         print_error(f"error: cannot write to standard output: {error.strerror}")
         return ExitCode.ENVIRONMENT
@@ -171,10 +171,9 @@ def _failed(error: Exception, debug: bool) -> int:
     return ExitCode.BUG
 
 
-def _usage(error: Any) -> int:
+def _usage(error: Any, args: list[str]) -> int:
     """Typer's own errors (unknown option, missing value) as one line."""
     text = " ".join(str(error.format_message()).split()).rstrip(".")
-    context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         sys.stderr.write(error.format_message().rstrip() + "\n")
         return ExitCode.USAGE
@@ -182,8 +181,9 @@ def _usage(error: Any) -> int:
         name = text.split("'")[1] if "'" in text else ""
         text, _, _ = text.partition(". Did you mean")
         text += f"; {did_you_mean(name, list(COMMANDS), 'commands: ' + ', '.join(COMMANDS))}"
-    path = context.command_path if context else "ffn"
-    print_error(f"error: {text}; see `{path} --help`" if "did you mean" not in text else f"error: {text}")
+    asked_for = _asked_for(args)
+    program = f"ffn {asked_for}" if asked_for in COMMANDS else "ffn"
+    print_error(f"error: {text}; see `{program} --help`" if "did you mean" not in text else f"error: {text}")
     return ExitCode.USAGE
 
 

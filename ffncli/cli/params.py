@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ffncli.block import dtypes
 from ffncli.block.cost import CONVENTIONS
 from ffncli.cli.options import DimensionOptions, OutputOptions, spread
 from ffncli.models.count import ModelCount, count
@@ -34,6 +35,8 @@ def command(
     """
     output = show.output()
     said = dimensions.dimensions()
+    if dtype is not None:
+        dtypes.dtype(dtype)  # a wrong one is said before anything is read
     models = [load(source, said) for source in sources] if sources else [load(None, said)]
     for model in models:
         for note in model.notes:

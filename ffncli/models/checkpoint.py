@@ -6,9 +6,9 @@ library refuses, and duplicate keys besides. Values come through the library, te
 
 from __future__ import annotations
 
-import math
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,7 +165,7 @@ def _refused(value: Any, most: int = 120) -> bool:
     """What safetensors' parser refuses even where it is not used: 128 levels, numbers beyond a double."""
     level = [value]
     for _ in range(most):
-        if any(isinstance(v, float) and math.isinf(v) for v in level):
+        if any(isinstance(v, (int, float)) and not abs(v) <= sys.float_info.max for v in level):
             return True
         inner = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, (list, dict))]
         level = [v for values in inner for v in values]

@@ -20,19 +20,19 @@ from ffncli.models.model import Group, Model, grouped
 from ffncli.models.strict_json import read_object, shown_path
 
 MOST_CONFIG_BYTES = 10_000_000  # real ones stay below 100 kB
-MOST_LAYERS = 100_000
+MOST_LAYERS = 10_000  # the deepest known model has 126
 
 Extra = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class MoEFields:
-    """The part of a family's row that concerns experts. `layer` says which layers have them."""
+    """The part of a family's row that concerns experts. `layers` makes the rule that says which layers have them."""
 
     experts: str
     d_ff: str
     top_k: str = "num_experts_per_tok"
-    layer: Callable[[Fields, int], bool] = lambda config, i: True
+    layers: Callable[[Fields], Callable[[int], bool]] = lambda config: lambda i: True
     routing: Callable[[Fields], Extra] = lambda config: {}
 
 
@@ -127,15 +127,16 @@ def _gpt_oss(config: Fields) -> Extra:
     return {"activation": "quick_gelu", "clamp": config.number("swiglu_limit", 7.0), "up_plus": 1.0}
 
 
-def _sparse(config: Fields, i: int) -> bool:
+def _sparse(config: Fields) -> Callable[[int], bool]:
     step: int = config.integer("decoder_sparse_step", 1)
-    return i not in config.integers("mlp_only_layers") and (i + 1) % step == 0
+    dense = frozenset(config.integers("mlp_only_layers"))
+    return lambda i: i not in dense and (i + 1) % step == 0
 
 
-def _after_prefix(config: Fields, i: int) -> bool:
+def _after_prefix(config: Fields) -> Callable[[int], bool]:
     frequency: int = config.integer("moe_layer_freq", 1)
     prefix: int = config.integer("first_k_dense_replace", 0, low=0)
-    return i >= prefix and i % frequency == 0
+    return lambda i: i >= prefix and i % frequency == 0
 
 
 def _qwen2_moe(config: Fields) -> Extra:
@@ -241,23 +242,23 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen2_moe": Family(
         default_activation="silu",
-        moe=MoEFields("num_experts|num_local_experts", "moe_intermediate_size", layer=_sparse, routing=_qwen2_moe),
+        moe=MoEFields("num_experts|num_local_experts", "moe_intermediate_size", layers=_sparse, routing=_qwen2_moe),
     ),
     "qwen3_moe": Family(
         default_activation="silu",
         moe=MoEFields(
-            "num_experts|num_local_experts", "moe_intermediate_size", layer=_sparse,
+            "num_experts|num_local_experts", "moe_intermediate_size", layers=_sparse,
             routing=lambda config: {"renormalise": config.flag("norm_topk_prob", False)},
         ),
     ),
     "deepseek_v2": Family(
         default_activation="silu", bias=("mlp_bias", False),
-        moe=MoEFields("n_routed_experts|num_local_experts", "moe_intermediate_size", layer=_after_prefix,
+        moe=MoEFields("n_routed_experts|num_local_experts", "moe_intermediate_size", layers=_after_prefix,
                       routing=_deepseek_v2),
     ),
     "deepseek_v3": Family(
         default_activation="silu",
-        moe=MoEFields("n_routed_experts|num_local_experts", "moe_intermediate_size", layer=_after_prefix,
+        moe=MoEFields("n_routed_experts|num_local_experts", "moe_intermediate_size", layers=_after_prefix,
                       routing=_deepseek_v3),
     ),
     "gpt_oss": Family(
@@ -283,6 +284,11 @@ def read_config(path: Path, source: str) -> Model:
 def from_config(values: Mapping[str, Any], source: str, where: str, name: str | None = None) -> Model:
     """The Model that a config's values describe; a multimodal config's text tower (`text_config`) is meant."""
     config, evidence = _text_tower(Fields(values, where))
+    if config.values.get("model_type") is None:
+        raise FFNError(
+            f"{config.where}: model_type {'is null' if 'model_type' in config.values else 'is missing'}",
+            "it says which family's fields these are: llama, gpt2, ...",
+        )
     model_type = config.text("model_type")
     family_name = _BY_TYPE.get(model_type)
     if family_name is None:
@@ -316,15 +322,10 @@ def _stack(config: Fields, family: Family, stack: Stack) -> list[Group]:
     count = config.integer(stack.layers, high=MOST_LAYERS)
     if family.moe is None:
         return [Group(stack.name, tuple(range(count)), _dense(config, family, stack.d_ff))]
-    moe, dense = _experts(config, family), None
-    specs = []
-    for i in range(count):
-        if family.moe.layer(config, i):
-            specs.append(moe)
-        else:
-            dense = dense or _dense(config, family, stack.d_ff)
-            specs.append(dense)
-    return grouped(stack.name, specs)
+    has_experts = family.moe.layers(config)
+    kinds = [has_experts(i) for i in range(count)]
+    specs = {kind: (_experts(config, family) if kind else _dense(config, family, stack.d_ff)) for kind in set(kinds)}
+    return grouped(stack.name, [specs[kind] for kind in kinds])
 
 
 def _common(config: Fields, family: Family) -> dict[str, Any]:
@@ -343,7 +344,10 @@ def _common(config: Fields, family: Family) -> dict[str, Any]:
     known["bias"] = family.bias if isinstance(family.bias, bool) else config.flag(*family.bias)
     known |= family.adjust(config)
     label = config.name(family.activation or "activation")
-    known["activation"] = activations.resolve(known["activation"], f"{config.where}: {label}")[0]
+    said = known["activation"]
+    known["activation"], implied = activations.resolve(said, f"{config.where}: {label}")
+    if implied and not known["gated"]:
+        raise FFNError(f"{config.where}: {label} {shown(said)} is a gated unit", "this family's blocks have no gate")
     return known
 
 
@@ -357,7 +361,9 @@ def _dense(config: Fields, family: Family, d_ff: str | None) -> FFNSpec:
 def _experts(config: Fields, family: Family) -> FFNSpec:
     row = family.moe
     assert row is not None
-    moe = MoE(config.integer(row.experts), config.integer(row.top_k), **row.routing(config))
+    experts = config.integer(row.experts)
+    top_k = config.integer(row.top_k, high=experts)
+    moe = MoE(experts, top_k, **row.routing(config))
     return _spec(config, d_ff=config.integer(row.d_ff), moe=moe, **_common(config, family))
 
 

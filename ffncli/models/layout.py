@@ -299,12 +299,14 @@ def _locate(
     piece = pieces.get(parameter)
     if piece is None:
         raise FFNError(f"{where}: this family's layout does not say where {parameter} is stored")
-    count = axes[0].size if piece.per_expert else 1
-    found = tuple(_name(names, stem, piece, e) for e in range(count))
-    if None in found:
-        wanted = stem + piece.tensor.split("|")[0].replace("{e}", str(found.index(None)))
-        raise FFNError(f"{where}: tensor {shown(wanted, 120)} is missing", f"it holds {parameter}")
-    return Located(parameter, axes, piece, tuple(name for name in found if name))
+    found: list[str] = []
+    for e in range(axes[0].size if piece.per_expert else 1):
+        name = _name(names, stem, piece, e)
+        if name is None:
+            wanted = stem + piece.tensor.split("|")[0].replace("{e}", str(e))
+            raise FFNError(f"{where}: tensor {shown(wanted, 120)} is missing", f"it holds {parameter}")
+        found.append(name)
+    return Located(parameter, axes, piece, tuple(found))
 
 
 def _name(names: Collection[str], stem: str, piece: Piece, expert: int = 0) -> str | None:

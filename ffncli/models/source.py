@@ -56,11 +56,13 @@ def load(source: str | None = None, dimensions: Dimensions | None = None) -> Mod
     said = dimensions or Dimensions()
     if source is None:
         return from_dimensions(said)
+    if inline := _inline(source):
+        return from_dimensions(_merged(inline, said), source)
     return with_dimensions(with_evidence(resolve(source)), said)
 
 
 def resolve(text: str) -> Model:
-    """The Model that SOURCE means: a path, an inline block, a catalog name, in design order.
+    """The Model that SOURCE means, if it is no inline block: a path, a catalog name, a directory of that name.
 
     Raises FFNError with the nearest known names where it means nothing.
     """
@@ -68,8 +70,6 @@ def resolve(text: str) -> Model:
         raise FFNError(f"{shown(text)}: this version does not read from the Hub", "give a local directory of the model")
     if "\0" in text:
         raise FFNError(f"source {shown(text)} holds a NUL character")
-    if _inline(text):
-        return _inline_block(text)
     path = Path(os.path.expanduser(text))
     looks_like_path = "/" in text or os.sep in text or text[:1] in (".", "~") or path.suffix in _SUFFIXES
     if not looks_like_path and (model := catalog.find(text)):
@@ -142,38 +142,39 @@ def with_evidence(model: Model) -> Model:
 # --- blocks from dimensions -------------------------------------------------------------------------------------------
 
 
-def _inline(text: str) -> re.Match[str] | None:
-    """`512x2048:gelu`: digits on both sides of an x, so that no model name is taken for one."""
+def _inline(text: str) -> Dimensions | None:
+    """What `512x2048:gelu` says: a number before the x, so that no model name is taken for one."""
     match = _INLINE.fullmatch(text)
-    return match if match and re.fullmatch(r"[-+]?[0-9][0-9.e^]*", match["d_model"]) else None
+    if not match or not re.fullmatch(r"[-+]?[0-9][0-9.e^]*", match["d_model"]):
+        return None
+    return Dimensions(d_model=match["d_model"], d_ff=match["d_ff"], activation=match["activation"])
 
 
-def _inline_block(text: str) -> Model:
-    match = _inline(text)
-    assert match
-    said = Dimensions(d_model=match["d_model"], d_ff=match["d_ff"], activation=match["activation"])
-    return replace(from_dimensions(said, text), notes=())
+def _merged(first: Dimensions, over: Dimensions) -> Dimensions:
+    said = {f.name: value for f in fields(over) if (value := getattr(over, f.name)) is not None}
+    return replace(first, **said)
 
 
-def from_dimensions(said: Dimensions, source: str = "") -> Model:
-    """A block from options alone: relu, plain, bias, d_ff = 4x, no norm unless said; the defaults taken are noted."""
+def from_dimensions(said: Dimensions, source: str | None = None) -> Model:
+    """A block from dimensions alone: relu, plain, bias, d_ff = 4x, no norm unless said.
+
+    `source` is the inline text they came from, if any; without one, the defaults taken are noted.
+    """
     if said.d_model is None:
         raise FFNError("--d-model is missing", "give a SOURCE (a model, a directory, 512x2048:gelu) or --d-model N")
-    d_model = whole("--d-model", said.d_model)
-    spec = FFNSpec(
-        d_model,
-        width("--d-ff", "4x" if said.d_ff is None else said.d_ff, d_model),
-        **_choices(said, "relu"),
-        moe=_moe(said, None),
-    )
+    names = (f"{source}: d_model", f"{source}: d_ff") if source else ("--d-model", "--d-ff")
+    d_model = whole(names[0], said.d_model)
+    d_ff = width(names[1], "4x" if said.d_ff is None else said.d_ff, d_model)
+    spec = FFNSpec(d_model, d_ff, **_choices(said, "relu"), moe=_moe(said, None))
+    if source:
+        return block_model(spec, source)
     defaults = [
         *(["d_ff = 4x"] if said.d_ff is None else []),
         *([f"activation {spec.activation}"] if said.activation is None else []),
         *([f"{'biases' if spec.bias else 'no biases'}"] if said.bias is None else []),
     ]
-    name = source or f"{spec.d_model}x{spec.d_ff}:{spec.activation}"
-    notes = (f"not said, so taken: {', '.join(defaults)}",) if defaults else ()
-    return block_model(spec, source or name, name, notes)
+    name = f"{spec.d_model}x{spec.d_ff}:{spec.activation}"
+    return block_model(spec, name, notes=(f"not said, so taken: {', '.join(defaults)}",) if defaults else ())
 
 
 def with_dimensions(model: Model, said: Dimensions) -> Model:
@@ -221,7 +222,10 @@ def _moe(said: Dimensions, given: MoE | None) -> MoE | None:
         return None
     base = given or MoE(said.experts or 0, min(2, said.experts or 0))
     changes = {n: getattr(said, n) for n in ("experts", "top_k", "shared_experts") if getattr(said, n) is not None}
-    return replace(base, **changes)
+    moe = replace(base, **changes)
+    if moe.top_k > moe.experts:
+        raise FFNError(f"--top-k {moe.top_k} exceeds the {moe.experts} experts", "choose at most as many as there are")
+    return moe
 
 
 def whole(option: str, text: str) -> int:

@@ -54,6 +54,8 @@ def _stdin() -> str:
         return sys.stdin.read(MOST_TEXT_BYTES)
     except UnicodeDecodeError:
         raise FFNError("standard input is not text", "give numbers or JSON; .npy and .safetensors as files") from None
+    except OSError as error:
+        raise FFNError(f"cannot read standard input: {error.strerror}") from None
 
 
 def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Tensor:

@@ -59,7 +59,7 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
     leading = request.leading or (example.shape[:-1] if example and request.input is None else None)
     default = example.input if example else "randn"
     text = default if request.input is None else request.input
-    demand_memory(_input_size(leading, layer) * 8)
+    demand_memory(_input_size(leading, layer) * 8, "the input and its intermediates", "give fewer tokens")
     names = block_inputs(steps)
     first = make_input(text, leading, layer.spec.d_model, dtype, generator).to(device)
     inputs = {names[0]: first}
@@ -110,9 +110,9 @@ def _input_size(leading: tuple[int, ...] | None, layer: Layer) -> int:
 
 def _device(text: str) -> str:
     """`cpu`, `cuda` or `cuda:1`, if this machine has it."""
-    kind, _, index = text.partition(":")
-    if kind not in ("cpu", "cuda") or not re.fullmatch(r"(:[0-9]{1,4})?", text.removeprefix(kind)):
+    match = re.fullmatch(r"cpu|cuda(?::([0-9]{1,4}))?", text)
+    if not match:
         raise FFNError(f"--device: unknown device {shown(text)}", "use cpu, cuda or cuda:1")
-    if kind == "cuda" and (not torch.cuda.is_available() or int(index or 0) >= torch.cuda.device_count()):
+    if text != "cpu" and int(match[1] or 0) >= torch.cuda.device_count():
         raise FFNError(f"--device {text}: this machine has no such GPU", "use --device cpu", ExitCode.ENVIRONMENT)
     return text

@@ -76,14 +76,14 @@ def stored_weights(model: Model, layer: Layer, dtype: torch.dtype, device: str =
     return read_weights(checkpoint, located, dtype, device)
 
 
-def demand_memory(size: int) -> None:
+def demand_memory(
+    size: int, what: str = "the block's weights", advice: str = "take a smaller block or --dtype bf16"
+) -> None:
     """Raises FFNError (exit 3) where `size` bytes are more than this machine has free: better than the OOM killer."""
     available = _available()
     if available is not None and size > available:
-        raise FFNError(
-            f"the block's weights need {size / 1e9:,.1f} GB and {available / 1e9:,.1f} GB of memory are free",
-            "take a smaller block or --dtype bf16", ExitCode.ENVIRONMENT,
-        )  # fmt: skip
+        need, free = f"{size / 1e9:,.1f} GB", f"{available / 1e9:,.1f} GB"
+        raise FFNError(f"{what} would need {need}, and {free} of memory are free", advice, ExitCode.ENVIRONMENT)
 
 
 def _available() -> int | None:

@@ -115,3 +115,25 @@ def test_the_files_suffix_chooses_the_format(call, tmp_path):
     path = tmp_path / "gpt2.json"
     assert call("params", "gpt2", "-o", str(path))[0] == 0
     assert json.loads(path.read_text())["command"] == "params"
+
+
+def test_an_inline_block_is_dimensions_that_options_override(call):
+    (row,) = rows(call, "64x128:gelu", "--gated")
+    assert (row["gated"], row["bias"], row["ffn_params_per_layer"]) == (True, False, 3 * 64 * 128)
+    code, _, err = call("params", "64x128:swiglu", "--plain")
+    assert code == 2
+    assert err == "error: --activation swiglu is gated and contradicts --plain; for a plain block: --activation silu\n"
+    assert call("params", "0x8:relu")[2].startswith("error: 0x8:relu: d_model must be between 1 and")
+
+
+def test_a_gated_unit_in_a_plain_family_is_refused(call, tmp_path):
+    config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "activation_function": "swiglu"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, _, err = call("params", str(tmp_path))
+    assert code == 2
+    assert "activation_function 'swiglu' is a gated unit" in err
+
+
+def test_help_of_the_command_is_named(call):
+    assert call("params", "--dtype")[2].rstrip().endswith("see `ffn params --help`")
+    assert call("params", "--nope")[2].rstrip().endswith("see `ffn params --help`")

@@ -79,7 +79,7 @@ def harmful(text: str) -> list[str]:
     return [c for c in text if c != "\n" and (category(c) in kinds or bidirectional(c) in directions)]
 
 
-def refusal(result: tuple[int, str, str], *parts: object, code: int = 2) -> str:
+def expect_refusal(result: tuple[int, str, str], *parts: object, code: int = 2) -> str:
     """The one line that a refused command prints; checks that it is one, and that it holds all `parts`."""
     got, out, err = result
     assert (got, out) == (code, ""), f"exit {got}, stdout {out[:200]!r}, stderr {err!r}"
