@@ -3,13 +3,13 @@
 # make check   ruff, mypy --strict, the floors (import-linter), then the tests
 #
 # Every install goes through .ci/install, which uses constraints.txt and refuses torch's CUDA build (gigabytes) unless
-# CUDA=1. TORCH_INDEX= takes torch from another package index, PyTorch's CPU wheels for example.
+# TORCH_CUDA=1. TORCH_INDEX= takes torch from another package index, PyTorch's CPU wheels for example.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install
-export PYTHON TORCH_INDEX CUDA
+export PYTHON TORCH_INDEX TORCH_CUDA
 
 .PHONY: run test check lint bench-startup bench-memory clean
 .DEFAULT_GOAL := run

@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "FFNSpec": "ffncli.block.recipe",
-    "MoE": "ffncli.block.recipe",
-    "steps": "ffncli.block.recipe",
-    "cost": "ffncli.block.cost",
-    "count": "ffncli.models.count",
-    "load": "ffncli.models.source",
-    "trace": "ffncli.run.trace",
-    "FFNError": "ffncli.errors",
+    "FFNError": ("ffncli.errors", "FFNError"),
+    "FFNSpec": ("ffncli.block.recipe", "FFNSpec"),
+    "MoE": ("ffncli.block.recipe", "MoE"),
+    "Request": ("ffncli.run.prepare", "Request"),
+    "cost": ("ffncli.block.cost", "cost"),
+    "count": ("ffncli.models.count", "count"),
+    "load": ("ffncli.models.source", "load"),
+    "steps": ("ffncli.block.recipe", "steps"),
+    "trace": ("ffncli.run.prepare", "trace_layer"),
 }
 
-__all__ = ["FFNError", "FFNSpec", "MoE", "cost", "count", "load", "steps", "trace"]
+__all__ = ["FFNError", "FFNSpec", "MoE", "Request", "cost", "count", "load", "steps", "trace"]
 
 if TYPE_CHECKING:
     from ffncli.block.cost import cost
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
     from ffncli.errors import FFNError
     from ffncli.models.count import count
     from ffncli.models.source import load
-    from ffncli.run.trace import trace
+    from ffncli.run.prepare import Request
+    from ffncli.run.prepare import trace_layer as trace
 
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
-        value = getattr(import_module(_WHERE[name]), name)
+        module, attribute = _WHERE[name]
+        value = getattr(import_module(module), attribute)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'ffncli' has no attribute '{name}'")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ffncli.cli.main import COMMANDS
+from ffncli.models import catalog
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -73,11 +74,14 @@ TRACE = """name op formula inputs shape dtype min max mean std zeros negatives n
 
 
 def test_the_contract_of_params(call):
-    for row in json.loads(call("params", "gpt2", "deepseek-v3", "512x2048:gelu", "--json")[1])["rows"]:
+    for row in json.loads(call("params", *catalog.names(), "512x2048:gelu", "--json")[1])["rows"]:
         assert {*PARAMS, "groups"} <= set(row)
         for group in row["groups"]:
             assert sum(t["params"] for t in group["tensors"] if not t["norm"]) == group["ffn_params_per_layer"]
-            assert sum(t["params"] for t in group["tensors"] if t["norm"]) == group["norm_params_per_layer"]
+            assert (
+                sum(t["params"] for t in group["tensors"] if t["norm"] and not t["shared"])
+                == group["norm_params_per_layer"]
+            )
         layers = sum(len(g["layers"]) * g["ffn_params_per_layer"] for g in row["groups"])
         assert layers == row["ffn_params_total"]
     assert row["layers"] is None

@@ -10,7 +10,7 @@ parameters; norms are counted apart, and only those that no other branch reads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import prod
 
 from ffncli.block.steps import (
@@ -36,7 +36,8 @@ CONVENTIONS: Mapping[str, str] = {
     "norm_params": "norms that only the FFN branch uses",
     "matmul_flops": "1 multiply-add = 2 FLOPs; biases are elementwise",
     "elementwise_flops": "1 per element for bias, activation, multiply, add; RMSNorm 4, LayerNorm 7; dropout 0;"
-    " routing 1 per logit",
+    " routing: 1 per logit for the score and for a choice correction, top_k for a renormalisation and for a scale,"
+    " and the multiplies and adds that mix the chosen experts",
     "d_ff": "width of one projection; in MoE of one routed expert",
 }
 
@@ -56,17 +57,11 @@ class Cost:
     elements: int = 0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(*(a + b for a, b in zip(self.fields(), other.fields(), strict=True)))
+        return Cost(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def times(self, n: int) -> Cost:
         """The cost of n such parts."""
-        return Cost(*(a * n for a in self.fields()))
-
-    def fields(self) -> tuple[int, ...]:
-        """The six numbers, in order."""
-        return (
-            self.params, self.params_active, self.norm_params, self.matmul_flops, self.elementwise_flops, self.elements,
-        )  # fmt: skip
+        return Cost(*(a * n for a in astuple(self)))
 
     @property
     def flops(self) -> int:

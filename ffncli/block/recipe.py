@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from math import isfinite
+from typing import Any, Literal, get_args
 
 from ffncli.block import activations
 from ffncli.block.steps import Activation, Add, Axis, Dropout, Experts, Linear, Multiply, Norm, Route, Step
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, did_you_mean, shown
 
 MAX_SIZE = 2**31 - 1  # no tensor axis in use is larger; beyond it torch overflows in places
 
 NormKind = Literal["none", "layernorm", "rmsnorm"]
 NormPosition = Literal["pre", "post", "branch", "pre+branch"]
+NormWeight = Literal["none", "plain", "one_plus"]
+Score = Literal["softmax", "sigmoid"]
+Order = Literal["score_first", "choose_first"]
+ScoreDType = Literal["fp32", "input"]
+Weigh = Literal["output", "input"]
 
 
 @dataclass(frozen=True)
@@ -30,15 +36,15 @@ class MoE:
     shared_gate: bool = False
     router_bias: bool = False
     correction: bool = False
-    score: Literal["softmax", "sigmoid"] = "softmax"
-    order: Literal["score_first", "choose_first"] = "score_first"
+    score: Score = "softmax"
+    order: Order = "score_first"
     renormalise: bool = True
     scale: float = 1.0
     groups: int = 1
     top_groups: int = 1
     group_best: int = 1
-    score_dtype: Literal["fp32", "input"] = "fp32"
-    weigh: Literal["output", "input"] = "output"
+    score_dtype: ScoreDType = "fp32"
+    weigh: Weigh = "output"
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class FFNSpec:
     norm: NormKind = "none"
     norm_position: NormPosition = "pre"
     norm_eps: float = 1e-5
-    norm_weight: Literal["none", "plain", "one_plus"] = "plain"
+    norm_weight: NormWeight = "plain"
     norm_bias: bool | None = None
     shared_norm: bool = False
     residual: bool = False
@@ -87,12 +93,17 @@ class FFNSpec:
     def _check(self) -> None:
         size("d_model", self.d_model)
         size("d_ff", self.d_ff)
-        if not 0 <= self.dropout < 1:
+        one_of("norm", self.norm, NormKind)
+        one_of("norm_position", self.norm_position, NormPosition)
+        one_of("norm_weight", self.norm_weight, NormWeight)
+        if not 0 <= _number("dropout", self.dropout) < 1:
             raise FFNError(f"dropout must be at least 0 and below 1, got {shown(self.dropout)}")
-        if not 0 <= self.norm_eps < 1:
+        if not 0 <= _number("norm eps", self.norm_eps) < 1:
             raise FFNError(f"norm eps must be at least 0 and below 1, got {shown(self.norm_eps)}")
-        if self.clamp is not None and not self.clamp > 0:
+        if self.clamp is not None and not _number("clamp", self.clamp) > 0:
             raise FFNError(f"clamp must be positive, got {shown(self.clamp)}")
+        _number("residual_scale", self.residual_scale)
+        _number("up_plus", self.up_plus)
         if self.moe:
             check_moe(self.moe)
 
@@ -113,8 +124,26 @@ def size(field: str, value: Any) -> int:
     return value
 
 
+def one_of(field: str, value: Any, literal: Any) -> Any:
+    """`value` if it is one of the Literal's choices, else FFNError listing them."""
+    choices = list(get_args(literal))
+    if value not in choices:
+        known = "use one of " + ", ".join(choices)
+        raise FFNError(f"{field}: unknown choice {shown(value)}", did_you_mean(str(value), choices, known))
+    return value
+
+
+def _number(field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+        raise FFNError(f"{field} must be a number, got {shown(value)}")
+    return value
+
+
 def check_moe(moe: MoE) -> None:
     """Raises FFNError where the routing cannot work: more chosen than there are, groups that do not divide."""
+    for field, literal in (("score", Score), ("order", Order), ("score_dtype", ScoreDType), ("weigh", Weigh)):
+        one_of(field, getattr(moe, field), literal)
+    _number("scale", moe.scale)
     size("experts", moe.experts)
     size("top_k", moe.top_k)
     if moe.top_k > moe.experts:

@@ -211,12 +211,17 @@ class Route(Op):
         return {"correction": (self.experts,)} if self.correction else {}
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`top2(softmax(router))`, `softmax(top4(router))`; a scale and a renormalisation are named."""
-        top, x = f"top{self.top_k}", inputs[0]
+        """`normalise(top2(softmax(router)))`, `softmax(top4(router))`.
+
+        A choice by other numbers than the scores follows a bar: `top8(sigmoid(router) | + b_route, 4 of 8 groups)`.
+        """
+        how = [f"+ {symbol('correction')}"] if self.correction else []
+        how += [f"{self.top_groups} of {self.groups} groups"] if self.groups > 1 else []
+        bar = " | " + ", ".join(how) if how else ""
         if self.order == "choose_first":
-            text = f"{self.score}({top}({x}))"
+            text = f"{self.score}(top{self.top_k}({inputs[0]}{bar}))"
         else:
-            text = f"{top}({self.score}({x}))"
+            text = f"top{self.top_k}({self.score}({inputs[0]}){bar})"
             text = f"normalise({text})" if self.renormalise else text
         return text if self.scale == 1 else f"{self.scale:g} · {text}"
 
@@ -351,11 +356,6 @@ def walk(steps: Sequence[Step], prefix: str = "") -> Iterator[tuple[str, Step]]:
             yield from walk(step.op.program, f"{prefix}{step.output}[e].")
 
 
-def formula(step: Step, steps: Sequence[Step]) -> str:
-    """`up = x · W1 + b1`, with W1, W2, W3 numbered as `weight_symbol` says for the block `steps`."""
-    return f"{step.output} = {right_hand_side(step, steps)}"
-
-
 def right_hand_side(step: Step, steps: Sequence[Step]) -> str:
     """`x · W1 + b1`."""
     return step.op.formula(step.inputs, lambda parameter: weight_symbol(step.output, parameter, steps))
@@ -366,7 +366,7 @@ def weight_symbol(output: str, parameter: str, steps: Sequence[Step]) -> str:
     prefix, _, name = output.rpartition(".")
     gated = any(s.output == f"{prefix}.gate".lstrip(".") for _, s in walk(steps))
     number = {"gate": "1", "up": "3" if gated else "1", "down": "2"}.get(name, f"_{name}")
-    letter = {"weight": "W", "bias": "b"}.get(parameter, parameter)
+    letter = {"weight": "W", "bias": "b", "correction": "b"}.get(parameter, parameter)
     return (f"{prefix}." if prefix else "") + letter + number
 
 

@@ -23,6 +23,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit. Nothing but an exit code and a line on stderr leaves this function."""
     args = sys.argv[1:] if arguments is None else arguments
+    if args[:1] == ["help"]:
+        args = [*args[1:], "--help"]
     signal.signal(signal.SIGTERM, _terminated)
     if sys.stdout is None:
         print_error("error: standard output is closed")
@@ -79,7 +81,7 @@ def _app(names: Collection[str], asked_for: str | None) -> Any:
 
     app = typer.Typer(
         name="ffn",
-        help="Inspect and benchmark the transformer's feed-forward network (FFN).",
+        help="Inspect the transformer's feed-forward network (FFN).",
         epilog="Try: ffn params llama-2-7b mixtral-8x7b · ffn trace",
         no_args_is_help=True,
         add_completion=len(names) > 1,
@@ -101,7 +103,7 @@ def _root_options(typer: Any) -> Any:
         version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
         debug: bool = typer.Option(False, "--debug", help="Show tracebacks of errors."),
     ) -> None:
-        """Inspect and benchmark the transformer's feed-forward network (FFN)."""
+        """Inspect the transformer's feed-forward network (FFN)."""
 
     return root
 
@@ -149,7 +151,7 @@ def _failed(error: Exception, args: list[str]) -> int:
     """Print the one line that an error deserves; its exit code."""
     import typer
 
-    if "--debug" in args:
+    if "--debug" in args and type(error).__name__ != "NoArgsIsHelpError":
         import traceback
 
         traceback.print_exception(error)
@@ -180,11 +182,21 @@ def _usage(error: Any, args: list[str]) -> int:
     if text.startswith("No such command"):
         name = text.split("'")[1] if "'" in text else ""
         text, _, _ = text.partition(". Did you mean")
+        if _is_source(name):
+            print_error(f"error: {text}; to count that model: ffn params {name}")
+            return ExitCode.USAGE
         text += f"; {did_you_mean(name, list(COMMANDS), 'commands: ' + ', '.join(COMMANDS))}"
     asked_for = _asked_for(args)
     program = f"ffn {asked_for}" if asked_for in COMMANDS else "ffn"
     print_error(f"error: {text}; see `{program} --help`" if "did you mean" not in text else f"error: {text}")
     return ExitCode.USAGE
+
+
+def _is_source(name: str) -> bool:
+    """Whether the user put a model where a command belongs."""
+    from ffncli.models import catalog
+
+    return catalog.find(name) is not None or os.path.exists(name)
 
 
 def _is_output(error: OSError) -> bool:

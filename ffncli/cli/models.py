@@ -22,7 +22,8 @@ def command(
     search: Annotated[str | None, typer.Argument(metavar="TEXT", help="Only names that contain this.")] = None,
     show: OutputOptions,
 ) -> None:
-    """List the known models: widths, activation, FFN parameters, and where each row was read.
+    """List the known models: widths, activation, FFN parameters; --json and --csv say where each
+    row was read.
 
     Try: ffn models llama
     """
@@ -42,7 +43,8 @@ def answer(counts: list[ModelCount]) -> Answer:
     rows = [{k: v for k, v in asdict(c).items() if k != "groups"} for c in counts]
     flat = Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
     columns = ("model", "d_model", "d_ff", "activation", "gated", "layers", "FFN", "active")
-    table = Table(columns, [_row(c) for c in counts])
+    kept = len(columns) if any(c.experts for c in counts) else -1  # "active" says nothing of dense models
+    table = Table(columns[:kept], [_row(c)[:kept] for c in counts])
     return Answer("models", {"rows": rows}, flat, [table], CONVENTIONS)
 
 

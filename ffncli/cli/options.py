@@ -38,7 +38,8 @@ def natural(option: str, high: int = 2**63 - 1) -> Callable[[str], int]:
     def parse(text: str) -> int:
         text = str(text).strip()
         if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= high):
-            raise FFNError(f"{option} must be a whole number from 0 to {high}, got {shown(text)}")
+            limit = f" to {high}" if high < 2**63 - 1 else ""
+            raise FFNError(f"{option} must be a whole number from 0{limit}, got {shown(text)}")
         return int(text)
 
     return parse
@@ -59,7 +60,7 @@ def probability(option: str) -> Callable[[str], float]:
     return parse
 
 
-_dims = partial(typer.Option, rich_help_panel="Dimensions (without SOURCE they make a block; with it they override)")
+_dims = partial(typer.Option, rich_help_panel="Dimensions: make a block, or override the SOURCE's")
 _run = partial(typer.Option, rich_help_panel="The run")
 _show = partial(typer.Option, rich_help_panel="Output")
 
@@ -106,6 +107,28 @@ class DimensionOptions:
 
 
 @dataclass(frozen=True)
+class TokenOptions:
+    """--tokens, or --batch and --seq-len."""
+
+    tokens: Annotated[Count, _run("--tokens", metavar="N", parser=positive("--tokens"), help="How many tokens.")] = None
+    batch: Annotated[
+        Count,
+        _run("--batch", metavar="B", parser=positive("--batch"), help="Batch, with --seq-len instead of --tokens."),
+    ] = None
+    seq_len: Annotated[
+        Count, _run("--seq-len", metavar="L", parser=positive("--seq-len"), help="Tokens per sequence of the batch.")
+    ] = None
+
+    def leading(self) -> tuple[int, ...] | None:
+        """An input's axes before d_model, or None where nothing was said."""
+        if self.batch is None and self.seq_len is None:
+            return None if self.tokens is None else (self.tokens,)
+        if self.tokens is not None:
+            raise FFNError("--tokens contradicts --batch and --seq-len", "give one or the other")
+        return (self.batch or 1, self.seq_len or 1)
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """--layer, --input and their kin: what is run, on what, where."""
 
@@ -115,16 +138,6 @@ class RunOptions:
     input: Annotated[Text, _run("--input", metavar="X", help="arange, randn, zeros, ones, 0.1,0.2,..., FILE or -.")] = (
         None
     )
-    tokens: Annotated[
-        Count, _run("--tokens", metavar="N", parser=positive("--tokens"), help="Tokens in the input, default 4.")
-    ] = None
-    batch: Annotated[
-        Count,
-        _run("--batch", metavar="B", parser=positive("--batch"), help="Batch, with --seq-len instead of --tokens."),
-    ] = None
-    seq_len: Annotated[
-        Count, _run("--seq-len", metavar="L", parser=positive("--seq-len"), help="Tokens per sequence of the batch.")
-    ] = None
     dtype: Annotated[Text, _run("--dtype", metavar="NAME", help="Compute in fp32 (default), fp64, bf16, fp16.")] = None
     device: Annotated[str, _run("--device", metavar="WHERE", help="cpu, cuda or cuda:1.")] = "cpu"
     seed: Annotated[
@@ -135,20 +148,12 @@ class RunOptions:
     ] = None
     train: Annotated[Flag, _run("--train/--eval", help="Whether dropout is active.")] = None
 
-    def leading(self) -> tuple[int, ...] | None:
-        """The input's axes before d_model, or None where nothing was said."""
-        if self.batch is None and self.seq_len is None:
-            return None if self.tokens is None else (self.tokens,)
-        if self.tokens is not None:
-            raise FFNError("--tokens contradicts --batch and --seq-len", "give one or the other")
-        return (self.batch or 1, self.seq_len or 1)
-
 
 @dataclass(frozen=True)
 class OutputOptions:
     """--format and its kin."""
 
-    format: Annotated[str, _show("--format", metavar="STYLE", help="table, json, csv or md.")] = "table"
+    format: Annotated[Text, _show("--format", metavar="STYLE", help="table (default), json, csv or md.")] = None
     json: Annotated[bool, _show("--json", help="Short for --format json.")] = False
     csv: Annotated[bool, _show("--csv", help="Short for --format csv.")] = False
     out: Annotated[Text, _show("-o", "--output", metavar="FILE", help="Write there instead (- is stdout).")] = None
@@ -160,14 +165,14 @@ class OutputOptions:
     def output(self) -> Output:
         """The sink these options ask for. Raises FFNError for a contradiction or a file that exists."""
         said = [name for name, on in (("json", self.json), ("csv", self.csv)) if on]
-        if self.format != "table":
-            said.append(self.format)
+        said += [self.format] if self.format is not None else []
         if len(set(said)) > 1:
             raise FFNError(f"--format: {' and '.join(dict.fromkeys(said))} contradict each other", "give one")
         suffix = os.path.splitext(self.out or "")[1].lstrip(".")
         implied = suffix if suffix in ("json", "csv", "md") else "table"
         chosen: Any = said[0] if said else implied
-        return Output(chosen, self.out, self.force, not self.no_color, self.quiet)
+        path = None if self.out is None else os.path.expanduser(self.out)
+        return Output(chosen, path, self.force, not self.no_color, self.quiet)
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ffncli.block.cost import CONVENTIONS
-from ffncli.cli.options import DimensionOptions, OutputOptions, RunOptions, natural, positive, spread
+from ffncli.cli.options import DimensionOptions, OutputOptions, RunOptions, TokenOptions, natural, positive, spread
 from ffncli.errors import FFNError, shown
 from ffncli.models.examples import notebook
 from ffncli.models.model import Model
 from ffncli.models.source import load, with_dimensions
 from ffncli.show.output import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
-from ffncli.show.tensors import Excerpt
+from ffncli.show.tensors import Excerpt, number_text
 
 if TYPE_CHECKING:
     from ffncli.run.prepare import Prepared
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 Source = Annotated[
     str | None, typer.Argument(metavar="SOURCE", help="Model directory or name, 512x2048:gelu; default: a notebook's.")
 ]
-Expert = Annotated[str | None, typer.Option("--expert", metavar="I|all", help="Show the steps inside an expert.")]
+Expert = Annotated[str | None, typer.Option("--expert", metavar="I,J|all", help="Show the steps inside experts.")]
 Values = Annotated[str, typer.Option("--show", metavar="N|all", help="Values shown per axis.")]
 Digits = Annotated[int, typer.Option("--digits", metavar="N", parser=natural("--digits", 17), help="Digits shown.")]
 
@@ -35,6 +36,7 @@ def command(
     *,
     source: Source = None,
     run: RunOptions,
+    tokens: TokenOptions,
     expert: Expert = None,
     values: Values = "8",
     digits: Digits = 4,
@@ -49,7 +51,7 @@ def command(
     said = dimensions.dimensions()
     example = notebook() if source is None and said.d_model is None else None
     model = with_dimensions(example.model, said) if example else load(source, said)
-    shown_values, inside, leading = _count("--show", values), _expert(expert, model), run.leading()
+    shown_values, inside, leading = _count("--show", values), _expert(expert, model), tokens.leading()
 
     # From here on torch is needed; what can be wrong without it has been said.
     import torch
@@ -61,9 +63,14 @@ def command(
         torch.set_num_threads(run.threads)
     request = Request(run.layer, run.input, leading, run.dtype, run.device, run.seed, run.train)
     ready = prepare(model, request, example)
+    if run.train and not any(step.output == "dropout" for step in ready.steps):
+        output.note("--train changes nothing: the block has no dropout")
     for note in (*model.notes, *ready.notes):
         output.note(note)
     result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside)
+    idle = [e for e in sorted(inside or ()) if not any(s.name.startswith(f"experts.{e}.") for s in result.steps)]
+    if idle:
+        output.note(f"no token is routed to expert {', '.join(map(str, idle))}")
     output.show(answer(_block(model, ready, run.device), result, digits))
 
 
@@ -74,6 +81,8 @@ def answer(block: dict[str, Any], result: Trace, digits: int) -> Answer:
     names = [name for name in steps[0] if name not in ("parameters", "values", "values_index", "tokens")]
     rows = Table(tuple(names), [tuple(step[name] for name in names) for step in steps])
     parts: list[Part] = [Heading(block["name"], block["weights"])]
+    kind, bias = "gated" if block["gated"] else "plain", "bias" if block["bias"] else "no bias"
+    parts.append(Line(f"d_model {block['d_model']}, d_ff {block['d_ff']}, {block['activation']}, {kind}, {bias}"))
     parts += [Line(text, quiet=True) for text in block["evidence"]]
     for record in result.steps:
         parts += _step(record, result, digits)
@@ -89,9 +98,9 @@ def _step(record: StepRecord, result: Trace, digits: int) -> list[Part]:
         *([marks[record.name]] if record.name in marks else []),
     ]
     if record.tokens is not None:
-        about.append(f"tokens {', '.join(map(str, _few(record.tokens)))}")
+        about.append(f"token{'s' if len(record.tokens) != 1 else ''} {', '.join(map(str, _few(record.tokens)))}")
     parts: list[Part] = [Heading(head, ", ".join(about))]
-    parts.append(Excerpt(record.shape, record.values_index, record.values, digits))
+    parts.append(Excerpt(record.shape, record.values_index, record.values, digits, record.tokens))
     parts += [
         Line(text, quiet=True) for text in (_statistics(record, digits), _counts(record), _weights(record)) if text
     ]
@@ -103,16 +112,13 @@ def _step(record: StepRecord, result: Trace, digits: int) -> list[Part]:
 
 
 def _statistics(record: StepRecord, digits: int) -> str:
-    numbers = [
-        f"{name} {getattr(record, name):.{digits}g}" if abs(getattr(record, name)) >= 1e5 else
-        f"{name} {getattr(record, name):.{digits}f}"
-        for name in ("min", "max", "mean", "std") if getattr(record, name) is not None
-    ]  # fmt: skip
-    return "  ".join(numbers)
+    numbers = (("min", record.min), ("max", record.max), ("mean", record.mean), ("std", record.std))
+    return "  ".join(f"{name} {number_text(value, digits)}" for name, value in numbers if value is not None)
 
 
 def _counts(record: StepRecord) -> str:
-    counts = [f"{record.negatives:,} negative", f"{record.zeros:,} zero"]
+    share = f" ({100 * record.zeros / prod(record.shape):.0f} %)" if record.zeros else ""
+    counts = [f"{record.negatives:,} negative", f"{record.zeros:,} zero{share}"]
     counts += [f"{n:,} {name}" for name, n in (("NaN", record.nan), ("Inf", record.inf)) if n]
     cost = [f"{record.params:,} parameters"] if record.params else []
     cost += [f"{record.flops:,} FLOPs"] if record.flops else []

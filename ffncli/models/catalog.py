@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -42,13 +43,7 @@ def find(name: str) -> Model | None:
     citation = "; ".join(f"[{key}] {sources[key]}" for key in row["source"])
     if "config" in row:
         model = from_config(row["config"], name, f"catalog.toml: {canonical}", canonical)
-        return _with(model, citation, ("catalog row in config.json fields", *model.evidence))
+        return replace(model, citation=citation, evidence=("catalog row in config.json fields", *model.evidence))
     spec = FFNSpec(**row["spec"])
     groups = tuple(Group(stack, tuple(range(count)), spec) for stack, count in row["stacks"].items())
     return Model(canonical, name, groups, citation, evidence=("catalog row (the model has no config.json)",))
-
-
-def _with(model: Model, citation: str, evidence: tuple[str, ...]) -> Model:
-    from dataclasses import replace
-
-    return replace(model, citation=citation, evidence=evidence)

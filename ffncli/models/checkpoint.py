@@ -28,7 +28,7 @@ _BITS = {
     "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
     "F64": 64, "I64": 64, "U64": 64, "C64": 64,
 }  # fmt: skip
-_READABLE = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_READABLE = {"F64", "F32", "BF16", "F16"}
 
 
 @dataclass(frozen=True)
@@ -195,17 +195,31 @@ def _check_coverage(spans: list[tuple[str, TensorInfo, int, int]], size: int, wh
 
 
 def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
-    """Raises FFNError where a stored shape is not what the config's widths make of it, or the dtype is not readable."""
+    """Raises FFNError where a stored shape is not what the config's widths make of it; shards not here are passed over.
+
+    Tensors of packed formats are passed over too: their shapes say nothing plain.
+    """
     for item in located:
         expected = item.stored_shape()
         for name in item.names:
+            path = checkpoint.files[name]
+            if not os.path.exists(path):
+                continue
             info = checkpoint.info(name)
-            label = f"{shown_path(checkpoint.files[name])}: tensor {shown(name, 120)}"
-            if info.dtype not in _READABLE:
-                raise FFNError(f"{label} is stored as {info.dtype}", "only unquantized weights can be traced")
-            if info.shape != expected:
+            if info.dtype in _READABLE and info.shape != expected:
+                label = f"{shown_path(path)}: tensor {shown(name, 120)}"
                 sizes = ", ".join(f"{axis.name} = {axis.size}" for axis in item.axes)
                 raise FFNError(f"{label} has shape {list(info.shape)}, expected {list(expected)} ({sizes})")
+
+
+def check_readable(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
+    """Raises FFNError for a tensor whose shard is missing or whose dtype is not a plain float."""
+    for item in located:
+        for name in item.names:
+            info = checkpoint.info(name)
+            if info.dtype not in _READABLE:
+                label = f"{shown_path(checkpoint.files[name])}: tensor {shown(name, 120)}"
+                raise FFNError(f"{label} is stored as {info.dtype}", "only unquantized weights can be traced")
 
 
 def read_weights(
@@ -215,6 +229,7 @@ def read_weights(
 
     A matrix stored as asked stays a view of the mapped file; any other is copied once into its place.
     """
+    check_readable(checkpoint, located)
     check_shapes(checkpoint, located)
     return {item.parameter: _read(checkpoint, item, dtype, device) for item in located}
 

@@ -1,7 +1,7 @@
 """config.json → Model. One row of FAMILIES per model family says which fields hold what, and what the code fixes.
 
 Gatedness and most biases stand in no config field: the family's row says them (they follow from `model_type`), and
-tensor names, where there are any, are compared with it in `checkpoint.py`. Facts: transformers 5.23
+tensor names, where there are any, overrule it (`layout.inspect`). Facts: transformers 5.23
 `configuration_*.py` and `modeling_*.py`.
 """
 
@@ -45,7 +45,7 @@ class Stack:
     d_ff: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """One model family. Strings are field names; `multiple` is d_ff / d_model where d_ff is null or absent.
 
@@ -63,7 +63,7 @@ class Family:
     norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
     position: NormPosition = "pre"
     norm_weight: Literal["plain", "one_plus"] = "plain"
-    eps: tuple[str, float] = ("rms_norm_eps", 1e-6)
+    eps: tuple[str | None, float] = ("rms_norm_eps", 1e-6)
     stacks: Sequence[Stack] = (Stack(),)
     adjust: Callable[[Fields], Extra] = lambda config: {}
     moe: MoEFields | None = None
@@ -75,9 +75,6 @@ class Family:
 
 def _opt(config: Fields) -> Extra:
     affine = config.flag("layer_norm_elementwise_affine", True)
-    narrow = config.get("word_embed_proj_dim", None)
-    if narrow is not None:
-        config.integer("word_embed_proj_dim")
     return {
         "norm_position": "pre" if config.flag("do_layer_norm_before", True) else "post",
         "norm_weight": "plain" if affine else "none",
@@ -87,7 +84,7 @@ def _opt(config: Fields) -> Extra:
 
 def _t5(config: Fields) -> Extra:
     newer = config.values.get("model_type") in ("mt5", "umt5")
-    form = config.text("feed_forward_proj|dense_act_fn", "gated-gelu" if newer else "relu")
+    form = config.text("feed_forward_proj", "gated-gelu" if newer else "relu")
     gated, name = form.startswith("gated-"), form.removeprefix("gated-")
     # T5 v1.1 means the tanh approximation when it says gated-gelu (transformers' T5Config turns it into gelu_new).
     return {"gated": gated, "activation": "gelu_tanh" if form == "gated-gelu" else name, "bias": False}
@@ -133,10 +130,15 @@ def _sparse(config: Fields) -> Callable[[int], bool]:
     return lambda i: i not in dense and (i + 1) % step == 0
 
 
-def _after_prefix(config: Fields) -> Callable[[int], bool]:
-    frequency: int = config.integer("moe_layer_freq", 1)
-    prefix: int = config.integer("first_k_dense_replace", 0, low=0)
-    return lambda i: i >= prefix and i % frequency == 0
+def _after_prefix(default: int) -> Callable[[Fields], Callable[[int], bool]]:
+    """DeepSeek's rule: the first layers are dense (`default` of them where the config does not say)."""
+
+    def rule(config: Fields) -> Callable[[int], bool]:
+        frequency: int = config.integer("moe_layer_freq", 1)
+        prefix: int = config.integer("first_k_dense_replace", default, low=0)
+        return lambda i: i >= prefix and i % frequency == 0
+
+    return rule
 
 
 def _qwen2_moe(config: Fields) -> Extra:
@@ -148,10 +150,10 @@ def _qwen2_moe(config: Fields) -> Extra:
     }
 
 
-def _deepseek(config: Fields) -> dict[str, Any]:
+def _deepseek(config: Fields, scale: float, shared: int) -> dict[str, Any]:
     return {
-        "scale": config.number("routed_scaling_factor", 1.0),
-        "shared_experts": config.integer("n_shared_experts", 0, low=0),
+        "scale": config.number("routed_scaling_factor", scale),
+        "shared_experts": config.integer("n_shared_experts", shared, low=0),
     }
 
 
@@ -163,11 +165,11 @@ def _deepseek_v2(config: Fields) -> Extra:
             f"{config.where}: norm_topk_prob = true is not covered for deepseek_v2",
             "its implementations disagree on it; no published checkpoint has it",
         )
-    return _deepseek(config) | groups | {"renormalise": False}
+    return _deepseek(config, 1.0, 2) | groups | {"renormalise": False}
 
 
 def _deepseek_v3(config: Fields) -> Extra:
-    return _deepseek(config) | {
+    return _deepseek(config, 2.5, 1) | {
         "score": "sigmoid", "correction": True, "group_best": 2, "renormalise": config.flag("norm_topk_prob", True),
         "groups": config.integer("n_group", 8), "top_groups": config.integer("topk_group", 4),
     }  # fmt: skip
@@ -189,40 +191,42 @@ _GEMMA = Family(
 
 FAMILIES: Mapping[str, Family] = {
     "gpt2": Family(
-        False, "n_embd|hidden_size", "n_inner", 4, "activation_function", "gelu_new", True, "layernorm", eps=_LN
+        gated=False, d_model="n_embd|hidden_size", d_ff="n_inner", multiple=4, activation="activation_function",
+        default_activation="gelu_new", bias=True, norm="layernorm", eps=_LN,
     ),
     "bert": Family(
-        False, default_activation="gelu", bias=True, norm="layernorm", position="post", stacks=_ENCODER,
+        gated=False, default_activation="gelu", bias=True, norm="layernorm", position="post", stacks=_ENCODER,
         eps=("layer_norm_eps", 1e-12), aliases=("roberta", "xlm-roberta", "electra", "camembert"),
     ),
     "vit": Family(
-        False, default_activation="gelu", bias=True, norm="layernorm", eps=("layer_norm_eps", 1e-12), stacks=_ENCODER
+        gated=False, default_activation="gelu", bias=True, norm="layernorm", eps=("layer_norm_eps", 1e-12),
+        stacks=_ENCODER,
     ),
     "t5": Family(
-        None, "d_model", "d_ff", activation="feed_forward_proj|dense_act_fn", default_activation="relu",
-        eps=("layer_norm_epsilon", 1e-6), stacks=_PAIR, adjust=_t5,
-        aliases=("mt5", "umt5"),
+        gated=None, d_model="d_model", d_ff="d_ff", activation="feed_forward_proj", default_activation="relu",
+        eps=("layer_norm_epsilon", 1e-6), stacks=_PAIR, adjust=_t5, aliases=("mt5", "umt5"),
     ),
     "whisper": Family(
-        False, "d_model", None, None, "activation_function", "gelu", True, "layernorm", eps=("", 1e-5), stacks=_WHISPER
+        gated=False, d_model="d_model", d_ff=None, activation="activation_function", default_activation="gelu",
+        bias=True, norm="layernorm", eps=(None, 1e-5), stacks=_WHISPER,
     ),
     "opt": Family(
-        False, "hidden_size", "ffn_dim", None, "activation_function", "relu", ("enable_bias", True), "layernorm",
-        eps=("", 1e-5), adjust=_opt,
+        gated=False, d_ff="ffn_dim", activation="activation_function", default_activation="relu",
+        bias=("enable_bias", True), norm="layernorm", eps=(None, 1e-5), adjust=_opt,
     ),
     "bloom": Family(
-        False, "hidden_size|n_embed|n_embd", None, 4, None, bias=True, norm="layernorm", eps=_LN, adjust=_bloom,
-        stacks=(Stack("decoder", "n_layer|num_hidden_layers"),),
+        gated=False, d_model="n_embed|n_embd|hidden_size", d_ff=None, multiple=4, activation=None, bias=True,
+        norm="layernorm", eps=_LN, adjust=_bloom, stacks=(Stack("decoder", "n_layer|num_hidden_layers"),),
     ),
     "gpt_neox": Family(
-        False, default_activation="gelu", bias=True, norm="layernorm", eps=_LN, adjust=_gpt_neox
+        gated=False, default_activation="gelu", bias=True, norm="layernorm", eps=_LN, adjust=_gpt_neox
     ),
     "falcon": Family(
-        False, d_ff="ffn_hidden_size", multiple=4, activation="activation", default_activation="gelu",
-        bias=("bias", False), norm="layernorm", eps=_LN, adjust=_falcon, aliases=("RefinedWeb", "RefinedWebModel"),
+        gated=False, d_ff="ffn_hidden_size", multiple=4, activation="activation", default_activation="gelu",
+        bias=("bias", False), norm="layernorm", eps=_LN, adjust=_falcon,
     ),
     "phi": Family(
-        False, default_activation="gelu_new", bias=True, norm="layernorm", eps=_LN,
+        gated=False, default_activation="gelu_new", bias=True, norm="layernorm", eps=_LN,
         adjust=lambda config: {"parallel": True, "shared_norm": True},
     ),
     "llama": Family(default_activation="silu", bias=("mlp_bias", False)),
@@ -230,7 +234,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(default_activation="silu"),
     "qwen3": Family(default_activation="silu"),
     "phi3": Family(default_activation="silu", eps=("rms_norm_eps", 1e-5)),
-    "olmo2": Family(default_activation="silu", position="branch"),
+    "olmo2": Family(default_activation="silu", position="branch", eps=("rms_norm_eps", 1e-5)),
     "gemma": Family(
         activation="hidden_activation|hidden_act", default_activation="gelu_tanh", norm_weight="one_plus",
         adjust=_gemma1,
@@ -253,12 +257,12 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "deepseek_v2": Family(
         default_activation="silu", bias=("mlp_bias", False),
-        moe=MoEFields("n_routed_experts|num_local_experts", "moe_intermediate_size", layers=_after_prefix,
+        moe=MoEFields("n_routed_experts|num_local_experts", "moe_intermediate_size", layers=_after_prefix(0),
                       routing=_deepseek_v2),
     ),
     "deepseek_v3": Family(
         default_activation="silu",
-        moe=MoEFields("n_routed_experts|num_local_experts", "moe_intermediate_size", layers=_after_prefix,
+        moe=MoEFields("n_routed_experts|num_local_experts", "moe_intermediate_size", layers=_after_prefix(3),
                       routing=_deepseek_v3),
     ),
     "gpt_oss": Family(
@@ -269,11 +273,6 @@ FAMILIES: Mapping[str, Family] = {
 }  # fmt: skip
 
 _BY_TYPE = {alias: name for name, row in FAMILIES.items() for alias in (name, *row.aliases)}
-
-
-def known_type(model_type: str) -> str | None:
-    """The family's name for a `model_type`, or None."""
-    return _BY_TYPE.get(model_type)
 
 
 def read_config(path: Path, source: str) -> Model:
@@ -313,8 +312,8 @@ def _text_tower(config: Fields) -> tuple[Fields, list[str]]:
         return config, []
     if not isinstance(inner, dict):
         raise config.wrong("text_config", inner, "an object")
-    outer_type = config.values.get("model_type")
-    values = {"model_type": outer_type, **inner} if outer_type else inner
+    outer = {name: config.values[name] for name in ("model_type", "dtype", "torch_dtype") if config.values.get(name)}
+    values = {**outer, **inner}
     return Fields(values, f"{config.where}: text_config"), ["widths: text_config of the multimodal config"]
 
 
@@ -330,13 +329,14 @@ def _stack(config: Fields, family: Family, stack: Stack) -> list[Group]:
 
 def _common(config: Fields, family: Family) -> dict[str, Any]:
     """The keyword arguments of FFNSpec that dense and MoE layers share."""
+    eps, default = family.eps
     known: dict[str, Any] = {
         "d_model": config.integer(family.d_model),
         "gated": family.gated,
         "norm": family.norm,
         "norm_position": family.position,
         "norm_weight": family.norm_weight,
-        "norm_eps": config.number(family.eps[0], family.eps[1]),
+        "norm_eps": config.number(eps, default) if eps else default,
         "residual": True,
     }
     if family.activation:

@@ -14,12 +14,16 @@ from ffncli.models.model import Group, Model
 
 @dataclass(frozen=True)
 class TensorCount:
-    """One parameter tensor: its canonical name, torch's shape, how many numbers, and whether it is a norm's."""
+    """One parameter tensor: its canonical name, torch's shape, how many numbers.
+
+    `norm` tensors are counted apart, `shared` ones (a norm that the attention reads too) not at all.
+    """
 
     name: str
     shape: tuple[int, ...]
     params: int
     norm: bool
+    shared: bool
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,11 @@ class GroupCount:
 
 @dataclass(frozen=True)
 class ModelCount:
-    """One row of `ffn params`. Totals are over all layers (over the one block for bare dimensions)."""
+    """One row of `ffn params`. Totals are over all layers (over the one block for bare dimensions).
+
+    `*_flops_total` are the forward FLOPs of all layers on `tokens` tokens. `dtype` may be a packed format that is not
+    counted in bytes; weight_bytes is None then.
+    """
 
     name: str
     source: str
@@ -66,18 +74,24 @@ class ModelCount:
     elementwise_flops_per_token: int
     ffn_params_total: int
     ffn_params_active: int
+    tokens: int
+    matmul_flops_total: int
+    elementwise_flops_total: int
     dtype: str
-    weight_bytes: int
+    weight_bytes: int | None
     evidence: tuple[str, ...]
     groups: tuple[GroupCount, ...]
 
 
-def count(model: Model, dtype: str | None = None) -> ModelCount:
-    """Count a model. `dtype` sets the width of weight_bytes (default: the stored one, else fp32)."""
+def count(model: Model, dtype: str | None = None, tokens: int = 1) -> ModelCount:
+    """Count a model. `dtype` sets the width of weight_bytes (default: the stored one, else fp32).
+
+    Raises FFNError for an unknown `dtype`.
+    """
     groups = [(group, cost(group.steps)) for group in model.groups]
     main, per_layer = next((g, c) for g, c in groups if g is model.main)
     total = sum((c.times(len(g.layers)) for g, c in groups), Cost())
-    row = dtypes.dtype(model.dtype or "fp32" if dtype is None else dtype)
+    row = dtypes.find(model.dtype or "fp32") if dtype is None else dtypes.dtype(dtype)
     counted = tuple(_group(group, c) for group, c in groups)
     shape = _shape(main)
     return ModelCount(
@@ -95,8 +109,11 @@ def count(model: Model, dtype: str | None = None) -> ModelCount:
         **_per_layer(per_layer),
         ffn_params_total=total.params,
         ffn_params_active=total.params_active,
-        dtype=row.name,
-        weight_bytes=total.weight_bytes(row.bytes),
+        tokens=tokens,
+        matmul_flops_total=total.matmul_flops * tokens,
+        elementwise_flops_total=total.elementwise_flops * tokens,
+        dtype=row.name if row else str(model.dtype),
+        weight_bytes=total.weight_bytes(row.bytes) if row else None,
         evidence=model.evidence,
         groups=counted,
     )
@@ -104,10 +121,11 @@ def count(model: Model, dtype: str | None = None) -> ModelCount:
 
 def tensors(steps: Sequence[Step]) -> tuple[TensorCount, ...]:
     """Every parameter tensor of a block, in step order."""
-    norms = {step.output for _, step in walk(steps) if isinstance(step.op, Norm)}
+    norms = {step.output: step.op for _, step in walk(steps) if isinstance(step.op, Norm)}
     out = []
     for name, axes in parameters(steps).items():
-        out.append(TensorCount(name, _sizes(axes), prod(_sizes(axes)), name.rpartition(".")[0] in norms))
+        norm = norms.get(name.rpartition(".")[0])
+        out.append(TensorCount(name, _sizes(axes), prod(_sizes(axes)), norm is not None, bool(norm and norm.shared)))
     return tuple(out)
 
 

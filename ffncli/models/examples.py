@@ -30,5 +30,5 @@ def notebook() -> Example:
     data = json.loads(files("ffncli.models").joinpath("notebook.json").read_text("utf-8"))
     spec = FFNSpec(data["d_model"], data["d_ff"], data["activation"], dropout=data["dropout"])
     dropped = {step: [(token, unit) for token, unit in pairs] for step, pairs in data["dropped"].items()}
-    model = block_model(spec, "notebook", "the notebook's block")
+    model = block_model(spec, "", "the notebook's block")
     return Example(model, data["weights"], data["input"], tuple(data["shape"]), dropped)

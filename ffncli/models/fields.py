@@ -28,9 +28,10 @@ class Fields:
             if self.values.get(name) is not None:
                 return self.values[name]
         if default is REQUIRED:
-            first = names.split("|")[0]
+            first, *others = names.split("|")
             found = "is null" if first in self.values else "is missing"
-            raise FFNError(f"{self.where}: {first} {found}", f"this family has no default for it; give {kind}")
+            also = f" (or {', '.join(others)})" if others else ""
+            raise FFNError(f"{self.where}: {first}{also} {found}", f"this family has no default for it; give {kind}")
         return default
 
     def integer(self, names: str, default: Any = REQUIRED, low: int = 1, high: int = MAX_SIZE) -> Any:

@@ -148,7 +148,11 @@ def _gpt_oss() -> dict[str, Piece]:
     }
 
 
-_MLP = (_gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), _halves("mlp.gate_up_proj", "mlp.down_proj"))
+_MLP = (  # the plain one first: where only up and down are there, it wins the tie with the gated one
+    _plain("mlp.up_proj", "mlp.down_proj"),
+    _gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    _halves("mlp.gate_up_proj", "mlp.down_proj"),
+)
 _EXPERT = _gated("mlp.experts.{e}.gate_proj", "mlp.experts.{e}.up_proj", "mlp.experts.{e}.down_proj")
 _ROUTER = _pair("router", "mlp.gate") | {"route.correction": Piece("mlp.gate.e_score_correction_bias")}
 _SHARED_STEMS = (f"mlp.shared_experts.{n}|mlp.shared_expert.{n}" for n in ("gate_proj", "up_proj", "down_proj"))
@@ -215,6 +219,9 @@ LAYOUTS: Mapping[str, Layout] = {
 }  # fmt: skip
 
 
+_PACKED = (".qweight", ".weight_packed", "_blocks", "_packed")
+
+
 # --- finding them -----------------------------------------------------------------------------------------------------
 
 
@@ -230,16 +237,43 @@ class Names:
 
     def way(self, spec: FFNSpec) -> tuple[str, Pieces]:
         """(the layer's full prefix, the way its FFN is written): the candidate with most of its tensors there."""
+        candidates = self._candidates(spec)
+        stem, way = max(candidates, key=lambda c: sum(_name(self.names, c[0], p) is not None for p in c[1].values()))
+        if not any(_name(self.names, stem, piece) for piece in way.values()):
+            raise self._nothing(spec)
+        return stem, way
+
+    def packed(self, spec: FFNSpec) -> str | None:
+        """The first tensor that holds one of this layer's matrices packed (GPTQ, AWQ, MXFP4), or None."""
+        for stem, way in self._candidates(spec):
+            for piece in way.values():
+                for spelling in piece.tensor.split("|"):
+                    base = (stem + spelling.replace("{e}", "0")).removesuffix(".weight")
+                    if found := next((base + end for end in _PACKED if base + end in self.names), None):
+                        return found
+        return None
+
+    def _candidates(self, spec: FFNSpec) -> list[tuple[str, Pieces]]:
+        """Every (prefix, way) that the family may use; a plain way only where no layer has the gated way's gate."""
         layout = LAYOUTS[self.family]
         ways = layout.moe if spec.moe else layout.dense
+        gates = [way["gate.weight"].tensor for way in ways if "gate.weight" in way]
+        if any(name.endswith(gate) for gate in gates for name in self.names):
+            ways = tuple(way for way in ways if "gate.weight" in way)
+        if not ways:
+            kind = "MoE" if spec.moe else "dense"
+            raise FFNError(
+                f"{self.where}: a {self.family} checkpoint has no {kind} layers", "drop the option that asks for one"
+            )
         stems = [prefix + layout.layers[self.stack].format(i=self.layer) for prefix in layout.prefixes]
-        stem, way = max(
-            ((stem, way) for stem in stems for way in ways),
-            key=lambda c: sum(_name(self.names, c[0], piece) is not None for piece in c[1].values()),
-        )
-        if not any(_name(self.names, stem, piece) for piece in way.values()):
-            raise _nothing(self.names, stem, ways, self.where)
-        return stem, way
+        return [(stem, way) for stem in stems for way in ways]
+
+    def _nothing(self, spec: FFNSpec) -> FFNError:
+        """The error for a layer without any FFN tensor: what was looked for."""
+        candidates = self._candidates(spec)
+        stem, way = next((c for c in candidates if ("gate.weight" in c[1]) == spec.gated), candidates[0])
+        wanted = stem + next(iter(way.values())).tensor.split("|")[0].replace("{e}", "0")
+        return FFNError(f"{self.where}: no FFN tensors under {shown(stem, 120)}", f"looked for {shown(wanted, 120)}")
 
 
 def present_stacks(names: Collection[str], family: str) -> set[str]:
@@ -254,37 +288,34 @@ def present_stacks(names: Collection[str], family: str) -> set[str]:
 def inspect(names: Names, spec: FFNSpec) -> Seen:
     """The spec corrected by what the tensors show: gate or none, biases or none. FFNError for a layer without any."""
     stem, way = names.way(spec)
-    present = {name for name, piece in way.items() if _name(names.names, stem, piece)}
-    seen, evidence = _as_seen(spec, way, present, names.family)
-    if homeless := present - set(parameters(steps(seen))):
-        name = min(homeless)
+    present = {parameter: name for parameter, piece in way.items() if (name := _name(names.names, stem, piece))}
+    seen = replace(spec, gated="gate.weight" in way, bias="up.bias" in present)
+    if homeless := set(present) - set(parameters(steps(seen))):
+        parameter = min(homeless)
         raise FFNError(
-            f"{names.where}: tensor {shown(_name(names.names, stem, way[name]), 120)} has no place in this block",
-            f"the config and the other tensors speak of a block without {name}",
+            f"{names.where}: tensor {shown(present[parameter], 120)} has no place in this block",
+            f"the config and the other tensors speak of a block without {parameter}",
         )
+    decided = present.get("gate.weight") or present.get("up.weight", stem)
+    evidence = [f"{'gated' if seen.gated else 'plain'}: tensor {shown(decided, 120)}"]
+    if seen.gated != spec.gated:
+        family = f"model_type {names.family}, which is {'gated' if spec.gated else 'plain'}"
+        evidence.append(f"gated: the tensors overrule {family}")
+    if seen.bias != spec.bias:
+        evidence.append(f"bias: {'present' if seen.bias else 'absent'} in the file, against the config")
     return Seen(seen, (*evidence, *_layout_evidence(locate(names, seen))))
 
 
 def locate(names: Names, spec: FFNSpec) -> tuple[Located, ...]:
     """Where every parameter of `spec` lies. Raises FFNError naming the first tensor that is not there."""
+    if packed := names.packed(spec):
+        raise FFNError(
+            f"{names.where}: {shown(packed, 120)} is packed (quantized)", "only unquantized weights are read"
+        )
     stem, way = names.way(spec)
     pieces = {**way, **(LAYOUTS[names.family].norms or {})}
     wanted = parameters(steps(spec)).items()
     return tuple(_locate(names.names, stem, pieces, name, axes, names.where) for name, axes in wanted)
-
-
-def _as_seen(spec: FFNSpec, way: Pieces, seen: set[str], family: str) -> tuple[FFNSpec, list[str]]:
-    """The spec corrected by what the tensors show: gate or none, biases or none."""
-    gated = "gate.weight" in way
-    bias = "up.bias" in seen
-    evidence = [f"{'gated' if gated else 'plain'}: tensor {way['gate.weight' if gated else 'up.weight'].tensor}"]
-    if gated != spec.gated:
-        evidence.append(
-            f"gated: the tensors overrule model_type {family}, which is {'gated' if spec.gated else 'plain'}"
-        )
-    if bias != spec.bias:
-        evidence.append(f"bias: {'present' if bias else 'absent'} in the file, against the config")
-    return replace(spec, gated=gated, bias=bias), evidence
 
 
 def _layout_evidence(located: tuple[Located, ...]) -> Iterator[str]:
@@ -304,7 +335,7 @@ def _locate(
         name = _name(names, stem, piece, e)
         if name is None:
             wanted = stem + piece.tensor.split("|")[0].replace("{e}", str(e))
-            raise FFNError(f"{where}: tensor {shown(wanted, 120)} is missing", f"it holds {parameter}")
+            raise FFNError(f"{where}: tensor {shown(wanted, 120)} is missing", f"it is needed for {parameter}")
         found.append(name)
     return Located(parameter, axes, piece, tuple(found))
 
@@ -315,16 +346,3 @@ def _name(names: Collection[str], stem: str, piece: Piece, expert: int = 0) -> s
         if name in names:
             return name
     return None
-
-
-def _nothing(names: Collection[str], stem: str, ways: tuple[Pieces, ...], where: str) -> FFNError:
-    """The error for a layer without any FFN tensor; says what was looked for and what a packed file has instead."""
-    wanted = stem + next(iter(ways[0].values())).tensor.split("|")[0].replace("{e}", "0")
-    packed = next(
-        (n for n in names if n.startswith(stem) and n.endswith((".qweight", "_blocks", ".weight_packed"))), None
-    )
-    if packed:
-        return FFNError(
-            f"{where}: {shown(packed, 120)} is packed (quantized)", "only unquantized weights can be traced"
-        )
-    return FFNError(f"{where}: no FFN tensors under {shown(stem, 120)}", f"looked for {shown(wanted, 120)}")

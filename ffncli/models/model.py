@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Step
 from ffncli.errors import FFNError, shown
+from ffncli.models.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Model:
-    """`source` is what was typed, `location` where the weights are, if any; `bare` means dimensions without layers.
+    """`source` is what was typed, `location` where weights may be, `checkpoint` those that are; `bare`: no layers.
 
     `dtype` is the stored one where known. `evidence` says, in order, what decided gatedness and widths.
     """
@@ -51,6 +52,7 @@ class Model:
     bare: bool = False
     evidence: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)
 
     @property
     def main(self) -> Group:
@@ -64,21 +66,27 @@ class Model:
 
     def layer(self, text: str | None) -> Layer:
         """The layer for `3` or `decoder.3` (None: 0, of the first stack). Raises FFNError where there is none."""
-        stacks = list(dict.fromkeys(group.stack for group in self.groups))
+        counts: dict[str, int] = {}
+        for group in self.groups:
+            counts[group.stack] = counts.get(group.stack, 0) + len(group.layers)
+        known = " and ".join(f"{s} layers 0 to {n - 1}" for s, n in counts.items()) if not self.bare else "only layer 0"
         stack, _, number = ("0" if text is None else text).rpartition(".")
-        if stack and stack not in stacks:
-            raise FFNError(f"--layer {shown(text)}: no stack '{stack}'", f"this model has: {', '.join(stacks)}")
-        if not stack and len(stacks) > 1 and text is not None:
-            raise FFNError(f"--layer {shown(text)} is ambiguous", "say " + " or ".join(f"{s}.{number}" for s in stacks))
-        stack = stack or stacks[0]
         if not (number.isascii() and number.isdigit() and len(number) < 10):
-            raise FFNError(f"--layer must be a whole number from 0, got {shown(text)}")
-        count = sum(len(group.layers) for group in self.groups if group.stack == stack)
+            example = next(iter(counts)) + ".0" if len(counts) > 1 else "0"
+            raise FFNError(
+                f"--layer must be a whole number from 0, as in {example}, got {shown(text)}", f"there is {known}"
+            )
+        if stack and stack not in counts:
+            raise FFNError(f"--layer {shown(text)}: no stack '{stack}'", f"{self.name} has {known}")
+        if not stack and len(counts) > 1 and text is not None:
+            names = [f"{s}.{number}" for s, n in counts.items() if int(number) < n]
+            if names:
+                raise FFNError(f"--layer {shown(text)} is ambiguous", "say " + " or ".join(names))
+        stack = stack or next(iter(counts))
         for group in self.groups:
             if group.stack == stack and int(number) in group.layers:
                 return Layer(stack, int(number), group.spec)
-        known = "a bare block is layer 0" if self.bare else f"{self.name} has {stack} layers 0 to {count - 1}"
-        raise FFNError(f"--layer {text or 0} is out of range", known)
+        raise FFNError(f"--layer {text or 0} is out of range", f"{self.name} has {known}")
 
     def with_specs(self, change: Sequence[FFNSpec]) -> Model:
         """The same layers with other specs, one per group."""

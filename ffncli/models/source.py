@@ -7,13 +7,13 @@ import re
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from ffncli.block import activations
-from ffncli.block.recipe import FFNSpec, MoE, NormKind, NormPosition, size
+from ffncli.block import activations, dtypes
+from ffncli.block.recipe import FFNSpec, MoE, NormKind, NormPosition, one_of, size
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models import catalog, layout
-from ffncli.models.checkpoint import open_checkpoint
+from ffncli.models.checkpoint import Checkpoint, check_shapes, open_checkpoint
 from ffncli.models.config import read_config
 from ffncli.models.model import Model, block_model
 from ffncli.models.strict_json import shown_path
@@ -73,7 +73,11 @@ def resolve(text: str) -> Model:
     path = Path(os.path.expanduser(text))
     looks_like_path = "/" in text or os.sep in text or text[:1] in (".", "~") or path.suffix in _SUFFIXES
     if not looks_like_path and (model := catalog.find(text)):
-        return model
+        return (
+            _noted(model, f"{text} is the known model; for the directory say ./{text}")
+            if os.path.isdir(text)
+            else model
+        )
     try:
         exists = path.exists()
     except OSError as error:  # a name too long for any file system
@@ -89,10 +93,14 @@ def resolve(text: str) -> Model:
 
 
 def _path_hint(text: str) -> str:
-    if catalog.find(text):
-        return f"the catalog has '{text}'"
-    near = did_you_mean(text.rpartition("/")[2], catalog.spellings(), "")
-    return near or "give a model directory, a config.json or a .safetensors file"
+    name = text.rpartition("/")[2]
+    if catalog.find(name):
+        return f"the catalog has '{name}'"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):
+        hub = "this version does not read from the Hub: give a local directory"
+        near = did_you_mean(name, catalog.spellings(), "")
+        return f"{hub}; for counts alone, {near}" if near else hub
+    return "give a model directory, a config.json or a .safetensors file"
 
 
 def _from_path(path: Path, text: str) -> Model:
@@ -106,37 +114,69 @@ def _from_path(path: Path, text: str) -> Model:
     if path.is_file() and path.suffix not in _SUFFIXES:
         raise FFNError(f"{shown_path(path)} is no model", "give a directory, a config.json or a .safetensors file")
     if not config.exists():
-        raise FFNError(f"{shown_path(config)} is missing", "it says what the widths and the activation are")
+        raise FFNError(f"{shown_path(config)} is missing", "give a directory that has one: it holds the widths")
     model = read_config(config, text)
     location = path if path.is_dir() or config != path else (folder if config.name == "config.json" else None)
     return replace(model, location=location) if location else model
 
 
 def with_evidence(model: Model) -> Model:
-    """The model corrected by its tensor names, where there are any: gatedness and biases follow the file."""
+    """The model corrected by its tensors, where there are any: gatedness, biases and dtype follow the file."""
     if model.location is None:
         return model
     checkpoint = open_checkpoint(model.location)
     if checkpoint is None:
         if model.source.endswith(".json"):  # the config is what was asked for
             return model
-        note = f"no safetensors in {shown_path(model.location)}: taken from the config alone"
-        return replace(model, notes=(*model.notes, note))
-    stacks = layout.present_stacks(checkpoint.files, model.model_type)
-    if absent := {group.stack for group in model.groups} - stacks:
-        if not stacks:
-            absent = set()  # let the first layer's own error say what was looked for
-        left_out = tuple(f"no {stack} tensors in {checkpoint.where}: left out" for stack in sorted(absent))
-        kept = tuple(group for group in model.groups if group.stack not in absent)
-        model = replace(model, groups=kept, notes=(*model.notes, *left_out))
-    specs, evidence = [], list(model.evidence)
+        pickled = any(any(model.location.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.pth"))
+        also = " (pickled weights are not read: save them as safetensors)" if pickled else ""
+        return _noted(model, f"no safetensors in {shown_path(model.location)}{also}: taken from the config alone")
+    model = _present(replace(model, checkpoint=checkpoint), checkpoint)
+    specs, seen = [], []
     for group in model.groups:
-        names = layout.Names(checkpoint.files, model.model_type, group.stack, group.layers[0], checkpoint.where)
-        seen = layout.inspect(names, group.spec)
-        specs.append(seen.spec)
-        evidence += [e for e in seen.evidence if e not in evidence]
-    evidence.sort(key=lambda e: "tensor" not in e)  # tensor names decide first
-    return replace(model.with_specs(specs), evidence=tuple(evidence))
+        names = layer_names(model, checkpoint, group.stack, group.layers[0])
+        if packed := names.packed(group.spec):
+            return _noted(model, f"{packed} is packed (quantized): taken from the config alone")
+        found = layout.inspect(names, group.spec)
+        layer_names(model, checkpoint, group.stack, group.layers[-1]).way(
+            found.spec
+        )  # the config's last layer is there
+        check_shapes(checkpoint, layout.locate(names, found.spec))
+        specs.append(found.spec)
+        seen += [line for line in found.evidence if line not in seen]
+    evidence = (*seen, *model.evidence)  # tensor names decide before the config
+    return replace(model.with_specs(specs), evidence=evidence, dtype=_stored_dtype(model, checkpoint, specs[0]))
+
+
+def layer_names(model: Model, checkpoint: Checkpoint, stack: str, layer: int) -> layout.Names:
+    """The tensor names among which one layer's parameters are looked for."""
+    return layout.Names(checkpoint.files, model.model_type, stack, layer, checkpoint.where)
+
+
+def _present(model: Model, checkpoint: Checkpoint) -> Model:
+    """Without the stacks that the file does not have; with all of them where it has none: their error says more."""
+    stacks = layout.present_stacks(checkpoint.files, model.model_type)
+    absent = sorted({group.stack for group in model.groups} - stacks) if stacks else []
+    if not absent:
+        return model
+    kept = tuple(group for group in model.groups if group.stack in stacks)
+    return _noted(replace(model, groups=kept), *(f"no {s} tensors in {checkpoint.where}: left out" for s in absent))
+
+
+def _stored_dtype(model: Model, checkpoint: Checkpoint, spec: FFNSpec) -> str | None:
+    """The dtype of the first layer's first matrix by its header; the config's where that shard is not here."""
+    first = model.groups[0]
+    located = layout.locate(layer_names(model, checkpoint, first.stack, first.layers[0]), spec)
+    name = next(item.names[0] for item in located if item.parameter in ("up.weight", "router.weight"))
+    if not os.path.exists(checkpoint.files[name]):
+        return model.dtype
+    code = checkpoint.info(name).dtype
+    row = dtypes.find(code)
+    return row.name if row else code
+
+
+def _noted(model: Model, *notes: str) -> Model:
+    return replace(model, notes=(*model.notes, *notes))
 
 
 # --- blocks from dimensions -------------------------------------------------------------------------------------------
@@ -173,13 +213,29 @@ def from_dimensions(said: Dimensions, source: str | None = None) -> Model:
         *([f"activation {spec.activation}"] if said.activation is None else []),
         *([f"{'biases' if spec.bias else 'no biases'}"] if said.bias is None else []),
     ]
+    defaults += ["top_k = 2"] if said.experts and said.experts > 1 and said.top_k is None else []
     name = f"{spec.d_model}x{spec.d_ff}:{spec.activation}"
-    return block_model(spec, name, notes=(f"not said, so taken: {', '.join(defaults)}",) if defaults else ())
+    return block_model(spec, "", name, notes=(f"not said, so taken: {', '.join(defaults)}",) if defaults else ())
 
 
 def with_dimensions(model: Model, said: Dimensions) -> Model:
-    """The model with the options that were given put over every group's spec."""
-    return model.with_specs([_changed(group.spec, said) for group in model.groups]) if said.said() else model
+    """The model with the options that were given put over its specs.
+
+    Where dense and MoE layers mix, --d-ff and the MoE options mean the layers of the kind that the model has most of
+    (its "per layer" numbers); the others keep theirs, and a note says so.
+    """
+    if not said.said():
+        return model
+    main = model.main.spec.moe is not None
+    others = replace(said, d_ff=None, experts=None, top_k=None, shared_experts=None)
+    mixed = any((group.spec.moe is not None) != main for group in model.groups)
+    specs = [_changed(g.spec, said if (g.spec.moe is not None) == main else others) for g in model.groups]
+    given = ", ".join(f.name for f in fields(said) if getattr(said, f.name) is not None)
+    changed = replace(model.with_specs(specs), evidence=(f"changed by options: {given}", *model.evidence))
+    if not mixed or others == said:
+        return changed
+    kind = "MoE" if main else "dense"
+    return replace(changed, notes=(*model.notes, f"widths and experts are changed in the {kind} layers only"))
 
 
 def _changed(spec: FFNSpec, said: Dimensions) -> FFNSpec:
@@ -210,6 +266,8 @@ def _choices(said: Dimensions, default_activation: str | None) -> dict[str, Any]
         out["norm"] = one_of("--norm", said.norm, NormKind)
     if said.norm_position is not None:
         out["norm_position"] = one_of("--norm-position", said.norm_position, NormPosition)
+        if said.norm == "none" or (said.norm is None and default_activation is not None):
+            raise FFNError(f"--norm-position {said.norm_position} needs --norm", "there is no norm to place")
     return out
 
 
@@ -221,7 +279,11 @@ def _moe(said: Dimensions, given: MoE | None) -> MoE | None:
             raise FFNError(f"{option} needs --experts", "a dense block has no router")
         return None
     base = given or MoE(said.experts or 0, min(2, said.experts or 0))
-    changes = {n: getattr(said, n) for n in ("experts", "top_k", "shared_experts") if getattr(said, n) is not None}
+    changes: dict[str, Any] = {
+        n: getattr(said, n) for n in ("experts", "top_k", "shared_experts") if getattr(said, n) is not None
+    }
+    if said.shared_experts is not None:
+        changes["shared_d_ff"] = None  # so many experts of the routed ones' width
     moe = replace(base, **changes)
     if moe.top_k > moe.experts:
         raise FFNError(f"--top-k {moe.top_k} exceeds the {moe.experts} experts", "choose at most as many as there are")
@@ -244,13 +306,3 @@ def width(option: str, text: str, d_model: int) -> int:
     if exact.denominator != 1:
         raise FFNError(f"{option} {text} of d_model {d_model} is {float(exact):g}, not a whole number")
     return size(option, int(exact))
-
-
-def one_of(option: str, value: str, literal: Any) -> Any:
-    """`value` if it is one of the Literal's choices, else FFNError listing them."""
-    choices = list(get_args(literal))
-    if value not in choices:
-        raise FFNError(
-            f"{option}: unknown choice {shown(value)}", did_you_mean(value, choices, "use one of " + ", ".join(choices))
-        )
-    return value

@@ -25,7 +25,9 @@ from ffncli.block.steps import (
     Route,
     Step,
     block_inputs,
+    parameters,
 )  # fmt: skip
+from ffncli.errors import FFNError
 from ffncli.run.functions import function
 
 
@@ -49,12 +51,13 @@ EVAL = Mode()
 class Event:
     """One intermediate: its printed name (`experts.3.gate` inside an expert), the step, the tensor.
 
-    For inner steps `tokens` holds the flat indices of the tokens that the expert received; the tensor's rows are those.
+    For inner steps `expert` is its number and `tokens` the flat indices of the tokens it received, one per row.
     """
 
     name: str
     step: Step
     tensor: Tensor
+    expert: int | None = None
     tokens: Tensor | None = None
 
 
@@ -64,8 +67,12 @@ def execute(
     """Yield every step's output in order, those inside experts before the experts' own.
 
     `inputs` maps each input of the block to a tensor [..., d_model]; `weights` are canonical, in the inputs' dtype.
-    Tensors are not changed after they are yielded.
+    Tensors are not changed after they are yielded. Raises FFNError for a weight that is missing or of another shape.
     """
+    for name, axes in parameters(steps).items():
+        found = tuple(weights[name].shape) if name in weights else None
+        if found != tuple(axis.size for axis in axes):
+            raise FFNError(f"weight {name} has shape {found}, the block needs {[axis.size for axis in axes]}")
     last_use = {name: at for at, step in enumerate(steps) for name in step.inputs}
     known = dict(inputs)
     for at, step in enumerate(steps):
@@ -204,6 +211,6 @@ def _experts(
         result = received
         for event in execute(op.program, own, {entry: received}, mode):
             result = event.tensor
-            yield Event(f"{step.output}.{e}.{event.name}", event.step, event.tensor, tokens)
+            yield Event(f"{step.output}.{e}.{event.name}", event.step, event.tensor, e, tokens)
         out.index_add_(0, tokens, result * weight if op.weigh == "output" else result)
     return out.reshape(*x.shape[:-1], out.shape[-1])

@@ -7,7 +7,9 @@ import math
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,10 +61,12 @@ def _stdin() -> str:
 
 
 def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Tensor:
+    if values.dim() > 1 and values.shape[-1] != d_model:
+        raise FFNError(f"--input has shape {list(values.shape)}, its last axis must be d_model = {d_model}")
     if values.numel() == 0 or values.numel() % d_model:
         raise FFNError(f"--input has {values.numel()} values, which make no tokens of d_model = {d_model}")
     if leading is None:
-        return values if values.dim() > 1 and values.shape[-1] == d_model else values.reshape(-1, d_model)
+        return values if values.dim() > 1 else values.reshape(-1, d_model)
     if values.numel() != math.prod(leading) * d_model:
         wanted = " × ".join(map(str, (*leading, d_model)))
         raise FFNError(f"--input has {values.numel()} values, {wanted} needs {math.prod(leading) * d_model}")
@@ -73,12 +77,13 @@ def _parse(text: str, where: str) -> Tensor:
     """Numbers from JSON (nested lists) or from text: commas, semicolons and white space apart."""
     if text.lstrip().startswith("["):
         return _nested(_json(text, where), where)
-    words = [w for w in re.split(r"[,;\s]+", text) if w]
-    try:
-        return torch.tensor([float(w) for w in words], dtype=torch.float64)
-    except ValueError:
-        wrong = next(w for w in words if not _is_float(w))
-        raise FFNError(f"{where}: {shown(wrong)} is not a number") from None
+    rows = [words for line in text.splitlines() if (words := [w for w in re.split(r"[,;\s]+", line) if w])]
+    if wrong := next((word for words in rows for word in words if not _is_float(word)), None):
+        raise FFNError(f"{where}: {shown(wrong)} is not a number")
+    if len({len(words) for words in rows}) > 1:
+        raise FFNError(f"{where}: its lines have {len(rows[0])} and other numbers of values", "give one token per line")
+    numbers = torch.tensor([[float(word) for word in words] for words in rows], dtype=torch.float64)
+    return numbers if len(rows) > 1 else numbers.flatten()
 
 
 def _json(text: str, where: str) -> object:
@@ -106,6 +111,10 @@ def _is_float(word: str) -> bool:
 def _file(path: Path, text: str) -> Tensor:
     where = shown_path(path)
     if not text or not os.path.isfile(path):
+        if "/" in text or path.suffix in (".npy", ".json", ".csv", ".safetensors", ".txt"):
+            raise FFNError(
+                f"--input: {shown(text)} does not exist" + (", or is no file" if os.path.exists(path) else "")
+            )
         hint = did_you_mean(text, list(NAMED), f"use {', '.join(NAMED)}, numbers like 0.1,0.2, a file, or -")
         raise FFNError(f"--input: {shown(text)} is no name and no file", hint)
     try:
@@ -138,16 +147,17 @@ def _npy(path: Path, where: str) -> Tensor:
 
 
 def _safetensors(path: Path, where: str) -> Tensor:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors import SafetensorError, safe_open
 
     from ffncli.models.checkpoint import read_header
 
     names = list(read_header(path))
     if len(names) != 1 and "x" not in names:
         raise FFNError(f"{where} holds {len(names)} tensors", "it should hold one, or one named x")
+    opened: Callable[..., Any] = safe_open
     try:
-        found: Tensor = load_file(path)["x" if "x" in names else names[0]]
+        with opened(path, "pt") as file:
+            found: Tensor = file.get_tensor("x" if "x" in names else names[0])
     except SafetensorError as error:
         raise FFNError(f"cannot read {where}: {error}") from None
     if found.is_complex():

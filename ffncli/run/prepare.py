@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from ffncli.block import dtypes
-from ffncli.block.steps import Step, block_inputs, parameters
+from ffncli.block.recipe import steps
+from ffncli.block.steps import Dropout, Step, block_inputs, parameters
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.examples import Example
 from ffncli.models.model import Layer, Model
 from ffncli.run.execute import Mode
 from ffncli.run.inputs import make_input
+from ffncli.run.trace import Trace, trace
 from ffncli.run.weights import demand_memory, random_weights, stored_weights
 
 
@@ -51,61 +54,74 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
     Raises FFNError for a layer, dtype, device or input that cannot be.
     """
     layer = model.layer(request.layer)
-    steps = next(g for g in model.groups if g.stack == layer.stack and layer.index in g.layers).steps
+    block = steps(layer.spec)
     dtype: torch.dtype = getattr(torch, dtypes.dtype("fp32" if request.dtype is None else request.dtype).torch)
     device = _device(request.device)
     generator = torch.Generator().manual_seed(request.seed or 0)
-    weights, origin = _weights(model, layer, steps, example, generator, dtype, device)
+    notes: list[str] = []
+    weights, origin = _weights(model, layer, block, example, generator, dtype, device)
+    if example and not _fits(example, block):
+        notes.append("the example's weights do not fit these dimensions: drawn at random")
     leading = request.leading or (example.shape[:-1] if example and request.input is None else None)
     default = example.input if example else "randn"
     text = default if request.input is None else request.input
-    demand_memory(_input_size(leading, layer) * 8, "the input and its intermediates", "give fewer tokens")
-    names = block_inputs(steps)
+    widest = max(layer.spec.d_model, layer.spec.d_ff)
+    demand_memory(prod(leading or (4,)) * 4 * widest * 8, "the input and its intermediates", "give fewer tokens")
+    names = block_inputs(block)
     first = make_input(text, leading, layer.spec.d_model, dtype, generator).to(device)
     inputs = {names[0]: first}
-    for name in names[1:]:  # a parallel block's other branch: nothing is known of it, so it is drawn
+    for name in names[1:]:  # a parallel block's other branch: nothing is known of it
         inputs[name] = torch.randn(first.shape, generator=generator).to(device, dtype)
-    notes = [f"the input '{name}' is drawn at random, as x may be" for name in names[1:]]
+        notes.append(f"'{name}', the layer's other branch, is drawn at random")
     train = bool(example and example.dropped) if request.train is None else request.train
-    mode = Mode(train, _masks(example, request, steps, inputs), generator)
-    return Prepared(layer, steps, weights, inputs, mode, origin, tuple(notes))
+    mode = Mode(train, _masks(example, request, block, first), generator)
+    return Prepared(layer, block, weights, inputs, mode, origin, tuple(notes))
+
+
+def trace_layer(
+    model: Model, request: Request = Request(), *, show: int | None = 8, inside: frozenset[int] | None = frozenset()
+) -> Trace:  # fmt: skip
+    """Trace one layer of a model: `prepare`, then `trace.trace` with the same `show` and `inside`.
+
+    >>> trace_layer(load("512x2048:gelu"), Request(leading=(2,))).step("down").shape
+    (2, 512)
+    """
+    ready = prepare(model, request)
+    return trace(ready.steps, ready.weights, ready.inputs, ready.mode, show, inside)
 
 
 def _weights(
-    model: Model, layer: Layer, steps: tuple[Step, ...], example: Example | None, generator: torch.Generator,
+    model: Model, layer: Layer, block: tuple[Step, ...], example: Example | None, generator: torch.Generator,
     dtype: torch.dtype, device: str,
 ) -> tuple[Mapping[str, Tensor], str]:  # fmt: skip
-    if example and set(parameters(steps)) == set(example.weights):
+    if example and _fits(example, block):
         given = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
         return {name: tensor.to(device, dtype) for name, tensor in given.items()}, "the notebook's weights"
     stored = stored_weights(model, layer, dtype, device)
     if stored is not None:
         return stored, f"weights of {layer.stack} layer {layer.index}"
-    return random_weights(steps, generator, dtype, device), f"random weights, seed {generator.initial_seed()}"
+    return random_weights(block, generator, dtype, device), f"random weights, seed {generator.initial_seed()}"
 
 
-def _masks(
-    example: Example | None, request: Request, steps: tuple[Step, ...], inputs: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """The example's own dropout masks, where input and seed are the example's too."""
-    if not example or request.seed is not None or tuple(next(iter(inputs.values())).shape) != example.shape:
+def _fits(example: Example, block: tuple[Step, ...]) -> bool:
+    """Whether the example's weights are just the block's parameters, shapes included."""
+    given = {name: tuple(torch.tensor(values).shape) for name, values in example.weights.items()}
+    return given == {name: tuple(axis.size for axis in axes) for name, axes in parameters(block).items()}
+
+
+def _masks(example: Example | None, request: Request, block: tuple[Step, ...], first: Tensor) -> dict[str, Tensor]:
+    """The example's own dropout masks, where probability, input and seed are the example's too."""
+    if not example or request.seed is not None or tuple(first.shape) != example.shape:
         return {}
+    spec = example.model.main.spec
     masks: dict[str, Tensor] = {}
-    for step in steps:
-        if step.output in example.dropped:
-            keep = torch.ones(*example.shape[:-1], example.model.main.spec.d_ff, dtype=torch.bool)
+    for step in block:
+        if step.output in example.dropped and step.op == Dropout(spec.dropout) and _fits(example, block):
+            keep = torch.ones(*example.shape[:-1], spec.d_ff, dtype=torch.bool)
             for token, unit in example.dropped[step.output]:
                 keep.flatten(0, -2)[token, unit] = False
-            masks[step.output] = keep.to(next(iter(inputs.values())).device)
+            masks[step.output] = keep.to(first.device)
     return masks
-
-
-def _input_size(leading: tuple[int, ...] | None, layer: Layer) -> int:
-    """Values in the widest intermediate, for a check before anything is allocated."""
-    tokens = 1
-    for size in leading or (4,):
-        tokens *= size
-    return tokens * (layer.spec.d_model + 3 * layer.spec.d_ff)
 
 
 def _device(text: str) -> str:

@@ -11,19 +11,12 @@ import torch
 from torch import Tensor
 
 from ffncli.block.cost import Cost, step_costs
-from ffncli.block.steps import Experts, Step, ffn_span, input_shapes, right_hand_side, weight_symbol
+from ffncli.block.steps import Experts, Step, block_inputs, ffn_span, input_shapes, right_hand_side, weight_symbol
 from ffncli.errors import FFNError
 from ffncli.run.execute import EVAL, Event, Mode, execute
+from ffncli.show.tensors import edges
 
 _NOTHING = Cost()
-
-
-@dataclass(frozen=True)
-class Excerpt:
-    """Values to show: nested lists, and per axis the indices they stand at."""
-
-    index: tuple[tuple[int, ...], ...]
-    values: Any
 
 
 @dataclass(frozen=True)
@@ -101,11 +94,11 @@ def trace(
     records = [_record(name, tensor, show) for name, tensor in inputs.items()]
     with torch.no_grad():
         for event in execute(steps, weights, inputs, mode):
-            if event.tokens is None:
+            if event.expert is None:
                 found = _record(event.name, event.tensor, show, event.step, steps, costs[event.name])
                 before = next((r for r in records if r.name == event.step.inputs[0]), found)
                 records.append(_with_drops(found, before) if mode.train and found.op == "dropout" else found)
-            elif inside is None or int(event.name.split(".")[1]) in inside:
+            elif inside is None or event.expert in inside:
                 records.append(_inner(event, steps, show))
     return Trace(*ffn_span(steps), tuple(records))
 
@@ -115,11 +108,15 @@ def _with_drops(after: StepRecord, before: StepRecord) -> StepRecord:
 
 
 def _inner(event: Event, steps: Sequence[Step], show: int | None) -> StepRecord:
-    """A step inside an expert: its rows are the tokens routed there, its inputs carry the expert's name."""
+    """A step inside an expert: its rows are the tokens routed there, its inputs go by the names of the whole block."""
     outer, _, _ = event.name.rpartition(".")
-    program = next(s.op.program for s in steps if s.output == outer.split(".")[0] and isinstance(s.op, Experts))
+    experts = next(s for s in steps if s.output == outer.split(".")[0])
+    assert isinstance(experts.op, Experts)
+    program = experts.op.program
     cost = step_costs(program, input_shapes(program, (event.tensor.shape[0],)))[event.step.output]
-    found = _record(event.name, event.tensor, show, event.step, program, cost)
+    (entry,) = block_inputs(program)
+    renamed = tuple(experts.inputs[0] if name == entry else name for name in event.step.inputs)
+    found = _record(event.name, event.tensor, show, replace(event.step, inputs=renamed), program, cost)
     inner = {step.output for step in program}
     names = tuple(f"{outer}.{name}" if name in inner else name for name in found.inputs)
     return replace(found, inputs=names, tokens=tuple(event.tokens.tolist()) if event.tokens is not None else None)
@@ -134,7 +131,7 @@ def _record(
     cost: Cost = _NOTHING,
 ) -> StepRecord:
     """The record of one tensor; without a step it is an input of the block."""
-    kept = excerpt(tensor, show)
+    index, values = _excerpt(tensor, show)
     return StepRecord(
         name=name,
         op=type(step.op).__name__.lower() if step else "input",
@@ -146,8 +143,8 @@ def _record(
         params=cost.params + cost.norm_params,
         flops=cost.flops,
         parameters=_parameters(step, steps) if step else (),
-        values=kept.values,
-        values_index=kept.index,
+        values=values,
+        values_index=index,
     )
 
 
@@ -161,14 +158,12 @@ def _parameters(step: Step, steps: Sequence[Step]) -> tuple[Parameter, ...]:
     return tuple(out)
 
 
-def excerpt(tensor: Tensor, show: int | None) -> Excerpt:
-    """The first and last values of every axis, `show` together (None: all)."""
-    from ffncli.show.tensors import edges
-
+def _excerpt(tensor: Tensor, show: int | None) -> tuple[tuple[tuple[int, ...], ...], Any]:
+    """(indices per axis, nested lists of the values there): the first and last of every axis, `show` together."""
     index = tuple(edges(size, size if show is None else show) for size in tensor.shape)
     for axis, kept in enumerate(index):
         tensor = tensor.index_select(axis, torch.tensor(kept, dtype=torch.long, device=tensor.device))
-    return Excerpt(index, tensor.double().cpu().tolist())
+    return index, tensor.double().cpu().tolist()
 
 
 def _statistics(tensor: Tensor) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,8 +14,9 @@ from ffncli.block.cost import cost
 from ffncli.block.steps import Activation, Experts, Linear, Norm, Step
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models import layout
-from ffncli.models.checkpoint import open_checkpoint, read_weights
+from ffncli.models.checkpoint import read_weights
 from ffncli.models.model import Layer, Model
+from ffncli.models.source import layer_names
 
 Weights = Mapping[str, Tensor]
 
@@ -27,32 +29,34 @@ def random_weights(
     With `torch.manual_seed(S)` and a generator of seed S, a module that declares the same Linears in the same order has
     the same tensors (experts one after the other, each with its own program's order). Drawn in float32, then cast.
     """
-    demand_memory(cost(steps).params * (4 if dtype.itemsize <= 4 else 8))
-    drawn: dict[str, Tensor] = {}
-    for step in steps:
-        drawn |= _draw(step, generator)
-    return {name: tensor.to(device, dtype) for name, tensor in drawn.items()}
+    advice = "take a smaller block" + ("" if dtype.itemsize <= 2 else " or --dtype bf16")
+    demand_memory(cost(steps).params * dtype.itemsize, advice=advice)
+    return {name: tensor.to(device) for step in steps for name, tensor in _draw(step, generator, dtype).items()}
 
 
-def _draw(step: Step, generator: torch.Generator) -> dict[str, Tensor]:
+def _draw(step: Step, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
     op = step.op
     if isinstance(op, Experts):
-        together = {name: torch.empty([axis.size for axis in axes]) for name, axes in op.parameters().items()}
+        together = {
+            name: torch.empty([axis.size for axis in axes], dtype=dtype) for name, axes in op.parameters().items()
+        }
         for e in range(op.experts.size):
             for inner in op.program:
-                for name, tensor in _draw(inner, generator).items():
+                for name, tensor in _draw(inner, generator, dtype).items():
                     together[name][e] = tensor
         return together
     shapes = {name: tuple(axis.size for axis in axes) for name, axes in step.parameters().items()}
     if isinstance(op, Linear):
-        return {name: _linear(shape, op.into.size, generator) for name, shape in shapes.items()}
+        return {name: _linear(shape, op.into.size, generator).to(dtype) for name, shape in shapes.items()}
     if isinstance(op, Norm):
         ones = {"weight": 0.0 if op.weight == "one_plus" else 1.0, "bias": 0.0}
-        return {name: torch.full(shape, ones[name.rpartition(".")[2]]) for name, shape in shapes.items()}
+        return {name: torch.full(shape, ones[name.rpartition(".")[2]], dtype=dtype) for name, shape in shapes.items()}
     if isinstance(op, Activation):
         initial = TABLE[op.function].learned
-        return {name: torch.full(shape, initial[name.rpartition(".")[2]]) for name, shape in shapes.items()}
-    return {name: torch.zeros(shape) for name, shape in shapes.items()}
+        return {
+            name: torch.full(shape, initial[name.rpartition(".")[2]], dtype=dtype) for name, shape in shapes.items()
+        }
+    return {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
 
 
 def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
@@ -67,11 +71,10 @@ def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> 
 
 def stored_weights(model: Model, layer: Layer, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor] | None:
     """One layer's weights from the model's files, no other tensor read; None where the model has no files."""
-    checkpoint = open_checkpoint(model.location) if model.location else None
+    checkpoint = model.checkpoint
     if checkpoint is None:
         return None
-    names = layout.Names(checkpoint.files, model.model_type, layer.stack, layer.index, checkpoint.where)
-    located = layout.locate(names, layer.spec)
+    located = layout.locate(layer_names(model, checkpoint, layer.stack, layer.index), layer.spec)
     demand_memory(sum(math.prod(axis.size for axis in item.axes) for item in located) * dtype.itemsize)
     return read_weights(checkpoint, located, dtype, device)
 
@@ -87,9 +90,23 @@ def demand_memory(
 
 
 def _available() -> int | None:
-    """Free memory in bytes as Linux estimates it; None where it cannot be told."""
+    """Free memory in bytes, as Linux estimates it and as a container's limit allows; None where it cannot be told."""
+    found = [n for n in (_meminfo(), _cgroup()) if n is not None]
+    return min(found) if found else None
+
+
+def _meminfo() -> int | None:
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             return next((int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")), None)
     except OSError:
         return None
+
+
+def _cgroup() -> int | None:
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text("ascii").strip()
+        used = Path("/sys/fs/cgroup/memory.current").read_text("ascii").strip()
+    except OSError:
+        return None
+    return int(limit) - int(used) if limit.isdigit() and used.isdigit() else None  # "max": no limit

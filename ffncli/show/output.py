@@ -69,6 +69,8 @@ class Output:
     def __post_init__(self) -> None:
         if self.format not in get_args(Format):
             raise FFNError(f"--format: unknown format {shown(self.format)}", "use table, json, csv or md")
+        if self.path is not None and (not self.path or self.path.endswith(os.sep)):
+            raise FFNError(f"cannot write {clean(self.path) or '.'}: it is a directory", code=ExitCode.ENVIRONMENT)
         if self.path is not None and "\0" in self.path:
             raise FFNError(f"cannot write {clean(self.path)}: no file has such a name", code=ExitCode.ENVIRONMENT)
         if self.path is not None and not self.force and _would_be_lost(self.path):
@@ -86,6 +88,8 @@ class Output:
         elif self.format == "table" and sys.stdout.isatty():
             _Terminal(sys.stdout, self.color).show(answer.parts)
         else:
+            if self.format in ("json", "csv") and isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(encoding="utf-8")  # data does not depend on the locale
             sys.stdout.write(encodable(self._render(answer), sys.stdout.encoding or "utf-8"))
             sys.stdout.flush()
 
@@ -228,12 +232,18 @@ class _Terminal:
         return encodable(clean(text), self.encoding)
 
     def _excerpt(self, excerpt: Excerpt) -> None:
+        """A row per line; one that is too wide goes on in the next, under its values."""
         from rich.text import Text
 
         for cells in excerpt.lines():
-            line = Text("  ", no_wrap=False)
+            label = width(cells[0][0]) + 2 if excerpt.labelled else 0
+            line, used = Text("  "), 2
             for at, (text, value) in enumerate(cells):
+                if at > excerpt.labelled and used + 2 + width(text) > self.console.width:
+                    self.console.print(line)
+                    line, used = Text(" " * label), label
                 line.append(("  " if at else "") + self._fit(text), _sign_style(value))
+                used += (2 if at else 0) + width(text)
             self.console.print(line)
 
     def _table(self, table: Table, first: bool) -> None:
@@ -249,7 +259,13 @@ class _Terminal:
         widest = [max([width(c), *(width(row[i]) for row in texts)]) for i, c in enumerate(table.columns)]
         natural = sum(widest) + 2 * (len(widest) - 1)
         if natural > self.console.width and len(table.columns) > 2:
-            self._vertical(table, texts)
+            fitting = self._fitting(widest) if table.side_by_side else 1
+            if fitting < 2:
+                self._vertical(table, texts)
+                return
+            for part in table.parts(fitting):
+                self._table(part, first)
+                first = False
             return
         # Only a table of two columns (name, text) may wrap: its text folds, nothing is cut.
         rich = RichTable(
@@ -261,6 +277,16 @@ class _Terminal:
             rich.add_row(*(Text(cell) for cell in row), style="bold" if at in table.emphasis else None)
         self.console.print(rich)
 
+    def _fitting(self, widest: list[int]) -> int:
+        """How many columns fit beside each other, the first included."""
+        total, fitting = 0, 0
+        for size in widest:
+            total += size + (2 if fitting else 0)
+            if total > self.console.width:
+                break
+            fitting += 1
+        return fitting
+
     def _vertical(self, table: Table, texts: list[list[str]]) -> None:
         """A record per row, `name  value` per line."""
         from rich.text import Text
@@ -270,6 +296,8 @@ class _Terminal:
             if at:
                 self.console.print()
             for name, cell in zip(table.columns, row, strict=True):
+                if not cell:
+                    continue
                 self.console.print(Text(pad(name, wide) + "  ", "dim").append(cell, "not dim"))
 
 

@@ -16,19 +16,33 @@ class Short(int):
 
     def __str__(self) -> str:
         for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
-            if self >= size:
+            if self >= 0.99995 * size and self >= 1000:  # what would round up to the unit takes it
                 return f"{self / size:#.4g} {unit}"
         return f"{int(self)}"
 
 
 @dataclass(frozen=True)
 class Table:
-    """`rows` hold raw values, one per column. `emphasis` names rows to set in bold (totals)."""
+    """`rows` hold raw values, one per column. `emphasis` names rows to set in bold (totals).
+
+    `side_by_side` says that the first column names quantities and the others are things compared: where they do not fit
+    beside each other they are shown in several tables.
+    """
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[Cell, ...]]
     title: str = ""
     emphasis: frozenset[int] = field(default_factory=frozenset)
+    side_by_side: bool = False
+
+    def parts(self, columns: int) -> list[Table]:
+        """This table as several of at most `columns` columns, each with the first one."""
+        out = []
+        for start in range(1, len(self.columns), columns - 1):
+            kept = [0, *range(start, min(start + columns - 1, len(self.columns)))]
+            rows = [tuple(row[i] for i in kept) for row in self.rows]
+            out.append(Table(tuple(self.columns[i] for i in kept), rows, self.title, self.emphasis))
+        return out
 
     def texts(self) -> list[list[str]]:
         """Every cell as it reads."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,12 @@ class Excerpt:
     index: tuple[tuple[int, ...], ...]
     values: Values
     digits: int = 4
+    names: tuple[int, ...] | None = None  # what the first axis counts, where its rows have numbers of their own
+
+    @property
+    def labelled(self) -> bool:
+        """Whether lines begin with a row's label."""
+        return len(self.shape) > 1
 
     def lines(self) -> list[list[tuple[str, float]]]:
         """Lines of (text, value) cells, all as wide as they must be: a label per row, then its values.
@@ -28,7 +34,7 @@ class Excerpt:
         style = _style([v for _, row in rows for v in row], self.digits)
         texts = [[style(v) for v in row] for _, row in rows]
         wide = max((len(t) for row in texts for t in row), default=1)
-        labels = [",".join(map(str, label)) for label, _ in rows]
+        labels = [",".join(map(str, self._named(label))) for label, _ in rows]
         label_wide = max(map(len, labels), default=0)
         out: list[list[tuple[str, float]]] = []
         before: tuple[int, ...] | None = None
@@ -42,6 +48,9 @@ class Excerpt:
             out.append([("…".rjust(label_wide), math.nan)])
         return out
 
+    def _named(self, label: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.names[label[0]], *label[1:]) if self.names and label else label
+
     def _with_gaps(self, row: Sequence[float], cells: list[str], wide: int) -> list[tuple[str, float]]:
         """A row's cells, with `…` where the last axis skips or ends early."""
         shown = self.index[-1] if self.index else (0,)
@@ -53,6 +62,11 @@ class Excerpt:
         if self.shape and shown and shown[-1] != self.shape[-1] - 1:
             out.append(("…", math.nan))
         return out
+
+
+def number_text(value: float, digits: int) -> str:
+    """One number as a block of its own would show it: fixed where that says something, else scientific."""
+    return _style([value], digits)(value)
 
 
 def edges(size: int, most: int) -> tuple[int, ...]:
@@ -82,10 +96,10 @@ def _follows(before: tuple[int, ...], label: tuple[int, ...], shape: tuple[int, 
     return flat == 1
 
 
-def _style(values: Sequence[float], digits: int) -> Any:
+def _style(values: Sequence[float], digits: int) -> Callable[[float], str]:
     """One number format for a whole block: fixed where that reads well, else scientific."""
     sizes = [abs(v) for v in values if math.isfinite(v) and v != 0]
-    fixed = not sizes or (max(sizes) < 1e5 and max(sizes) >= 10.0 ** (1 - digits))
+    fixed = not sizes or (max(sizes) < 1e5 and max(sizes) >= min(10.0 ** (1 - digits), 0.1))
     code = f".{digits}f" if fixed else f".{max(digits - 1, 0)}e"
 
     def text(value: float) -> str:

@@ -28,9 +28,9 @@ from ffncli.block.steps import (
     block_inputs,
     ffn_span,
     ffn_steps,
-    formula,
     input_shapes,
     parameters,
+    right_hand_side,
     shapes,
     walk,
 )  # fmt: skip
@@ -143,7 +143,7 @@ def test_span_of_the_ffn(spec, span):
 
 def printed(spec: FFNSpec) -> list[str]:
     block = steps(spec)
-    return [formula(s, block) for s in block]
+    return [f"{s.output} = {right_hand_side(s, block)}" for s in block]
 
 
 def test_formulas_number_weights_as_the_field_does():
@@ -169,4 +169,8 @@ def test_formulas_number_weights_as_the_field_does():
         "experts = Σ route[e] · expert_e(x)",
     ]
     assert "shared.down = shared.hidden · shared.W2" in shared
+    moe = MoE(8, 4, groups=4, top_groups=2, correction=True, score="sigmoid", scale=2.5)
+    assert printed(FFNSpec(4, 8, "swiglu", moe=moe))[1] == (
+        "route = 2.5 · normalise(top4(sigmoid(router) | + b_route, 2 of 4 groups))"
+    )
     assert printed(FFNSpec(4, 8, residual=True, residual_scale=0.22))[-1] == "out = x + 0.22 · down"

@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from tests.oracles.checkpoints import T5, entry, expect_refusal, folder, harmful, raw_safetensors
+from tests.oracles.checkpoints import entry, expect_refusal, harmful, raw_safetensors
 
 FFN = [sys.executable, "-m", "ffncli"]
 ENV = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}  # which hides what happens at the last flush
@@ -70,7 +70,7 @@ NO_SIZES = ["0", "-4", HUGE, "abc", "", "4.5", "1e3", "nan", "0x10", " ", "9" * 
         (["zzz"], ["zzz", "trace, params, models"]),
         ([""], ["command ''"]),
         (["params", "--fromat", "json"], ["--fromat", "--format"]),
-        (["params", "--tokens", "3"], ["--tokens", "ffn params --help"]),
+        (["params", "--layer", "3"], ["--layer", "ffn params --help"]),
         (["trace", "4x8", "5x8"], ["5x8", "ffn trace --help"]),
         (["params", "gpt2", "--dtype"], ["--dtype", "argument"]),
         (["params", "--d-ff", "8"], ["--d-model"]),
@@ -147,13 +147,6 @@ def test_a_block_too_large_for_this_machine(call):
 @pytest.mark.parametrize("layer", ["1", "-1", "x", "", "decoder.0", "9" * 5000], ids=lambda v: repr(v)[:12])
 def test_a_layer_of_a_bare_block(layer: str, call):
     expect_refusal(call("trace", "4x8", "--layer", layer), "--layer", layer[:50])
-
-
-def test_a_layer_of_two_stacks(call, tmp_path: Path):
-    source = folder(tmp_path, T5)
-    expect_refusal(call("trace", source, "--layer", "1"), "'1' is ambiguous", "encoder.1 or decoder.1")
-    expect_refusal(call("trace", source, "--layer", "decoder.99"), "99 is out of range", "decoder layers 0 to 1")
-    expect_refusal(call("trace", source, "--layer", "middle.0"), "middle", "encoder, decoder")
 
 
 # --- contradictions ---------------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ def test_without_arguments_it_prints_the_notebooks_numbers(call):
     assert "0,0  -2.2255  -0.1673   1.5966  -1.5649  -0.1716   0.4000   0.1738  -0.5781" in out
     assert "0.4444" in out
     assert "15 negative, 0 zero" in out
-    assert "0 negative, 15 zero" in out
-    assert "0 negative, 21 zero" in out
+    assert "0 negative, 15 zero (31 %)" in out
+    assert "0 negative, 21 zero (44 %)" in out
     assert "dropped 6 of 33 live values (18 %)" in out
     assert "min -2.1799  max 8.1412" in out
 
@@ -33,7 +33,19 @@ def test_the_notebook_may_be_changed(call):
     assert steps(call, "--dropout", "0.5", "--seed", "1")["dropout"]["zeros"] > 25
     assert "dropout" not in steps(call, "--dropout", "0")
     assert steps(call, "--input", "ones", "--tokens", "1")["x"]["shape"] == [1, 4]
-    assert set(steps(call, "--activation", "swiglu", "--norm", "rmsnorm", "--residual")) >= {"norm", "gate", "out"}
+
+
+def test_the_notebooks_weights_and_mask_are_used_only_where_they_fit(call):
+    code, out, err = call("trace", "--d-ff", "16", "--json")
+    assert (code, err) == (0, "note: the example's weights do not fit these dimensions: drawn at random\n")
+    found = {step["name"]: step for step in json.loads(out)["steps"]}
+    assert (found["up"]["shape"], found["up"]["params"]) == ([2, 3, 16], 16 * 4 + 16)
+    assert len(found["dropout"]["values_index"][-1]) == 8
+    half = steps(call, "--dropout", "0.5")["dropout"]
+    assert half["dropped"] > 10  # of 33 live values, and not the 6 of the notebook's mask
+    code, out, _ = call("trace", "--activation", "swiglu", "--norm", "rmsnorm", "--residual", "--json")
+    assert code == 0
+    assert {"norm", "gate", "out"} <= {step["name"] for step in json.loads(out)["steps"]}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +77,7 @@ def test_parallel_blocks_say_that_attention_is_drawn(call):
     code, out, err = call("trace", "palm-540b", "--d-model", "8", "--d-ff", "16")
     assert code == 0
     assert "attention" in out
-    assert err == "note: the input 'attention' is drawn at random, as x may be\n"
+    assert err == "note: 'attention', the layer's other branch, is drawn at random\n"
 
 
 def test_csv_has_a_row_per_step(call):
@@ -90,3 +102,56 @@ def test_not_a_number_is_null(call):
     assert (found["x"]["nan"], found["x"]["inf"], found["up"]["nan"]) == (1, 1, 8)
     assert found["up"]["mean"] is None
     assert "NaN" in call("trace", "4x8:relu", "--input", "nan,inf,1,2")[1]
+
+
+def test_a_step_inside_an_expert_names_what_it_reads(call):
+    found = steps(call, "8x16:swiglu", "--experts", "2", "--top-k", "2", "--norm", "rmsnorm", "--expert", "1")
+    gate = found["experts.1.gate"]
+    assert (gate["inputs"], gate["formula"], gate["tokens"]) == (["norm"], "norm · W1", [0, 1, 2, 3])
+    assert found["experts.1.act"]["inputs"] == ["experts.1.gate"]
+
+
+def test_an_expert_without_tokens_is_said(call):
+    code, out, err = call(
+        "trace", "4x8:swiglu", "--experts", "64", "--tokens", "1", "--top-k", "1", "--expert", "0,1,2"
+    )
+    assert code == 0
+    assert err.startswith("note: no token is routed to expert ")
+    assert call("trace", "4x8:relu", "--expert", "0")[0] == 2
+    assert "experts 0 to 3" in call("trace", "4x8:relu", "--experts", "4", "--expert", "4")[2]
+
+
+def test_rows_of_an_expert_are_labelled_by_token(call):
+    out = call("trace", "4x8:swiglu", "--experts", "4", "--top-k", "1", "--tokens", "6", "--expert", "all", "--json")[1]
+    (one, *_) = [s for s in json.loads(out)["steps"] if s["tokens"] and s["tokens"][0] > 0]
+    text = call("trace", "4x8:swiglu", "--experts", "4", "--top-k", "1", "--tokens", "6", "--expert", "all")[1]
+    block = text[text.index(f"\n{one['name']} = ") + 1 :].splitlines()
+    assert [int(line.split()[0]) for line in block[1 : 1 + len(one["tokens"])]] == one["tokens"]
+
+
+def test_statistics_say_something_of_small_numbers(call):
+    text = call("trace", "4x8:relu", "--input", "1e-9,2e-9,3e-9,4e-9")[1]
+    assert "min 1.000e-09  max 4.000e-09" in text
+    assert "-0.0000" not in text
+
+
+def test_options_without_effect(call):
+    assert "--norm-position post needs --norm" in call("trace", "4x8:relu", "--norm-position", "post")[2]
+    assert call("trace", "4x8:relu", "--train")[2] == "note: --train changes nothing: the block has no dropout\n"
+
+
+def test_a_directory_named_like_a_known_model(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2").mkdir()
+    assert call("params", "gpt2")[2] == "note: gpt2 is the known model; for the directory say ./gpt2\n"
+
+
+def test_what_options_change_is_evidence(call):
+    assert "changed by options: activation" in call("params", "gpt2", "--activation", "relu")[1]
+
+
+def test_a_model_where_a_command_belongs(call):
+    code, _, err = call("llama-2-7b")
+    assert (code, err) == (2, "error: No such command 'llama-2-7b'; to count that model: ffn params llama-2-7b\n")
+    assert call("help", "params") == call("params", "--help")
+    assert call("help") == call("--help")

@@ -5,6 +5,7 @@ import pytest
 from ffncli.block.cost import cost
 from ffncli.models import catalog
 from ffncli.models.count import count
+from ffncli.models.source import resolve
 from tests.oracles.counts import DENSE, MOE
 
 
@@ -42,6 +43,7 @@ def test_rows_are_sourced_and_reachable(name):
 
 
 def test_aliases_are_unique_and_known():
+    assert all(resolve(name).citation for name in catalog.spellings())  # none is taken for a path or a block
     assert catalog.find("llama-7b").name == "llama-2-7b"
     assert catalog.find("deepseek-r1").name == "deepseek-v3"
     assert catalog.find("no-such-model") is None

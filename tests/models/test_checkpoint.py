@@ -417,7 +417,19 @@ def test_a_file_of_another_model(call, tmp_path: Path):
 )  # fmt: skip
 def test_shapes_that_contradict_the_config(family: str, changes: dict[str, Any], tensor: str, call, tmp_path: Path):
     source = folder(tmp_path, {**CONFIGS[family], **changes}, tensors(family))
-    expect_refusal(call("trace", source), tmp_path / "model.safetensors", tensor, "has shape", "expected")
+    for command in ("trace", "params"):
+        expect_refusal(call(command, source), tmp_path / "model.safetensors", tensor, "has shape", "expected")
+
+
+def test_layers_that_the_config_has_and_the_file_has_not(call, tmp_path: Path):
+    source = folder(tmp_path, {**LLAMA, "num_hidden_layers": 5}, tensors("llama"))
+    for command in ("trace", "params"):
+        expect_refusal(call(command, source), "no FFN tensors under 'model.layers.4.'")
+
+
+def test_experts_asked_of_a_dense_checkpoint(call, tmp_path: Path):
+    source = folder(tmp_path, LLAMA, tensors("llama"))
+    expect_refusal(call("trace", source, "--experts", "4"), "a llama checkpoint has no MoE layers")
 
 
 def test_a_transposed_matrix_is_not_taken_for_the_other(call, tmp_path: Path):
@@ -441,13 +453,55 @@ def test_quantized_weights_are_refused_by_name(
     expect_refusal(call("trace", source), tmp_path / "model.safetensors", name, code, "unquantized")
 
 
-def test_packed_weights_are_refused_by_name(call, tmp_path: Path):
+def test_packed_weights_are_counted_from_the_config_and_refused_by_name(call, tmp_path: Path):
     stored = {name: tensor for name, tensor in tensors("llama").items() if ".mlp." not in name}
     for n in ("gate", "up", "down"):
         stored |= {
             f"model.layers.0.mlp.{n}_proj.{part}": torch.zeros(1, dtype=torch.int32) for part in ("qweight", "scales")
         }
-    expect_refusal(call("params", folder(tmp_path, LLAMA, stored)), "qweight", "quantized")
+    source = folder(tmp_path, LLAMA, stored)
+    expect_refusal(call("trace", source), "qweight", "quantized")
+    code, out, err = call("params", source)
+    assert (code, len(err.splitlines())) == (0, 1)
+    assert "qweight is packed (quantized): taken from the config alone" in err
+    assert "gate.weight  6 × 4" in out
+
+
+def test_mxfp4_experts_are_refused_by_name(call, tmp_path: Path):
+    config = {**MIXTRAL, "model_type": "gpt_oss"}
+    stored = {"model.layers.0.mlp.router.weight": torch.zeros(4, 4), "model.layers.0.mlp.router.bias": torch.zeros(4)}
+    stored["model.layers.0.mlp.experts.gate_up_proj_blocks"] = torch.zeros(1, dtype=torch.uint8)
+    source = folder(tmp_path, config, stored)
+    expect_refusal(call("trace", source), "gate_up_proj_blocks", "quantized")
+    assert call("params", source)[0] == 0
+
+
+def test_a_gated_family_without_a_gate_is_plain(call, tmp_path: Path):
+    stored = {name: tensor for name, tensor in tensors("llama").items() if "gate_proj" not in name}
+    code, out, _ = call("params", folder(tmp_path, LLAMA, stored))
+    assert code == 0
+    assert "plain: tensor 'model.layers.0.mlp.up_proj.weight'" in out
+    assert "the tensors overrule model_type llama, which is gated" in out
+
+
+def test_a_missing_gate_is_missing_where_another_layer_has_one(call, tmp_path: Path):
+    stored = {name: tensor for name, tensor in tensors("llama").items() if "layers.0.mlp.gate" not in name}
+    expect_refusal(call("params", folder(tmp_path, LLAMA, stored)), "layers.0.mlp.gate_proj.weight", "missing")
+
+
+@pytest.mark.parametrize(("stored", "dtype", "size"), [(torch.bfloat16, "bf16", 2), (torch.float64, "fp64", 8)])
+def test_the_dtype_is_the_stored_one(stored: torch.dtype, dtype: str, size: int, call, tmp_path: Path):
+    source = folder(tmp_path, LLAMA, {name: tensor.to(stored) for name, tensor in tensors("llama").items()})
+    (row,) = json.loads(call("params", source, "--json")[1])["rows"]
+    assert (row["dtype"], row["weight_bytes"]) == (dtype, size * row["ffn_params_total"])
+
+
+def test_a_dtype_that_is_no_number_format_of_ours_is_named(call, tmp_path: Path):
+    source = folder(
+        tmp_path, LLAMA, {name: tensor.to(torch.float8_e4m3fn) for name, tensor in tensors("llama").items()}
+    )
+    (row,) = json.loads(call("params", source, "--json")[1])["rows"]
+    assert (row["dtype"], row["weight_bytes"]) == ("F8_E4M3", None)
 
 
 def test_hostile_names_of_other_tensors_do_no_harm(call, tmp_path: Path):
@@ -470,8 +524,14 @@ def test_a_layer_that_is_not_there(layer: str, call, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("layer", "says"),
-    [("1", ["encoder.1", "decoder.1"]), ("0", ["encoder.0", "decoder.0"]), ("decoder.99", ["99", "decoder", "0 to 1"]),
-     ("encoder.-1", ["encoder.-1"]), ("middle.0", ["middle", "encoder, decoder"]), ("decoder.", ["decoder."])],
-)  # fmt: skip
+    [
+        ("1", ["'1' is ambiguous", "encoder.1 or decoder.1"]),
+        ("0", ["encoder.0", "decoder.0"]),
+        ("decoder.99", ["99", "decoder", "0 to 1"]),
+        ("encoder.-1", ["encoder.-1"]),
+        ("middle.0", ["middle", "encoder layers 0 to 1 and decoder layers 0 to 1"]),
+        ("decoder.", ["decoder."]),
+    ],
+)
 def test_a_layer_of_two_stacks(layer: str, says: list[str], call, tmp_path: Path):
     expect_refusal(call("trace", folder(tmp_path, T5), "--layer", layer), "--layer", *says)

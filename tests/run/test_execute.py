@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import Axis, Norm, Route
+from ffncli.errors import FFNError
 from ffncli.run.execute import Mode, execute, norm, route, run
 from ffncli.run.weights import random_weights
 from tests.oracles import modules
@@ -181,3 +182,12 @@ def test_inputs_are_not_changed():
     run(block, weights, {"x": x})
     assert torch.equal(x, before)
     assert all(torch.equal(w, kept[n]) for n, w in weights.items())
+
+
+def test_weights_that_do_not_fit_are_refused():
+    block = steps(FFNSpec(4, 8, "gelu"))
+    weights = random_weights(block, generator())
+    with pytest.raises(FFNError, match=r"up.weight has shape \(8, 4\), the block needs \[16, 4\]"):
+        run(steps(FFNSpec(4, 16, "gelu")), weights, {"x": torch.ones(1, 4)})
+    with pytest.raises(FFNError, match=r"up\.bias has shape None"):
+        run(block, {n: w for n, w in weights.items() if n != "up.bias"}, {"x": torch.ones(1, 4)})

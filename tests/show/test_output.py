@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ffncli.errors import FFNError
 from ffncli.show.output import Answer, Heading, Line, Output
-from ffncli.show.tables import Table, cell_text, csv_text
+from ffncli.show.tables import Short, Table, cell_text, csv_text
 from ffncli.show.tensors import Excerpt, edges
 from ffncli.show.text import clean, encodable, json_safe, width
 
@@ -65,9 +65,8 @@ def test_plain_text_is_aligned_and_without_escapes(capsys):
 
 def test_markdown(capsys):
     text = shown(capsys, format="md")
-    assert "| name | count | share | ok | list | unknown |\n| --- | ---: | ---: | --- | ---: | --- |" in text or (
-        "| --- | ---: |" in text
-    )
+    assert "| name | count | share | ok | list | unknown |\n| --- | ---: | ---: | --- | --- | --- |\n" in text
+    assert "| a | 1,234,567 | 0.3 | yes | 1, 2 | - |" in text
     assert "### Title" in text
     assert "```text" in text
 
@@ -180,6 +179,15 @@ def test_old_encodings_get_ascii():
 )
 def test_cells(value, text, cell):
     assert (cell_text(value), csv_text(value)) == (text, cell)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(999, "999"), (1000, "1.000 K"), (999_949, "999.9 K"), (999_999, "1.000 M"), (999_999_999, "1.000 B"),
+     (4_328_521_728, "4.329 B"), (29_003_612_160, "29.00 B"), (1_500_000_000_000, "1.500 T"), (0, "0")],
+)  # fmt: skip
+def test_short_counts(count, text):
+    assert (cell_text(Short(count)), csv_text(Short(count))) == (text, str(count))
 
 
 def test_wide_characters_count_twice():
