@@ -22,10 +22,8 @@ The exit code is 1 where a peak is above its limit.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
-import platform
 import random
 import shutil
 import subprocess
@@ -33,9 +31,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, fields
-from importlib.metadata import version
 from math import prod
 from pathlib import Path
+
+from common import machine, save
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -272,7 +271,7 @@ def measure(case: Case, folder: Path, dtype: str, base: int) -> Result:
 
 def show_header(base: int) -> None:
     """The machine, the baseline, and the table's head."""
-    print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    print(", ".join(f"{name} {value}" for name, value in machine("torch", "safetensors").items()))
     print(f"importing torch and safetensors: {base / 1e6:.0f} MB; all below is in MB")
     print("over: what a trace adds to that; read: what it read from disk, of all the checkpoint's bytes")
     sizes = f"{'FFN':>6} {'over':>6} {'limit':>6} {'over/FFN':>8} {'read':>6}"
@@ -285,28 +284,6 @@ def show(r: Result) -> None:
     sizes = f"{r.ffn / 1e6:6.0f} {r.over / 1e6:6.0f} {r.limit / 1e6:6.0f} {r.over / r.ffn:8.2f} {read:>6}"
     verdict = "pass" if r.passed else "MISS"
     print(f"{r.case:<8} {r.stored:<6} {r.dtype:<5} {sizes} {r.checkpoint / 1e6:5.0f}  {verdict}", flush=True)
-
-
-def machine() -> dict[str, str]:
-    """What the figures depend on."""
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    cpu = next(names, "") or platform.machine()
-    versions = {name: version(name) for name in ("torch", "safetensors")}
-    return {"python": platform.python_version(), **versions, "cpu": f"{cpu}, {os.cpu_count()} cores"}
-
-
-def save(path: str, results: list[Result]) -> None:
-    """All results as CSV; sizes in bytes."""
-    about = machine()
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            [*(f"{f.name}_bytes" if str(f.type).startswith("int") else f.name for f in fields(Result)), *about]
-        )
-        for result in results:
-            cells = [str(cell).lower() if isinstance(cell, bool) else cell for cell in astuple(result)]
-            writer.writerow([*cells, *about.values()])
 
 
 def measure_all(case: Case, root: Path, base: int, keep: bool) -> Iterator[Result]:
@@ -350,7 +327,8 @@ def main() -> int:
         else:
             shutil.rmtree(root, ignore_errors=True)
     if options.save:
-        save(options.save, results)
+        names = [f"{f.name}_bytes" if str(f.type).startswith("int") else f.name for f in fields(Result)]
+        save(options.save, names, map(astuple, results), machine("torch", "safetensors"))
     return int(not all(result.passed for result in results))
 
 

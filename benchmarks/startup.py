@@ -20,10 +20,8 @@ The exit code is 1 where a median ratio is above its limit.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import os
-import platform
 import pty
 import random
 import statistics
@@ -34,8 +32,9 @@ import termios
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
+
+from common import machine, save
 
 BARE = """
 import typer
@@ -206,41 +205,6 @@ def _verdict(r: Result) -> str:
     return ("pass" if r.passed else "MISS") + near
 
 
-def cpu() -> str:
-    """The processor's name, as far as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
-
-
-def machine() -> dict[str, str]:
-    """What the figures depend on."""
-    versions = {name: version(name) for name in ("typer", "rich")}
-    return {"python": platform.python_version(), **versions, "cpu": f"{cpu()}, {os.cpu_count()} cores"}
-
-
-def save(path: str, results: Sequence[Result]) -> None:
-    """All results as CSV, one row per place and command."""
-    names = ("where", "command", "median_s", "ratio", "ratio_low", "ratio_high", "limit", "passed", "rounds")
-    about = machine()
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*names, *about])
-        for result in results:
-            writer.writerow([*(_cell(getattr(result, name)) for name in names), *about.values()])
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
 def main() -> int:
     """Measure, print, save; 1 where a limit is missed."""
     parser = argparse.ArgumentParser(description="Startup time of ffn against a bare Typer program.")
@@ -249,7 +213,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.rounds < 25:
         parser.error("--rounds must be at least 25")
-    print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    about = machine("typer", "rich")
+    print(", ".join(f"{name} {value}" for name, value in about.items()))
     print(f"ffn is {launcher()[1]}; {options.rounds} rounds after {WARM_UPS} warm-ups, caches warm")
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -260,7 +225,8 @@ def main() -> int:
             show(measured)
             results += measured
     if options.save:
-        save(options.save, results)
+        names = ("where", "command", "median_s", "ratio", "ratio_low", "ratio_high", "limit", "passed", "rounds")
+        save(options.save, names, [[getattr(result, name) for name in names] for result in results], about)
     return int(any(result.passed is False for result in results))
 
 

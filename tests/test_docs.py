@@ -47,6 +47,16 @@ def test_readme_examples_run(call):
     assert "4,722,432" in call("params", "--d-model", "768", "--d-ff", "3072", "--activation", "gelu", "--bias")[1]
 
 
+def test_readme_library_examples_hold():
+    import doctest
+
+    example = re.search(r"```python\n(.*?)```", README, re.S)
+    assert example
+    test = doctest.DocTestParser().get_doctest(example[1], {}, "README", "README.md", 0)
+    assert len(test.examples) >= 3
+    assert doctest.DocTestRunner().run(test).failed == 0
+
+
 def keys(value: object) -> set[str]:
     """Every key anywhere in a JSON value, except under texts that are named by what they describe."""
     if isinstance(value, dict):

@@ -112,9 +112,7 @@ def test_a_step_inside_an_expert_names_what_it_reads(call):
 
 
 def test_an_expert_without_tokens_is_said(call):
-    code, out, err = call(
-        "trace", "4x8:swiglu", "--experts", "64", "--tokens", "1", "--top-k", "1", "--expert", "0,1,2"
-    )
+    code, _, err = call("trace", "4x8:swiglu", "--experts", "64", "--tokens", "1", "--top-k", "1", "--expert", "0,1,2")
     assert code == 0
     assert err.startswith("note: no token is routed to expert ")
     assert call("trace", "4x8:relu", "--expert", "0")[0] == 2
