@@ -16,7 +16,7 @@ import typer
 
 from ffncli.block.recipe import MAX_SIZE
 from ffncli.errors import FFNError, shown
-from ffncli.models.source import Dimensions, whole
+from ffncli.models.dimensions import Dimensions, whole
 from ffncli.show.output import Output
 
 

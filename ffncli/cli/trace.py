@@ -12,9 +12,10 @@ import typer
 from ffncli.block.cost import CONVENTIONS
 from ffncli.cli.options import DimensionOptions, OutputOptions, RunOptions, TokenOptions, natural, positive, spread
 from ffncli.errors import FFNError, shown
+from ffncli.models.dimensions import with_dimensions
 from ffncli.models.examples import notebook
 from ffncli.models.model import Model
-from ffncli.models.source import load, with_dimensions
+from ffncli.models.source import load
 from ffncli.show.output import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt, number_text

@@ -8,66 +8,20 @@ tensor names, where there are any, overrule it (`layout.inspect`). Facts: transf
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ffncli.block import activations, dtypes
-from ffncli.block.recipe import FFNSpec, MoE, NormPosition
+from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.models.family import Extra, Family, MoEFields, Stack
 from ffncli.models.fields import REQUIRED, Fields
 from ffncli.models.model import Group, Model, grouped
 from ffncli.models.strict_json import read_object, shown_path
 
 MOST_CONFIG_BYTES = 10_000_000  # real ones stay below 100 kB
 MOST_LAYERS = 10_000  # the deepest known model has 126
-
-Extra = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class MoEFields:
-    """The part of a family's row that concerns experts. `layers` makes the rule that says which layers have them."""
-
-    experts: str
-    d_ff: str
-    top_k: str = "num_experts_per_tok"
-    layers: Callable[[Fields], Callable[[int], bool]] = lambda config: lambda i: True
-    routing: Callable[[Fields], Extra] = lambda config: {}
-
-
-@dataclass(frozen=True)
-class Stack:
-    """A stack of layers: its name, the field that counts them, and its own d_ff field if it has one."""
-
-    name: str = "decoder"
-    layers: str = "num_hidden_layers|n_layer|n_layers|num_layers"
-    d_ff: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """One model family. Strings are field names; `multiple` is d_ff / d_model where d_ff is null or absent.
-
-    `gated` None: the activation field says it (T5). `bias` is fixed, or the name of a flag (with its default). `adjust`
-    holds what is no plain field, as keyword arguments of FFNSpec.
-    """
-
-    gated: bool | None = True
-    d_model: str = "hidden_size"
-    d_ff: str | None = "intermediate_size"
-    multiple: int | None = None
-    activation: str | None = "hidden_act"
-    default_activation: str = REQUIRED
-    bias: bool | tuple[str, bool] = False
-    norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
-    position: NormPosition = "pre"
-    norm_weight: Literal["plain", "one_plus"] = "plain"
-    eps: tuple[str | None, float] = ("rms_norm_eps", 1e-6)
-    stacks: Sequence[Stack] = (Stack(),)
-    adjust: Callable[[Fields], Extra] = lambda config: {}
-    moe: MoEFields | None = None
-    aliases: tuple[str, ...] = field(default=())
 
 
 # --- what is no plain field -------------------------------------------------------------------------------------------

@@ -88,6 +88,10 @@ class Model:
                 return Layer(stack, int(number), group.spec)
         raise FFNError(f"--layer {text or 0} is out of range", f"{self.name} has {known}")
 
+    def noted(self, *notes: str) -> Model:
+        """The same model with more to say to its user."""
+        return replace(self, notes=(*self.notes, *notes))
+
     def with_specs(self, change: Sequence[FFNSpec]) -> Model:
         """The same layers with other specs, one per group."""
         return replace(self, groups=tuple(replace(g, spec=s) for g, s in zip(self.groups, change, strict=True)))

@@ -15,8 +15,8 @@ from ffncli.block.steps import Activation, Experts, Linear, Norm, Step
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models import layout
 from ffncli.models.checkpoint import read_weights
+from ffncli.models.evidence import layer_names
 from ffncli.models.model import Layer, Model
-from ffncli.models.source import layer_names
 
 Weights = Mapping[str, Tensor]
 

@@ -141,7 +141,7 @@ def test_options_without_effect(call):
 def test_a_directory_named_like_a_known_model(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpt2").mkdir()
-    assert call("params", "gpt2")[2] == "note: gpt2 is the known model; for the directory say ./gpt2\n"
+    assert call("params", "gpt2")[2] == "note: gpt2 is the known model; the directory is ./gpt2\n"
 
 
 def test_what_options_change_is_evidence(call):

@@ -8,8 +8,9 @@ import pytest
 
 from ffncli.errors import FFNError
 from ffncli.models.config import FAMILIES, from_config
+from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Model
-from ffncli.models.source import Dimensions, load
+from ffncli.models.source import load
 
 # What a family's default config leaves null although its models have it.
 GIVEN = {"deepseek_v2": {"num_experts_per_tok": 6, "n_group": 8, "topk_group": 3, "n_routed_experts": 64}}

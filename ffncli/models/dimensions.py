@@ -1,0 +1,154 @@
+"""The dimension options: they make a block, or change a model's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from typing import Any
+
+from ffncli.block import activations
+from ffncli.block.recipe import FFNSpec, MoE, NormKind, NormPosition, one_of, size
+from ffncli.errors import FFNError, shown
+from ffncli.models.model import Model, block_model
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """What the dimension options said; None is "not said". d_ff is a number or a multiple of d_model (`4x`)."""
+
+    d_model: str | None = None
+    d_ff: str | None = None
+    activation: str | None = None
+    gated: bool | None = None
+    bias: bool | None = None
+    norm: str | None = None
+    norm_position: str | None = None
+    residual: bool | None = None
+    dropout: float | None = None
+    experts: int | None = None
+    top_k: int | None = None
+    shared_experts: int | None = None
+
+    def said(self) -> bool:
+        """Whether any option was given."""
+        return any(getattr(self, f.name) is not None for f in fields(self))
+
+
+def merged(first: Dimensions, over: Dimensions) -> Dimensions:
+    """`first`, with what `over` says put over it."""
+    said = {f.name: value for f in fields(over) if (value := getattr(over, f.name)) is not None}
+    return replace(first, **said)
+
+
+def from_dimensions(said: Dimensions, source: str | None = None) -> Model:
+    """A block from dimensions alone: relu, plain, bias, d_ff = 4x, no norm unless said.
+
+    `source` is the inline text they came from, if any; without one, the defaults taken are noted.
+    """
+    if said.d_model is None:
+        raise FFNError("--d-model is missing", "give a SOURCE (a model, a directory, 512x2048:gelu) or --d-model N")
+    names = (f"{source}: d_model", f"{source}: d_ff") if source else ("--d-model", "--d-ff")
+    d_model = whole(names[0], said.d_model)
+    d_ff = width(names[1], "4x" if said.d_ff is None else said.d_ff, d_model)
+    spec = FFNSpec(d_model, d_ff, **_choices(said, "relu"), moe=_moe(said, None))
+    if source:
+        return block_model(spec, source)
+    defaults = [
+        *(["d_ff = 4x"] if said.d_ff is None else []),
+        *([f"activation {spec.activation}"] if said.activation is None else []),
+        *([f"{'biases' if spec.bias else 'no biases'}"] if said.bias is None else []),
+    ]
+    defaults += ["top_k = 2"] if said.experts and said.experts > 1 and said.top_k is None else []
+    name = f"{spec.d_model}x{spec.d_ff}:{spec.activation}"
+    return block_model(spec, "", name, notes=(f"not said, so taken: {', '.join(defaults)}",) if defaults else ())
+
+
+def with_dimensions(model: Model, said: Dimensions) -> Model:
+    """The model with the options that were given put over its specs.
+
+    Where dense and MoE layers mix, --d-ff and the MoE options mean the layers of the kind that the model has most of
+    (its "per layer" numbers); the others keep theirs, and a note says so.
+    """
+    if not said.said():
+        return model
+    main = model.main.spec.moe is not None
+    others = replace(said, d_ff=None, experts=None, top_k=None, shared_experts=None)
+    mixed = any((group.spec.moe is not None) != main for group in model.groups)
+    specs = [_changed(g.spec, said if (g.spec.moe is not None) == main else others) for g in model.groups]
+    given = ", ".join(f.name for f in fields(said) if getattr(said, f.name) is not None)
+    changed = replace(model.with_specs(specs), evidence=(f"changed by options: {given}", *model.evidence))
+    if not mixed or others == said:
+        return changed
+    kind = "MoE" if main else "dense"
+    return replace(changed, notes=(*model.notes, f"widths and experts are changed in the {kind} layers only"))
+
+
+def _changed(spec: FFNSpec, said: Dimensions) -> FFNSpec:
+    d_model = whole("--d-model", said.d_model) if said.d_model is not None else spec.d_model
+    d_ff = width("--d-ff", said.d_ff, d_model) if said.d_ff is not None else spec.d_ff
+    choices = _choices(said, None)
+    if "norm" in choices and choices["norm"] != spec.norm:
+        choices["norm_bias"] = None  # the new kind's default
+    return replace(spec, d_model=d_model, d_ff=d_ff, moe=_moe(said, spec.moe), **choices)
+
+
+def _choices(said: Dimensions, default_activation: str | None) -> dict[str, Any]:
+    """The keyword arguments of FFNSpec for everything but the sizes; only what was said."""
+    out: dict[str, Any] = {n: getattr(said, n) for n in ("bias", "residual", "dropout") if getattr(said, n) is not None}
+    name = said.activation if said.activation is not None else default_activation
+    if name is not None:
+        out["activation"], implied = activations.resolve(name)
+        if implied and said.gated is False:
+            raise FFNError(
+                f"--activation {name} is gated and contradicts --plain",
+                f"for a plain block: --activation {out['activation']}",
+            )
+        if implied:
+            out["gated"] = True
+    if said.gated is not None:
+        out["gated"] = said.gated
+    if said.norm is not None:
+        out["norm"] = one_of("--norm", said.norm, NormKind)
+    if said.norm_position is not None:
+        out["norm_position"] = one_of("--norm-position", said.norm_position, NormPosition)
+        if said.norm == "none" or (said.norm is None and default_activation is not None):
+            raise FFNError(f"--norm-position {said.norm_position} needs --norm", "there is no norm to place")
+    return out
+
+
+def _moe(said: Dimensions, given: MoE | None) -> MoE | None:
+    """The routing after --experts, --top-k and --shared-experts; `given` is the source's own."""
+    if said.experts is None and given is None:
+        if said.top_k is not None or said.shared_experts is not None:
+            option = "--top-k" if said.top_k is not None else "--shared-experts"
+            raise FFNError(f"{option} needs --experts", "a dense block has no router")
+        return None
+    base = given or MoE(said.experts or 0, min(2, said.experts or 0))
+    changes: dict[str, Any] = {
+        n: getattr(said, n) for n in ("experts", "top_k", "shared_experts") if getattr(said, n) is not None
+    }
+    if said.shared_experts is not None:
+        changes["shared_d_ff"] = None  # so many experts of the routed ones' width
+    moe = replace(base, **changes)
+    if moe.top_k > moe.experts:
+        raise FFNError(f"--top-k {moe.top_k} exceeds the {moe.experts} experts", "choose at most as many as there are")
+    return moe
+
+
+def whole(option: str, text: str) -> int:
+    """A size from text: `4096`. Raises FFNError for zero, negative, huge, or no whole number."""
+    if re.fullmatch(r"[-+]?[0-9]{1,4000}", text.strip()):
+        return size(option, int(text))
+    raise FFNError(f"{option} must be a whole number, got {shown(text)}")
+
+
+def width(option: str, text: str, d_model: int) -> int:
+    """d_ff from `2048` or, as a multiple of d_model, `4x` or `2.6875x`, which must give a whole number."""
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)x", text.strip())
+    if not match:
+        return whole(option, text)
+    exact = Fraction(match[1]) * d_model
+    if exact.denominator != 1:
+        raise FFNError(f"{option} {text} of d_model {d_model} is {float(exact):g}, not a whole number")
+    return size(option, int(exact))
