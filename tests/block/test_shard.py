@@ -11,6 +11,7 @@ from ffncli.block.steps import AllReduce, Step, parameters
 from ffncli.errors import FFNError
 from ffncli.run.execute import Mode, execute, run
 from ffncli.run.weights import random_weights
+from tests.block.test_steps import BLOCKS
 from tests.oracles.modules import relative_error
 
 
@@ -83,3 +84,14 @@ def test_refusals():
         shard(steps(FFNSpec(4, 8, gated=True, sub_norm=True)), 0, 2)
     with pytest.raises(FFNError, match="rank must be"):
         shard(steps(FFNSpec(4, 8)), 2, 2)
+
+
+@pytest.mark.parametrize("op", [op for op in BLOCKS if op is not AllReduce])
+def test_every_op_survives_sharding(op):
+    block = BLOCKS[op]
+    generator = torch.Generator().manual_seed(2)
+    weights = random_weights(block, generator, torch.float64)
+    x = torch.randn(5, 6, dtype=torch.float64, generator=generator)
+    whole = run(block, weights, {"x": x})
+    for ranks in (2, 4):
+        assert relative_error(sharded_sum(block, weights, x, ranks), whole) < 1e-13
