@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.oracles.checkpoints import LLAMA, MIXTRAL, folder, tensors
 
 HEAVY = {"torch", "pandas", "numpy"}
 LIGHT_COMMANDS = ("--help", "--version", "params llama-2-7b", "models", "params --help", "trace --help")
@@ -41,6 +44,14 @@ def test_a_command_without_tensors_loads_no_tensor_library(command: str) -> None
 @pytest.mark.parametrize("command", ["params llama-2-7b", "models"])
 def test_rich_stays_away_from_a_pipe(command: str) -> None:
     assert "rich" not in loaded_by(command)
+
+
+def test_counting_a_checkpoint_loads_no_tensor_library(tmp_path: Path) -> None:
+    """The headers are read by our own lines: opening a file through safetensors would load numpy or torch."""
+    for family, config in (("llama", LLAMA), ("mixtral", MIXTRAL)):
+        (tmp_path / family).mkdir()
+        source = folder(tmp_path / family, config, tensors(family))
+        assert not loaded(MAIN, "params", source, "--json") & {*HEAVY, "rich", "safetensors"}
 
 
 def test_importing_the_package_loads_nothing_else() -> None:
