@@ -12,7 +12,7 @@ from ffncli.cli.options import OutputOptions, spread
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models import catalog
 from ffncli.models.count import ModelCount, count
-from ffncli.show.output import Answer
+from ffncli.show.parts import Answer
 from ffncli.show.tables import Short, Table
 
 

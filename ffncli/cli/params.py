@@ -13,7 +13,7 @@ from ffncli.block.cost import CONVENTIONS
 from ffncli.cli.options import DimensionOptions, OutputOptions, TokenOptions, spread
 from ffncli.models.count import ModelCount, TensorCount, count
 from ffncli.models.source import load
-from ffncli.show.output import Answer, Heading, Line, Part
+from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 
 

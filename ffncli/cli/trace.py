@@ -16,7 +16,7 @@ from ffncli.models.dimensions import with_dimensions
 from ffncli.models.examples import notebook
 from ffncli.models.model import Model
 from ffncli.models.source import load
-from ffncli.show.output import Answer, Heading, Line, Part
+from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt, number_text
 

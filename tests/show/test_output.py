@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ffncli.errors import FFNError
-from ffncli.show.output import Answer, Heading, Line, Output
+from ffncli.show.output import Output
+from ffncli.show.parts import Answer, Heading, Line
 from ffncli.show.tables import Short, Table, cell_text, csv_text
 from ffncli.show.tensors import Excerpt, edges
 from ffncli.show.text import clean, encodable, json_safe, width
@@ -216,3 +217,29 @@ def test_excerpts():
     ]
     assert lines((1, 2), ((0,), (0, 1)), [[1e-9, 2e7]], 3) == ["0  1.00e-09  2.00e+07"]
     assert lines((1, 3), ((0,), (0, 1, 2)), [[float("nan"), float("inf"), float("-inf")]]) == ["0   NaN   Inf  -Inf"]
+
+
+HOSTILE = "a\x1b[31mb\u202ec|d"
+
+
+def test_names_of_columns_are_clean_too(capsys, tmp_path):
+    table = Table(("quantity", HOSTILE), [("x", 1)], side_by_side=True)
+    for style in ("table", "md"):
+        Output(style).show(Answer("demo", {}, table, [table, Heading(HOSTILE, HOSTILE), Line(HOSTILE)]))
+        out = capsys.readouterr().out
+        assert "\x1b" not in out
+        assert "\u202e" not in out
+        assert r"\x1b" in out
+
+
+def test_a_terminal_is_safe_from_a_directorys_name(tmp_path):
+    folders = []
+    for name in (HOSTILE, "plain"):
+        (tmp_path / name).mkdir()
+        config = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 24, "num_hidden_layers": 2}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        folders.append(str(tmp_path / name / "config.json"))
+    for columns in (40, 200):
+        out = in_terminal(columns, "params", *folders, "--no-color")
+        assert "\x1b" not in out
+        assert r"\x1b" in out.replace("\n", "")

@@ -1,0 +1,40 @@
+"""What a command has to say, before any rendering."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ffncli.show.tables import Table
+from ffncli.show.tensors import Excerpt
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A line that opens a part: bold text, and a quiet remark at its right."""
+
+    text: str
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of text under a heading; `quiet` lines are dim in a terminal."""
+
+    text: str
+    quiet: bool = False
+
+
+Part = Table | Excerpt | Heading | Line
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command has to say, before any rendering: `body` for JSON, `rows` for CSV, `parts` for people."""
+
+    command: str
+    body: Mapping[str, Any]
+    rows: Table
+    parts: Sequence[Part]
+    conventions: Mapping[str, str] = field(default_factory=dict)

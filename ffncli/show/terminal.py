@@ -1,0 +1,122 @@
+"""Parts on a terminal, through rich."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import TextIO
+
+from ffncli.show.parts import Heading, Line, Part
+from ffncli.show.tables import Table
+from ffncli.show.tensors import Excerpt
+from ffncli.show.text import clean, encodable, pad, width
+
+
+class Terminal:
+    """The same parts through rich: colour by sign, tables that turn vertical rather than cut a cell."""
+
+    def __init__(self, stream: TextIO, color: bool) -> None:
+        from rich.console import Console
+
+        plain = not color or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+        self.console = Console(
+            file=stream, markup=False, highlight=False, emoji=False, color_system=None if plain else "auto"
+        )
+        self.encoding = stream.encoding or "utf-8"
+
+    def show(self, parts: Sequence[Part]) -> None:
+        """Print all parts."""
+        from rich.padding import Padding
+        from rich.text import Text
+
+        for at, part in enumerate(parts):
+            match part:
+                case Heading():
+                    line = Text(self._fit(part.text), "bold").append("  " + self._fit(part.remark), "not bold dim")
+                    self.console.print(Text("\n" if at else "") + line)
+                case Line():
+                    self.console.print(Padding(Text(self._fit(part.text), "dim" if part.quiet else ""), (0, 0, 0, 2)))
+                case Excerpt():
+                    self._excerpt(part)
+                case Table():
+                    self._table(part, first=at == 0)
+
+    def _fit(self, text: str) -> str:
+        return encodable(clean(text), self.encoding)
+
+    def _excerpt(self, excerpt: Excerpt) -> None:
+        """A row per line; one that is too wide goes on in the next, under its values."""
+        from rich.text import Text
+
+        for cells in excerpt.lines():
+            label = width(cells[0][0]) + 2 if excerpt.labelled else 0
+            line, used = Text("  "), 2
+            for at, (text, value) in enumerate(cells):
+                if at > excerpt.labelled and used + 2 + width(text) > self.console.width:
+                    self.console.print(line)
+                    line, used = Text(" " * label), label
+                line.append(("  " if at else "") + self._fit(text), _sign_style(value))
+                used += (2 if at else 0) + width(text)
+            self.console.print(line)
+
+    def _table(self, table: Table, first: bool) -> None:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        if not first:
+            self.console.print()
+        if table.title:
+            self.console.print(Text(self._fit(table.title), "bold"))
+        texts = [[self._fit(cell) for cell in row] for row in table.texts()]
+        names = [self._fit(name) for name in table.columns]
+        widest = [max([width(c), *(width(row[i]) for row in texts)]) for i, c in enumerate(names)]
+        natural = sum(widest) + 2 * (len(widest) - 1)
+        if natural > self.console.width and len(table.columns) > 2:
+            fitting = self._fitting(widest) if table.side_by_side else 1
+            if fitting < 2:
+                self._vertical(names, texts)
+                return
+            for part in table.parts(fitting):
+                self._table(part, first)
+                first = False
+            return
+        # Only a table of two columns (name, text) may wrap: its text folds, nothing is cut.
+        rich = RichTable(
+            box=SIMPLE_HEAD, show_header=any(table.columns), pad_edge=False, show_edge=False, padding=(0, 1, 0, 0)
+        )
+        for name, right in zip(names, table.right_aligned(), strict=True):
+            rich.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+        for at, row in enumerate(texts):
+            rich.add_row(*(Text(cell) for cell in row), style="bold" if at in table.emphasis else None)
+        self.console.print(rich)
+
+    def _fitting(self, widest: list[int]) -> int:
+        """How many columns fit beside each other, the first included."""
+        total, fitting = 0, 0
+        for size in widest:
+            total += size + (2 if fitting else 0)
+            if total > self.console.width:
+                break
+            fitting += 1
+        return fitting
+
+    def _vertical(self, names: list[str], texts: list[list[str]]) -> None:
+        """A record per row, `name  value` per line."""
+        from rich.text import Text
+
+        wide = max(map(width, names))
+        for at, row in enumerate(texts):
+            if at:
+                self.console.print()
+            for name, cell in zip(names, row, strict=True):
+                if not cell:
+                    continue
+                self.console.print(Text(pad(name, wide) + "  ", "dim").append(cell, "not dim"))
+
+
+def _sign_style(value: float) -> str:
+    if math.isnan(value):
+        return "dim"
+    return "red" if value < 0 else "dim" if value == 0 else "green"
