@@ -131,9 +131,9 @@ def _placeholder() -> None:
 
 def _asked_for(args: list[str]) -> str | None:
     """The command's name: the first word that is no option (when completing, of the line being completed)."""
-    words = (
-        os.environ["COMP_WORDS"].split()[1:] if "_FFN_COMPLETE" in os.environ and "COMP_WORDS" in os.environ else args
-    )
+    words = args
+    if "_FFN_COMPLETE" in os.environ:  # bash says the line in one variable, zsh and fish in another
+        words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
     return next((word for word in words if not word.startswith("-")), None)
 
 

@@ -52,7 +52,7 @@ def command(
     said = dimensions.dimensions()
     example = notebook() if source is None and said.d_model is None else None
     model = with_dimensions(example.model, said) if example else load(source, said)
-    shown_values, inside, leading = _count("--show", values), _expert(expert, model), tokens.leading()
+    shown_values, inside, leading = _count("--show", values), _expert(expert, model, run.layer), tokens.leading()
 
     # From here on torch is needed; what can be wrong without it has been said.
     import torch
@@ -166,18 +166,20 @@ def _count(option: str, text: str) -> int | None:
     return None if text == "all" else positive(option)(text)
 
 
-def _expert(text: str | None, model: Model) -> frozenset[int] | None:
+def _expert(text: str | None, model: Model, layer: str | None) -> frozenset[int] | None:
     """The experts to look into: none, some (`0,3`), or all (None). FFNError where the model has no such expert."""
     if text is None:
         return frozenset()
-    count = max((group.spec.moe.experts for group in model.groups if group.spec.moe), default=0)
-    if not count:
-        raise FFNError(f"--expert {shown(text)}: {model.name} has no experts", "it is a dense block")
+    moe = model.layer(layer).spec.moe
+    if moe is None:
+        first = next((g.layers[0] for g in model.groups if g.spec.moe), None)
+        advice = "it is dense" if first is None else f"the first MoE layer is {first}"
+        raise FFNError(f"--expert {shown(text)}: this layer of {model.name} has no experts", advice)
     if text == "all":
         return None
     if not re.fullmatch(r" *[0-9]{1,9} *(, *[0-9]{1,9} *)*", text):
         raise FFNError(f"--expert must be a number, a comma list or all, got {shown(text)}")
     chosen = frozenset(int(word) for word in text.split(","))
-    if max(chosen) >= count:
-        raise FFNError(f"--expert {max(chosen)} is out of range", f"{model.name} has experts 0 to {count - 1}")
+    if max(chosen) >= moe.experts:
+        raise FFNError(f"--expert {max(chosen)} is out of range", f"{model.name} has experts 0 to {moe.experts - 1}")
     return chosen

@@ -147,11 +147,11 @@ def norm(op: Norm, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
         return functional.layer_norm(x, (x.shape[-1],), weight, own.get("bias"), op.eps)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + op.eps)
-    if op.weight == "one_plus" and weight is not None:
-        wide = wide * (1 + weight.to(wide.dtype))
-    elif weight is not None:
-        return wide.to(x.dtype) * weight + own["bias"] if "bias" in own else wide.to(x.dtype) * weight
-    return wide.to(x.dtype)
+    if op.weight == "one_plus" and weight is not None:  # Gemma multiplies before it rounds, Llama after
+        normed = (wide * (1 + weight.to(wide.dtype))).to(x.dtype)
+    else:
+        normed = wide.to(x.dtype) if weight is None else wide.to(x.dtype) * weight
+    return normed + own["bias"] if "bias" in own else normed
 
 
 def _dropout(name: str, op: Dropout, x: Tensor, mode: Mode) -> Tensor:

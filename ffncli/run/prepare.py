@@ -126,7 +126,7 @@ def _masks(example: Example | None, request: Request, block: tuple[Step, ...], f
 
 def _device(text: str) -> str:
     """`cpu`, `cuda` or `cuda:1`, if this machine has it."""
-    match = re.fullmatch(r"cpu|cuda(?::([0-9]{1,4}))?", text)
+    match = re.fullmatch(r"cpu|cuda(?::(0|[1-9][0-9]{0,3}))?", text)
     if not match:
         raise FFNError(f"--device: unknown device {shown(text)}", "use cpu, cuda or cuda:1")
     if text != "cpu" and int(match[1] or 0) >= torch.cuda.device_count():

@@ -107,6 +107,10 @@ def _cgroup() -> int | None:
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text("ascii").strip()
         used = Path("/sys/fs/cgroup/memory.current").read_text("ascii").strip()
+        lines = Path("/sys/fs/cgroup/memory.stat").read_text("ascii").splitlines()
     except OSError:
         return None
-    return int(limit) - int(used) if limit.isdigit() and used.isdigit() else None  # "max": no limit
+    if not (limit.isdigit() and used.isdigit()):  # "max": no limit
+        return None
+    cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))  # given back when needed
+    return int(limit) - int(used) + cached

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -181,25 +182,35 @@ def _would_be_lost(path: str) -> bool:
 
 
 def _write_file(path: Path, text: str) -> None:
-    """Write whole or not at all: a temporary file beside it, then a rename. Devices and pipes are written directly."""
+    """Write whole or not at all: a temporary file beside it, then a rename. Devices and pipes are written directly.
+
+    A link stays a link to the file that is written, and a file keeps its permissions.
+    """
     import tempfile
 
     try:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
             return
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
+        target = path.resolve()
+        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(name, 0o666 & ~mask)
-            os.replace(name, path)
+            os.chmod(name, mode)
+            os.replace(name, target)
         except BaseException:
             os.unlink(name)
             raise
     except OSError as error:
         raise FFNError(f"cannot write {clean(str(path))}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
+
+
+def _umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ffncli.block.cost import Cost, cost, step_costs
 from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.shard import shard
 from ffncli.models import catalog
 from tests.oracles import modules
 from tests.oracles.counts import DENSE
@@ -71,6 +72,17 @@ def test_elementwise_by_hand():
     # 5 experts, top 2: score 5, renormalise 2; per expert act 8 + multiply 8; mixing 2·4 multiplies and 1·4 adds.
     spec = FFNSpec(4, 8, "swiglu", moe=MoE(5, 2))
     assert cost(steps(spec)).elementwise_flops == 5 + 2 + 2 * (8 + 8) + 2 * 4 + 4
+    experts = 2 * (8 + 8) + 2 * 4 + 4
+    for moe, routing in (
+        (MoE(5, 2, correction=True), 5 + 5 + 2),
+        (MoE(5, 2, scale=2.5), 5 + 2 + 2),
+        (MoE(5, 2, order="choose_first"), 5),
+        (MoE(5, 2, renormalise=False), 5),
+    ):
+        assert cost(steps(FFNSpec(4, 8, "swiglu", moe=moe))).elementwise_flops == routing + experts
+    # a parallel block adds x, the attention and its own output: two adds.
+    spec = FFNSpec(4, 8, "relu", bias=False, parallel=True)
+    assert cost(steps(spec)).elementwise_flops == 8 + 2 * 4
 
 
 def test_norms_are_counted_apart_and_shared_ones_not_at_all():
@@ -98,3 +110,16 @@ def test_bytes():
     found = cost(steps(FFNSpec(4, 8)), 3)
     assert found.weight_bytes(2) == 2 * (4 * 8 * 2 + 8 + 4)
     assert found.activation_bytes(4) == 4 * 3 * (8 + 8 + 4)  # up, act, down
+    assert found.weight_bytes(0.5) == (4 * 8 * 2 + 8 + 4) // 2
+    # norm 4, router 5, route 5, two experts of gate, up, act, hidden (8 each) and down (4), the mix 4
+    moe = cost(steps(FFNSpec(4, 8, "swiglu", norm="rmsnorm", moe=MoE(5, 2))))
+    assert moe.activation_bytes(2) == 2 * (4 + 5 + 5 + 2 * (4 * 8 + 4) + 4)
+
+
+def test_norms_inside_experts_count_for_each():
+    assert cost(steps(FFNSpec(4, 8, gated=True, sub_norm=True, moe=MoE(5, 2)))).norm_params == 5 * 8
+
+
+def test_a_collective_has_no_flops():
+    block = steps(FFNSpec(4, 8, bias=False))
+    assert 2 * cost(shard(block, 0, 2)).flops == cost(block).flops

@@ -46,6 +46,9 @@ def test_defaults_follow_the_gate():
         ({"d_model": 0}, "d_model must be between 1"),
         ({"d_ff": -8}, "d_ff must be between 1"),
         ({"d_ff": 10**30}, "d_ff must be between 1"),
+        ({"d_ff": 2**31}, "d_ff must be between 1"),
+        ({"residual_scale": True}, "residual_scale must be a number"),
+        ({"moe": MoE(8, 2, groups=2, top_groups=3)}, "cannot be chosen"),
         ({"d_model": 4.0}, "d_model must be a whole number"),
         ({"d_model": True}, "d_model must be a whole number"),
         ({"dropout": 1.0}, "dropout must be"),
@@ -63,6 +66,26 @@ def test_defaults_follow_the_gate():
 def test_impossible_specs_are_refused(choices, message):
     with pytest.raises(FFNError, match=message):
         FFNSpec(**{"d_model": 4, "d_ff": 8, **choices})
+
+
+def test_values_at_the_edge_are_taken():
+    assert FFNSpec(4, 2**31 - 1, norm="rmsnorm", norm_eps=0.0).d_ff == 2**31 - 1
+
+
+def test_shared_experts_have_one_width_together():
+    assert FFNSpec(4, 8, moe=MoE(4, 2, 3)).shared_width == 24
+    assert FFNSpec(4, 8, moe=MoE(4, 2, 3, shared_d_ff=10)).shared_width == 10
+
+
+def test_details_of_the_recipe():
+    by_name = {s.output: s for s in steps(FFNSpec(4, 8, gated=True, sub_norm=True, dropout=0.1, up_plus=1.0))}
+    assert by_name["hidden"].inputs == ("act", "lift")
+    assert by_name["sub_norm"].op.kind == "rmsnorm"
+    assert (by_name["dropout"].inputs, by_name["down"].inputs) == (("sub_norm",), ("dropout",))
+    assert steps(FFNSpec(4, 8, parallel=True))[-1].inputs == ("x", "attention", "down")
+    clamped = {s.output: s.op for s in steps(FFNSpec(4, 8, gated=True, clamp=7.0))}
+    assert (clamped["act"].low, clamped["act"].high) == (None, 7.0)  # gpt-oss: the gate has no lower limit
+    assert (clamped["lift"].low, clamped["lift"].high) == (-7.0, 7.0)
 
 
 specs = st.builds(

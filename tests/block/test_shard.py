@@ -7,7 +7,7 @@ import torch
 
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.shard import shard
-from ffncli.block.steps import AllReduce, Step, parameters
+from ffncli.block.steps import Activation, Add, AllReduce, Axis, Linear, Multiply, Step, parameters
 from ffncli.errors import FFNError
 from ffncli.run.execute import Mode, execute, run
 from ffncli.run.weights import random_weights
@@ -84,6 +84,23 @@ def test_refusals():
         shard(steps(FFNSpec(4, 8, gated=True, sub_norm=True)), 0, 2)
     with pytest.raises(FFNError, match="rank must be"):
         shard(steps(FFNSpec(4, 8)), 2, 2)
+    with pytest.raises(FFNError, match="rank must be"):
+        shard(steps(FFNSpec(4, 8)), -1, 2)
+    alone = steps(FFNSpec(4, 8, gated=True, sub_norm=True))
+    assert shard(alone, 0, 1) == alone
+
+
+def test_each_partial_sum_is_reduced_once_and_a_product_of_two_is_none():
+    d_model, d_ff = Axis("d_model", 4), Axis("d_ff", 8)
+    start = [Step("up", Linear(d_model, d_ff), ("x",)), Step("a", Linear(d_ff, d_model), ("up",))]
+    product = [Step("b", Linear(d_ff, d_model), ("up",)), Step("out", Multiply(), ("a", "b"))]
+    assert reduced([*start, *product]) == ["a.sum", "b.sum"]
+    twice = [Step("act", Activation("relu"), ("a",)), Step("out", Add(), ("a", "act"))]
+    assert reduced([*start, *twice]) == ["a.sum"]
+
+
+def reduced(block: list[Step]) -> list[str]:
+    return [s.output for s in shard(block, 0, 2) if isinstance(s.op, AllReduce)]
 
 
 @pytest.mark.parametrize("op", [op for op in BLOCKS if op is not AllReduce])

@@ -174,3 +174,33 @@ def test_formulas_number_weights_as_the_field_does():
         "route = 2.5 · normalise(top4(sigmoid(router) | + b_route, 2 of 4 groups))"
     )
     assert printed(FFNSpec(4, 8, residual=True, residual_scale=0.22))[-1] == "out = x + 0.22 · down"
+
+
+def test_formulas_of_rarer_ops():
+    def formula(op: Op, *inputs: str) -> str:
+        return op.formula(inputs, lambda parameter: parameter)
+
+    assert formula(Activation("relu", low=-1), "x") == "relu(max(x, -1))"
+    assert formula(Activation("identity", plus=1), "f(x)") == "f(x) + 1"
+    assert formula(Activation("identity", plus=1), "x") == "identity(x) + 1"
+    assert formula(Experts((MODEL,), E, "input"), "x", "route") == "Σ expert_e(route[e] · x)"
+    assert formula(Route(E, 2, order="choose_first"), "router") == "softmax(top2(router))"
+    assert formula(Route(E, 2, renormalise=False), "router") == "top2(softmax(router))"
+    assert formula(AllReduce(4), "down") == "all_reduce(down, 4)"
+
+
+def test_the_span_of_a_shard_ends_at_the_sum():
+    assert ffn_span(BLOCKS[AllReduce]) == ("x", "down.sum")
+
+
+def test_walk_names_what_is_inside_experts():
+    assert [name for name, _ in walk(BLOCKS[Experts])][-3:] == ["experts[e].up", "experts[e].act", "experts[e].down"]
+
+
+def test_shapes_without_a_width_are_refused():
+    with pytest.raises(FFNError, match="do not broadcast"):
+        Multiply().shape((2, 6), (3, 6))
+    with pytest.raises(FFNError, match="expects d_model = 6"):
+        Linear(D, F).shape(())
+    with pytest.raises(FFNError, match="fixes its width"):
+        input_shapes((Step("act", Activation("relu"), ("x",)),), (1,))

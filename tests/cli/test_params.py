@@ -8,6 +8,10 @@ import json
 
 import pytest
 
+from ffncli.cli.params import answer
+from ffncli.models import catalog
+from ffncli.models.count import count
+from ffncli.show.tables import Table
 from tests.oracles.counts import DENSE, MOE
 
 
@@ -137,3 +141,70 @@ def test_a_gated_unit_in_a_plain_family_is_refused(call, tmp_path):
 def test_help_of_the_command_is_named(call):
     assert call("params", "--dtype")[2].rstrip().endswith("see `ffn params --help`")
     assert call("params", "--nope")[2].rstrip().endswith("see `ffn params --help`")
+
+
+def test_tokens_multiply_the_flops_of_all_layers(call):
+    (one,), (six,) = rows(call, "gpt2"), rows(call, "gpt2", "--batch", "2", "--seq-len", "3")
+    assert (one["tokens"], six["tokens"]) == (1, 6)
+    assert one["matmul_flops_total"] == 12 * one["matmul_flops_per_token"]
+    for kind in ("matmul", "elementwise"):
+        assert six[f"{kind}_flops_total"] == 6 * one[f"{kind}_flops_total"]
+
+
+def page(call, *arguments: str) -> list[str]:
+    return [line.strip() for line in call("params", *arguments, "-q")[1].splitlines()]
+
+
+def test_a_page_of_dense_and_moe_layers(call):
+    found = page(call, "deepseek-v3")
+    assert found[:2] == ["deepseek-v3", "d_model 7168, d_ff 18432 and 2048, silu, gated, no bias, 61 layers"]
+    assert {"dense, decoder layers 0-2", "MoE, 256 experts, top 8, decoder layers 3-60", "evidence"} <= set(found)
+    values = {name.strip(): value.strip() for line in found if "  " in line for name, value in [line.rsplit("  ", 1)]}
+    assert values["parameters, all layers"] == "657,758,632,448"
+    assert {"active, all layers", "matmul FLOPs, all layers, 1 token", "norm parameters per layer"} <= set(values)
+    assert found[-1].startswith("source: [")
+    assert any(line.endswith("shared with attention") for line in page(call, "falcon-7b"))
+    assert any(line.endswith("norm, apart") for line in page(call, "gpt2"))
+
+
+def test_a_page_of_a_bare_block(call):
+    found = page(call, "4x8:relu", "--no-bias")
+    assert found[:2] == ["4x8:relu", "d_model 4, d_ff 8, relu, plain, no bias"]
+    assert "dense" in found
+    assert not any("all layers" in line or "1 token" in line for line in found)
+    assert any(line.startswith("matmul FLOPs, 2 tokens ") for line in page(call, "4x8:relu", "--tokens", "2"))
+
+
+def test_layers_are_given_as_ranges(call, tmp_path):
+    config = {"model_type": "qwen3_moe", "hidden_size": 4, "intermediate_size": 6, "moe_intermediate_size": 2}
+    config |= {"num_hidden_layers": 6, "num_experts": 2, "num_experts_per_tok": 1, "mlp_only_layers": [0, 1, 2, 4]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "decoder_sparse_step": 1}))
+    found = page(call, str(tmp_path / "config.json"))
+    assert "dense, decoder layers 0-2, 4" in found
+    assert "MoE, 2 experts, top 1, decoder layers 3, 5" in found
+
+
+def test_several_sources_side_by_side(call, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name / "same").mkdir(parents=True)
+        config = {"model_type": "llama", "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 2}
+        (tmp_path / name / "same" / "config.json").write_text(json.dumps(config))
+    same = [str(tmp_path / name / "same") for name in ("a", "b")]
+    code, out, err = call("params", *same)
+    assert code == 0
+    assert out.splitlines()[0].split() == ["quantity", *same]
+    assert not any(line.startswith(("experts", "active")) for line in out.splitlines())
+    assert [line.split(": ")[1] for line in err.splitlines()] == ["same", "same"]
+    assert any(line.startswith("active/layer") for line in page(call, "gpt2", "mixtral-8x7b"))
+
+
+def test_what_a_terminal_is_told_of_tables():
+    gpt2, mixtral = (count(catalog.find(name)) for name in ("gpt2", "mixtral-8x7b"))
+    tensors = next(part for part in answer([gpt2]).parts if isinstance(part, Table))
+    assert tensors.emphasis == {len(tensors.rows) - 1}
+    (table,) = answer([gpt2, mixtral]).parts
+    assert table.side_by_side
+
+
+def test_a_wrong_dtype_is_said_before_anything_is_read(call):
+    assert call("params", "./nowhere", "--dtype", "f23")[2].startswith("error: --dtype: unknown dtype 'f23'")

@@ -153,3 +153,74 @@ def test_a_model_where_a_command_belongs(call):
     assert (code, err) == (2, "error: No such command 'llama-2-7b'; to count that model: ffn params llama-2-7b\n")
     assert call("help", "params") == call("params", "--help")
     assert call("help") == call("--help")
+
+
+def test_run_options_reach_the_run(call, monkeypatch):
+    import torch
+
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    assert steps(call, "4x8", "--threads", "3") == steps(call, "4x8", "--seed", "0")
+    assert threads == [3]
+    assert steps(call, "4x8", "--seed", "1")["x"]["values"] != steps(call, "4x8")["x"]["values"]
+    everything = steps(call, "20x20")["x"]
+    assert everything["values_index"][-1] == [0, 1, 2, 3, 16, 17, 18, 19]
+
+
+def block(call, *arguments: str) -> dict:
+    return json.loads(call("trace", *arguments, "--json")[1])["block"]
+
+
+def test_what_was_run_is_said(call):
+    found = block(call, "llama-2-7b", "--d-model", "8", "--d-ff", "16", "--layer", "3", "--seed", "5")
+    assert (found["layer"], found["stack"], found["name"]) == (3, "decoder", "llama-2-7b, decoder layer 3")
+    assert (found["weights"], found["mode"], found["device"]) == ("random weights, seed 5", "eval", "cpu")
+    found = block(call, "4x8", "--dropout", "0.5", "--train")
+    assert (found["layer"], found["stack"], found["name"], found["mode"]) == (None, None, "4x8", "train")
+    assert block(call, "--d-model", "8")["weights"] == "random weights, seed 0"  # no notebook
+    text = call("trace", "llama-2-7b", "--d-model", "8", "--d-ff", "16")[1]
+    assert "changed by options: d_model, d_ff" in text
+    assert "norm = rmsnorm(x)  [4, 8] float32, enters the FFN" in text
+    assert "down = hidden · W2  [4, 8] float32, leaves the FFN" in text
+    assert "W1 = gate.weightᵀ [8, 16]" in text
+
+
+def test_notes_of_the_model_are_said_too(call):
+    assert call("trace", "--d-model", "4")[2] == "note: not said, so taken: d_ff = 4x, activation relu, biases\n"
+
+
+def test_few_tokens_are_listed(call):
+    text = call("trace", "4x8", "--experts", "1", "--tokens", "9", "--expert", "0")[1]
+    assert "float32, tokens 0, 1, 2, 3, 4, 5, 6, 7, …\n" in text
+    assert "float32, token 0\n" in call("trace", "4x8", "--experts", "1", "--tokens", "1", "--expert", "0")[1]
+    assert "norm.weight [4]" in call("trace", "4x8", "--norm", "rmsnorm")[1]
+    assert "= norm.weight" not in call("trace", "4x8", "--norm", "rmsnorm")[1]
+
+
+def test_what_is_not_finite_is_counted(call):
+    text = call("trace", "4x8", "--input", "nan,inf,inf,-inf")[1]
+    assert "1 negative, 0 zero, 1 NaN, 3 Inf" in text
+
+
+def test_csv_has_one_value_per_cell(call):
+    header = call("trace", "4x8", "--experts", "2", "--expert", "all", "--csv")[1].splitlines()[0].split(",")
+    assert {"name", "shape", "flops", "live", "dropped"} <= set(header)
+    assert not {"parameters", "values", "values_index", "tokens"} & set(header)
+
+
+def test_the_device_reaches_the_run(call, monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr("ffncli.run.prepare._device", lambda text: asked.append(text) or "cpu")
+    assert block(call, "4x8", "--device", "cuda:1")["device"] == "cuda:1"
+    assert asked == ["cuda:1"]
+
+
+def test_experts_are_those_of_the_chosen_layer(call):
+    code, _, err = call("trace", "deepseek-v3", "--d-model", "8", "--d-ff", "16", "--layer", "0", "--expert", "3")
+    assert code == 2
+    assert err.endswith("this layer of deepseek-v3 has no experts; the first MoE layer is 3\n")
+
+
+@pytest.mark.parametrize("device", ["cuda:00", "cuda:", "cpu:0", "gpu"])
+def test_devices_that_are_none(call, device):
+    assert call("trace", "--device", device)[2].startswith(f"error: --device: unknown device '{device}'")

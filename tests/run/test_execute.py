@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from ffncli.block.recipe import FFNSpec, MoE, steps
-from ffncli.block.steps import Axis, Norm, Route
+from ffncli.block.steps import Activation, Axis, Norm, Route, Step
 from ffncli.errors import FFNError
 from ffncli.run.execute import Mode, execute, norm, route, run
 from ffncli.run.weights import random_weights
@@ -91,6 +91,17 @@ def test_norms_are_torchs(dtype):
     assert relative_error(norm(Norm("layernorm", axis, 1e-5, "none"), {}, x), bare) <= tolerance
 
 
+def test_norms_use_their_eps_and_bias():
+    x, axis = torch.randn(4, 10, dtype=torch.float64), Axis("d_model", 10)
+    weight, bias = torch.randn(2, 10, dtype=torch.float64)
+    centred = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 0.5).sqrt()
+    found = norm(Norm("layernorm", axis, 0.5, "one_plus", True), {"weight": weight, "bias": bias}, x)
+    assert relative_error(found, centred * (1 + weight) + bias) < 1e-14
+    plain = x / (x.square().mean(-1, keepdim=True) + 0.5).sqrt()
+    found = norm(Norm("rmsnorm", axis, 0.5, "plain", True), {"weight": weight, "bias": bias}, x)
+    assert relative_error(found, plain * weight + bias) < 1e-14
+
+
 def test_rmsnorm_of_low_precision_is_computed_in_float32():
     x = torch.full((1, 64), 300.0, dtype=torch.float16)  # 300² overflows float16
     assert norm(Norm("rmsnorm", Axis("d_model", 64), 0.0, "none"), {}, x).tolist() == [[1.0] * 64]
@@ -122,6 +133,7 @@ def test_deepseek_v3_routing():
     found = route(op, bias, logits)
     assert torch.allclose(found, deepseek_v3_route(logits, bias, 4, 4, 2, 2.5), atol=1e-15)
     assert ((found != 0).sum(-1) == 4).all()
+    assert torch.allclose(route(op, bias - 5, logits), deepseek_v3_route(logits, bias - 5, 4, 4, 2, 2.5), atol=1e-15)
 
 
 def test_softmax_of_the_chosen_is_the_renormalised_softmax():
@@ -133,6 +145,40 @@ def test_softmax_of_the_chosen_is_the_renormalised_softmax():
     assert torch.allclose(first.sum(-1), torch.ones(20, dtype=torch.float64))
     plain = route(Route(axis, 3, renormalise=False, score_dtype="input"), None, logits)
     assert torch.allclose(plain.sum(-1), logits.softmax(-1).topk(3).values.sum(-1), atol=1e-15)
+
+
+def test_a_scale_counts_in_either_order_and_few_experts_may_judge_a_group():
+    logits, axis = torch.randn(9, 8, dtype=torch.float64), Axis("experts", 8)
+    chosen = route(Route(axis, 3, order="choose_first", scale=2.5, score_dtype="input"), None, logits)
+    assert torch.allclose(chosen.sum(-1), torch.full((9,), 2.5, dtype=torch.float64))
+    small, large = (route(Route(axis, 2, groups=4, top_groups=2, group_best=n), None, logits) for n in (2, 9))
+    assert torch.equal(small, large)
+
+
+def test_a_parallel_block_adds_the_attention():
+    block = steps(FFNSpec(4, 8, "relu", parallel=True))
+    inputs = {"x": torch.randn(3, 4), "attention": torch.randn(3, 4)}
+    found = {e.name: e.tensor for e in execute(block, random_weights(block, generator()), inputs)}
+    assert relative_error(found["out"], inputs["x"] + inputs["attention"] + found["down"]) < 1e-6
+
+
+def test_llama_4_weighs_what_enters_an_expert():
+    block = steps(FFNSpec(4, 8, "relu", bias=False, moe=MoE(2, 1, score="sigmoid", renormalise=False, weigh="input")))
+    weights, x = random_weights(block, generator(), torch.float64), torch.randn(5, 4, dtype=torch.float64)
+    best, chosen = (x @ weights["router.weight"].T).max(-1)
+    for token, (row, e) in enumerate(zip(x * best.float().sigmoid().double()[:, None], chosen, strict=True)):
+        expected = weights["down.weight"][e] @ (weights["up.weight"][e] @ row).relu()
+        assert relative_error(run(block, weights, {"x": x})[token], expected) < 1e-6
+
+
+@pytest.mark.parametrize(("op", "expected"), [
+    (Activation("identity", low=-1.0), [-1.0, 0.5, 3.0]),
+    (Activation("identity", high=1.0), [-2.0, 0.5, 1.0]),
+    (Activation("relu", plus=1.0), [1.0, 1.5, 4.0]),
+])  # fmt: skip
+def test_limits_of_an_activation(op, expected):
+    block = (Step("act", op, ("x",)),)
+    assert run(block, {}, {"x": torch.tensor([[-2.0, 0.5, 3.0]])}).tolist() == [expected]
 
 
 def test_scores_are_computed_in_their_stated_dtype():
@@ -191,3 +237,13 @@ def test_weights_that_do_not_fit_are_refused():
         run(steps(FFNSpec(4, 16, "gelu")), weights, {"x": torch.ones(1, 4)})
     with pytest.raises(FFNError, match=r"up\.bias has shape None"):
         run(block, {n: w for n, w in weights.items() if n != "up.bias"}, {"x": torch.ones(1, 4)})
+
+
+@pytest.mark.parametrize("weight", ["none", "plain", "one_plus"])
+def test_an_rmsnorms_bias_is_added(weight):
+    axis, x = Axis("d_model", 4), torch.randn(2, 4, dtype=torch.float64)
+    own = {"bias": torch.full((4,), 5.0, dtype=torch.float64)}
+    if weight != "none":
+        own["weight"] = torch.full((4,), {"plain": 2.0, "one_plus": 1.0}[weight], dtype=torch.float64)
+    expected = x / x.square().mean(-1, keepdim=True).sqrt() * (1 if weight == "none" else 2) + 5
+    assert torch.allclose(norm(Norm("rmsnorm", axis, 0.0, weight, True), own, x), expected)

@@ -85,3 +85,36 @@ def test_files_keep_their_rows(tmp_path):
     (tmp_path / "x.csv").write_text("1,2,3\n4,5,6,7,8\n")
     with pytest.raises(FFNError, match="lines have 3 and other numbers of values"):
         made(tmp_path / "x.csv")
+
+
+def test_a_file_of_several_tensors_is_read_at_x(tmp_path):
+    save_file({"a": WANTED[:1].clone(), "x": WANTED}, tmp_path / "x.safetensors")
+    assert torch.equal(made(tmp_path / "x.safetensors"), WANTED)
+    save_file({"other": WANTED}, tmp_path / "y.safetensors")
+    assert torch.equal(made(tmp_path / "y.safetensors"), WANTED)
+
+
+def test_where_a_file_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "12").write_text("5;6;7;8")
+    assert made("12").tolist() == made("~/12").tolist() == [[5, 6, 7, 8]]  # a file before a number
+
+
+def test_values_are_not_rounded(tmp_path):
+    np.save(tmp_path / "x.npy", np.full(4, 0.1))
+    assert made(tmp_path / "x.npy").tolist() == [[0.1] * 4]
+    assert made("arange", (2**24 + 2,), 1)[-1].item() == 2**24 + 1
+
+
+def test_rows_of_a_file_are_tokens_of_d_model(tmp_path):
+    (tmp_path / "x.csv").write_text("1,2\n3,4\n5,6\n7,8\n")
+    with pytest.raises(FFNError, match="last axis must be d_model = 4"):
+        made(tmp_path / "x.csv")
+
+
+def test_a_text_file_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("ffncli.run.inputs.MOST_TEXT_BYTES", 6)
+    (tmp_path / "x.csv").write_text("1,2,3,4")
+    with pytest.raises(FFNError, match="is larger than 6 bytes"):
+        made(tmp_path / "x.csv")

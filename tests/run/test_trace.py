@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.shard import shard
 from ffncli.errors import FFNError
 from ffncli.models.examples import notebook
 from ffncli.models.model import block_model
+from ffncli.run.execute import Mode
 from ffncli.run.prepare import Request, prepare
 from ffncli.run.trace import trace
 from ffncli.run.weights import random_weights
@@ -133,3 +135,41 @@ def test_dtypes(dtype):
     found = trace(ready.steps, ready.weights, ready.inputs)
     names = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     assert {r.dtype for r in found.steps} == {names[dtype]}
+
+
+def test_statistics_of_low_precision_are_those_of_its_values():
+    x = (100 + torch.randn(1000, 4)).bfloat16()
+    record, values = traced(FFNSpec(4, 8), x).step("x"), x.double().numpy()
+    assert (record.mean, record.std) == (pytest.approx(values.mean(), rel=1e-9), pytest.approx(values.std(), rel=1e-9))
+
+
+def test_dropout_is_counted_only_where_it_is_active():
+    block = steps(FFNSpec(4, 50, "relu", dropout=0.5))
+    weights = random_weights(block, torch.Generator().manual_seed(0))
+    x = torch.randn(6, 4)
+    quiet = trace(block, weights, {"x": x}).step("dropout")
+    assert (quiet.live, quiet.dropped) == (None, None)
+    mask = torch.zeros(6, 50, dtype=torch.bool)
+    drop = trace(block, weights, {"x": x}, Mode(True, {"dropout": mask})).step("dropout")
+    live = int((x @ weights["up.weight"].T + weights["up.bias"] > 0).sum())
+    assert (drop.live, drop.dropped, drop.zeros) == (live, live, 300)
+
+
+def test_no_graph_is_kept():
+    seen: list[bool] = []
+    block = shard(steps(FFNSpec(4, 8)), 0, 2)
+    weights = random_weights(block, torch.Generator())
+    trace(block, weights, {"x": torch.ones(1, 4)}, Mode(reduce=lambda t: seen.append(torch.is_grad_enabled()) or t))
+    assert seen == [False]
+
+
+def test_costs_of_each_step():
+    spec = FFNSpec(8, 12, "swiglu", norm="rmsnorm", moe=MoE(4, 2))
+    found = traced(spec, torch.randn(6, 8), inside=None)
+    assert found.step("norm").params == 8
+    assert [p.symbol for p in found.step("experts").parameters] == ["W1", "W3", "W2"]
+    for record in found.steps:
+        if record.name.endswith(".up"):
+            assert record.flops == 2 * len(record.tokens) * 8 * 12
+    biased = traced(FFNSpec(8, 12), torch.randn(6, 8)).step("up")
+    assert biased.flops == 6 * (2 * 8 * 12 + 12)

@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import stat
 import subprocess
 import sys
 
@@ -19,8 +20,9 @@ from ffncli.errors import FFNError
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line
 from ffncli.show.tables import Short, Table, cell_text, csv_text
-from ffncli.show.tensors import Excerpt, edges
+from ffncli.show.tensors import Excerpt, edges, number_text
 from ffncli.show.text import clean, encodable, json_safe, width
+from tests.oracles.checkpoints import harmful
 
 ROWS = Table(("name", "count", "share", "ok", "list", "unknown"), [("a", 1234567, 0.1 + 0.2, True, (1, 2), None)])
 ANSWER = Answer(
@@ -80,6 +82,65 @@ def test_wide_tables_are_never_cut_in_a_pipe(capsys):
     assert lines[1].count("x" * 30) == 40
 
 
+def plain(capsys, *parts, **options) -> str:
+    Output(**options).show(Answer("demo", {}, ROWS, parts))
+    return capsys.readouterr().out
+
+
+TABLE = Table(("name", "value"), [("a", 1), ("b|c", 22)], "Title")
+UNNAMED = Table(("", ""), [("a", 1)])
+
+
+def test_parts_of_a_page_are_apart(capsys):
+    page = plain(capsys, Heading("One", "first"), Line("text"), TABLE, Heading("Two"), TABLE, UNNAMED)
+    block = "Title\nname  value\na         1\nb|c      22\n"
+    assert page == f"One  first\n  text\n\n{block}\nTwo\n\n{block}\na  1\n"
+
+
+def test_markdown_of_every_part(capsys):
+    page = plain(capsys, Heading("a_b", "by <c>"), Line("x * y"), TABLE, TABLE, format="md")
+    table = "**Title**\n\n| name | value |\n| --- | ---: |\n| a | 1 |\n| b\\|c | 22 |\n"
+    assert page == f"### a\\_b\n\nby \\<c\\>\n\nx \\* y\n\n{table}\n{table}"
+
+
+@pytest.mark.parametrize("style", ["table", "csv", "md"])
+def test_no_part_acts_on_a_terminal(capsys, style):
+    evil = "\x1b[31m\u202e"
+    rows = Table(("name",), [(evil,), ([evil],)], evil)
+    Output(style).show(Answer("demo", {}, rows, [Heading(evil, evil), Line(evil), rows]))
+    assert harmful(capsys.readouterr().out) == []
+
+
+def test_json_escapes_what_json_leaves_alone(capsys):
+    Output("json").show(Answer("demo", {"name": "\x7f\x9b\u202e\u2028", "values": [None, 1, 2.5]}, ROWS, []))
+    text = capsys.readouterr().out
+    assert harmful(text) == []
+    assert json.loads(text)["name"] == "\x7f\x9b\u202e\u2028"
+    assert '"values": [null, 1, 2.5]' in text
+
+
+@pytest.mark.parametrize(("style", "found"), [("table", b"x * y"), ("md", b"x * y"), ("csv", "x · y".encode())])
+def test_data_is_utf_8_and_pages_fit_the_locale(monkeypatch, style, found):
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    Output(style).show(Answer("demo", {}, Table(("name",), [("x · y",)]), [Table(("name",), [("x · y",)])]))
+    assert found in out.buffer.getvalue().replace(b"\\", b"")
+
+
+def test_notes_go_to_stderr_safely(capsys, monkeypatch):
+    Output(quiet=True).note("unheard")
+    Output().note("a\x1bb")
+    assert capsys.readouterr() == ("", "note: a\\x1bb\n")
+    err = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stderr", err)
+    Output().note("x · y")
+    assert err.buffer.getvalue() == b"note: x * y\n"
+    err.close()
+    Output().note("nobody hears this")
+    monkeypatch.setattr(sys, "stderr", None)
+    Output().note("nor this")
+
+
 def in_terminal(columns: int, *arguments: str, **env: str) -> str:
     """What a terminal of that width receives from the real command."""
     import fcntl
@@ -122,6 +183,76 @@ def test_terminal_tables_fit_or_turn_vertical():
     assert len(narrow.splitlines()) > 2 * len(wide.splitlines())
 
 
+class Screen(io.StringIO):
+    """A terminal of `columns`, as far as rich looks."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def screen(monkeypatch, columns: int, *parts, color: bool = True, **env: str) -> str:
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": str(columns), **env}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", Screen())
+    Output(color=color).show(Answer("demo", {}, ROWS, parts))
+    return sys.stdout.getvalue()
+
+
+def test_terminal_excerpts_have_the_colour_of_their_sign_and_go_on_under_their_values(monkeypatch):
+    values = Excerpt((2, 5), ((0, 1), (0, 1, 2, 4)), [[-1.0, 0.0, 2.0, 3.0]] * 2)
+    text = screen(monkeypatch, 80, values)
+    assert "\x1b[31m  -1.0000\x1b[0m\x1b[2m   0.0000\x1b[0m\x1b[32m   2.0000\x1b[0m\x1b[2m  …\x1b[0m" in text
+    narrow = ["  0  -1.0000   0.0000", "      2.0000  …", "      3.0000", "  1  -1.0000   0.0000"]
+    assert [line.rstrip() for line in screen(monkeypatch, 21, values, color=False).splitlines()][:4] == narrow
+    assert ESCAPE.search(screen(monkeypatch, 80, values, NO_COLOR=""))  # an empty one asks for nothing
+    vector = Excerpt((3,), ((0, 1, 2),), [1.0, -2.0, 3.0])
+    assert screen(monkeypatch, 12, vector, color=False).splitlines()[:2] == ["   1.0000", "  -2.0000"]
+
+
+def test_terminal_tables(monkeypatch):
+    table = Table(("name", "n"), [("a", 1), ("sum", 22)], "Title", frozenset({1}))
+    lines = screen(monkeypatch, 40, table, UNNAMED).splitlines()
+    assert lines[0] == "\x1b[1mTitle\x1b[0m"
+    assert "name" in lines[1]
+    assert [ESCAPE.sub("", line).rstrip() for line in lines[3:]] == ["a      1", "sum   22", "", "a  1"]
+    assert [line.startswith("\x1b[1m") for line in lines[3:5]] == [False, True]
+    lines = screen(monkeypatch, 40, Heading("One", "first"), Line("quiet", True)).splitlines()
+    assert [line.rstrip() for line in lines] == ["\x1b[1mOne\x1b[0m\x1b[2m  first\x1b[0m", "  \x1b[2mquiet\x1b[0m"]
+
+
+def test_somebody_elses_text_does_not_act_on_a_terminal(monkeypatch):
+    evil = "\x1b[31m\u202e"
+    parts = Heading(evil, evil), Line(evil), Table(("name",), [(evil,)], evil)
+    assert harmful(screen(monkeypatch, 80, *parts, color=False)) == []
+
+
+def test_data_is_data_in_a_terminal_too(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Screen())
+    Output("json").show(ANSWER)
+    assert json.loads(sys.stdout.getvalue())["command"] == "demo"
+
+
+def test_a_record_per_row_where_columns_do_not_fit(monkeypatch):
+    table = Table(("name", "count", "note"), [("aaaa", 1, ""), ("bbbb", 22, "x" * 9)])
+    assert screen(monkeypatch, 22, table, color=False).splitlines()[0].split() == ["name", "count", "note"]
+    records = screen(monkeypatch, 21, table, color=False)
+    assert records == f"name   aaaa\ncount  1\n\nname   bbbb\ncount  22\nnote   {'x' * 9}\n"
+
+
+def test_columns_side_by_side_become_several_tables(monkeypatch):
+    names = ("quantity", "one", "two", "three", "four")
+    table = Table(names, [("width", *[12345] * 4), ("total", *[6] * 4)], "T", frozenset({1}), side_by_side=True)
+    text = screen(monkeypatch, 22, table)  # 8 + 2 + 6 + 2 + 6 = 24 is more
+    heads = [ESCAPE.sub("", line).split() for line in text.splitlines() if "quantity" in line]
+    assert heads == [["quantity", name] for name in names[1:]]
+    assert len(re.findall(r"^\x1b\[1mtotal", text, re.M)) == 4
+    heads = [line.split() for line in screen(monkeypatch, 24, table, color=False).splitlines() if "quantity" in line]
+    assert heads == [["quantity", "one", "two"], ["quantity", "three", "four"]]
+    assert table.parts(3)[1].columns == ("quantity", "three", "four")
+
+
 def test_terminal_colours_by_sign_unless_told_not_to():
     assert "\x1b[31m" in in_terminal(100, "trace")
     assert "\x1b" not in in_terminal(100, "trace", "--no-color")
@@ -140,9 +271,58 @@ def test_files_are_refused_unless_forced(tmp_path):
     assert os.listdir(tmp_path) == ["out.json"]
 
 
-def test_devices_are_written_and_not_replaced():
-    Output("json", os.devnull).show(ANSWER)
-    assert not os.path.isfile(os.devnull)
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_a_file_has_the_mode_of_any_other(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        Output("json", str(tmp_path / "out")).show(ANSWER)
+        assert os.umask(mask) == mask
+        (tmp_path / "other").touch()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_file_is_written_in_its_own_directory_and_nothing_stays_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    moves = []
+    monkeypatch.setattr(os, "replace", lambda old, new: moves.append((old, new)) or os.rename(old, new))
+    Output("csv", str(tmp_path / "here" / "out")).show(Answer("demo", {}, Table(("n",), [("é · x",)]), []))
+    assert [os.path.dirname(old) for old, _ in moves] == [str(tmp_path / "here")]
+    assert (tmp_path / "here" / "out").read_bytes() == "n\né · x\n".encode()
+    assert os.listdir(tmp_path / "here") == ["out"]
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        Output("csv", str(tmp_path / "new")).show(ANSWER)
+    assert os.listdir(tmp_path) == ["here"]
+
+
+def test_a_dash_is_standard_output(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-").touch()
+    assert shown(capsys, path="-") == shown(capsys)
+    assert (tmp_path / "-").read_text() == ""
+
+
+def test_a_pipe_is_written_without_force(tmp_path):
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    Output("json", pipe).show(ANSWER)
+    assert json.loads(os.read(reader, 65536))["command"] == "demo"
+    os.close(reader)
+    assert stat.S_ISFIFO(os.stat(pipe).st_mode)  # written, not replaced (a device would be lost for the whole machine)
+
+
+def test_a_link_stays_a_link_and_a_file_keeps_its_permissions(tmp_path):
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.write_text("old")
+    target.chmod(0o600)
+    link.symlink_to(target)
+    Output("json", str(link), force=True).show(ANSWER)
+    assert link.is_symlink()
+    assert json.loads(target.read_text())["command"] == "demo"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
 
 
 @given(st.text())
@@ -151,6 +331,11 @@ def test_clean_text_controls_nothing(text):
     assert all(c.isprintable() or c == "\xa0" or not re.match(r"[\x00-\x1f\x7f-\x9f]", c) for c in found)
     assert clean(found) == found
     json.loads(json_safe(json.dumps(text, ensure_ascii=False)))
+
+
+@pytest.mark.parametrize("mark", "\x7f \u061c \u200b \u2028 \u202e \u2060 \ufeff".split(" "))
+def test_marks_that_hide_or_reorder_are_written_out(mark):
+    assert clean(f"a{mark}b") == f"a{mark.encode('unicode_escape').decode()}b"
 
 
 def test_json_safe_means_the_same():
@@ -162,6 +347,7 @@ def test_old_encodings_get_ascii():
     assert encodable("x · W1 ⊙ …", "ascii") == "x * W1 * ..."
     assert encodable("π", "latin-1") == "?"
     assert encodable("x · y", "utf-8") == "x · y"
+    assert encodable("α ≤ √β", "no-such-encoding") == "alpha <= sqrt?"
 
 
 @pytest.mark.parametrize(
@@ -173,6 +359,12 @@ def test_old_encodings_get_ascii():
         (None, "-", ""),
         ((1, 2), "1, 2", "1;2"),
         ("=cmd|x", "=cmd|x", "'=cmd|x"),
+        ("@x", "@x", "'@x"),
+        ("-x", "-x", "'-x"),
+        ("+x", "+x", "'+x"),
+        ((), "-", ""),
+        ((True, None, 0.1), "yes, -, 0.1", "true;;0.1"),
+        (1234.5678, "1235", "1234.5678"),
         (-2, "-2", "-2"),
         (-2.5, "-2.5", "-2.5"),
         ("a\nb", "a\\x0ab", "a\\x0ab"),
@@ -192,7 +384,7 @@ def test_short_counts(count, text):
 
 
 def test_wide_characters_count_twice():
-    assert (width("abc"), width("日本"), width("e\u0301")) == (3, 4, 1)
+    assert (width("abc"), width("日本"), width("e\u0301"), width("ｆ")) == (3, 4, 1, 2)
 
 
 @given(size=st.integers(1, 50), most=st.integers(1, 60))
@@ -202,6 +394,10 @@ def test_edges(size, most):
     assert list(found) == sorted(set(found))
     assert found[0] == 0
     assert most < 2 or found[-1] == size - 1
+
+
+def test_edges_are_the_first_and_the_last():
+    assert (edges(5, 5), edges(6, 5), edges(9, 4)) == ((0, 1, 2, 3, 4), (0, 1, 2, 4, 5), (0, 1, 7, 8))
 
 
 def lines(shape, index, values, digits=4) -> list[str]:
@@ -215,6 +411,14 @@ def test_excerpts():
         "…",
         "2  4.0  5.0  …  6.0",
     ]
+    assert lines((9,), ((0,),), [1.0], 1) == ["1.0  …"]
+    assert lines((9, 1), ((0, 1), (0,)), [[1.0], [2.0]], 1) == ["0  1.0", "1  2.0", "…"]  # more rows follow
+    assert lines((2, 2, 1), ((0, 1), (0, 1), (0,)), [[[1.0], [2.0]], [[3.0], [4.0]]], 1) == [
+        "0,0  1.0", "0,1  2.0", "1,0  3.0", "1,1  4.0",
+    ]  # fmt: skip
+    assert lines((2, 4, 1), ((0, 1), (0, 3), (0,)), [[[1.0], [2.0]], [[3.0], [4.0]]], 1) == [
+        "0,0  1.0", "…".rjust(3), "0,3  2.0", "1,0  3.0", "…".rjust(3), "1,3  4.0",
+    ]  # fmt: skip
     assert lines((1, 2), ((0,), (0, 1)), [[1e-9, 2e7]], 3) == ["0  1.00e-09  2.00e+07"]
     assert lines((1, 3), ((0,), (0, 1, 2)), [[float("nan"), float("inf"), float("-inf")]]) == ["0   NaN   Inf  -Inf"]
 
@@ -243,3 +447,17 @@ def test_a_terminal_is_safe_from_a_directorys_name(tmp_path):
         out = in_terminal(columns, "params", *folders, "--no-color")
         assert "\x1b" not in out
         assert r"\x1b" in out.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [(99_999.5, 1, "99999.5"), (100_000.0, 1, "1e+05"), (0.001, 4, "0.0010"), (0.0009, 4, "9.000e-04"),
+     (0.1, 1, "0.1"), (0.09, 1, "9e-02"), (1e-9, 0, "1e-09"), (0.0, 2, "0.00"), (float("-inf"), 4, "-Inf")],
+)  # fmt: skip
+def test_one_number_as_its_own_block(value, digits, text):
+    assert number_text(value, digits) == text
+
+
+def test_numbers_align_right_where_a_column_has_any():
+    table = Table(("a", "b", "c", "d"), [(1, None, True, "x"), (2, 3, False, "y")])
+    assert table.right_aligned() == [True, True, False, False]

@@ -1,0 +1,74 @@
+"""What a Request asks for is what runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ffncli.errors import FFNError
+from ffncli.models.dimensions import Dimensions, with_dimensions
+from ffncli.models.examples import notebook
+from ffncli.models.source import load
+from ffncli.run.prepare import Request, prepare, trace_layer
+from tests.oracles.checkpoints import LLAMA, folder, tensors
+
+
+def test_a_seed_decides_everything_that_is_drawn():
+    model = load("palm-540b", Dimensions(d_model="4", d_ff="8"))
+    one, same, other = (prepare(model, Request(seed=seed)) for seed in (None, 0, 1))
+    for name in ("x", "attention"):
+        assert torch.equal(one.inputs[name], same.inputs[name])
+        assert not torch.equal(one.inputs[name], other.inputs[name])
+    assert torch.equal(one.weights["up.weight"], same.weights["up.weight"])
+    assert not torch.equal(one.weights["up.weight"], other.weights["up.weight"])
+    assert (one.origin, other.origin) == ("random weights, seed 0", "random weights, seed 1")
+
+
+def test_origin_names_the_layer(tmp_path: Path):
+    stored = tensors("llama")
+    ready = prepare(load(folder(tmp_path, LLAMA, stored)), Request(layer="1"))
+    assert ready.origin == "weights of decoder layer 1"
+    assert torch.equal(ready.weights["up.weight"], stored["model.layers.1.mlp.up_proj.weight"])
+
+
+def test_an_examples_own_input_dtype_and_mask():
+    example = notebook()
+    ready = prepare(example.model, Request(dtype="fp64"), example)
+    assert {w.dtype for w in ready.weights.values()} == {torch.float64}
+    assert ready.mode.train
+    assert set(ready.mode.masks) == {"dropout"}
+    assert not prepare(example.model, Request(train=False), example).mode.train
+    assert prepare(example.model, Request(seed=3), example).mode.masks == {}
+    given = prepare(example.model, Request(input="1,2,3,4"), example)
+    assert (given.inputs["x"].shape, given.mode.masks) == ((1, 4), {})
+    assert prepare(example.model, Request(input="ones"), example).inputs["x"].shape == (4, 4)
+    changed = with_dimensions(example.model, Dimensions(dropout=0.5))
+    assert prepare(changed, Request(), example).mode.masks == {}
+
+
+def test_without_an_example_dropout_is_off_unless_asked_for():
+    model = load("4x8", Dimensions(dropout=0.5))
+    assert not prepare(model, Request()).mode.train
+    assert prepare(model, Request(train=True)).mode.train
+
+
+def test_trace_layer_passes_everything_on():
+    model = load("4x64:relu", Dimensions(dropout=0.5, experts=2, top_k=2))
+    found = trace_layer(model, Request(leading=(3,), train=True), show=2, inside=frozenset({1}))
+    assert found.step("x").values_index == ((0, 2), (0, 3))
+    assert {s.name.split(".")[1] for s in found.steps if s.tokens is not None} == {"1"}
+    plain = trace_layer(load("4x64:relu", Dimensions(dropout=0.5)), Request(train=True))
+    assert plain.step("dropout").live
+
+
+@pytest.mark.parametrize(("device", "there"), [("cuda", 1), ("cuda:1", 2), ("cuda:0", 1)])
+def test_a_gpu_must_be_there(device: str, there: int, monkeypatch: pytest.MonkeyPatch):
+    from ffncli.run.prepare import _device
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    assert _device(device) == device
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there - 1)
+    with pytest.raises(FFNError, match="no such GPU"):
+        _device(device)
