@@ -27,7 +27,7 @@ from ffncli.block.steps import (
     Step,
     input_shapes,
     shapes,
-)  # fmt: skip
+)
 
 CONVENTIONS: Mapping[str, str] = {
     "ffn_params": "weights, FFN biases, router (bias, choice correction, shared-expert gate), learned activation"

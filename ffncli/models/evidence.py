@@ -9,6 +9,7 @@ from ffncli.block import dtypes
 from ffncli.block.recipe import FFNSpec
 from ffncli.models import layout
 from ffncli.models.checkpoint import Checkpoint, check_shapes, open_checkpoint
+from ffncli.models.layout import Located
 from ffncli.models.model import Model
 from ffncli.models.strict_json import shown_path
 
@@ -25,7 +26,9 @@ def with_evidence(model: Model) -> Model:
         also = " (pickled weights are not read: save them as safetensors)" if pickled else ""
         return model.noted(f"no safetensors in {shown_path(model.location)}{also}: taken from the config alone")
     model = _present(replace(model, checkpoint=checkpoint), checkpoint)
-    specs, seen = [], []
+    specs: list[FFNSpec] = []
+    seen: list[str] = []
+    dtype: str | None = None
     for group in model.groups:
         names = layer_names(model, checkpoint, group.stack, group.layers[0])
         if packed := names.packed(group.spec):
@@ -33,11 +36,12 @@ def with_evidence(model: Model) -> Model:
         found = layout.inspect(names, group.spec)
         last = layer_names(model, checkpoint, group.stack, group.layers[-1])
         last.way(found.spec)  # raises where the config has more layers than the file
-        check_shapes(checkpoint, layout.locate(names, found.spec))
+        check_shapes(checkpoint, found.located)
+        dtype = dtype or _stored_dtype(checkpoint, found.located)
         specs.append(found.spec)
         seen += [line for line in found.evidence if line not in seen]
     evidence = (*seen, *model.evidence)  # tensor names decide before the config
-    return replace(model.with_specs(specs), evidence=evidence, dtype=_stored_dtype(model, checkpoint, specs[0]))
+    return replace(model.with_specs(specs), evidence=evidence, dtype=dtype or model.dtype)
 
 
 def layer_names(model: Model, checkpoint: Checkpoint, stack: str, layer: int) -> layout.Names:
@@ -55,13 +59,11 @@ def _present(model: Model, checkpoint: Checkpoint) -> Model:
     return replace(model, groups=kept).noted(*(f"no {s} tensors in {checkpoint.where}: left out" for s in absent))
 
 
-def _stored_dtype(model: Model, checkpoint: Checkpoint, spec: FFNSpec) -> str | None:
-    """The dtype of the first layer's first matrix by its header; the config's where that shard is not here."""
-    first = model.groups[0]
-    located = layout.locate(layer_names(model, checkpoint, first.stack, first.layers[0]), spec)
-    name = next(item.names[0] for item in located if item.parameter in ("up.weight", "router.weight"))
+def _stored_dtype(checkpoint: Checkpoint, located: tuple[Located, ...]) -> str | None:
+    """The dtype of a layer's up projection by its header (our name, else the file's code); None without that shard."""
+    name = next(item.names[0] for item in located if item.parameter == "up.weight")
     if not os.path.exists(checkpoint.files[name]):
-        return model.dtype
+        return None
     code = checkpoint.info(name).dtype
     row = dtypes.find(code)
     return row.name if row else code

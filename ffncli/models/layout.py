@@ -83,9 +83,10 @@ class Located:
 
 @dataclass(frozen=True)
 class Seen:
-    """What tensor names show: the spec as the file has it, and the evidence in words."""
+    """What tensor names show: the spec as the file has it, where its parameters lie, and the evidence in words."""
 
     spec: FFNSpec
+    located: tuple[Located, ...]
     evidence: tuple[str, ...]
 
 
@@ -219,10 +220,9 @@ LAYOUTS: Mapping[str, Layout] = {
 }  # fmt: skip
 
 
-_PACKED = (".qweight", ".weight_packed", "_blocks", "_packed")
-
-
 # --- finding them -----------------------------------------------------------------------------------------------------
+
+_PACKED = (".qweight", ".weight_packed", "_blocks", "_packed")  # GPTQ and AWQ, compressed-tensors, MXFP4
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,8 @@ def inspect(names: Names, spec: FFNSpec) -> Seen:
         evidence.append(f"gated: the tensors overrule {family}")
     if seen.bias != spec.bias:
         evidence.append(f"bias: {'present' if seen.bias else 'absent'} in the file, against the config")
-    return Seen(seen, (*evidence, *_layout_evidence(locate(names, seen))))
+    located = locate(names, seen)
+    return Seen(seen, located, (*evidence, *_layout_evidence(located)))
 
 
 def locate(names: Names, spec: FFNSpec) -> tuple[Located, ...]:

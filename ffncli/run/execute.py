@@ -26,7 +26,7 @@ from ffncli.block.steps import (
     Step,
     block_inputs,
     parameters,
-)  # fmt: skip
+)
 from ffncli.errors import FFNError
 from ffncli.run.functions import function
 

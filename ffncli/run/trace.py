@@ -96,14 +96,17 @@ def trace(
         for event in execute(steps, weights, inputs, mode):
             if event.expert is None:
                 found = _record(event.name, event.tensor, show, event.step, steps, costs[event.name])
-                before = next((r for r in records if r.name == event.step.inputs[0]), found)
-                records.append(_with_drops(found, before) if mode.train and found.op == "dropout" else found)
             elif inside is None or event.expert in inside:
-                records.append(_inner(event, steps, show))
+                found = _inner(event, steps, show)
+            else:
+                continue
+            records.append(_with_drops(found, records) if mode.train and found.op == "dropout" else found)
     return Trace(*ffn_span(steps), tuple(records))
 
 
-def _with_drops(after: StepRecord, before: StepRecord) -> StepRecord:
+def _with_drops(after: StepRecord, records: Sequence[StepRecord]) -> StepRecord:
+    """A dropout's record with what it dropped, seen against its input's."""
+    before = next(record for record in records if record.name == after.inputs[0])
     return replace(after, live=prod(before.shape) - before.zeros, dropped=after.zeros - before.zeros)
 
 

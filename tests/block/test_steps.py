@@ -33,7 +33,7 @@ from ffncli.block.steps import (
     right_hand_side,
     shapes,
     walk,
-)  # fmt: skip
+)
 from ffncli.errors import FFNError
 from ffncli.run.execute import run
 from ffncli.run.trace import trace

@@ -425,7 +425,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     return draw(st.permutations(words)) if draw(st.integers(0, 9)) == 9 else words
 
 
-def _survives(words: list[str]) -> None:
+def _assert_survives(words: list[str]) -> None:
     """Not run: what writes files, shows tracebacks by design, or installs itself."""
     if any(w != "-o" and w.startswith(("--debug", "--install", "--show-c", "--o", "-o")) for w in words):
         return
@@ -447,11 +447,11 @@ def _survives(words: list[str]) -> None:
 @example([])
 @settings(max_examples=300)
 def test_no_text_gives_a_traceback(words: list[str]):
-    _survives(words)
+    _assert_survives(words)
 
 
 @given(command_lines())
 @example(["trace", "4x8", "--expert", "²"])
 @settings(max_examples=1000)
 def test_no_options_give_a_traceback(words: list[str]):
-    _survives(words)
+    _assert_survives(words)

@@ -287,12 +287,12 @@ def test_a_layer_is_read_as_it_was_stored(stored: torch.dtype, asked: torch.dtyp
     llama, gpt2, mixtral = (tensors(name, stored) for name in CONFIGS)
     stem = "model.layers.1.mlp."
     same = {f"{n}.weight": llama[f"{stem}{n}_proj.weight"] for n in ("gate", "up", "down")}
-    _equal(_layer(folder(tmp_path / "l", LLAMA, llama), "1", asked), same, asked)
+    _assert_equal(_layer(folder(tmp_path / "l", LLAMA, llama), "1", asked), same, asked)
 
     stem = "transformer.h.1.mlp."
     turned = {"up.weight": gpt2[f"{stem}c_fc.weight"].T, "down.weight": gpt2[f"{stem}c_proj.weight"].T}
     biases = {"up.bias": gpt2[f"{stem}c_fc.bias"], "down.bias": gpt2[f"{stem}c_proj.bias"]}
-    _equal(_layer(folder(tmp_path / "g", GPT2, gpt2), "1", asked), turned | biases, asked)
+    _assert_equal(_layer(folder(tmp_path / "g", GPT2, gpt2), "1", asked), turned | biases, asked)
 
     stem = "model.layers.1.block_sparse_moe."
     stacked = {
@@ -301,10 +301,10 @@ def test_a_layer_is_read_as_it_was_stored(stored: torch.dtype, asked: torch.dtyp
     }
     found = _layer(folder(tmp_path / "m", MIXTRAL, mixtral), "1", asked)
     router = {"router.weight": mixtral[f"{stem}gate.weight"]}
-    _equal({n.removeprefix("experts."): t for n, t in found.items()}, stacked | router, asked)
+    _assert_equal({n.removeprefix("experts."): t for n, t in found.items()}, stacked | router, asked)
 
 
-def _equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
+def _assert_equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
     for name, tensor in wanted.items():
         assert found[name].dtype == dtype
         assert found[name].is_contiguous()

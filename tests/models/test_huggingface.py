@@ -114,16 +114,16 @@ def test_ffn_equals_the_module(zoo: Zoo, name: str, stack: str, dtype: str) -> N
 @pytest.mark.parametrize(("name", "stack"), BLOCKS)
 def test_block_equals_the_forward_pass(zoo: Zoo, name: str, stack: str) -> None:
     """Norms and residual included: what enters and leaves the block while transformers runs the whole model."""
-    _compare_block(zoo(name), stack, "fp32", FP32)
+    _assert_block_equals(zoo(name), stack, "fp32", FP32)
 
 
 @pytest.mark.parametrize(("name", "stack"), EXACT)
 def test_block_equals_the_forward_pass_in_float64(zoo: Zoo, name: str, stack: str) -> None:
     made = zoo(name)
-    _compare_block(made, stack, "fp64", made.case.fp64)
+    _assert_block_equals(made, stack, "fp64", made.case.fp64)
 
 
-def _compare_block(made: Made, stack: str, dtype: str, tolerance: float) -> None:
+def _assert_block_equals(made: Made, stack: str, dtype: str, tolerance: float) -> None:
     theirs, ready = made.capture(stack, 1, dtype), ready_for(made.path, stack, dtype)
     inputs = {"x": theirs.x} | ({} if theirs.attention is None else {"attention": theirs.attention})
     assert set(ready.inputs) == set(inputs)
@@ -267,7 +267,7 @@ def test_norms_called_gamma_and_beta(zoo: Zoo, tmp_path: Path) -> None:
     assert sum(name.endswith(("gamma", "beta")) for name in renamed) > 2
     save_file(renamed, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((made.path / "config.json").read_bytes())
-    _compare_block(Made(made.case, tmp_path, made.model), "encoder", "fp64", 1e-12)
+    _assert_block_equals(Made(made.case, tmp_path, made.model), "encoder", "fp64", 1e-12)
 
 
 def test_stored_in_bfloat16(zoo: Zoo, tmp_path: Path) -> None:

@@ -173,3 +173,15 @@ def test_costs_of_each_step():
             assert record.flops == 2 * len(record.tokens) * 8 * 12
     biased = traced(FFNSpec(8, 12), torch.randn(6, 8)).step("up")
     assert biased.flops == 6 * (2 * 8 * 12 + 12)
+
+
+def test_dropout_inside_an_expert_is_counted_too():
+    block = steps(FFNSpec(8, 64, "relu", dropout=0.5, moe=MoE(2, 2)))
+    weights = random_weights(block, torch.Generator().manual_seed(0))
+    mode = Mode(train=True, generator=torch.Generator().manual_seed(1))
+    found = trace(block, weights, {"x": torch.randn(6, 8)}, mode, show=None, inside=None)
+    before, after = (np.array(found.step(f"experts.1.{name}").values) for name in ("act", "dropout"))
+    record = found.step("experts.1.dropout")
+    assert record.live == (before != 0).sum()
+    assert record.dropped == ((before != 0) & (after == 0)).sum()
+    assert 0 < record.dropped < record.live
