@@ -1,4 +1,4 @@
-"""config.json → Model. One row of FAMILIES per model family says which fields hold what, and what the code fixes.
+"""config.json → Model. A family's row (families/) says which fields hold what, and what the code fixes.
 
 Gatedness and most biases stand in no config field: the family's row says them (they follow from `model_type`), and
 tensor names, where there are any, overrule it (`layout.inspect`). Facts: transformers 5.23
@@ -7,226 +7,30 @@ tensor names, where there are any, overrule it (`layout.inspect`). Facts: transf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ffncli.block import activations, dtypes
-from ffncli.block.recipe import FFNSpec, MoE
+from ffncli.block.recipe import FFNSpec, MoE, size
 from ffncli.errors import FFNError, did_you_mean, shown
-from ffncli.models.family import Extra, Family, MoEFields, Stack
-from ffncli.models.fields import REQUIRED, Fields
+from ffncli.models.families import BY_TYPE, FAMILIES, family_of
+from ffncli.models.family import Extra, Family, Stack
+from ffncli.models.fields import Fields
 from ffncli.models.model import Group, Model, grouped
 from ffncli.models.strict_json import read_object, shown_path
 
 MOST_CONFIG_BYTES = 10_000_000  # real ones stay below 100 kB
 MOST_LAYERS = 10_000  # the deepest known model has 126
-
-
-# --- what is no plain field -------------------------------------------------------------------------------------------
-
-
-def _opt(config: Fields) -> Extra:
-    affine = config.flag("layer_norm_elementwise_affine", True)
-    return {
-        "norm_position": "pre" if config.flag("do_layer_norm_before", True) else "post",
-        "norm_weight": "plain" if affine else "none",
-        "norm_bias": affine,
-    }
-
-
-def _t5(config: Fields) -> Extra:
-    newer = config.values.get("model_type") in ("mt5", "umt5")
-    form = config.text("feed_forward_proj", "gated-gelu" if newer else "relu")
-    gated, name = form.startswith("gated-"), form.removeprefix("gated-")
-    # T5 v1.1 means the tanh approximation when it says gated-gelu (transformers' T5Config turns it into gelu_new).
-    return {"gated": gated, "activation": "gelu_tanh" if form == "gated-gelu" else name, "bias": False}
-
-
-def _gemma1(config: Fields) -> Extra:
-    # Early Gemma-1 configs say "gelu" and mean tanh: the weights were trained with it.
-    name = config.text("hidden_activation|hidden_act", "gelu_tanh")
-    return {"activation": "gelu_tanh" if name == "gelu" else name}
-
-
-def _falcon(config: Fields) -> Extra:
-    parallel = config.flag("parallel_attn", True)
-    new = config.flag("new_decoder_architecture", False)
-    norms = config.integer("num_ln_in_parallel_attn", 2 if new else 1, 1, 2)
-    return {"parallel": parallel or new, "shared_norm": parallel and not (new and norms == 2)}
-
-
-def _gpt_neox(config: Fields) -> Extra:
-    return {"parallel": config.flag("use_parallel_residual", True)}
-
-
-def _bloom(config: Fields) -> Extra:
-    if config.flag("apply_residual_connection_post_layernorm", False):
-        raise FFNError(
-            f"{config.where}: apply_residual_connection_post_layernorm = true is not covered",
-            "its residual takes the norm's output, which no known BLOOM checkpoint does",
-        )
-    return {"activation": "gelu_tanh"}
-
-
-def _gpt_oss(config: Fields) -> Extra:
-    alpha = config.number("swiglu_alpha", 1.702)
-    if alpha != 1.702:
-        raise FFNError(f"{config.where}: swiglu_alpha = {alpha:g} is not covered", "only 1.702 (quick_gelu) is")
-    # hidden_act says silu; the code runs (up + 1) · gate · sigmoid(1.702 gate), clamped.
-    return {"activation": "quick_gelu", "clamp": config.number("swiglu_limit", 7.0), "up_plus": 1.0}
-
-
-def _sparse(config: Fields) -> Callable[[int], bool]:
-    step: int = config.integer("decoder_sparse_step", 1)
-    dense = frozenset(config.integers("mlp_only_layers"))
-    return lambda i: i not in dense and (i + 1) % step == 0
-
-
-def _after_prefix(default: int) -> Callable[[Fields], Callable[[int], bool]]:
-    """DeepSeek's rule: the first layers are dense (`default` of them where the config does not say)."""
-
-    def rule(config: Fields) -> Callable[[int], bool]:
-        frequency: int = config.integer("moe_layer_freq", 1)
-        prefix: int = config.integer("first_k_dense_replace", default, low=0)
-        return lambda i: i >= prefix and i % frequency == 0
-
-    return rule
-
-
-def _qwen2_moe(config: Fields) -> Extra:
-    return {
-        "renormalise": config.flag("norm_topk_prob", False),
-        "shared_experts": 1,
-        "shared_d_ff": config.integer("shared_expert_intermediate_size"),
-        "shared_gate": True,
-    }
-
-
-def _deepseek(config: Fields, scale: float, shared: int) -> dict[str, Any]:
-    return {
-        "scale": config.number("routed_scaling_factor", scale),
-        "shared_experts": config.integer("n_shared_experts", shared, low=0),
-    }
-
-
-def _deepseek_v2(config: Fields) -> Extra:
-    grouped_choice = config.text("topk_method", "greedy") == "group_limited_greedy"
-    groups = {"groups": config.integer("n_group"), "top_groups": config.integer("topk_group")} if grouped_choice else {}
-    if config.flag("norm_topk_prob", False):
-        raise FFNError(
-            f"{config.where}: norm_topk_prob = true is not covered for deepseek_v2",
-            "its implementations disagree on it; no published checkpoint has it",
-        )
-    return _deepseek(config, 1.0, 2) | groups | {"renormalise": False}
-
-
-def _deepseek_v3(config: Fields) -> Extra:
-    return _deepseek(config, 2.5, 1) | {
-        "score": "sigmoid", "correction": True, "group_best": 2, "renormalise": config.flag("norm_topk_prob", True),
-        "groups": config.integer("n_group", 8), "top_groups": config.integer("topk_group", 4),
-    }  # fmt: skip
-
-
-# --- the families -----------------------------------------------------------------------------------------------------
-
-_LN = ("layer_norm_epsilon|layer_norm_eps|layernorm_epsilon", 1e-5)
-_ENCODER = (Stack("encoder"),)
-_PAIR = (Stack("encoder", "num_layers"), Stack("decoder", "num_decoder_layers|num_layers"))
-_WHISPER = (
-    Stack("encoder", "encoder_layers", "encoder_ffn_dim"),
-    Stack("decoder", "decoder_layers", "decoder_ffn_dim"),
+TOWERS = (
+    "text_config",
+    "thinker_config",
+    "llm_config",
+    "language_config",
+    "language_model_config",
+    "text_model_config",
 )
-
-_GEMMA = Family(
-    activation="hidden_activation", default_activation="gelu_tanh", position="pre+branch", norm_weight="one_plus"
-)
-
-FAMILIES: Mapping[str, Family] = {
-    "gpt2": Family(
-        gated=False, d_model="n_embd|hidden_size", d_ff="n_inner", multiple=4, activation="activation_function",
-        default_activation="gelu_new", bias=True, norm="layernorm", eps=_LN,
-    ),
-    "bert": Family(
-        gated=False, default_activation="gelu", bias=True, norm="layernorm", position="post", stacks=_ENCODER,
-        eps=("layer_norm_eps", 1e-12), aliases=("roberta", "xlm-roberta", "electra", "camembert"),
-    ),
-    "vit": Family(
-        gated=False, default_activation="gelu", bias=True, norm="layernorm", eps=("layer_norm_eps", 1e-12),
-        stacks=_ENCODER,
-    ),
-    "t5": Family(
-        gated=None, d_model="d_model", d_ff="d_ff", activation="feed_forward_proj", default_activation="relu",
-        eps=("layer_norm_epsilon", 1e-6), stacks=_PAIR, adjust=_t5, aliases=("mt5", "umt5"),
-    ),
-    "whisper": Family(
-        gated=False, d_model="d_model", d_ff=None, activation="activation_function", default_activation="gelu",
-        bias=True, norm="layernorm", eps=(None, 1e-5), stacks=_WHISPER,
-    ),
-    "opt": Family(
-        gated=False, d_ff="ffn_dim", activation="activation_function", default_activation="relu",
-        bias=("enable_bias", True), norm="layernorm", eps=(None, 1e-5), adjust=_opt,
-    ),
-    "bloom": Family(
-        gated=False, d_model="n_embed|n_embd|hidden_size", d_ff=None, multiple=4, activation=None, bias=True,
-        norm="layernorm", eps=_LN, adjust=_bloom, stacks=(Stack("decoder", "n_layer|num_hidden_layers"),),
-    ),
-    "gpt_neox": Family(
-        gated=False, default_activation="gelu", bias=True, norm="layernorm", eps=_LN, adjust=_gpt_neox
-    ),
-    "falcon": Family(
-        gated=False, d_ff="ffn_hidden_size", multiple=4, activation="activation", default_activation="gelu",
-        bias=("bias", False), norm="layernorm", eps=_LN, adjust=_falcon,
-    ),
-    "phi": Family(
-        gated=False, default_activation="gelu_new", bias=True, norm="layernorm", eps=_LN,
-        adjust=lambda config: {"parallel": True, "shared_norm": True},
-    ),
-    "llama": Family(default_activation="silu", bias=("mlp_bias", False)),
-    "mistral": Family(default_activation="silu"),
-    "qwen2": Family(default_activation="silu"),
-    "qwen3": Family(default_activation="silu"),
-    "phi3": Family(default_activation="silu", eps=("rms_norm_eps", 1e-5)),
-    "olmo2": Family(default_activation="silu", position="branch", eps=("rms_norm_eps", 1e-5)),
-    "gemma": Family(
-        activation="hidden_activation|hidden_act", default_activation="gelu_tanh", norm_weight="one_plus",
-        adjust=_gemma1,
-    ),
-    "gemma2": _GEMMA,
-    "gemma3_text": replace(_GEMMA, aliases=("gemma3",)),
-    "mixtral": Family(
-        default_activation="silu", eps=("rms_norm_eps", 1e-5), moe=MoEFields("num_local_experts", "intermediate_size")
-    ),
-    "qwen2_moe": Family(
-        default_activation="silu",
-        moe=MoEFields("num_experts|num_local_experts", "moe_intermediate_size", layers=_sparse, routing=_qwen2_moe),
-    ),
-    "qwen3_moe": Family(
-        default_activation="silu",
-        moe=MoEFields(
-            "num_experts|num_local_experts", "moe_intermediate_size", layers=_sparse,
-            routing=lambda config: {"renormalise": config.flag("norm_topk_prob", False)},
-        ),
-    ),
-    "deepseek_v2": Family(
-        default_activation="silu", bias=("mlp_bias", False),
-        moe=MoEFields("n_routed_experts|num_local_experts", "moe_intermediate_size", layers=_after_prefix(0),
-                      routing=_deepseek_v2),
-    ),
-    "deepseek_v3": Family(
-        default_activation="silu",
-        moe=MoEFields("n_routed_experts|num_local_experts", "moe_intermediate_size", layers=_after_prefix(3),
-                      routing=_deepseek_v3),
-    ),
-    "gpt_oss": Family(
-        activation=None, bias=True, eps=("rms_norm_eps", 1e-5), adjust=_gpt_oss,
-        moe=MoEFields("num_local_experts|num_experts", "intermediate_size", routing=lambda config: {
-            "order": "choose_first", "router_bias": True, "score_dtype": "input"}),
-    ),
-}  # fmt: skip
-
-_BY_TYPE = {alias: name for name, row in FAMILIES.items() for alias in (name, *row.aliases)}
+_INHERITED = ("model_type", "dtype", "torch_dtype", "quantization_config")
 
 
 def read_config(path: Path, source: str) -> Model:
@@ -243,12 +47,14 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
             "it says which family's fields these are: llama, gpt2, ...",
         )
     model_type = config.text("model_type")
-    family_name = _BY_TYPE.get(model_type)
+    family_name = BY_TYPE.get(model_type)
     if family_name is None:
-        hint = did_you_mean(model_type, list(_BY_TYPE), "known: " + ", ".join(FAMILIES))
+        hint = did_you_mean(model_type, list(BY_TYPE), "known: " + ", ".join(FAMILIES))
         raise FFNError(f"{config.where}: model_type {shown(model_type)} is not known", hint)
     family = FAMILIES[family_name]
     groups = [g for stack in family.stacks for g in _stack(config, family, stack)]
+    if not groups:
+        raise FFNError(f"{config.where}: no layer of this model has an FFN", "there is nothing to count")
     spec = groups[0].spec
     evidence.append(f"{'gated' if spec.gated else 'plain'}: model_type {model_type}")
     dtype = dtypes.find(config.get("dtype|torch_dtype", None))
@@ -260,25 +66,38 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
 
 
 def _text_tower(config: Fields) -> tuple[Fields, list[str]]:
-    """The config itself, or its `text_config` where that holds the numbers."""
-    inner = config.values.get("text_config")
-    if inner is None:
-        return config, []
-    if not isinstance(inner, dict):
-        raise config.wrong("text_config", inner, "an object")
-    outer = {name: config.values[name] for name in ("model_type", "dtype", "torch_dtype") if config.values.get(name)}
-    values = {**outer, **inner}
-    return Fields(values, f"{config.where}: text_config"), ["widths: text_config of the multimodal config"]
+    """The config itself, or the nested one that holds the text model's numbers, however deep."""
+    evidence: list[str] = []
+    while name := next((n for n in TOWERS if config.values.get(n) is not None), None):
+        family = family_of(config.values.get("model_type"))
+        if family is not None and name not in family.text:
+            break  # its own row reads the nested configs
+        inner = config.inside(name)
+        outer = {n: config.values[n] for n in _INHERITED if config.values.get(n)}
+        config = Fields({**outer, **inner.values}, inner.where)
+        evidence.append(f"widths: {name} of the multimodal config")
+    return config, evidence
 
 
 def _stack(config: Fields, family: Family, stack: Stack) -> list[Group]:
-    count = config.integer(stack.layers, high=MOST_LAYERS)
-    if family.moe is None:
-        return [Group(stack.name, tuple(range(count)), _dense(config, family, stack.d_ff))]
-    has_experts = family.moe.layers(config)
-    kinds = [has_experts(i) for i in range(count)]
-    specs = {kind: (_experts(config, family) if kind else _dense(config, family, stack.d_ff)) for kind in set(kinds)}
-    return grouped(stack.name, [specs[kind] for kind in kinds])
+    """The stack's layers in groups of equal specs; layers without an FFN are left out."""
+    fields = config.inside(stack.at)
+    count = fields.integer(stack.layers, high=MOST_LAYERS)
+    times = fields.integer(stack.times, high=MOST_LAYERS) if isinstance(stack.times, str) else stack.times
+    has_experts = family.moe.layers(fields, stack) if family.moe else lambda i: False
+    extra = family.layer(fields, stack)
+    known: dict[Any, FFNSpec] = {}
+    specs: dict[int, FFNSpec] = {}
+    for i in range(count):
+        moe, more = has_experts(i), extra(i)
+        if more is None or stack.kind == ("dense" if moe else "moe"):
+            continue
+        dense = None if moe else _dense_width(fields, family, stack, i, count)
+        key = (moe, dense, tuple(sorted(more.items(), key=lambda item: item[0])))
+        if key not in known:
+            known[key] = _experts(fields, family, more) if moe else _dense(fields, family, dense, more)
+        specs |= dict.fromkeys(range(i * times, (i + 1) * times), known[key])
+    return grouped(stack.name, specs, family.runs(fields))
 
 
 def _common(config: Fields, family: Family) -> dict[str, Any]:
@@ -305,20 +124,41 @@ def _common(config: Fields, family: Family) -> dict[str, Any]:
     return known
 
 
-def _dense(config: Fields, family: Family, d_ff: str | None) -> FFNSpec:
+def _dense_width(config: Fields, family: Family, stack: Stack, layer: int, count: int) -> int | None:
+    """d_ff of a dense layer; None where no field says it (the family's multiple of d_model, or `layer`, does)."""
+    name = stack.d_ff or family.d_ff
+    value = config.get(name, None) if name else None
+    if value is None or name is None:
+        return None
+    if isinstance(value, list):
+        if len(value) != count:
+            raise config.wrong(name, value, f"one number per layer ({count})")
+        return size(f"{config.where}: {config.name(name)}[{layer}]", value[layer])
+    return int(config.integer(name))
+
+
+def _dense(config: Fields, family: Family, d_ff: int | None, extra: Extra) -> FFNSpec:
     known = _common(config, family)
-    default = REQUIRED if family.multiple is None else family.multiple * known["d_model"]
-    name = d_ff or family.d_ff
-    return _spec(config, d_ff=config.integer(name, default) if name else default, **known)
+    if d_ff is None and family.multiple is not None:
+        d_ff = family.multiple * known["d_model"]
+    if d_ff is not None:
+        known["d_ff"] = d_ff
+    known |= extra
+    if "d_ff" not in known:
+        config.integer(family.d_ff or "intermediate_size")  # raises: it is missing
+    return _spec(config, **known)
 
 
-def _experts(config: Fields, family: Family) -> FFNSpec:
+def _experts(config: Fields, family: Family, extra: Extra) -> FFNSpec:
     row = family.moe
     assert row is not None
-    experts = config.integer(row.experts)
-    top_k = config.integer(row.top_k, high=experts)
-    moe = MoE(experts, top_k, **row.routing(config))
-    return _spec(config, d_ff=config.integer(row.d_ff), moe=moe, **_common(config, family))
+    known = _common(config, family)
+    if "d_ff" not in extra:
+        known["d_ff"] = config.integer(row.d_ff)
+    routing = dict(row.routing(config))
+    experts = routing.pop("experts", None) or config.integer(row.experts)
+    top_k = routing.pop("top_k", None) or config.integer(row.top_k, high=experts)
+    return _spec(config, **known | {"moe": MoE(experts, top_k, **routing)} | dict(extra))
 
 
 def _spec(config: Fields, **choices: Any) -> FFNSpec:

@@ -16,19 +16,31 @@ REQUIRED: Any = object()  # no default: the field must be there
 class Fields:
     """A config's values, read strictly: every error names the file, the field and the value.
 
-    A name may list spellings (`hidden_size|n_embed`); the first one present counts.
+    A name may list spellings (`hidden_size|n_embed`), the first one present counts, and reach into a nested object
+    (`ffn_config.ffn_hidden_size`).
     """
 
     values: Mapping[str, Any]
     where: str
 
+    def inside(self, name: str) -> Fields:
+        """The nested config of that name (`` is this one itself). Raises FFNError where it is missing or no object."""
+        if not name:
+            return self
+        inner = self.get(name, kind="an object")
+        if not isinstance(inner, dict):
+            raise self.wrong(name, inner, "an object")
+        return Fields(inner, f"{self.where}: {name}")
+
     def get(self, names: str, default: Any = REQUIRED, kind: str = "a value") -> Any:
         """The value, or `default` where it is absent or null; FFNError where there is no default."""
         for name in names.split("|"):
-            if self.values.get(name) is not None:
-                return self.values[name]
+            if (value := self._value(name)) is not None:
+                return value
         if default is REQUIRED:
-            first, *others = names.split("|")
+            spellings = names.split("|")
+            first = next((n for n in spellings if n in self.values), spellings[0])  # the one that is there, as null
+            others = [n for n in spellings if n != first]
             found = "is null" if first in self.values else "is missing"
             also = f" (or {', '.join(others)})" if others else ""
             raise FFNError(f"{self.where}: {first}{also} {found}", f"this family has no default for it; give {kind}")
@@ -73,7 +85,14 @@ class Fields:
 
     def name(self, names: str) -> str:
         """The spelling that the config uses, else the first."""
-        return next((n for n in names.split("|") if self.values.get(n) is not None), names.split("|")[0])
+        return next((n for n in names.split("|") if self._value(n) is not None), names.split("|")[0])
+
+    def _value(self, name: str) -> Any:
+        """What stands under a name, dots leading inwards; None where nothing does."""
+        value: Any = self.values
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
 
     def wrong(self, names: str, value: object, wanted: str) -> FFNError:
         """The error for a value that cannot be."""

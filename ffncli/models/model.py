@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,11 +14,15 @@ from ffncli.models.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class Group:
-    """Layers of one stack (`encoder`, `decoder`, or `block` for bare dimensions) that share one spec."""
+    """Layers of one stack (`encoder`, `decoder`, or `block` for bare dimensions) that share one spec.
+
+    `runs` is how often each of them runs in one forward pass (ALBERT stores one layer and runs it twelve times).
+    """
 
     stack: str
     layers: tuple[int, ...]
     spec: FFNSpec
+    runs: int = 1
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -102,9 +106,9 @@ def block_model(spec: FFNSpec, source: str, name: str | None = None, notes: tupl
     return Model(name or source, source, (Group("block", (0,), spec),), bare=True, notes=notes)
 
 
-def grouped(stack: str, specs: Sequence[FFNSpec]) -> list[Group]:
-    """One spec per layer → groups of layers with equal specs, in order of first appearance."""
+def grouped(stack: str, specs: Mapping[int, FFNSpec], runs: int = 1) -> list[Group]:
+    """Layer → spec, as groups of layers with equal specs, in order of first appearance."""
     found: dict[FFNSpec, list[int]] = {}
-    for index, spec in enumerate(specs):
+    for index, spec in specs.items():
         found.setdefault(spec, []).append(index)
-    return [Group(stack, tuple(layers), spec) for spec, layers in found.items()]
+    return [Group(stack, tuple(layers), spec, runs) for spec, layers in found.items()]

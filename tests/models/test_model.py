@@ -14,7 +14,7 @@ def model(*groups: tuple[str, tuple[int, ...], FFNSpec]) -> Model:
 
 
 def test_layers_with_equal_specs_are_one_group():
-    assert grouped("decoder", [SMALL, LARGE, SMALL]) == [
+    assert grouped("decoder", {0: SMALL, 1: LARGE, 2: SMALL}) == [
         Group("decoder", (0, 2), SMALL),
         Group("decoder", (1,), LARGE),
     ]
