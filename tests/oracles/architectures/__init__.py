@@ -1,0 +1,170 @@
+"""Tiny models of every text architecture in transformers: what their modules hold is what a count must say.
+
+An Architecture says how to build one model of a model_type and which of its parameters, by their names in memory, are
+the FFN's. The patterns are written by hand; `doubled` checks them: with every d_ff twice as wide, no matrix outside
+them may change, which needs no knowledge of names at all.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PretrainedConfig
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+_TABLES = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES",
+)
+MOST_PARAMETERS = 30_000_000  # a "tiny" model above this has a part that the generic sizes do not reach
+
+# What a tiny model looks like, by every name that the fields have. Widths differ, so that no mix-up can hide.
+WIDTHS = {
+    "intermediate_size": 40, "d_ff": 40, "ffn_dim": 40, "encoder_ffn_dim": 40, "decoder_ffn_dim": 24, "n_inner": 40,
+    "ffn_hidden_size": 40, "hidden_dim": 40, "dim_feedforward": 40, "d_inner": 40, "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 20, "expert_ffn_hidden_size": 12, "intermediate_size_mlp": 44,
+    "shared_intermediate_size": 20, "moe_shared_expert_intermediate_size": 20, "dff": 40, "dim_ff": 40,
+}  # fmt: skip
+SIZES = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embed_dim", "emb_dim", "dim", "n_embed"), 16),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 4),
+    **dict.fromkeys(("encoder_layers",), 2), **dict.fromkeys(("decoder_layers", "num_decoder_layers"), 3),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads",
+                     "decoder_attention_heads"), 4),
+    **dict.fromkeys(("head_dim", "d_kv", "kv_channels", "rotary_dim", "v_head_dim"), 4),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim"), 4), "num_key_value_heads": 2, "vocab_size": 64,
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length"), 64),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "num_experts_per_token",
+                     "top_k_experts", "n_shared_experts", "num_shared_experts", "moe_num_shared_experts",
+                     "n_group", "num_expert_group"), 2),
+    "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 8, "kv_lora_rank": 8, "o_lora_rank": 8,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 2, "decoder_start_token_id": 1,
+    **dict.fromkeys(("mamba_n_heads", "mamba_d_state", "state_size", "mamba_num_heads", "ssm_state_size",
+                     "mamba_dt_rank", "mamba_chunk_size", "chunk_size", "linear_num_value_heads",
+                     "linear_key_head_dim", "linear_value_head_dim", "index_topk"), 4),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "index_head_dim"), 8),
+    **dict.fromkeys(("mamba_expand", "conv_kernel", "mamba_d_conv", "linear_num_key_heads", "index_n_heads",
+                     "type_vocab_size"), 2),
+    **dict.fromkeys(("n_groups", "mamba_n_groups"), 1), **dict.fromkeys(("embedding_size", "word_embed_proj_dim"), 16),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One model_type. `ffn` and `norm` match whole parameter names in memory; buffers count where `ffn` says so.
+
+    `values` go over the generic sizes (a nested mapping over those of a nested config), `drop` takes generic ones
+    away. `norm` are the norms that only the FFN branch uses. `activation` False: its modules hold a function that they
+    do not call. `reason` says why it cannot be built or counted; such an architecture is listed and not compared.
+    """
+
+    ffn: str = r".*\.layers\.\d+\.mlp\..*"
+    norm: str = r".*\.layers\.\d+\.post_attention_layernorm\..*"
+    values: Mapping[str, Any] = field(default_factory=dict)
+    drop: tuple[str, ...] = ()
+    model: str = ""
+    activation: bool = True
+    reason: str = ""
+
+
+def text_architectures() -> dict[str, str]:
+    """Every model_type that transformers can build as a text model → the class it builds."""
+    found: dict[str, str] = {}
+    for table in _TABLES:
+        for model_type, names in getattr(modeling_auto, table).items():
+            found.setdefault(model_type, names if isinstance(names, str) else names[0])
+    return dict(sorted(found.items()))
+
+
+def config(model_type: str, case: Architecture, factor: int = 1) -> PretrainedConfig:
+    """A tiny config; `factor` multiplies every d_ff."""
+    sizes = {**SIZES, **{name: width * factor for name, width in WIDTHS.items()}}
+    sizes = {name: value for name, value in sizes.items() if name not in case.drop}
+    return _config(CONFIG_MAPPING[model_type], sizes, case.values, factor)
+
+
+def _config(kind: Any, sizes: Mapping[str, Any], over: Mapping[str, Any], factor: int) -> PretrainedConfig:
+    names = _fields(kind)
+    values = {name: value for name, value in sizes.items() if name in names}
+    for name, inner in getattr(kind, "sub_configs", {}).items():
+        said = over.get(name, {})
+        inner = CONFIG_MAPPING[said["model_type"]] if "model_type" in said else inner
+        if hasattr(inner, "model_type") and inner.model_type:
+            values[name] = _config(inner, sizes, said, factor)
+    own = {name: _scaled(name, value, factor) for name, value in over.items() if name not in values or
+           not isinstance(values[name], PretrainedConfig)}  # fmt: skip
+    return kind(**{**values, **own})
+
+
+def _scaled(name: str, value: Any, factor: int) -> Any:
+    """A width that a case gave, times `factor`."""
+    if name not in WIDTHS or factor == 1:
+        return value
+    return [v * factor for v in value] if isinstance(value, list) else value * factor
+
+
+def _fields(kind: Any) -> set[str]:
+    names: set[str] = set(getattr(kind, "attribute_map", {}) or {})
+    for base in kind.__mro__:
+        names |= set(getattr(base, "__annotations__", {}))
+    names |= set(inspect.signature(kind.__init__).parameters)
+    return names | set(vars(kind))
+
+
+def build(model_type: str, case: Architecture, factor: int = 1, meta: bool = False) -> nn.Module:
+    """The tiny model, on `meta` without any memory."""
+    made = getattr(transformers, case.model or text_architectures()[model_type])
+    with torch.device("meta"):
+        model: nn.Module = made(config(model_type, case, factor))
+    size = sum(p.numel() for p in model.parameters())
+    if size > MOST_PARAMETERS:
+        raise ValueError(f"not tiny: {size:,} parameters")
+    if meta:
+        return model
+    torch.manual_seed(0)
+    return made(config(model_type, case, factor))  # type: ignore[no-any-return]
+
+
+def matching(model: nn.Module, pattern: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters, and the buffers that a checkpoint stores, whose whole name matches."""
+    wanted = re.compile(pattern)
+    kept = set(model.state_dict(keep_vars=True))
+    for name, tensor in (*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n in kept)):
+        if wanted.fullmatch(name):
+            yield name, tensor
+
+
+def numbers(model: nn.Module, pattern: str) -> int:
+    """How many numbers the matching parameters hold; tied ones count once."""
+    return sum(tensor.numel() for _, tensor in matching(model, pattern))
+
+
+def outside(model_type: str, case: Architecture) -> list[str]:
+    """The matrices that change with d_ff and do not match the case's `ffn`: there should be none."""
+    plain, wide = (dict(build(model_type, case, factor, meta=True).named_parameters()) for factor in (1, 2))
+    changed = [n for n, p in plain.items() if n in wide and p.shape != wide[n].shape]
+    wanted = re.compile(case.ffn)
+    return [name for name in changed if not wanted.fullmatch(name)]
+
+
+def cases() -> dict[str, Architecture]:
+    """Every text architecture with its case; one without a row has the default, Llama's."""
+    from tests.oracles.architectures import composites, decoders, encoders, hybrids, moe, pairs
+
+    rows = {
+        name: case
+        for module in (decoders, encoders, pairs, moe, hybrids, composites)
+        for name, case in module.CASES.items()
+    }
+    return {name: rows.get(name, Architecture()) for name in text_architectures()}
