@@ -1,43 +1,27 @@
-"""safetensors on disk: headers without torch, and one layer's weights with it, nothing more.
+"""A checkpoint on disk: which file has which tensor, and one layer's weights with torch, nothing more.
 
-The header reader is our own (opening a file through the library imports numpy or torch) and refuses all that the
-library refuses, and duplicate keys besides. Values come through the library, tensor by tensor, memory-mapped.
+Values come through the safetensors library, tensor by tensor, memory-mapped.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.models.headers import MOST_HEADER_BYTES, Columns, TensorInfo, named, read_columns
 from ffncli.models.layout import Located
-from ffncli.models.strict_json import parse_object, read_object, shown_path
+from ffncli.models.strict_json import parse_index, shown_path
 
 if TYPE_CHECKING:
     import torch
 
 INDEX = "model.safetensors.index.json"
-MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
-_BITS = {
-    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
-    "F64": 64, "I64": 64, "U64": 64, "C64": 64,
-}  # fmt: skip
 _READABLE = {"F64", "F32", "BF16", "F16"}
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """One tensor as its header describes it: safetensors' dtype code, shape, bytes in the file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
 
 
 @dataclass
@@ -45,150 +29,90 @@ class Checkpoint:
     """The tensors of a file or directory: which file has which name. Headers are read when first asked for."""
 
     where: str
-    files: Mapping[str, Path]
-    _headers: dict[Path, dict[str, TensorInfo]] = field(default_factory=dict)
+    folder: Path
+    files: Mapping[str, str]
+    _columns: dict[str, Columns] = field(default_factory=dict)
+    _headers: dict[str, dict[str, TensorInfo]] = field(default_factory=dict)
+
+    def path(self, name: str) -> Path:
+        """The file that has a tensor."""
+        return self.folder / self.files[name]
 
     def info(self, name: str) -> TensorInfo:
         """A tensor's dtype and shape. Raises FFNError where its file does not have what the index promises."""
-        path = self.files[name]
-        if path not in self._headers:
-            self._headers[path] = read_header(path)
-        header = self._headers[path]
+        file = self.files[name]
+        if file not in self._headers:
+            self._headers[file] = named(self._columns.get(file) or read_columns(self.folder / file))
+        header = self._headers[file]
         if name not in header:
-            raise FFNError(f"{shown_path(path)}: tensor {shown(name, 120)} is in the index and not in this file")
+            raise _not_there(self.folder / file, name)
         return header[name]
+
+    def shards(self) -> Iterator[tuple[str, Columns | None]]:
+        """Every file with its header, one after the other so that one is in memory; None for a file that is not there.
+
+        Raises FFNError where a file does not have what the index promises.
+        """
+        found = 0
+        for file in dict.fromkeys(self.files.values()):
+            path = self.folder / file
+            if file not in self._columns and not os.path.exists(path):
+                found += sum(map(file.__eq__, self.files.values()))  # what it should have is not asked for
+                yield file, None
+                continue
+            columns = self._columns.get(file) or read_columns(path)
+            found += sum(map(file.__eq__, map(self.files.get, columns.names)))
+            yield file, columns
+        if found < len(self.files):
+            for name in self.files:
+                if os.path.exists(self.path(name)):
+                    self.info(name)  # raises for the first that is missing
+
+
+def _not_there(path: Path, name: str) -> FFNError:
+    return FFNError(f"{shown_path(path)}: tensor {shown(name, 120)} is in the index and not in this file")
 
 
 def open_checkpoint(location: Path) -> Checkpoint | None:
     """The tensors at a directory, a `.safetensors` file or an index; None for a directory without any."""
     if location.is_file():
-        return _indexed(location) if location.suffix == ".json" else _single(location)
+        return _indexed(location) if location.suffix == ".json" else _together(location, [location])
     if (location / INDEX).exists():
         return _indexed(location / INDEX)
     if (location / "model.safetensors").exists():
-        return _single(location / "model.safetensors")
-    files: dict[str, Path] = {}
-    headers = {path: read_header(path) for path in sorted(location.glob("*.safetensors"))}
-    for path, header in headers.items():
-        for name in header:
+        return _together(location / "model.safetensors", [location / "model.safetensors"])
+    paths = sorted(location.glob("*.safetensors"))
+    return _together(location, paths) if paths else None
+
+
+def _together(where: Path, paths: list[Path]) -> Checkpoint:
+    """Files without an index."""
+    files: dict[str, str] = {}
+    columns = {path.name: read_columns(path) for path in paths}
+    for file, held in columns.items():
+        for name in held.names:
             if name in files:
-                raise FFNError(f"{shown_path(location)}: tensor {shown(name)} is in two files", f"there is no {INDEX}")
-            files[name] = path
-    return Checkpoint(shown_path(location), files, headers) if files else None
-
-
-def _single(path: Path) -> Checkpoint:
-    header = read_header(path)
-    return Checkpoint(shown_path(path), dict.fromkeys(header, path), {path: header})
+                raise FFNError(f"{shown_path(where)}: tensor {shown(name)} is in two files", f"there is no {INDEX}")
+            files[name] = file
+    return Checkpoint(shown_path(where), paths[0].parent, files, columns)
 
 
 def _indexed(path: Path) -> Checkpoint:
     """A sharded checkpoint. Shard names must be plain file names: one that leaves the directory is refused."""
     where = shown_path(path)
-    shards = read_object(path, MOST_HEADER_BYTES).get("weight_map")
-    if not isinstance(shards, dict) or not shards:
-        raise FFNError(f"{where}: weight_map is missing", "it should map tensor names to shard files")
-    checked: dict[str, Path] = {}
-    for name, shard in shards.items():
-        if not isinstance(shard, str):
-            raise FFNError(f"{where}: the shard of tensor {shown(name, 120)} is {shown(shard)}, not a file name")
-        if shard in checked:
-            continue
-        if not re.fullmatch(r"[\w\-.+=@ ]+", shard) or shard.startswith("."):
-            raise FFNError(f"{where}: shard name {shown(shard)} leaves the directory", "it must be a plain file name")
-        checked[shard] = path.parent / shard
-    return Checkpoint(where, {name: checked[shard] for name, shard in shards.items()})
+    files = parse_index(path, MOST_HEADER_BYTES)
+    if {*map(type, files.values())} != {str}:
+        name, shard = next((n, s) for n, s in files.items() if not isinstance(s, str))
+        raise FFNError(f"{where}: the shard of tensor {shown(name, 120)} is {shown(shard)}, not a file name")
+    for shard in set(files.values()):
+        check_shard_name(shard, where)
+    return Checkpoint(where, path.parent, files)
 
 
-# --- headers ----------------------------------------------------------------------------------------------------------
-
-
-def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Name → dtype and shape of every tensor in a safetensors file, without reading any data.
-
-    Raises FFNError, naming the file and what is wrong, for whatever safetensors itself refuses: a header past the end
-    of the file, bytes that no tensor or two tensors claim, a shape that does not fit its bytes.
-    """
-    where = shown_path(path)
-    try:
-        with path.open("rb") as file:
-            total = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if total < 8 or length > total - 8:
-                raise FFNError(f"{where} is truncated or no safetensors file: {total} bytes, header of {length}")
-            if length > MOST_HEADER_BYTES:
-                raise FFNError(f"{where}: a header of {length:,} bytes is more than safetensors allows")
-            raw = file.read(length)
-    except OSError as error:
-        raise FFNError(f"cannot read {where}: {error.strerror or error}", _missing(path)) from None
-    header = parse_object(raw, f"{where}: header")
-    _check_metadata(header.pop("__metadata__", {}), where)
-    spans = [(name, *_entry(name, entry, where)) for name, entry in header.items()]
-    _check_coverage(spans, total - 8 - length, where)
-    return {name: info for name, info, _, _ in spans}
-
-
-def _missing(path: Path) -> str:
-    return "" if os.path.exists(path) else "the file is not there; is the download complete?"
-
-
-def _check_metadata(metadata: Any, where: str) -> None:
-    if not isinstance(metadata, dict) or any(type(v) is not str for v in metadata.values()):
-        raise FFNError(f"{where}: __metadata__ must map strings to strings")
-
-
-def _entry(name: str, entry: Any, where: str) -> tuple[TensorInfo, int, int]:
-    """A header entry checked: (info, start, end)."""
-    label = f"{where}: tensor {shown(name, 120)}"
-    if not isinstance(entry, dict):
-        raise FFNError(f"{label} has no description")
-    dtype: Any = entry.get("dtype")
-    shape: Any = entry.get("shape")
-    span: Any = entry.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in _BITS:
-        raise FFNError(f"{label} has the unknown dtype {shown(dtype)}")
-    if not _counts(shape):
-        raise FFNError(f"{label} has the shape {shown(shape)}, which is no list of sizes")
-    if not _counts(span) or len(span) != 2 or span[0] > span[1]:
-        raise FFNError(f"{label} has the data_offsets {shown(span)}")
-    if any(_refused(value) for key, value in entry.items() if key not in ("dtype", "shape", "data_offsets")):
-        raise FFNError(f"{label} has a field that nests too deeply or holds a number without end")
-    bits = _BITS[dtype]
-    for size in shape:  # step by step, as safetensors does: an overflow counts even where a zero follows
-        bits = bits * size if bits < 2**64 else bits
-    if bits >= 2**64 or bits != 8 * (span[1] - span[0]):
-        raise FFNError(f"{label}: shape {list(shape)} of {dtype} does not fit its {span[1] - span[0]} bytes")
-    return TensorInfo(dtype, tuple(shape), span[1] - span[0]), span[0], span[1]
-
-
-def _refused(value: Any, most: int = 120) -> bool:
-    """What safetensors' parser refuses even where it is not used: 128 levels, numbers beyond a double."""
-    level = [value]
-    for _ in range(most):
-        if any(isinstance(v, (int, float)) and not abs(v) <= sys.float_info.max for v in level):
-            return True
-        inner = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, (list, dict))]
-        level = [v for values in inner for v in values]
-        if not level:
-            return False
-    return True
-
-
-def _counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(v) is int and 0 <= v < 2**63 for v in value)
-
-
-def _check_coverage(spans: list[tuple[str, TensorInfo, int, int]], size: int, where: str) -> None:
-    """The tensors cover the data exactly once, in some order."""
-    at = 0
-    for name, _, start, end in sorted(spans, key=lambda span: span[2:]):
-        if start != at:
-            kind = "overlaps another" if start < at else "leaves a hole before it"
-            raise FFNError(f"{where}: tensor {shown(name, 120)} {kind} (starts at {start}, expected {at})")
-        at = end
-    if at != size:
-        state = "is truncated" if at > size else "has bytes that no tensor claims"
-        raise FFNError(f"{where} {state}: tensors need {at} bytes of data, the file has {size}")
+def check_shard_name(shard: str, where: str) -> None:
+    """FFNError for a shard name that is no plain file name."""
+    if not re.fullmatch(r"[\w\-.+=@ ]+", shard) or shard.startswith("."):
+        raise FFNError(f"{where}: shard name {shown(shard)} leaves the directory", "it must be a plain file name")
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -202,7 +126,7 @@ def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
     for item in located:
         expected = item.stored_shape()
         for name in item.names:
-            path = checkpoint.files[name]
+            path = checkpoint.path(name)
             if not os.path.exists(path):
                 continue
             info = checkpoint.info(name)
@@ -218,7 +142,7 @@ def check_readable(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None
         for name in item.names:
             info = checkpoint.info(name)
             if info.dtype not in _READABLE:
-                label = f"{shown_path(checkpoint.files[name])}: tensor {shown(name, 120)}"
+                label = f"{shown_path(checkpoint.path(name))}: tensor {shown(name, 120)}"
                 raise FFNError(f"{label} is stored as {info.dtype}", "only unquantized weights can be traced")
 
 
@@ -239,13 +163,13 @@ def _read(checkpoint: Checkpoint, item: Located, dtype: torch.dtype, device: str
 
     shape = tuple(axis.size for axis in item.axes)
     if not item.piece.per_expert:
-        stored = _select(_values(checkpoint.files[item.names[0]], item.names[0]), item)
+        stored = _select(_values(checkpoint.path(item.names[0]), item.names[0]), item)
         if stored.dtype == dtype and stored.is_contiguous() and device == "cpu":
             return stored
         return torch.empty(shape, dtype=dtype, device=device).copy_(stored)
     out = torch.empty(shape, dtype=dtype, device=device)
     for e, name in enumerate(item.names):
-        out[e].copy_(_select(_values(checkpoint.files[name], name), item))
+        out[e].copy_(_select(_values(checkpoint.path(name), name), item))
     return out
 
 

@@ -30,6 +30,7 @@ TOWERS = (
     "language_model_config",
     "text_model_config",
 )
+_PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
 _INHERITED = ("model_type", "dtype", "torch_dtype", "quantization_config")
 
 
@@ -61,8 +62,25 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     title = name or _short_name(source)
     return Model(
         title, source, tuple(groups), model_type=family_name, dtype=dtype.name if dtype else None,
-        evidence=(*evidence, *_width_evidence(config, family, groups)),
+        evidence=(*evidence, *_width_evidence(config, family, groups)), names=_names(config, family),
+        quantization=_quantization(config), extra_layers=config.integer(_PREDICTION, 0, low=0, high=MOST_LAYERS),
     )  # fmt: skip
+
+
+def _names(config: Fields, family: Family) -> dict[str, str]:
+    """The config's own names of our fields, for messages: those it uses, else the usual ones."""
+    stack, moe = family.stacks[0], family.moe
+    fields = {
+        "d_model": family.d_model, "d_ff": stack.d_ff or family.d_ff, "layers": stack.layers,
+        "bias": None if isinstance(family.bias, bool) else family.bias[0],
+        **({"experts": moe.experts, "moe.d_ff": moe.d_ff} if moe else {}),
+    }  # fmt: skip
+    return {ours: config.name(theirs) for ours, theirs in fields.items() if theirs}
+
+
+def _quantization(config: Fields) -> Mapping[str, Any] | None:
+    found = config.get("quantization_config|compression_config", None)
+    return found if isinstance(found, Mapping) else None
 
 
 def _text_tower(config: Fields) -> tuple[Fields, list[str]]:
@@ -97,7 +115,7 @@ def _stack(config: Fields, family: Family, stack: Stack) -> list[Group]:
         if key not in known:
             known[key] = _experts(fields, family, more) if moe else _dense(fields, family, dense, more)
         specs |= dict.fromkeys(range(i * times, (i + 1) * times), known[key])
-    return grouped(stack.name, specs, family.runs(fields))
+    return grouped(stack.name, specs, family.runs(fields), times)
 
 
 def _common(config: Fields, family: Family) -> dict[str, Any]:

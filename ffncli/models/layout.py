@@ -2,12 +2,12 @@
 
 A Piece says where one canonical parameter is and how it is stored. Canonical is torch's `[out, in]`; on disk a matrix
 may be transposed (GPT-2's Conv1D), hold gate and up one after the other (Phi-3) or interleaved (gpt-oss), be one tensor
-per expert or one for all. What is on disk decides whether a block is gated and has biases; see `inspect`.
+per expert or one for all. What is on disk decides whether a block is gated and has biases; see `recognise.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from ffncli.block.recipe import FFNSpec, steps
@@ -79,15 +79,6 @@ class Located:
         if self.piece.transposed:
             shape[-1], shape[-2] = shape[-2], shape[-1]
         return tuple(shape)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What tensor names show: the spec as the file has it, where its parameters lie, and the evidence in words."""
-
-    spec: FFNSpec
-    located: tuple[Located, ...]
-    evidence: tuple[str, ...]
 
 
 # --- the ways an FFN is written ---------------------------------------------------------------------------------------
@@ -243,6 +234,11 @@ class Names:
             raise self._nothing(spec)
         return stem, way
 
+    def any(self, spec: FFNSpec) -> bool:
+        """Whether the layer has any tensor of its FFN."""
+        ways = self._candidates(spec)
+        return any(_name(self.names, stem, piece) for stem, way in ways for piece in way.values())
+
     def packed(self, spec: FFNSpec) -> str | None:
         """The first tensor that holds one of this layer's matrices packed (GPTQ, AWQ, MXFP4), or None."""
         for stem, way in self._candidates(spec):
@@ -276,37 +272,6 @@ class Names:
         return FFNError(f"{self.where}: no FFN tensors under {shown(stem, 120)}", f"looked for {shown(wanted, 120)}")
 
 
-def present_stacks(names: Collection[str], family: str) -> set[str]:
-    """The stacks that have any tensors: an encoder is often saved without its decoder."""
-    layout = LAYOUTS[family]
-    starts = {
-        stack: tuple(p + text.partition("{i}")[0] for p in layout.prefixes) for stack, text in layout.layers.items()
-    }
-    return {stack for stack, prefixes in starts.items() if any(name.startswith(prefixes) for name in names)}
-
-
-def inspect(names: Names, spec: FFNSpec) -> Seen:
-    """The spec corrected by what the tensors show: gate or none, biases or none. FFNError for a layer without any."""
-    stem, way = names.way(spec)
-    present = {parameter: name for parameter, piece in way.items() if (name := _name(names.names, stem, piece))}
-    seen = replace(spec, gated="gate.weight" in way, bias="up.bias" in present)
-    if homeless := set(present) - set(parameters(steps(seen))):
-        parameter = min(homeless)
-        raise FFNError(
-            f"{names.where}: tensor {shown(present[parameter], 120)} has no place in this block",
-            f"the config and the other tensors speak of a block without {parameter}",
-        )
-    decided = present.get("gate.weight") or present.get("up.weight", stem)
-    evidence = [f"{'gated' if seen.gated else 'plain'}: tensor {shown(decided, 120)}"]
-    if seen.gated != spec.gated:
-        family = f"model_type {names.family}, which is {'gated' if spec.gated else 'plain'}"
-        evidence.append(f"gated: the tensors overrule {family}")
-    if seen.bias != spec.bias:
-        evidence.append(f"bias: {'present' if seen.bias else 'absent'} in the file, against the config")
-    located = locate(names, seen)
-    return Seen(seen, located, (*evidence, *_layout_evidence(located)))
-
-
 def locate(names: Names, spec: FFNSpec) -> tuple[Located, ...]:
     """Where every parameter of `spec` lies. Raises FFNError naming the first tensor that is not there."""
     if packed := names.packed(spec):
@@ -317,12 +282,6 @@ def locate(names: Names, spec: FFNSpec) -> tuple[Located, ...]:
     pieces = {**way, **(LAYOUTS[names.family].norms or {})}
     wanted = parameters(steps(spec)).items()
     return tuple(_locate(names.names, stem, pieces, name, axes, names.where) for name, axes in wanted)
-
-
-def _layout_evidence(located: tuple[Located, ...]) -> Iterator[str]:
-    for item in located:
-        if item.parameter.endswith(".weight") and item.piece.words:
-            yield f"layout: {item.parameter} is {item.piece.words} in {item.piece.tensor}"
 
 
 def _locate(

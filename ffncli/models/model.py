@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Step
@@ -17,12 +18,14 @@ class Group:
     """Layers of one stack (`encoder`, `decoder`, or `block` for bare dimensions) that share one spec.
 
     `runs` is how often each of them runs in one forward pass (ALBERT stores one layer and runs it twelve times).
+    `layers` number FFN blocks; where a layer has several, `per_layer` says how many.
     """
 
     stack: str
     layers: tuple[int, ...]
     spec: FFNSpec
     runs: int = 1
+    per_layer: int = 1
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -40,10 +43,49 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """What a config says of a field, and what the tensors say; `where` names a tensor.
+
+    `name` is ours for what differs, `field` the config's; `stack` and `index` are the first block's, `layers` says how
+    many differ so.
+    """
+
+    name: str
+    field: str
+    config: str
+    tensors: str
+    where: str
+    stack: str = ""
+    index: int = 0
+    layers: int = 1
+
+    def __str__(self) -> str:
+        several = f" and {self.layers - 1} more" if self.layers > 1 else ""
+        return f"{self.field}: the config says {self.config}, the tensors {self.tensors} ({self.where}{several})"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The FFNs of a checkpoint as its headers have them: logical parameters, bytes in the file, formats.
+
+    `file_params` and `file_bytes` are those of everything in its files; None where a file is not here.
+    """
+
+    params: int
+    bytes: int
+    formats: tuple[str, ...]
+    file_params: int | None = None
+    file_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Model:
     """`source` is what was typed, `location` where weights may be, `checkpoint` those that are; `bare`: no layers.
 
-    `dtype` is the stored one where known. `evidence` says, in order, what decided gatedness and widths.
+    `dtype` is the stored one where known. `evidence` says, in order, what decided gatedness and widths. `names` are the
+    config's own names of our fields, `quantization` its quantization_config, `extra_layers` how many layers it has beyond
+    its count (multi-token prediction). `differences` are those between config and tensors, `stored` what the tensors hold; None where no headers were read.
+    `unknown` names fields of its specs that nothing said, and that were filled to have any (`activation`, `top_k`).
     """
 
     name: str
@@ -56,6 +98,12 @@ class Model:
     bare: bool = False
     evidence: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict, compare=False)
+    quantization: Mapping[str, Any] | None = field(default=None, compare=False)
+    extra_layers: int = 0
+    differences: tuple[Difference, ...] = ()
+    stored: Stored | None = None
+    unknown: frozenset[str] = frozenset()
     checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -67,6 +115,10 @@ class Model:
     def layer_count(self) -> int | None:
         """FFN blocks, encoder and decoder together; None for bare dimensions."""
         return None if self.bare else sum(len(group.layers) for group in self.groups)
+
+    def per_layer(self, stack: str) -> int:
+        """How many FFN blocks each layer of a stack has."""
+        return next(group.per_layer for group in self.groups if group.stack == stack)
 
     def layer(self, text: str | None) -> Layer:
         """The layer for `3` or `decoder.3` (None: 0, of the first stack). Raises FFNError where there is none."""
@@ -106,9 +158,9 @@ def block_model(spec: FFNSpec, source: str, name: str | None = None, notes: tupl
     return Model(name or source, source, (Group("block", (0,), spec),), bare=True, notes=notes)
 
 
-def grouped(stack: str, specs: Mapping[int, FFNSpec], runs: int = 1) -> list[Group]:
-    """Layer → spec, as groups of layers with equal specs, in order of first appearance."""
+def grouped(stack: str, specs: Mapping[int, FFNSpec], runs: int = 1, per_layer: int = 1) -> list[Group]:
+    """Block number → spec, as groups of blocks with equal specs, in order of first appearance."""
     found: dict[FFNSpec, list[int]] = {}
     for index, spec in specs.items():
         found.setdefault(spec, []).append(index)
-    return [Group(stack, tuple(layers), spec, runs) for spec, layers in found.items()]
+    return [Group(stack, tuple(layers), spec, runs, per_layer) for spec, layers in found.items()]

@@ -149,7 +149,7 @@ def _npy(path: Path, where: str) -> Tensor:
 def _safetensors(path: Path, where: str) -> Tensor:
     from safetensors import SafetensorError, safe_open
 
-    from ffncli.models.checkpoint import read_header
+    from ffncli.models.headers import read_header
 
     names = list(read_header(path))
     if len(names) != 1 and "x" not in names:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from ffncli.errors import FFNError
-from ffncli.models.checkpoint import open_checkpoint, read_header
+from ffncli.models.checkpoint import open_checkpoint
+from ffncli.models.headers import read_header
 from ffncli.models.source import load
 from ffncli.run.weights import stored_weights
 from tests.oracles.checkpoints import (

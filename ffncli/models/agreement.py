@@ -1,0 +1,201 @@
+"""Config against tensors, block by block: what each says of every width, and which field a disagreement lies in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ffncli.block.cost import cost
+from ffncli.block.recipe import FFNSpec, steps
+from ffncli.errors import shown
+from ffncli.models.model import Difference, Group, Model, Stored, grouped
+from ffncli.models.recognise import Found, Layers
+
+# What of a block can be seen in its tensors: our name → (how a spec says it, the attribute of Found).
+_SEEN: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
+    "d_model": (lambda s: s.d_model, "d_model"),
+    "d_ff": (lambda s: s.d_ff, "d_ff"),
+    "gated": (lambda s: s.gated, "gated"),
+    "bias": (lambda s: s.bias, "bias"),
+    "experts": (lambda s: s.moe.experts if s.moe else 0, "experts"),
+    "shared_d_ff": (lambda s: s.shared_width, "shared_d_ff"),
+    "router_bias": (lambda s: bool(s.moe and s.moe.router_bias), "router_bias"),
+    "correction": (lambda s: bool(s.moe and s.moe.correction), "correction"),
+    "shared_gate": (lambda s: bool(s.moe and s.moe.shared_gate), "shared_gate"),
+}
+_OF_MOE = ("experts", "shared_d_ff", "router_bias", "correction", "shared_gate")
+_BY_TENSORS = ("gated", "bias")  # what the tensors decide; any other difference leaves no block that could run
+_IN_ALL = "parameters per layer"  # what differs where no width does
+
+
+@dataclass
+class Agreement:
+    """What comparing them found. `specs` are the blocks as the tensors have them, stack → index → spec."""
+
+    specs: dict[str, dict[int, FFNSpec]]
+    differences: list[Difference] = field(default_factory=list)
+    evidence: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    params: int = 0
+    bytes: int = 0
+    formats: dict[str, None] = field(default_factory=dict)
+    whole: bool = True
+    shown: set[Found] = field(default_factory=set)
+
+    def differ(self, new: Difference) -> None:
+        """Note a difference, once for all layers that have the same."""
+        same = (new.name, new.config, new.tensors)
+        for index, known in enumerate(self.differences):
+            if (known.name, known.config, known.tensors) == same:
+                self.differences[index] = replace(known, layers=known.layers + 1)
+                return
+        self.differences.append(new)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One FFN block of the config: `index` is its number in its stack."""
+
+    stack: str
+    index: int
+    spec: FFNSpec
+
+
+def agree(model: Model, layers: Layers, where: str) -> Model:
+    """The model as its tensors have it, with every difference from its config. `where` names the checkpoint."""
+    told = _told(model)
+    found = Agreement({stack: {b.index: b.spec for b in blocks} for stack, blocks in told.items()})
+    prefixes = _prefixes(model, told, layers)
+    absent = [stack for stack in told if stack not in prefixes]
+    if prefixes:
+        found.notes += [f"no {stack} tensors in {where}: left out" for stack in absent]
+        found.specs = {stack: specs for stack, specs in found.specs.items() if stack in prefixes}
+    for prefix in dict.fromkeys(prefixes.values()):
+        stacks = [stack for stack in told if prefixes.get(stack) == prefix]
+        blocks = [block for stack in stacks for block in told[stack]]
+        _compare_stack(model, prefix, blocks, layers[prefix], found)
+    left = {prefix: seen for prefix, seen in layers.items() if prefix not in prefixes.values()}
+    found.notes += [f"not counted: {_words(prefix, seen)}" for prefix, seen in left.items()]
+    return _corrected(model, found)
+
+
+def _told(model: Model) -> dict[str, list[_Block]]:
+    """The config's blocks, stack by stack, in order."""
+    out: dict[str, list[_Block]] = {}
+    for group in model.groups:
+        out.setdefault(group.stack, []).extend(_Block(group.stack, index, group.spec) for index in group.layers)
+    return {stack: sorted(blocks, key=lambda block: block.index) for stack, blocks in out.items()}
+
+
+def _prefixes(model: Model, told: Mapping[str, Sequence[_Block]], layers: Layers) -> dict[str, str]:
+    """Stack → the prefix of its tensors. A stack of its own name, else the one with as many layers, else the longest.
+
+    Stacks of one model that share their layers (LongCat's dense and MoE blocks) share a prefix.
+    """
+    out: dict[str, str] = {}
+    for stack in told:
+        others = [name for name in told if name != stack]
+        fitting = [p for p in layers if stack in p and not any(other in p for other in others)]
+        free = [p for p in layers if not any(other in p for other in others)]
+        wanted = len({block.index // model.per_layer(stack) for block in told[stack]})
+        candidates = fitting or free
+        if candidates:
+            out[stack] = max(candidates, key=lambda p: (len(layers[p]) == wanted, len(layers[p])))
+    return out
+
+
+def _compare_stack(
+    model: Model, prefix: str, blocks: Sequence[_Block], seen: Mapping[int, tuple[Found, ...]], found: Agreement
+) -> None:
+    by_layer: dict[int, list[_Block]] = {}
+    for block in blocks:
+        by_layer.setdefault(block.index // model.per_layer(block.stack), []).append(block)
+    if set(by_layer) != set(seen) and len(blocks) == sum(map(len, seen.values())):
+        seen = dict(enumerate([item] for _, items in sorted(seen.items()) for item in items))  # type: ignore[misc]
+        by_layer = dict(enumerate([block] for block in blocks))
+    extra = sorted(set(seen) - set(by_layer))
+    if extra and set(by_layer) <= set(seen) and len(extra) <= model.extra_layers:
+        found.notes += [f"{_words(f'{prefix}.{i}', {i: seen[i]})} (multi-token prediction): not counted" for i in extra]
+        extra = []
+    lacking = sorted(set(by_layer) - set(seen))
+    for layer in (extra or lacking)[:1]:
+        at = by_layer.get(layer, blocks)[0]
+        where = f"{prefix}.{layer} has {'an FFN' if extra else 'none'}"
+        field = model.names.get("layers", "layers")
+        found.differ(Difference("layers", field, str(len(by_layer)), str(len(seen)), where, at.stack, at.index))
+    for layer, told in by_layer.items():
+        if layer in seen:
+            _compare_layer(model, f"{prefix}.{layer}", told, seen[layer], found)
+
+
+def _compare_layer(model: Model, at: str, told: Sequence[_Block], seen: Sequence[Found], found: Agreement) -> None:
+    """The FFNs of one layer: mixtures of experts with those, dense ones with dense ones."""
+    blocks = sorted(told, key=lambda block: block.spec.moe is None)
+    founds = sorted(seen, key=lambda item: item.experts == 0)
+    if len(blocks) != len(founds):
+        found.differ(Difference("FFNs per layer", "FFNs per layer", str(len(blocks)), str(len(founds)), at))
+    for block, item in zip(blocks, founds, strict=False):
+        found.params += item.params
+        found.bytes += item.bytes
+        found.formats |= dict.fromkeys(item.formats)
+        found.whole &= item.whole
+        found.specs[block.stack][block.index] = _compare(model, block, item, at, found)
+
+
+def _compare(model: Model, block: _Block, item: Found, at: str, found: Agreement) -> FFNSpec:
+    """The spec with the gate and the biases that the tensors have; every difference is noted."""
+    spec, tensor = block.spec, f"{at}.{item.tensor}".replace("#", "0")
+    differ: list[tuple[str, object, object, str]] = []
+    for name, (said, attribute) in _SEEN.items():
+        seen = getattr(item, attribute)
+        if seen is not None and seen != said(spec) and (item.whole or name not in _OF_MOE):
+            differ.append((name, said(spec), seen, tensor))
+    corrected = replace(spec, **{name: seen for name, _, seen, _ in differ if name in _BY_TENSORS})
+    counted = cost(steps(corrected)).params
+    if item.whole and counted != item.params and all(name in _BY_TENSORS for name, *_ in differ):
+        differ.append((_IN_ALL, counted, item.params, f"{at}.{item.loose[0]}" if item.loose else tensor))
+    for name, was, seen, where in differ:
+        field = _field(model, name, spec)
+        found.differ(Difference(name, field, shown(was), shown(seen), where, block.stack, block.index))
+    if item not in found.shown:  # one layer of each kind is evidence enough
+        found.shown.add(item)
+        found.evidence += [line for line in _evidence(model, spec, item, tensor) if line not in found.evidence]
+    return corrected
+
+
+def _field(model: Model, name: str, spec: FFNSpec) -> str:
+    """The config's own name for one of ours; what no field holds follows from model_type."""
+    own = model.names.get(f"moe.{name}" if spec.moe else name) or model.names.get(name)
+    return own or (name if name == _IN_ALL else f"{name} (by model_type {model.model_type})")
+
+
+def _evidence(model: Model, spec: FFNSpec, item: Found, tensor: str) -> Iterator[str]:
+    if item.gated is not None:
+        fused = ", which holds the gate too" if item.fused else ""
+        yield f"{'gated' if item.gated else 'plain'}: tensor {shown(tensor, 120)}{fused}"
+        if item.gated != spec.gated:
+            family = f"model_type {model.model_type}, which is {'gated' if spec.gated else 'plain'}"
+            yield f"gatedness: the tensors overrule {family}"
+    if item.bias != spec.bias:
+        yield f"bias: {'present' if item.bias else 'absent'} in the file, against the config"
+
+
+def _corrected(model: Model, found: Agreement) -> Model:
+    """The model with the tensors' specs, regrouped only where they changed anything."""
+    groups: list[Group] = []
+    for stack, specs in found.specs.items():
+        first = next(group for group in model.groups if group.stack == stack)
+        groups += grouped(stack, dict(sorted(specs.items())), first.runs, first.per_layer)
+    whole = found.whole and found.params > 0
+    stored = Stored(found.params, found.bytes, tuple(found.formats)) if whole else None
+    return replace(
+        model, groups=tuple(groups), differences=tuple(found.differences), stored=stored,
+        evidence=(*found.evidence, *model.evidence), notes=(*model.notes, *found.notes),
+    )  # fmt: skip
+
+
+def _words(prefix: str, seen: Mapping[int, tuple[Found, ...]]) -> str:
+    """`model.layers.61, 11,507,… parameters`."""
+    params = sum(item.params for items in seen.values() for item in items)
+    return f"{shown(prefix, 80)}, FFN of {params:,} parameters"

@@ -1,0 +1,202 @@
+"""safetensors headers: what tensors a file says it holds, without reading any, and without torch.
+
+Our own reader, because opening a file through the library imports numpy or torch. It refuses all that the library
+refuses, and duplicate keys besides. There are two ways through it: a header that is plainly in order is checked column
+by column, in C; one with anything odd goes entry by entry, which finds what to say of it. Both accept the same files.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import chain
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ffncli.errors import FFNError, shown
+from ffncli.models.strict_json import parse_object, parse_plain, shown_path, strings_in
+
+MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_BITS = {
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "F64": 64, "I64": 64, "U64": 64, "C64": 64,
+}  # fmt: skip
+
+
+class TensorInfo(NamedTuple):
+    """One tensor as its header describes it: safetensors' dtype code, shape, bytes in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+class Columns(NamedTuple):
+    """A header, column by column: names, safetensors' dtype codes, shapes, bytes."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    bytes: list[int]
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """Name → dtype and shape of every tensor in a safetensors file, without reading any data. Errors: read_columns."""
+    return named(read_columns(path))
+
+
+def named(columns: Columns) -> dict[str, TensorInfo]:
+    """The same, name by name."""
+    infos = map(TensorInfo, columns.dtypes, map(tuple, columns.shapes), columns.bytes)
+    return dict(zip(columns.names, infos, strict=True))
+
+
+def read_columns(path: Path) -> Columns:
+    """The header of a safetensors file.
+
+    Raises FFNError, naming the file and what is wrong, for whatever safetensors itself refuses: a header past the end
+    of the file, bytes that no tensor or two tensors claim, a shape that does not fit its bytes.
+    """
+    where = shown_path(path)
+    try:
+        with path.open("rb") as file:
+            total = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            check_length(length, total, where)
+            raw = file.read(length)
+    except OSError as error:
+        raise FFNError(f"cannot read {where}: {error.strerror or error}", _missing(path)) from None
+    return parse_header(raw, total - 8 - length, where)
+
+
+def check_length(length: int, total: int, where: str) -> None:
+    """FFNError where a header of `length` bytes cannot stand in a file of `total` bytes."""
+    if total < 8 or length > total - 8:
+        raise FFNError(f"{where} is truncated or no safetensors file: {total} bytes, header of {length}")
+    if length > MOST_HEADER_BYTES:
+        raise FFNError(f"{where}: a header of {length:,} bytes is more than safetensors allows")
+
+
+def parse_header(raw: bytes, size: int, where: str) -> Columns:
+    """A header's JSON, checked against the `size` bytes of data that follow it."""
+    header = None if b"-" in raw else parse_plain(raw, _strings)  # no negative number, and no -0, passes here
+    columns = _plain_columns(header, size) if header is not None else None
+    return columns or _careful_columns(raw, size, where)
+
+
+def _missing(path: Path) -> str:
+    return "" if os.path.exists(path) else "the file is not there; is the download complete?"
+
+
+# --- the quick way ----------------------------------------------------------------------------------------------------
+
+
+def _strings(header: dict[str, Any]) -> int:
+    """How many strings a header was written with: each entry is its name, three keys and a dtype."""
+    metadata = header.get("__metadata__")
+    entries = len(header) - (metadata is not None)
+    return 5 * entries + (0 if metadata is None else 1 + strings_in(metadata))
+
+
+def _plain_columns(header: dict[str, Any], size: int) -> Columns | None:
+    """The columns of a header in which nothing is odd, else None: the careful way may still accept it."""
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        return None
+    entries = list(header.values())
+    try:
+        dtypes = [entry["dtype"] for entry in entries]
+        shapes = [entry["shape"] for entry in entries]
+        spans = [entry["data_offsets"] for entry in entries]
+        bits = [_BITS[dtype] for dtype in dtypes]
+        numbers = list(map(prod, shapes))
+        lengths = [end - start for start, end in spans]
+    except (KeyError, TypeError, ValueError):
+        return None
+    kinds = {*map(type, chain.from_iterable(shapes)), *map(type, chain.from_iterable(spans))}
+    if {*map(len, entries)} - {3} or kinds - {int} or {*map(type, shapes), *map(type, spans)} - {list} or 0 in numbers:
+        return None
+    if [b * n for b, n in zip(bits, numbers, strict=True)] != [8 * length for length in lengths]:
+        return None
+    if not _covers(spans, size) and not _covers(sorted(spans), size):  # most files list tensors as they lie
+        return None
+    return Columns(list(header), dtypes, shapes, lengths)
+
+
+def _covers(spans: list[list[int]], size: int) -> bool:
+    """Whether spans in this order follow one another from 0 to `size`."""
+    return [0, *(end for _, end in spans)] == [*(start for start, _ in spans), size]
+
+
+# --- the careful way --------------------------------------------------------------------------------------------------
+
+
+def _careful_columns(raw: bytes, size: int, where: str) -> Columns:
+    """Entry by entry; raises FFNError for the first that is wrong."""
+    header = parse_object(raw, f"{where}: header")
+    _check_metadata(header.pop("__metadata__", {}), where)
+    spans = [(name, *_entry(name, entry, where)) for name, entry in header.items()]
+    _check_coverage(spans, size, where)
+    infos = [info for _, info, _, _ in spans]
+    return Columns(list(header), [i.dtype for i in infos], [list(i.shape) for i in infos], [i.bytes for i in infos])
+
+
+def _check_metadata(metadata: Any, where: str) -> None:
+    if not isinstance(metadata, dict) or any(type(v) is not str for v in metadata.values()):
+        raise FFNError(f"{where}: __metadata__ must map strings to strings")
+
+
+def _entry(name: str, entry: Any, where: str) -> tuple[TensorInfo, int, int]:
+    """A header entry checked: (info, start, end)."""
+    label = f"{where}: tensor {shown(name, 120)}"
+    if not isinstance(entry, dict):
+        raise FFNError(f"{label} has no description")
+    dtype: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    span: Any = entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        raise FFNError(f"{label} has the unknown dtype {shown(dtype)}")
+    if not _counts(shape):
+        raise FFNError(f"{label} has the shape {shown(shape)}, which is no list of sizes")
+    if not _counts(span) or len(span) != 2 or span[0] > span[1]:
+        raise FFNError(f"{label} has the data_offsets {shown(span)}")
+    if any(_refused(value) for key, value in entry.items() if key not in ("dtype", "shape", "data_offsets")):
+        raise FFNError(f"{label} has a field that nests too deeply or holds a number without end")
+    bits = _BITS[dtype]
+    for size in shape:  # step by step, as safetensors does: an overflow counts even where a zero follows
+        bits = bits * size if bits < 2**64 else bits
+    if bits >= 2**64 or bits != 8 * (span[1] - span[0]):
+        raise FFNError(f"{label}: shape {list(shape)} of {dtype} does not fit its {span[1] - span[0]} bytes")
+    return TensorInfo(dtype, tuple(shape), span[1] - span[0]), span[0], span[1]
+
+
+def _refused(value: Any, most: int = 120) -> bool:
+    """What safetensors' parser refuses even where it is not used: 128 levels, numbers beyond a double."""
+    level = [value]
+    for _ in range(most):
+        if any(isinstance(v, (int, float)) and not abs(v) <= sys.float_info.max for v in level):
+            return True
+        inner = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, (list, dict))]
+        level = [v for values in inner for v in values]
+        if not level:
+            return False
+    return True
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(v) is int and 0 <= v < 2**63 for v in value)
+
+
+def _check_coverage(spans: list[tuple[str, TensorInfo, int, int]], size: int, where: str) -> None:
+    """The tensors cover the data exactly once, in some order."""
+    at = 0
+    for name, _, start, end in sorted(spans, key=lambda span: span[2:]):
+        if start != at:
+            kind = "overlaps another" if start < at else "leaves a hole before it"
+            raise FFNError(f"{where}: tensor {shown(name, 120)} {kind} (starts at {start}, expected {at})")
+        at = end
+    if at != size:
+        state = "is truncated" if at > size else "has bytes that no tensor claims"
+        raise FFNError(f"{where} {state}: tensors need {at} bytes of data, the file has {size}")
