@@ -151,7 +151,8 @@ def _compare(model: Model, block: _Block, item: Found, at: str, found: Agreement
         seen = getattr(item, attribute)
         if seen is not None and seen != said(spec) and (item.whole or name not in _OF_MOE):
             differ.append((name, said(spec), seen, tensor))
-    corrected = replace(spec, **{name: seen for name, _, seen, _ in differ if name in _BY_TENSORS})
+    decided: dict[str, Any] = {name: seen for name, _, seen, _ in differ if name in _BY_TENSORS}
+    corrected = replace(spec, **decided)
     counted = cost(steps(corrected)).params
     if item.whole and counted != item.params and all(name in _BY_TENSORS for name, *_ in differ):
         differ.append((_IN_ALL, counted, item.params, f"{at}.{item.loose[0]}" if item.loose else tensor))
@@ -172,8 +173,8 @@ def _field(model: Model, name: str, spec: FFNSpec) -> str:
 
 def _evidence(model: Model, spec: FFNSpec, item: Found, tensor: str) -> Iterator[str]:
     if item.gated is not None:
-        fused = ", which holds the gate too" if item.fused else ""
-        yield f"{'gated' if item.gated else 'plain'}: tensor {shown(tensor, 120)}{fused}"
+        fused = "gate and up in " if item.fused else ""
+        yield f"{'gated' if item.gated else 'plain'}: {fused}tensor {shown(tensor, 120)}"
         if item.gated != spec.gated:
             family = f"model_type {model.model_type}, which is {'gated' if spec.gated else 'plain'}"
             yield f"gatedness: the tensors overrule {family}"

@@ -50,7 +50,8 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     model_type = config.text("model_type")
     family_name = BY_TYPE.get(model_type)
     if family_name is None:
-        hint = did_you_mean(model_type, list(BY_TYPE), "known: " + ", ".join(FAMILIES))
+        some = [name for name in ("llama", "qwen3", "gemma2", "gpt2", "mixtral", "bert", "t5") if name in BY_TYPE]
+        hint = did_you_mean(model_type, list(BY_TYPE), f"known: {', '.join(some)} and {len(BY_TYPE) - len(some)} more")
         raise FFNError(f"{config.where}: model_type {shown(model_type)} is not known", hint)
     family = FAMILIES[family_name]
     groups = [g for stack in family.stacks for g in _stack(config, family, stack)]
@@ -115,7 +116,7 @@ def _stack(config: Fields, family: Family, stack: Stack) -> list[Group]:
         if key not in known:
             known[key] = _experts(fields, family, more) if moe else _dense(fields, family, dense, more)
         specs |= dict.fromkeys(range(i * times, (i + 1) * times), known[key])
-    return grouped(stack.name, specs, family.runs(fields), times)
+    return grouped(stack.name, specs, (stack.runs or family.runs)(fields), times)
 
 
 def _common(config: Fields, family: Family) -> dict[str, Any]:

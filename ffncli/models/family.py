@@ -20,7 +20,7 @@ class Stack:
 
     `at` names a nested config that holds the stack's fields. `kind` keeps only the dense or only the MoE layers of
     the count, for a model whose layers have both (LongCat-Flash); `times` is then how many FFNs of that kind one layer
-    has: a number, or the field that holds it.
+    has: a number, or the field that holds it. `runs` is the family's of that name, for a stack that differs (HRM).
     """
 
     name: str = "decoder"
@@ -29,6 +29,7 @@ class Stack:
     at: str = ""
     kind: Literal["any", "dense", "moe"] = "any"
     times: int | str = 1
+    runs: Callable[[Fields], int] | None = None
 
 
 LayerRule: TypeAlias = Callable[[Fields, Stack], Callable[[int], bool]]

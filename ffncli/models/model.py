@@ -83,9 +83,10 @@ class Model:
     """`source` is what was typed, `location` where weights may be, `checkpoint` those that are; `bare`: no layers.
 
     `dtype` is the stored one where known. `evidence` says, in order, what decided gatedness and widths. `names` are the
-    config's own names of our fields, `quantization` its quantization_config, `extra_layers` how many layers it has beyond
-    its count (multi-token prediction). `differences` are those between config and tensors, `stored` what the tensors hold; None where no headers were read.
-    `unknown` names fields of its specs that nothing said, and that were filled to have any (`activation`, `top_k`).
+    config's own names of our fields, `quantization` is its quantization_config, `extra_layers` how many layers it has
+    beyond its count (multi-token prediction). `differences` are those between config and tensors, `stored` is what the
+    tensors hold; None where no headers were read. `unknown` names fields of its specs that nothing said (`activation`,
+    `top_k`) and that were filled to have any.
     """
 
     name: str

@@ -203,7 +203,8 @@ def test_stored_shapes_are_the_counted_ones(zoo: Zoo, name: str) -> None:
 @pytest.mark.parametrize(("name", "tensor"), [*PLAIN.items(), *GATED.items()])
 def test_evidence_names_the_deciding_tensor(zoo: Zoo, name: str, tensor: str) -> None:
     model, gated = load(str(zoo(name).path)), name in GATED
-    assert model.evidence[0].startswith(f"{'gated' if gated else 'plain'}: tensor '")
+    fused = "gate and up in " if "gate_up" in tensor else ""
+    assert model.evidence[0].startswith(f"{'gated' if gated else 'plain'}: {fused}tensor '")
     assert model.evidence[0].endswith(tensor.format(e=0) + "'")
     assert all(group.spec.gated == gated for group in model.groups)
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod, sqrt
+from typing import Any
 
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, shown
 from ffncli.models.family import Extra, Family, Stack
-from ffncli.models.fields import Fields
+from ffncli.models.fields import REQUIRED, Fields
 
 LAYER_NORM_EPS = ("layer_norm_epsilon|layer_norm_eps|layernorm_epsilon|norm_epsilon|norm_eps", 1e-5)
+
+
+def _not_covered(config: Fields, field: str, value: object, why: str) -> FFNError:
+    """The refusal of a field's value that the family's row cannot describe."""
+    said = str(value).lower() if isinstance(value, bool) else shown(value)
+    return FFNError(f"{config.where}: {field} = {said} is not covered", why)
 
 
 def _opt(config: Fields) -> Extra:
@@ -40,51 +48,245 @@ def _gpt_neox(config: Fields) -> Extra:
 
 def _bloom(config: Fields) -> Extra:
     if config.flag("apply_residual_connection_post_layernorm", False):
-        raise FFNError(
-            f"{config.where}: apply_residual_connection_post_layernorm = true is not covered",
-            "its residual takes the norm's output, which no known BLOOM checkpoint does",
-        )
+        why = "its residual takes the norm's output, which no known BLOOM checkpoint does"
+        raise _not_covered(config, "apply_residual_connection_post_layernorm", True, why)
     return {"activation": "gelu_tanh"}
 
+
+def _multiplied(config: Fields) -> dict[str, Any]:
+    return {"residual_scale": config.number("residual_multiplier", 1.0)}
+
+
+def _hyperclovax(config: Fields) -> Extra:
+    position = "pre+branch" if config.flag("use_post_norm", True) else "pre"
+    return _multiplied(config) | {"norm_position": position}
+
+
+def _minicpm3(config: Fields) -> Extra:
+    # scale_depth is null where the model was trained without it; its absence means 1.4.
+    if "scale_depth" in config.values and config.values["scale_depth"] is None:
+        return {}
+    return {"residual_scale": config.number("scale_depth", 1.4) / sqrt(config.integer("num_hidden_layers"))}
+
+
+def _doge(config: Fields) -> Extra:
+    if config.flag("is_moe", False):
+        raise _not_covered(config, "is_moe", True, "its experts are rows of an embedding, found by product keys")
+    return {"residual": False}  # it adds w ⊙ x, with a weight per feature: the block ends before that
+
+
+def _gemma3n(config: Fields) -> Extra:
+    # Where the pattern is missing, the first ten layers are sparse, unless there are no more than ten.
+    name, layers = "activation_sparsity_pattern", config.integer("num_hidden_layers")
+    pattern = config.get(name, [0.0] * layers if layers <= 10 else REQUIRED, "a share per layer")
+    for share in pattern if isinstance(pattern, list) else [pattern]:
+        if share != 0:
+            raise _not_covered(config, name, share, "its Gaussian top-k depends on the whole row of gate values")
+    return {}
+
+
+def _gemma4(config: Fields) -> Extra:
+    if config.flag("enable_moe_block", False):
+        why = "its MLP and its experts run side by side, each between norms of its own"
+        raise _not_covered(config, "enable_moe_block", True, why)
+    return {}
+
+
+def _gemma4_widths(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
+    """The layers that reuse the keys and values of earlier ones may be twice as wide."""
+    layers: int = config.integer("num_hidden_layers")
+    first = layers - config.integer("num_kv_shared_layers", 0, low=0)
+    wide = {"d_ff": 2 * config.integer("intermediate_size")} if config.flag("use_double_wide_mlp", False) else {}
+    return lambda i: wide if i >= first else {}
+
+
+def _molmo2(config: Fields) -> Extra:
+    return {"norm_position": "branch" if config.flag("norm_after", False) else "pre"}
+
+
+def _stablelm(config: Fields) -> Extra:
+    parallel = config.flag("use_parallel_residual", False)
+    return {"parallel": parallel, "shared_norm": parallel}
+
+
+def _mpt(config: Fields) -> Extra:
+    # transformers reads neither field, MPT's own code does: only where both agree is there one answer.
+    ratio, without = config.get("expansion_ratio", 4), config.flag("no_bias", True)
+    if ratio != 4:
+        raise _not_covered(config, "expansion_ratio", ratio, "transformers always runs 4")
+    if not without:
+        raise _not_covered(config, "no_bias", without, "transformers always runs without biases")
+    return {"activation": "gelu", "norm_bias": False}
+
+
+def _neox_japanese(config: Fields) -> Extra:
+    return {"d_ff": int(config.integer("hidden_size") * config.number("intermediate_multiple_size", 4))}
+
+
+def _openai_gpt(config: Fields) -> Extra:
+    name = config.text("afn", "gelu")
+    return {"activation": "gelu_tanh" if name == "gelu" else name}  # its "gelu" is the tanh one
+
+
+def _moshi(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
+    """Its ffn_dim is gate and up together."""
+    both: int = config.integer("ffn_dim", 22528)
+    if both % 2:
+        raise config.wrong("ffn_dim", both, "an even number")
+    return lambda i: {"d_ff": both // 2}
+
+
+def _reformer(config: Fields) -> Extra:
+    kinds, layers = config.get("attn_layers", None), config.integer("num_hidden_layers")
+    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
+        raise config.wrong("attn_layers", kinds, f"one name per layer ({layers})")
+    return {"residual": False}  # reversible: it adds to the other of two streams, not to what the FFN reads
+
+
+def _xlm(config: Fields) -> dict[str, Any]:
+    return {"activation": "gelu" if config.flag("gelu_activation", True) else "relu"}
+
+
+def _flaubert(config: Fields) -> Extra:
+    return _xlm(config) | {"norm_position": "pre" if config.flag("pre_norm", False) else "post"}
+
+
+def _cycles(names: Sequence[tuple[str, int]]) -> Callable[[Fields], int]:
+    """HRM runs its stacks in nested cycles: the low one H_cycles × L_cycles times, the high one H_cycles times."""
+    return lambda config: prod(config.integer(name, default) for name, default in names)
+
+
+def _silu(eps: float = 1e-6, **said: Any) -> Family:
+    """Llama's block: SiLU-gated, RMSNorm before it."""
+    return Family(default_activation="silu", eps=("rms_norm_eps", eps), **said)
+
+
+def _plain(activation: str | None, default: str = REQUIRED, **said: Any) -> Family:
+    """GPT's block: no gate, biases, LayerNorm before it."""
+    defaults: dict[str, Any] = {"bias": True, "norm": "layernorm", "eps": LAYER_NORM_EPS}
+    return Family(gated=False, activation=activation, default_activation=default, **defaults | said)
+
+
+_PARALLEL: dict[str, Any] = {"parallel": True, "shared_norm": True}
+_MLP_BIAS = ("mlp_bias", False)
+_PER_STACK = "num_layers_per_stack|num_hidden_layers"
+_N_EMBD, _D_MODEL = "n_embd|hidden_size", "d_model|hidden_size"
+_BY_CODE = (None, 1e-5)  # the code says the eps, whatever the config does
 
 _GEMMA = Family(
     activation="hidden_activation", default_activation="gelu_tanh", position="pre+branch", norm_weight="one_plus"
 )
 
-ROWS: Mapping[str, Family] = {
-    "gpt2": Family(
-        gated=False, d_model="n_embd|hidden_size", d_ff="n_inner", multiple=4, activation="activation_function",
-        default_activation="gelu_new", bias=True, norm="layernorm", eps=LAYER_NORM_EPS,
+_GPT = {
+    "gpt2": _plain(
+        "activation_function", "gelu_new", d_model=_N_EMBD, d_ff="n_inner", multiple=4, aliases=("gpt-sw3",)
     ),
-    "opt": Family(
-        gated=False, d_ff="ffn_dim", activation="activation_function", default_activation="relu",
-        bias=("enable_bias", True), norm="layernorm", eps=(None, 1e-5), adjust=_opt,
+    "gpt_bigcode": _plain("activation_function", "gelu_tanh", d_model=_N_EMBD, d_ff="n_inner", multiple=4),
+    "gpt_neo": _plain("activation_function", "gelu_new", multiple=4),
+    "codegen": _plain(
+        "activation_function", "gelu_new", d_model=_N_EMBD, d_ff="n_inner", multiple=4,
+        adjust=lambda config: _PARALLEL, aliases=("gptj",),
     ),
-    "bloom": Family(
-        gated=False, d_model="n_embed|n_embd|hidden_size", d_ff=None, multiple=4, activation=None, bias=True,
-        norm="layernorm", eps=LAYER_NORM_EPS, adjust=_bloom, stacks=(Stack("decoder", "n_layer|num_hidden_layers"),),
+    "openai-gpt": _plain(None, d_model=_N_EMBD, d_ff=None, multiple=4, position="post", adjust=_openai_gpt),
+    "ctrl": _plain(
+        None, d_model=_N_EMBD, d_ff="dff", eps=(None, 1e-6), adjust=lambda config: {"activation": "relu"}
     ),
-    "gpt_neox": Family(
-        gated=False, default_activation="gelu", bias=True, norm="layernorm", eps=LAYER_NORM_EPS, adjust=_gpt_neox
+    "opt": _plain(
+        "activation_function", "relu", d_ff="ffn_dim", bias=("enable_bias", True), eps=_BY_CODE, adjust=_opt
     ),
-    "falcon": Family(
-        gated=False, d_ff="ffn_hidden_size", multiple=4, activation="activation", default_activation="gelu",
-        bias=("bias", False), norm="layernorm", eps=LAYER_NORM_EPS, adjust=_falcon,
+    "xglm": _plain("activation_function", "gelu", d_model=_D_MODEL, d_ff="ffn_dim", eps=_BY_CODE),
+    "biogpt": _plain("hidden_act", "gelu", eps=_BY_CODE),  # its layer_norm_eps (1e-12) is not used
+    "trocr": _plain(
+        "activation_function", "gelu", d_model=_D_MODEL, d_ff="decoder_ffn_dim", eps=_BY_CODE,
+        position="post", stacks=(Stack("decoder", "decoder_layers|num_hidden_layers"),),
     ),
-    "phi": Family(
-        gated=False, default_activation="gelu_new", bias=True, norm="layernorm", eps=LAYER_NORM_EPS,
-        adjust=lambda config: {"parallel": True, "shared_norm": True},
+    "bloom": _plain(
+        None, d_model="n_embed|n_embd|hidden_size", d_ff=None, multiple=4, adjust=_bloom,
+        stacks=(Stack("decoder", "n_layer|num_hidden_layers"),),
     ),
-    "llama": Family(default_activation="silu", bias=("mlp_bias", False)),
-    "mistral": Family(default_activation="silu"),
-    "qwen2": Family(default_activation="silu"),
-    "qwen3": Family(default_activation="silu"),
-    "phi3": Family(default_activation="silu", eps=("rms_norm_eps", 1e-5)),
-    "olmo2": Family(default_activation="silu", position="branch", eps=("rms_norm_eps", 1e-5)),
+    "gpt_neox": _plain("hidden_act", "gelu", adjust=_gpt_neox),
+    "gpt_neox_japanese": _plain("hidden_act", "gelu", d_ff=None, bias=False, adjust=_neox_japanese),
+    "falcon": _plain("activation", "gelu", d_ff="ffn_hidden_size", multiple=4, bias=("bias", False), adjust=_falcon),
+    "mpt": _plain(None, d_model=_D_MODEL, d_ff=None, multiple=4, bias=False, adjust=_mpt),
+    "phi": _plain("hidden_act", "gelu_new", adjust=lambda config: _PARALLEL),
+    "persimmon": _plain("hidden_act", "relu2"),
+    "jais2": _plain("hidden_act", "relu2", bias=("mlp_bias", True)),
+    "starcoder2": _plain("hidden_act", "gelu_tanh", bias=("use_bias", True)),
+    "nemotron": _plain("hidden_act", "relu2", bias=_MLP_BIAS, norm_weight="one_plus"),
+    "xlnet": _plain(
+        "ff_activation", "gelu", d_model=_D_MODEL, d_ff="d_inner", position="post", eps=("layer_norm_eps", 1e-12)
+    ),
+    "reformer": _plain("hidden_act", "relu", d_ff="feed_forward_size", eps=("layer_norm_eps", 1e-12), adjust=_reformer),
+    "xlm": _plain(
+        None, d_model="emb_dim|hidden_size", d_ff=None, multiple=4, eps=("layer_norm_eps", 1e-12), position="post",
+        stacks=(Stack("encoder"),), adjust=_xlm,
+    ),
+    "flaubert": _plain(
+        None, d_model="emb_dim|hidden_size", d_ff=None, multiple=4, eps=("layer_norm_eps", 1e-12),
+        stacks=(Stack("encoder"),), adjust=_flaubert,
+    ),
+}  # fmt: skip
+
+_LLAMA = {
+    "llama": _silu(bias=_MLP_BIAS, aliases=("smollm3", "seed_oss")),
+    "cwm": _silu(1e-5, bias=_MLP_BIAS, aliases=("iquestcoder",)),
+    "internlm3": _silu(1e-5, bias=("mlp_bias|bias", False)),
+    "helium": _silu(1e-8, bias=_MLP_BIAS),
+    "ernie4_5": _silu(1e-5, bias=("use_bias", False)),
+    "mistral": _silu(aliases=("ministral", "youtu")),
+    "ministral3": _silu(1e-5, aliases=("diffllama", "hunyuan_v1_dense")),
+    "qwen2": _silu(),
+    "qwen3": _silu(),
+    "phi3": _silu(1e-5),
+    "glm": _silu(1.5625e-7),
+    "glm4": _silu(1.5625e-7, position="pre+branch"),
+    "olmo": Family(
+        default_activation="silu", norm="layernorm", norm_weight="none", eps=_BY_CODE,
+        adjust=lambda config: {"norm_bias": False},
+    ),
+    "olmo2": _silu(1e-5, position="branch", aliases=("olmo3", "exaone4")),
+    "molmo2_text": Family(default_activation="silu", eps=("rms_norm_eps|layer_norm_eps", 1e-6), adjust=_molmo2),
+    "granite": _silu(bias=_MLP_BIAS, adjust=_multiplied),
+    "granite_swa": _silu(1e-5, bias=_MLP_BIAS, adjust=_multiplied),
+    "hyperclovax": _silu(bias=_MLP_BIAS, adjust=_hyperclovax),
+    "minicpm3": _silu(1e-5, bias=_MLP_BIAS, adjust=_minicpm3),
+    "doge": _silu(bias=_MLP_BIAS, adjust=_doge),
+    "moshi": _silu(1e-8, d_ff="ffn_dim", layer=_moshi),
+    "hrm_text": _silu(
+        bias=_MLP_BIAS, norm_weight="none",
+        stacks=(
+            Stack("low", _PER_STACK, runs=_cycles([("H_cycles", 2), ("L_cycles", 3)])),
+            Stack("high", _PER_STACK, runs=_cycles([("H_cycles", 2)])),
+        ),
+    ),
+    "cohere": Family(
+        default_activation="silu", norm="layernorm", eps=LAYER_NORM_EPS,
+        adjust=lambda config: _PARALLEL | {"norm_bias": False}, aliases=("cohere2", "cohere_compass_text"),
+    ),
+    "stablelm": Family(default_activation="silu", norm="layernorm", eps=LAYER_NORM_EPS, adjust=_stablelm),
+    "cpmant": Family(
+        d_ff="dim_ff", activation=None, eps=("eps", 1e-6), adjust=lambda config: {"activation": "gelu"}
+    ),
+    "bitnet": Family(
+        default_activation="relu2", eps=("rms_norm_eps", 1e-5), adjust=lambda config: {"sub_norm": True}
+    ),
+    "apertus": Family(gated=False, default_activation="xielu", eps=("rms_norm_eps", 1e-5)),
+    "arcee": Family(gated=False, default_activation="relu2", bias=_MLP_BIAS, eps=("rms_norm_eps", 1e-5)),
+    "nanochat": Family(gated=False, default_activation="relu2", norm_weight="none"),
+}  # fmt: skip
+
+_GEMMAS = {
     "gemma": Family(
         activation="hidden_activation|hidden_act", default_activation="gelu_tanh", norm_weight="one_plus",
         adjust=_gemma1,
     ),
     "gemma2": _GEMMA,
     "gemma3_text": replace(_GEMMA, aliases=("gemma3",)),
+    "vaultgemma": replace(_GEMMA, position="pre"),
+    "gemma3n_text": replace(_GEMMA, norm_weight="plain", adjust=_gemma3n),
+    "gemma4_text": replace(
+        _GEMMA, norm_weight="plain", adjust=_gemma4, layer=_gemma4_widths, aliases=("gemma4_unified_text",)
+    ),
 }  # fmt: skip
+
+ROWS: Mapping[str, Family] = {**_GPT, **_LLAMA, **_GEMMAS}

@@ -34,6 +34,7 @@ WIDTHS = {
     "ffn_hidden_size": 40, "hidden_dim": 40, "dim_feedforward": 40, "d_inner": 40, "moe_intermediate_size": 12,
     "shared_expert_intermediate_size": 20, "expert_ffn_hidden_size": 12, "intermediate_size_mlp": 44,
     "shared_intermediate_size": 20, "moe_shared_expert_intermediate_size": 20, "dff": 40, "dim_ff": 40,
+    "feed_forward_size": 40,
 }  # fmt: skip
 SIZES = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embed_dim", "emb_dim", "dim", "n_embed"), 16),
@@ -151,10 +152,10 @@ def numbers(model: nn.Module, pattern: str) -> int:
 
 
 def outside(model_type: str, case: Architecture) -> list[str]:
-    """The matrices that change with d_ff and do not match the case's `ffn`: there should be none."""
+    """The parameters that change with d_ff and match neither `ffn` nor `norm` (BitNet's is d_ff wide): none should."""
     plain, wide = (dict(build(model_type, case, factor, meta=True).named_parameters()) for factor in (1, 2))
     changed = [n for n, p in plain.items() if n in wide and p.shape != wide[n].shape]
-    wanted = re.compile(case.ffn)
+    wanted = re.compile(f"{case.ffn}|{case.norm}")
     return [name for name in changed if not wanted.fullmatch(name)]
 
 
