@@ -1,0 +1,58 @@
+"""Quantized checkpoints in small: integers really packed, files really written, and what must be counted of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ffncli.models.checkpoint import TensorInfo, read_header
+from ffncli.models.quantized import Logical, logical
+
+UP = "model.layers.0.mlp.up_proj"
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+SIZES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E8M0": 1}
+
+
+def counted(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any] | None) -> dict[str, Logical]:
+    """What is counted of these tensors once they are in a file."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
+    header = read_header(path / "model.safetensors")
+    out = logical(header, config, "model.safetensors")
+    assert sum(entry.bytes for entry in out.values()) == sum(info.bytes for info in header.values())
+    return out
+
+
+def check_packed(path: Path, tensors: Mapping[str, Tensor], config: Any, form: str, linear: torch.nn.Linear) -> None:
+    """The tensors are the packed weight of `linear`, and nothing else."""
+    stored = sum(tensor.nbytes for tensor in tensors.values())
+    shape = tuple(linear.weight.shape)
+    assert counted(path, tensors, config) == {f"{UP}.weight": Logical(shape, linear.weight.numel(), stored, form)}
+
+
+def info(dtype: str, *shape: int) -> TensorInfo:
+    return TensorInfo(dtype, shape, int(np.prod(shape, dtype=object)) * SIZES[dtype])
+
+
+def words(values: np.ndarray, bits: int) -> Tensor:
+    """Rows of unsigned numbers as a stream of bits, in int32 words."""
+    stream = (values[..., None] >> np.arange(bits)) & 1
+    raw = np.packbits(stream.reshape(len(values), -1).astype(np.uint8), axis=1, bitorder="little")
+    return torch.from_numpy(np.pad(raw, ((0, 0), (0, -raw.shape[1] % 4))).view(np.int32))
+
+
+def integers(*shape: int, bits: int = 4) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 2**bits, shape)
+
+
+def config_groups(*weights: Mapping[str, Any]) -> dict[str, Any]:
+    groups = {f"group_{i}": {"targets": ["Linear"], "weights": dict(w)} for i, w in enumerate(weights)}
+    return {"quant_method": "compressed-tensors", "config_groups": groups}
