@@ -10,7 +10,7 @@ parameters; norms are counted apart, and only those that no other branch reads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from math import prod
 
 from ffncli.block.steps import (
@@ -57,11 +57,11 @@ class Cost:
     elements: int = 0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Cost(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def times(self, n: int) -> Cost:
         """The cost of n such parts."""
-        return Cost(*(a * n for a in astuple(self)))
+        return Cost(*(a * n for a in vars(self).values()))
 
     @property
     def flops(self) -> int:

@@ -1,21 +1,64 @@
-"""The number formats a weight or an activation can have, by every name that is in use for them."""
+"""The number formats a weight or an activation can have, by every name that is in use for them.
+
+`TABLE` holds the formats an FFN is computed in, `STORED` those that weights are only kept in, which count bytes. A
+stored format packs the projection matrices alone; biases, norms, routers and what an activation learns keep
+`other_bytes` each (see `storage.py`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from ffncli.errors import FFNError, did_you_mean, shown
 
 
 @dataclass(frozen=True)
 class DType:
-    """One format: our name, its size, torch's attribute, the code in a safetensors header."""
+    """One format: `block` weights, side by side along a row, lie in `block_bytes` bytes, their scales included.
+
+    `torch` is torch's attribute, `safetensors` the code in a header; empty where there is none. `other_bytes` is the
+    width of a number that the format leaves unpacked. The blocks of a `flat` format run on over the ends of rows, and
+    its last block counts in full; any other format takes no row that is not a whole number of blocks.
+    """
 
     name: str
-    bytes: float
-    torch: str
-    safetensors: str
+    block_bytes: int
+    torch: str = ""
+    safetensors: str = ""
     aliases: tuple[str, ...] = ()
+    block: int = 1
+    other_bytes: int = 0
+    flat: bool = False
+
+    @property
+    def computable(self) -> bool:
+        """Whether a block can be run in it."""
+        return self in TABLE
+
+    @property
+    def bytes(self) -> float:
+        """Bytes per weight, scales included: 2 for bf16, 0.5625 for q4_0."""
+        return self.block_bytes / self.block
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits per weight, scales included: 16 for bf16, 4.5 for q4_0."""
+        return 8 * self.block_bytes / self.block
+
+    def matrix_bytes(self, shape: Sequence[int]) -> int:
+        """Bytes of a matrix, or a stack of them, whose rows are the last axis.
+
+        Raises FFNError where a row is not a whole number of blocks.
+        """
+        row, numbers = shape[-1], prod(shape)
+        if row % self.block and not self.flat:
+            raise FFNError(
+                f"{self.name} stores {self.block} weights in a block, and a row of {row} is no whole number of them",
+                "choose another --dtype",
+            )
+        return -(-numbers // self.block) * self.block_bytes
 
 
 TABLE = (
@@ -24,20 +67,85 @@ TABLE = (
     DType("bf16", 2, "bfloat16", "BF16"),
     DType("fp16", 2, "float16", "F16", ("half", "f16")),
 )
-_BY_NAME = {alias: row for row in TABLE for alias in (row.name, row.torch, row.safetensors.lower(), *row.aliases)}
+
+# The block layouts of ggml, as its headers declare them (ggml-common.h, `block_q4_0` ...): name, weights, bytes. Its
+# files keep every vector and the router in F32.
+_GGML = (
+    ("q4_0", 32, 18), ("q4_1", 32, 20), ("q5_0", 32, 22), ("q5_1", 32, 24), ("q8_0", 32, 34),
+    ("q2_k", 256, 84), ("q3_k", 256, 110), ("q4_k", 256, 144), ("q5_k", 256, 176), ("q6_k", 256, 210),
+    ("iq1_s", 256, 50), ("iq1_m", 256, 56), ("iq2_xxs", 256, 66), ("iq2_xs", 256, 74), ("iq2_s", 256, 82),
+    ("iq3_xxs", 256, 98), ("iq3_s", 256, 110), ("iq4_nl", 32, 18), ("iq4_xs", 256, 136),
+    ("tq1_0", 256, 54), ("tq2_0", 256, 66),
+)  # fmt: skip
+
+STORED = (
+    # One scale per tensor, row or large tile is not counted: at a tile of 128 × 128 it is 0.002 bits per weight.
+    DType("fp8", 1, "float8_e4m3fn", "F8_E4M3", ("fp8_e4m3", "e4m3", "float8"), other_bytes=2),
+    DType("fp8_e5m2", 1, "float8_e5m2", "F8_E5M2", ("e5m2",), other_bytes=2),
+    DType("int8", 1, "int8", "I8", other_bytes=2),
+    DType("int4", 1, block=2, other_bytes=2, flat=True),
+    # OCP Microscaling Formats 1.0, table 1: 32 weights share a scale of one byte.
+    DType("mxfp8", 33, block=32, other_bytes=2),
+    DType("mxfp6", 25, block=32, other_bytes=2),
+    DType("mxfp4", 17, block=32, other_bytes=2),
+    # 16 weights share an fp8 scale; the one fp32 scale of the tensor is not counted.
+    DType("nvfp4", 9, block=16, other_bytes=2),
+    # bitsandbytes: 64 weights of the flattened tensor share an fp32 maximum, before any double quantization.
+    DType("nf4", 36, block=64, other_bytes=2, flat=True),
+    *(DType(name, size, aliases=(name.replace("_", ""),), block=block, other_bytes=4) for name, block, size in _GGML),
+)
+
+
+def _names(rows: Sequence[DType]) -> dict[str, DType]:
+    every = ((row, (row.name, row.torch, row.safetensors.lower(), *row.aliases)) for row in rows)
+    return {name: row for row, names in every for name in names if name}
+
+
+_BY_NAME = _names(TABLE)
+_STORABLE = _names((*TABLE, *STORED))
 
 
 def dtype(text: str, field: str = "--dtype") -> DType:
-    """The row for any usual spelling (`bf16`, `bfloat16`, `torch.bfloat16`). Raises FFNError for an unknown one."""
+    """The row to compute in for any usual spelling (`bf16`, `bfloat16`, `torch.bfloat16`).
+
+    Raises FFNError for an unknown one, and for one that weights are only stored in.
+    """
     row = find(text)
     if row is None:
         names = ", ".join(row.name for row in TABLE)
+        if stored := find_storage(text):
+            raise FFNError(f"{field} {stored.name} counts bytes only", f"compute in one of {names}")
         raise FFNError(
             f"{field}: unknown dtype {shown(text)}", did_you_mean(text, list(_BY_NAME), f"use one of {names}")
         )
     return row
 
 
+def storage(text: str, field: str = "--dtype") -> DType:
+    """The row to count bytes in: what `dtype` knows and the formats of `STORED`. Raises FFNError for an unknown one."""
+    row = find_storage(text)
+    if row is None:
+        names = ", ".join(row.name for row in (*TABLE, *STORED))
+        raise FFNError(
+            f"{field}: unknown dtype {shown(text)}", did_you_mean(text, list(_STORABLE), f"use one of {names}")
+        )
+    return row
+
+
 def find(text: object) -> DType | None:
-    """The row, or None where the name is not one of ours (int8 codes, packed formats)."""
-    return _BY_NAME.get(text.strip().lower().removeprefix("torch.")) if isinstance(text, str) else None
+    """The row of a format that can be computed in, or None."""
+    return _BY_NAME.get(_key(text)) if isinstance(text, str) else None
+
+
+def find_storage(text: object) -> DType | None:
+    """The row of any format, or None."""
+    return _STORABLE.get(_key(text)) if isinstance(text, str) else None
+
+
+def activation_dtype(weights: DType) -> DType:
+    """The format of the activations beside weights of this one: the same, or bf16 beside a stored one."""
+    return weights if weights.computable else _BY_NAME["bf16"]
+
+
+def _key(text: str) -> str:
+    return text.strip().lower().removeprefix("torch.")

@@ -1,0 +1,139 @@
+"""How many bytes a forward pass moves between memory and the processor, and how many FLOPs it does per byte.
+
+From ffn_input to ffn_output, on an idle cache: every weight that is used is read once. In MoE those are the experts
+that any token chose: under uniform and independent routing a token leaves an expert out with probability 1 - k/E, so
+that E · (1 - (1 - k/E)^T) of E experts are expected to be touched by T tokens. Activations are counted twice over:
+unfused, every step reads its inputs and writes its output; fused, only the block's input is read and its output
+written. Dropout moves nothing (a forward pass in eval mode), and a collective's bytes are the wire's, not memory's.
+FLOPs per byte is the arithmetic intensity of the roofline model (Williams, Waterman, Patterson 2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, expm1, isfinite, log1p, prod
+
+from ffncli.block.cost import cost
+from ffncli.block.dtypes import DType
+from ffncli.block.steps import AllReduce, Dropout, Experts, Route, Shape, Step, ffn_steps, input_shapes, shapes
+from ffncli.block.storage import parameter_bytes
+from ffncli.errors import FFNError, shown
+
+CONVENTIONS: Mapping[str, str] = {
+    "weight_bytes_read": "every weight once; of E experts the E · (1 - (1 - top_k/E)^tokens) that uniform routing is"
+    " expected to touch",
+    "activation_bytes": "unfused: every step's inputs read and output written; fused: the block's input and output",
+    "flops_per_byte": "matmul FLOPs over weight and activation bytes",
+}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes moved and matmul FLOPs done by some blocks on some tokens; those of parts add up to those of the whole."""
+
+    weight_bytes_read: int = 0
+    activation_bytes: int = 0
+    activation_bytes_fused: int = 0
+    matmul_flops: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def times(self, n: int) -> Traffic:
+        """The traffic of n such blocks."""
+        return Traffic(*(a * n for a in vars(self).values()))
+
+    def moved(self, fused: bool = False) -> int:
+        """Weight and activation bytes together."""
+        return self.weight_bytes_read + (self.activation_bytes_fused if fused else self.activation_bytes)
+
+    def flops_per_byte(self, fused: bool = False) -> float:
+        """Arithmetic intensity: matmul FLOPs over the bytes moved."""
+        return self.matmul_flops / self.moved(fused)
+
+
+def traffic(steps: Sequence[Step], weights: DType, activations: DType, tokens: int = 1) -> Traffic:
+    """What one block moves on `tokens` tokens. Raises FFNError where a row does not divide into blocks."""
+    body = ffn_steps(steps)
+    inputs = input_shapes(body, (tokens,))
+    ends = sum(prod(shape) for shape in inputs.values()) + prod(shapes(body, inputs)[body[-1].output])
+    return Traffic(
+        _weight_bytes_read(body, weights, tokens),
+        activations.block_bytes * _elements(body, inputs),
+        activations.block_bytes * ends,
+        cost(body, tokens).matmul_flops,
+    )
+
+
+def experts_touched(experts: int, top_k: int, tokens: int) -> float:
+    """The expected number of distinct experts that `tokens` tokens choose, `top_k` each, all experts alike."""
+    if tokens == 1 or top_k == experts:
+        return top_k
+    return -experts * expm1(tokens * log1p(-top_k / experts))
+
+
+def tokens_at(flops_per_byte: float, measure: Callable[[int], Traffic], fused: bool = False) -> int | None:
+    """The least number of tokens whose traffic, `measure(tokens)`, has at least this intensity; None where none has.
+
+    With W weight bytes, and per token F FLOPs and A activation bytes, F·T / (W + A·T) grows with T towards F/A and
+    reaches r at T = r·W / (F - r·A). Experts not yet touched make W smaller, so that this T is a bound, which halving
+    then brings down. Raises FFNError for an intensity that is not a positive number.
+    """
+    if not (isfinite(flops_per_byte) and flops_per_byte > 0):
+        raise FFNError(f"FLOPs per byte must be a positive number, got {shown(flops_per_byte)}")
+    goal = Fraction(flops_per_byte)
+    one = measure(1)
+    gain = one.matmul_flops - goal * (one.moved(fused) - one.weight_bytes_read)
+    if gain <= 0:
+        return None
+    low, high = 0, max(1, ceil(goal * measure(_EVERY_EXPERT).weight_bytes_read / gain))
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = measure(middle)
+        low, high = (low, middle) if found.matmul_flops >= goal * found.moved(fused) else (middle, high)
+    return high
+
+
+_EVERY_EXPERT = 2**60  # tokens enough to touch all experts there can be
+
+
+def _weight_bytes_read(body: Sequence[Step], dtype: DType, tokens: int) -> int:
+    top_k = {step.output: step.op.top_k for step in body if isinstance(step.op, Route)}
+    total = 0
+    for step in body:
+        read = sum(parameter_bytes(name, axes, dtype) for name, axes in step.parameters().items())
+        if isinstance(step.op, Experts):
+            experts = step.op.experts.size
+            read = round(read * experts_touched(experts, top_k[step.inputs[1]], tokens) / experts)
+        total += read
+    return total
+
+
+def _elements(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> int:
+    """Values that unfused steps read and write."""
+    known = shapes(steps, inputs)
+    top_k = {step.output: step.op.top_k for step in steps if isinstance(step.op, Route)}
+    total = 0
+    for step in steps:
+        match step.op:
+            case Dropout() | AllReduce():
+                pass
+            case Experts():
+                x, route = step.inputs
+                total += _expert_elements(step.op, top_k[route], known[x]) + prod(known[route])
+            case _:
+                total += sum(prod(known[name]) for name in (*step.inputs, step.output))
+    return total
+
+
+def _expert_elements(op: Experts, top_k: int, x: Shape) -> int:
+    """The programs of all chosen experts, and mixing: it reads their outputs and writes the sum.
+
+    Where the route weighs their inputs, those are read, and written weighted, before.
+    """
+    chosen = prod(x[:-1]) * top_k
+    program = _elements(op.program, input_shapes(op.program, (chosen,)))
+    weighing = 2 * chosen * x[-1] if op.weigh == "input" else 0
+    return program + weighing + (chosen + prod(x[:-1])) * x[-1]

@@ -1,0 +1,64 @@
+"""Gated and plain blocks of equal size: a gated block has three matrices for a plain one's two, so d_ff × 2/3.
+
+The rule is Shazeer's (2020, arXiv:2002.05202); Llama's code takes the same and then the next multiple of 256.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ffncli.block.cost import cost
+from ffncli.block.recipe import FFNSpec, size, steps
+from ffncli.models.model import Model
+
+
+@dataclass(frozen=True)
+class IsoParams:
+    """A block and its counterpart. Parameters are the FFN's own, biases and router included, norms apart.
+
+    `difference` is gated - plain, `difference_percent` the same per hundred of the plain block's parameters.
+    """
+
+    multiple_of: int
+    plain_d_ff: int
+    gated_d_ff: int
+    plain_params: int
+    gated_params: int
+    difference: int
+    difference_percent: float
+
+
+def counterpart(spec: FFNSpec, multiple_of: int = 1) -> FFNSpec:
+    """The gated block for a plain one, the plain for a gated: all else equal, biases too.
+
+    d_ff is the nearest whole number to 2/3 (or 3/2) of the given one, then the next multiple of `multiple_of`; so is
+    the width of the shared experts where it is their own. Raises FFNError for a multiple that is no size.
+    """
+    size("--multiple-of", multiple_of)
+    moe = spec.moe
+    if moe and moe.shared_d_ff:
+        moe = replace(moe, shared_d_ff=_scaled(moe.shared_d_ff, bool(spec.gated), multiple_of))
+    d_ff = _scaled(spec.d_ff, bool(spec.gated), multiple_of)
+    return replace(spec, gated=not spec.gated, d_ff=d_ff, moe=moe)
+
+
+def counterparts(model: Model, multiple_of: int = 1) -> Model:
+    """The model with the counterpart of every layer. Raises FFNError as `counterpart`."""
+    kind = "plain" if model.main.spec.gated else "gated"
+    other = model.with_specs([counterpart(group.spec, multiple_of) for group in model.groups])
+    return replace(other, name=f"{model.name} ({kind})", checkpoint=None, location=None, notes=(), evidence=())
+
+
+def iso_params(spec: FFNSpec, multiple_of: int = 1) -> IsoParams:
+    """Both blocks' widths and sizes, from either of them. Raises FFNError as `counterpart`."""
+    other = counterpart(spec, multiple_of)
+    plain, gated = (other, spec) if spec.gated else (spec, other)
+    few, many = cost(steps(plain)).params, cost(steps(gated)).params
+    return IsoParams(multiple_of, plain.d_ff, gated.d_ff, few, many, many - few, 100 * (many - few) / few)
+
+
+def _scaled(d_ff: int, gated: bool, multiple_of: int) -> int:
+    """d_ff of the other kind of block; halves go up."""
+    times, over = (3, 2) if gated else (2, 3)
+    nearest = (2 * times * d_ff + over) // (2 * over)
+    return -(-nearest // multiple_of) * multiple_of

@@ -1,0 +1,170 @@
+"""`--sweep d_ff=1x,2x,4x` → one block or model for every combination of the values that were asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from math import prod
+from typing import Any
+
+from ffncli.block import activations
+from ffncli.block.recipe import NormKind, NormPosition, one_of
+from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.models.dimensions import Dimensions, merged, whole, with_dimensions
+from ffncli.models.model import Model
+from ffncli.models.source import load
+
+MAX_ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination. `values` holds each swept dimension as it was typed, in the order of the sweeps.
+
+    `tokens` is None where they are not swept.
+    """
+
+    values: tuple[tuple[str, str], ...]
+    dimensions: Dimensions
+    tokens: int | None = None
+
+    @property
+    def label(self) -> str:
+        """`d_ff=4x activation=gelu`."""
+        return " ".join(f"{name}={text}" for name, text in self.values)
+
+
+def points(sweeps: Sequence[str]) -> tuple[Point, ...]:
+    """Every combination of the sweeps' values, the last sweep fastest.
+
+    A sweep is `NAME=VALUE,...`, each value as the dimension's option takes it (yes or no for a flag) or, for whole
+    numbers, a range `FROM:TO:STEP` that includes TO where it meets it. Raises FFNError for an unknown dimension, one
+    that is swept twice, a value it cannot have, and more than MAX_ROWS combinations.
+    """
+    parsed: dict[str, list[str]] = {}
+    for text in sweeps:
+        name, values = _sweep(text)
+        if name in parsed:
+            raise FFNError(f"--sweep: {name} is swept twice", "give all its values at once")
+        parsed[name] = values
+        _bounded(prod(len(values) for values in parsed.values()))
+    said = [[(name, text, _PARSERS[name](text)) for text in values] for name, values in parsed.items()]
+    return tuple(_point(combination) for combination in product(*said))
+
+
+def swept(source: str | None, said: Dimensions, points: Sequence[Point]) -> Iterator[tuple[Point, Model]]:
+    """Each point with its Model: SOURCE under the dimension options `said`, under the point's own.
+
+    The source is read once. Raises FFNError, naming the point, where a combination cannot be a block.
+    """
+    change = _changer(source, said)
+    for point in points:
+        try:
+            yield point, change(merged(said, point.dimensions))
+        except FFNError as error:
+            raise FFNError(f"--sweep {point.label}: {error.message}", error.hint, error.code) from None
+
+
+def _changer(source: str | None, said: Dimensions) -> Callable[[Dimensions], Model]:
+    """Dimensions → Model. A block made of numbers is made anew, so that its defaults follow what is swept."""
+    if source is None:
+        return partial(load, None)
+    model = load(source)
+    return partial(load, source) if model.bare else partial(with_dimensions, model)
+
+
+def _point(combination: Sequence[tuple[str, str, Any]]) -> Point:
+    values = {name: value for name, _, value in combination}
+    tokens = values.pop("tokens", None)
+    return Point(tuple((name, text) for name, text, _ in combination), Dimensions(**values), tokens)
+
+
+def _sweep(text: str) -> tuple[str, list[str]]:
+    name, equals, listed = text.partition("=")
+    name = name.strip().lower().lstrip("-").replace("-", "_")
+    if not equals:
+        raise FFNError(f"--sweep {shown(text)} has no '='", "write it as d_ff=1x,2x,4x")
+    if name not in _PARSERS:
+        known = list(_PARSERS)
+        raise FFNError(
+            f"--sweep: unknown dimension {shown(name)}", did_you_mean(name, known, f"use one of {', '.join(known)}")
+        )
+    values: list[str] = []
+    for item in listed.split(","):
+        values += _values(name, item.strip())
+        _bounded(len(values))
+    return name, values
+
+
+def _bounded(rows: int) -> None:
+    if rows > MAX_ROWS:
+        raise FFNError(f"--sweep asks for {rows} rows or more, the limit is {MAX_ROWS}", "sweep fewer values")
+
+
+def _values(name: str, item: str) -> list[str]:
+    """One item of the list: a value, or a range of whole numbers."""
+    if not item:
+        raise FFNError(f"--sweep {name}: an empty value", f"write it as {name}={_EXAMPLES.get(name, '1,2')}")
+    match = re.fullmatch(r"([0-9]{1,10}):([0-9]{1,10}):([0-9]{1,10})", item)
+    if not match:
+        return [item]
+    first, last, step = (int(number) for number in match.groups())
+    if step < 1 or last < first:
+        raise FFNError(f"--sweep {name}: {item} is an empty range", "write it as FROM:TO:STEP, as in 512:4096:512")
+    numbers = range(first, last + 1, step)
+    _bounded(len(numbers))
+    return [str(number) for number in numbers]
+
+
+def _flag(name: str, text: str) -> bool:
+    words = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+    if text.lower() not in words:
+        raise FFNError(f"--sweep {name} must be yes or no, got {shown(text)}")
+    return words[text.lower()]
+
+
+def _size(name: str, text: str) -> int:
+    return whole(f"--sweep {name}", text)
+
+
+def _natural(name: str, text: str) -> int:
+    return 0 if text.strip() == "0" else whole(f"--sweep {name}", text)
+
+
+def _dropout(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise FFNError(f"--sweep {name} must be a number of at least 0 and below 1, got {shown(text)}") from None
+
+
+def _activation(name: str, text: str) -> str:
+    activations.resolve(text, f"--sweep {name}")
+    return text
+
+
+def _parsers() -> Mapping[str, Callable[[str], Any]]:
+    """Dimension → what checks and converts one value. Widths stay text: `4x` waits for its d_model."""
+    readers: dict[str, Callable[[str, str], Any]] = {
+        "d_model": lambda name, text: str(_size(name, text)),
+        "d_ff": lambda name, text: text,
+        "activation": _activation,
+        "gated": _flag,
+        "bias": _flag,
+        "norm": lambda name, text: one_of(f"--sweep {name}", text, NormKind),
+        "norm_position": lambda name, text: one_of(f"--sweep {name}", text, NormPosition),
+        "residual": _flag,
+        "dropout": _dropout,
+        "experts": _size,
+        "top_k": _size,
+        "shared_experts": _natural,
+        "tokens": _size,
+    }
+    return {name: partial(read, name) for name, read in readers.items()}
+
+
+_PARSERS = _parsers()
+_EXAMPLES = {"d_ff": "1x,2x,4x", "activation": "relu,swiglu", "gated": "yes,no", "bias": "yes,no"}

@@ -1,0 +1,241 @@
+"""Model → what each rank holds and sends when its FFN blocks are split over n ranks (`block/shard.py`).
+
+Every d_ff is split, that of dense blocks, of every expert, and of the shared experts; gate and up become
+column-parallel (their outputs are split), down row-parallel (its inputs are). Router, norms and what an activation
+learns are copied to every rank, and the bias of down stays on rank 0. A slice of down is cut along its rows, so that in
+a format with blocks each rank's part of d_ff has to be a whole number of blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import gcd, isqrt, prod
+from typing import Literal
+
+from ffncli.block.cost import Cost, cost
+from ffncli.block.dtypes import DType, activation_dtype
+from ffncli.block.shard import shard
+from ffncli.block.steps import AllReduce, Axis, Step, input_shapes, parameters, shapes
+from ffncli.block.storage import parameter_bytes, weight_bytes
+from ffncli.errors import FFNError
+from ffncli.models.model import Group, Model
+
+CONVENTIONS: Mapping[str, str] = {
+    "ring_all_reduce_bytes": "sent by each rank: 2 (n - 1) / n × d_model values per token and reduction, in the"
+    " activations' dtype",
+    "all_gather_bytes": "sent by each rank where every rank sends its partial sum to every other: (n - 1) × d_model"
+    " values per token and reduction",
+}
+
+Place = Literal["column", "row", "copied", "rank 0"]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One parameter tensor and a rank's part of it, with torch's shapes.
+
+    `place` says how it is split: `column` (outputs), `row` (inputs), `copied` whole to every rank, or on `rank 0`
+    alone. `params` and `bytes` are those of one rank that has it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rank_shape: tuple[int, ...]
+    place: Place
+    params: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class GroupSplit:
+    """Layers with equal steps. Parameters (norms apart) and bytes are of one layer on rank 0 and on any other rank.
+
+    `d_ff` and `shared_d_ff` are one rank's part (0 without shared experts). `all_reduces` counts the reductions of one
+    layer and `reduced_bytes` what they sum, per token. The other bytes are those that one rank sends for it.
+    """
+
+    stack: str
+    layers: tuple[int, ...]
+    d_ff: int
+    shared_d_ff: int
+    rank_0_params: int
+    other_rank_params: int
+    rank_0_weight_bytes: int
+    other_rank_weight_bytes: int
+    all_reduces: int
+    reduced_bytes: int
+    ring_all_reduce_bytes: float
+    all_gather_bytes: int
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A model over `ranks` ranks. `*_per_token` is sent by one rank for one layer of the main group.
+
+    `*_total` is over all layers: parameters and weight bytes of a rank, and bytes that one rank sends for `tokens`
+    tokens. `whole_params_total` is what one device would hold.
+    """
+
+    name: str
+    ranks: int
+    dtype: str
+    activation_dtype: str
+    tokens: int
+    layers: int | None
+    d_ff: int
+    whole_params_total: int
+    rank_0_params_total: int
+    other_rank_params_total: int
+    rank_0_weight_bytes_total: int
+    other_rank_weight_bytes_total: int
+    ring_all_reduce_bytes_per_token: float
+    all_gather_bytes_per_token: int
+    ring_all_reduce_bytes_total: float
+    all_gather_bytes_total: int
+    groups: tuple[GroupSplit, ...]
+
+
+def split(model: Model, ranks: int, weights: DType, tokens: int = 1) -> Split:
+    """The model over `ranks` ranks, its weights in this format.
+
+    Raises FFNError where a width does not divide, with the nearest numbers of ranks that would do, where a norm lies
+    over d_ff, and where the format does not fit the whole tensors.
+    """
+    check(model, ranks, weights)
+    groups = tuple(_group(group, ranks, weights) for group in model.groups)
+    main = next(split for split, group in zip(groups, model.groups, strict=True) if group is model.main)
+    times = [len(group.layers) for group in groups]
+
+    def total(field: str) -> int:
+        return sum(getattr(group, field) * n for group, n in zip(groups, times, strict=True))
+
+    sent = total("reduced_bytes") * tokens
+    return Split(
+        name=model.name,
+        ranks=ranks,
+        dtype=weights.name,
+        activation_dtype=activation_dtype(weights).name,
+        tokens=tokens,
+        layers=model.layer_count,
+        d_ff=main.d_ff,
+        whole_params_total=sum((cost(g.steps).times(len(g.layers)) for g in model.groups), Cost()).params,
+        rank_0_params_total=total("rank_0_params"),
+        other_rank_params_total=total("other_rank_params"),
+        rank_0_weight_bytes_total=total("rank_0_weight_bytes"),
+        other_rank_weight_bytes_total=total("other_rank_weight_bytes"),
+        ring_all_reduce_bytes_per_token=main.ring_all_reduce_bytes,
+        all_gather_bytes_per_token=main.all_gather_bytes,
+        ring_all_reduce_bytes_total=ring_all_reduce_bytes(sent, ranks),
+        all_gather_bytes_total=all_gather_bytes(sent, ranks),
+        groups=groups,
+    )
+
+
+def rank_counts(model: Model, weights: DType) -> tuple[int, ...]:
+    """Every number of ranks over which all widths divide into whole blocks, ascending; always 1 in a plain format.
+
+    Empty where not even the whole d_ff is a number of blocks.
+    """
+    if any(group.spec.sub_norm for group in model.groups):
+        return (1,)
+    common = gcd(*(size for _, size in _widths(model)))
+    return _divisors(common // weights.block) if common % weights.block == 0 else ()
+
+
+def check(model: Model, ranks: int, weights: DType) -> None:
+    """Raises FFNError where the split is impossible: what does not divide, and the nearest ranks that would."""
+    possible = rank_counts(model, weights)
+    if ranks in possible:
+        return
+    near = [str(n) for n in (*[n for n in possible if n < ranks][-1:], *[n for n in possible if n > ranks][:1])]
+    hint = "nearest: " + " and ".join(near) if near else "choose another --dtype"
+    for name, size in _widths(model):
+        if size % ranks:
+            raise FFNError(f"{name} = {size} does not divide over {ranks} ranks", hint)
+        if size // ranks % weights.block:
+            raise FFNError(
+                f"{name} = {size} over {ranks} rank{'s' if ranks > 1 else ''} is {size // ranks} each, no whole number"
+                f" of {weights.name}'s blocks of {weights.block}",
+                hint,
+            )
+    raise FFNError("a norm lies over d_ff, which cannot be split over ranks", hint)
+
+
+def ring_all_reduce_bytes(size: int, ranks: int) -> float:
+    """What each rank sends to sum `size` bytes over a ring, mean over ranks: 2 (n - 1) / n × size.
+
+    A reduce-scatter and an all-gather, n - 1 rounds each, every rank passing on one n-th part per round (Patarasuk and
+    Yuan 2009).
+    """
+    sent, part = divmod(2 * (ranks - 1) * size, ranks)
+    return sent + part / ranks if part else sent  # whole bytes print as such
+
+
+def all_gather_bytes(size: int, ranks: int) -> int:
+    """What each rank sends where it gives `size` bytes of its own to every other: (n - 1) × size."""
+    return (ranks - 1) * size
+
+
+def _group(group: Group, ranks: int, weights: DType) -> GroupSplit:
+    first, other = shard(group.steps, 0, ranks), shard(group.steps, ranks - 1, ranks)
+    reduced = _reduced_bytes(first, activation_dtype(weights))
+    return GroupSplit(
+        stack=group.stack,
+        layers=group.layers,
+        d_ff=group.spec.d_ff // ranks,
+        shared_d_ff=group.spec.shared_width // ranks,
+        rank_0_params=cost(first).params,
+        other_rank_params=cost(other).params,
+        rank_0_weight_bytes=weight_bytes(first, weights),
+        other_rank_weight_bytes=weight_bytes(other, weights),
+        all_reduces=len(reduced),
+        reduced_bytes=sum(reduced),
+        ring_all_reduce_bytes=ring_all_reduce_bytes(sum(reduced), ranks),
+        all_gather_bytes=all_gather_bytes(sum(reduced), ranks),
+        slices=_slices(group.steps, first, other, weights),
+    )
+
+
+def _slices(
+    whole: tuple[Step, ...], first: tuple[Step, ...], other: tuple[Step, ...], dtype: DType
+) -> tuple[Slice, ...]:
+    parts, elsewhere = parameters(first), parameters(other)
+    out = []
+    for name, axes in parameters(whole).items():
+        part = parts[name]
+        sizes = _sizes(part)
+        place = _place(axes) if name in elsewhere else "rank 0"
+        out.append(Slice(name, _sizes(axes), sizes, place, prod(sizes), parameter_bytes(name, part, dtype)))
+    return tuple(out)
+
+
+def _place(axes: tuple[Axis, ...]) -> Place:
+    names = [axis.name for axis in axes]
+    if "d_ff" not in names:
+        return "copied"
+    return "row" if names[-2:] == ["d_model", "d_ff"] else "column"
+
+
+def _reduced_bytes(steps: tuple[Step, ...], activations: DType) -> list[int]:
+    """The bytes of each tensor that one token's pass reduces over ranks."""
+    known = shapes(steps, input_shapes(steps, (1,)))
+    return [prod(known[s.output]) * activations.block_bytes for s in steps if isinstance(s.op, AllReduce)]
+
+
+def _widths(model: Model) -> list[tuple[str, int]]:
+    """Every width that a split cuts, with the name an error gives it."""
+    specs = [group.spec for group in model.groups]
+    return [("d_ff", spec.d_ff) for spec in specs] + [
+        ("shared d_ff", spec.shared_width) for spec in specs if spec.shared_width
+    ]
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return tuple(sorted({*small, *(number // n for n in small)}))
+
+
+def _sizes(axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    return tuple(axis.size for axis in axes)

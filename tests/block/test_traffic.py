@@ -1,0 +1,166 @@
+"""Bytes moved: against the tensors that torch's functions take and give, closed forms, and a simulation of routing."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import ceil, inf, nan
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
+
+from ffncli.block.dtypes import activation_dtype, storage
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.shard import shard
+from ffncli.block.traffic import Traffic, experts_touched, tokens_at, traffic
+from ffncli.errors import FFNError
+from tests.oracles import modules
+
+sizes = st.integers(1, 200)
+FP32, BF16 = storage("fp32"), storage("bf16")
+
+
+class Moved(TorchFunctionMode):
+    """Adds up the bytes of every function's tensors: activations in and out, parameters apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.activations = self.weights = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and func.__name__ != "__get__":
+            tensors = [t for t in (*args, *(kwargs or {}).values()) if isinstance(t, torch.Tensor)]
+            self.weights += sum(t.nbytes for t in tensors if isinstance(t, torch.nn.Parameter))
+            self.activations += out.nbytes + sum(t.nbytes for t in tensors if not isinstance(t, torch.nn.Parameter))
+        return out
+
+
+@given(d_model=sizes, d_ff=sizes, tokens=st.integers(1, 9), gated=st.booleans(), bias=st.booleans())
+def test_unfused_bytes_are_those_of_torchs_functions(d_model, d_ff, tokens, gated, bias):
+    with torch.device("meta"):
+        module = (modules.Gated if gated else modules.Plain)(d_model, d_ff, bias).to(torch.bfloat16)
+        x = torch.empty(tokens, d_model, dtype=torch.bfloat16)
+    with Moved() as moved:
+        module(x)
+    found = traffic(steps(FFNSpec(d_model, d_ff, gated=gated, bias=bias)), BF16, BF16, tokens)
+    assert found.activation_bytes == moved.activations
+    assert found.weight_bytes_read == moved.weights
+    assert found.activation_bytes_fused == 2 * x.nbytes
+
+
+@given(d_model=sizes, d_ff=sizes, tokens=st.integers(1, 2**31))
+def test_gated_closed_form(d_model, d_ff, tokens):
+    found = traffic(
+        steps(FFNSpec(d_model, d_ff, "swiglu", norm="rmsnorm", residual=True, dropout=0.1)), FP32, BF16, tokens
+    )
+    weights = 4 * 3 * d_model * d_ff
+    values = 2 * (d_model + d_ff) + 2 * d_ff + 3 * d_ff + (d_ff + d_model)  # gate and up, act, hidden, down
+    assert found == Traffic(weights, 2 * tokens * values, 2 * tokens * 2 * d_model, tokens * 6 * d_model * d_ff)
+    assert found.flops_per_byte() == tokens * 6 * d_model * d_ff / (weights + 2 * tokens * values)
+    assert found.flops_per_byte(fused=True) == tokens * 6 * d_model * d_ff / (weights + 4 * tokens * d_model)
+
+
+def test_moe_by_hand():
+    # 3 tokens, d_model 4, d_ff 8, 5 experts, top 2, one shared expert; every number of one byte's share times 2.
+    spec = FFNSpec(4, 8, "swiglu", moe=MoE(5, 2, 1))
+    expert = 2 * (4 + 8) + 2 * 8 + 3 * 8 + (8 + 4)
+    router = (4 + 5) + (5 + 5)
+    mixing = 5 + 2 * 4 + 4
+    per_token = router + 2 * expert + mixing + expert + 3 * 4  # the last: shared and routed added
+    found = traffic(steps(spec), BF16, BF16, 3)
+    assert found.activation_bytes == 2 * 3 * per_token
+    assert found.activation_bytes_fused == 2 * 3 * 2 * 4
+    touched = 5 * (1 - (3 / 5) ** 3)
+    assert found.weight_bytes_read == round(2 * (4 * 5 + 96 + 96 * touched))
+    assert found.matmul_flops == 3 * 2 * (4 * 5 + 3 * 96)
+    weighed = traffic(steps(FFNSpec(4, 8, "swiglu", moe=MoE(5, 2, 1, weigh="input"))), BF16, BF16, 3)
+    assert weighed.activation_bytes - found.activation_bytes == 2 * 3 * 2 * (4 + 4)  # x read, x weighted written
+    assert traffic(steps(spec), BF16, BF16, 10**6).weight_bytes_read == 2 * (4 * 5 + 6 * 96)
+
+
+@pytest.mark.parametrize(("experts", "top_k", "tokens"), [(4, 1, 3), (4, 2, 3), (5, 3, 2), (3, 3, 2), (6, 2, 1)])
+def test_touched_experts_are_the_mean_over_every_way_to_choose(experts, top_k, tokens):
+    reached = {frozenset(): 1}
+    choices = [frozenset(c) for c in combinations(range(experts), top_k)]
+    for _ in range(tokens):
+        after: dict[frozenset[int], int] = {}
+        for seen, ways in reached.items():
+            for choice in choices:
+                after[seen | choice] = after.get(seen | choice, 0) + ways
+        reached = after
+    mean = sum(len(seen) * ways for seen, ways in reached.items()) / len(choices) ** tokens
+    assert experts_touched(experts, top_k, tokens) == pytest.approx(mean, rel=1e-12)
+
+
+def test_touched_experts_at_the_ends():
+    assert experts_touched(256, 8, 1) == 8
+    assert experts_touched(8, 8, 5) == 8
+    assert experts_touched(256, 8, 2**60) == 256
+
+
+@given(d_model=sizes, d_ff=sizes, goal=st.integers(1, 500), fused=st.booleans(), name=st.sampled_from(["bf16", "fp8"]))
+def test_tokens_at_a_ridge_are_the_closed_form(d_model, d_ff, goal, fused, name):
+    weights = storage(name)
+    block = steps(FFNSpec(d_model, d_ff, "swiglu"))
+    held = 3 * d_model * d_ff * weights.block_bytes
+    moved = 2 * (2 * d_model if fused else 3 * d_model + 8 * d_ff)
+    flops = 6 * d_model * d_ff
+    expected = ceil(goal * held / (flops - goal * moved)) if flops > goal * moved else None
+    found = tokens_at(goal, lambda tokens: traffic(block, weights, BF16, tokens), fused)
+    assert found == expected
+
+
+@given(experts=st.integers(1, 64), goal=st.floats(0.5, 60), data=st.data())
+def test_tokens_at_a_ridge_are_the_least(experts, goal, data):
+    block = steps(FFNSpec(256, 384, "swiglu", moe=MoE(experts, data.draw(st.integers(1, experts)))))
+
+    def intensity(tokens: int) -> float:
+        return traffic(block, BF16, BF16, tokens).flops_per_byte()
+
+    found = tokens_at(goal, lambda tokens: traffic(block, BF16, BF16, tokens))
+    if found is None:
+        assert intensity(2**50) < goal
+    else:
+        assert intensity(found) >= goal * (1 - 1e-12)
+        assert found == 1 or intensity(found - 1) < goal
+
+
+def test_an_intensity_that_is_only_approached_is_never_reached():
+    assert tokens_at(2, lambda tokens: Traffic(10, tokens, tokens, 2 * tokens)) is None
+    assert tokens_at(2, lambda tokens: Traffic(10, tokens, tokens, 3 * tokens)) == 20
+    assert tokens_at(2, lambda tokens: Traffic(10, tokens, 0, 2 * tokens), fused=True) == 10
+
+
+@pytest.mark.parametrize("goal", [0, -1.0, inf, nan])
+def test_no_ridge(goal):
+    with pytest.raises(FFNError, match="FLOPs per byte must be a positive number"):
+        tokens_at(goal, lambda tokens: Traffic(1, tokens, tokens, tokens))
+
+
+def test_parts_add_up():
+    block = steps(FFNSpec(8, 24, "swiglu", moe=MoE(4, 2)))
+    one = traffic(block, BF16, BF16, 5)
+    assert one.times(3) == one + one + one
+    assert one.moved() == one.weight_bytes_read + one.activation_bytes
+    assert one.moved(fused=True) == one.weight_bytes_read + one.activation_bytes_fused
+
+
+def test_a_rank_reads_its_share_of_the_matrices_and_all_of_the_input():
+    block = steps(FFNSpec(64, 128, "swiglu", bias=False))
+    part, whole = traffic(shard(block, 0, 4), BF16, BF16, 5), traffic(block, BF16, BF16, 5)
+    assert 4 * part.weight_bytes_read == whole.weight_bytes_read
+    assert 4 * part.matmul_flops == whole.matmul_flops
+    assert part.activation_bytes_fused == whole.activation_bytes_fused
+    assert part.activation_bytes == 2 * 5 * (3 * 64 + 8 * 32)
+    assert part == traffic(steps(FFNSpec(64, 32, "swiglu", bias=False)), BF16, BF16, 5)
+
+
+def test_stored_weights_are_read_packed():
+    block = steps(FFNSpec(64, 128, "swiglu"))
+    packed = storage("q4_0")
+    found = traffic(block, packed, activation_dtype(packed), 2)
+    assert found.weight_bytes_read == 3 * 64 * 128 * 18 // 32
+    assert found.activation_bytes == traffic(block, BF16, BF16, 2).activation_bytes
