@@ -10,7 +10,9 @@ from typing import Any
 
 from ffncli.block.recipe import FFNSpec
 from ffncli.models.config import from_config
+from ffncli.models.fields import Fields
 from ffncli.models.model import Group, Model
+from ffncli.models.whole import Whole, whole
 
 
 @cache
@@ -47,3 +49,11 @@ def find(name: str) -> Model | None:
     spec = FFNSpec(**row["spec"])
     groups = tuple(Group(stack, tuple(range(count)), spec) for stack, count in row["stacks"].items())
     return Model(canonical, name, groups, citation, evidence=("catalog row (the model has no config.json)",))
+
+
+def beside(name: str) -> Whole | None:
+    """What the model of that name has beside its FFN, or None where the row does not say."""
+    canonical = _aliases().get(name.strip().lower())
+    row = _file()["models"].get(canonical, {})
+    values = row.get("config") or row.get("beside")
+    return whole(Fields(values, f"catalog.toml: {canonical}"), values["model_type"]) if values else None
