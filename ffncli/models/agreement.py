@@ -34,6 +34,7 @@ class Agreement:
     """What comparing them found. `specs` are the blocks as the tensors have them, stack → index → spec."""
 
     specs: dict[str, dict[int, FFNSpec]]
+    complete: bool
     differences: list[Difference] = field(default_factory=list)
     evidence: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -62,13 +63,16 @@ class _Block:
     spec: FFNSpec
 
 
-def agree(model: Model, layers: Layers, where: str) -> Model:
-    """The model as its tensors have it, with every difference from its config. `where` names the checkpoint."""
+def agree(model: Model, layers: Layers, where: str, complete: bool = True) -> Model:
+    """The model as its tensors have it, with every difference from its config.
+
+    `where` names the checkpoint. Of one that is not `complete`, layers may be lacking.
+    """
     told = _told(model)
-    found = Agreement({stack: {b.index: b.spec for b in blocks} for stack, blocks in told.items()})
+    found = Agreement({stack: {b.index: b.spec for b in blocks} for stack, blocks in told.items()}, complete)
     prefixes = _prefixes(model, told, layers)
     absent = [stack for stack in told if stack not in prefixes]
-    if prefixes:
+    if prefixes and complete:
         found.notes += [f"no {stack} tensors in {where}: left out" for stack in absent]
         found.specs = {stack: specs for stack, specs in found.specs.items() if stack in prefixes}
     for prefix in dict.fromkeys(prefixes.values()):
@@ -118,7 +122,7 @@ def _compare_stack(
     if extra and set(by_layer) <= set(seen) and len(extra) <= model.extra_layers:
         found.notes += [f"{_words(f'{prefix}.{i}', {i: seen[i]})} (multi-token prediction): not counted" for i in extra]
         extra = []
-    lacking = sorted(set(by_layer) - set(seen))
+    lacking = sorted(set(by_layer) - set(seen)) if found.complete else []
     for layer in (extra or lacking)[:1]:
         at = by_layer.get(layer, blocks)[0]
         where = f"{prefix}.{layer} has {'an FFN' if extra else 'none'}"
@@ -188,7 +192,7 @@ def _corrected(model: Model, found: Agreement) -> Model:
     for stack, specs in found.specs.items():
         first = next(group for group in model.groups if group.stack == stack)
         groups += grouped(stack, dict(sorted(specs.items())), first.runs, first.per_layer)
-    whole = found.whole and found.params > 0
+    whole = found.whole and found.complete and found.params > 0
     stored = Stored(found.params, found.bytes, tuple(found.formats)) if whole else None
     return replace(
         model, groups=tuple(groups), differences=tuple(found.differences), stored=stored,

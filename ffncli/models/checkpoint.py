@@ -26,16 +26,24 @@ _READABLE = {"F64", "F32", "BF16", "F16"}
 
 @dataclass
 class Checkpoint:
-    """The tensors of a file or directory: which file has which name. Headers are read when first asked for."""
+    """The tensors of a file or directory: which file has which name. Headers are read when first asked for.
+
+    Of a `remote` one only the headers were fetched.
+    """
 
     where: str
     folder: Path
     files: Mapping[str, str]
+    remote: bool = False
     _columns: dict[str, Columns] = field(default_factory=dict)
     _headers: dict[str, dict[str, TensorInfo]] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
-        """The file that has a tensor."""
+        """The file that has a tensor. Raises FFNError where it was not fetched."""
+        if self.remote:
+            raise FFNError(
+                f"{self.where}: only headers are fetched, not weights", "download the model and give its path"
+            )
         return self.folder / self.files[name]
 
     def info(self, name: str) -> TensorInfo:
@@ -87,14 +95,24 @@ def open_checkpoint(location: Path) -> Checkpoint | None:
 
 def _together(where: Path, paths: list[Path]) -> Checkpoint:
     """Files without an index."""
-    files: dict[str, str] = {}
     columns = {path.name: read_columns(path) for path in paths}
+    return Checkpoint(shown_path(where), paths[0].parent, _named_once(columns, shown_path(where)), False, columns)
+
+
+def remote_checkpoint(where: str, columns: dict[str, Columns]) -> Checkpoint:
+    """Headers that were fetched: file name → columns."""
+    return Checkpoint(where, Path(), _named_once(columns, where), True, columns)
+
+
+def _named_once(columns: Mapping[str, Columns], where: str) -> dict[str, str]:
+    """Tensor → file. Raises FFNError for one that is in two."""
+    files: dict[str, str] = {}
     for file, held in columns.items():
         for name in held.names:
             if name in files:
-                raise FFNError(f"{shown_path(where)}: tensor {shown(name)} is in two files", f"there is no {INDEX}")
+                raise FFNError(f"{where}: tensor {shown(name)} is in two files", f"there is no {INDEX}")
             files[name] = file
-    return Checkpoint(shown_path(where), paths[0].parent, files, columns)
+    return files
 
 
 def _indexed(path: Path) -> Checkpoint:

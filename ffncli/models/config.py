@@ -41,7 +41,7 @@ def read_config(path: Path, source: str) -> Model:
 
 def from_config(values: Mapping[str, Any], source: str, where: str, name: str | None = None) -> Model:
     """The Model that a config's values describe; a multimodal config's text tower (`text_config`) is meant."""
-    config, evidence = _text_tower(Fields(values, where))
+    config, evidence = text_tower(Fields(values, where))
     if config.values.get("model_type") is None:
         raise FFNError(
             f"{config.where}: model_type {'is null' if 'model_type' in config.values else 'is missing'}",
@@ -84,7 +84,7 @@ def _quantization(config: Fields) -> Mapping[str, Any] | None:
     return found if isinstance(found, Mapping) else None
 
 
-def _text_tower(config: Fields) -> tuple[Fields, list[str]]:
+def text_tower(config: Fields) -> tuple[Fields, list[str]]:
     """The config itself, or the nested one that holds the text model's numbers, however deep."""
     evidence: list[str] = []
     while name := next((n for n in TOWERS if config.values.get(n) is not None), None):

@@ -67,7 +67,7 @@ def model_traffic(model: Model, weights: DType, tokens: int = 1, ranks: int = 1)
     """What rank 0 of `ranks` moves for all layers. Raises FFNError as `token_costs`."""
     activations = activation_dtype(weights)
     parts = (
-        traffic(shard(group.steps, 0, ranks), weights, activations, tokens).times(len(group.layers))
+        traffic(shard(group.steps, 0, ranks), weights, activations, tokens).times(len(group.layers) * group.runs)
         for group in model.groups
     )
     return sum(parts, Traffic())

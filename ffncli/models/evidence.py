@@ -4,31 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import prod
+from typing import Any
 
 from ffncli.block import dtypes
 from ffncli.errors import FFNError
 from ffncli.models import layout
 from ffncli.models.agreement import agree
-from ffncli.models.checkpoint import Checkpoint, open_checkpoint
+from ffncli.models.checkpoint import Checkpoint
 from ffncli.models.inventory import Inventory, take_inventory
 from ffncli.models.model import Difference, Model
+from ffncli.models.quantized import logical
 from ffncli.models.recognise import Item, looked_for, recognise
 from ffncli.models.strict_json import shown_path
 
 
 def with_evidence(model: Model) -> Model:
     """The model as its tensors have it, where there are any, with what differs from its config."""
-    if model.location is None:
-        return model
-    checkpoint = open_checkpoint(model.location)
+    checkpoint = model.checkpoint
     if checkpoint is None:
-        if model.source.endswith(".json"):  # the config is what was asked for
-            return model
-        pickled = any(any(model.location.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.pth"))
-        also = " (pickled weights are not read: save them as safetensors)" if pickled else ""
-        return model.noted(f"no safetensors in {shown_path(model.location)}{also}: taken from the config alone")
-    model = replace(model, checkpoint=checkpoint)
+        return _config_alone(model)
     found = with_inventory(model, take_inventory(checkpoint))
     for difference in found.differences:
         if difference.name in ("layers", "gated", "bias", "parameters per layer"):
@@ -36,40 +30,65 @@ def with_evidence(model: Model) -> Model:
     return found
 
 
+def _config_alone(model: Model) -> Model:
+    """The model with a note that there are no tensors to compare with."""
+    if model.location is None or model.source.endswith(".json"):  # the config is what was asked for
+        return model
+    pickled = any(any(model.location.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.pth"))
+    also = " (pickled weights are not read: save them as safetensors)" if pickled else ""
+    return model.noted(f"no safetensors in {shown_path(model.location)}{also}: taken from the config alone")
+
+
 def _demand_all(model: Model, checkpoint: Checkpoint, difference: Difference) -> None:
     """Raises FFNError where a block differs because one of its tensors is missing: then the file is at fault."""
     spec = next(g.spec for g in model.groups if g.stack == difference.stack and difference.index in g.layers)
-    names = layer_names(model, checkpoint, difference.stack, difference.index)
-    if model.model_type in layout.LAYOUTS and not names.packed(spec) and names.any(spec):
-        layout.locate(names, spec)
+    if model.model_type in layout.LAYOUTS:
+        names = layer_names(model, checkpoint, difference.stack, difference.index)
+        if not names.packed(spec) and names.any(spec):
+            layout.locate(names, spec)
 
 
 def with_inventory(model: Model, inventory: Inventory) -> Model:
     """The same for tensors that were listed already. Raises FFNError where none of them belongs to an FFN."""
-    items = items_of(inventory, model)
+    items = items_of(inventory, model.quantization)
     layers = recognise(items, model.main.spec.d_model)
-    if not layers:
-        raise FFNError(f"{inventory.where}: no FFN tensors among {len(items):,} names", f"looked for {looked_for()}")
-    model = agree(model, layers, inventory.where)
-    if inventory.missing:
+    complete = not inventory.missing
+    if layers or complete:
+        demand_found(layers, items, inventory.where)
+        model = agree(model, layers, inventory.where, complete)
+    if not complete:
         gone = f"{len(inventory.missing)} of {inventory.files} files are not here ({inventory.missing[0]})"
-        model = model.noted(f"{inventory.where}: {gone}: what they hold is taken from the config")
-    elif model.stored:
-        params = sum(item.params * item.count for item in items.values())
-        size = sum(item.bytes * item.count for item in items.values())
-        model = replace(model, stored=replace(model.stored, file_params=params, file_bytes=size))
-    if model.stored and model.stored.formats[0]:
-        row = dtypes.find(model.stored.formats[0])
-        model = replace(model, dtype=row.name if row else model.stored.formats[0])
-    return model
+        return model.noted(f"{inventory.where}: {gone}: what they hold is taken from the config")
+    return with_stored(model, items)
 
 
-def items_of(inventory: Inventory, model: Model) -> Mapping[str, Item]:
+def with_stored(model: Model, items: Mapping[str, Item]) -> Model:
+    """The model with what the whole file holds, and the format that its FFNs are stored in."""
+    if model.stored is None:
+        return model
+    params = sum(item.params * item.count for item in items.values())
+    size = sum(item.bytes * item.count for item in items.values())
+    main = model.stored.formats[0]
+    row = dtypes.find(main)
+    stored = replace(model.stored, file_params=params, file_bytes=size)
+    return replace(model, stored=stored, dtype=row.name if row else main)
+
+
+def demand_found(layers: Mapping[str, Any], items: Mapping[str, Item], where: str) -> None:
+    """Raises FFNError where no FFN was recognised."""
+    if not layers:
+        raise FFNError(f"{where}: no FFN among {len(items):,} tensor names", f"looked for {looked_for()}")
+
+
+def items_of(inventory: Inventory, quantization: Mapping[str, Any] | None) -> dict[str, Item]:
     """The tensors as the model means them: packed ones unpacked by name and shape, nothing read."""
-    return {
-        name: Item(info.shape, prod(info.shape) if info.dtype else 0, info.bytes, inventory.counts[name], info.dtype)
-        for name, info in inventory.tensors.items()
+    seen = {name: info for name, info in inventory.tensors.items() if info.dtype}
+    items = {
+        name: Item(means.shape, means.params, means.bytes, inventory.counts[means.anchor], means.format)
+        for name, means in logical(seen, quantization, inventory.where).items()
     }
+    unseen = {name: Item(None, 0, 0, inventory.counts[name]) for name in inventory.tensors if name not in seen}
+    return {**items, **unseen}
 
 
 def layer_names(model: Model, checkpoint: Checkpoint, stack: str, layer: int) -> layout.Names:

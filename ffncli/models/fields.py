@@ -88,7 +88,9 @@ class Fields:
         return next((n for n in names.split("|") if self._value(n) is not None), names.split("|")[0])
 
     def _value(self, name: str) -> Any:
-        """What stands under a name, dots leading inwards; None where nothing does."""
+        """What stands under a name, else what dots in it lead to; None where nothing does."""
+        if name in self.values or "." not in name:
+            return self.values.get(name)
         value: Any = self.values
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ffncli.errors import ExitCode, FFNError, shown
-from ffncli.models.checkpoint import INDEX, MOST_HEADER_BYTES, open_checkpoint
+from ffncli.models.checkpoint import INDEX, open_checkpoint
 from ffncli.models.config import MOST_CONFIG_BYTES
+from ffncli.models.headers import MOST_HEADER_BYTES
 from ffncli.models.hub_requests import Requests, library, quiet
 
 PREFIX = "hf://"
@@ -150,7 +151,7 @@ def _fetched(hub: Requests, revision: str, kept: HubModel | None) -> HubModel:
 
 def _shards(index: Path, hub: Requests) -> list[str]:
     checkpoint = open_checkpoint(index)
-    names = sorted({path.name for path in checkpoint.files.values()}) if checkpoint else []
+    names = sorted(set(checkpoint.files.values())) if checkpoint else []
     if len(names) > MOST_SHARDS:
         raise FFNError(f"{hub.label(INDEX)} names {len(names):,} files, which no model needs to have")
     return names

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import prod
 
 from ffncli.errors import FFNError, shown
-from ffncli.models.checkpoint import TensorInfo
 from ffncli.models.fields import Fields
+from ffncli.models.headers import TensorInfo
 
 _FLOAT8 = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
 PACKED_DTYPES = {"U8", "I8", "I16", "U16", "I32", "U32"}

@@ -8,25 +8,29 @@ expert numbers may be replaced by a sign.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from ffncli.errors import FFNError, shown
-from ffncli.models.checkpoint import TensorInfo
 from ffncli.models.fields import Fields
+from ffncli.models.headers import TensorInfo
 from ffncli.models.packing import PACKED_DTYPES, Anchor, Matrix, reader
 
 
 @dataclass(frozen=True)
 class Logical:
     """One tensor as the model means it: torch's shape ([out, in]; None where only the number is known), parameters,
-    bytes of all its pieces in the file, format (`gptq-4bit`, `fp8-block128`; a plain tensor's dtype code)."""
+    bytes of all its pieces in the file, format (`gptq-4bit`, `fp8-block128`; a plain tensor's dtype code).
+
+    `anchor` is the stored tensor that stands for it: the packed values, or the plain tensor itself.
+    """
 
     shape: tuple[int, ...] | None
     params: int
     bytes: int
     format: str
+    anchor: str = field(default="", compare=False)
 
 
 def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -55,12 +59,12 @@ def logical(
         if name in found:
             matrix = found[name]
             stored = info.bytes + sum(tensors[piece].bytes for piece in matrix.pieces)
-            own, entry = matrix.name, Logical(matrix.shape, matrix.params, stored, matrix.format)
+            own, entry = matrix.name, Logical(matrix.shape, matrix.params, stored, matrix.format, name)
         elif name in pieces:
             continue
         else:
             _check_plain(name, info, quantization, where)
-            own, entry = name, Logical(info.shape, prod(info.shape), info.bytes, info.dtype)
+            own, entry = name, Logical(info.shape, prod(info.shape), info.bytes, info.dtype, name)
         if own in out:
             raise FFNError(f"{where}: tensor {shown(own, 120)} is there twice, packed and plain or in two packings")
         out[own] = entry

@@ -9,18 +9,26 @@ from pathlib import Path
 
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models import catalog
-from ffncli.models.config import read_config
+from ffncli.models.checkpoint import Checkpoint, open_checkpoint, remote_checkpoint
+from ffncli.models.config import MOST_CONFIG_BYTES, from_config, read_config, text_tower
 from ffncli.models.dimensions import Dimensions, from_dimensions, merged, with_dimensions
 from ffncli.models.evidence import with_evidence
+from ffncli.models.families import family_of
+from ffncli.models.fields import Fields
+from ffncli.models.gguf_file import read_gguf
+from ffncli.models.headers import parse_header
+from ffncli.models.inventory import take_inventory
 from ffncli.models.model import Model
-from ffncli.models.strict_json import shown_path
+from ffncli.models.strict_json import read_object, shown_path
+from ffncli.models.unnamed import from_gguf, from_tensors
 
 _INLINE = re.compile(r"(?P<d_model>[^x:/\\]+)x(?P<d_ff>[\d.]+x?|-?\w+?)(?::(?P<activation>[^:/\\]*))?")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _UNREAD = {
-    ".gguf": "GGUF files", ".bin": "pickled weights", ".pt": "pickled weights", ".pth": "pickled weights",
+    ".bin": "pickled weights", ".pt": "pickled weights", ".pth": "pickled weights",
     ".py": "modules from Python files",
 }  # fmt: skip
-_SUFFIXES = (".json", ".safetensors", *_UNREAD)
+_SUFFIXES = (".json", ".safetensors", ".gguf", *_UNREAD)
 
 
 def load(source: str | None = None, dimensions: Dimensions | None = None) -> Model:
@@ -33,7 +41,8 @@ def load(source: str | None = None, dimensions: Dimensions | None = None) -> Mod
         return from_dimensions(said)
     if inline := _inline(source):
         return from_dimensions(merged(inline, said), source)
-    return with_dimensions(with_evidence(resolve(source)), said)
+    model = resolve(source)
+    return with_dimensions(model if model.stored else with_evidence(model), said)
 
 
 def resolve(text: str) -> Model:
@@ -42,7 +51,7 @@ def resolve(text: str) -> Model:
     Raises FFNError with the nearest known names where it means nothing.
     """
     if text.startswith("hf://"):
-        raise FFNError(f"{shown(text)}: this version does not read from the Hub", "give a local directory of the model")
+        return _from_hub(text)
     if "\0" in text:
         raise FFNError(f"source {shown(text)} holds a NUL character")
     path = Path(os.path.expanduser(text))
@@ -55,6 +64,8 @@ def resolve(text: str) -> Model:
         raise FFNError(f"source {shown(text)}: {error.strerror}") from None
     if text and exists:
         return _from_path(path, text)
+    if _HUB_NAME.fullmatch(text) and (folder := _cached(text)):
+        return _from_path(folder, text).noted(f"{text} is the model in the local Hub cache")
     if looks_like_path and text:
         raise FFNError(f"{shown_path(path)} does not exist", _path_hint(text))
     hint = did_you_mean(
@@ -66,29 +77,72 @@ def resolve(text: str) -> Model:
 def _path_hint(text: str) -> str:
     name = text.rpartition("/")[2]
     if catalog.find(name):
-        return f"the catalog has '{name}'"
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):
-        hub = "this version does not read from the Hub: give a local directory"
-        near = did_you_mean(name, catalog.spellings(), "")
-        return f"{hub}; for counts alone, {near}" if near else hub
-    return "give a model directory, a config.json or a .safetensors file"
+        return f"the catalog has '{name}'" + (
+            f"; hf://{text} reads it from the Hub" if _HUB_NAME.fullmatch(text) else ""
+        )
+    if _HUB_NAME.fullmatch(text):
+        return f"for the model on the Hub: hf://{text}"
+    return "give a model directory, a config.json, a .safetensors or a .gguf file"
+
+
+def _cached(text: str) -> Path | None:
+    """The snapshot of `org/name` in the local Hub cache, without any network."""
+    from ffncli.models.hub import cached
+
+    return cached(text)
+
+
+def _from_hub(text: str) -> Model:
+    """A model of the Hub: its cached snapshot, else its config and the headers of its files."""
+    from ffncli.models.hub import open_hub
+
+    hub = open_hub(text)
+    if hub.folder:
+        model = _from_path(hub.folder, text)
+        return model.noted(hub.note) if hub.note else model
+    where = f"hf://{hub.repo}"
+    columns = {
+        shard.name: parse_header(shard.raw, shard.size - 8 - len(shard.raw), f"{where}/{shard.name}")
+        for shard in hub.shards
+    }
+    if not columns:
+        return read_config(hub.config, text).noted(f"no safetensors in {where}: taken from the config alone")
+    return _described(hub.config, remote_checkpoint(where, columns), text)
 
 
 def _from_path(path: Path, text: str) -> Model:
-    """A directory or file on disk: its config, and what the tensor names say of the first layer of each group."""
+    """A directory or file on disk: its config, beside what its tensors are called."""
     if path.suffix in _UNREAD and path.is_file():
         raise FFNError(f"{shown_path(path)}: {_UNREAD[path.suffix]} are not read by this version", "use safetensors")
-    folder = path if path.is_dir() else path.parent
-    config = (
-        path if path.suffix == ".json" and not path.name.endswith(".safetensors.index.json") else folder / "config.json"
-    )
+    if path.suffix == ".gguf" and path.is_file():
+        return from_gguf(read_gguf(path), text)
     if path.is_file() and path.suffix not in _SUFFIXES:
         raise FFNError(f"{shown_path(path)} is no model", "give a directory, a config.json or a .safetensors file")
+    folder = path if path.is_dir() else path.parent
+    is_config = path.suffix == ".json" and not path.name.endswith(".safetensors.index.json") and path.is_file()
+    config = path if is_config else folder / "config.json"
+    if path.is_dir() and not config.exists() and len(files := sorted(path.glob("*.gguf"))) >= 1:
+        return from_gguf(read_gguf(files[0]), text)
+    location = folder if is_config and path.name == "config.json" else None if is_config else path
+    return _described(config, open_checkpoint(location) if location else None, text, location)
+
+
+def _described(config: Path, checkpoint: Checkpoint | None, text: str, location: Path | None = None) -> Model:
+    """The model of a config and the tensors beside it; from the tensors alone where no row describes it."""
     if not config.exists():
-        raise FFNError(f"{shown_path(config)} is missing", "give a directory that has one: it holds the widths")
-    model = read_config(config, text)
-    location = path if path.is_dir() or config != path else (folder if config.name == "config.json" else None)
-    return replace(model, location=location) if location else model
+        if checkpoint is None:
+            raise FFNError(f"{shown_path(config)} is missing", "it holds the widths; or give a file with tensors")
+        return replace(from_tensors(take_inventory(checkpoint), None, text, _title(text)), checkpoint=checkpoint)
+    values = read_object(config, MOST_CONFIG_BYTES)
+    tower, _ = text_tower(Fields(values, shown_path(config)))
+    if checkpoint is not None and family_of(tower.values.get("model_type")) is None:
+        return replace(from_tensors(take_inventory(checkpoint), tower, text, _title(text)), checkpoint=checkpoint)
+    model = from_config(values, text, shown_path(config))
+    return replace(model, location=location, checkpoint=checkpoint)
+
+
+def _title(text: str) -> str:
+    return Path(text).absolute().name or text
 
 
 def _inline(text: str) -> Dimensions | None:

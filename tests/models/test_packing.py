@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ffncli.errors import FFNError
-from ffncli.models.checkpoint import TensorInfo
+from ffncli.models.headers import TensorInfo
 from ffncli.models.quantized import Logical, logical
 from tests.oracles.packed import (
     AWQ,

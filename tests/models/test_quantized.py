@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ffncli.errors import FFNError
-from ffncli.models.checkpoint import TensorInfo
+from ffncli.models.headers import TensorInfo
 from ffncli.models.quantized import Logical, logical, quantization_of
 from tests.oracles.checkpoints import harmful
 from tests.oracles.packed import (

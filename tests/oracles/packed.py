@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ffncli.models.checkpoint import TensorInfo, read_header
+from ffncli.models.headers import TensorInfo, read_header
 from ffncli.models.quantized import Logical, logical
 
 UP = "model.layers.0.mlp.up_proj"
