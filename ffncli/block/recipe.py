@@ -26,7 +26,9 @@ class MoE:
     """How tokens find experts, and what runs beside them. Meanings as in `steps.Route` and `steps.Experts`.
 
     `shared_d_ff` is the width of all shared experts together (None: shared_experts × d_ff); `shared_gate` multiplies
-    them by a sigmoid of one logit per token (Qwen2-MoE).
+    them by a sigmoid of one logit per token (Qwen2-MoE), `shared_scale` by a number (Cohere 2 takes the mean).
+    `shared_clamp` False: the block's clamp is for the routed experts alone. `identity_experts` are routed to like
+    others and return the token as it is (LongCat-Flash); what is active is counted as if no token went there.
     """
 
     experts: int
@@ -34,6 +36,8 @@ class MoE:
     shared_experts: int = 0
     shared_d_ff: int | None = None
     shared_gate: bool = False
+    shared_scale: float = 1.0
+    shared_clamp: bool = True
     router_bias: bool = False
     correction: bool = False
     score: Score = "softmax"
@@ -45,6 +49,7 @@ class MoE:
     group_best: int = 1
     score_dtype: ScoreDType = "fp32"
     weigh: Weigh = "output"
+    identity_experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -144,12 +149,17 @@ def check_moe(moe: MoE) -> None:
     for field, literal in (("score", Score), ("order", Order), ("score_dtype", ScoreDType), ("weigh", Weigh)):
         one_of(field, getattr(moe, field), literal)
     _number("scale", moe.scale)
+    _number("shared_scale", moe.shared_scale)
     size("experts", moe.experts)
     size("top_k", moe.top_k)
     if moe.top_k > moe.experts:
         raise FFNError(f"top_k ({moe.top_k}) exceeds the number of experts ({moe.experts})")
     if type(moe.shared_experts) is not int or not 0 <= moe.shared_experts <= MAX_SIZE:
         raise FFNError(f"shared_experts must be a whole number from 0, got {shown(moe.shared_experts)}")
+    if type(moe.identity_experts) is not int or not 0 <= moe.identity_experts <= MAX_SIZE:
+        raise FFNError(f"identity_experts must be a whole number from 0, got {shown(moe.identity_experts)}")
+    if moe.identity_experts and moe.groups > 1:
+        raise FFNError(f"identity_experts = {moe.identity_experts}: experts in groups cannot have them")
     if moe.shared_d_ff is not None:
         size("shared_d_ff", moe.shared_d_ff)
     if moe.groups < 1 or moe.experts % moe.groups:
@@ -192,25 +202,28 @@ def ffn(spec: FFNSpec, x: str, d_model: Axis, d_ff: int | None = None, prefix: s
 def _moe(spec: FFNSpec, x: str) -> list[Step]:
     assert spec.moe is not None
     moe, d_model, experts = spec.moe, Axis("d_model", spec.d_model), Axis("experts", spec.moe.experts)
+    routed = Axis("experts", moe.experts + moe.identity_experts)
     route = Route(
-        experts, moe.top_k, moe.score, moe.order, moe.renormalise, moe.scale, moe.groups, moe.top_groups,
+        routed, moe.top_k, moe.score, moe.order, moe.renormalise, moe.scale, moe.groups, moe.top_groups,
         moe.group_best, moe.correction, moe.score_dtype,
     )  # fmt: skip
     body = [
-        Step("router", Linear(d_model, experts, moe.router_bias), (x,)),
+        Step("router", Linear(d_model, routed, moe.router_bias), (x,)),
         Step("route", route, ("router",)),
-        Step("experts", Experts(tuple(ffn(spec, "x", d_model)), experts, moe.weigh), (x, "route")),
+        Step(
+            "experts", Experts(tuple(ffn(spec, "x", d_model)), experts, moe.weigh, moe.identity_experts), (x, "route")
+        ),
     ]
     if not moe.shared_experts:
         return body
-    body += ffn(spec, x, d_model, spec.shared_width, "shared.")
+    body += ffn(spec if moe.shared_clamp else replace(spec, clamp=None), x, d_model, spec.shared_width, "shared.")
     beside = "shared.down"
     if moe.shared_gate:
         body.append(Step("shared_gate", Linear(d_model, Axis("one", 1)), (x,)))
         body.append(Step("shared_score", Activation("sigmoid"), ("shared_gate",)))
         body.append(Step("shared", Multiply(), ("shared_score", "shared.down")))
         beside = "shared"
-    return [*body, Step("moe", Add(), ("experts", beside))]
+    return [*body, Step("moe", Add(moe.shared_scale), ("experts", beside))]
 
 
 def _closing(spec: FFNSpec, d_model: Axis, last: str) -> list[Step]:

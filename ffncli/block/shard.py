@@ -54,7 +54,9 @@ def _split(step: Step, rank: int, ranks: int, axis: str) -> Op:
     if isinstance(op, Norm) and op.axis.name == axis and ranks > 1:
         raise FFNError(f"step '{step.output}' normalises over {axis}, which cannot be split over ranks")
     if isinstance(op, Experts):
-        return replace(op, program=tuple(replace(s, op=_split(s, rank, ranks, axis)) for s in op.program))
+        program = tuple(replace(s, op=_split(s, rank, ranks, axis)) for s in op.program)
+        alone = rank == 0 or not _makes_partial(step, axis)  # as a bias: the token itself is added once
+        return replace(op, program=program, identity=op.identity if alone else 0)
     if isinstance(op, Linear):
         alone = op.into.name != axis or rank == 0
         return Linear(_part(op.into, ranks, axis), _part(op.out, ranks, axis), op.bias and alone)

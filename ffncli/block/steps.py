@@ -191,7 +191,8 @@ class Route(Op):
     score_first scores all experts and keeps top_k (Mixtral, Qwen, DeepSeek); choose_first keeps the top_k logits and
     scores those (gpt-oss). With groups, only experts of the `top_groups` best groups may be chosen; a group is judged
     by the sum of its `group_best` best scores (DeepSeek-V2: 1, V3: 2). `correction` is added to the scores for the
-    choice alone. Scores are computed in `score_dtype` ("fp32", or "input" for the logits' own).
+    choice alone (to the logits where these are chosen first). Scores are computed in `score_dtype` ("fp32", or "input"
+    for the logits' own).
     """
 
     experts: Axis
@@ -235,12 +236,13 @@ class Experts(Op):
     """The one op that holds a program: every expert runs it with its own weights on the tokens routed to it.
 
     Inputs are (x, route). `weigh` says whether the route's weight multiplies the expert's output or its input (Llama
-    4).
+    4). `identity` more numbers of the route belong to experts that return the token as it is (LongCat-Flash).
     """
 
     program: tuple[Step, ...]
     experts: Axis
     weigh: Literal["output", "input"] = "output"
+    identity: int = 0
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
         """The program's parameters under their own names ("up.weight"), each with a leading experts axis."""
@@ -252,11 +254,12 @@ class Experts(Op):
         return shapes(self.program, {name: inputs[0]})[self.program[-1].output]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`Σ route[e] · expert_e(norm)`."""
+        """`Σ route[e] · expert_e(norm)`, with `, the last 256 are identities` where some are."""
         x, route = inputs
+        rest = f", the last {self.identity} are identities" if self.identity else ""
         if self.weigh == "input":
-            return f"Σ expert_e({route}[e] · {x})"
-        return f"Σ {route}[e] · expert_e({x})"
+            return f"Σ expert_e({route}[e] · {x}){rest}"
+        return f"Σ {route}[e] · expert_e({x}){rest}"
 
     def into_axis(self) -> Axis | None:
         """What the program's first step demands."""

@@ -168,7 +168,8 @@ def route(op: Route, correction: Tensor | None, logits: Tensor) -> Tensor:
     """Weights [..., experts] for router logits [..., experts]; the experts that are not chosen have zero."""
     work = logits if op.score_dtype == "input" else logits.float()
     if op.order == "choose_first":
-        chosen = work.topk(op.top_k, -1).indices
+        choice = work if correction is None else work + correction.to(work.dtype)
+        chosen = choice.topk(op.top_k, -1).indices
         values = _scores(op, work.gather(-1, chosen))
     else:
         scores = _scores(op, work)
@@ -203,7 +204,9 @@ def _experts(
     flat, share = x.flatten(0, -2), chosen.flatten(0, -2)
     out = torch.zeros(*flat.shape[:-1], step.op.shape(tuple(flat.shape))[-1], dtype=flat.dtype, device=flat.device)
     (entry,) = block_inputs(op.program)
-    for e in share.any(0).nonzero().flatten().tolist():
+    if op.identity:
+        out += flat * share[:, op.experts.size :].sum(-1, keepdim=True)
+    for e in share[:, : op.experts.size].any(0).nonzero().flatten().tolist():
         tokens = share[:, e].nonzero().flatten()
         weight = share[tokens, e, None]
         own = {name: weights[name][e] for name in op.parameters()}

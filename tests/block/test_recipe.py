@@ -61,6 +61,9 @@ def test_defaults_follow_the_gate():
         ({"moe": MoE(6, 2, groups=4)}, "do not divide"),
         ({"moe": MoE(8, 4, groups=4, top_groups=1)}, "cannot be chosen"),
         ({"moe": MoE(8, 4, shared_experts=-1)}, "shared_experts"),
+        ({"moe": MoE(8, 4, shared_scale=float("nan"))}, "shared_scale must be a number"),
+        ({"moe": MoE(8, 4, identity_experts=-1)}, "identity_experts must be"),
+        ({"moe": MoE(8, 4, identity_experts=2, groups=2, top_groups=2)}, "in groups cannot"),
     ],
 )
 def test_impossible_specs_are_refused(choices, message):

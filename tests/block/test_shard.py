@@ -46,6 +46,8 @@ def sharded_sum(block: tuple[Step, ...], weights, x: torch.Tensor, ranks: int) -
         FFNSpec(6, 24, "swiglu", bias=True, norm="rmsnorm", residual=True),
         FFNSpec(6, 24, "swiglu", bias=True, moe=MoE(4, 2), norm="rmsnorm", residual=True),
         FFNSpec(6, 24, "swiglu", moe=MoE(4, 2, 1, shared_gate=True), residual=True),
+        FFNSpec(6, 24, "swiglu", moe=MoE(4, 2, 1, shared_scale=0.5), residual=True),
+        FFNSpec(6, 24, "swiglu", moe=MoE(4, 4, identity_experts=3), residual=True),
     ],
 )
 def test_sum_of_shards_is_the_whole(spec, ranks):

@@ -184,6 +184,7 @@ def test_formulas_of_rarer_ops():
     assert formula(Activation("identity", plus=1), "f(x)") == "f(x) + 1"
     assert formula(Activation("identity", plus=1), "x") == "identity(x) + 1"
     assert formula(Experts((MODEL,), E, "input"), "x", "route") == "Σ expert_e(route[e] · x)"
+    assert formula(Experts((MODEL,), E, identity=3), "x", "route").endswith("expert_e(x), the last 3 are identities")
     assert formula(Route(E, 2, order="choose_first"), "router") == "softmax(top2(router))"
     assert formula(Route(E, 2, renormalise=False), "router") == "top2(softmax(router))"
     assert formula(AllReduce(4), "down") == "all_reduce(down, 4)"

@@ -109,7 +109,9 @@ def _config(kind: Any, sizes: Mapping[str, Any], over: Mapping[str, Any], factor
 
 
 def _scaled(name: str, value: Any, factor: int) -> Any:
-    """A width that a case gave, times `factor`."""
+    """A width that a case gave, times `factor`, in a nested config too."""
+    if isinstance(value, Mapping):
+        return {inner: _scaled(inner, said, factor) for inner, said in value.items()}
     if name not in WIDTHS or factor == 1:
         return value
     return [v * factor for v in value] if isinstance(value, list) else value * factor
