@@ -22,7 +22,7 @@ _WHERE = {
     "Request": ("ffncli.run.prepare", "Request"),
     "cost": ("ffncli.block.cost", "cost"),
     "count": ("ffncli.models.count", "count"),
-    "load": ("ffncli.models.source", "load"),
+    "load": ("ffncli.run.sources", "load"),
     "steps": ("ffncli.block.recipe", "steps"),
     "trace": ("ffncli.run.prepare", "trace_layer"),
 }
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from ffncli.block.recipe import FFNSpec, MoE, steps
     from ffncli.errors import FFNError
     from ffncli.models.count import count
-    from ffncli.models.source import load
     from ffncli.run.prepare import Request
     from ffncli.run.prepare import trace_layer as trace
+    from ffncli.run.sources import load
 
 
 def __getattr__(name: str) -> Any:

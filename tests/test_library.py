@@ -9,8 +9,8 @@ from ffncli.errors import FFNError
 
 
 def test_every_name_is_there_and_is_what_its_module_has():
-    from ffncli.models.source import load
     from ffncli.run.prepare import trace_layer
+    from ffncli.run.sources import load
 
     assert set(dir(ffncli)) == {*ffncli.__all__, "__version__"}
     assert all(callable(getattr(ffncli, name)) for name in ffncli.__all__)

@@ -12,7 +12,7 @@ from ffncli.block import dtypes
 from ffncli.block.cost import CONVENTIONS
 from ffncli.cli.options import DimensionOptions, OutputOptions, TokenOptions, spread
 from ffncli.models.count import ModelCount, TensorCount, count
-from ffncli.models.source import load
+from ffncli.run.sources import load
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 
@@ -21,7 +21,8 @@ from ffncli.show.tables import Table
 def command(
     *,
     sources: Annotated[
-        list[str] | None, typer.Argument(metavar="SOURCE", help="Model names, directories, 512x2048:gelu.")
+        list[str] | None,
+        typer.Argument(metavar="SOURCE", help="Model names, directories, 512x2048:gelu, my.py:Class (runs that file)."),
     ] = None,
     dtype: Annotated[
         str | None,

@@ -15,7 +15,7 @@ from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import with_dimensions
 from ffncli.models.examples import notebook
 from ffncli.models.model import Model
-from ffncli.models.source import load
+from ffncli.run.sources import load
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt, number_text
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from ffncli.run.trace import StepRecord, Trace
 
 Source = Annotated[
-    str | None, typer.Argument(metavar="SOURCE", help="Model directory or name, 512x2048:gelu; default: a notebook's.")
+    str | None,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Model directory or name, 512x2048:gelu, my.py:Class (runs that file); default: a notebook's.",
+    ),
 ]
 Expert = Annotated[str | None, typer.Option("--expert", metavar="I,J|all", help="Show the steps inside experts.")]
 Values = Annotated[str, typer.Option("--show", metavar="N|all", help="Values shown per axis.")]
@@ -51,7 +55,7 @@ def command(
     output = show.output()
     said = dimensions.dimensions()
     example = notebook() if source is None and said.d_model is None else None
-    model = with_dimensions(example.model, said) if example else load(source, said)
+    model = with_dimensions(example.model, said) if example else load(source, said, run.seed or 0)
     shown_values, inside, leading = _count("--show", values), _expert(expert, model, run.layer), tokens.leading()
 
     # From here on torch is needed; what can be wrong without it has been said.

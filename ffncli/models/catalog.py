@@ -12,7 +12,7 @@ from ffncli.block.recipe import FFNSpec
 from ffncli.models.config import from_config
 from ffncli.models.fields import Fields
 from ffncli.models.model import Group, Model
-from ffncli.models.whole import Whole, whole
+from ffncli.models.whole import whole
 
 
 @cache
@@ -48,12 +48,7 @@ def find(name: str) -> Model | None:
         return replace(model, citation=citation, evidence=("catalog row in config.json fields", *model.evidence))
     spec = FFNSpec(**row["spec"])
     groups = tuple(Group(stack, tuple(range(count)), spec) for stack, count in row["stacks"].items())
-    return Model(canonical, name, groups, citation, evidence=("catalog row (the model has no config.json)",))
-
-
-def beside(name: str) -> Whole | None:
-    """What the model of that name has beside its FFN, or None where the row does not say."""
-    canonical = _aliases().get(name.strip().lower())
-    row = _file()["models"].get(canonical, {})
-    values = row.get("config") or row.get("beside")
-    return whole(Fields(values, f"catalog.toml: {canonical}"), values["model_type"]) if values else None
+    like: dict[str, Any] | None = row.get("beside")  # the fields of a family that is built alike
+    beside = whole(Fields(like, f"catalog.toml: {canonical}"), like["model_type"]) if like else None
+    evidence = ("catalog row (the model has no config.json)",)
+    return Model(canonical, name, groups, citation, evidence=evidence, beside=beside)

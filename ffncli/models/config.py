@@ -19,6 +19,7 @@ from ffncli.models.family import Extra, Family, Stack
 from ffncli.models.fields import Fields
 from ffncli.models.model import Group, Model, grouped
 from ffncli.models.strict_json import read_object, shown_path
+from ffncli.models.whole import whole
 
 MOST_CONFIG_BYTES = 10_000_000  # real ones stay below 100 kB
 MOST_LAYERS = 10_000  # the deepest known model has 126
@@ -64,7 +65,8 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     return Model(
         title, source, tuple(groups), model_type=family_name, dtype=dtype.name if dtype else None,
         evidence=(*evidence, *_width_evidence(config, family, groups)), names=_names(config, family),
-        quantization=_quantization(config), extra_layers=config.integer(_PREDICTION, 0, low=0, high=MOST_LAYERS),
+        quantization=_quantization(config), beside=whole(config, model_type),
+        extra_layers=config.integer(_PREDICTION, 0, low=0, high=MOST_LAYERS),
     )  # fmt: skip
 
 

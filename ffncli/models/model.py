@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Step
 from ffncli.errors import FFNError, shown
 from ffncli.models.checkpoint import Checkpoint
+from ffncli.models.whole import Whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ class Model:
     config's own names of our fields, `quantization` is its quantization_config, `extra_layers` how many layers it has
     beyond its count (multi-token prediction). `differences` are those between config and tensors, `stored` is what the
     tensors hold; None where no headers were read. `unknown` names fields of its specs that nothing said (`activation`,
-    `top_k`) and that were filled to have any.
+    `top_k`) and that were filled to have any. `weights` are the canonical tensors that a bare block brought along (a
+    user's own module), of its own dtype. `beside` is what surrounds the FFNs, where its family's attention is known.
     """
 
     name: str
@@ -105,7 +110,9 @@ class Model:
     differences: tuple[Difference, ...] = ()
     stored: Stored | None = None
     unknown: frozenset[str] = frozenset()
+    beside: Whole | None = None
     checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)
+    weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
 
     @property
     def main(self) -> Group:

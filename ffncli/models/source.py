@@ -26,7 +26,6 @@ _INLINE = re.compile(r"(?P<d_model>[^x:/\\]+)x(?P<d_ff>[\d.]+x?|-?\w+?)(?::(?P<a
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _UNREAD = {
     ".bin": "pickled weights", ".pt": "pickled weights", ".pth": "pickled weights",
-    ".py": "modules from Python files",
 }  # fmt: skip
 _SUFFIXES = (".json", ".safetensors", ".gguf", *_UNREAD)
 

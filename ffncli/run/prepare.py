@@ -97,6 +97,8 @@ def _weights(
     if example and _fits(example, block):
         given = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
         return {name: tensor.to(device, dtype) for name, tensor in given.items()}, "the notebook's weights"
+    if model.weights is not None:
+        return {n: tensor.to(device, dtype) for n, tensor in model.weights.items()}, "the module's own weights"
     stored = stored_weights(model, layer, dtype, device)
     if stored is not None:
         return stored, f"weights of {layer.stack} layer {layer.index}"
