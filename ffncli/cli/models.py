@@ -51,5 +51,5 @@ def answer(counts: list[ModelCount]) -> Answer:
 def _row(c: ModelCount) -> tuple[object, ...]:
     return (
         c.name, c.d_model, c.d_ff, c.activation, c.gated, c.layers, Short(c.ffn_params_total),
-        Short(c.ffn_params_active) if c.experts else "",
+        Short(c.ffn_params_active) if c.experts and c.ffn_params_active else "",
     )  # fmt: skip

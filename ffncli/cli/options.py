@@ -128,6 +128,40 @@ class TokenOptions:
         return (self.batch or 1, self.seq_len or 1)
 
 
+def numbers(option: str) -> Callable[[str], tuple[int, ...]]:
+    """A parser for a comma list of positive whole numbers, `1,32,512`; its FFNError names the option."""
+    one = positive(option)
+
+    def parse(text: str) -> tuple[int, ...]:
+        return tuple(one(part) for part in str(text).split(","))
+
+    return parse
+
+
+@dataclass(frozen=True)
+class TokenListOptions:
+    """--tokens as a list, or --batch and --seq-len."""
+
+    tokens: Annotated[
+        Any, _run("--tokens", metavar="N,...", parser=numbers("--tokens"), help="How many tokens; several: a table.")
+    ] = None
+    batch: Annotated[
+        Count,
+        _run("--batch", metavar="B", parser=positive("--batch"), help="Batch, with --seq-len instead of --tokens."),
+    ] = None
+    seq_len: Annotated[
+        Count, _run("--seq-len", metavar="L", parser=positive("--seq-len"), help="Tokens per sequence of the batch.")
+    ] = None
+
+    def numbers(self) -> tuple[int, ...]:
+        """How many tokens, each in turn; () where nothing was said."""
+        if self.batch is None and self.seq_len is None:
+            return self.tokens or ()
+        if self.tokens is not None:
+            raise FFNError("--tokens contradicts --batch and --seq-len", "give one or the other")
+        return ((self.batch or 1) * (self.seq_len or 1),)
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """--layer, --input and their kin: what is run, on what, where."""

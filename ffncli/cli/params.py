@@ -2,33 +2,77 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from math import prod
-from typing import Annotated
+from dataclasses import asdict, fields
+from typing import Annotated, Any
 
 import typer
 
-from ffncli.block import dtypes
+from ffncli.block import dtypes, storage, traffic
 from ffncli.block.cost import CONVENTIONS
-from ffncli.cli.options import DimensionOptions, OutputOptions, TokenOptions, spread
-from ffncli.models.count import ModelCount, TensorCount, count
+from ffncli.block.dtypes import DType
+from ffncli.cli import assertions
+from ffncli.cli.options import DimensionOptions, OutputOptions, TokenListOptions, positive, spread
+from ffncli.cli.params_tables import parts_of, sweep_table
+from ffncli.errors import ExitCode, FFNError
+from ffncli.models import catalog, tensor_parallel
+from ffncli.models.costs import TokenCost, ridge_tokens, token_costs
+from ffncli.models.count import ModelCount, count
+from ffncli.models.dimensions import Dimensions
+from ffncli.models.iso_params import counterparts
+from ffncli.models.model import Model
+from ffncli.models.sweep import points, swept
+from ffncli.models.tensor_parallel import Split, split
 from ffncli.run.sources import load
-from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.output import Output
+from ffncli.show.parts import Answer
 from ffncli.show.tables import Table
+
+ALL_CONVENTIONS = {**CONVENTIONS, **storage.CONVENTIONS, **traffic.CONVENTIONS, **tensor_parallel.CONVENTIONS}
+_MANY = ("groups", "evidence", "differences")  # keys that hold more than one value
+KEYS = tuple(f.name for f in fields(ModelCount) if f.name not in _MANY)
+
+_Texts = list[str] | None
 
 
 @spread
 def command(
     *,
     sources: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SOURCE", help="Model names, directories, 512x2048:gelu, my.py:Class (runs that file)."),
+        _Texts,
+        typer.Argument(metavar="SOURCE", help="Names, paths, hf://org/name, 512x2048:gelu, my.py:Class (runs it)."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every known model.")] = False,
+    asserted: Annotated[
+        _Texts, typer.Option("--assert", metavar="TEXT", help="'ffn_params_total == 4328521728'; exit 1 if not.")
+    ] = None,
+    sweep: Annotated[
+        _Texts, typer.Option("--sweep", metavar="NAME=A,B", help="d_ff=1x,2x,4x, tokens=1,32, ...; repeatable.")
+    ] = None,
+    iso_params: Annotated[bool, typer.Option("--iso-params", help="Beside its gated or plain twin, of equal size.")] = (
+        False
+    ),
+    multiple_of: Annotated[
+        int | None,
+        typer.Option(
+            "--multiple-of", metavar="M", parser=positive("--multiple-of"), help="The twin's d_ff, rounded up."
+        ),
+    ] = None,
+    tp: Annotated[
+        int | None,
+        typer.Option(
+            "--tp", "--tensor-parallel", metavar="N", parser=positive("--tp", 65536), help="Split over N ranks."
+        ),
+    ] = None,
+    ridge: Annotated[
+        float | None, typer.Option("--ridge", metavar="X", help="From how many tokens on: X FLOPs per byte.")
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", metavar="NAME", help="For weight_bytes: fp32, bf16, ...; default the stored one."),
+        typer.Option(
+            "--dtype", metavar="NAME", help="Weights in fp32, bf16, fp8, q4_0, mxfp4, ...; default as stored."
+        ),
     ] = None,
-    tokens: TokenOptions,
+    tokens: TokenListOptions,
     dimensions: DimensionOptions,
     show: OutputOptions,
 ) -> None:
@@ -38,109 +82,104 @@ def command(
     """
     output = show.output()
     said = dimensions.dimensions()
-    if dtype is not None:
-        dtypes.dtype(dtype)  # a wrong one is said before anything is read
-    number = prod(tokens.leading() or (1,))
-    models = [load(source, said) for source in sources] if sources else [load(None, said)]
+    weights = dtypes.storage(dtype) if dtype is not None else None  # a wrong one is said before anything is read
+    conditions = assertions.parse(asserted or [], KEYS)
+    numbers = tokens.numbers()
+    if sweep:
+        _refuse_beside_sweep(sources, everything, iso_params, tp, ridge)
+        answer = _swept(sources[0] if sources else None, said, sweep, dtype, numbers)
+        output.show(answer)
+        assertions.check(conditions, answer.body["rows"])
+        return
+    models = _models(sources, everything, said, iso_params, multiple_of)
+    _notes(models, output)
+    answer = answer_for(models, dtype, weights, numbers, tp, ridge)
+    output.show(answer)
+    assertions.check(conditions, answer.body["rows"])
+    _demand_agreement(models)
+
+
+def answer_for(
+    models: list[Model], dtype: str | None = None, weights: DType | None = None, tokens: tuple[int, ...] = (),
+    ranks: int | None = None, ridge: float | None = None,
+) -> Answer:  # fmt: skip
+    """The records as JSON rows, CSV rows and tables. Costs, splits and ridges are there where they were asked for."""
+    counts, rows = [], []
+    costs: list[tuple[TokenCost, ...]] = []
+    splits: list[Split | None] = []
+    ridges: list[int | None] = []
+    for model in models:
+        row = weights or dtypes.find_storage(model.dtype or "fp32") or dtypes.dtype("bf16")
+        counts.append(count(model, dtype, tokens[0] if tokens else 1))
+        splits.append(split(model, ranks, row, tokens[0] if tokens else 1) if ranks else None)
+        costs.append(token_costs(model, row, tokens or (1,), ranks or 1))
+        ridges.append(ridge_tokens(model, row, ridge, ranks or 1) if ridge is not None else None)
+        more: dict[str, Any] = {"costs": [asdict(cost) for cost in costs[-1]]}
+        more |= {"tensor_parallel": asdict(splits[-1])} if splits[-1] else {}
+        more |= {"ridge_tokens": ridges[-1]} if ridge is not None else {}
+        rows.append({**asdict(counts[-1]), **more})
+    parts = parts_of(counts, costs if tokens or ranks else [], [s for s in splits if s], ridge, ridges)
+    return Answer("params", {"rows": rows}, _flat(counts), parts, ALL_CONVENTIONS)
+
+
+def _models(
+    sources: _Texts, everything: bool, said: Dimensions, iso_params: bool, multiple_of: int | None
+) -> list[Model]:
+    if multiple_of is not None and not iso_params:
+        raise FFNError("--multiple-of needs --iso-params", "it rounds the twin's d_ff")
+    if everything and sources:
+        raise FFNError("--all and a SOURCE contradict each other", "give one or the other")
+    names = catalog.names() if everything else sources
+    models = [load(name, said) for name in names] if names else [load(None, said)]
+    if iso_params:
+        models = [twin for model in models for twin in (model, counterparts(model, multiple_of or 1))]
+    return models
+
+
+def _notes(models: list[Model], output: Output) -> None:
     for model in models:
         for note in model.notes:
             output.note(f"{model.name}: {note}" if len(models) > 1 else note)
-    output.show(answer([count(model, dtype, number) for model in models]))
 
 
-def answer(counts: list[ModelCount]) -> Answer:
-    """The records as JSON rows, CSV rows and tables."""
-    parts = _one(counts[0]) if len(counts) == 1 else [_side_by_side(counts)]
-    return Answer("params", {"rows": [asdict(c) for c in counts]}, _flat(counts), parts, CONVENTIONS)
+def _demand_agreement(models: list[Model]) -> None:
+    """Raises FFNError, exit 1, where a config and the tensors beside it disagree."""
+    wrong = [(model, difference) for model in models for difference in model.differences]
+    if wrong:
+        model, first = wrong[0]
+        more = f"; and {len(wrong) - 1} more, which --json lists" if len(wrong) > 1 else ""
+        raise FFNError(f"{model.name}: {first}{more}", code=ExitCode.FAILED)
+
+
+# --- sweeps -----------------------------------------------------------------------------------------------------------
+
+
+def _refuse_beside_sweep(
+    sources: _Texts, everything: bool, iso_params: bool, tp: int | None, ridge: float | None
+) -> None:
+    if everything or (sources and len(sources) > 1):
+        raise FFNError("--sweep takes one SOURCE", "give one, or dimensions alone")
+    said = [name for name, on in (("--iso-params", iso_params), ("--tp", tp), ("--ridge", ridge)) if on]
+    if said:
+        raise FFNError(f"--sweep and {said[0]} do not go together", "ask for one at a time")
+
+
+def _swept(
+    source: str | None, said: Dimensions, sweep: list[str], dtype: str | None, tokens: tuple[int, ...]
+) -> Answer:
+    """One row for each combination: what was swept, then the counts."""
+    found = [
+        (point, count(model, dtype, point.tokens or (tokens[0] if tokens else 1)))
+        for point, model in swept(source, said, points(sweep))
+    ]
+    rows = [{"sweep": dict(point.values), **asdict(c)} for point, c in found]
+    names = [name for name, _ in found[0][0].values]
+    flat = _flat([c for _, c in found])
+    swept_rows = [(*(text for _, text in point.values), *row) for (point, _), row in zip(found, flat.rows, strict=True)]
+    table = Table((*(f"sweep_{name}" for name in names), *flat.columns), swept_rows)
+    return Answer("params", {"rows": rows}, table, [sweep_table(names, found)], ALL_CONVENTIONS)
 
 
 def _flat(counts: list[ModelCount]) -> Table:
-    names = [name for name in asdict(counts[0]) if name != "groups"]
+    names = [f.name for f in fields(ModelCount) if f.name != "groups"]
     return Table(tuple(names), [tuple(getattr(c, name) for name in names) for c in counts])
-
-
-def _one(c: ModelCount) -> list[Part]:
-    """One source in full: what it is, each group's matrices on their own lines, totals, evidence."""
-    parts: list[Part] = [Heading(c.name, c.source if c.source != c.name else "")]
-    kind = "gated" if c.gated else "plain"
-    widths = " and ".join(str(d_ff) for d_ff in dict.fromkeys(group.d_ff for group in c.groups))
-    where = "" if c.layers is None else f", {c.layers} layers"
-    parts.append(
-        Line(f"d_model {c.d_model}, d_ff {widths}, {c.activation}, {kind}, {'bias' if c.bias else 'no bias'}{where}")
-    )
-    for group in c.groups:
-        title = f"{_kind(group.kind, group.experts, group.top_k)}" + (
-            "" if c.layers is None else f", {group.stack} {_ranges(group.layers)}"
-        )
-        rows = [(t.name, " × ".join(map(str, t.shape)), t.params, _remark(t)) for t in group.tensors]
-        total = ("one layer" if c.layers else "total", "", group.ffn_params_per_layer, "")
-        rows = [*rows, total]
-        parts.append(Table(("tensor", "shape", "parameters", " "), rows, title, frozenset({len(rows) - 1})))
-    parts.append(
-        Table(("quantity", "value"), _totals(c), "per layer and in total" if c.layers else "per token and in total")
-    )
-    if c.evidence:
-        parts += [Heading("evidence"), *(Line(text, quiet=True) for text in c.evidence)]
-    if c.citation:
-        parts.append(Line(f"source: {c.citation}", quiet=True))
-    return parts
-
-
-def _remark(tensor: TensorCount) -> str:
-    """Why a tensor is not part of the FFN's own sum."""
-    return "shared with attention" if tensor.shared else "norm, apart" if tensor.norm else ""
-
-
-def _totals(c: ModelCount) -> list[tuple[object, ...]]:
-    moe = c.experts > 0
-    rows: list[tuple[object, ...]] = [("parameters per layer", c.ffn_params_per_layer)]
-    rows += [("active per layer", c.ffn_params_active_per_layer)] if moe else []
-    rows += [
-        ("norm parameters per layer", c.norm_params_per_layer),
-        ("matmul FLOPs per token and layer", c.matmul_flops_per_token),
-        ("elementwise FLOPs per token and layer", c.elementwise_flops_per_token),
-    ]
-    rows += [("parameters, all layers", c.ffn_params_total)] if c.layers else []
-    rows += [("active, all layers", c.ffn_params_active)] if moe and c.layers else []
-    if c.layers or c.tokens > 1:
-        over = ", ".join([*(["all layers"] if c.layers else []), f"{c.tokens:,} token{'s' if c.tokens > 1 else ''}"])
-        rows += [
-            (f"matmul FLOPs, {over}", c.matmul_flops_total),
-            (f"elementwise FLOPs, {over}", c.elementwise_flops_total),
-        ]
-    return [*rows, (f"weight bytes ({c.dtype})", c.weight_bytes)]
-
-
-def _side_by_side(counts: list[ModelCount]) -> Table:
-    """One column per source, one row per quantity."""
-    fields: list[tuple[str, str]] = [
-        ("d_model", "d_model"), ("d_ff", "d_ff"), ("activation", "activation"), ("gated", "gated"), ("bias", "bias"),
-        ("layers", "layers"), ("experts", "experts"), ("top_k", "top_k"), ("shared experts", "shared_experts"),
-        ("parameters/layer", "ffn_params_per_layer"), ("active/layer", "ffn_params_active_per_layer"),
-        ("norm/layer", "norm_params_per_layer"), ("matmul FLOPs/token", "matmul_flops_per_token"),
-        ("elementwise FLOPs/token", "elementwise_flops_per_token"), ("parameters", "ffn_params_total"),
-        ("active", "ffn_params_active"), ("tokens", "tokens"), ("matmul FLOPs", "matmul_flops_total"),
-        ("elementwise FLOPs", "elementwise_flops_total"), ("dtype", "dtype"), ("weight bytes", "weight_bytes"),
-    ]  # fmt: skip
-    moe = any(c.experts for c in counts)
-    hidden = (
-        set() if moe else {"experts", "top_k", "shared_experts", "ffn_params_active_per_layer", "ffn_params_active"}
-    )
-    rows = [(label, *(getattr(c, name) for c in counts)) for label, name in fields if name not in hidden]
-    names = [c.name if sum(o.name == c.name for o in counts) == 1 else c.source for c in counts]
-    return Table(("quantity", *names), rows, side_by_side=True)
-
-
-def _kind(kind: str, experts: int, top_k: int) -> str:
-    return f"MoE, {experts} experts, top {top_k}" if kind == "moe" else "dense"
-
-
-def _ranges(layers: tuple[int, ...]) -> str:
-    """`0-2, 5`."""
-    out: list[list[int]] = []
-    for layer in layers:
-        if out and layer == out[-1][1] + 1:
-            out[-1][1] = layer
-        else:
-            out.append([layer, layer])
-    return "layers " + ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in out)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
+from typing import Any
 
 from ffncli.block import dtypes
 from ffncli.block.cost import Cost, cost
 from ffncli.block.steps import Axis, Norm, Step, parameters, walk
+from ffncli.block.storage import weight_bytes
 from ffncli.models.model import Group, Model
+from ffncli.models.whole import share_of_layer, totals
 
 
 @dataclass(frozen=True)
@@ -28,21 +31,28 @@ class TensorCount:
 
 @dataclass(frozen=True)
 class GroupCount:
-    """Layers with equal steps. All `*_per_layer` are parameters, all `*_per_token` FLOPs of one layer, forward."""
+    """Layers with equal steps. All `*_per_layer` are parameters, all `*_per_token` FLOPs of one layer, forward.
+
+    `attention_params_per_layer` and `layer_norm_params_per_layer` (every norm of the layer) are None where the family's
+    attention is not known; `ffn_share_of_layer` is the FFN's part of all three.
+    """
 
     stack: str
     layers: tuple[int, ...]
     kind: str
     d_ff: int
     experts: int
-    top_k: int
+    top_k: int | None
     shared_experts: int
     shared_d_ff: int
     ffn_params_per_layer: int
-    ffn_params_active_per_layer: int
-    norm_params_per_layer: int
-    matmul_flops_per_token: int
-    elementwise_flops_per_token: int
+    ffn_params_active_per_layer: int | None
+    norm_params_per_layer: int | None
+    matmul_flops_per_token: int | None
+    elementwise_flops_per_token: int | None
+    attention_params_per_layer: int | None
+    layer_norm_params_per_layer: int | None
+    ffn_share_of_layer: float | None
     tensors: tuple[TensorCount, ...]
 
 
@@ -50,8 +60,11 @@ class GroupCount:
 class ModelCount:
     """One row of `ffn params`. Totals are over all layers (over the one block for bare dimensions).
 
-    `*_flops_total` are the forward FLOPs of all layers on `tokens` tokens. `dtype` may be a packed format that is not
-    counted in bytes; weight_bytes is None then.
+    None is "not known": activation, norms and top_k where only tensor names were there to read, the whole model where
+    its family's attention is not known, what is stored where no headers were read. `*_flops_total` are the forward
+    FLOPs of all layers on `tokens` tokens. `weight_bytes` are the FFN's in `dtype`: as stored, scales included, where
+    that is a packed format of the file. `ffn_params_stored` is the same count as `ffn_params_total`, made from the
+    tensors' shapes alone; `differences` say where the config and the tensors disagree.
     """
 
     name: str
@@ -59,64 +72,156 @@ class ModelCount:
     citation: str
     d_model: int
     d_ff: int
-    activation: str
+    activation: str | None
     gated: bool
     bias: bool
     layers: int | None
     experts: int
-    top_k: int
+    top_k: int | None
     shared_experts: int
     uniform: bool
     ffn_params_per_layer: int
-    ffn_params_active_per_layer: int
-    norm_params_per_layer: int
-    matmul_flops_per_token: int
-    elementwise_flops_per_token: int
+    ffn_params_active_per_layer: int | None
+    norm_params_per_layer: int | None
+    matmul_flops_per_token: int | None
+    elementwise_flops_per_token: int | None
+    attention_params_per_layer: int | None
+    layer_norm_params_per_layer: int | None
+    ffn_share_of_layer: float | None
     ffn_params_total: int
-    ffn_params_active: int
+    ffn_params_active: int | None
+    ffn_share_of_model: float | None
+    model_params_total: int | None
+    model_params_active: int | None
+    model_params_active_no_embedding: int | None
     tokens: int
-    matmul_flops_total: int
-    elementwise_flops_total: int
+    matmul_flops_total: int | None
+    elementwise_flops_total: int | None
     dtype: str
     weight_bytes: int | None
+    ffn_params_stored: int | None
+    ffn_stored_bytes: int | None
+    ffn_bits_per_weight: float | None
+    stored_params: int | None
+    stored_bytes: int | None
+    bits_per_weight: float | None
+    differences: tuple[str, ...]
     evidence: tuple[str, ...]
     groups: tuple[GroupCount, ...]
 
 
 def count(model: Model, dtype: str | None = None, tokens: int = 1) -> ModelCount:
-    """Count a model. `dtype` sets the width of weight_bytes (default: the stored one, else fp32).
+    """Count a model. `dtype` sets the format of weight_bytes (default: the stored one, else fp32).
 
-    Raises FFNError for an unknown `dtype`.
+    Raises FFNError for an unknown `dtype`, and for one whose blocks the rows do not divide into.
     """
     groups = [(group, cost(group.steps)) for group in model.groups]
-    main, per_layer = next((g, c) for g, c in groups if g is model.main)
-    total = sum((c.times(len(g.layers)) for g, c in groups), Cost())
-    row = dtypes.find(model.dtype or "fp32") if dtype is None else dtypes.dtype(dtype)
-    counted = tuple(_group(group, c) for group, c in groups)
-    shape = _shape(main)
+    counted = [_group(model, group, one) for group, one in groups]
+    main = next(c for group, c in zip(model.groups, counted, strict=True) if group is model.main)
+    spec = model.main.spec
+    total = sum((one.times(len(group.layers)) for group, one in groups), Cost())
+    run = sum((one.times(len(group.layers) * group.runs * tokens) for group, one in groups), Cost())
+    flops = _flops(model, run)
+    active = None if "top_k" in model.unknown else total.params_active
+    name, weight_bytes = _weights(model, dtype)
     return ModelCount(
         name=model.name,
         source=model.source,
         citation=model.citation,
-        d_model=main.spec.d_model,
-        d_ff=main.spec.d_ff,
-        activation=main.spec.activation,
-        gated=bool(main.spec.gated),
-        bias=bool(main.spec.bias),
+        d_model=spec.d_model,
+        d_ff=spec.d_ff,
+        activation=None if "activation" in model.unknown else spec.activation,
+        gated=bool(spec.gated),
+        bias=bool(spec.bias),
         layers=model.layer_count,
-        **shape,
-        uniform=len({group.spec for group, _ in groups}) == 1,
-        **_per_layer(per_layer),
+        uniform=len({group.spec for group in model.groups}) == 1,
+        **{field: getattr(main, field) for field in _OF_MAIN},
         ffn_params_total=total.params,
-        ffn_params_active=total.params_active,
+        ffn_params_active=active,
+        **_whole(model, total.params, active),
         tokens=tokens,
-        matmul_flops_total=total.matmul_flops * tokens,
-        elementwise_flops_total=total.elementwise_flops * tokens,
-        dtype=row.name if row else str(model.dtype),
-        weight_bytes=total.weight_bytes(row.bytes) if row else None,
+        matmul_flops_total=flops[0],
+        elementwise_flops_total=flops[1],
+        dtype=name,
+        weight_bytes=weight_bytes,
+        **_stored(model),
+        differences=tuple(map(str, model.differences)),
         evidence=model.evidence,
-        groups=counted,
+        groups=tuple(counted),
     )
+
+
+_OF_MAIN = (
+    "experts", "top_k", "shared_experts", "ffn_params_per_layer", "ffn_params_active_per_layer",
+    "norm_params_per_layer", "matmul_flops_per_token", "elementwise_flops_per_token", "attention_params_per_layer",
+    "layer_norm_params_per_layer", "ffn_share_of_layer",
+)  # fmt: skip
+
+
+def _group(model: Model, group: Group, one: Cost) -> GroupCount:
+    moe, flops = group.spec.moe, _flops(model, one)
+    rest = model.beside.stack(group.stack) if model.beside else None
+    return GroupCount(
+        stack=group.stack,
+        layers=group.layers,
+        kind="moe" if moe else "dense",
+        d_ff=group.spec.d_ff,
+        experts=moe.experts if moe else 0,
+        top_k=(None if "top_k" in model.unknown else moe.top_k) if moe else 0,
+        shared_experts=moe.shared_experts if moe else 0,
+        shared_d_ff=group.spec.shared_width,
+        ffn_params_per_layer=one.params,
+        ffn_params_active_per_layer=None if moe and "top_k" in model.unknown else one.params_active,
+        norm_params_per_layer=None if "norm" in model.unknown else one.norm_params,
+        matmul_flops_per_token=flops[0],
+        elementwise_flops_per_token=flops[1],
+        attention_params_per_layer=rest.attention if rest else None,
+        layer_norm_params_per_layer=rest.norms if rest else None,
+        ffn_share_of_layer=share_of_layer(one.params, rest) if rest else None,
+        tensors=tensors(group.steps),
+    )
+
+
+def _flops(model: Model, one: Cost) -> tuple[int | None, int | None]:
+    """(matmul, elementwise) FLOPs; None where what they depend on is not known."""
+    if "top_k" in model.unknown:
+        return None, None
+    return one.matmul_flops, None if "norm" in model.unknown else one.elementwise_flops
+
+
+def _weights(model: Model, dtype: str | None) -> tuple[str, int | None]:
+    """(the format's name, the FFN's bytes in it): `dtype` if given, else what is stored, else fp32."""
+    said = dtypes.storage(dtype) if dtype is not None else None
+    row = said or dtypes.find(model.dtype or "fp32")
+    if row is not None:
+        return row.name, sum(weight_bytes(group.steps, row) * len(group.layers) for group in model.groups)
+    return str(model.dtype), model.stored.bytes if model.stored else None
+
+
+def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, Any]:
+    """The keys of the whole model, FFN and what is beside it."""
+    if model.beside is None or ffn_active is None:
+        names = ("ffn_share_of_model", "model_params_total", "model_params_active", "model_params_active_no_embedding")
+        return dict.fromkeys(names)
+    layers: dict[str, int] = {}
+    for group in model.groups:
+        layers[group.stack] = layers.get(group.stack, 0) + len(group.layers)
+    return asdict(totals(model.beside, layers, ffn_total, ffn_active))
+
+
+def _stored(model: Model) -> dict[str, Any]:
+    """The keys of what the checkpoint's headers say; bits per weight are bytes over logical parameters."""
+    stored = model.stored
+    return {
+        "ffn_params_stored": stored.params if stored else None,
+        "ffn_stored_bytes": stored.bytes if stored else None,
+        "ffn_bits_per_weight": 8 * stored.bytes / stored.params if stored else None,
+        "stored_params": stored.file_params if stored else None,
+        "stored_bytes": stored.file_bytes if stored else None,
+        "bits_per_weight": 8 * stored.file_bytes / stored.file_params
+        if stored and stored.file_params and stored.file_bytes is not None
+        else None,
+    }
 
 
 def tensors(steps: Sequence[Step]) -> tuple[TensorCount, ...]:
@@ -131,33 +236,3 @@ def tensors(steps: Sequence[Step]) -> tuple[TensorCount, ...]:
 
 def _sizes(axes: tuple[Axis, ...]) -> tuple[int, ...]:
     return tuple(axis.size for axis in axes)
-
-
-def _shape(group: Group) -> dict[str, int]:
-    moe = group.spec.moe
-    if moe is None:
-        return {"experts": 0, "top_k": 0, "shared_experts": 0}
-    return {"experts": moe.experts, "top_k": moe.top_k, "shared_experts": moe.shared_experts}
-
-
-def _per_layer(one: Cost) -> dict[str, int]:
-    return {
-        "ffn_params_per_layer": one.params,
-        "ffn_params_active_per_layer": one.params_active,
-        "norm_params_per_layer": one.norm_params,
-        "matmul_flops_per_token": one.matmul_flops,
-        "elementwise_flops_per_token": one.elementwise_flops,
-    }
-
-
-def _group(group: Group, one: Cost) -> GroupCount:
-    return GroupCount(
-        stack=group.stack,
-        layers=group.layers,
-        kind="moe" if group.spec.moe else "dense",
-        d_ff=group.spec.d_ff,
-        **_shape(group),
-        shared_d_ff=group.spec.shared_width,
-        **_per_layer(one),
-        tensors=tensors(group.steps),
-    )

@@ -210,7 +210,7 @@ def test_whole_model(name: str, number: int) -> None:
 )
 def test_catalog(name: str) -> None:
     """Real sizes, held to transformers' model of the same config and to the published total."""
-    found = _totals(catalog.find(name), catalog.beside(name))
+    found = _totals(catalog.find(name), catalog.find(name).beside)
     expected = WHOLE.get(name)
     if expected is not None:
         assert found.model_params_total == expected
@@ -224,12 +224,12 @@ def test_catalog(name: str) -> None:
 @pytest.mark.parametrize("name", ACTIVE)
 def test_active(name: str) -> None:
     """Both conventions: a token's parameters with its embedding, and without."""
-    found = _totals(catalog.find(name), catalog.beside(name))
+    found = _totals(catalog.find(name), catalog.find(name).beside)
     assert (found.model_params_active, found.model_params_active_no_embedding) == ACTIVE[name]
 
 
 def test_a_tied_table_is_the_head() -> None:
-    found = catalog.beside("gpt2")
+    found = catalog.find("gpt2").beside
     assert found is not None
     assert (found.tied, found.head, found.input_embedding) == (True, 0, 50257 * 768)
     plain = _totals(catalog.find("gpt2"), found)
@@ -237,7 +237,7 @@ def test_a_tied_table_is_the_head() -> None:
 
 
 def test_a_stack_that_is_absent_is_not_counted() -> None:
-    found = catalog.beside("t5-v1.1-base")
+    found = catalog.find("t5-v1.1-base").beside
     assert found is not None
     encoder, decoder = found.stacks
     both = totals(found, {"encoder": 12, "decoder": 12}, 0, 0).model_params_total
@@ -246,7 +246,7 @@ def test_a_stack_that_is_absent_is_not_counted() -> None:
 
 
 def test_bert_layer() -> None:
-    found = catalog.beside("bert-base")
+    found = catalog.find("bert-base").beside
     assert found is not None
     layer = found.stack("encoder")
     assert layer is not None
@@ -257,7 +257,7 @@ def test_bert_layer() -> None:
 
 
 def test_share_of_the_model_is_of_all_parameters() -> None:
-    found = _totals(catalog.find("mixtral-8x7b"), catalog.beside("mixtral-8x7b"))
+    found = _totals(catalog.find("mixtral-8x7b"), catalog.find("mixtral-8x7b").beside)
     assert found.ffn_share_of_model == 45_098_205_184 / 46_702_792_704
 
 

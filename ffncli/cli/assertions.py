@@ -1,0 +1,82 @@
+"""`--assert 'ffn_params_total == 4328521728'`: conditions on the keys of a row, for CI."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ffncli.errors import ExitCode, FFNError, did_you_mean, shown
+
+_OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
+}  # fmt: skip
+_FORM = re.compile(r"\s*([\w.]+)\s*(==|!=|<=|>=|<|>|=)\s*(.*?)\s*")
+_WORDS = {"true": True, "yes": True, "false": False, "no": False, "null": None, "none": None}
+
+
+@dataclass(frozen=True)
+class Assertion:
+    """One condition: `text` as it was given."""
+
+    text: str
+    key: str
+    operator: str
+    value: Any
+
+    def holds(self, row: Mapping[str, Any]) -> bool:
+        """Whether it holds for a row. Raises FFNError for a comparison of two kinds that have no order."""
+        found = row[self.key]
+        ordered = _is_number(found) and _is_number(self.value)
+        if self.operator not in ("==", "!=") and not ordered:
+            raise FFNError(
+                f"--assert {shown(self.text)}: {self.key} is {shown(found)}, which has no order to compare by"
+            )
+        if isinstance(found, bool) != isinstance(self.value, bool):
+            return self.operator == "!="
+        return _OPERATORS[self.operator](found, self.value)
+
+
+def parse(texts: Sequence[str], keys: Sequence[str]) -> list[Assertion]:
+    """The conditions. Raises FFNError for one that is none, or about a key that no row has."""
+    return [_parse(text, keys) for text in texts]
+
+
+def check(assertions: Sequence[Assertion], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raises FFNError, exit 1, naming every condition that does not hold and what the row has instead."""
+    failed = [
+        f"{a.text.strip()} (it is {shown(row[a.key])}" + (f" in {shown(row['name'])})" if len(rows) > 1 else ")")
+        for row in rows
+        for a in assertions
+        if not a.holds(row)
+    ]
+    if failed:
+        raise FFNError(f"not so: {'; '.join(failed)}", code=ExitCode.FAILED)
+
+
+def _parse(text: str, keys: Sequence[str]) -> Assertion:
+    match = _FORM.fullmatch(text)
+    if not match or match[2] == "=" or not match[3]:
+        raise FFNError(f"--assert {shown(text)} is no condition", "write it as 'ffn_params_total == 4328521728'")
+    if match[1] not in keys:
+        hint = did_you_mean(match[1], list(keys), "any key of the row with one value will do; --json shows them")
+        raise FFNError(f"--assert {shown(text)}: no key {shown(match[1])}", hint)
+    return Assertion(text, match[1], match[2], _value(match[3]))
+
+
+def _value(text: str) -> Any:
+    """A number (1_000, 1,000, 6.7e9), true or false, null, else text, with or without quotation marks."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    plain = re.sub(r"(?<=\d)[_,](?=\d{3}(?!\d))", "", text)
+    if re.fullmatch(r"[-+]?\d{1,40}", plain):
+        return int(plain)
+    if re.fullmatch(r"[-+]?(\d{1,40}(\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?", plain):
+        return float(plain)
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
