@@ -12,6 +12,7 @@ from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Table
 
 Row = tuple[object, ...]
+_MOST_BESIDE = 12  # more sources than this read better below one another
 
 
 def parts_of(
@@ -19,7 +20,11 @@ def parts_of(
     ridges: list[int | None],
 ) -> list[Part]:  # fmt: skip
     """Everything that was asked for, counts first."""
-    parts: list[Part] = _one(counts[0]) if len(counts) == 1 else [_side_by_side(counts)]
+    parts: list[Part]
+    if len(counts) == 1:
+        parts = _one(counts[0])
+    else:
+        parts = [_side_by_side(counts) if len(counts) <= _MOST_BESIDE else _below(counts)]
     several = len(counts) > 1
     parts += [_costs(rows, several) for rows in costs if rows]
     for found in splits:
@@ -154,6 +159,19 @@ def _side_by_side(counts: list[ModelCount]) -> Table:
         rows.append((mark + label, *(_percent(v) if "share_of" in name else v for v in values)))
     names = [c.name if sum(o.name == c.name for o in counts) == 1 else c.source for c in counts]
     return Table(("  quantity", *names), rows, side_by_side=True)
+
+
+def _below(counts: list[ModelCount]) -> Table:
+    """One row per source."""
+    rows: list[Row] = [
+        (c.name, c.d_model, c.d_ff, c.activation, c.gated, c.layers, c.ffn_params_per_layer,
+         _percent(c.ffn_share_of_layer), c.ffn_params_total, c.ffn_params_active if c.experts else None,
+         c.model_params_total, _percent(c.ffn_share_of_model))
+        for c in counts
+    ]  # fmt: skip
+    columns = ("model", "d_model", "d_ff", "activation", "gated", "layers", "FFN/layer", "of layer", "FFN", "active",
+               "whole model", "FFN share")  # fmt: skip
+    return Table(columns, rows)
 
 
 def sweep_table(names: list[str], found: Sequence[tuple[Point, ModelCount]]) -> Table:
