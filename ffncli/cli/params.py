@@ -157,11 +157,12 @@ def _costed(
 ) -> _Costed:  # fmt: skip
     # what a packed format of a file moves per weight is not modelled: bf16 stands for it, and the table says so
     row = weights or dtypes.find_storage(model.dtype or "fp32") or dtypes.dtype("bf16")
+    over = split(model, ranks, row, tokens[0]) if ranks else None  # first: it says which numbers of ranks would do
     return _Costed(
         model,
         count(model, dtype, tokens[0]),
         token_costs(model, row, tokens, ranks or 1),
-        split(model, ranks, row, tokens[0]) if ranks else None,
+        over,
         ridge_tokens(model, row, ridge, ranks or 1) if ridge is not None else None,
     )
 
