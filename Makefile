@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test check lint bench-startup bench-memory clean
+.PHONY: run test check lint bench-startup bench-memory facts clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -47,6 +47,9 @@ bench-startup: $(VENV)/.installed-test
 
 bench-memory: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/memory.py $(ARGS)
+
+facts: $(VENV)/.installed
+	@$(BIN)/ffn params --all --format json -o facts.json --force
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
