@@ -136,9 +136,14 @@ def _spec(found: Found, said: Said, where: str) -> FFNSpec:
     moe = None
     if found.experts:
         moe = MoE(
-            found.experts, min(said.top_k or 1, found.experts), 1 if found.shared_d_ff else 0,
-            found.shared_d_ff or None, found.shared_gate, found.router_bias, found.correction,
-        )  # fmt: skip
+            experts=found.experts,
+            top_k=min(said.top_k or 1, found.experts),
+            shared_experts=1 if found.shared_d_ff else 0,
+            shared_d_ff=found.shared_d_ff or None,
+            shared_gate=found.shared_gate,
+            router_bias=found.router_bias,
+            correction=found.correction,
+        )
     return FFNSpec(found.d_model, found.d_ff, said.activation or "silu", bool(found.gated), found.bias, moe=moe)
 
 
