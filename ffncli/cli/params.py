@@ -116,7 +116,7 @@ def answer_for(
 
 @dataclass(frozen=True)
 class _Costed:
-    """One source with what was asked for beside its counts."""
+    """One source with what was asked for beside its counts; no costs where nothing says how many experts work."""
 
     model: Model
     count: ModelCount
@@ -135,9 +135,10 @@ class _Costed:
         """The rows, one for each number of tokens."""
         split = {name: getattr(self.split, name) for name in _OF_SPLIT} if self.split else {}
         out = []
-        for cost in self.costs:
-            counted = self.count if cost.tokens == self.count.tokens else count(self.model, dtype, cost.tokens)
-            out.append({**_plain(counted), **{name: getattr(cost, name) for name in _OF_COST}, **split})
+        for cost in self.costs or (None,):
+            again = cost is not None and cost.tokens != self.count.tokens
+            counted = count(self.model, dtype, cost.tokens) if cost and again else self.count
+            out.append({**_plain(counted), **{name: getattr(cost, name, None) for name in _OF_COST}, **split})
         return out
 
 
@@ -157,13 +158,14 @@ def _costed(
 ) -> _Costed:  # fmt: skip
     # what a packed format of a file moves per weight is not modelled: bf16 stands for it, and the table says so
     row = weights or dtypes.find_storage(model.dtype or "fp32") or dtypes.dtype("bf16")
+    known = "top_k" not in model.unknown  # else nothing says how many experts work
     over = split(model, ranks, row, tokens[0]) if ranks else None  # first: it says which numbers of ranks would do
     return _Costed(
         model,
         count(model, dtype, tokens[0]),
-        token_costs(model, row, tokens, ranks or 1),
+        token_costs(model, row, tokens, ranks or 1) if known else (),
         over,
-        ridge_tokens(model, row, ridge, ranks or 1) if ridge is not None else None,
+        ridge_tokens(model, row, ridge, ranks or 1) if known and ridge is not None else None,
     )
 
 
