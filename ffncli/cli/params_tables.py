@@ -9,7 +9,7 @@ from ffncli.models.count import GroupCount, ModelCount, TensorCount
 from ffncli.models.sweep import Point
 from ffncli.models.tensor_parallel import Split
 from ffncli.show.parts import Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.tables import Short, Table
 
 Row = tuple[object, ...]
 _MOST_BESIDE = 12  # more sources than this read better below one another
@@ -162,16 +162,17 @@ def _side_by_side(counts: list[ModelCount]) -> Table:
 
 
 def _below(counts: list[ModelCount]) -> Table:
-    """One row per source."""
+    """One row per source, short enough for any terminal; `ffn models` has the widths."""
     rows: list[Row] = [
-        (c.name, c.d_model, c.d_ff, c.activation, c.gated, c.layers, c.ffn_params_per_layer,
-         _percent(c.ffn_share_of_layer), c.ffn_params_total, c.ffn_params_active if c.experts else None,
-         c.model_params_total, _percent(c.ffn_share_of_model))
+        (c.name, Short(c.ffn_params_per_layer), _percent(c.ffn_share_of_layer), Short(c.ffn_params_total),
+         _short(c.ffn_params_active), _short(c.model_params_total), _percent(c.ffn_share_of_model))
         for c in counts
     ]  # fmt: skip
-    columns = ("model", "d_model", "d_ff", "activation", "gated", "layers", "FFN/layer", "of layer", "FFN", "active",
-               "whole model", "FFN share")  # fmt: skip
-    return Table(columns, rows)
+    return Table(("model", "FFN/layer", "of layer", "FFN", "active", "whole model", "FFN share"), rows)
+
+
+def _short(number: int | None) -> Short | None:
+    return None if number is None else Short(number)
 
 
 def sweep_table(names: list[str], found: Sequence[tuple[Point, ModelCount]]) -> Table:
@@ -219,10 +220,10 @@ def _split(found: Split, several: bool) -> list[Part]:
     totals: list[Row] = [
         ("parameters, all layers", found.rank_0_params_total, found.other_rank_params_total),
         (f"weight bytes ({found.dtype})", found.rank_0_weight_bytes_total, found.other_rank_weight_bytes_total),
-        ("bytes sent per token and layer, ring all-reduce", *[found.ring_all_reduce_bytes_per_token] * 2),
-        ("bytes sent per token and layer, all-gather of sums", *[found.all_gather_bytes_per_token] * 2),
+        ("ring all-reduce, bytes/token/layer", *[found.ring_all_reduce_bytes_per_token] * 2),
+        ("all-gather of sums, bytes/token/layer", *[found.all_gather_bytes_per_token] * 2),
     ]
-    parts.append(Table(("a rank holds and sends", "rank 0", "any other"), totals, name.removesuffix(": ")))
+    parts.append(Table(("holds and sends", "rank 0", "any other"), totals, name.removesuffix(": ")))
     return parts
 
 
