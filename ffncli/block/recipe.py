@@ -59,7 +59,8 @@ class FFNSpec:
     `activation` may be any known spelling and is stored canonically; `swiglu` and its kin also set `gated`. `bias` is
     None for the default: biases iff not gated. `clamp` and `up_plus` are gpt-oss's limits: gate ≤ clamp,
     |up| ≤ clamp, then up + up_plus. A parallel block adds `attention`, a second input, to its residual;
-    `shared_norm` says that its norm is also the attention's. Raises FFNError for values that cannot be a block.
+    `shared_norm` says that its norm is also the attention's. `down_bias` is the down projection's where it differs
+    from the others' (GTE). Raises FFNError for values that cannot be a block.
     """
 
     d_model: int
@@ -80,6 +81,7 @@ class FFNSpec:
     sub_norm: bool = False
     clamp: float | None = None
     up_plus: float = 0.0
+    down_bias: bool | None = None
     moe: MoE | None = None
 
     def __post_init__(self) -> None:
@@ -181,7 +183,8 @@ def steps(spec: FFNSpec) -> tuple[Step, ...]:
 def ffn(spec: FFNSpec, x: str, d_model: Axis, d_ff: int | None = None, prefix: str = "") -> list[Step]:
     """Up (and gate), activation, down, as a plain or gated block reads; every output under `prefix`."""
     wide = Axis("d_ff", d_ff or spec.d_ff)
-    rise, fall = Linear(d_model, wide, bool(spec.bias)), Linear(wide, d_model, bool(spec.bias))
+    rise = Linear(d_model, wide, bool(spec.bias))
+    fall = Linear(wide, d_model, bool(spec.bias if spec.down_bias is None else spec.down_bias))
     act = Activation(spec.activation, high=spec.clamp)
     if spec.gated:
         lift = Activation("identity", _negative(spec.clamp), spec.clamp, spec.up_plus)

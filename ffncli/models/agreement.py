@@ -189,9 +189,10 @@ def _evidence(model: Model, spec: FFNSpec, item: Found, tensor: str) -> Iterator
 def _corrected(model: Model, found: Agreement) -> Model:
     """The model with the tensors' specs, regrouped only where they changed anything."""
     groups: list[Group] = []
-    for stack, specs in found.specs.items():
-        first = next(group for group in model.groups if group.stack == stack)
-        groups += grouped(stack, dict(sorted(specs.items())), first.runs, first.per_layer)
+    for group in model.groups:
+        if group.stack in found.specs:
+            specs = {index: found.specs[group.stack][index] for index in group.layers}
+            groups += grouped(group.stack, specs, group.runs, group.per_layer)
     whole = found.whole and found.complete and found.params > 0
     stored = Stored(found.params, found.bytes, tuple(found.formats)) if whole else None
     return replace(
