@@ -15,7 +15,7 @@ from typing import Any
 from ffncli.block import activations, dtypes
 from ffncli.block.recipe import FFNSpec, MoE, size
 from ffncli.errors import FFNError, did_you_mean, shown
-from ffncli.models.families import BY_TYPE, FAMILIES, family_of
+from ffncli.models.families import BY_TYPE, FAMILIES, REFUSED, TEXT_TYPES, family_of
 from ffncli.models.family import Extra, Family, Stack
 from ffncli.models.fields import Fields
 from ffncli.models.model import Group, Model, grouped
@@ -31,6 +31,7 @@ TOWERS = (
     "language_config",
     "language_model_config",
     "text_model_config",
+    "decoder",
 )
 _PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
 _INHERITED = ("model_type", "dtype", "torch_dtype", "quantization_config")
@@ -50,6 +51,8 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
             "it says which family's fields these are: llama, gpt2, ...",
         )
     model_type = config.text("model_type")
+    if model_type in REFUSED:
+        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not covered", REFUSED[model_type])
     family_name = BY_TYPE.get(model_type)
     if family_name is None:
         some = [name for name in ("llama", "qwen3", "gemma2", "gpt2", "mixtral", "bert", "t5") if name in BY_TYPE]
@@ -88,7 +91,7 @@ def _names(config: Fields, family: Family) -> dict[str, str]:
         "bias": None if isinstance(family.bias, bool) else family.bias[0],
         **({"experts": moe.experts, "moe.d_ff": moe.d_ff} if moe else {}),
     }  # fmt: skip
-    return {ours: config.name(theirs) for ours, theirs in fields.items() if theirs}
+    return {ours: config.name(theirs) for ours, theirs in fields.items() if isinstance(theirs, str) and theirs}
 
 
 def _quantization(config: Fields) -> Mapping[str, Any] | None:
@@ -105,6 +108,8 @@ def text_tower(config: Fields) -> tuple[Fields, list[str]]:
             break  # its own row reads the nested configs
         inner = config.inside(name)
         outer = {n: config.values[n] for n in _INHERITED if config.values.get(n)}
+        if isinstance(whole := outer.get("model_type"), str):
+            outer["model_type"] = TEXT_TYPES.get(whole, whole)
         config = Fields({**outer, **inner.values}, inner.where)
         evidence.append(f"widths: {name} of the multimodal config")
     return config, evidence
