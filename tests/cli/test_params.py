@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from ffncli.cli.params import answer
+from ffncli.cli.params import answer_for
 from ffncli.models import catalog
 from ffncli.models.count import count
 from ffncli.show.tables import Table
@@ -200,9 +200,9 @@ def test_several_sources_side_by_side(call, tmp_path):
 
 def test_what_a_terminal_is_told_of_tables():
     gpt2, mixtral = (count(catalog.find(name)) for name in ("gpt2", "mixtral-8x7b"))
-    tensors = next(part for part in answer([gpt2]).parts if isinstance(part, Table))
+    tensors = next(part for part in answer_for([gpt2]).parts if isinstance(part, Table))
     assert tensors.emphasis == {len(tensors.rows) - 1}
-    (table,) = answer([gpt2, mixtral]).parts
+    (table,) = answer_for([gpt2, mixtral]).parts
     assert table.side_by_side
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import safetensors
@@ -12,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ffncli.errors import FFNError
-from ffncli.models.headers import read_header
+from ffncli.models import headers
+from ffncli.models.headers import Columns, parse_header, read_header
 from tests.oracles.checkpoints import GPT2, LLAMA, MIXTRAL, entry, expect_refusal, folder, raw_safetensors, tensors
 from tests.oracles.headers import BROKEN, A, files, theirs
 
@@ -118,3 +120,110 @@ def test_any_bytes_at_all(scratch: Path, raw: bytes):
     for file in (raw, raw_safetensors(raw)):
         said = ours(file, scratch)
         assert said is None or said == theirs(file)
+
+
+# --- two ways through a header ----------------------------------------------------------------------------------------
+
+
+def way(raw: bytes, careful: bool) -> Columns | None:
+    """A file's columns by the quick way or by the careful one alone; None where that way does not accept it."""
+    length = int.from_bytes(raw[:8], "little")
+    if len(raw) < 8 + length:
+        return None
+    other = "parse_plain" if careful else "_careful_columns"
+    with patch.object(headers, other, return_value=None):
+        try:
+            return parse_header(raw[8 : 8 + length], len(raw) - 8 - length, "a file")
+        except FFNError:
+            return None
+
+
+def check_quick(raw: bytes) -> Columns | None:
+    """What the quick way accepts, which must be what the careful way accepts, column by column."""
+    quick = way(raw, careful=False)
+    assert quick is None or quick == way(raw, careful=True)
+    return quick
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_neither_way_accepts_a_broken_file(name: str):
+    assert check_quick(BROKEN[name]) is None
+
+
+@given(files())
+@settings(max_examples=1500)
+def test_the_quick_way_accepts_only_what_the_careful_way_does(raw: bytes):
+    check_quick(raw)
+
+
+@st.composite
+def good(draw: st.DrawFn) -> bytes:
+    """A file as the library writes one: any names, metadata or none, tensors in any order of their data."""
+    text = st.text(st.characters(codec="utf-8", exclude_categories=("Cc",), exclude_characters='"\\-'), max_size=8)
+    names = draw(st.lists(text.filter(lambda name: name != "__metadata__"), unique=True, max_size=5))
+    tensors = {
+        name: torch.zeros(draw(st.lists(st.integers(1, 4), max_size=3)), dtype=draw(st.sampled_from(DTYPES)))
+        for name in names
+    }
+    metadata = draw(st.none() | st.dictionaries(text, text, min_size=1, max_size=2))  # {} it writes as no JSON
+    return safetensors.torch.save(tensors, metadata)
+
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int64, torch.float8_e4m3fn]
+
+
+@given(good())
+@settings(max_examples=300)
+def test_the_quick_way_takes_what_the_library_writes_and_reads_it_the_same(raw: bytes):
+    quick = check_quick(raw)
+    assert quick is not None
+    stored = safetensors.torch.load(raw)
+    assert {n: tuple(shape) for n, shape in zip(quick.names, quick.shapes, strict=True)} == {
+        name: tuple(tensor.shape) for name, tensor in stored.items()
+    }
+    assert dict(zip(quick.names, quick.bytes, strict=True)) == {n: t.nbytes for n, t in stored.items()}
+    dtypes = {name: dtype for name, (dtype, _) in (theirs(raw) or {}).items()}
+    assert dict(zip(quick.names, quick.dtypes, strict=True)) == dtypes
+
+
+def text_of(**changes: Any) -> bytes:
+    """The header of one tensor `a`, some of its fields' JSON replaced."""
+    fields = {"dtype": '"F32"', "shape": "[2]", "data_offsets": "[0,8]", **changes}
+    return ('{"a":{' + ",".join(f'"{name}":{value}' for name, value in fields.items()) + "}}").encode()
+
+
+# header → whether the careful way accepts it; the quick way must leave all of them to it
+ODD: dict[str, tuple[bytes, bool]] = {
+    "a tensor twice": (text_of()[:-1] + b"," + text_of()[1:], False),
+    "a field twice": (text_of().replace(b'"dtype"', b'"dtype":"F32","dtype"'), False),
+    "metadata twice": (b'{"__metadata__":{},"__metadata__":{},' + text_of()[1:], False),
+    "metadata with a key twice": (b'{"__metadata__":{"k":"v","k":"v"},' + text_of()[1:], False),
+    "metadata that is null": (b'{"__metadata__":null,' + text_of()[1:], False),
+    "metadata with a number": (b'{"__metadata__":{"k":1},' + text_of()[1:], False),
+    "minus zero": (text_of(data_offsets="[-0,8]"), False),
+    "NaN": (text_of(shape="[NaN]"), False),
+    "NaN in another field": (text_of(more="NaN"), False),
+    "Infinity": (text_of(data_offsets="[0,Infinity]"), False),
+    "a size of true": (text_of(shape="[true,2]"), False),
+    "an offset of false": (text_of(data_offsets="[false,8]"), False),
+    "sizes in an object": (text_of(shape='{"2":2}'), False),
+    "offsets in an object": (text_of(data_offsets='{"0":0,"8":8}'), False),
+    "sizes in a string": (text_of(shape='"2"'), False),
+    "offsets in a string": (text_of(data_offsets='"08"'), False),
+    "a float": (text_of(shape="[2.0]"), False),
+    "a list for a dtype": (text_of(dtype='["F32"]'), False),
+    "an object for a dtype": (text_of(dtype='{"F32":8}'), False),
+    "a fourth field": (text_of(more="1"), True),
+    "a name with a backslash": (text_of().replace(b'"a"', b'"\\u0061"'), True),
+    "a name with a minus": (text_of().replace(b'"a"', b'"a-b"'), True),
+    "a tensor of no numbers": (text_of(shape="[0]", data_offsets="[0,0]")[:-1] + b',"b":' + text_of()[5:], True),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_anything_odd_is_left_to_the_careful_way(name: str):
+    text, accepted = ODD[name]
+    raw = raw_safetensors(text)
+    assert way(raw, careful=False) is None
+    assert (way(raw, careful=True) is not None) == accepted
+    assert not accepted or theirs(raw) is not None
