@@ -86,9 +86,7 @@ def _shared_names(names: list[str]) -> Iterable[str]:
         return ()
     text = "\n".join(names)
     shared = _EXPERT.sub("experts.#.", text).split("\n")
-    return (
-        shared if len(shared) == len(names) else map(shared_name, names)
-    )  # a name with a newline
+    return shared if len(shared) == len(names) else map(shared_name, names)  # a name with a newline
 
 
 @contextmanager

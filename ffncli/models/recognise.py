@@ -171,7 +171,6 @@ def _ffns(held: Mapping[str, Item], d_model: int | None) -> Iterator[Found]:
     """The FFNs of one layer. Shared experts belong to the experts beside them."""
     all_of = list(_projections(held))
     norms = _norm_widths(held)
-    hint = d_model or max(norms, key=norms.count, default=None)
     shared = [p for p in all_of if _SHARED.search(p.parent) or _SHARED.search(p.way.down)]
     own = [p for p in all_of if p not in shared]
     experts = [p for p in own if _expert_count(held, p)]
@@ -179,7 +178,7 @@ def _ffns(held: Mapping[str, Item], d_model: int | None) -> Iterator[Found]:
         own, shared = [*own, *shared], []  # what is called shared beside no experts is an FFN like another
     for projections in own:
         mine = shared if projections in experts[:1] else []
-        yield _found(held, projections, mine, hint, norms, projections in experts)
+        yield _found(held, projections, mine, d_model, norms, projections in experts)
 
 
 def _projections(held: Mapping[str, Item]) -> Iterator[_Projections]:
@@ -284,9 +283,7 @@ def _members(held: Mapping[str, Item], p: _Projections, shared: Iterable[_Projec
 
 def _norm_widths(held: Mapping[str, Item]) -> list[int]:
     """The lengths of the layer's norms, most of which are d_model."""
-    return [
-        item.shape[0] for name, item in held.items() if _NORM.search(name) and item.shape and len(item.shape) == 1
-    ]
+    return [item.shape[0] for name, item in held.items() if _NORM.search(name) and item.shape and len(item.shape) == 1]
 
 
 def _widths(up: Item, down: Item, parts: int, hint: int | None, norms: Sequence[int], bias: Item | None,
@@ -297,6 +294,7 @@ def _widths(up: Item, down: Item, parts: int, hint: int | None, norms: Sequence[
     """
     a, b = _matrix(up), _matrix(down)
     if a is None or b is None:
+        hint = hint or max(norms, key=norms.count, default=None)
         return (hint, down.params // hint) if hint and down.params and down.params % hint == 0 else (hint, None)
     if a == b and experts and up.shape and len(up.shape) == 2 and a[0] % experts == 0 and up.count == 1:
         return a[1], a[0] // experts  # [experts · d_ff, d_model], both: down is used as it lies

@@ -59,7 +59,9 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
     device = _device(request.device)
     if model.unknown:
         lacking = " and ".join(sorted(model.unknown))
-        raise FFNError(f"{shown(model.source)} does not say its {lacking}, so it cannot be run", "`ffn params` counts it")
+        raise FFNError(
+            f"{shown(model.source)} does not say its {lacking}, so it cannot be run", "`ffn params` counts it"
+        )
     generator = torch.Generator().manual_seed(request.seed or 0)
     notes: list[str] = []
     weights, origin = _weights(model, layer, block, example, generator, dtype, device)

@@ -2,60 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import prod
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.models.recognise import WAYS, Found, Item, Layers, Way, looked_for, recognise
-
-D, F, E = 6, 10, 4  # d_model, d_ff, experts
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-def layers_of(shapes: Shapes, d_model: int | None = None, **counts: int) -> Layers:
-    """What is recognised; a tensor whose name has `#` is there `counts["experts"]` times, E by default."""
-    items = {}
-    for name, shape in shapes.items():
-        count = counts.get("experts", E) if "#" in name else 1
-        items[name] = Item(shape, prod(shape), 4 * prod(shape) * count, count, "F32")
-    return recognise(items, d_model)
-
-
-def one(shapes: Shapes, d_model: int | None = None, prefix: str = "model.layers") -> Found:
-    """The only FFN of the only layer, which is number 3."""
-    layers = layers_of({f"{prefix}.3.{name}": shape for name, shape in shapes.items()}, d_model)
-    assert {name: list(seen) for name, seen in layers.items()} == {prefix: [3]}
-    (found,) = layers[prefix][3]
-    return found
-
-
-def suffix(way: Way) -> str:
-    return "" if way.down.endswith("_weight") else ".weight"
-
-
-def dense(way: Way, parent: str = "mlp.", fused: bool = False, d: int = D, f: int = F) -> Shapes:
-    """The matrices of one FFN as nn.Linear keeps them; `fused`: gate and up in one."""
-    widths = dict.fromkeys(way.names, (f, d)) | {way.up: (2 * f if fused else f, d), way.down: (d, f)}
-    return {f"{parent}{leaf}{suffix(way)}": shape for leaf, shape in widths.items()}
-
-
-def numbers(shapes: Shapes) -> int:
-    return sum(prod(shape) * (E if "#" in name else 1) for name, shape in shapes.items())
-
-
-def check(found: Found, shapes: Shapes, **expected: object) -> None:
-    """Widths, numbers, bytes and what else is expected; everything that is not, is absent."""
-    other = {"experts": 0, "shared_d_ff": 0, "router_bias": False, "correction": False, "shared_gate": False}
-    wanted = {"d_model": D, "d_ff": F, "bias": False, "loose": (), "whole": True, **other, **expected}
-    assert {name: getattr(found, name) for name in wanted} == wanted
-    assert (found.params, found.bytes, found.formats) == (numbers(shapes), 4 * numbers(shapes), ("F32",))
-
-
-NORM = {"post_attention_layernorm.weight": (D,)}
-IDS = ["/".join(way.names) for way in WAYS]
+from ffncli.models.recognise import WAYS, Item, Way, looked_for, recognise
+from tests.oracles.layers import IDS, NORM, D, F, Shapes, check_ffn, dense, layers_of, one, suffix
 
 # --- dense ------------------------------------------------------------------------------------------------------------
 
@@ -64,13 +16,13 @@ IDS = ["/".join(way.names) for way in WAYS]
 @pytest.mark.parametrize("way", WAYS, ids=IDS)
 def test_every_way_of_naming_a_dense_ffn(way: Way, parent: str):
     shapes = dense(way, parent)
-    check(one(shapes | NORM), shapes, gated=bool(way.gate), fused=False, tensor=next(iter(shapes)))
+    check_ffn(one(shapes | NORM), shapes, gated=bool(way.gate), fused=False, tensor=next(iter(shapes)))
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if not way.gate], ids="/".join)
+@pytest.mark.parametrize("way", [way for way in WAYS if not way.gate], ids=lambda way: "/".join(way.names))
 def test_gate_and_up_in_one_matrix(way: Way):
     shapes = dense(way, fused=True)
-    check(one(shapes), shapes, gated=True, fused=True)  # no norm is needed to see how it lies
+    check_ffn(one(shapes), shapes, gated=True, fused=True)  # no norm is needed to see how it lies
 
 
 @pytest.mark.parametrize("way", WAYS, ids=IDS)
@@ -78,7 +30,7 @@ def test_biases(way: Way):
     shapes = dict(dense(way))
     for leaf in way.names:
         shapes[f"mlp.{leaf}{'.bias' if suffix(way) else '_bias'}"] = (D if leaf == way.down else F,)
-    check(one(shapes), shapes, gated=bool(way.gate), bias=True)
+    check_ffn(one(shapes), shapes, gated=bool(way.gate), bias=True)
 
 
 def turned(shapes: Shapes) -> dict[str, tuple[int, ...]]:
@@ -89,28 +41,28 @@ def turned(shapes: Shapes) -> dict[str, tuple[int, ...]]:
 def test_matrices_the_other_way_round(way: Way):
     """A convolution's [in, out], as GPT-2 has it: the bias tells, else the norms, else the config."""
     shapes = turned(dense(way))
-    check(one(shapes | NORM), shapes, gated=bool(way.gate))
-    check(one(shapes | NORM, d_model=F), shapes, gated=bool(way.gate))  # a config that is wrong changes nothing
-    check(one(shapes, d_model=D), shapes, gated=bool(way.gate))
+    check_ffn(one(shapes | NORM), shapes, gated=bool(way.gate))
+    check_ffn(one(shapes | NORM, d_model=F), shapes, gated=bool(way.gate))  # a config that is wrong changes nothing
+    check_ffn(one(shapes, d_model=D), shapes, gated=bool(way.gate))
     bias = {f"mlp.{way.up}{'.bias' if suffix(way) else '_bias'}": (F,)}
-    check(one(shapes | bias, d_model=F), shapes | bias, gated=bool(way.gate), bias=True)
+    check_ffn(one(shapes | bias, d_model=F), shapes | bias, gated=bool(way.gate), bias=True)
 
 
 def test_a_fused_matrix_the_other_way_round_needs_nothing_else():
     shapes = {"mlp.gate_up_proj.weight": (D, 2 * F), "mlp.down_proj.weight": (F, D)}
-    check(one(shapes), shapes, gated=True, fused=True)
+    check_ffn(one(shapes), shapes, gated=True, fused=True)
 
 
 def test_norms_of_several_lengths_leave_it_to_the_config():
     shapes = dense(WAYS[0])
     norms = {"input_layernorm.weight": (D,), "mlp.ffn_sub_norm.weight": (F,)}
-    check(one(shapes | norms, d_model=D), shapes, gated=True)
-    check(one(shapes | norms), shapes, gated=True)
+    check_ffn(one(shapes | norms, d_model=D), shapes, gated=True)
+    check_ffn(one(shapes | norms), shapes, gated=True)
 
 
 def test_convolutions_of_width_one():
     shapes = {"fc1.weight": (F, D, 1), "fc2.weight": (D, F, 1)}
-    check(one(shapes), shapes, gated=False)
+    check_ffn(one(shapes), shapes, gated=False)
 
 
 # --- what is beside an FFN and no part of it --------------------------------------------------------------------------
@@ -125,19 +77,19 @@ T5 = {"layer.1.DenseReluDense.wi_0.weight": (F, D), "layer.1.DenseReluDense.wi_1
 def test_bert_whose_attention_has_an_output_too():
     beside = {"attention.output.dense.weight": (D, D), "attention.self.query.weight": (D, D),
               "attention.output.LayerNorm.weight": (D,), "output.LayerNorm.weight": (D,)}  # fmt: skip
-    check(one(BERT | beside, prefix="bert.encoder.layer"), BERT, gated=False, bias=True)
+    check_ffn(one(BERT | beside, prefix="bert.encoder.layer"), BERT, gated=False, bias=True)
 
 
 def test_gpt2_whose_attention_has_a_c_proj_too():
     beside = {"attn.c_attn.weight": (D, 3 * D), "attn.c_proj.weight": (D, D), "attn.c_proj.bias": (D,),
               "attn.bias": (1, 1, 9, 9), "ln_1.weight": (D,), "ln_2.weight": (D,)}  # fmt: skip
-    check(one(GPT2 | beside, prefix="h"), GPT2, gated=False, bias=True)
+    check_ffn(one(GPT2 | beside, prefix="h"), GPT2, gated=False, bias=True)
 
 
 def test_t5_whose_numbers_come_twice():
     beside = {"layer.0.SelfAttention.o.weight": (D, D), "layer.0.layer_norm.weight": (D,),
               "layer.1.layer_norm.weight": (D,)}  # fmt: skip
-    check(one(T5 | beside, prefix="encoder.block"), T5, gated=True)
+    check_ffn(one(T5 | beside, prefix="encoder.block"), T5, gated=True)
 
 
 @pytest.mark.parametrize("tower", ["vision_tower.layers", "model.visual.blocks", "audio_tower.layers", "image_encoder"])
@@ -151,18 +103,19 @@ def test_towers_that_are_not_text_are_left_out(tower: str):
 def test_adapters_and_what_is_no_parameter_are_left_out():
     shapes = dense(WAYS[0])
     beside = {
-        "mlp.up_proj.lora_A.weight": (2, D), "mlp.up_proj.lora_B.weight": (F, 2), "mlp.up_proj.lora_A.default.weight": (2, D),
+        "mlp.up_proj.lora_A.weight": (2, D), "mlp.up_proj.lora_B.weight": (F, 2),
+        "mlp.up_proj.lora_A.default.weight": (2, D),
         "adapter.up_proj.weight": (F, D), "adapter.down_proj.weight": (D, F),
     }  # fmt: skip
-    check(one(shapes | beside), shapes, gated=True)
+    check_ffn(one(shapes | beside), shapes, gated=True)
     base = {name.replace(".weight", ".base_layer.weight"): shape for name, shape in shapes.items()}
-    check(one(base | beside), shapes, gated=True)
+    check_ffn(one(base | beside), shapes, gated=True)
 
 
 def test_what_else_lies_in_the_module_counts_and_is_named():
     shapes = {**dense(WAYS[0]), "mlp.act.alpha": (1,), "mlp.norm.weight": (F,)}
     counted = {name: shape for name, shape in shapes.items() if "norm" not in name}
-    check(one(shapes), counted, gated=True, loose=("mlp.act.alpha",))
+    check_ffn(one(shapes | NORM), counted, gated=True, loose=("mlp.act.alpha",))
 
 
 @pytest.mark.parametrize(
