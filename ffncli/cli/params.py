@@ -86,7 +86,7 @@ def command(
     conditions = assertions.parse(asserted or [], KEYS)
     numbers = tokens.numbers()
     if sweep:
-        _refuse_beside_sweep(sources, everything, iso_params, tp, ridge)
+        _refuse_beside_sweep(sources, everything, iso_params or multiple_of is not None, tp, ridge)
         answer = _swept(sources[0] if sources else None, said, sweep, dtype, numbers)
         output.show(answer)
         assertions.check(conditions, answer.body["rows"])
@@ -112,8 +112,9 @@ def answer_for(
         row = weights or dtypes.find_storage(model.dtype or "fp32") or dtypes.dtype("bf16")
         counts.append(count(model, dtype, tokens[0] if tokens else 1))
         splits.append(split(model, ranks, row, tokens[0] if tokens else 1) if ranks else None)
-        costs.append(token_costs(model, row, tokens or (1,), ranks or 1))
-        ridges.append(ridge_tokens(model, row, ridge, ranks or 1) if ridge is not None else None)
+        known = "top_k" not in model.unknown  # or nobody can say what a token moves
+        costs.append(token_costs(model, row, tokens or (1,), ranks or 1) if known else ())
+        ridges.append(ridge_tokens(model, row, ridge, ranks or 1) if known and ridge is not None else None)
         more: dict[str, Any] = {"costs": [asdict(cost) for cost in costs[-1]]}
         more |= {"tensor_parallel": asdict(splits[-1])} if splits[-1] else {}
         more |= {"ridge_tokens": ridges[-1]} if ridge is not None else {}
