@@ -116,8 +116,8 @@ def test_what_is_not_known_cannot_be_run(call, tmp_path: Path):
 
 
 def test_what_follows_from_layers_of_two_kinds(call, tmp_path: Path):
-    stored = {n: t for n, t in tensors("llama").items() if ".0." in n}
-    stored |= {n: t for n, t in tensors("mixtral").items() if ".1." in n}
+    stored = {n: t for n, t in tensors("llama").items() if "layers.0." in n}
+    stored |= {n: t for n, t in tensors("mixtral").items() if "layers.1." in n}
     row = row_of(call("params", folder(tmp_path, UNKNOWN, stored), "--json"))
     assert [(group["kind"], group["layers"]) for group in row["groups"]] == [("dense", [0]), ("moe", [1])]
     assert (row["uniform"], row["ffn_params_total"]) == (False, ffn_numbers(stored))
