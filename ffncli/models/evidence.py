@@ -48,7 +48,8 @@ def _demand_all(model: Model, checkpoint: Checkpoint, difference: Difference) ->
     spec = next(g.spec for g in model.groups if g.stack == difference.stack and difference.index in g.layers)
     name = difference.name
     if name in ("gated", "bias") and any(getattr(other, name) != getattr(spec, name) for other in alike):
-        spec = replace(spec, **{name: not getattr(spec, name)})  # other layers have it as the config says
+        said: dict[str, Any] = {name: not getattr(spec, name)}
+        spec = replace(spec, **said)  # other layers have it as the config says
     if model.model_type in layout.LAYOUTS:
         names = layer_names(model, checkpoint, difference.stack, difference.index)
         if not names.packed(spec) and names.any(spec):
