@@ -11,7 +11,7 @@ from ffncli.block import dtypes, storage, traffic
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.dtypes import DType
 from ffncli.cli import assertions
-from ffncli.cli.options import DimensionOptions, OutputOptions, TokenListOptions, positive, spread
+from ffncli.cli.options import DimensionOptions, OutputOptions, TokenListOptions, above_zero, positive, spread
 from ffncli.cli.params_tables import parts_of, sweep_table
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models import catalog, tensor_parallel
@@ -64,7 +64,10 @@ def command(
         ),
     ] = None,
     ridge: Annotated[
-        float | None, typer.Option("--ridge", metavar="X", help="From how many tokens on: X FLOPs per byte.")
+        float | None,
+        typer.Option(
+            "--ridge", metavar="X", parser=above_zero("--ridge"), help="From how many tokens on: X FLOPs per byte."
+        ),
     ] = None,
     dtype: Annotated[
         str | None,
@@ -86,7 +89,9 @@ def command(
     conditions = assertions.parse(asserted or [], KEYS)
     numbers = tokens.numbers()
     if sweep:
-        _refuse_beside_sweep(sources, everything, iso_params, tp, ridge)
+        _refuse_beside_sweep(sources, everything, iso_params or multiple_of is not None, tp, ridge)
+        if len(numbers) > 1:
+            raise FFNError("--sweep takes one number of --tokens", "to vary them: --sweep tokens=1,32,512")
         answer = _swept(sources[0] if sources else None, said, sweep, dtype, numbers)
         output.show(answer)
         assertions.check(conditions, answer.body["rows"])

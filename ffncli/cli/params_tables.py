@@ -175,15 +175,19 @@ def _short(number: int | None) -> Short | None:
     return None if number is None else Short(number)
 
 
+_SWEPT = {
+    "d_model": "d_model", "d_ff": "d_ff", "activation": "activation", "parameters/layer": "ffn_params_per_layer",
+    "matmul FLOPs/token": "matmul_flops_per_token", "matmul FLOPs": "matmul_flops_total",
+    "parameters": "ffn_params_total", "weight bytes": "weight_bytes",
+}  # fmt: skip
+
+
 def sweep_table(names: list[str], found: Sequence[tuple[Point, ModelCount]]) -> Table:
     """One row per combination: what was swept, and what it comes to."""
-    columns = ("d_model", "d_ff", "activation", "parameters/layer", "matmul FLOPs/token", "parameters", "weight bytes")
-    kept = [column for column in columns if column not in names]
+    kept = [column for column in _SWEPT if column not in names and (column != "matmul FLOPs" or "tokens" in names)]
     rows = []
     for point, c in found:
-        values = dict(zip(columns, (c.d_model, c.d_ff, c.activation, c.ffn_params_per_layer, c.matmul_flops_per_token,
-                                    c.ffn_params_total, c.weight_bytes), strict=True))  # fmt: skip
-        rows.append((*(text for _, text in point.values), *(values[column] for column in kept)))
+        rows.append((*(text for _, text in point.values), *(getattr(c, _SWEPT[column]) for column in kept)))
     return Table((*names, *kept), rows)
 
 

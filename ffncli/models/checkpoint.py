@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import countOf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,11 +66,11 @@ class Checkpoint:
         for file in dict.fromkeys(self.files.values()):
             path = self.folder / file
             if file not in self._columns and not os.path.exists(path):
-                found += sum(map(file.__eq__, self.files.values()))  # what it should have is not asked for
+                found += countOf(self.files.values(), file)  # what it should have is not asked for
                 yield file, None
                 continue
             columns = self._columns.get(file) or read_columns(path)
-            found += sum(map(file.__eq__, map(self.files.get, columns.names)))
+            found += countOf(map(self.files.get, columns.names), file)
             yield file, columns
         if found < len(self.files):
             for name in self.files:

@@ -79,7 +79,8 @@ _CORRECTION = re.compile(r"correction_bias$|expert_bias$|exp_probs_b\.bias$")
 
 @dataclass(frozen=True)
 class Item:
-    """One tensor of a layer, or `count` alike: logical shape (None where only the number is known), numbers, bytes.
+    """One tensor of a layer, or `count` alike: logical shape (None where only the number is known), numbers
+    of one, bytes of all.
 
     `params` 0: the tensor is named in an index, and its file is not here.
     """
@@ -169,7 +170,7 @@ class _Projections:
 def _ffns(held: Mapping[str, Item], d_model: int | None) -> Iterator[Found]:
     """The FFNs of one layer. Shared experts belong to the experts beside them."""
     all_of = list(_projections(held))
-    hint = d_model or _norm_width(held)
+    norms = _norm_widths(held)
     shared = [p for p in all_of if _SHARED.search(p.parent) or _SHARED.search(p.way.down)]
     own = [p for p in all_of if p not in shared]
     experts = [p for p in own if _expert_count(held, p)]
@@ -177,7 +178,7 @@ def _ffns(held: Mapping[str, Item], d_model: int | None) -> Iterator[Found]:
         own, shared = [*own, *shared], []  # what is called shared beside no experts is an FFN like another
     for projections in own:
         mine = shared if projections in experts[:1] else []
-        yield _found(held, projections, mine, hint, projections in experts)
+        yield _found(held, projections, mine, d_model, norms, projections in experts)
 
 
 def _projections(held: Mapping[str, Item]) -> Iterator[_Projections]:
@@ -220,14 +221,15 @@ def _expert_count(held: Mapping[str, Item], p: _Projections) -> int:
 
 
 def _found(
-    held: Mapping[str, Item], p: _Projections, shared: Sequence[_Projections], hint: int | None, moe: bool
-) -> Found:
+    held: Mapping[str, Item], p: _Projections, shared: Sequence[_Projections], hint: int | None,
+    norms: Sequence[int], moe: bool,
+) -> Found:  # fmt: skip
     """The record of one FFN, its shared experts included."""
     up, down = held[p.name(p.way.up)], held[p.name(p.way.down)]
     experts = _expert_count(held, p) if moe else 0
     fused = not p.way.gate and 0 < up.params * up.count == _twice(down)
     shown = bool(up.params and down.params)  # their shapes are here
-    d_model, d_ff = _widths(up, down, 2 if fused else 1, hint, held.get(_bias(p, p.way.up)), experts)
+    d_model, d_ff = _widths(up, down, 2 if fused else 1, hint, norms, held.get(_bias(p, p.way.up)), experts)
     members = _members(held, p, shared, moe)
     matrices = {q.name(leaf) for q in (p, *shared) for leaf in q.way.names}
     others = set(members) - matrices - {_bias(q, leaf) for q in (p, *shared) for leaf in q.way.names}
@@ -245,7 +247,7 @@ def _found(
         correction=any(map(_CORRECTION.search, others)),
         shared_gate=any(map(_SHARED_GATE.search, others)),
         params=sum(item.params * item.count for item in members.values()),
-        bytes=sum(item.bytes * item.count for item in members.values()),
+        bytes=sum(item.bytes for item in members.values()),
         formats=tuple(dict.fromkeys(members[name].format for name in matrices)),
         loose=tuple(sorted(others - known - biases)),
         fused=fused,
@@ -258,7 +260,7 @@ def _shared_width(held: Mapping[str, Item], q: _Projections, d_model: int | None
     up, down = held[q.name(q.way.up)], held[q.name(q.way.down)]
     parts = 2 if not q.way.gate and up.params == 2 * down.params else 1
     several = down.shape[0] if down.shape and len(down.shape) == 3 else 1
-    return several * (_widths(up, down, parts, d_model, None, 0)[1] or 0)
+    return several * (_widths(up, down, parts, d_model, (), None, 0)[1] or 0)
 
 
 def _bias(p: _Projections, leaf: str) -> str:
@@ -279,19 +281,20 @@ def _members(held: Mapping[str, Item], p: _Projections, shared: Iterable[_Projec
     return {name: held[name] for name in inside if not _NORM.search(name)}
 
 
-def _norm_width(held: Mapping[str, Item]) -> int | None:
-    """d_model by the layer's norms: the length that most of them have."""
-    widths = [
-        item.shape[0] for name, item in held.items() if _NORM.search(name) and item.shape and len(item.shape) == 1
-    ]
-    return max(widths, key=widths.count) if widths else None
+def _norm_widths(held: Mapping[str, Item]) -> list[int]:
+    """The lengths of the layer's norms, most of which are d_model."""
+    return [item.shape[0] for name, item in held.items() if _NORM.search(name) and item.shape and len(item.shape) == 1]
 
 
-def _widths(up: Item, down: Item, parts: int, hint: int | None, bias: Item | None,
+def _widths(up: Item, down: Item, parts: int, hint: int | None, norms: Sequence[int], bias: Item | None,
             experts: int) -> tuple[int | None, int | None]:  # fmt: skip
-    """(d_model, d_ff) of up [parts·d_ff, d_model] and down [d_model, d_ff], or of both the other way round."""
+    """(d_model, d_ff) of up [parts·d_ff, d_model] and down [d_model, d_ff], or of both the other way round.
+
+    Where both fit, up's bias tells them apart, else the norms beside them, else `hint`.
+    """
     a, b = _matrix(up), _matrix(down)
     if a is None or b is None:
+        hint = hint or max(norms, key=norms.count, default=None)
         return (hint, down.params // hint) if hint and down.params and down.params % hint == 0 else (hint, None)
     if a == b and experts and up.shape and len(up.shape) == 2 and a[0] % experts == 0 and up.count == 1:
         return a[1], a[0] // experts  # [experts · d_ff, d_model], both: down is used as it lies
@@ -301,6 +304,8 @@ def _widths(up: Item, down: Item, parts: int, hint: int | None, bias: Item | Non
         return as_linear or turned or (None, None)
     if bias is not None and bias.shape and bias.shape[-1] in (parts * as_linear[1], parts * turned[1]):
         return as_linear if bias.shape[-1] == parts * as_linear[1] else turned
+    if (as_linear[0] in norms) != (turned[0] in norms):
+        return as_linear if as_linear[0] in norms else turned
     return turned if hint == turned[0] else as_linear
 
 

@@ -52,7 +52,9 @@ def from_tensors(inventory: Inventory, config: Fields | None, source: str, name:
 def from_gguf(file: GGUFFile, source: str) -> Model:
     """The model in a GGUF file. What its metadata contradict is a difference, as between a config and tensors."""
     items = {t.name: Item(t.shape, t.params, t.bytes, 1, t.format) for t in file.tensors}
-    return _model(items, _from_metadata(file), file.where, source, Path(source).stem)
+    path = Path(source).absolute()
+    name = path.stem if path.suffix == ".gguf" else path.name
+    return _model(items, _from_metadata(file), file.where, source, name)
 
 
 def _from_config(config: Fields) -> Said:
