@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,20 +14,21 @@ from ffncli.cli import assertions
 from ffncli.cli.options import DimensionOptions, OutputOptions, TokenListOptions, positive, spread
 from ffncli.cli.params_tables import parts_of, sweep_table
 from ffncli.errors import ExitCode, FFNError
-from ffncli.models import catalog, tensor_parallel
+from ffncli.models import catalog
 from ffncli.models.costs import TokenCost, ridge_tokens, token_costs
 from ffncli.models.count import ModelCount, count
 from ffncli.models.dimensions import Dimensions
-from ffncli.models.iso_params import counterparts
 from ffncli.models.model import Model
-from ffncli.models.sweep import points, swept
-from ffncli.models.tensor_parallel import Split, split
 from ffncli.run.sources import load
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
 from ffncli.show.tables import Table
 
-ALL_CONVENTIONS = {**CONVENTIONS, **storage.CONVENTIONS, **traffic.CONVENTIONS, **tensor_parallel.CONVENTIONS}
+# Sweeps, twins and splits are imported where they are asked for.
+if TYPE_CHECKING:
+    from ffncli.models.tensor_parallel import Split
+
+_CONVENTIONS = {**CONVENTIONS, **storage.CONVENTIONS, **traffic.CONVENTIONS}
 _MANY = ("groups", "evidence", "differences")  # keys that hold more than one value
 KEYS = tuple(f.name for f in fields(ModelCount) if f.name not in _MANY)
 
@@ -104,14 +105,18 @@ def answer_for(
     ranks: int | None = None, ridge: float | None = None,
 ) -> Answer:  # fmt: skip
     """The records as JSON rows, CSV rows and tables. Costs, splits and ridges are there where they were asked for."""
-    counts, rows = [], []
+    counts, rows, conventions = [], [], _CONVENTIONS
+    if ranks:
+        from ffncli.models import tensor_parallel
+
+        conventions = {**_CONVENTIONS, **tensor_parallel.CONVENTIONS}
     costs: list[tuple[TokenCost, ...]] = []
     splits: list[Split | None] = []
     ridges: list[int | None] = []
     for model in models:
         row = weights or dtypes.find_storage(model.dtype or "fp32") or dtypes.dtype("bf16")
         counts.append(count(model, dtype, tokens[0] if tokens else 1))
-        splits.append(split(model, ranks, row, tokens[0] if tokens else 1) if ranks else None)
+        splits.append(tensor_parallel.split(model, ranks, row, tokens[0] if tokens else 1) if ranks else None)
         costs.append(token_costs(model, row, tokens or (1,), ranks or 1))
         ridges.append(ridge_tokens(model, row, ridge, ranks or 1) if ridge is not None else None)
         more: dict[str, Any] = {"costs": [asdict(cost) for cost in costs[-1]]}
@@ -119,7 +124,7 @@ def answer_for(
         more |= {"ridge_tokens": ridges[-1]} if ridge is not None else {}
         rows.append({**asdict(counts[-1]), **more})
     parts = parts_of(counts, costs if tokens or ranks else [], [s for s in splits if s], ridge, ridges)
-    return Answer("params", {"rows": rows}, _flat(counts), parts, ALL_CONVENTIONS)
+    return Answer("params", {"rows": rows}, _flat(counts), parts, conventions)
 
 
 def _models(
@@ -132,6 +137,8 @@ def _models(
     names = catalog.names() if everything else sources
     models = [load(name, said) for name in names] if names else [load(None, said)]
     if iso_params:
+        from ffncli.models.iso_params import counterparts
+
         models = [twin for model in models for twin in (model, counterparts(model, multiple_of or 1))]
     return models
 
@@ -168,6 +175,8 @@ def _swept(
     source: str | None, said: Dimensions, sweep: list[str], dtype: str | None, tokens: tuple[int, ...]
 ) -> Answer:
     """One row for each combination: what was swept, then the counts."""
+    from ffncli.models.sweep import points, swept
+
     found = [
         (point, count(model, dtype, point.tokens or (tokens[0] if tokens else 1)))
         for point, model in swept(source, said, points(sweep))
@@ -177,7 +186,7 @@ def _swept(
     flat = _flat([c for _, c in found])
     swept_rows = [(*(text for _, text in point.values), *row) for (point, _), row in zip(found, flat.rows, strict=True)]
     table = Table((*(f"sweep_{name}" for name in names), *flat.columns), swept_rows)
-    return Answer("params", {"rows": rows}, table, [sweep_table(names, found)], ALL_CONVENTIONS)
+    return Answer("params", {"rows": rows}, table, [sweep_table(names, found)], _CONVENTIONS)
 
 
 def _flat(counts: list[ModelCount]) -> Table:
