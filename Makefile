@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test check lint bench-startup bench-memory clean
+.PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -20,6 +20,10 @@ $(VENV)/.installed: $(NEEDS)
 
 $(VENV)/.installed-test: $(NEEDS)
 	@.ci/install $(VENV) test
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-peers: $(NEEDS)
+	@.ci/install $(VENV) peers
 	@touch $@ $(VENV)/.installed
 
 run: $(VENV)/.installed
@@ -47,6 +51,12 @@ bench-startup: $(VENV)/.installed-test
 
 bench-memory: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/memory.py $(ARGS)
+
+bench-headers: $(VENV)/.installed-test
+	@$(BIN)/python benchmarks/headers.py $(ARGS)
+
+bench-peers: $(VENV)/.installed-peers
+	@$(BIN)/python benchmarks/peers.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
