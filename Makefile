@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test check lint bench-startup bench-memory facts clean
+.PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers facts clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -20,6 +20,10 @@ $(VENV)/.installed: $(NEEDS)
 
 $(VENV)/.installed-test: $(NEEDS)
 	@.ci/install $(VENV) test
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-peers: $(NEEDS)
+	@.ci/install $(VENV) peers
 	@touch $@ $(VENV)/.installed
 
 run: $(VENV)/.installed
@@ -50,6 +54,12 @@ bench-memory: $(VENV)/.installed-test
 
 facts: $(VENV)/.installed
 	@$(BIN)/ffn params --all --format json -o facts.json --force
+
+bench-headers: $(VENV)/.installed-test
+	@$(BIN)/python benchmarks/headers.py $(ARGS)
+
+bench-peers: $(VENV)/.installed-peers
+	@$(BIN)/python benchmarks/peers.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,20 +14,21 @@ from ffncli.cli import assertions
 from ffncli.cli.options import DimensionOptions, OutputOptions, TokenListOptions, above_zero, positive, spread
 from ffncli.cli.params_tables import parts_of, sweep_table
 from ffncli.errors import ExitCode, FFNError
-from ffncli.models import catalog, tensor_parallel
+from ffncli.models import catalog
 from ffncli.models.costs import TokenCost, ridge_tokens, token_costs
 from ffncli.models.count import ModelCount, count
 from ffncli.models.dimensions import Dimensions
-from ffncli.models.iso_params import counterparts
 from ffncli.models.model import Model
-from ffncli.models.sweep import points, swept
-from ffncli.models.tensor_parallel import Split, split
 from ffncli.run.sources import load
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
 from ffncli.show.tables import Table
 
-ALL_CONVENTIONS = {**CONVENTIONS, **storage.CONVENTIONS, **traffic.CONVENTIONS, **tensor_parallel.CONVENTIONS}
+# Sweeps, twins and splits are imported where they are asked for.
+if TYPE_CHECKING:
+    from ffncli.models.tensor_parallel import Split
+
+_CONVENTIONS = {**CONVENTIONS, **storage.CONVENTIONS, **traffic.CONVENTIONS}
 _MANY = ("groups", "evidence", "differences")  # keys that hold more than one value
 KEYS = tuple(f.name for f in fields(ModelCount) if f.name not in _MANY)
 
@@ -115,7 +116,7 @@ def answer_for(
     splits = [row.split for row in found if row.split]
     parts = parts_of([row.count for row in found], costs, splits, ridge, [row.ridge_tokens for row in found])
     return Answer(
-        "params", {"rows": rows}, _flat([line for row in found for line in row.csv(dtype)]), parts, ALL_CONVENTIONS
+        "params", {"rows": rows}, _flat([line for row in found for line in row.csv(dtype)]), parts, _CONVENTIONS
     )
 
 
@@ -184,6 +185,8 @@ def _models(
     names = catalog.names() if everything else sources
     models = [load(name, said) for name in names] if names else [load(None, said)]
     if iso_params:
+        from ffncli.models.iso_params import counterparts
+
         models = [twin for model in models for twin in (model, counterparts(model, multiple_of or 1))]
     return models
 
@@ -220,6 +223,8 @@ def _swept(
     source: str | None, said: Dimensions, sweep: list[str], dtype: str | None, tokens: tuple[int, ...]
 ) -> Answer:
     """One row for each combination: what was swept, then the counts."""
+    from ffncli.models.sweep import points, swept
+
     found = [
         (point, count(model, dtype, point.tokens or (tokens[0] if tokens else 1)))
         for point, model in swept(source, said, points(sweep))
@@ -227,7 +232,7 @@ def _swept(
     rows = [{"sweep": dict(point.values), **asdict(c)} for point, c in found]
     names = [name for name, _ in found[0][0].values]
     lines = [{**{f"sweep_{name}": text for name, text in point.values}, **_plain(c)} for point, c in found]
-    return Answer("params", {"rows": rows}, _flat(lines), [sweep_table(names, found)], ALL_CONVENTIONS)
+    return Answer("params", {"rows": rows}, _flat(lines), [sweep_table(names, found)], _CONVENTIONS)
 
 
 def _plain(c: ModelCount) -> dict[str, Any]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ffncli.models.costs import TokenCost
-from ffncli.models.count import GroupCount, ModelCount, TensorCount
-from ffncli.models.sweep import Point
-from ffncli.models.tensor_parallel import Split
 from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Short, Table
+
+if TYPE_CHECKING:
+    from ffncli.models.costs import TokenCost
+    from ffncli.models.count import GroupCount, ModelCount, TensorCount
+    from ffncli.models.sweep import Point
+    from ffncli.models.tensor_parallel import Split
 
 Row = tuple[object, ...]
 _MOST_BESIDE = 12  # more sources than this read better below one another

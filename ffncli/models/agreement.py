@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from ffncli.block.cost import cost
@@ -156,8 +157,8 @@ def _compare(model: Model, block: _Block, item: Found, at: str, found: Agreement
         if seen is not None and seen != said(spec) and (item.whole or name not in _OF_MOE):
             differ.append((name, said(spec), seen, tensor))
     decided: dict[str, Any] = {name: seen for name, _, seen, _ in differ if name in _BY_TENSORS}
-    corrected = replace(spec, **decided)
-    counted = cost(steps(corrected)).params
+    corrected = replace(spec, **decided) if decided else spec
+    counted = _counted(corrected)
     if item.whole and counted != item.params and all(name in _BY_TENSORS for name, *_ in differ):
         differ.append((_IN_ALL, counted, item.params, f"{at}.{item.loose[0]}" if item.loose else tensor))
     for name, was, seen, where in differ:
@@ -167,6 +168,12 @@ def _compare(model: Model, block: _Block, item: Found, at: str, found: Agreement
         found.shown.add(item)
         found.evidence += [line for line in _evidence(model, spec, item, tensor) if line not in found.evidence]
     return corrected
+
+
+@cache
+def _counted(spec: FFNSpec) -> int:
+    """Parameters of a block; cached, because most layers of a model have the same."""
+    return cost(steps(spec)).params
 
 
 def _field(model: Model, name: str, spec: FFNSpec) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import countOf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,20 +62,18 @@ class Checkpoint:
 
         Raises FFNError where a file does not have what the index promises.
         """
-        found = 0
-        for file in dict.fromkeys(self.files.values()):
+        promised: dict[str, list[str]] = defaultdict(list)
+        for name, file in self.files.items():
+            promised[file].append(name)
+        for file, names in promised.items():
             path = self.folder / file
             if file not in self._columns and not os.path.exists(path):
-                found += countOf(self.files.values(), file)  # what it should have is not asked for
-                yield file, None
+                yield file, None  # what it should have is not asked for
                 continue
             columns = self._columns.get(file) or read_columns(path)
-            found += countOf(map(self.files.get, columns.names), file)
+            if names != columns.names and (lacking := {*names}.difference(columns.names)):
+                raise _not_there(path, next(name for name in names if name in lacking))
             yield file, columns
-        if found < len(self.files):
-            for name in self.files:
-                if os.path.exists(self.path(name)):
-                    self.info(name)  # raises for the first that is missing
 
 
 def _not_there(path: Path, name: str) -> FFNError:

@@ -71,7 +71,7 @@ def collect(headers: Iterable[Columns]) -> tuple[dict[str, TensorInfo], dict[str
                     known[0] += 1
                 else:  # an expert unlike its neighbours keeps its own name
                     found[name] = [1, dtype, shape, size]
-    tensors = {name: TensorInfo(dtype, tuple(shape), size) for name, (_, dtype, shape, size) in found.items()}
+    tensors = {name: TensorInfo(dtype, shape, size) for name, (_, dtype, shape, size) in found.items()}
     return tensors, {name: count for name, (count, *_) in found.items()}
 
 

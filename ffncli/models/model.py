@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Step
 from ffncli.errors import FFNError, shown
-from ffncli.models.checkpoint import Checkpoint
 from ffncli.models.whole import Whole
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from ffncli.models.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)

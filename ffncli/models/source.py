@@ -6,21 +6,20 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models import catalog
-from ffncli.models.checkpoint import Checkpoint, open_checkpoint, remote_checkpoint
 from ffncli.models.config import MOST_CONFIG_BYTES, from_config, read_config, text_tower
 from ffncli.models.dimensions import Dimensions, from_dimensions, merged, with_dimensions
-from ffncli.models.evidence import with_evidence
 from ffncli.models.families import family_of
 from ffncli.models.fields import Fields
-from ffncli.models.gguf_file import read_gguf
-from ffncli.models.headers import parse_header
-from ffncli.models.inventory import take_inventory
 from ffncli.models.model import Model
 from ffncli.models.strict_json import read_object, shown_path
-from ffncli.models.unnamed import from_gguf, from_tensors
+
+# What only files need is imported by the functions that meet one: a known model's name does without (15 ms of 180).
+if TYPE_CHECKING:
+    from ffncli.models.checkpoint import Checkpoint
 
 _INLINE = re.compile(r"(?P<d_model>[^x:/\\]+)x(?P<d_ff>[\d.]+x?|-?\w+?)(?::(?P<activation>[^:/\\]*))?")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -41,7 +40,11 @@ def load(source: str | None = None, dimensions: Dimensions | None = None) -> Mod
     if inline := _inline(source):
         return from_dimensions(merged(inline, said), source)
     model = resolve(source)
-    return with_dimensions(model if model.stored else with_evidence(model), said)
+    if not model.stored and (model.checkpoint or model.location):
+        from ffncli.models.evidence import with_evidence
+
+        model = with_evidence(model)
+    return with_dimensions(model, said)
 
 
 def resolve(text: str) -> Model:
@@ -93,6 +96,8 @@ def _cached(text: str) -> Path | None:
 
 def _from_hub(text: str) -> Model:
     """A model of the Hub: its cached snapshot, else its config and the headers of its files."""
+    from ffncli.models.checkpoint import remote_checkpoint
+    from ffncli.models.headers import parse_header
     from ffncli.models.hub import open_hub
 
     hub = open_hub(text)
@@ -114,7 +119,7 @@ def _from_path(path: Path, text: str) -> Model:
     if path.suffix in _UNREAD and path.is_file():
         raise FFNError(f"{shown_path(path)}: {_UNREAD[path.suffix]} are not read by this version", "use safetensors")
     if path.suffix == ".gguf" and path.is_file():
-        return from_gguf(read_gguf(path), text)
+        return _from_gguf(path, text)
     if path.is_file() and path.suffix not in _SUFFIXES:
         raise FFNError(f"{shown_path(path)} is no model", "give a directory, a config.json or a .safetensors file")
     is_config = path.suffix == ".json" and not path.name.endswith(".safetensors.index.json")
@@ -122,11 +127,27 @@ def _from_path(path: Path, text: str) -> Model:
     folder = path if path.is_dir() and not is_config else path.parent
     config = path if is_config else folder / "config.json"
     if path.is_dir() and not config.exists() and (files := sorted(path.glob("*.gguf"))):
-        model = from_gguf(read_gguf(files[0]), text)
+        model = _from_gguf(files[0], text)
         others = [file for file in files if not re.search(r"-\d{5}-of-\d{5}\.gguf$", file.name)]
         return model.noted(f"{shown_path(files[0])} is taken, of {len(files)}") if len(others) > 1 else model
+    from ffncli.models.checkpoint import open_checkpoint
+
     location = folder if is_config and path.name == "config.json" else None if is_config else path
     return _described(config, open_checkpoint(location) if location else None, text, location)
+
+
+def _from_gguf(path: Path, text: str) -> Model:
+    from ffncli.models.gguf_file import read_gguf
+    from ffncli.models.unnamed import from_gguf
+
+    return from_gguf(read_gguf(path), text)
+
+
+def _from_tensors(checkpoint: Checkpoint, tower: Fields | None, text: str) -> Model:
+    from ffncli.models.inventory import take_inventory
+    from ffncli.models.unnamed import from_tensors
+
+    return replace(from_tensors(take_inventory(checkpoint), tower, text, _title(text)), checkpoint=checkpoint)
 
 
 def _described(config: Path, checkpoint: Checkpoint | None, text: str, location: Path | None = None) -> Model:
@@ -134,11 +155,11 @@ def _described(config: Path, checkpoint: Checkpoint | None, text: str, location:
     if not config.exists():
         if checkpoint is None:
             raise FFNError(f"{shown_path(config)} is missing", "it holds the widths; or give a file with tensors")
-        return replace(from_tensors(take_inventory(checkpoint), None, text, _title(text)), checkpoint=checkpoint)
+        return _from_tensors(checkpoint, None, text)
     values = read_object(config, MOST_CONFIG_BYTES)
     tower, _ = text_tower(Fields(values, shown_path(config)))
     if checkpoint is not None and family_of(tower.values.get("model_type")) is None:
-        return replace(from_tensors(take_inventory(checkpoint), tower, text, _title(text)), checkpoint=checkpoint)
+        return _from_tensors(checkpoint, tower, text)
     model = from_config(values, text, shown_path(config))
     return replace(model, location=location, checkpoint=checkpoint)
 

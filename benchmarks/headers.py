@@ -1,0 +1,293 @@
+"""How fast `ffn params DIR` reads the headers of a checkpoint of 688 GB, against the least that could read them.
+
+What: a checkpoint of DeepSeek-V3's shape, 163 shards and some 92,000 tensors, whose data are holes in sparse files. The
+yardstick is a program of one Typer command that runs json.loads over the same headers and prints a rich table. Limits:
+1.6 times its CPU time, and 100 MB. The same with half the experts, that is with half the tensors, and with widths
+so small that the bytes are a thousandth, shows what the time grows with.
+
+How: every round runs every command once, in random order, each process by itself. A ratio is the median over rounds of
+CPU seconds (user + system) over the yardstick's in the same round: on a machine with other work, wall time is that
+work's too. Wall time and its ratio stand beside it. stdout is a file, so that `ffn` prints plain text.
+
+Limits: warm caches. The yardstick checks nothing, and does not read the index, whose 92,000 entries `ffn` compares with
+the headers.
+
+    python benchmarks/headers.py [--rounds N] [--dir DIR] [--save FILE]
+
+The exit code is 1 where a limit is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import astuple, dataclass, fields
+from math import prod
+from multiprocessing import get_context
+from pathlib import Path
+
+from common import machine, save
+from processes import Run, ffn, interleaved, median, ratio
+
+BARE = """
+import json
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer()
+
+
+@app.command()
+def main(folder: str) -> None:
+    tensors = 0
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with path.open("rb") as file:
+            tensors += len(json.loads(file.read(int.from_bytes(file.read(8), "little"))))
+    table = Table("name", "value")
+    table.add_row("tensors", str(tensors))
+    Console().print(table)
+
+
+app()
+"""
+MOST_RATIO, MOST_BYTES = 1.6, 100e6
+SHARDS = 163
+BYTES = {"F8_E4M3": 1, "BF16": 2, "F32": 4}
+WARM_UPS = 2
+Tensor = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
+
+
+@dataclass(frozen=True)
+class Shape:
+    """DeepSeek-V3's widths; `scale` divides them, for the same tensors with fewer bytes."""
+
+    experts: int = 256
+    scale: int = 1
+    layers: int = 61
+    dense: int = 3
+
+    def of(self, width: int) -> int:
+        return max(1, width // self.scale)
+
+    @property
+    def config(self) -> dict[str, object]:
+        """config.json, as far as it says something of the shape."""
+        return {
+            "model_type": "deepseek_v3", "hidden_size": self.of(7168), "intermediate_size": self.of(18432),
+            "moe_intermediate_size": self.of(2048), "num_hidden_layers": self.layers, "hidden_act": "silu",
+            "n_routed_experts": self.experts, "num_experts_per_tok": 8, "n_shared_experts": 1, "n_group": 8,
+            "topk_group": 4, "first_k_dense_replace": self.dense, "num_nextn_predict_layers": 1, "vocab_size": 129280,
+            "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "torch_dtype": "bfloat16",
+            "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Result:
+    """One command on one checkpoint. The ratios are to the yardstick on the same checkpoint, medians over rounds."""
+
+    checkpoint: str
+    tensors: int
+    checkpoint_bytes: int
+    command: str
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+    wall_ratio: float
+    cpu_ratio: float
+    limit: float | None
+    passed: bool | None
+    rounds: int
+
+
+# --- the checkpoint ---------------------------------------------------------------------------------------------------
+
+
+def tensors(shape: Shape) -> Iterator[Tensor]:
+    """All of them, layer by layer; the layer after the last predicts a second token."""
+    d, vocabulary = shape.of(7168), (129280, shape.of(7168))
+    yield "model.embed_tokens.weight", "BF16", vocabulary
+    for layer in range(shape.layers + 1):
+        stem = f"model.layers.{layer}."
+        yield from attention(stem, shape)
+        yield from ffn_tensors(stem + "mlp.", shape, layer < shape.dense)
+        if layer == shape.layers:
+            yield stem + "eh_proj.weight", "BF16", (d, 2 * d)
+            yield from ((f"{stem}{norm}.weight", "BF16", (d,)) for norm in ("enorm", "hnorm", "shared_head.norm"))
+            yield from ((f"{stem}{name}.weight", "BF16", vocabulary) for name in ("embed_tokens", "shared_head.head"))
+    yield "model.norm.weight", "BF16", (d,)
+    yield "lm_head.weight", "BF16", vocabulary
+
+
+def attention(stem: str, shape: Shape) -> Iterator[Tensor]:
+    """Latent attention and the norms of one layer."""
+    d = shape.of(7168)
+    sizes = {
+        "q_a_proj": (1536, d), "q_b_proj": (24576, 1536), "kv_a_proj_with_mqa": (576, d), "kv_b_proj": (32768, 512),
+        "o_proj": (d, 16384),
+    }  # fmt: skip
+    for name, (rows, columns) in sizes.items():
+        small = (rows, columns) if shape.scale == 1 else (min(rows, 16), min(columns, 16))
+        yield from matrix(f"{stem}self_attn.{name}.weight", *small)
+    for name, size in (("q_a_layernorm", 1536), ("kv_a_layernorm", 512)):
+        yield f"{stem}self_attn.{name}.weight", "BF16", (size,)
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        yield f"{stem}{name}.weight", "BF16", (d,)
+
+
+def ffn_tensors(stem: str, shape: Shape, dense: bool) -> Iterator[Tensor]:
+    """A dense FFN, or the router, the shared expert and the routed ones."""
+    if dense:
+        yield from gated(stem, shape.of(7168), shape.of(18432))
+        return
+    yield stem + "gate.weight", "BF16", (shape.experts, shape.of(7168))
+    yield stem + "gate.e_score_correction_bias", "F32", (shape.experts,)
+    for expert in ("shared_experts", *(f"experts.{e}" for e in range(shape.experts))):
+        yield from gated(f"{stem}{expert}.", shape.of(7168), shape.of(2048))
+
+
+def gated(stem: str, d_model: int, d_ff: int) -> Iterator[Tensor]:
+    yield from matrix(stem + "gate_proj.weight", d_ff, d_model)
+    yield from matrix(stem + "up_proj.weight", d_ff, d_model)
+    yield from matrix(stem + "down_proj.weight", d_model, d_ff)
+
+
+def matrix(name: str, rows: int, columns: int) -> Iterator[Tensor]:
+    """FP8 values with a scale for each block of 128 × 128."""
+    yield name, "F8_E4M3", (rows, columns)
+    yield name + "_scale_inv", "F32", (-(-rows // 128), -(-columns // 128))
+
+
+def write(shape: Shape, folder: Path) -> tuple[int, int]:
+    """The checkpoint in shards of about equal size, data as holes; (how many tensors, how many bytes)."""
+    folder.mkdir()
+    everything = list(tensors(shape))
+    total = sum(map(size_of, everything))
+    shards: list[list[Tensor]] = [[] for _ in range(SHARDS)]
+    at = 0
+    for tensor in everything:
+        shards[min(at * SHARDS // total, SHARDS - 1)].append(tensor)
+        at += size_of(tensor)
+    index: dict[str, str] = {}
+    for number, held in enumerate((shard for shard in shards if shard), 1):
+        name = f"model-{number:05}-of-{SHARDS:06}.safetensors"
+        write_shard(folder / name, held)
+        index |= dict.fromkeys((tensor[0] for tensor in held), name)
+    weights = {"metadata": {"total_size": total}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(weights, indent=2), "utf-8")
+    (folder / "config.json").write_text(json.dumps(shape.config), "utf-8")
+    return len(everything), total
+
+
+def write_shard(path: Path, held: Sequence[Tensor]) -> None:
+    """A header as safetensors writes it, and a hole of the size of its data."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, dtype, shape in held:
+        end = at + size_of((name, dtype, shape))
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (at, end)}
+        at = end
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    with path.open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        file.truncate(8 + len(raw) + at)
+
+
+def size_of(tensor: Tensor) -> int:
+    _, dtype, shape = tensor
+    return BYTES[dtype] * prod(shape)
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+CHECKPOINTS = {
+    "deepseek-v3": Shape(),
+    "a thousandth of the bytes": Shape(scale=32),
+    "half the tensors": Shape(experts=128),
+}
+
+
+def measure(root: Path, rounds: int) -> list[Result]:
+    """Every command on every checkpoint, all of them in the same rounds."""
+    bare = root / "bare.py"
+    bare.write_text(BARE, "utf-8")
+    folders = [root / str(number) for number in range(len(CHECKPOINTS))]
+    with ProcessPoolExecutor(1, get_context("spawn")) as writer:  # this process stays small: see processes.run
+        sizes = dict(zip(CHECKPOINTS, writer.map(write, CHECKPOINTS.values(), folders), strict=True))
+    commands = {}
+    for name, path in zip(CHECKPOINTS, folders, strict=True):
+        folder = str(path)
+        commands[name, "bare"] = [sys.executable, str(bare), folder]
+        commands[name, "params"] = ffn("params", folder)
+        commands[name, "params --json"] = ffn("params", folder, "--json")
+    runs = interleaved(commands, rounds, WARM_UPS)
+    for (_, command), done in runs.items():
+        if failed := next((run for run in done if run.code), None):
+            raise SystemExit(f"{command} failed with {failed.code}:\n{failed.output[-300:]}{failed.errors}")
+    return [result(name, command, done, runs[name, "bare"], sizes[name]) for (name, command), done in runs.items()]
+
+
+def result(name: str, command: str, runs: Sequence[Run], bare: Sequence[Run], size: tuple[int, int]) -> Result:
+    limit = MOST_RATIO if name == "deepseek-v3" and command != "bare" else None
+    peak = int(median(runs, "peak_bytes"))
+    cpu_ratio = ratio(runs, bare, "cpu_s")
+    passed = None if limit is None else cpu_ratio <= limit and peak <= MOST_BYTES
+    seconds = median(runs, "wall_s"), median(runs, "cpu_s")
+    return Result(
+        name, *size, command, *seconds, peak, ratio(runs, bare, "wall_s"), cpu_ratio, limit, passed, len(runs)
+    )
+
+
+def show(results: Sequence[Result]) -> None:
+    """The table, then what the time grows with."""
+    print(
+        f"{'checkpoint':<26}{'tensors':>8}{'GB':>8}  {'command':<14}"
+        f"{'wall':>7}{'CPU':>7}{'MB':>6}{'wall ×':>8}{'CPU ×':>7}"
+    )
+    for r in results:
+        verdict = "" if r.passed is None else "  pass" if r.passed else "  MISS"
+        sizes = f"{r.tensors:>8,}{r.checkpoint_bytes / 1e9:>8.1f}"
+        figures = f"{r.wall_s:>7.3f}{r.cpu_s:>7.3f}{r.peak_bytes / 1e6:>6.0f}{r.wall_ratio:>8.2f}{r.cpu_ratio:>7.2f}"
+        print(f"{r.checkpoint:<26}{sizes}  {r.command:<14}{figures}{verdict}")
+    first, *others = [r for r in results if r.command == "params"]
+    for other in others:
+        tensors, size = other.tensors / first.tensors, other.checkpoint_bytes / first.checkpoint_bytes
+        spent = other.cpu_s / first.cpu_s
+        print(f"{other.checkpoint}: {tensors:.2f} × the tensors, {size:.4f} × the bytes, {spent:.2f} × the CPU time")
+
+
+def main() -> int:
+    """Write, measure, print, save; 1 where a limit is missed."""
+    parser = argparse.ArgumentParser(description="ffn params on the headers of a large checkpoint, against json.loads.")
+    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="rounds, at least 5 [15]")
+    parser.add_argument("--dir", metavar="DIR", help="where to write the sparse checkpoints [a temporary directory]")
+    parser.add_argument("--save", metavar="FILE", help="write the results there as CSV")
+    options = parser.parse_args()
+    if options.rounds < 5:
+        parser.error("--rounds must be at least 5")
+    about = machine("typer", "rich")
+    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    print(f"{options.rounds} rounds after {WARM_UPS} warm-ups; limits {MOST_RATIO} × CPU and {MOST_BYTES / 1e6:.0f} MB")
+    root = Path(tempfile.mkdtemp(prefix="ffn-headers-", dir=options.dir))
+    try:
+        results = measure(root, options.rounds)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    show(results)
+    if options.save:
+        save(options.save, [f.name for f in fields(Result)], map(astuple, results), about)
+    return int(any(r.passed is False for r in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

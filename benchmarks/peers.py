@@ -1,0 +1,260 @@
+"""How long counting one FFN takes: `ffn params` beside other counters, and which of them count it right.
+
+What: Llama-2-7B's FFN, one SwiGLU block of 4096 × 11008 on one token: 135,266,304 parameters, as many multiply-adds
+(MACs), twice as many FLOPs. `ffn params llama-2-7b`, `ffn params 4096x11008:swiglu` and each counter in a fresh process
+that builds the block on the meta device, where the counter can (no weights are allocated), counts it as the counter's
+documentation says, and prints what it found. `bare` is a program of one Typer command that prints a rich table. The
+limits: `ffn` is at least 8 times faster, in wall time, and takes a seventh of the memory, than each of the counters.
+
+How: every round runs every command once, in random order, each process by itself (wait4). Figures are medians over
+rounds, ratios the medians of the ratios within a round to `ffn params llama-2-7b`. Two rounds before that fill caches.
+What a counter prints is kept beside the truth, in the counter's own unit.
+
+Limits: warm caches. Nearly all of a counter's time is importing torch, which is what it takes to use one.
+
+    python benchmarks/peers.py [--rounds N] [--save FILE]
+
+A counter that is not installed or does not run is named and left out. The exit code is 1 where a limit is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from common import machine, save
+from processes import Run, ffn, interleaved, median, ratio, run
+
+PARAMS = 3 * 4096 * 11008
+MACS, FLOPS = PARAMS, 2 * PARAMS
+FASTER, SMALLER = 8.0, 7.0
+WARM_UPS = 2
+
+BLOCK = """
+import json
+import torch
+from torch import nn
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, d_model=4096, d_ff=11008):
+        super().__init__()
+        self.gate_proj = nn.Linear(d_model, d_ff, bias=False)
+        self.up_proj = nn.Linear(d_model, d_ff, bias=False)
+        self.down_proj = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+with torch.device("meta"):
+    block, x = SwiGLU(), torch.empty(1, 4096)
+"""
+BARE = """
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer()
+
+
+@app.command()
+def main() -> None:
+    table = Table("name", "value")
+    table.add_row("answer", "42")
+    Console().print(table)
+
+
+app()
+"""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A counter: the package that has it, its program after BLOCK (prints [parameters, operations]), its unit."""
+
+    package: str
+    program: str
+    unit: str
+
+
+PEERS: Mapping[str, Peer] = {
+    "torchinfo": Peer(
+        "torchinfo",
+        "from torchinfo import summary\n"
+        "found = summary(block, input_data=x, device='meta', verbose=0)\n"
+        "print(json.dumps([found.total_params, found.total_mult_adds]))\n",
+        "MACs",
+    ),
+    "calflops": Peer(
+        "calflops",
+        "from calflops import calculate_flops\n"
+        "flops, macs, params = calculate_flops(\n"
+        "    block, args=[x], print_results=False, output_as_string=False, include_backPropagation=False\n"
+        ")\n"
+        "print(json.dumps([params, macs]))\n",
+        "MACs",
+    ),
+    "fvcore": Peer(
+        "fvcore",
+        "from fvcore.nn import FlopCountAnalysis, parameter_count\n"
+        "print(json.dumps([parameter_count(block)[''], FlopCountAnalysis(block, x).total()]))\n",
+        "MACs",
+    ),
+    "FlopCounterMode": Peer(
+        "torch",
+        "from torch.utils.flop_counter import FlopCounterMode\n"
+        "with FlopCounterMode(display=False) as counter:\n"
+        "    block(x)\n"
+        "print(json.dumps([sum(p.numel() for p in block.parameters()), counter.get_total_flops()]))\n",
+        "FLOPs",
+    ),
+}
+OURS = {"ffn params llama-2-7b": "llama-2-7b", "ffn params 4096x11008:swiglu": "4096x11008:swiglu"}
+FIRST, *_ = OURS
+
+
+@dataclass(frozen=True)
+class Result:
+    """One program. Ratios: its figure over that of `ffn params llama-2-7b` in the same round, medians.
+
+    `params` and `operations` are what it said, in `unit`; `right` is whether both are the truth.
+    """
+
+    program: str
+    version: str
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+    wall_ratio: float
+    cpu_ratio: float
+    peak_ratio: float
+    params: int | None
+    true_params: int | None
+    operations: int | None
+    true_operations: int | None
+    unit: str
+    right: bool | None
+    passed: bool | None
+    rounds: int
+
+
+# --- what each says ---------------------------------------------------------------------------------------------------
+
+
+def said(name: str, done: Run) -> tuple[int | None, int | None, str]:
+    """(parameters, operations, unit) in what a program wrote; None for one that counts nothing."""
+    if name in PEERS:
+        params, operations = json.loads(done.output.splitlines()[-1])
+        return int(params), int(operations), PEERS[name].unit
+    if name in OURS:
+        row = json.loads(run(ffn("params", OURS[name], "--json")).output)["rows"][0]
+        return row["ffn_params_per_layer"], row["matmul_flops_per_token"], "FLOPs"
+    return None, None, ""
+
+
+def installed(peer: Peer) -> str:
+    """The version of a counter's package; empty where it is not installed."""
+    try:
+        return version(peer.package)
+    except PackageNotFoundError:
+        return ""
+
+
+def usable(name: str, peer: Peer, command: Sequence[str]) -> bool:
+    """Whether a counter runs here; says why not."""
+    if not installed(peer):
+        print(f"{name}: {peer.package} is not installed; `make bench-peers` installs it")
+        return False
+    done = run(command)
+    if done.code or not done.output.strip():
+        last = (done.errors.strip().splitlines() or ["it printed nothing"])[-1]
+        print(f"{name} {installed(peer)} does not run here: {last[:200]}")
+        return False
+    return True
+
+
+# --- measuring and reporting ------------------------------------------------------------------------------------------
+
+
+def measure(folder: Path, rounds: int) -> list[Result]:
+    """Every program that runs, in the same rounds."""
+    commands: dict[str, list[str]] = {name: ffn("params", source) for name, source in OURS.items()}
+    commands["bare"] = written(folder / "bare.py", BARE)
+    for number, (name, peer) in enumerate(PEERS.items()):
+        command = written(folder / f"peer_{number}.py", BLOCK + peer.program)
+        if usable(name, peer, command):
+            commands[name] = command
+    runs = interleaved(commands, rounds, WARM_UPS)
+    for name, done in runs.items():
+        if failed := next((one for one in done if one.code), None):
+            raise SystemExit(f"{name} failed with {failed.code}:\n{failed.output[-300:]}{failed.errors[-2000:]}")
+    return [result(name, done, runs) for name, done in runs.items()]
+
+
+def written(path: Path, program: str) -> list[str]:
+    """The command that runs a program, which is put into `path`."""
+    path.write_text(program, "utf-8")
+    return [sys.executable, str(path)]
+
+
+def result(name: str, runs: Sequence[Run], everyone: Mapping[str, Sequence[Run]]) -> Result:
+    params, operations, unit = said(name, runs[-1])
+    truth = {"MACs": MACS, "FLOPs": FLOPS}.get(unit)
+    ratios = [ratio(runs, everyone[FIRST], figure) for figure in ("wall_s", "cpu_s", "peak_bytes")]
+    passed = None
+    if name in PEERS:  # against the slower and the larger of ours
+        pairs = [(ratio(runs, everyone[ours], "wall_s"), ratio(runs, everyone[ours], "peak_bytes")) for ours in OURS]
+        passed = all(wall >= FASTER and peak >= SMALLER for wall, peak in pairs)
+    right = None if params is None else (params, operations) == (PARAMS, truth)
+    of = installed(PEERS[name]) if name in PEERS else version("ffncli" if name in OURS else "typer")
+    seconds = median(runs, "wall_s"), median(runs, "cpu_s")
+    return Result(
+        name, of, *seconds, int(median(runs, "peak_bytes")), *ratios, params, PARAMS if params is not None else None,
+        operations, truth, unit, right, passed, len(runs),
+    )  # fmt: skip
+
+
+def show(results: Sequence[Result]) -> None:
+    """The table."""
+    print(
+        f"\n{'program':<29}{'wall':>7}{'CPU':>7}{'MB':>6}{'wall ×':>8}{'CPU ×':>7}{'MB ×':>6}"
+        f"{'parameters':>13}{'operations':>13}"
+    )
+    for r in results:
+        figures = f"{r.wall_s:>7.3f}{r.cpu_s:>7.3f}{r.peak_bytes / 1e6:>6.0f}"
+        figures += f"{r.wall_ratio:>8.1f}{r.cpu_ratio:>7.1f}{r.peak_ratio:>6.1f}"
+        counts = "" if r.params is None else f"{r.params:>13,}{r.operations:>13,} {r.unit:<5}"
+        words = "" if r.right is None else "  right" if r.right else "  WRONG"
+        verdict = "" if r.passed is None else "  pass" if r.passed else "  MISS"
+        print(f"{r.program:<29}{figures}{counts}{words}{verdict}")
+    print(f"the truth: {PARAMS:,} parameters, {MACS:,} MACs, {FLOPS:,} FLOPs")
+
+
+def main() -> int:
+    """Measure, print, save; 1 where a limit is missed."""
+    parser = argparse.ArgumentParser(description="ffn params beside other counters, on Llama-2-7B's FFN.")
+    parser.add_argument("--rounds", type=int, default=11, metavar="N", help="rounds, at least 5 [11]")
+    parser.add_argument("--save", metavar="FILE", help="write the results there as CSV")
+    options = parser.parse_args()
+    if options.rounds < 5:
+        parser.error("--rounds must be at least 5")
+    about = machine("typer", "rich", "torch")
+    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    print(f"{options.rounds} rounds after {WARM_UPS} warm-ups; limits {FASTER:g} × wall time, {SMALLER:g} × memory")
+    with tempfile.TemporaryDirectory() as folder:
+        results = measure(Path(folder), options.rounds)
+    show(results)
+    if options.save:
+        save(options.save, [f.name for f in fields(Result)], map(astuple, results), about)
+    return int(any(r.passed is False for r in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
