@@ -67,7 +67,9 @@ _DOWNS = {way.down: [w for w in WAYS if w.down == way.down] for way in WAYS}
 _LAYER = re.compile(r"(?:^|\.)(\d{1,6})\.")  # the first number between dots
 _ONLY_LAYER = re.compile(r"cross_attention()\.(?=mlp\.)")  # Perceiver's, which has no number
 _NORM = re.compile(r"(?:^|[._])(?:layer_?norm|norm\d?|ln\w*|layernorm\w*|ffn_sub_norm)(?:[._]|$)", re.IGNORECASE)
-_NOT_TEXT = re.compile(r"vis(?:ion|ual)|image|audio|speech|video|siglip|clip_model|patch(?!er\.)|codec|vq", re.IGNORECASE)
+_NOT_TEXT = re.compile(
+    r"vis(?:ion|ual)|image|audio|speech|video|siglip|clip_model|patch(?!er\.)|codec|vq", re.IGNORECASE
+)
 _NOT_FFN = re.compile(r"att(?:n|ention)|adapter", re.IGNORECASE)
 _NOT_PARAMETER = re.compile(r"lora_|_integer$|scaling_factor$|\.(?:x_min|x_max|beta|eps|tid2eid)$")
 _SHARED = re.compile(r"(?:^|\.)(?:shared_\w+|shared)\.$|_shexp$")

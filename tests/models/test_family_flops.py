@@ -7,11 +7,11 @@ each family's own config fields and not from what ffn reads of them.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from math import prod
 from typing import Any
 
@@ -22,9 +22,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.test_architectures import BUILT, CASES, _count, _model, _module
 from tests.oracles.architectures import matching
-
-DENSE = [name for name in BUILT if not any(group.spec.moe for group in _model(name).groups)]
-MOE = [name for name in BUILT if name not in DENSE]
 
 # Their FFN is no module: its projections lie among those of the attention, and each is run alone.
 _IN_THE_LAYER = (  # fc1 and fc2
@@ -40,68 +37,6 @@ _IN_TWO_MODULES = (  # intermediate and output, which also adds the residual and
 ONLY_PROJECTIONS = {*_IN_THE_LAYER, *_IN_TWO_MODULES}
 TAKES_THE_RESIDUAL = {"bloom", "mpt"}  # as a second argument
 TOKENS = 3
-
-
-# --- dense ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", DENSE)
-def test_projections_of_a_dense_layer(name: str) -> None:
-    counted = [sum(_flops(p, torch.empty(1, _into(p), device="meta")) for p in ffn.values()) for ffn in _ffns(name)]
-    assert sorted(counted) == _ours(name)
-
-
-@pytest.mark.parametrize("name", [name for name in DENSE if name not in ONLY_PROJECTIONS])
-def test_module_of_a_dense_layer(name: str) -> None:
-    counted = []
-    for ffn in _ffns(name):
-        x = torch.empty(1, TOKENS, _into(next(iter(ffn.values()))), device="meta")
-        counted.append(_flops(_module_of(name, ffn), *(x, x) if name in TAKES_THE_RESIDUAL else (x,)))
-    assert sorted(counted) == [TOKENS * flops for flops in _ours(name)]
-
-
-@pytest.mark.parametrize("name", sorted(ONLY_PROJECTIONS - {"fnet"}))  # FNet's layer has no other matrices
-def test_those_without_an_ffn_module_have_none(name: str) -> None:
-    assert any(_holds_more(name, ffn) for ffn in _ffns(name))  # MobileBERT's additional FFNs are modules
-
-
-def _ours(name: str) -> list[int | None]:
-    """What ffn says of every stored layer, in order of size."""
-    return sorted(group.matmul_flops_per_token for group in _count(name).groups for _ in group.layers)  # type: ignore[type-var]
-
-
-def _ffns(name: str) -> Iterator[Mapping[str, nn.Module]]:
-    """The projections of every FFN, by name: those whose names agree up to the last number before a word."""
-    module, found = _module(name), dict[str, dict[str, nn.Module]]()
-    for parameter, tensor in matching(module, CASES[name].ffn):
-        owner = parameter.rpartition(".")[0]
-        numbered = re.match(r".*\.\d+(?=\.[a-zA-Z])", owner)
-        layer = numbered[0] if numbered else owner.rpartition(".")[0]
-        if tensor.dim() > 1:  # a matrix
-            found.setdefault(layer, {})[owner] = module.get_submodule(owner)
-    return iter(found.values())
-
-
-def _module_of(name: str, ffn: Mapping[str, nn.Module]) -> nn.Module:
-    """The smallest module that holds all of these."""
-    return _module(name).get_submodule(".".join(os.path.commonprefix([path.split(".") for path in ffn])))
-
-
-def _holds_more(name: str, ffn: Mapping[str, nn.Module]) -> bool:
-    """Whether the smallest module around an FFN holds other matrices too: it is a whole layer."""
-    matrices = sum(p.numel() for p in _module_of(name, ffn).parameters() if p.dim() > 1)
-    return matrices > sum(p.numel() for one in ffn.values() for p in one.parameters() if p.dim() > 1)
-
-
-def _into(projection: nn.Module) -> int:
-    """The width that it reads: of a Linear, or of GPT-2's Conv1D."""
-    return int(getattr(projection, "in_features", None) or projection.nx)  # type: ignore[arg-type]
-
-
-def _flops(module: nn.Module, *inputs: torch.Tensor) -> int:
-    with FlopCounterMode(display=False) as counter:
-        module.eval()(*inputs)
-    return counter.get_total_flops()
 
 
 # --- mixtures of experts ----------------------------------------------------------------------------------------------
@@ -127,10 +62,7 @@ class Closed:
 
     def flops(self, config: Any) -> list[int]:
         """Of every layer's FFN, per token, in order of size."""
-        d, top_k = (
-            _value(config, self.d_model),
-            self.top_k if isinstance(self.top_k, int) else _value(config, self.top_k),
-        )
+        d, top_k = _value(config, self.d_model), _value(config, self.top_k)
         shared = prod(_value(config, field) for field in self.shared) if self.shared else 0
         projections = self.factor * d * (top_k * _value(config, self.width) + shared)
         routed = projections + 2 * d * _value(config, self.experts) + (2 * d if self.gate else 0)
@@ -138,7 +70,10 @@ class Closed:
         return sorted([routed] * self.layers[0] + [dense] * self.layers[1])
 
 
-def _value(config: Any, field: str) -> int:
+def _value(config: Any, field: str | int) -> int:
+    """A field, maybe of a nested config; a number that no field holds stands for itself."""
+    if isinstance(field, int):
+        return field
     for name in field.split("."):
         config = getattr(config, name)
     return int(config)
@@ -205,13 +140,81 @@ CLOSED: Mapping[str, tuple[Closed, ...]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MOE)
+@pytest.mark.parametrize("name", CLOSED)
 def test_closed_form_of_a_mixture_of_experts(name: str) -> None:
     config: Any = _module(name).config
     text = config.get_text_config()
+    assert _has_experts(name)
     assert _ours(name) == sorted(flops for stack in CLOSED[name] for flops in stack.flops(text))
 
 
-def test_closed_forms_are_of_mixtures_of_experts() -> None:
-    assert set(CLOSED) == set(MOE)
-    assert ONLY_PROJECTIONS | TAKES_THE_RESIDUAL <= set(DENSE)
+# --- dense ------------------------------------------------------------------------------------------------------------
+
+
+DENSE = [name for name in BUILT if name not in CLOSED]
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_projections_of_a_dense_layer(name: str) -> None:
+    counted = [sum(_flops(p, torch.empty(1, _into(p), device="meta")) for p in ffn.values()) for ffn in _ffns(name)]
+    assert sorted(counted) == _ours(name)
+    assert not _has_experts(name)
+
+
+@pytest.mark.parametrize("name", [name for name in DENSE if name not in ONLY_PROJECTIONS])
+def test_module_of_a_dense_layer(name: str) -> None:
+    counted = []
+    for ffn in _ffns(name):
+        x = torch.empty(1, TOKENS, _into(next(iter(ffn.values()))), device="meta")
+        counted.append(_flops(_module_of(name, ffn), *(x, x) if name in TAKES_THE_RESIDUAL else (x,)))
+    assert sorted(counted) == [TOKENS * flops for flops in _ours(name)]
+
+
+@pytest.mark.parametrize("name", sorted(ONLY_PROJECTIONS - {"fnet"}))  # FNet's layer has no other matrices
+def test_those_without_an_ffn_module_have_none(name: str) -> None:
+    assert any(_holds_more(name, ffn) for ffn in _ffns(name))  # MobileBERT's additional FFNs are modules
+
+
+def _ours(name: str) -> list[int | None]:
+    """What ffn says of every stored layer, in order of size."""
+    return sorted(group.matmul_flops_per_token for group in _count(name).groups for _ in group.layers)  # type: ignore[type-var]
+
+
+def _has_experts(name: str) -> bool:
+    return any(group.spec.moe for group in _model(name).groups)
+
+
+def _ffns(name: str) -> Iterator[Mapping[str, nn.Module]]:
+    """The projections of every FFN, by name: those whose names agree up to the last number before a word."""
+    module, found = _module(name), dict[str, dict[str, nn.Module]]()
+    for parameter, tensor in matching(module, CASES[name].ffn):
+        owner = parameter.rpartition(".")[0]
+        numbered = re.match(r".*\.\d+(?=\.[a-zA-Z])", owner)
+        layer = numbered[0] if numbered else owner.rpartition(".")[0]
+        if tensor.dim() > 1:  # a matrix
+            found.setdefault(layer, {})[owner] = module.get_submodule(owner)
+    return iter(found.values())
+
+
+def _module_of(name: str, ffn: Mapping[str, nn.Module]) -> nn.Module:
+    """The smallest module that holds all of these."""
+    levels = zip(*(path.split(".") for path in ffn), strict=False)
+    shared = takewhile(lambda names: len(set(names)) == 1, levels)
+    return _module(name).get_submodule(".".join(names[0] for names in shared))
+
+
+def _holds_more(name: str, ffn: Mapping[str, nn.Module]) -> bool:
+    """Whether the smallest module around an FFN holds other matrices too: it is a whole layer."""
+    matrices = sum(p.numel() for p in _module_of(name, ffn).parameters() if p.dim() > 1)
+    return matrices > sum(p.numel() for one in ffn.values() for p in one.parameters() if p.dim() > 1)
+
+
+def _into(projection: nn.Module) -> int:
+    """The width that it reads: of a Linear, or of GPT-2's Conv1D."""
+    return int(getattr(projection, "in_features", None) or projection.nx)  # type: ignore[arg-type]
+
+
+def _flops(module: nn.Module, *inputs: torch.Tensor) -> int:
+    with FlopCounterMode(display=False) as counter:
+        module.eval()(*inputs)
+    return counter.get_total_flops()
