@@ -20,11 +20,12 @@ _SEEN: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
     "bias": (lambda s: s.bias, "bias"),
     "experts": (lambda s: s.moe.experts if s.moe else 0, "experts"),
     "shared_d_ff": (lambda s: s.shared_width, "shared_d_ff"),
+    "latent": (lambda s: (s.moe.latent or 0) if s.moe else 0, "latent"),
     "router_bias": (lambda s: bool(s.moe and s.moe.router_bias), "router_bias"),
     "correction": (lambda s: bool(s.moe and s.moe.correction), "correction"),
     "shared_gate": (lambda s: bool(s.moe and s.moe.shared_gate), "shared_gate"),
 }
-_OF_MOE = ("experts", "shared_d_ff", "router_bias", "correction", "shared_gate")
+_OF_MOE = ("experts", "shared_d_ff", "latent", "router_bias", "correction", "shared_gate")
 _BY_TENSORS = ("gated", "bias")  # what the tensors decide; any other difference leaves no block that could run
 _IN_ALL = "parameters per layer"  # what differs where no width does
 _CALLED = {"low": "L_module", "high": "H_module"}  # stacks whose tensors have another name (HRM)

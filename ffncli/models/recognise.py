@@ -78,6 +78,7 @@ _BESIDE = re.compile(
 )  # beside their experts
 _ROUTER = re.compile(r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate|classifier))?\.weight$")
 _SHARED_GATE = re.compile(r"shared_expert_gate\.weight$|ffn_gate_inp_shexp\.weight$")
+_LATENT = re.compile(r"(?:^|\.)fc[12]_latent_proj\.weight$")  # around Nemotron-H's experts, the narrow side first
 _CORRECTION = re.compile(r"correction_bias$|expert_bias$|exp_probs_b\.bias$")
 
 
@@ -101,6 +102,7 @@ class Found:
 
     `gated` is None where a file that would show it is not here; `whole` False where any tensor's is not. `params` are
     all numbers of the FFN without norms, `bytes` what they take in the file. `tensor` decided gatedness.
+    `latent` is the narrower width that its experts read and write, 0 where that is d_model.
     `loose` names tensors inside the FFN that fit no role and are counted all the same.
     """
 
@@ -120,6 +122,7 @@ class Found:
     loose: tuple[str, ...]
     fused: bool
     whole: bool
+    latent: int = 0
 
 
 Layers = Mapping[str, Mapping[int, tuple[Found, ...]]]  # prefix → layer → its FFNs
@@ -247,6 +250,10 @@ def _found(
     members = _members(held, p, shared, moe)
     matrices = {q.name(leaf) for q in (p, *shared) for leaf in q.way.names}
     others = set(members) - matrices - {_bias(q, leaf) for q in (p, *shared) for leaf in q.way.names}
+    around = sorted(filter(_LATENT.search, others))
+    latent = _matrix(held[around[0]]) if around else None
+    if around:  # d_model as seen so far is theirs
+        d_model = latent[1] if latent else hint
     known = {name for name in others if _ROUTER.search(name) or _SHARED_GATE.search(name) or _CORRECTION.search(name)}
     biases = {name for name in others - known if name.removesuffix("bias") + "weight" in known}
     return Found(
@@ -263,9 +270,10 @@ def _found(
         params=sum(item.params * item.count for item in members.values()),
         bytes=sum(item.bytes * item.count for item in members.values()),
         formats=tuple(dict.fromkeys(members[name].format for name in matrices)),
-        loose=tuple(sorted(others - known - biases)),
+        loose=tuple(sorted(others - known - biases - set(around))),
         fused=fused,
         whole=all(item.params for item in members.values()),
+        latent=latent[0] if latent else 0,
     )
 
 

@@ -48,6 +48,7 @@ class Closed:
 
     `shared` are factors of the shared experts' width, `gate` says that they have a sigmoid gate. `layers` are how many
     of the tiny model's FFNs have experts and how many are dense. `factor`: 2 FLOPs for each of 3 matrices, or of 2.
+    `latent` is the width that the experts read and write where one projection leads there and one back.
     """
 
     experts: str = "num_experts"
@@ -59,13 +60,16 @@ class Closed:
     layers: tuple[int, int] = (4, 0)
     factor: int = 6
     d_model: str = "hidden_size"
+    latent: str = ""
 
     def flops(self, config: Any) -> list[int]:
         """Of every layer's FFN, per token, in order of size."""
         d, top_k = _value(config, self.d_model), _value(config, self.top_k)
         shared = prod(_value(config, field) for field in self.shared) if self.shared else 0
-        projections = self.factor * d * (top_k * _value(config, self.width) + shared)
-        routed = projections + 2 * d * _value(config, self.experts) + (2 * d if self.gate else 0)
+        inner = _value(config, self.latent) if self.latent else d
+        projections = self.factor * (inner * top_k * _value(config, self.width) + d * shared)
+        around = 2 * d * _value(config, self.experts) + (2 * d if self.gate else 0)
+        routed = projections + around + (4 * d * inner if self.latent else 0)
         dense = self.factor * d * _value(config, self.dense) if self.layers[1] else 0
         return sorted([routed] * self.layers[0] + [dense] * self.layers[1])
 
@@ -133,7 +137,7 @@ CLOSED: Mapping[str, tuple[Closed, ...]] = {
     "longcat_flash": (
         Closed(_ROUTED, "moe_topk", "expert_ffn_hidden_size", dense="ffn_hidden_size", layers=(2, 4)),
     ),
-    "nemotron_h": (replace(_NEMOTRON, layers=(2, 1)),),
+    "nemotron_h": (replace(_NEMOTRON, layers=(2, 1), latent="moe_latent_size"),),
     "nemo_speechlm": (replace(_NEMOTRON, layers=(1, 1)),),
     "switch_transformers": (replace(_SWITCH, layers=(2, 2)), replace(_SWITCH, layers=(1, 2))),
     "nllb-moe": (_NLLB, replace(_NLLB, width="decoder_ffn_dim", dense="decoder_ffn_dim", layers=(1, 2))),
