@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers facts clean
+.PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers facts architectures clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -60,6 +60,9 @@ bench-headers: $(VENV)/.installed-test
 
 bench-peers: $(VENV)/.installed-peers
 	@$(BIN)/python benchmarks/peers.py $(ARGS)
+
+architectures: $(VENV)/.installed-test
+	@$(BIN)/python -m benchmarks.architectures --save benchmarks/results/architectures.csv $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -34,6 +34,7 @@ WAYS: Sequence[Way] = (
     Way("wi_1", "wo", "wi_0"),  # T5 v1.1
     Way("w_in.w_1", "w_out", "w_in.w_0"),  # CPM-Ant
     Way("fc11", "fc2", "fc12"),  # Nomic BERT
+    Way("proj_up", "proj_down", "proj_up_gate"),  # xLSTM
     Way("ffn_up", "ffn_down", "ffn_gate"),  # GGUF
     Way("ffn_up_exps", "ffn_down_exps", "ffn_gate_exps"),
     Way("ffn_up_shexp", "ffn_down_shexp", "ffn_gate_shexp"),
@@ -64,8 +65,11 @@ WAYS: Sequence[Way] = (
 )
 _DOWNS = {way.down: [w for w in WAYS if w.down == way.down] for way in WAYS}
 _LAYER = re.compile(r"(?:^|\.)(\d{1,6})\.")  # the first number between dots
+_ONLY_LAYER = re.compile(r"cross_attention()\.(?=mlp\.)")  # Perceiver's, which has no number
 _NORM = re.compile(r"(?:^|[._])(?:layer_?norm|norm\d?|ln\w*|layernorm\w*|ffn_sub_norm)(?:[._]|$)", re.IGNORECASE)
-_NOT_TEXT = re.compile(r"vis(?:ion|ual)|image|audio|speech|video|siglip|clip_model|patch|codec|vq", re.IGNORECASE)
+_NOT_TEXT = re.compile(
+    r"vis(?:ion|ual)|image|audio|speech|video|siglip|clip_model|patch(?!er\.)|codec|vq", re.IGNORECASE
+)
 _NOT_FFN = re.compile(r"att(?:n|ention)|adapter", re.IGNORECASE)
 _NOT_PARAMETER = re.compile(r"lora_|_integer$|scaling_factor$|\.(?:x_min|x_max|beta|eps|tid2eid)$")
 _SHARED = re.compile(r"(?:^|\.)(?:shared_\w+|shared)\.$|_shexp$")
@@ -74,6 +78,7 @@ _BESIDE = re.compile(
 )  # beside their experts
 _ROUTER = re.compile(r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate|classifier))?\.weight$")
 _SHARED_GATE = re.compile(r"shared_expert_gate\.weight$|ffn_gate_inp_shexp\.weight$")
+_LATENT = re.compile(r"(?:^|\.)fc[12]_latent_proj\.weight$")  # around Nemotron-H's experts, the narrow side first
 _CORRECTION = re.compile(r"correction_bias$|expert_bias$|exp_probs_b\.bias$")
 
 
@@ -98,6 +103,7 @@ class Found:
 
     `gated` is None where a file that would show it is not here; `whole` False where any tensor's is not. `params` are
     all numbers of the FFN without norms, `bytes` what they take in the file. `tensor` decided gatedness.
+    `latent` is the narrower width that its experts read and write, 0 where that is d_model.
     `loose` names tensors inside the FFN that fit no role and are counted all the same.
     """
 
@@ -117,6 +123,7 @@ class Found:
     loose: tuple[str, ...]
     fused: bool
     whole: bool
+    latent: int = 0
 
 
 Layers = Mapping[str, Mapping[int, tuple[Found, ...]]]  # prefix → layer → its FFNs
@@ -129,11 +136,12 @@ def recognise(items: Mapping[str, Item], d_model: int | None = None) -> Layers:
     """
     layers: dict[str, dict[int, dict[str, Item]]] = {}
     for name, item in items.items():
-        if (match := _LAYER.search(name)) and not _NOT_PARAMETER.search(name):
+        if (match := _LAYER.search(name) or _ONLY_LAYER.search(name)) and not _NOT_PARAMETER.search(name):
             rest = name[match.end() :].replace(".base_layer.", ".")
             if _NOT_FFN.search(rest) and not _NORM.search(rest):
                 continue
-            layers.setdefault(name[: match.start()], {}).setdefault(int(match[1]), {})[rest] = item
+            prefix = name[: match.start(1)].removesuffix(".")
+            layers.setdefault(prefix, {}).setdefault(int(match[1] or 0), {})[rest] = item
     known: dict[tuple[tuple[str, Item], ...], tuple[Found, ...]] = {}
     out: dict[str, dict[int, tuple[Found, ...]]] = {}
     for prefix, numbered in layers.items():
@@ -143,8 +151,17 @@ def recognise(items: Mapping[str, Item], d_model: int | None = None) -> Layers:
                 known[signature] = tuple(_ffns(held, d_model))
             if known[signature]:
                 out.setdefault(prefix, {})[layer] = known[signature]
-    text = {prefix: found for prefix, found in out.items() if not _NOT_TEXT.search(prefix)}
-    return text or out
+    text = _text(out)
+    return {prefix: found for prefix, found in out.items() if prefix in text}
+
+
+def _text(prefixes: Iterable[str]) -> set[str]:
+    """Those of a text model: what is called so, else whatever is not called otherwise, else all."""
+    every = set(prefixes)
+    text = {p for p in every if "language_model" in p} or {p for p in every if not _NOT_TEXT.search(p)}
+    if any(p.startswith("decoder.") for p in text):  # MusicGen's text encoder conditions a decoder of audio tokens
+        text = {p for p in text if not p.startswith("text_encoder.")}
+    return text or every
 
 
 def looked_for() -> str:
@@ -184,6 +201,8 @@ def _ffns(held: Mapping[str, Item], d_model: int | None) -> Iterator[Found]:
 def _projections(held: Mapping[str, Item]) -> Iterator[_Projections]:
     """The best way (with most matrices) at every place that has a down projection."""
     for name in held:
+        if _NORM.search(name):  # a norm whose scale a small MLP makes (Voxtral)
+            continue
         suffix = ".weight" if name.endswith(".weight") else ""
         stem = name.removesuffix(suffix) if suffix else name
         for down, ways in _DOWNS.items():
@@ -233,6 +252,10 @@ def _found(
     members = _members(held, p, shared, moe)
     matrices = {q.name(leaf) for q in (p, *shared) for leaf in q.way.names}
     others = set(members) - matrices - {_bias(q, leaf) for q in (p, *shared) for leaf in q.way.names}
+    around = sorted(filter(_LATENT.search, others))
+    latent = _matrix(held[around[0]]) if around else None
+    if around:  # d_model as seen so far is theirs
+        d_model = latent[1] if latent else hint
     known = {name for name in others if _ROUTER.search(name) or _SHARED_GATE.search(name) or _CORRECTION.search(name)}
     biases = {name for name in others - known if name.removesuffix("bias") + "weight" in known}
     return Found(
@@ -249,9 +272,10 @@ def _found(
         params=sum(item.params * item.count for item in members.values()),
         bytes=sum(item.bytes for item in members.values()),
         formats=tuple(dict.fromkeys(members[name].format for name in matrices)),
-        loose=tuple(sorted(others - known - biases)),
+        loose=tuple(sorted(others - known - biases - set(around))),
         fused=fused,
         whole=all(item.params for item in members.values()),
+        latent=latent[0] if latent else 0,
     )
 
 

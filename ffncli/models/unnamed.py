@@ -145,6 +145,7 @@ def _spec(found: Found, said: Said, where: str) -> FFNSpec:
             shared_gate=found.shared_gate,
             router_bias=found.router_bias,
             correction=found.correction,
+            latent=found.latent or None,
         )
     return FFNSpec(found.d_model, found.d_ff, said.activation or "silu", bool(found.gated), found.bias, moe=moe)
 
