@@ -71,6 +71,7 @@ def keys(value: object) -> set[str]:
         ["params", "deepseek-v3", "--json", "--tp", "8", "--ridge", "100"],
         ["models", "--json"],
         ["params", "gpt2", "--sweep", "d_ff=1x,2x", "--json"],
+        ["params", "gpt2", "--iso-params", "--json"],
         ["trace", "8x16:swiglu", "--experts", "4", "--json"],
     ],
 )
