@@ -207,6 +207,7 @@ ODD: dict[str, tuple[bytes, bool]] = {
     "a size of true": (text_of(shape="[true,2]"), False),
     "an offset of false": (text_of(data_offsets="[false,8]"), False),
     "sizes in an object": (text_of(shape='{"2":2}'), False),
+    "no sizes in an object": (text_of(dtype='"F64"', shape="{}"), False),
     "offsets in an object": (text_of(data_offsets='{"0":0,"8":8}'), False),
     "sizes in a string": (text_of(shape='"2"'), False),
     "offsets in a string": (text_of(data_offsets='"08"'), False),
