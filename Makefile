@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers clean
+.PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers facts architectures clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -52,11 +52,17 @@ bench-startup: $(VENV)/.installed-test
 bench-memory: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/memory.py $(ARGS)
 
+facts: $(VENV)/.installed
+	@$(BIN)/ffn params --all --format json -o facts.json --force
+
 bench-headers: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/headers.py $(ARGS)
 
 bench-peers: $(VENV)/.installed-peers
 	@$(BIN)/python benchmarks/peers.py $(ARGS)
+
+architectures: $(VENV)/.installed-test
+	@$(BIN)/python -m benchmarks.architectures --save benchmarks/results/architectures.csv $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from hypothesis import settings
 for name in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "COLUMNS", "NO_COLOR", "PYTHONUNBUFFERED"):
     os.environ.pop(name, None)
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"  # should anything ask all the same: nobody listens there
+os.environ["HF_HOME"] = os.path.join(tempfile.gettempdir(), "ffn-tests-without-a-hub")
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 settings.register_profile("ffn", derandomize=True, deadline=None, print_blob=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_every_command_is_in_readme_help_and_json_doc(call, name):
 def test_readme_examples_run(call):
     for block in re.findall(r"```console\n(.*?)```", README, re.S):
         for line in re.findall(r"^\$ ffn (.*?)(?:\s+#.*)?$", block, re.M):
-            assert call(*line.split())[0] == 0, line
+            assert call(*shlex.split(line))[0] == 0, line
     assert "4,722,432" in call("params", "--d-model", "768", "--d-ff", "3072", "--activation", "gelu", "--bias")[1]
 
 
@@ -66,7 +67,12 @@ def keys(value: object) -> set[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["params", "deepseek-v3", "--json"], ["models", "--json"], ["trace", "8x16:swiglu", "--experts", "4", "--json"]],
+    [
+        ["params", "deepseek-v3", "--json", "--tp", "8", "--ridge", "100"],
+        ["models", "--json"],
+        ["params", "gpt2", "--sweep", "d_ff=1x,2x", "--json"],
+        ["trace", "8x16:swiglu", "--experts", "4", "--json"],
+    ],
 )
 def test_every_json_key_is_described(call, arguments):
     found = json.loads(call(*arguments)[1])
@@ -95,6 +101,15 @@ def test_the_contract_of_params(call):
         layers = sum(len(g["layers"]) * g["ffn_params_per_layer"] for g in row["groups"])
         assert layers == row["ffn_params_total"]
     assert row["layers"] is None
+
+
+def test_facts_are_what_is_counted(call):
+    """facts.json is committed, so that others can test their counters against it."""
+    code, out, _ = call("params", "--all", "--format", "json")
+    assert code == 0
+    assert (ROOT / "facts.json").read_text("utf-8") == out, "make facts writes it anew"
+    assert [row["name"] for row in json.loads(out)["rows"]] == catalog.names()
+    assert all(row["citation"] and row["matmul_flops_per_token"] for row in json.loads(out)["rows"])
 
 
 def test_the_contract_of_models(call):

@@ -28,7 +28,9 @@ class MoE:
     `shared_d_ff` is the width of all shared experts together (None: shared_experts × d_ff); `shared_gate` multiplies
     them by a sigmoid of one logit per token (Qwen2-MoE), `shared_scale` by a number (Cohere 2 takes the mean).
     `shared_clamp` False: the block's clamp is for the routed experts alone. `identity_experts` are routed to like
-    others and return the token as it is (LongCat-Flash); what is active is counted as if no token went there.
+    others and return the token as it is (LongCat-Flash); what is active is counted as if no token went there. `latent`
+    is the width of a narrower space in which the routed experts work, one projection leads there and one back
+    (Nemotron-H).
     """
 
     experts: int
@@ -50,6 +52,7 @@ class MoE:
     score_dtype: ScoreDType = "fp32"
     weigh: Weigh = "output"
     identity_experts: int = 0
+    latent: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ class FFNSpec:
     `activation` may be any known spelling and is stored canonically; `swiglu` and its kin also set `gated`. `bias` is
     None for the default: biases iff not gated. `clamp` and `up_plus` are gpt-oss's limits: gate ≤ clamp,
     |up| ≤ clamp, then up + up_plus. A parallel block adds `attention`, a second input, to its residual;
-    `shared_norm` says that its norm is also the attention's. Raises FFNError for values that cannot be a block.
+    `shared_norm` says that its norm is also the attention's. `down_bias` is the down projection's where it differs
+    from the others' (GTE). `gate_scale` multiplies the gate before its activation (Falcon-H1). Raises FFNError for
+    values that cannot be a block.
     """
 
     d_model: int
@@ -80,6 +85,8 @@ class FFNSpec:
     sub_norm: bool = False
     clamp: float | None = None
     up_plus: float = 0.0
+    down_bias: bool | None = None
+    gate_scale: float = 1.0
     moe: MoE | None = None
 
     def __post_init__(self) -> None:
@@ -109,6 +116,7 @@ class FFNSpec:
             raise FFNError(f"clamp must be positive, got {shown(self.clamp)}")
         _number("residual_scale", self.residual_scale)
         _number("up_plus", self.up_plus)
+        _number("gate_scale", self.gate_scale)
         if self.moe:
             check_moe(self.moe)
 
@@ -160,6 +168,8 @@ def check_moe(moe: MoE) -> None:
         raise FFNError(f"identity_experts must be a whole number from 0, got {shown(moe.identity_experts)}")
     if moe.identity_experts and moe.groups > 1:
         raise FFNError(f"identity_experts = {moe.identity_experts}: experts in groups cannot have them")
+    if moe.latent is not None:
+        size("latent", moe.latent)
     if moe.shared_d_ff is not None:
         size("shared_d_ff", moe.shared_d_ff)
     if moe.groups < 1 or moe.experts % moe.groups:
@@ -181,12 +191,16 @@ def steps(spec: FFNSpec) -> tuple[Step, ...]:
 def ffn(spec: FFNSpec, x: str, d_model: Axis, d_ff: int | None = None, prefix: str = "") -> list[Step]:
     """Up (and gate), activation, down, as a plain or gated block reads; every output under `prefix`."""
     wide = Axis("d_ff", d_ff or spec.d_ff)
-    rise, fall = Linear(d_model, wide, bool(spec.bias)), Linear(wide, d_model, bool(spec.bias))
+    rise = Linear(d_model, wide, bool(spec.bias))
+    fall = Linear(wide, d_model, bool(spec.bias if spec.down_bias is None else spec.down_bias))
     act = Activation(spec.activation, high=spec.clamp)
     if spec.gated:
         lift = Activation("identity", _negative(spec.clamp), spec.clamp, spec.up_plus)
         raised = "lift" if spec.clamp is not None or spec.up_plus else "up"
-        body = [Step("gate", rise, (x,)), Step("up", rise, (x,)), Step("act", act, ("gate",))]
+        driven = "gate" if spec.gate_scale == 1 else "gate_scaled"
+        body = [Step("gate", rise, (x,)), Step("up", rise, (x,))]
+        body += [Step(driven, Add(spec.gate_scale), ("gate",))] if driven != "gate" else []
+        body += [Step("act", act, (driven,))]
         body += [Step("lift", lift, ("up",))] if raised == "lift" else []
         body += [Step("hidden", Multiply(), ("act", raised))]
     else:
@@ -207,13 +221,15 @@ def _moe(spec: FFNSpec, x: str) -> list[Step]:
         routed, moe.top_k, moe.score, moe.order, moe.renormalise, moe.scale, moe.groups, moe.top_groups,
         moe.group_best, moe.correction, moe.score_dtype,
     )  # fmt: skip
-    body = [
-        Step("router", Linear(d_model, routed, moe.router_bias), (x,)),
-        Step("route", route, ("router",)),
-        Step(
-            "experts", Experts(tuple(ffn(spec, "x", d_model)), experts, moe.weigh, moe.identity_experts), (x, "route")
-        ),
-    ]
+    inner = Axis("latent", moe.latent) if moe.latent else d_model
+    mix = Experts(tuple(ffn(spec, "x", inner)), experts, moe.weigh, moe.identity_experts)
+    body = [Step("router", Linear(d_model, routed, moe.router_bias), (x,)), Step("route", route, ("router",))]
+    if moe.latent:
+        body += [Step("latent", Linear(d_model, inner), (x,)), Step("experts", mix, ("latent", "route"))]
+        body.append(Step("widened", Linear(inner, d_model), ("experts",)))
+    else:
+        body.append(Step("experts", mix, (x, "route")))
+    mixed = body[-1].output
     if not moe.shared_experts:
         return body
     body += ffn(spec if moe.shared_clamp else replace(spec, clamp=None), x, d_model, spec.shared_width, "shared.")
@@ -223,7 +239,7 @@ def _moe(spec: FFNSpec, x: str) -> list[Step]:
         body.append(Step("shared_score", Activation("sigmoid"), ("shared_gate",)))
         body.append(Step("shared", Multiply(), ("shared_score", "shared.down")))
         beside = "shared"
-    return [*body, Step("moe", Add(moe.shared_scale), ("experts", beside))]
+    return [*body, Step("moe", Add(moe.shared_scale), (mixed, beside))]
 
 
 def _closing(spec: FFNSpec, d_model: Axis, last: str) -> list[Step]:

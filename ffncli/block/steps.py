@@ -123,7 +123,7 @@ class Multiply(Op):
 
 @dataclass(frozen=True)
 class Add(Op):
-    """Sum of all inputs; the last one times `scale` (Granite's residual multiplier)."""
+    """Sum of all inputs; the last one times `scale` (Granite's residual multiplier). One input alone is scaled."""
 
     scale: float = 1.0
 
@@ -339,7 +339,7 @@ def ffn_span(steps: Sequence[Step]) -> tuple[str, str]:
     """
     first = next(s for s in steps if isinstance(s.op, Linear))
     names = {s.output for s in steps}
-    output = next((n for n in ("logits", "moe", "experts") if n in names), "down")
+    output = next((n for n in ("logits", "moe", "widened", "experts") if n in names), "down")
     reduced = next((s.output for s in steps if isinstance(s.op, AllReduce) and s.inputs == (output,)), output)
     return first.inputs[0], reduced
 

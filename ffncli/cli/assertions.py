@@ -27,10 +27,9 @@ class Assertion:
     value: Any
 
     def holds(self, row: Mapping[str, Any]) -> bool:
-        """Whether it holds for a row. Raises FFNError for a comparison of two kinds that have no order."""
+        """Whether it holds for a row. Raises FFNError for an order that the row's value does not have."""
         found = row[self.key]
-        ordered = _is_number(found) and _is_number(self.value)
-        if self.operator not in ("==", "!=") and not ordered:
+        if self.operator not in ("==", "!=") and not _is_number(found):
             raise FFNError(
                 f"--assert {shown(self.text)}: {self.key} is {shown(found)}, which has no order to compare by"
             )
@@ -63,7 +62,10 @@ def _parse(text: str, keys: Sequence[str]) -> Assertion:
     if match[1] not in keys:
         hint = did_you_mean(match[1], list(keys), "any key of the row with one value will do; --json shows them")
         raise FFNError(f"--assert {shown(text)}: no key {shown(match[1])}", hint)
-    return Assertion(text, match[1], match[2], _value(match[3]))
+    value = _value(match[3])
+    if match[2] not in ("==", "!=") and not _is_number(value):
+        raise FFNError(f"--assert {shown(text)}: {shown(value)} is no number to compare by {match[2]}")
+    return Assertion(text, match[1], match[2], value)
 
 
 def _value(text: str) -> Any:

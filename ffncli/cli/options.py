@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from functools import partial, wraps
+from math import inf
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -55,6 +56,21 @@ def probability(option: str) -> Callable[[str], float]:
             value = -1.0
         if not 0 <= value < 1:
             raise FFNError(f"{option} must be at least 0 and below 1, got {shown(text)}")
+        return value
+
+    return parse
+
+
+def above_zero(option: str) -> Callable[[str], float]:
+    """A parser for a finite number above 0."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0 < value < inf:
+            raise FFNError(f"{option} must be a number above 0, got {shown(text)}")
         return value
 
     return parse

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +11,7 @@ from ffncli.block import dtypes, storage, traffic
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.dtypes import DType
 from ffncli.cli import assertions
-from ffncli.cli.options import DimensionOptions, OutputOptions, TokenListOptions, positive, spread
+from ffncli.cli.options import DimensionOptions, OutputOptions, TokenListOptions, above_zero, positive, spread
 from ffncli.cli.params_tables import parts_of, sweep_table
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models import catalog
@@ -65,7 +65,10 @@ def command(
         ),
     ] = None,
     ridge: Annotated[
-        float | None, typer.Option("--ridge", metavar="X", help="From how many tokens on: X FLOPs per byte.")
+        float | None,
+        typer.Option(
+            "--ridge", metavar="X", parser=above_zero("--ridge"), help="From how many tokens on: X FLOPs per byte."
+        ),
     ] = None,
     dtype: Annotated[
         str | None,
@@ -87,7 +90,9 @@ def command(
     conditions = assertions.parse(asserted or [], KEYS)
     numbers = tokens.numbers()
     if sweep:
-        _refuse_beside_sweep(sources, everything, iso_params, tp, ridge)
+        _refuse_beside_sweep(sources, everything, iso_params or multiple_of is not None, tp, ridge)
+        if len(numbers) > 1:
+            raise FFNError("--sweep takes one number of --tokens", "to vary them: --sweep tokens=1,32,512")
         answer = _swept(sources[0] if sources else None, said, sweep, dtype, numbers)
         output.show(answer)
         assertions.check(conditions, answer.body["rows"])
@@ -104,27 +109,70 @@ def answer_for(
     models: list[Model], dtype: str | None = None, weights: DType | None = None, tokens: tuple[int, ...] = (),
     ranks: int | None = None, ridge: float | None = None,
 ) -> Answer:  # fmt: skip
-    """The records as JSON rows, CSV rows and tables. Costs, splits and ridges are there where they were asked for."""
-    counts, rows, conventions = [], [], _CONVENTIONS
-    if ranks:
-        from ffncli.models import tensor_parallel
+    """The records as JSON rows, CSV rows and tables. CSV has a row for each number of tokens."""
+    found = [_costed(model, dtype, weights, tokens or (1,), ranks, ridge) for model in models]
+    rows = [row.json(ridge is not None) for row in found]
+    costs = [row.costs for row in found] if tokens or ranks else []
+    splits = [row.split for row in found if row.split]
+    parts = parts_of([row.count for row in found], costs, splits, ridge, [row.ridge_tokens for row in found])
+    return Answer(
+        "params", {"rows": rows}, _flat([line for row in found for line in row.csv(dtype)]), parts, _CONVENTIONS
+    )
 
-        conventions = {**_CONVENTIONS, **tensor_parallel.CONVENTIONS}
-    costs: list[tuple[TokenCost, ...]] = []
-    splits: list[Split | None] = []
-    ridges: list[int | None] = []
-    for model in models:
-        row = weights or dtypes.find_storage(model.dtype or "fp32") or dtypes.dtype("bf16")
-        counts.append(count(model, dtype, tokens[0] if tokens else 1))
-        splits.append(tensor_parallel.split(model, ranks, row, tokens[0] if tokens else 1) if ranks else None)
-        costs.append(token_costs(model, row, tokens or (1,), ranks or 1))
-        ridges.append(ridge_tokens(model, row, ridge, ranks or 1) if ridge is not None else None)
-        more: dict[str, Any] = {"costs": [asdict(cost) for cost in costs[-1]]}
-        more |= {"tensor_parallel": asdict(splits[-1])} if splits[-1] else {}
-        more |= {"ridge_tokens": ridges[-1]} if ridge is not None else {}
-        rows.append({**asdict(counts[-1]), **more})
-    parts = parts_of(counts, costs if tokens or ranks else [], [s for s in splits if s], ridge, ridges)
-    return Answer("params", {"rows": rows}, _flat(counts), parts, conventions)
+
+@dataclass(frozen=True)
+class _Costed:
+    """One source with what was asked for beside its counts; no costs where nothing says how many experts work."""
+
+    model: Model
+    count: ModelCount
+    costs: tuple[TokenCost, ...]
+    split: Split | None
+    ridge_tokens: int | None
+
+    def json(self, ridge: bool) -> dict[str, Any]:
+        """The row: counts, costs for each number of tokens, the split and the ridge where they were asked for."""
+        more: dict[str, Any] = {"costs": [asdict(cost) for cost in self.costs]}
+        more |= {"tensor_parallel": asdict(self.split)} if self.split else {}
+        more |= {"ridge_tokens": self.ridge_tokens} if ridge else {}
+        return {**asdict(self.count), **more}
+
+    def csv(self, dtype: str | None) -> list[dict[str, Any]]:
+        """The rows, one for each number of tokens."""
+        split = {name: getattr(self.split, name) for name in _OF_SPLIT} if self.split else {}
+        out = []
+        for cost in self.costs or (None,):
+            again = cost is not None and cost.tokens != self.count.tokens
+            counted = count(self.model, dtype, cost.tokens) if cost and again else self.count
+            out.append({**_plain(counted), **{name: getattr(cost, name, None) for name in _OF_COST}, **split})
+        return out
+
+
+_OF_COST = (
+    "experts_touched", "weight_bytes_read", "activation_bytes", "activation_bytes_fused", "flops_per_byte",
+    "flops_per_byte_fused",
+)  # fmt: skip
+_OF_SPLIT = (
+    "ranks", "rank_0_params_total", "other_rank_params_total", "rank_0_weight_bytes_total",
+    "other_rank_weight_bytes_total", "ring_all_reduce_bytes_per_token", "all_gather_bytes_per_token",
+)  # fmt: skip
+
+
+def _costed(
+    model: Model, dtype: str | None, weights: DType | None, tokens: tuple[int, ...], ranks: int | None,
+    ridge: float | None,
+) -> _Costed:  # fmt: skip
+    # what a packed format of a file moves per weight is not modelled: bf16 stands for it, and the table says so
+    row = weights or dtypes.find_storage(model.dtype or "fp32") or dtypes.dtype("bf16")
+    known = "top_k" not in model.unknown  # else nothing says how many experts work
+    over = split(model, ranks, row, tokens[0]) if ranks else None  # first: it says which numbers of ranks would do
+    return _Costed(
+        model,
+        count(model, dtype, tokens[0]),
+        token_costs(model, row, tokens, ranks or 1) if known else (),
+        over,
+        ridge_tokens(model, row, ridge, ranks or 1) if known and ridge is not None else None,
+    )
 
 
 def _models(
@@ -183,12 +231,14 @@ def _swept(
     ]
     rows = [{"sweep": dict(point.values), **asdict(c)} for point, c in found]
     names = [name for name, _ in found[0][0].values]
-    flat = _flat([c for _, c in found])
-    swept_rows = [(*(text for _, text in point.values), *row) for (point, _), row in zip(found, flat.rows, strict=True)]
-    table = Table((*(f"sweep_{name}" for name in names), *flat.columns), swept_rows)
-    return Answer("params", {"rows": rows}, table, [sweep_table(names, found)], _CONVENTIONS)
+    lines = [{**{f"sweep_{name}": text for name, text in point.values}, **_plain(c)} for point, c in found]
+    return Answer("params", {"rows": rows}, _flat(lines), [sweep_table(names, found)], _CONVENTIONS)
 
 
-def _flat(counts: list[ModelCount]) -> Table:
-    names = [f.name for f in fields(ModelCount) if f.name != "groups"]
-    return Table(tuple(names), [tuple(getattr(c, name) for name in names) for c in counts])
+def _plain(c: ModelCount) -> dict[str, Any]:
+    """A row without its groups."""
+    return {f.name: getattr(c, f.name) for f in fields(ModelCount) if f.name != "groups"}
+
+
+def _flat(lines: list[dict[str, Any]]) -> Table:
+    return Table(tuple(lines[0]), [tuple(line.values()) for line in lines])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ffncli.show.parts import Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.tables import Short, Table
 
 if TYPE_CHECKING:
     from ffncli.models.costs import TokenCost
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ffncli.models.tensor_parallel import Split
 
 Row = tuple[object, ...]
+_MOST_BESIDE = 12  # more sources than this read better below one another
 
 
 def parts_of(
@@ -22,7 +23,11 @@ def parts_of(
     ridges: list[int | None],
 ) -> list[Part]:  # fmt: skip
     """Everything that was asked for, counts first."""
-    parts: list[Part] = _one(counts[0]) if len(counts) == 1 else [_side_by_side(counts)]
+    parts: list[Part]
+    if len(counts) == 1:
+        parts = _one(counts[0])
+    else:
+        parts = [_side_by_side(counts) if len(counts) <= _MOST_BESIDE else _below(counts)]
     several = len(counts) > 1
     parts += [_costs(rows, several) for rows in costs if rows]
     for found in splits:
@@ -159,15 +164,33 @@ def _side_by_side(counts: list[ModelCount]) -> Table:
     return Table(("  quantity", *names), rows, side_by_side=True)
 
 
+def _below(counts: list[ModelCount]) -> Table:
+    """One row per source, short enough for any terminal; `ffn models` has the widths."""
+    rows: list[Row] = [
+        (c.name, Short(c.ffn_params_per_layer), _percent(c.ffn_share_of_layer), Short(c.ffn_params_total),
+         _short(c.ffn_params_active), _short(c.model_params_total), _percent(c.ffn_share_of_model))
+        for c in counts
+    ]  # fmt: skip
+    return Table(("model", "FFN/layer", "of layer", "FFN", "active", "whole model", "FFN share"), rows)
+
+
+def _short(number: int | None) -> Short | None:
+    return None if number is None else Short(number)
+
+
+_SWEPT = {
+    "d_model": "d_model", "d_ff": "d_ff", "activation": "activation", "parameters/layer": "ffn_params_per_layer",
+    "matmul FLOPs/token": "matmul_flops_per_token", "matmul FLOPs": "matmul_flops_total",
+    "parameters": "ffn_params_total", "weight bytes": "weight_bytes",
+}  # fmt: skip
+
+
 def sweep_table(names: list[str], found: Sequence[tuple[Point, ModelCount]]) -> Table:
     """One row per combination: what was swept, and what it comes to."""
-    columns = ("d_model", "d_ff", "activation", "parameters/layer", "matmul FLOPs/token", "parameters", "weight bytes")
-    kept = [column for column in columns if column not in names]
+    kept = [column for column in _SWEPT if column not in names and (column != "matmul FLOPs" or "tokens" in names)]
     rows = []
     for point, c in found:
-        values = dict(zip(columns, (c.d_model, c.d_ff, c.activation, c.ffn_params_per_layer, c.matmul_flops_per_token,
-                                    c.ffn_params_total, c.weight_bytes), strict=True))  # fmt: skip
-        rows.append((*(text for _, text in point.values), *(values[column] for column in kept)))
+        rows.append((*(text for _, text in point.values), *(getattr(c, _SWEPT[column]) for column in kept)))
     return Table((*names, *kept), rows)
 
 
@@ -204,10 +227,10 @@ def _split(found: Split, several: bool) -> list[Part]:
     totals: list[Row] = [
         ("parameters, all layers", found.rank_0_params_total, found.other_rank_params_total),
         (f"weight bytes ({found.dtype})", found.rank_0_weight_bytes_total, found.other_rank_weight_bytes_total),
-        ("bytes sent per token and layer, ring all-reduce", *[found.ring_all_reduce_bytes_per_token] * 2),
-        ("bytes sent per token and layer, all-gather of sums", *[found.all_gather_bytes_per_token] * 2),
+        ("ring all-reduce, bytes/token/layer", *[found.ring_all_reduce_bytes_per_token] * 2),
+        ("all-gather of sums, bytes/token/layer", *[found.all_gather_bytes_per_token] * 2),
     ]
-    parts.append(Table(("a rank holds and sends", "rank 0", "any other"), totals, name.removesuffix(": ")))
+    parts.append(Table(("holds and sends", "rank 0", "any other"), totals, name.removesuffix(": ")))
     return parts
 
 

@@ -70,7 +70,7 @@ def command(
     ready = prepare(model, request, example)
     if run.train and not any(step.output == "dropout" for step in ready.steps):
         output.note("--train changes nothing: the block has no dropout")
-    for note in (*model.notes, *ready.notes):
+    for note in (*model.notes, *map(str, model.differences), *ready.notes):
         output.note(note)
     result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside)
     idle = [e for e in sorted(inside or ()) if not any(s.name.startswith(f"experts.{e}.") for s in result.steps)]

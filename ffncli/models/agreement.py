@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -21,13 +21,15 @@ _SEEN: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
     "bias": (lambda s: s.bias, "bias"),
     "experts": (lambda s: s.moe.experts if s.moe else 0, "experts"),
     "shared_d_ff": (lambda s: s.shared_width, "shared_d_ff"),
+    "latent": (lambda s: (s.moe.latent or 0) if s.moe else 0, "latent"),
     "router_bias": (lambda s: bool(s.moe and s.moe.router_bias), "router_bias"),
     "correction": (lambda s: bool(s.moe and s.moe.correction), "correction"),
     "shared_gate": (lambda s: bool(s.moe and s.moe.shared_gate), "shared_gate"),
 }
-_OF_MOE = ("experts", "shared_d_ff", "router_bias", "correction", "shared_gate")
+_OF_MOE = ("experts", "shared_d_ff", "latent", "router_bias", "correction", "shared_gate")
 _BY_TENSORS = ("gated", "bias")  # what the tensors decide; any other difference leaves no block that could run
 _IN_ALL = "parameters per layer"  # what differs where no width does
+_CALLED = {"low": "L_module", "high": "H_module"}  # stacks whose tensors have another name (HRM)
 
 
 @dataclass
@@ -96,18 +98,25 @@ def _told(model: Model) -> dict[str, list[_Block]]:
 def _prefixes(model: Model, told: Mapping[str, Sequence[_Block]], layers: Layers) -> dict[str, str]:
     """Stack → the prefix of its tensors. A stack of its own name, else the one with as many layers, else the longest.
 
-    Stacks of one model that share their layers (LongCat's dense and MoE blocks) share a prefix.
+    The first name in a prefix counts: `decoder.bert.encoder.layer` is the decoder's. Stacks of one model that share
+    their layers (LongCat's dense and MoE blocks) share a prefix.
     """
     out: dict[str, str] = {}
+    named = {p: _stack_in(p, told) for p in layers}
     for stack in told:
-        others = [name for name in told if name != stack]
-        fitting = [p for p in layers if stack in p and not any(other in p for other in others)]
-        free = [p for p in layers if not any(other in p for other in others)]
+        fitting = [p for p in layers if named[p] == stack]
+        free = [p for p in layers if named[p] is None]
         wanted = len({block.index // model.per_layer(stack) for block in told[stack]})
         candidates = fitting or free
         if candidates:
             out[stack] = max(candidates, key=lambda p: (len(layers[p]) == wanted, len(layers[p])))
     return out
+
+
+def _stack_in(prefix: str, stacks: Iterable[str]) -> str | None:
+    """The stack whose name comes first in a prefix, if there is any."""
+    at = {stack: prefix.find(_CALLED.get(stack, stack)) for stack in stacks}
+    return min((stack for stack in at if at[stack] >= 0), key=at.__getitem__, default=None)
 
 
 def _compare_stack(
@@ -196,9 +205,10 @@ def _evidence(model: Model, spec: FFNSpec, item: Found, tensor: str) -> Iterator
 def _corrected(model: Model, found: Agreement) -> Model:
     """The model with the tensors' specs, regrouped only where they changed anything."""
     groups: list[Group] = []
-    for stack, specs in found.specs.items():
-        first = next(group for group in model.groups if group.stack == stack)
-        groups += grouped(stack, dict(sorted(specs.items())), first.runs, first.per_layer)
+    for group in model.groups:
+        if group.stack in found.specs:
+            specs = {index: found.specs[group.stack][index] for index in group.layers}
+            groups += grouped(group.stack, specs, group.runs, group.per_layer)
     whole = found.whole and found.complete and found.params > 0
     stored = Stored(found.params, found.bytes, tuple(found.formats)) if whole else None
     return replace(

@@ -8,13 +8,14 @@ tensor names, where there are any, overrule it (`layout.inspect`). Facts: transf
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ffncli.block import activations, dtypes
 from ffncli.block.recipe import FFNSpec, MoE, size
 from ffncli.errors import FFNError, did_you_mean, shown
-from ffncli.models.families import BY_TYPE, FAMILIES, family_of
+from ffncli.models.families import BY_TYPE, FAMILIES, REFUSED, TEXT_TYPES, family_of
 from ffncli.models.family import Extra, Family, Stack
 from ffncli.models.fields import Fields
 from ffncli.models.model import Group, Model, grouped
@@ -30,6 +31,7 @@ TOWERS = (
     "language_config",
     "language_model_config",
     "text_model_config",
+    "decoder",
 )
 _PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
 _INHERITED = ("model_type", "dtype", "torch_dtype", "quantization_config")
@@ -49,6 +51,8 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
             "it says which family's fields these are: llama, gpt2, ...",
         )
     model_type = config.text("model_type")
+    if model_type in REFUSED:
+        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not covered", REFUSED[model_type])
     family_name = BY_TYPE.get(model_type)
     if family_name is None:
         some = [name for name in ("llama", "qwen3", "gemma2", "gpt2", "mixtral", "bert", "t5") if name in BY_TYPE]
@@ -56,15 +60,23 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
         raise FFNError(f"{config.where}: model_type {shown(model_type)} is not known", hint)
     family = FAMILIES[family_name]
     groups = [g for stack in family.stacks for g in _stack(config, family, stack)]
+    for part in family.parts:
+        inner = _part(config, part)
+        groups += inner.groups
+        evidence += [f"{part}: {line}" for line in inner.evidence]
     if not groups:
         raise FFNError(f"{config.where}: no layer of this model has an FFN", "there is nothing to count")
     spec = groups[0].spec
-    evidence.append(f"{'gated' if spec.gated else 'plain'}: model_type {model_type}")
+    if not family.parts:
+        evidence.append(f"{'gated' if spec.gated else 'plain'}: model_type {model_type}")
+    for at in dict.fromkeys(stack.at for stack in family.stacks):
+        lines = _width_evidence(config.inside(at), family, groups)
+        evidence += [f"{at}: {line}" if at else line for line in lines]
     dtype = dtypes.find(config.get("dtype|torch_dtype", None))
     title = name or _short_name(source)
     return Model(
         title, source, tuple(groups), model_type=family_name, dtype=dtype.name if dtype else None,
-        evidence=(*evidence, *_width_evidence(config, family, groups)), names=_names(config, family),
+        evidence=tuple(evidence), names=_names(config, family),
         quantization=_quantization(config), beside=whole(config, model_type),
         extra_layers=config.integer(_PREDICTION, 0, low=0, high=MOST_LAYERS),
     )  # fmt: skip
@@ -72,13 +84,14 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
 
 def _names(config: Fields, family: Family) -> dict[str, str]:
     """The config's own names of our fields, for messages: those it uses, else the usual ones."""
-    stack, moe = family.stacks[0], family.moe
+    moe, stack = family.moe, family.stacks[0] if family.stacks else Stack()
     fields = {
-        "d_model": family.d_model, "d_ff": stack.d_ff or family.d_ff, "layers": stack.layers,
+        "d_model": family.d_model, "d_ff": stack.d_ff or family.d_ff,
+        "layers": stack.layers if isinstance(stack.layers, str) else None,
         "bias": None if isinstance(family.bias, bool) else family.bias[0],
         **({"experts": moe.experts, "moe.d_ff": moe.d_ff} if moe else {}),
     }  # fmt: skip
-    return {ours: config.name(theirs) for ours, theirs in fields.items() if theirs}
+    return {ours: config.name(theirs) for ours, theirs in fields.items() if isinstance(theirs, str) and theirs}
 
 
 def _quantization(config: Fields) -> Mapping[str, Any] | None:
@@ -95,20 +108,43 @@ def text_tower(config: Fields) -> tuple[Fields, list[str]]:
             break  # its own row reads the nested configs
         inner = config.inside(name)
         outer = {n: config.values[n] for n in _INHERITED if config.values.get(n)}
+        if isinstance(whole := outer.get("model_type"), str):
+            outer["model_type"] = TEXT_TYPES.get(whole, whole)
         config = Fields({**outer, **inner.values}, inner.where)
         evidence.append(f"widths: {name} of the multimodal config")
     return config, evidence
 
 
+def _part(config: Fields, part: str) -> Model:
+    """The whole model that a nested config describes (encoder-decoder); its one stack is named after the part."""
+    fields = config.inside(part)
+    family = family_of(fields.values.get("model_type"))
+    if family is not None and (family.parts or len(family.stacks) != 1):
+        message = f"{fields.where}: model_type {shown(fields.values['model_type'])} is no single stack"
+        raise FFNError(message, "an encoder-decoder is made of one encoder and one decoder")
+    inner = from_config(fields.values, part, fields.where)
+    return replace(inner, groups=tuple(replace(group, stack=part) for group in inner.groups))
+
+
+def _layer_count(fields: Fields, stack: Stack) -> tuple[int, int]:
+    """(layers of the stack, FFNs in one layer). Raises FFNError where they cannot be."""
+    count = fields.integer(stack.layers, high=MOST_LAYERS) if isinstance(stack.layers, str) else stack.layers(fields)
+    times = fields.integer(stack.times, high=MOST_LAYERS) if isinstance(stack.times, str) else stack.times
+    if not 1 <= count * times <= MOST_LAYERS:
+        most = f"a stack has from 1 to {MOST_LAYERS}"
+        raise FFNError(f"{fields.where}: {count * times} FFNs in the stack '{stack.name}' cannot be", most)
+    return count, times
+
+
 def _stack(config: Fields, family: Family, stack: Stack) -> list[Group]:
     """The stack's layers in groups of equal specs; layers without an FFN are left out."""
     fields = config.inside(stack.at)
-    count = fields.integer(stack.layers, high=MOST_LAYERS)
-    times = fields.integer(stack.times, high=MOST_LAYERS) if isinstance(stack.times, str) else stack.times
+    count, times = _layer_count(fields, stack)
     has_experts = family.moe.layers(fields, stack) if family.moe else lambda i: False
     extra = family.layer(fields, stack)
+    runs = (stack.runs or family.runs)(fields)
     known: dict[Any, FFNSpec] = {}
-    specs: dict[int, FFNSpec] = {}
+    by_runs: dict[int, dict[int, FFNSpec]] = {}
     for i in range(count):
         moe, more = has_experts(i), extra(i)
         if more is None or stack.kind == ("dense" if moe else "moe"):
@@ -117,8 +153,9 @@ def _stack(config: Fields, family: Family, stack: Stack) -> list[Group]:
         key = (moe, dense, tuple(sorted(more.items(), key=lambda item: item[0])))
         if key not in known:
             known[key] = _experts(fields, family, more) if moe else _dense(fields, family, dense, more)
-        specs |= dict.fromkeys(range(i * times, (i + 1) * times), known[key])
-    return grouped(stack.name, specs, (stack.runs or family.runs)(fields), times)
+        often = runs if isinstance(runs, int) else runs[i]
+        by_runs.setdefault(often, {}).update(dict.fromkeys(range(i * times, (i + 1) * times), known[key]))
+    return [group for often, specs in by_runs.items() for group in grouped(stack.name, specs, often, times)]
 
 
 def _common(config: Fields, family: Family) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from ffncli.block import dtypes
 from ffncli.errors import FFNError
 from ffncli.models import layout
 from ffncli.models.agreement import agree
-from ffncli.models.checkpoint import Checkpoint
-from ffncli.models.inventory import Inventory, take_inventory
+from ffncli.models.checkpoint import Checkpoint, check_shapes
+from ffncli.models.inventory import Inventory, shared_name, take_inventory
 from ffncli.models.model import Difference, Model
 from ffncli.models.quantized import logical
 from ffncli.models.recognise import Item, looked_for, recognise
@@ -40,12 +40,20 @@ def _config_alone(model: Model) -> Model:
 
 
 def _demand_all(model: Model, checkpoint: Checkpoint, difference: Difference) -> None:
-    """Raises FFNError where a block differs because one of its tensors is missing: then the file is at fault."""
+    """Raises FFNError where a block differs because one of its tensors is missing, or alone has another shape.
+
+    Then the file is at fault.
+    """
+    alike = [g.spec for g in model.groups if g.stack == difference.stack]
     spec = next(g.spec for g in model.groups if g.stack == difference.stack and difference.index in g.layers)
+    name = difference.name
+    if name in ("gated", "bias") and any(getattr(other, name) != getattr(spec, name) for other in alike):
+        said: dict[str, Any] = {name: not getattr(spec, name)}
+        spec = replace(spec, **said)  # other layers have it as the config says
     if model.model_type in layout.LAYOUTS:
         names = layer_names(model, checkpoint, difference.stack, difference.index)
         if not names.packed(spec) and names.any(spec):
-            layout.locate(names, spec)
+            check_shapes(checkpoint, layout.locate(names, spec))
 
 
 def with_inventory(model: Model, inventory: Inventory) -> Model:
@@ -67,7 +75,7 @@ def with_stored(model: Model, items: Mapping[str, Item]) -> Model:
     if model.stored is None:
         return model
     params = sum(item.params * item.count for item in items.values())
-    size = sum(item.bytes * item.count for item in items.values())
+    size = sum(item.bytes for item in items.values())
     main = model.stored.formats[0]
     row = dtypes.find(main)
     stored = replace(model.stored, file_params=params, file_bytes=size)
@@ -83,14 +91,27 @@ def demand_found(layers: Mapping[str, Any], items: Mapping[str, Item], where: st
 def items_of(inventory: Inventory, quantization: Mapping[str, Any] | None) -> dict[str, Item]:
     """The tensors as the model means them: packed ones unpacked by name and shape, nothing read."""
     seen = {name: info for name, info in inventory.tensors.items() if info.dtype}
-    items = {
-        name: Item(means.shape, means.params, means.bytes, inventory.counts[means.anchor], means.format)
-        for name, means in logical(seen, quantization, inventory.where).items()
-    }
+    items: dict[str, Item] = {}
+    for name, means in logical(seen, quantization, inventory.where).items():
+        count = inventory.counts[means.anchor]
+        item = Item(means.shape, means.params, means.bytes * count, count, means.format)
+        alike = items.get(shared := shared_name(name))
+        if alike and (alike.shape, alike.params) == (item.shape, item.params):  # an expert of another dtype
+            items[shared] = replace(alike, bytes=alike.bytes + item.bytes, count=alike.count + count)
+        else:
+            items[name] = item
     unseen = {name: Item(None, 0, 0, inventory.counts[name]) for name in inventory.tensors if name not in seen}
     return {**items, **unseen}
 
 
 def layer_names(model: Model, checkpoint: Checkpoint, stack: str, layer: int) -> layout.Names:
-    """The tensor names among which one layer's parameters are looked for."""
+    """The tensor names among which one layer's parameters are looked for.
+
+    Raises FFNError where the family has no row that says what they are called.
+    """
+    if model.model_type not in layout.LAYOUTS:
+        raise FFNError(
+            f"{checkpoint.where}: what {model.model_type or 'this model'} calls each weight is not known here",
+            "`ffn params` counts it",
+        )
     return layout.Names(checkpoint.files, model.model_type, stack, layer, checkpoint.where)

@@ -18,18 +18,19 @@ TOP_K = "num_experts_per_tok|moe_topk|moe_k|moe_top_k|top_k_experts|num_experts_
 class Stack:
     """A stack of layers: its name, the field that counts them, and its own d_ff field if it has one.
 
-    `at` names a nested config that holds the stack's fields. `kind` keeps only the dense or only the MoE layers of
-    the count, for a model whose layers have both (LongCat-Flash); `times` is then how many FFNs of that kind one layer
-    has: a number, or the field that holds it. `runs` is the family's of that name, for a stack that differs (HRM).
+    `layers` may compute the count where no field holds it (Funnel: the sum of its blocks). `at` names a nested config
+    that holds the stack's fields. `kind` keeps only the dense or only the MoE layers of the count, for a model whose
+    layers have both (LongCat-Flash); `times` is then how many FFNs of that kind one layer has: a number, or the field
+    that holds it. `runs` is the family's of that name, for a stack that differs; it may be one number per layer.
     """
 
     name: str = "decoder"
-    layers: str = "num_hidden_layers|n_layer|n_layers|num_layers"
+    layers: str | Callable[[Fields], int] = "num_hidden_layers|n_layer|n_layers|num_layers"
     d_ff: str | None = None
     at: str = ""
     kind: Literal["any", "dense", "moe"] = "any"
     times: int | str = 1
-    runs: Callable[[Fields], int] | None = None
+    runs: Callable[[Fields], int | tuple[int, ...]] | None = None
 
 
 LayerRule: TypeAlias = Callable[[Fields, Stack], Callable[[int], bool]]
@@ -59,7 +60,8 @@ class Family:
     `gated` None: the activation field says it (T5). `bias` is fixed, or the name of a flag (with its default). `adjust`
     holds what is no plain field, as keyword arguments of FFNSpec; `layer` the same for single layers, or None for a
     layer without an FFN (hybrids). A `d_ff` field may hold one width per layer. `runs` is how often the stored layers
-    run in one forward pass (ALBERT shares its one layer). `text` names the nested configs that may hold the numbers.
+    run in one forward pass (ALBERT shares its one layer). `text` names the nested configs that may hold the numbers;
+    `parts` those that are whole models with rows of their own (encoder-decoder), which `stacks` then leaves out.
     """
 
     gated: bool | None = True
@@ -79,4 +81,5 @@ class Family:
     runs: Callable[[Fields], int] = lambda config: 1
     moe: MoEFields | None = None
     text: tuple[str, ...] = ("text_config",)
+    parts: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()

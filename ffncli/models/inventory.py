@@ -75,15 +75,18 @@ def collect(headers: Iterable[Columns]) -> tuple[dict[str, TensorInfo], dict[str
     return tensors, {name: count for name, (count, *_) in found.items()}
 
 
+def shared_name(name: str) -> str:
+    """The name with `#` in the place of its expert's number."""
+    return _EXPERT.sub("experts.#.", name)
+
+
 def _shared_names(names: list[str]) -> Iterable[str]:
     """Every name with `#` in the place of its expert's number, in one pass over all of them."""
     if not names:
         return ()
     text = "\n".join(names)
     shared = _EXPERT.sub("experts.#.", text).split("\n")
-    return (
-        shared if len(shared) == len(names) else (_EXPERT.sub("experts.#.", name) for name in names)
-    )  # a name with a newline
+    return shared if len(shared) == len(names) else map(shared_name, names)  # a name with a newline
 
 
 @contextmanager

@@ -251,7 +251,12 @@ class Names:
 
     def _candidates(self, spec: FFNSpec) -> list[tuple[str, Pieces]]:
         """Every (prefix, way) that the family may use; a plain way only where no layer has the gated way's gate."""
-        layout = LAYOUTS[self.family]
+        layout = LAYOUTS.get(self.family)
+        if layout is None:
+            raise FFNError(
+                f"{self.where}: where {self.family or 'such'} checkpoints keep their FFN is not known here",
+                "ffn params counts it; ffn trace runs it with random weights, from its config.json or dimensions",
+            )
         ways = layout.moe if spec.moe else layout.dense
         gates = [way["gate.weight"].tensor for way in ways if "gate.weight" in way]
         if any(name.endswith(gate) for gate in gates for name in self.names):

@@ -130,12 +130,12 @@ class Model:
         return next(group.per_layer for group in self.groups if group.stack == stack)
 
     def layer(self, text: str | None) -> Layer:
-        """The layer for `3` or `decoder.3` (None: 0, of the first stack). Raises FFNError where there is none."""
-        counts: dict[str, int] = {}
+        """The layer for `3` or `decoder.3` (None: the first there is). Raises FFNError where there is none."""
+        counts: dict[str, list[int]] = {}
         for group in self.groups:
-            counts[group.stack] = counts.get(group.stack, 0) + len(group.layers)
-        known = " and ".join(f"{s} layers 0 to {n - 1}" for s, n in counts.items()) if not self.bare else "only layer 0"
-        stack, _, number = ("0" if text is None else text).rpartition(".")
+            counts[group.stack] = sorted([*counts.get(group.stack, []), *group.layers])
+        known = " and ".join(_layers(s, n) for s, n in counts.items()) if not self.bare else "only layer 0"
+        stack, _, number = (str(next(iter(counts.values()))[0]) if text is None else text).rpartition(".")
         if not (number.isascii() and number.isdigit() and len(number) < 10):
             example = next(iter(counts)) + ".0" if len(counts) > 1 else "0"
             raise FFNError(
@@ -144,7 +144,7 @@ class Model:
         if stack and stack not in counts:
             raise FFNError(f"--layer {shown(text)}: no stack '{stack}'", f"{self.name} has {known}")
         if not stack and len(counts) > 1 and text is not None:
-            names = [f"{s}.{number}" for s, n in counts.items() if int(number) < n]
+            names = [f"{s}.{number}" for s, n in counts.items() if int(number) in n]
             if names:
                 raise FFNError(f"--layer {shown(text)} is ambiguous", "say " + " or ".join(names))
         stack = stack or next(iter(counts))
@@ -160,6 +160,14 @@ class Model:
     def with_specs(self, change: Sequence[FFNSpec]) -> Model:
         """The same layers with other specs, one per group."""
         return replace(self, groups=tuple(replace(g, spec=s) for g, s in zip(self.groups, change, strict=True)))
+
+
+def _layers(stack: str, layers: Sequence[int]) -> str:
+    """`decoder layers 0 to 31`, or those that have an FFN: `decoder layers 1, 3, 6, ..., 51`."""
+    if len(layers) == layers[-1] + 1:
+        return f"{stack} layers 0 to {layers[-1]}"
+    shown_ones = [*map(str, layers)] if len(layers) < 5 else [*map(str, layers[:3]), "...", str(layers[-1])]
+    return f"{stack} layers {', '.join(shown_ones)}"
 
 
 def block_model(spec: FFNSpec, source: str, name: str | None = None, notes: tuple[str, ...] = ()) -> Model:

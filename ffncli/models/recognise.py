@@ -34,6 +34,7 @@ WAYS: Sequence[Way] = (
     Way("wi_1", "wo", "wi_0"),  # T5 v1.1
     Way("w_in.w_1", "w_out", "w_in.w_0"),  # CPM-Ant
     Way("fc11", "fc2", "fc12"),  # Nomic BERT
+    Way("proj_up", "proj_down", "proj_up_gate"),  # xLSTM
     Way("ffn_up", "ffn_down", "ffn_gate"),  # GGUF
     Way("ffn_up_exps", "ffn_down_exps", "ffn_gate_exps"),
     Way("ffn_up_shexp", "ffn_down_shexp", "ffn_gate_shexp"),
@@ -64,8 +65,11 @@ WAYS: Sequence[Way] = (
 )
 _DOWNS = {way.down: [w for w in WAYS if w.down == way.down] for way in WAYS}
 _LAYER = re.compile(r"(?:^|\.)(\d{1,6})\.")  # the first number between dots
+_ONLY_LAYER = re.compile(r"cross_attention()\.(?=mlp\.)")  # Perceiver's, which has no number
 _NORM = re.compile(r"(?:^|[._])(?:layer_?norm|norm\d?|ln\w*|layernorm\w*|ffn_sub_norm)(?:[._]|$)", re.IGNORECASE)
-_NOT_TEXT = re.compile(r"vis(?:ion|ual)|image|audio|speech|video|siglip|clip_model|patch|codec|vq", re.IGNORECASE)
+_NOT_TEXT = re.compile(
+    r"vis(?:ion|ual)|image|audio|speech|video|siglip|clip_model|patch(?!er\.)|codec|vq", re.IGNORECASE
+)
 _NOT_FFN = re.compile(r"att(?:n|ention)|adapter", re.IGNORECASE)
 _NOT_PARAMETER = re.compile(r"lora_|_integer$|scaling_factor$|\.(?:x_min|x_max|beta|eps|tid2eid)$")
 _SHARED = re.compile(r"(?:^|\.)(?:shared_\w+|shared)\.$|_shexp$")
@@ -74,12 +78,14 @@ _BESIDE = re.compile(
 )  # beside their experts
 _ROUTER = re.compile(r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate|classifier))?\.weight$")
 _SHARED_GATE = re.compile(r"shared_expert_gate\.weight$|ffn_gate_inp_shexp\.weight$")
+_LATENT = re.compile(r"(?:^|\.)fc[12]_latent_proj\.weight$")  # around Nemotron-H's experts, the narrow side first
 _CORRECTION = re.compile(r"correction_bias$|expert_bias$|exp_probs_b\.bias$")
 
 
 @dataclass(frozen=True)
 class Item:
-    """One tensor of a layer, or `count` alike: logical shape (None where only the number is known), numbers, bytes.
+    """One tensor of a layer, or `count` alike: logical shape (None where only the number is known), numbers
+    of one, bytes of all.
 
     `params` 0: the tensor is named in an index, and its file is not here.
     """
@@ -97,6 +103,7 @@ class Found:
 
     `gated` is None where a file that would show it is not here; `whole` False where any tensor's is not. `params` are
     all numbers of the FFN without norms, `bytes` what they take in the file. `tensor` decided gatedness.
+    `latent` is the narrower width that its experts read and write, 0 where that is d_model.
     `loose` names tensors inside the FFN that fit no role and are counted all the same.
     """
 
@@ -116,6 +123,7 @@ class Found:
     loose: tuple[str, ...]
     fused: bool
     whole: bool
+    latent: int = 0
 
 
 Layers = Mapping[str, Mapping[int, tuple[Found, ...]]]  # prefix → layer → its FFNs
@@ -128,11 +136,12 @@ def recognise(items: Mapping[str, Item], d_model: int | None = None) -> Layers:
     """
     layers: dict[str, dict[int, dict[str, Item]]] = {}
     for name, item in items.items():
-        if (match := _LAYER.search(name)) and not _NOT_PARAMETER.search(name):
+        if (match := _LAYER.search(name) or _ONLY_LAYER.search(name)) and not _NOT_PARAMETER.search(name):
             rest = name[match.end() :].replace(".base_layer.", ".")
             if _NOT_FFN.search(rest) and not _NORM.search(rest):
                 continue
-            layers.setdefault(name[: match.start()], {}).setdefault(int(match[1]), {})[rest] = item
+            prefix = name[: match.start(1)].removesuffix(".")
+            layers.setdefault(prefix, {}).setdefault(int(match[1] or 0), {})[rest] = item
     known: dict[tuple[tuple[str, Item], ...], tuple[Found, ...]] = {}
     out: dict[str, dict[int, tuple[Found, ...]]] = {}
     for prefix, numbered in layers.items():
@@ -142,8 +151,17 @@ def recognise(items: Mapping[str, Item], d_model: int | None = None) -> Layers:
                 known[signature] = tuple(_ffns(held, d_model))
             if known[signature]:
                 out.setdefault(prefix, {})[layer] = known[signature]
-    text = {prefix: found for prefix, found in out.items() if not _NOT_TEXT.search(prefix)}
-    return text or out
+    text = _text(out)
+    return {prefix: found for prefix, found in out.items() if prefix in text}
+
+
+def _text(prefixes: Iterable[str]) -> set[str]:
+    """Those of a text model: what is called so, else whatever is not called otherwise, else all."""
+    every = set(prefixes)
+    text = {p for p in every if "language_model" in p} or {p for p in every if not _NOT_TEXT.search(p)}
+    if any(p.startswith("decoder.") for p in text):  # MusicGen's text encoder conditions a decoder of audio tokens
+        text = {p for p in text if not p.startswith("text_encoder.")}
+    return text or every
 
 
 def looked_for() -> str:
@@ -169,7 +187,7 @@ class _Projections:
 def _ffns(held: Mapping[str, Item], d_model: int | None) -> Iterator[Found]:
     """The FFNs of one layer. Shared experts belong to the experts beside them."""
     all_of = list(_projections(held))
-    hint = d_model or _norm_width(held)
+    norms = _norm_widths(held)
     shared = [p for p in all_of if _SHARED.search(p.parent) or _SHARED.search(p.way.down)]
     own = [p for p in all_of if p not in shared]
     experts = [p for p in own if _expert_count(held, p)]
@@ -177,12 +195,14 @@ def _ffns(held: Mapping[str, Item], d_model: int | None) -> Iterator[Found]:
         own, shared = [*own, *shared], []  # what is called shared beside no experts is an FFN like another
     for projections in own:
         mine = shared if projections in experts[:1] else []
-        yield _found(held, projections, mine, hint, projections in experts)
+        yield _found(held, projections, mine, d_model, norms, projections in experts)
 
 
 def _projections(held: Mapping[str, Item]) -> Iterator[_Projections]:
     """The best way (with most matrices) at every place that has a down projection."""
     for name in held:
+        if _NORM.search(name):  # a norm whose scale a small MLP makes (Voxtral)
+            continue
         suffix = ".weight" if name.endswith(".weight") else ""
         stem = name.removesuffix(suffix) if suffix else name
         for down, ways in _DOWNS.items():
@@ -220,17 +240,22 @@ def _expert_count(held: Mapping[str, Item], p: _Projections) -> int:
 
 
 def _found(
-    held: Mapping[str, Item], p: _Projections, shared: Sequence[_Projections], hint: int | None, moe: bool
-) -> Found:
+    held: Mapping[str, Item], p: _Projections, shared: Sequence[_Projections], hint: int | None,
+    norms: Sequence[int], moe: bool,
+) -> Found:  # fmt: skip
     """The record of one FFN, its shared experts included."""
     up, down = held[p.name(p.way.up)], held[p.name(p.way.down)]
     experts = _expert_count(held, p) if moe else 0
     fused = not p.way.gate and 0 < up.params * up.count == _twice(down)
     shown = bool(up.params and down.params)  # their shapes are here
-    d_model, d_ff = _widths(up, down, 2 if fused else 1, hint, held.get(_bias(p, p.way.up)), experts)
+    d_model, d_ff = _widths(up, down, 2 if fused else 1, hint, norms, held.get(_bias(p, p.way.up)), experts)
     members = _members(held, p, shared, moe)
     matrices = {q.name(leaf) for q in (p, *shared) for leaf in q.way.names}
     others = set(members) - matrices - {_bias(q, leaf) for q in (p, *shared) for leaf in q.way.names}
+    around = sorted(filter(_LATENT.search, others))
+    latent = _matrix(held[around[0]]) if around else None
+    if around:  # d_model as seen so far is theirs
+        d_model = latent[1] if latent else hint
     known = {name for name in others if _ROUTER.search(name) or _SHARED_GATE.search(name) or _CORRECTION.search(name)}
     biases = {name for name in others - known if name.removesuffix("bias") + "weight" in known}
     return Found(
@@ -245,11 +270,12 @@ def _found(
         correction=any(map(_CORRECTION.search, others)),
         shared_gate=any(map(_SHARED_GATE.search, others)),
         params=sum(item.params * item.count for item in members.values()),
-        bytes=sum(item.bytes * item.count for item in members.values()),
+        bytes=sum(item.bytes for item in members.values()),
         formats=tuple(dict.fromkeys(members[name].format for name in matrices)),
-        loose=tuple(sorted(others - known - biases)),
+        loose=tuple(sorted(others - known - biases - set(around))),
         fused=fused,
         whole=all(item.params for item in members.values()),
+        latent=latent[0] if latent else 0,
     )
 
 
@@ -258,7 +284,7 @@ def _shared_width(held: Mapping[str, Item], q: _Projections, d_model: int | None
     up, down = held[q.name(q.way.up)], held[q.name(q.way.down)]
     parts = 2 if not q.way.gate and up.params == 2 * down.params else 1
     several = down.shape[0] if down.shape and len(down.shape) == 3 else 1
-    return several * (_widths(up, down, parts, d_model, None, 0)[1] or 0)
+    return several * (_widths(up, down, parts, d_model, (), None, 0)[1] or 0)
 
 
 def _bias(p: _Projections, leaf: str) -> str:
@@ -279,19 +305,20 @@ def _members(held: Mapping[str, Item], p: _Projections, shared: Iterable[_Projec
     return {name: held[name] for name in inside if not _NORM.search(name)}
 
 
-def _norm_width(held: Mapping[str, Item]) -> int | None:
-    """d_model by the layer's norms: the length that most of them have."""
-    widths = [
-        item.shape[0] for name, item in held.items() if _NORM.search(name) and item.shape and len(item.shape) == 1
-    ]
-    return max(widths, key=widths.count) if widths else None
+def _norm_widths(held: Mapping[str, Item]) -> list[int]:
+    """The lengths of the layer's norms, most of which are d_model."""
+    return [item.shape[0] for name, item in held.items() if _NORM.search(name) and item.shape and len(item.shape) == 1]
 
 
-def _widths(up: Item, down: Item, parts: int, hint: int | None, bias: Item | None,
+def _widths(up: Item, down: Item, parts: int, hint: int | None, norms: Sequence[int], bias: Item | None,
             experts: int) -> tuple[int | None, int | None]:  # fmt: skip
-    """(d_model, d_ff) of up [parts·d_ff, d_model] and down [d_model, d_ff], or of both the other way round."""
+    """(d_model, d_ff) of up [parts·d_ff, d_model] and down [d_model, d_ff], or of both the other way round.
+
+    Where both fit, up's bias tells them apart, else the norms beside them, else `hint`.
+    """
     a, b = _matrix(up), _matrix(down)
     if a is None or b is None:
+        hint = hint or max(norms, key=norms.count, default=None)
         return (hint, down.params // hint) if hint and down.params and down.params % hint == 0 else (hint, None)
     if a == b and experts and up.shape and len(up.shape) == 2 and a[0] % experts == 0 and up.count == 1:
         return a[1], a[0] // experts  # [experts · d_ff, d_model], both: down is used as it lies
@@ -301,6 +328,8 @@ def _widths(up: Item, down: Item, parts: int, hint: int | None, bias: Item | Non
         return as_linear or turned or (None, None)
     if bias is not None and bias.shape and bias.shape[-1] in (parts * as_linear[1], parts * turned[1]):
         return as_linear if bias.shape[-1] == parts * as_linear[1] else turned
+    if (as_linear[0] in norms) != (turned[0] in norms):
+        return as_linear if as_linear[0] in norms else turned
     return turned if hint == turned[0] else as_linear
 
 

@@ -122,11 +122,14 @@ def _from_path(path: Path, text: str) -> Model:
         return _from_gguf(path, text)
     if path.is_file() and path.suffix not in _SUFFIXES:
         raise FFNError(f"{shown_path(path)} is no model", "give a directory, a config.json or a .safetensors file")
-    folder = path if path.is_dir() else path.parent
-    is_config = path.suffix == ".json" and not path.name.endswith(".safetensors.index.json") and path.is_file()
+    is_config = path.suffix == ".json" and not path.name.endswith(".safetensors.index.json")
+    is_config = is_config and (path.is_file() or path.name == "config.json")
+    folder = path if path.is_dir() and not is_config else path.parent
     config = path if is_config else folder / "config.json"
-    if path.is_dir() and not config.exists() and len(files := sorted(path.glob("*.gguf"))) >= 1:
-        return _from_gguf(files[0], text)
+    if path.is_dir() and not config.exists() and (files := sorted(path.glob("*.gguf"))):
+        model = _from_gguf(files[0], text)
+        others = [file for file in files if not re.search(r"-\d{5}-of-\d{5}\.gguf$", file.name)]
+        return model.noted(f"{shown_path(files[0])} is taken, of {len(files)}") if len(others) > 1 else model
     from ffncli.models.checkpoint import open_checkpoint
 
     location = folder if is_config and path.name == "config.json" else None if is_config else path

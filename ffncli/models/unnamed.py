@@ -52,7 +52,9 @@ def from_tensors(inventory: Inventory, config: Fields | None, source: str, name:
 def from_gguf(file: GGUFFile, source: str) -> Model:
     """The model in a GGUF file. What its metadata contradict is a difference, as between a config and tensors."""
     items = {t.name: Item(t.shape, t.params, t.bytes, 1, t.format) for t in file.tensors}
-    return _model(items, _from_metadata(file), file.where, source, Path(source).stem)
+    path = Path(source).absolute()
+    name = path.stem if path.suffix == ".gguf" else path.name
+    return _model(items, _from_metadata(file), file.where, source, name)
 
 
 def _from_config(config: Fields) -> Said:
@@ -136,9 +138,15 @@ def _spec(found: Found, said: Said, where: str) -> FFNSpec:
     moe = None
     if found.experts:
         moe = MoE(
-            found.experts, min(said.top_k or 1, found.experts), 1 if found.shared_d_ff else 0,
-            found.shared_d_ff or None, found.shared_gate, found.router_bias, found.correction,
-        )  # fmt: skip
+            experts=found.experts,
+            top_k=min(said.top_k or 1, found.experts),
+            shared_experts=1 if found.shared_d_ff else 0,
+            shared_d_ff=found.shared_d_ff or None,
+            shared_gate=found.shared_gate,
+            router_bias=found.router_bias,
+            correction=found.correction,
+            latent=found.latent or None,
+        )
     return FFNSpec(found.d_model, found.d_ff, said.activation or "silu", bool(found.gated), found.bias, moe=moe)
 
 

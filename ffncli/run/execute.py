@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -115,10 +116,7 @@ def _apply(step: Step, own: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mod
                 out = out * factor
             return out
         case Add():
-            total = x[0]
-            for term in x[1:-1]:
-                total = total + term
-            return total + (x[-1] if op.scale == 1 else x[-1] * op.scale)
+            return reduce(torch.add, (*x[:-1], x[-1] if op.scale == 1 else x[-1] * op.scale))
         case Norm():
             return norm(op, own, x[0])
         case Dropout():

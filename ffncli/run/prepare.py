@@ -57,6 +57,11 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
     block = steps(layer.spec)
     dtype: torch.dtype = getattr(torch, dtypes.dtype("fp32" if request.dtype is None else request.dtype).torch)
     device = _device(request.device)
+    if model.unknown:
+        lacking = " and ".join(sorted(model.unknown))
+        raise FFNError(
+            f"{shown(model.source)} does not say its {lacking}, so it cannot be run", "`ffn params` counts it"
+        )
     generator = torch.Generator().manual_seed(request.seed or 0)
     notes: list[str] = []
     weights, origin = _weights(model, layer, block, example, generator, dtype, device)

@@ -8,9 +8,8 @@ import json
 
 import pytest
 
-from ffncli.cli.params import answer
+from ffncli.cli.params import answer_for
 from ffncli.models import catalog
-from ffncli.models.count import count
 from ffncli.show.tables import Table
 from tests.oracles.counts import DENSE, MOE
 
@@ -193,16 +192,19 @@ def test_several_sources_side_by_side(call, tmp_path):
     code, out, err = call("params", *same)
     assert code == 0
     assert out.splitlines()[0].split() == ["quantity", *same]
-    assert not any(line.startswith(("experts", "active")) for line in out.splitlines())
+    assert not any(line[2:].startswith(("experts", "active")) for line in out.splitlines())
+    assert not any(line.startswith("≠") for line in out.splitlines())
     assert [line.split(": ")[1] for line in err.splitlines()] == ["same", "same"]
-    assert any(line.startswith("active/layer") for line in page(call, "gpt2", "mixtral-8x7b"))
+    found = page(call, "gpt2", "mixtral-8x7b", "--d-model", "768")
+    assert any(line.startswith("≠ active/layer") for line in found)
+    assert any(line.split() == ["d_model", "768", "768"] for line in found)
 
 
 def test_what_a_terminal_is_told_of_tables():
-    gpt2, mixtral = (count(catalog.find(name)) for name in ("gpt2", "mixtral-8x7b"))
-    tensors = next(part for part in answer([gpt2]).parts if isinstance(part, Table))
+    gpt2, mixtral = (catalog.find(name) for name in ("gpt2", "mixtral-8x7b"))
+    tensors = next(part for part in answer_for([gpt2]).parts if isinstance(part, Table))
     assert tensors.emphasis == {len(tensors.rows) - 1}
-    (table,) = answer([gpt2, mixtral]).parts
+    (table,) = answer_for([gpt2, mixtral]).parts
     assert table.side_by_side
 
 

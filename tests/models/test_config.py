@@ -17,6 +17,7 @@ GIVEN = {
     "deepseek_v2": {"num_experts_per_tok": 6, "n_group": 8, "topk_group": 3, "n_routed_experts": 64},
     "gemma3n_text": {"activation_sparsity_pattern": [0.0] * 35},
     "dots1": {"num_experts_per_tok": 6, "n_routed_experts": 128, "n_shared_experts": 2},
+    "squeezebert": {"intermediate_groups": 1, "output_groups": 1},
 }
 
 

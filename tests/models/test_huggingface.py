@@ -212,7 +212,7 @@ def test_evidence_names_the_deciding_tensor(zoo: Zoo, name: str, tensor: str) ->
 @pytest.mark.parametrize(("name", "says", "gated"), [("t5-relu", "gated-relu", False), ("t5-gated-silu", "silu", True)])
 def test_tensors_overrule_the_config(zoo: Zoo, tmp_path: Path, name: str, says: str, gated: bool) -> None:
     made = zoo(name)
-    liar = _with_config(made, tmp_path, feed_forward_proj=says)
+    liar = _with_config(made, tmp_path, feed_forward_proj=says, is_gated_act=not gated)
     model = load(str(liar))
     assert all(group.spec.gated == gated for group in model.groups)
     assert any("overrule" in line for line in model.evidence)

@@ -144,7 +144,7 @@ def test_multiples_of_d_model_are_exact():
 
 @pytest.mark.parametrize(
     ("source", "hint"),
-    [("./gpt2", "the catalog has 'gpt2'"), ("openai/gpt2x", "did you mean 'gpt2'"), ("org/zzzzzz", "local directory"),
+    [("./gpt2", "the catalog has 'gpt2'"), ("openai/gpt2x", "hf://openai/gpt2x"), ("org/zzzzzz", "hf://org/zzzzzz"),
      ("./zzzzzz", "give a model directory")],
 )  # fmt: skip
 def test_a_path_that_is_not_there(source, hint):

@@ -52,11 +52,13 @@ _OPT = {**_BASE, "ffn_dim": 40, "word_embed_proj_dim": 24, "max_position_embeddi
 _BLOOM = {"vocab_size": 97, "hidden_size": 24, "n_layer": 3, "n_head": 6, **_IDS}
 _FALCON = {**_BASE, "ffn_hidden_size": 40}
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+_FEW = {"num_experts": 4, "num_experts_per_tok": 2}
 _LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _ROUTED = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_group": 1, "topk_group": 1,
     "n_shared_experts": 1,
 }  # fmt: skip
+_ARIA = {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 2}
 _ERNIE = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 12, "moe_num_shared_experts": 1}
 # MoE families whose attention is one of the common ones, with what their FFN needs to be built
 _SPARSE: Mapping[str, Values] = {
@@ -109,7 +111,8 @@ CASES: Mapping[str, tuple[Values, ...]] = {
     "seed_oss": (_LLAMA, {**_LLAMA, "attention_bias": False}, {**_LLAMA, "attention_out_bias": True, **_TIED}),
     "ernie4_5": (_LLAMA, {**_LLAMA, "use_bias": True, **_UNTIED}),
     **{name: (_LLAMA, {**_LLAMA, **_BIASED, **_TIED})
-       for name in ("hunyuan_v1_dense", "nemotron", "ministral", "aria_text", "cwm")},
+       for name in ("hunyuan_v1_dense", "nemotron", "ministral", "cwm")},
+    "aria_text": ({**_LLAMA, **_ARIA}, {**_LLAMA, **_ARIA, **_BIASED, **_TIED}),
     **{name: (_KV, {**_KV, **_BIASED, **_TIED})
        for name in ("olmo", "olmo2", "olmo3", "apertus", "nanochat")},
     "cohere": ({**_KV, **_BIASED}, {**_KV, "use_qk_norm": True, **_UNTIED}),
@@ -124,8 +127,8 @@ CASES: Mapping[str, tuple[Values, ...]] = {
     "qwen2": (_KV, _WIDE, {**_KV, **_TIED}),
     "qwen2_moe": tuple({**_KV, **_MOE, "shared_expert_intermediate_size": 20, "qkv_bias": b} for b in (True, False)),
     "qwen3_moe": ({**_LLAMA, **_MOE}, {**_LLAMA, **_MOE, **_BIASED, **_TIED}),
-    "olmoe": ({**_KV, "num_experts": 4, "num_experts_per_tok": 2}, {**_KV, **_BIASED, "num_experts": 4}),
-    "flex_olmo": ({**_KV, "num_experts": 4}, {**_KV, **_BIASED, "num_experts": 4}),
+    "olmoe": ({**_KV, **_FEW}, {**_KV, **_BIASED, **_FEW}),
+    "flex_olmo": ({**_KV, **_FEW}, {**_KV, **_BIASED, **_FEW}),
     "deepseek_v2": (_MLA, {**_MLA, **_BIASED, "q_lora_rank": None}),
     "deepseek_v3": (_MLA, {**_MLA, **_BIASED, **_TIED}),
     "gpt_oss": ({**_LLAMA, **_LOCAL}, {**_LLAMA, **_LOCAL, "attention_bias": False}),
@@ -199,7 +202,11 @@ def test_what_lies_outside_the_layers(name: str, number: int) -> None:
     assert found.head == sum(p.numel() for p in head.parameters() if p is not table)
 
 
-@pytest.mark.parametrize(("name", "number"), [p for p in TRIED if p.values[0] in FAMILIES])
+UNSAID = {"ernie4_5_moe-1"}  # biases in some of its MLPs alone: no block of ours, so its FFN is refused
+COUNTED = [p for p in TRIED if p.values[0] in FAMILIES and p.id not in UNSAID]
+
+
+@pytest.mark.parametrize(("name", "number"), COUNTED)
 def test_whole_model(name: str, number: int) -> None:
     values, built, _ = case(name, number)
     assert joined(values).model_params_total == built.total

@@ -90,3 +90,15 @@ def expect_refusal(result: tuple[int, str, str], *parts: object, code: int = 2) 
     assert harmful(err) == []
     assert [part for part in map(str, parts) if part not in err] == [], err
     return err
+
+
+def expect_difference(result: tuple[int, str, str], *parts: object) -> str:
+    """The whole answer beside a disagreement; its one line on stderr holds all `parts`, and the answer holds it too."""
+    code, out, err = result
+    assert (code, bool(out)) == (1, True), f"exit {code}, stdout {out[:200]!r}, stderr {err!r}"
+    errors = [line for line in err.splitlines() if not line.startswith("note: ")]
+    assert len(errors) == 1, err
+    assert errors[0].startswith("error: "), err
+    assert harmful(out + err) == []
+    assert [part for part in map(str, parts) if part not in errors[0]] == [], err
+    return out

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ffncli.models.families import decoders, encoders, hybrids, moe, pairs
+from ffncli.models.families import composites, decoders, encoders, hybrids, moe, pairs
 from ffncli.models.family import Family
 
 FAMILIES: Mapping[str, Family] = {
-    **decoders.ROWS, **encoders.ROWS, **pairs.ROWS, **moe.ROWS, **hybrids.ROWS
+    **decoders.ROWS, **encoders.ROWS, **pairs.ROWS, **moe.ROWS, **hybrids.ROWS,
+    **composites.ROWS,
 }  # fmt: skip
+REFUSED: Mapping[str, str] = {**hybrids.REFUSED}  # model_type → why its blocks cannot be said
+TEXT_TYPES = composites.TEXT_TYPES
 BY_TYPE: Mapping[str, str] = {alias: name for name, row in FAMILIES.items() for alias in (name, *row.aliases)}
 
 

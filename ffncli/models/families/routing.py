@@ -70,7 +70,8 @@ def fixed_prefix(dense: int) -> LayerRule:
 
 def per_layer(config: Fields, stack: Stack, name: str, choices: tuple[object, ...]) -> list[Any]:
     """A list with one of `choices` for each layer. Raises FFNError naming the field."""
-    value, count = config.get(name, kind="a list"), config.integer(stack.layers)
+    value = config.get(name, kind="a list")
+    count = config.integer(stack.layers) if isinstance(stack.layers, str) else stack.layers(config)
     if type(value) is not list or len(value) < count or any(v not in choices for v in value):
         raise config.wrong(name, value, f"a list of {count} out of {', '.join(map(str, choices))}")
     return value

@@ -66,7 +66,9 @@ class Architecture:
     """One model_type. `ffn` and `norm` match whole parameter names in memory; buffers count where `ffn` says so.
 
     `values` go over the generic sizes (a nested mapping over those of a nested config), `drop` takes generic ones
-    away. `norm` are the norms that only the FFN branch uses. `activation` False: its modules hold a function that they
+    away. `norm` are the norms that only the FFN branch uses. `model` is the class to build, of the nested config `at`
+    where the whole cannot be built or not tiny; `apart` names the nested configs of towers that are not counted, whose
+    widths do not double. `activation` False: its modules hold a function that they
     do not call. `reason` says why it cannot be built or counted; such an architecture is listed and not compared.
     """
 
@@ -75,6 +77,8 @@ class Architecture:
     values: Mapping[str, Any] = field(default_factory=dict)
     drop: tuple[str, ...] = ()
     model: str = ""
+    at: str = ""
+    apart: tuple[str, ...] = ("vision_config", "audio_config")
     activation: bool = True
     reason: str = ""
 
@@ -90,19 +94,18 @@ def text_architectures() -> dict[str, str]:
 
 def config(model_type: str, case: Architecture, factor: int = 1) -> PretrainedConfig:
     """A tiny config; `factor` multiplies every d_ff."""
+    return _config(CONFIG_MAPPING[model_type], case, case.values, factor)
+
+
+def _config(kind: Any, case: Architecture, over: Mapping[str, Any], factor: int) -> PretrainedConfig:
+    names = _fields(kind) - set(case.drop)
     sizes = {**SIZES, **{name: width * factor for name, width in WIDTHS.items()}}
-    sizes = {name: value for name, value in sizes.items() if name not in case.drop}
-    return _config(CONFIG_MAPPING[model_type], sizes, case.values, factor)
-
-
-def _config(kind: Any, sizes: Mapping[str, Any], over: Mapping[str, Any], factor: int) -> PretrainedConfig:
-    names = _fields(kind)
     values = {name: value for name, value in sizes.items() if name in names}
     for name, inner in getattr(kind, "sub_configs", {}).items():
         said = over.get(name, {})
         inner = CONFIG_MAPPING[said["model_type"]] if "model_type" in said else inner
         if hasattr(inner, "model_type") and inner.model_type:
-            values[name] = _config(inner, sizes, said, factor)
+            values[name] = _config(inner, case, said, 1 if name in case.apart else factor)
     own = {name: _scaled(name, value, factor) for name, value in over.items() if name not in values or
            not isinstance(values[name], PretrainedConfig)}  # fmt: skip
     return kind(**{**values, **own})
@@ -127,16 +130,23 @@ def _fields(kind: Any) -> set[str]:
 
 def build(model_type: str, case: Architecture, factor: int = 1, meta: bool = False) -> nn.Module:
     """The tiny model, on `meta` without any memory."""
-    made = getattr(transformers, case.model or text_architectures()[model_type])
     with torch.device("meta"):
-        model: nn.Module = made(config(model_type, case, factor))
+        model = _made(model_type, case, factor)
     size = sum(p.numel() for p in model.parameters())
     if size > MOST_PARAMETERS:
         raise ValueError(f"not tiny: {size:,} parameters")
     if meta:
         return model
     torch.manual_seed(0)
-    return made(config(model_type, case, factor))  # type: ignore[no-any-return]
+    return _made(model_type, case, factor)
+
+
+def _made(model_type: str, case: Architecture, factor: int) -> nn.Module:
+    whole = config(model_type, case, factor)
+    kind = getattr(transformers, case.model or text_architectures()[model_type])
+    model: nn.Module = kind(getattr(whole, case.at) if case.at else whole)
+    model.config = whole  # what is counted is what the whole model's config says
+    return model
 
 
 def matching(model: nn.Module, pattern: str) -> Iterator[tuple[str, torch.Tensor]]:

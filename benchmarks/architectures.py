@@ -1,0 +1,48 @@
+"""In how many text architectures of transformers do config, headers and module hold the same number of FFN parameters?
+
+What: for every model_type that transformers can build as a text model (causal, masked, sequence to sequence, encoder),
+a tiny model is built from its config class, saved as transformers saves it, and its FFN parameters are counted:
+
+- `module_count`: sum(numel) of the module's FFN parameters, which names written by hand pick out (tests/oracles)
+- `config_count`: what ffn makes of the saved config.json
+- `header_count`: what ffn recognises in the safetensors headers by names and shapes, without the config
+
+`result` is `same` where all three agree, and where `ffn params DIR`, which reads both files, counts the same and
+reports no difference. What is `not counted` has a reason: it has no FFN, it cannot be built, or ffn refuses it.
+
+    python -m benchmarks.architectures [--save FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+
+import transformers
+
+from benchmarks.common import save
+from tests.oracles.architectures import cases
+from tests.oracles.architectures.saved import COLUMNS, row
+
+
+def main() -> int:
+    """Count, print, save; 1 where any architecture differs."""
+    parser = argparse.ArgumentParser(description="FFN parameters of every text architecture, counted in three ways.")
+    parser.add_argument("--save", metavar="FILE", help="write the results there as CSV")
+    options = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    rows = [row(name, case) for name, case in sorted(cases().items())]
+    results = Counter(line[COLUMNS.index("result")] for line in rows)
+    for line in rows:
+        if line[COLUMNS.index("reason")]:
+            print(f"{line[0]}: {line[COLUMNS.index('result')]}: {line[COLUMNS.index('reason')]}")
+    print(f"transformers {transformers.__version__}: {results['same']} of {len(rows)} text architectures agree")
+    if options.save:
+        save(options.save, COLUMNS, rows, {})
+    return int(results["differs"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

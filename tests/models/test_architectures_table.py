@@ -1,0 +1,51 @@
+"""The committed table of architectures: complete, explained, and not smaller than it was."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.oracles.architectures import cases, text_architectures
+from tests.oracles.architectures.saved import COLUMNS
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "results" / "architectures.csv"
+LEAST = 235  # how many architectures agreed when the table was last made (`make architectures`)
+
+
+def _table() -> Mapping[str, Mapping[str, str]]:
+    with open(FILE, encoding="utf-8", newline="") as file:
+        return {line["model_type"]: line for line in csv.DictReader(file)}
+
+
+TABLE = _table()
+
+
+def test_it_names_every_text_architecture_once_in_order() -> None:
+    with open(FILE, encoding="utf-8", newline="") as file:
+        first, *lines = csv.reader(file)
+    assert tuple(first) == COLUMNS
+    assert [line[0] for line in lines] == list(text_architectures())
+
+
+def test_as_many_agree_as_before() -> None:
+    assert sum(line["result"] == "same" for line in TABLE.values()) >= LEAST
+
+
+def test_what_agrees_has_one_number_in_all_columns() -> None:
+    for name, line in TABLE.items():
+        numbers = {line[column] for column in ("config_count", "header_count", "module_count")}
+        if line["result"] == "same":
+            assert (len(numbers), "" in numbers, line["reason"]) == (1, False, ""), name
+
+
+def test_what_does_not_agree_has_a_reason() -> None:
+    for name, line in TABLE.items():
+        if line["result"] != "same":
+            assert line["result"] in ("differs", "not counted"), name
+            assert line["reason"], name
+
+
+def test_what_is_not_counted_is_what_the_cases_cannot_build() -> None:
+    told = {name: case.reason for name, case in cases().items() if case.reason}
+    assert {name: line["reason"] for name, line in TABLE.items() if line["result"] == "not counted"} == told

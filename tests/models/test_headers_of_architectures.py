@@ -1,0 +1,32 @@
+"""Every text architecture as transformers saves it: config, headers and module agree, as the committed table says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ffncli.models.source import load
+from tests.models.test_architectures_table import TABLE
+from tests.oracles.architectures import build, cases
+from tests.oracles.architectures.saved import counts
+
+CASES = cases()
+
+
+@pytest.mark.parametrize("name", [name for name, line in TABLE.items() if line["result"] == "same"])
+def test_config_headers_and_module_agree(name: str) -> None:
+    line, found = TABLE[name], counts(name, CASES[name])
+    assert found.reason == ""
+    assert [found.config, found.header, found.module] == [
+        int(line[column]) for column in ("config_count", "header_count", "module_count")
+    ]
+
+
+def test_a_latent_width_that_the_tensors_contradict(tmp_path: Path) -> None:
+    build("nemotron_h", CASES["nemotron_h"]).save_pretrained(tmp_path)  # type: ignore[operator]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "moe_latent_size": 11}))
+    (found,) = load(str(tmp_path)).differences
+    assert (found.name, found.config, found.tensors, found.layers) == ("latent", "11", "10", 2)

@@ -1,0 +1,227 @@
+"""Models from their tensors alone: an unknown model_type, no config.json, GGUF. What nothing says is null."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Q
+from gguf.quants import quantize
+
+from tests.oracles.checkpoints import LLAMA, expect_difference, expect_refusal, folder, harmful, tensors
+
+UNKNOWN = {**LLAMA, "model_type": "brand_new"}
+D, F, E, LAYERS = 64, 96, 4, 2
+
+
+def row_of(result: tuple[int, str, str], *says: str) -> dict[str, Any]:
+    """The only row of an answer that has no error, whose notes hold `says`."""
+    code, out, err = result
+    assert code == 0, err
+    assert [part for part in says if part not in err] == []
+    assert harmful(out + err) == []
+    (row,) = json.loads(out)["rows"]
+    return row
+
+
+def ffn_numbers(stored: dict[str, Any]) -> int:
+    return sum(tensor.numel() for name, tensor in stored.items() if "norm" not in name and "ln_" not in name)
+
+
+# --- safetensors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize("config", [UNKNOWN, None], ids=["unknown", "none"])
+def test_what_is_recognised_is_counted(config: dict[str, Any] | None, family: str, call, tmp_path: Path):
+    stored = tensors(family)
+    source = folder(tmp_path, config, stored)
+    row = row_of(call("params", source, "--json"), "norms and residuals")
+    assert (row["d_model"], row["d_ff"], row["layers"], row["gated"]) == (4, 6, 2, family != "gpt2")
+    assert (row["bias"], row["experts"]) == (family == "gpt2", 4 if family == "mixtral" else 0)
+    assert row["ffn_params_total"] == row["ffn_params_stored"] == ffn_numbers(stored)
+    assert row["stored_params"] == sum(tensor.numel() for tensor in stored.values())
+    said = "model_type 'brand_new' is not known" if config else "no config.json"
+    assert any(said in line for line in row["evidence"])
+    assert row["activation"] == ("silu" if config else None)
+    assert (row["norm_params_per_layer"], row["elementwise_flops_per_token"]) == (None, None)
+    assert (row["model_params_total"], row["attention_params_per_layer"]) == (None, None)
+
+
+def test_a_file_by_itself(call, tmp_path: Path):
+    folder(tmp_path, None, tensors("llama"))
+    row = row_of(call("params", str(tmp_path / "model.safetensors"), "--json"), "the activation")
+    assert row["ffn_params_total"] == ffn_numbers(tensors("llama"))
+    assert "activation not known" in call("params", str(tmp_path / "model.safetensors"))[1]
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 3])
+def test_what_is_active_needs_top_k(top_k: int | None, call, tmp_path: Path):
+    config = {"model_type": "brand_new", "num_experts_per_tok": top_k}
+    source = folder(tmp_path, config, tensors("mixtral"))
+    row = row_of(call("params", source, "--json"), *(["top_k, so what is active"] if top_k is None else []))
+    router, expert = 4 * 4, 3 * 4 * 6
+    active = None if top_k is None else 2 * (router + top_k * expert)
+    assert (row["top_k"], row["ffn_params_active"]) == (top_k, active)
+    assert row["matmul_flops_per_token"] == (None if active is None else active)  # two layers, two FLOPs: 2 / 2
+    assert bool(row["costs"]) == (top_k is not None)
+    assert row["ffn_params_total"] == 2 * (router + 4 * expert)
+    text = call("params", source)[1]
+    assert ("top_k not known" in text) == (top_k is None)
+
+
+@pytest.mark.parametrize("words", [["--tokens", "1,8"], ["--ridge", "10"], ["--csv"], ["--format", "md"]])
+def test_what_is_not_known_is_shown_as_such_everywhere(words: list[str], call, tmp_path: Path):
+    source = folder(tmp_path, None, tensors("mixtral"))
+    code, out, err = call("params", source, *words)
+    assert (code, bool(out), len(err.splitlines())) == (0, True, 1)
+
+
+@pytest.mark.parametrize("field", ["num_experts_per_tok", "hidden_act", "hidden_size"])
+@pytest.mark.parametrize("value", [0, -1, "x", "\x1b[31m", [], {}, True, 1e9, None])
+def test_a_field_that_says_nothing_usable_is_passed_over(field: str, value: Any, call, tmp_path: Path):
+    source = folder(tmp_path, {"model_type": "brand_new", field: value}, tensors("mixtral"))
+    row = row_of(call("params", source, "--json"))
+    assert row["ffn_params_total"] == ffn_numbers(tensors("mixtral"))
+    assert (row["activation"], row["top_k"]) == (None, None)
+
+
+def test_a_nested_config_of_an_unknown_model(call, tmp_path: Path):
+    config = {"model_type": "brand_new", "text_config": {"model_type": "brand_new_text", "hidden_act": "gelu"}}
+    stored = {f"language_{name}": tensor for name, tensor in tensors("llama").items()}
+    stored |= {"vision_tower.layers.0.mlp.fc1.weight": torch.zeros(8, 2),
+               "vision_tower.layers.0.mlp.fc2.weight": torch.zeros(2, 8)}  # fmt: skip
+    row = row_of(call("params", folder(tmp_path, config, stored), "--json"))
+    assert (row["activation"], row["ffn_params_total"]) == ("gelu", ffn_numbers(tensors("llama")))
+
+
+@pytest.mark.parametrize("config", [UNKNOWN, None, LLAMA], ids=["unknown", "none", "known"])
+def test_nothing_that_is_recognised(config: dict[str, Any] | None, call, tmp_path: Path):
+    source = folder(tmp_path, config, {"encoder.weight": torch.zeros(2, 2), "layers.0.attn.weight": torch.zeros(1)})
+    expect_refusal(call("params", source), "no FFN among 2 tensor names", "looked for gate_proj/up_proj/down_proj")
+
+
+def test_no_tensors_and_no_config(call, tmp_path: Path):
+    expect_refusal(call("params", folder(tmp_path, None)), "config.json is missing")
+    expect_refusal(call("params", folder(tmp_path, UNKNOWN)), "model_type 'brand_new' is not known")
+
+
+def test_what_is_not_known_cannot_be_run(call, tmp_path: Path):
+    expect_refusal(call("trace", folder(tmp_path, UNKNOWN, tensors("llama"))), "norm", "`ffn params` counts it")
+
+
+def test_what_follows_from_layers_of_two_kinds(call, tmp_path: Path):
+    stored = {n: t for n, t in tensors("llama").items() if "layers.0." in n}
+    stored |= {n: t for n, t in tensors("mixtral").items() if "layers.1." in n}
+    row = row_of(call("params", folder(tmp_path, UNKNOWN, stored), "--json"))
+    assert [(group["kind"], group["layers"]) for group in row["groups"]] == [("dense", [0]), ("moe", [1])]
+    assert (row["uniform"], row["ffn_params_total"]) == (False, ffn_numbers(stored))
+
+
+# --- GGUF -------------------------------------------------------------------------------------------------------------
+
+
+def written(path: Path, kind: Q = Q.F32, experts: int = 0, architecture: str = "llama", **metadata: int) -> list[Any]:
+    """A GGUF file by the library; returns what the FFNs' tensors are to it: (numbers, bytes)."""
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_embedding_length(metadata.get("d_model", D))
+    writer.add_feed_forward_length(metadata.get("d_ff", F))
+    writer.add_block_count(metadata.get("layers", LAYERS))
+    if experts:
+        writer.add_expert_count(metadata.get("said_experts", experts))
+        writer.add_expert_used_count(2)
+    stored = []
+    for i in range(LAYERS):
+        for name, shape in (("gate", (F, D)), ("up", (F, D)), ("down", (D, F))):
+            values = np.ones((experts, *shape) if experts else shape, np.float32)
+            packed = quantize(values, kind)
+            writer.add_tensor(f"blk.{i}.ffn_{name}{'_exps' if experts else ''}.weight", packed, raw_dtype=kind)
+            stored.append((values.size, packed.nbytes))
+        if experts:
+            router = np.ones((experts, D), np.float32)
+            writer.add_tensor(f"blk.{i}.ffn_gate_inp.weight", router)
+            stored.append((router.size, router.nbytes))
+        writer.add_tensor(f"blk.{i}.ffn_norm.weight", np.ones(D, np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    return stored
+
+
+@pytest.mark.parametrize("experts", [0, E])
+@pytest.mark.parametrize(("kind", "dtype"), [(Q.F32, "fp32"), (Q.F16, "fp16"), (Q.Q4_0, "Q4_0"), (Q.Q8_0, "Q8_0")])
+def test_a_gguf_file(kind: Q, dtype: str, experts: int, call, tmp_path: Path):
+    stored = written(tmp_path / "model.gguf", kind, experts)
+    numbers, size = (sum(column) for column in zip(*stored, strict=True))
+    row = row_of(call("params", str(tmp_path / "model.gguf"), "--json"), "norms and residuals")
+    assert row["ffn_params_total"] == row["ffn_params_stored"] == numbers
+    assert (row["ffn_stored_bytes"], row["ffn_bits_per_weight"]) == (size, 8 * size / numbers)
+    assert (row["stored_params"], row["stored_bytes"]) == (numbers + LAYERS * D, size + LAYERS * D * 4)
+    assert (row["name"], row["d_model"], row["d_ff"], row["layers"], row["gated"]) == ("model", D, F, LAYERS, True)
+    assert (row["activation"], row["experts"], row["top_k"]) == ("silu", experts, 2 if experts else 0)
+    assert (row["dtype"], row["differences"]) == (dtype, [])
+    if dtype[0] == "Q":
+        assert row["weight_bytes"] == size
+    beside = tmp_path / "Name-3.1"
+    beside.mkdir()
+    (tmp_path / "model.gguf").rename(beside / "model.gguf")
+    other = row_of(call("params", str(beside), "--json"))  # its directory
+    assert (other.pop("name"), other.pop("source"), bool(other.pop("costs"))) == ("Name-3.1", str(beside), True)
+    assert other == {key: row[key] for key in other}
+    written(beside / "other.gguf")
+    row_of(call("params", str(beside), "--json"), "model.gguf is taken, of 2")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("d_ff", 100, "llama.feed_forward_length: the config says 100, the tensors 96"),
+        ("d_model", 72, "llama.embedding_length: the config says 72, the tensors 64"),
+        ("layers", 1, "llama.block_count: the config says 1, the tensors 2"),
+    ],
+)
+def test_metadata_that_contradict_the_tensors(field: str, value: int, says: str, call, tmp_path: Path):
+    written(tmp_path / "model.gguf", **{field: value})
+    out = expect_difference(call("params", str(tmp_path / "model.gguf"), "--json"), says, "blk.0.ffn_gate.weight")
+    (row,) = json.loads(out)["rows"]
+    assert (row["d_model"], row["d_ff"], row["layers"]) == (D, F, LAYERS)
+
+
+def test_experts_that_contradict_the_tensors(call, tmp_path: Path):
+    path = tmp_path / "model.gguf"
+    written(path, experts=E, said_experts=8)
+    says = "llama.expert_count: the config says 8, the tensors 4"
+    expect_difference(call("params", str(path)), says, "blk.0.ffn_gate_exps.weight")
+
+
+def test_an_architecture_that_is_not_known(call, tmp_path: Path):
+    written(tmp_path / "model.gguf", architecture="brand-new")
+    row = row_of(call("params", str(tmp_path / "model.gguf"), "--json"), "the activation")
+    assert (row["activation"], row["d_ff"]) == (None, F)
+
+
+def test_a_gguf_file_beside_other_sources(call, tmp_path: Path):
+    written(tmp_path / "model.gguf", Q.Q4_0)
+    code, out, _ = call("params", str(tmp_path / "model.gguf"), "gpt2")
+    assert code == 0
+    assert out.splitlines()[0].split() == ["quantity", "model", "gpt2"]
+
+
+def test_a_gguf_file_without_ffn_and_one_cut_short(call, tmp_path: Path):
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_embedding_length(D)
+    writer.add_tensor("token_embd.weight", np.ones((3, D), np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    expect_refusal(call("params", str(path)), "no FFN among 1 tensor names")
+    written(path)
+    path.write_bytes(path.read_bytes()[:-40_000])
+    expect_refusal(call("params", str(path)), path, "truncated")
+    expect_refusal(call("trace", str(path)), path, "truncated")

@@ -1,0 +1,80 @@
+"""Tiny models as transformers saves them: the FFN parameters counted from the module, the config and the headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ffncli.models.checkpoint import open_checkpoint
+from ffncli.models.config import read_config
+from ffncli.models.count import count
+from ffncli.models.evidence import items_of
+from ffncli.models.inventory import take_inventory
+from ffncli.models.recognise import recognise
+from ffncli.models.source import load
+from tests.oracles.architectures import Architecture, build, numbers, text_architectures
+
+COLUMNS = ("model_type", "class", "config_count", "header_count", "module_count", "result", "reason")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """FFN parameters of one model, all layers: by its config.json, its headers, its module, and both files read.
+
+    `header` is by names and shapes alone. `stored` is what `load` finds in the headers with the config beside them
+    (None: not all of it), `differences` what it says of the two.
+    """
+
+    config: int
+    header: int
+    module: int
+    stored: int | None
+    differences: tuple[str, ...]
+
+    @property
+    def reason(self) -> str:
+        """How they disagree; empty where all of them are the same."""
+        return "; ".join((*self._unlike(), *self.differences))
+
+    def _unlike(self) -> Iterator[str]:
+        if self.config != self.module:
+            yield f"the config makes {self.config:,}, the module has {self.module:,}"
+        if self.header != self.module:
+            yield f"{self.header:,} by the tensors' names alone, the module has {self.module:,}"
+        if self.stored != self.module:
+            yield f"{self.stored or 0:,} by the tensors beside the config, the module has {self.module:,}"
+
+
+def counts(name: str, case: Architecture) -> Counts:
+    """Build one architecture, save it as transformers does, and count it in every way."""
+    model = build(name, case)
+    with TemporaryDirectory() as at:
+        folder = Path(at)
+        model.save_pretrained(folder)  # type: ignore[operator]
+        both = load(at)
+        return Counts(
+            config=count(read_config(folder / "config.json", name)).ffn_params_total,
+            header=_by_headers(folder),
+            module=numbers(model, case.ffn),
+            stored=both.stored.params if both.stored else None,
+            differences=tuple(map(str, both.differences)),
+        )
+
+
+def _by_headers(folder: Path) -> int:
+    """FFN parameters by the tensors' names and shapes alone: no config is read."""
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint is not None
+    layers = recognise(items_of(take_inventory(checkpoint), None))
+    return sum(found.params for seen in layers.values() for founds in seen.values() for found in founds)
+
+
+def row(name: str, case: Architecture) -> tuple[object, ...]:
+    """One line of the table of architectures (COLUMNS); one that a case gives a reason for is not counted."""
+    built = case.model or text_architectures()[name]
+    if case.reason:
+        return (name, built, None, None, None, "not counted", case.reason)
+    found = counts(name, case)
+    return (name, built, found.config, found.header, found.module, "differs" if found.reason else "same", found.reason)

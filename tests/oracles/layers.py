@@ -1,0 +1,54 @@
+"""Layers put together by hand: names and shapes of one FFN in any way of writing it, and what must be seen in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from ffncli.models.recognise import WAYS, Found, Item, Layers, Way, recognise
+
+D, F, E = 6, 10, 4  # d_model, d_ff, experts
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def layers_of(shapes: Shapes, d_model: int | None = None, **counts: int) -> Layers:
+    """What is recognised; a tensor whose name has `#` is there `counts["experts"]` times, E by default."""
+    items = {}
+    for name, shape in shapes.items():
+        count = counts.get("experts", E) if "#" in name else 1
+        items[name] = Item(shape, prod(shape), 4 * prod(shape) * count, count, "F32")
+    return recognise(items, d_model)
+
+
+def one(shapes: Shapes, d_model: int | None = None, prefix: str = "model.layers") -> Found:
+    """The only FFN of the only layer, which is number 3."""
+    layers = layers_of({f"{prefix}.3.{name}": shape for name, shape in shapes.items()}, d_model)
+    assert {name: list(seen) for name, seen in layers.items()} == {prefix: [3]}
+    (found,) = layers[prefix][3]
+    return found
+
+
+def suffix(way: Way) -> str:
+    return "" if way.down.endswith("_weight") else ".weight"
+
+
+def dense(way: Way, parent: str = "mlp.", fused: bool = False, d: int = D, f: int = F) -> Shapes:
+    """The matrices of one FFN as nn.Linear keeps them; `fused`: gate and up in one."""
+    widths = dict.fromkeys(way.names, (f, d)) | {way.up: (2 * f if fused else f, d), way.down: (d, f)}
+    return {f"{parent}{leaf}{suffix(way)}": shape for leaf, shape in widths.items()}
+
+
+def numbers(shapes: Shapes) -> int:
+    return sum(prod(shape) * (E if "#" in name else 1) for name, shape in shapes.items())
+
+
+def check_ffn(found: Found, shapes: Shapes, **expected: object) -> None:
+    """Widths, numbers, bytes and what else is expected; everything that is not, is absent."""
+    other = {"experts": 0, "shared_d_ff": 0, "router_bias": False, "correction": False, "shared_gate": False}
+    wanted = {"d_model": D, "d_ff": F, "bias": False, "loose": (), "whole": True, **other, **expected}
+    assert {name: getattr(found, name) for name in wanted} == wanted
+    assert (found.params, found.bytes, found.formats) == (numbers(shapes), 4 * numbers(shapes), ("F32",))
+
+
+NORM = {"post_attention_layernorm.weight": (D,)}
+IDS = ["/".join(way.names) for way in WAYS]
