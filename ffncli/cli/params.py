@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ffncli.block import dtypes, storage, traffic
+from ffncli.block import dtypes, shard, storage, traffic
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.dtypes import DType
 from ffncli.cli import assertions
@@ -28,7 +28,7 @@ from ffncli.show.tables import Table
 if TYPE_CHECKING:
     from ffncli.models.tensor_parallel import Split
 
-_CONVENTIONS = {**CONVENTIONS, **storage.CONVENTIONS, **traffic.CONVENTIONS}
+_CONVENTIONS = {**CONVENTIONS, **storage.CONVENTIONS, **traffic.CONVENTIONS, **shard.CONVENTIONS}
 _MANY = ("groups", "evidence", "differences")  # keys that hold more than one value
 KEYS = tuple(f.name for f in fields(ModelCount) if f.name not in _MANY)
 
@@ -165,7 +165,7 @@ def _costed(
     # what a packed format of a file moves per weight is not modelled: bf16 stands for it, and the table says so
     row = weights or dtypes.find_storage(model.dtype or "fp32") or dtypes.dtype("bf16")
     known = "top_k" not in model.unknown  # else nothing says how many experts work
-    over = split(model, ranks, row, tokens[0]) if ranks else None  # first: it says which numbers of ranks would do
+    over = _split(model, row, tokens[0], ranks) if ranks else None  # first: it says which numbers of ranks would do
     return _Costed(
         model,
         count(model, dtype, tokens[0]),
@@ -173,6 +173,12 @@ def _costed(
         over,
         ridge_tokens(model, row, ridge, ranks or 1) if known and ridge is not None else None,
     )
+
+
+def _split(model: Model, weights: DType, tokens: int, ranks: int) -> Split:
+    from ffncli.models.tensor_parallel import split
+
+    return split(model, ranks, weights, tokens)
 
 
 def _models(
