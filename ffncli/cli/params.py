@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ffncli.block import dtypes, storage, traffic
+from ffncli.block import dtypes, shard, storage, traffic
 from ffncli.block.cost import CONVENTIONS
 from ffncli.cli import assertions
 from ffncli.cli.options import DimensionOptions, OutputOptions, TokenListOptions, above_zero, positive, spread
@@ -26,7 +26,7 @@ from ffncli.show.tables import Table
 if TYPE_CHECKING:
     from ffncli.models.iso_params import IsoParams  # sweeps, twins and splits are imported where they are asked for
 
-_CONVENTIONS = {**CONVENTIONS, **storage.CONVENTIONS, **traffic.CONVENTIONS}
+_CONVENTIONS = {**CONVENTIONS, **storage.CONVENTIONS, **traffic.CONVENTIONS, **shard.CONVENTIONS}
 _Texts = list[str] | None
 
 
@@ -108,14 +108,6 @@ class _Wanted:
                 f"{model.name}: {error.message}" if several else error.message, error.hint, error.code
             ) from None
 
-    def conventions(self) -> dict[str, str]:
-        """The conventions of all that is shown."""
-        if not self.ranks:
-            return _CONVENTIONS
-        from ffncli.models import tensor_parallel
-
-        return {**_CONVENTIONS, **tensor_parallel.CONVENTIONS}
-
 
 def answer_for(models: list[Model], **wanted: Any) -> Answer:
     """The answer about some models; `wanted` are fields of what can be asked for."""
@@ -127,7 +119,7 @@ def _answer(models: list[Model], wanted: _Wanted) -> tuple[Answer, list[dict[str
     found = [one for model in models for one in wanted.of(model, len(models) > 1)]
     lines = [line for one in found for line in one.lines()]
     parts = parts_of(found, costs=bool(wanted.tokens or wanted.ranks))
-    return Answer("params", {"rows": [one.row() for one in found]}, _flat(lines), parts, wanted.conventions()), lines
+    return Answer("params", {"rows": [one.row() for one in found]}, _flat(lines), parts, _CONVENTIONS), lines
 
 
 def _formats(text: str | None) -> tuple[str | None, ...]:
@@ -205,7 +197,7 @@ def _swept(
         for line in one.lines()
     ]
     table = sweep_table([(point, one) for point, _, one in found], bool(wanted.tokens))
-    answer = Answer("params", {"rows": rows}, _flat(lines), [table], wanted.conventions())
+    answer = Answer("params", {"rows": rows}, _flat(lines), [table], _CONVENTIONS)
     return [found[0][1]] if source else [], answer, lines
 
 
