@@ -76,6 +76,7 @@ def above_zero(option: str) -> Callable[[str], float]:
     return parse
 
 
+_MOST_VALUES = 1000  # of a comma list
 _dims = partial(typer.Option, rich_help_panel="Dimensions: make a block, or override the SOURCE's")
 _run = partial(typer.Option, rich_help_panel="The run")
 _show = partial(typer.Option, rich_help_panel="Output")
@@ -149,7 +150,10 @@ def numbers(option: str) -> Callable[[str], tuple[int, ...]]:
     one = positive(option)
 
     def parse(text: str) -> tuple[int, ...]:
-        return tuple(one(part) for part in str(text).split(","))
+        parts = str(text).split(",")
+        if len(parts) > _MOST_VALUES:
+            raise FFNError(f"{option} takes at most {_MOST_VALUES} values, got {len(parts)}")
+        return tuple(one(part) for part in parts)
 
     return parse
 

@@ -41,7 +41,8 @@ def _one(c: ModelCount) -> list[Part]:
     """What it is, each group's matrices on their own lines, totals, evidence."""
     parts: list[Part] = [Heading(c.name, c.source if c.source != c.name else "")]
     kind = "gated" if c.gated else "plain"
-    widths = " and ".join(str(d_ff) for d_ff in dict.fromkeys(group.d_ff for group in c.groups))
+    several = [str(d_ff) for d_ff in dict.fromkeys(group.d_ff for group in c.groups)]
+    widths = " and ".join(several) if len(several) < 4 else f"{min(several, key=int)} to {max(several, key=int)}"
     where = "" if c.layers is None else f", {c.layers} layers"
     act = c.activation or "activation not known"
     parts.append(Line(f"d_model {c.d_model}, d_ff {widths}, {act}, {kind}, {'bias' if c.bias else 'no bias'}{where}"))
@@ -80,7 +81,7 @@ def _remark(tensor: TensorCount) -> str:
 
 
 def _totals(c: ModelCount) -> list[Row]:
-    moe = c.experts > 0
+    moe = _has_experts(c)
     rows: list[Row] = [("parameters per layer", c.ffn_params_per_layer)]
     rows += [("active per layer", c.ffn_params_active_per_layer)] if moe else []
     rows += [
@@ -104,7 +105,7 @@ def _model_rows(c: ModelCount) -> list[Row]:
     if c.model_params_total is None:
         return []
     rows: list[Row] = [("whole model, parameters", c.model_params_total)]
-    if c.experts:
+    if _has_experts(c):
         rows += [
             ("whole model, active", c.model_params_active),
             ("whole model, active without the input embedding", c.model_params_active_no_embedding),
@@ -149,7 +150,7 @@ _OF_MOE = {
 
 def _side_by_side(counts: list[ModelCount]) -> Table:
     """One column per source, one row per quantity; rows in which sources differ are marked."""
-    hidden = set() if any(c.experts for c in counts) else set(_OF_MOE)
+    hidden = set() if any(map(_has_experts, counts)) else set(_OF_MOE)
     rows: list[Row] = []
     for label, name in _FIELDS:
         values = [getattr(c, name) for c in counts]
@@ -266,12 +267,20 @@ def _kind(group: GroupCount) -> str:
     return f"MoE, {group.experts} experts, {top}" if group.kind == "moe" else "dense"
 
 
+def _has_experts(c: ModelCount) -> bool:
+    """Whether any layer has; the main ones may not (Llama 4's every second)."""
+    return any(group.experts for group in c.groups)
+
+
 def _percent(share: float | None) -> str | None:
     return None if share is None else f"{100 * share:.1f} %"
 
 
 def _ranges(layers: tuple[int, ...]) -> str:
-    """`layers 0-2, 5`."""
+    """`layers 0-2, 5`, `layers 0-46 by 2`."""
+    step = layers[1] - layers[0] if len(layers) > 3 else 1
+    if step > 1 and layers == tuple(range(layers[0], layers[-1] + 1, step)):
+        return f"layers {layers[0]}-{layers[-1]} by {step}"
     out: list[list[int]] = []
     for layer in layers:
         if out and layer == out[-1][1] + 1:
