@@ -23,7 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit. Nothing but an exit code and a line on stderr leaves this function."""
-    if arguments is None:  # the process is ours: what start-up makes stays, and was looked through for garbage (5 %)
+    if arguments is None:  # the process is ours: what start-up makes stays, and was looked through for garbage (3 %)
         gc.set_threshold(100_000, 20, 20)
     args = sys.argv[1:] if arguments is None else arguments
     if args[:1] == ["help"]:
