@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
@@ -11,6 +12,7 @@ import pytest
 
 from ffncli.cli.main import COMMANDS
 from ffncli.models import catalog
+from ffncli.models.rest import RESTS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -46,6 +48,15 @@ def test_readme_examples_run(call):
         for line in re.findall(r"^\$ ffn (.*?)(?:\s+#.*)?$", block, re.M):
             assert call(*shlex.split(line))[0] == 0, line
     assert "4,722,432" in call("params", "--d-model", "768", "--d-ff", "3072", "--activation", "gelu", "--bias")[1]
+
+
+def test_readme_counts_what_there_is():
+    with (ROOT / "benchmarks" / "results" / "architectures.csv").open(encoding="utf-8") as file:
+        results = [row["result"] for row in csv.DictReader(file)]
+    assert f"{results.count('same')} of the {len(results)} text architectures in transformers" in " ".join(
+        README.split()
+    )
+    assert f"(by config in {len(RESTS)} model types)" in " ".join(README.split())
 
 
 def test_readme_library_examples_hold():
