@@ -78,8 +78,16 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
         title, source, tuple(groups), model_type=family_name, dtype=dtype.name if dtype else None,
         evidence=tuple(evidence), names=_names(config, family),
         quantization=_quantization(config), beside=whole(config, model_type),
+        tied=_tied(config, values),
         extra_layers=config.integer(_PREDICTION, 0, low=0, high=MOST_LAYERS),
     )  # fmt: skip
+
+
+def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
+    """tie_word_embeddings, as the text model's config and the whole one say it; None where neither does, or not so."""
+    said = {values.get("tie_word_embeddings") for values in (config.values, whole_values)} - {None}
+    one = said.pop() if len(said) == 1 else None
+    return one if isinstance(one, bool) else None
 
 
 def _names(config: Fields, family: Family) -> dict[str, str]:
