@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ffncli.block.cost import cost
+from ffncli.errors import shown
 from ffncli.models.agreement import prefixes
 from ffncli.models.model import Model
 from ffncli.models.recognise import Found, Item, Layers, is_norm, is_parameter, of_other_tower, placed
@@ -19,14 +20,18 @@ from ffncli.models.recognise import Found, Item, Layers, is_norm, is_parameter, 
 # A module that mixes tokens: attention under its many names, state spaces, recurrences, short convolutions.
 _MIXER = re.compile(r"att|^(?:mixer|mamba|conv|temporal_block|mlstm_layer|short_conv|ssm)|lstm|delta", re.I)
 _STREAM_NORM = re.compile(r"^(?:LayerNorm|layer_norm|layernorm\w*)$")  # inside BERT's and XLNet's attention modules
-_INNER_NORM = re.compile(r"(?:^|[._])(?:q|k|v|kv|qk|q_a|kv_a|q_lora|query|key)_?(?:layer)?norm")  # also GGUF's flat ones
+_INNER_NORM = re.compile(
+    r"(?:^|[._])(?:q|k|v|kv|qk|q_a|kv_a|q_lora|query|key)_?(?:layer)?norm"
+)  # also GGUF's flat ones
 _RELATIVE = re.compile(r"relative_attention_bias\.weight$")
 _BUFFER = re.compile(
     r"inv_freq$|rope_freqs\.weight$|masked_bias$|causal_mask$|position_ids$|token_type_ids$|num_batches_tracked$"
     r"|running_(?:mean|var)$|final_logits_bias$|layer_scalar$|slope_rate$|(?:query|key|diagonal)_decay$"
     r"|LayerNorm\.shift$|relative_position_index$|lora_|_integer$|scaling_factor$|\.x_(?:min|max)$"
 )
-_ONE_NUMBER = re.compile(r"_scale$|_zero_point$")  # a quantizer's, of keys and values or a module's input
+_ONE_NUMBER = re.compile(  # a quantizer's, of keys and values or of what a module reads and writes
+    r"(?:^|[._])(?:q|k|v|kv|prob|input|output|weight|activation)_(?:scale|zero_point)$"
+)
 _MASK = re.compile(r"att(?:n|ention)\.bias$")  # GPT-2's and GPT-NeoX's, of four axes
 _EMBEDDING = re.compile(
     r"(?:^|\.)(?:embed_tokens|wte|word_embeddings?|tok_embeddings|token_embd|embed_in|tokens_embed|shared"
@@ -163,7 +168,9 @@ def _rest(inside: Mapping[str, Item], founds: tuple[Found, ...], at: str) -> Lay
     """One layer cut in three; None where the parts do not make the whole, or it has no attention or several FFNs."""
     if len(founds) != 1:
         return None
-    norms, mixer, table = {}, {}, {}
+    norms: dict[str, Item] = {}
+    mixer: dict[str, Item] = {}
+    table: dict[str, Item] = {}
     for name, item in inside.items():
         if _RELATIVE.search(name):
             table[name] = item
@@ -171,13 +178,13 @@ def _rest(inside: Mapping[str, Item], founds: tuple[Found, ...], at: str) -> Lay
             mixer[name] = item
         elif is_norm(name) and len(item.shape or ()) == 1:  # one that a small MLP makes is no norm alone
             norms[name] = item
-    parts = [_sum(part.values()) for part in (mixer, norms, table)]
-    if not parts[0] or sum(parts) + founds[0].params != _sum(inside.values()):
+    attention, of_norms, of_table = (_sum(part.values()) for part in (mixer, norms, table))
+    if not attention or attention + of_norms + of_table + founds[0].params != _sum(inside.values()):
         return None
     packed = any("-" in item.format for item in mixer.values())  # `gptq-4bit`; a plain tensor has a dtype's code
     tensor = next((name for name in mixer if re.search(r"k_proj|key|kv|_k\b", name)), next(iter(mixer)))
     matrices = _sum(item for item in mixer.values() if len(item.shape or (0, 0)) > 1)
-    return LayerRest(*parts, matrices, packed, f"{at}.{tensor}")
+    return LayerRest(attention, of_norms, of_table, matrices, packed, f"{at}.{tensor}")
 
 
 def _in_mixer(name: str) -> bool:
@@ -215,7 +222,7 @@ def _text_model(
     }  # fmt: skip
     if not any(of_other_tower(name) for name in text):
         return text, {}
-    roots = {root[0] if (root := _TEXT_ROOT.match(prefix + ".")) else "" for prefix in ours}
+    roots = {match[0] if (match := _TEXT_ROOT.match(prefix + ".")) else "" for prefix in ours}
     if len(roots) != 1 or "" in roots:
         return None, {}
     root = roots.pop()
@@ -266,5 +273,5 @@ def _lookup(model: Model, text: Mapping[str, Item], embedding: Embedding | None)
 
 
 def words(left_out: Mapping[str, int]) -> Iterator[str]:
-    """`vision_tower (5,000 parameters)`, one after the other."""
-    return (f"{module} ({params:,} parameters)" for module, params in left_out.items())
+    """`'vision_tower' (5,000 parameters)`, one after the other."""
+    return (f"{shown(module)} ({params:,} parameters)" for module, params in left_out.items())

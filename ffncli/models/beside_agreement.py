@@ -26,8 +26,7 @@ def with_rest(model: Model, items: Mapping[str, Item], layers: Layers) -> Model:
     model = replace(model, measured=seen)
     if seen.left_out:
         notes = tuple(note for note in model.notes if not note.startswith(OTHER_TOWERS))
-        left = f"{OTHER_TOWERS}; left out: {', '.join(words(seen.left_out))}"
-        model = replace(model, notes=(*notes, shown_line(left)))
+        model = replace(model, notes=(*notes, f"{OTHER_TOWERS}; left out: {', '.join(words(seen.left_out))}"))
     if model.beside is None:
         return replace(model, evidence=(*model.evidence, *_evidence(seen)))
     said = model.beside
@@ -40,11 +39,6 @@ def with_rest(model: Model, items: Mapping[str, Item], layers: Layers) -> Model:
         else:
             found += _vocabulary(said, seen.embedding)
     return replace(model, differences=(*model.differences, *found))
-
-
-def shown_line(text: str) -> str:
-    """A line with names from a file in it, without control characters and not endless."""
-    return shown(text, 300).strip("'\"")
 
 
 def _evidence(seen: Beside) -> Iterator[str]:

@@ -212,7 +212,7 @@ def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, An
     """The keys of the whole model, FFN and what is beside it."""
     if model.beside is None and model.measured is not None:
         return _measured(model.measured, ffn_total, ffn_active)
-    if model.beside is None or ffn_active is None:
+    if model.beside is None or not model.beside.complete or ffn_active is None:
         names = ("ffn_share_of_model", "model_params_total", "model_params_active", "model_params_active_no_embedding")
         return dict.fromkeys(names)
     layers: dict[str, int] = {}

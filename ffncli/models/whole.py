@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ffncli.models.attention import flag
 from ffncli.models.fields import Fields
-from ffncli.models.rest import RESTS, Rest, StackRow
+from ffncli.models.rest import PAPERS, RESTS, Rest, StackRow
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Whole:
     """Every parameter of a model beside its FFN blocks. A tied `head` counts 0: it is the input embedding.
 
     `vocabulary` is the config's, `fields` are its names of that and of what makes the attention, for messages.
+    Not `complete`: its embeddings are not known, so there are no totals.
     """
 
     stacks: tuple[StackRest, ...]
@@ -48,6 +49,7 @@ class Whole:
     tied: bool
     vocabulary: int = 0
     fields: tuple[str, str] = ("", "")
+    complete: bool = True
 
     def stack(self, name: str) -> StackRest | None:
         """The stack of that name, or None."""
@@ -103,7 +105,7 @@ def whole(config: Fields, model_type: str) -> Whole | None:
 
     Raises FFNError, naming file, field and value, for a field that cannot be.
     """
-    row = RESTS.get(model_type)
+    row = RESTS.get(model_type) or PAPERS.get(model_type)
     if row is None:
         return None
     row = row.adjust(config, row)
@@ -118,7 +120,7 @@ def whole(config: Fields, model_type: str) -> Whole | None:
     bias = vocabulary if row.head is not None and flag(config, row.head) else 0
     stacks = tuple(_stack(config, row, stack, d_model) for stack in row.stacks)
     fields = config.name(row.vocabulary or ""), ", ".join(dict.fromkeys(map(config.name, row.attention.fields)))
-    return Whole(stacks, table, row.other(config, d_model), head + bias, tied, vocabulary, fields)
+    return Whole(stacks, table, row.other(config, d_model), head + bias, tied, vocabulary, fields, row.complete)
 
 
 def _stack(config: Fields, row: Rest, stack: StackRow, d_model: int) -> StackRest:
