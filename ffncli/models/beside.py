@@ -220,12 +220,10 @@ def _text_model(
         name: item for name, item in items.items()
         if not any(map(name.startswith, apart)) and not ((place := placed(name)) and place[:2] in beyond)
     }  # fmt: skip
-    if not any(of_other_tower(name) for name in text):
-        return text, {}
     roots = {match[0] if (match := _TEXT_ROOT.match(prefix + ".")) else "" for prefix in ours}
-    if len(roots) != 1 or "" in roots:
-        return None, {}
-    root = roots.pop()
+    root = roots.pop() if len(roots) == 1 else ""
+    if not root:
+        return (None if any(map(of_other_tower, text)) else text), {}
     own = {name: item for name, item in text.items() if name.startswith((root, "lm_head."))}
     left: dict[str, int] = {}
     for name in text.keys() - own.keys():
@@ -250,8 +248,8 @@ def _twice(model: Model, text: Mapping[str, Item]) -> set[str] | None:
     shared = next((name for name in tables if name.endswith("shared.weight")), None)
     out = {name for name in tables if shared and name != shared and text[name].shape == text[shared].shape}
     heads = [name for name in text if _HEAD.search(name) and any(text[name].shape == text[t].shape for t in tables)]
-    if heads and (model.tied is None or any(".decoder." in name for name in heads)):
-        return None  # some encoders keep their own in spite of the field
+    if heads and (model.tied is None or (model.tied and any(name.endswith("decoder.weight") for name in heads))):
+        return None  # some encoders (LUKE) keep their own in spite of the field
     return out | set(heads if model.tied else ())
 
 

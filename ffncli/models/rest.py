@@ -329,9 +329,9 @@ RESTS: Mapping[str, Rest] = {
     "distilbert": replace(_BERT, d_model="dim|hidden_size", other=_bert_other(pooler=False, types=0)),
 }  # fmt: skip
 
-# Models of papers, which have no config.json. Vaswani et al. (2017): attention is matrices without biases (§3.2.2), norms
-# follow each residual sum (§3.1), positions are sines. Totals are not made: with its "about 37000 tokens" (§5.1), shared
-# by both embeddings and the head, they would be 63.0 and 214.2 million, and its table 3 says 65 and 213.
+# Models of papers, which have no config.json. Vaswani et al. (2017): attention is matrices without biases (§3.2.2),
+# norms follow each residual sum (§3.1), positions are sines. There are no totals: with its "about 37000 tokens" (§5.1),
+# one table for both embeddings and the head, they would be 63.0 and 214.2 million; its table 3 says 65 and 213.
 PAPERS: Mapping[str, Rest] = {
     "transformer": Rest(
         attention=Heads(kv_heads=None, head_dim=None), d_model="d_model", norm_vectors=2, final_norm=False,

@@ -1,4 +1,4 @@
-"""Attention and vocabulary, config against tensors: what must differ does, and nothing that transformers builds does."""
+"""Attention and vocabulary, config against tensors: what must differ does, and nothing that transformers builds."""
 
 from __future__ import annotations
 
