@@ -17,11 +17,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ffncli.models.config import FAMILIES, from_config
 from ffncli.models.count import count
-from ffncli.models.model import Difference
 from ffncli.models.evidence import with_inventory
 from ffncli.models.headers import TensorInfo
 from ffncli.models.inventory import Inventory
-from ffncli.models.model import Model
+from ffncli.models.model import Difference, Model
 from tests.models.test_whole import CASES, UNSAID
 from tests.oracles.whole import build
 
@@ -79,9 +78,9 @@ def test_nothing_that_transformers_builds_differs(name: str, number: int) -> Non
 
 
 LLAMA_8B = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 2, "hidden_act": "silu",
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
-    "rms_norm_eps": 1e-5,
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 2,
+    "hidden_act": "silu", "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 _MISTRAL_7B = {**LLAMA_8B, "model_type": "mistral", "vocab_size": 32000}
 
