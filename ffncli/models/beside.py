@@ -34,8 +34,7 @@ _ONE_NUMBER = re.compile(  # a quantizer's, of keys and values or of what a modu
 )
 _MASK = re.compile(r"att(?:n|ention)\.bias$")  # GPT-2's and GPT-NeoX's, of four axes
 _EMBEDDING = re.compile(
-    r"(?:^|\.)(?:embed_tokens|wte|word_embeddings?|tok_embeddings|token_embd|embed_in|tokens_embed|shared"
-    r"|embed_tokens\.0|word_embed_proj)\.weight$"
+    r"(?:^|\.)(?:embed_tokens|wte|word_embeddings?|tok_embeddings|token_embd|embed_in|tokens_embed|shared)\.weight$"
 )
 _HEAD = re.compile(
     r"(?:^|\.)(?:lm_head|embed_out|output_projection|predictions\.decoder|lm_head\.decoder|vocab_projector)\.weight$"

@@ -219,3 +219,19 @@ def test_the_config_counts_where_its_family_is_known() -> None:
     found = count(beside(LLAMA_8B, stored_of(LLAMA_8B)))
     assert found.attention_params_per_layer == 2 * 4096**2 + 2 * 4096 * 1024
     assert not any("from the tensors" in line for line in found.evidence)
+
+
+def test_what_agrees_is_not_noted() -> None:
+    assert beside(LLAMA_8B, stored_of(LLAMA_8B)).notes == ()
+
+
+@pytest.mark.parametrize("name", ["t5", "umt5"])
+def test_relative_positions(name: str) -> None:
+    """T5's table lies in layer 0 and is no attention of it; UMT5 has one in each layer, which is."""
+    values = {"model_type": name, **CASES[name][0]}
+    found = beside(values, stored_of(values))
+    assert found.measured is not None
+    first, second, _ = found.measured.layers["encoder"].values()
+    table = 6 * 9 if name == "umt5" else 0
+    assert first.attention == second.attention == 4 * 24 * 60 + table
+    assert (first.table, second.table) == (0 if name == "umt5" else 6 * 9, 0)
