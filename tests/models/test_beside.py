@@ -185,6 +185,7 @@ def test_a_file_without_some_of_the_layers_has_no_total() -> None:
     found = _beside(num_hidden_layers=5)
     assert [difference.name for difference in found.differences] == ["layers"]
     assert count(found).model_params_total is None
+    assert count(_beside(intermediate_size=48)).model_params_total is None  # nor one of other FFNs
 
 
 def test_layers_of_multi_token_prediction_are_left_out() -> None:
