@@ -87,6 +87,11 @@ def agree(model: Model, layers: Layers, where: str, complete: bool = True) -> Mo
     return _corrected(model, found)
 
 
+def prefixes(model: Model, layers: Layers) -> dict[str, str]:
+    """Stack of the config → the prefix that its layers' tensors have, for those that are there."""
+    return _prefixes(model, _told(model), layers)
+
+
 def _told(model: Model) -> dict[str, list[_Block]]:
     """The config's blocks, stack by stack, in order."""
     out: dict[str, list[_Block]] = {}

@@ -45,6 +45,11 @@ class Heads:
         """The fields without which nothing can be said."""
         return () if self.heads is None else (self.heads,)
 
+    @property
+    def fields(self) -> Sequence[str]:
+        """The fields that its widths come from."""
+        return tuple(name for name in (self.heads, self.kv_heads, self.head_dim) if isinstance(name, str))
+
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
         """Weights, biases, norms, sinks and position table of one attention."""
         heads, kv_heads, head_dim = self._sizes(config, d_model)
@@ -89,6 +94,11 @@ class Latent:
     def needs(self) -> Sequence[str]:
         """The fields without which nothing can be said."""
         return (self.heads, "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+    @property
+    def fields(self) -> Sequence[str]:
+        """The fields that its widths come from."""
+        return (*self.needs, "q_lora_rank")
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
         """Weights, biases and the norms of the latents of one attention."""

@@ -34,6 +34,7 @@ TOWERS = (
     "decoder",
 )
 _PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
+_OTHER_TOWERS = "whole-model totals are the text model's: other towers are left out"
 _INHERITED = ("model_type", "dtype", "torch_dtype", "quantization_config")
 
 
@@ -45,6 +46,7 @@ def read_config(path: Path, source: str) -> Model:
 def from_config(values: Mapping[str, Any], source: str, where: str, name: str | None = None) -> Model:
     """The Model that a config's values describe; a multimodal config's text tower (`text_config`) is meant."""
     config, evidence = text_tower(Fields(values, where))
+    towers = bool(evidence)
     if config.values.get("model_type") is None:
         raise FFNError(
             f"{config.where}: model_type {'is null' if 'model_type' in config.values else 'is missing'}",
@@ -72,13 +74,22 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     for at in dict.fromkeys(stack.at for stack in family.stacks):
         lines = _width_evidence(config.inside(at), family, groups)
         evidence += [f"{at}: {line}" if at else line for line in lines]
+    beside = whole(config, model_type)
     title = name or _short_name(source)
     return Model(
         title, source, tuple(groups), model_type=family_name, dtype=_dtype(config),
         evidence=tuple(evidence), names=_names(config, family),
-        quantization=_quantization(config), beside=whole(config, model_type),
+        quantization=_quantization(config), beside=beside,
+        tied=_tied(config, values), notes=(_OTHER_TOWERS,) if towers and beside else (),
         extra_layers=config.integer(_PREDICTION, 0, low=0, high=MOST_LAYERS),
     )  # fmt: skip
+
+
+def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
+    """tie_word_embeddings, as the text model's config and the whole one say it; None where neither does, or not so."""
+    said = {values.get("tie_word_embeddings") for values in (config.values, whole_values)} - {None}
+    one = said.pop() if len(said) == 1 else None
+    return one if isinstance(one, bool) else None
 
 
 def _names(config: Fields, family: Family) -> dict[str, str]:

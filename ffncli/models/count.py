@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import Cost, cost
 from ffncli.block.steps import Axis, Norm, Step, parameters, walk
 from ffncli.block.storage import weight_bytes
 from ffncli.models.model import Group, Model
 from ffncli.models.stored import storage_of
-from ffncli.models.whole import share_of_layer, totals
+from ffncli.models.whole import StackRest, share_of_layer, totals
+
+if TYPE_CHECKING:
+    from ffncli.models.beside import Beside, LayerRest
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ _OF_MAIN = (
 
 def _group(model: Model, group: Group, one: Cost) -> GroupCount:
     moe, flops = group.spec.moe, _flops(model, one)
-    rest = model.beside.stack(group.stack) if model.beside else None
+    rest = _rest(model, group)
     return GroupCount(
         stack=group.stack,
         layers=group.layers,
@@ -182,6 +185,13 @@ def _group(model: Model, group: Group, one: Cost) -> GroupCount:
     )
 
 
+def _rest(model: Model, group: Group) -> StackRest | LayerRest | None:
+    """What the group's layers have beside the FFN: by the config's family, else by the tensors."""
+    if model.beside:
+        return model.beside.stack(group.stack)
+    return model.measured.layer(group.stack, group.layers) if model.measured else None
+
+
 def _flops(model: Model, one: Cost) -> tuple[int | None, int | None]:
     """(matmul, elementwise) FLOPs; None where what they depend on is not known."""
     if "top_k" in model.unknown:
@@ -199,13 +209,27 @@ def _weights(model: Model, dtype: str | None) -> tuple[str, int]:
 
 def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, Any]:
     """The keys of the whole model, FFN and what is beside it."""
-    if model.beside is None or ffn_active is None:
+    if model.beside is None and model.measured is not None:
+        return _measured(model.measured, ffn_total, ffn_active)
+    if model.beside is None or not model.beside.complete or ffn_active is None:
         names = ("ffn_share_of_model", "model_params_total", "model_params_active", "model_params_active_no_embedding")
         return dict.fromkeys(names)
     layers: dict[str, int] = {}
     for group in model.groups:
         layers[group.stack] = layers.get(group.stack, 0) + len(group.layers)
     return asdict(totals(model.beside, layers, ffn_total, ffn_active))
+
+
+def _measured(rest: Beside, ffn_total: int, ffn_active: int | None) -> dict[str, Any]:
+    """The same by the tensors; each key for which they do not say enough is None."""
+    total = None if rest.params is None else rest.params + ffn_total
+    active = None if rest.params is None or ffn_active is None else rest.params + ffn_active
+    return {
+        "ffn_share_of_model": None if total is None else ffn_total / total,
+        "model_params_total": total,
+        "model_params_active": active,
+        "model_params_active_no_embedding": None if active is None or rest.lookup is None else active - rest.lookup,
+    }
 
 
 def _stored(model: Model) -> dict[str, Any]:

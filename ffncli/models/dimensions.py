@@ -80,7 +80,7 @@ def with_dimensions(model: Model, said: Dimensions) -> Model:
     given = ", ".join(f.name for f in fields(said) if getattr(said, f.name) is not None)
     changed = replace(model.with_specs(specs), evidence=(f"changed by options: {given}", *model.evidence), stored=None)
     if said.d_model is not None:
-        changed = replace(changed, beside=None)  # the attention's width would be another too
+        changed = replace(changed, beside=None, measured=None)  # the attention's width would be another too
     if not mixed or others == said:
         return changed
     kind = "MoE" if main else "dense"

@@ -10,6 +10,7 @@ from ffncli.block import dtypes
 from ffncli.errors import FFNError
 from ffncli.models import layout
 from ffncli.models.agreement import agree
+from ffncli.models.beside_agreement import with_rest
 from ffncli.models.checkpoint import Checkpoint, check_shapes
 from ffncli.models.inventory import Inventory, shared_name, take_inventory
 from ffncli.models.model import Difference, Model
@@ -67,7 +68,7 @@ def with_inventory(model: Model, inventory: Inventory) -> Model:
     if not complete:
         gone = f"{len(inventory.missing)} of {inventory.files} files are not here ({inventory.missing[0]})"
         return model.noted(f"{inventory.where}: {gone}: what they hold is taken from the config")
-    return with_stored(model, items)
+    return with_rest(with_stored(model, items), items, layers)
 
 
 def with_stored(model: Model, items: Mapping[str, Item]) -> Model:

@@ -15,6 +15,7 @@ from ffncli.models.whole import Whole
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ffncli.models.beside import Beside
     from ffncli.models.checkpoint import Checkpoint
 
 
@@ -92,7 +93,8 @@ class Model:
     beyond its count (multi-token prediction). `differences` are those between config and tensors, `stored` is what the
     tensors hold; None where no headers were read. `unknown` names fields of its specs that nothing said (`activation`,
     `top_k`) and that were filled to have any. `weights` are the canonical tensors that a bare block brought along (a
-    user's own module), of its own dtype. `beside` is what surrounds the FFNs, where its family's attention is known.
+    user's own module), of its own dtype. `beside` is what surrounds the FFNs, where its family's attention is known;
+    `measured` the same by the tensors of a whole checkpoint. `tied` is the config's tie_word_embeddings.
     """
 
     name: str
@@ -112,6 +114,8 @@ class Model:
     stored: Stored | None = None
     unknown: frozenset[str] = frozenset()
     beside: Whole | None = None
+    tied: bool | None = None
+    measured: Beside | None = None
     checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)
     weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
 

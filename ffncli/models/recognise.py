@@ -339,3 +339,29 @@ def _matrix(item: Item) -> tuple[int, int] | None:
         return None
     shape = item.shape[:-1] if len(item.shape) == 3 and item.shape[-1] == 1 else item.shape
     return (shape[-2], shape[-1]) if len(shape) >= 2 else None
+
+
+# --- names, for what lies beside the FFN ------------------------------------------------------------------------------
+
+
+def placed(name: str) -> tuple[str, int, str] | None:
+    """(prefix, layer, the name inside the layer) as `recognise` cuts it; None for what is in no layer."""
+    match = _LAYER.search(name) or _ONLY_LAYER.search(name)
+    if match is None:
+        return None
+    return name[: match.start(1)].removesuffix("."), int(match[1] or 0), name[match.end() :]
+
+
+def is_norm(name: str) -> bool:
+    """Whether a tensor is called like a norm's."""
+    return bool(_NORM.search(name))
+
+
+def is_parameter(name: str) -> bool:
+    """Whether a tensor of an FFN is a parameter of it: no adapter, no constant."""
+    return not _NOT_PARAMETER.search(name)
+
+
+def of_other_tower(name: str) -> bool:
+    """Whether a name speaks of images, sound or their tokens."""
+    return bool(_NOT_TEXT.search(name))

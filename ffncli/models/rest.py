@@ -33,7 +33,7 @@ class StackRow:
 class Rest:
     """One family. `norms` per layer (cross-attention adds its own), each of `norm_vectors` vectors (1 weight, 2 with
     bias, 0 neither). `embedding`: the field of the table's width where it is not d_model's. `head` None: none.
-    `adjust` makes the row for one config, where that is no plain field.
+    `adjust` makes the row for one config, where that is no plain field. Not `complete`: its layers alone are known.
     """
 
     attention: Heads | Latent = field(default_factory=Heads)
@@ -48,6 +48,7 @@ class Rest:
     tied: bool = False
     stacks: Sequence[StackRow] = (StackRow(),)
     needs: Sequence[str] = ()
+    complete: bool = True
     adjust: Callable[[Fields, Rest], Rest] = lambda config, row: row
 
 
@@ -326,4 +327,14 @@ RESTS: Mapping[str, Rest] = {
     ),
     "mpt": Rest(attention=Heads(heads=None), d_model="d_model", tied=True),
     "distilbert": replace(_BERT, d_model="dim|hidden_size", other=_bert_other(pooler=False, types=0)),
+}  # fmt: skip
+
+# Models of papers, which have no config.json. Vaswani et al. (2017): attention is matrices without biases (§3.2.2),
+# norms follow each residual sum (§3.1), positions are sines. There are no totals: with its "about 37000 tokens" (§5.1),
+# one table for both embeddings and the head, they would be 63.0 and 214.2 million; its table 3 says 65 and 213.
+PAPERS: Mapping[str, Rest] = {
+    "transformer": Rest(
+        attention=Heads(kv_heads=None, head_dim=None), d_model="d_model", norm_vectors=2, final_norm=False,
+        vocabulary=None, head=None, stacks=(StackRow("encoder"), StackRow("decoder", True)), complete=False,
+    ),
 }  # fmt: skip

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from ffncli.models.attention import flag
 from ffncli.models.fields import Fields
-from ffncli.models.rest import RESTS, Rest, StackRow
+from ffncli.models.rest import PAPERS, RESTS, Rest, StackRow
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,20 @@ class StackRest:
 
 @dataclass(frozen=True)
 class Whole:
-    """Every parameter of a model beside its FFN blocks. A tied `head` counts 0: it is the input embedding."""
+    """Every parameter of a model beside its FFN blocks. A tied `head` counts 0: it is the input embedding.
+
+    `vocabulary` is the config's, `fields` are its names of that and of what makes the attention, for messages.
+    Not `complete`: its embeddings are not known, so there are no totals.
+    """
 
     stacks: tuple[StackRest, ...]
     input_embedding: int
     other_embeddings: int
     head: int
     tied: bool
+    vocabulary: int = 0
+    fields: tuple[str, str] = ("", "")
+    complete: bool = True
 
     def stack(self, name: str) -> StackRest | None:
         """The stack of that name, or None."""
@@ -74,7 +82,19 @@ def totals(whole: Whole, layers: Mapping[str, int], ffn_total: int, ffn_active: 
     return Totals(total, active, active - lookup, ffn_total / total)
 
 
-def share_of_layer(ffn_params: int, rest: StackRest) -> float:
+class HasRest(Protocol):
+    """What knows a layer's attention and norms."""
+
+    @property
+    def attention(self) -> int:
+        """Parameters of the attention or mixer."""
+
+    @property
+    def norms(self) -> int:
+        """Parameters of all norms."""
+
+
+def share_of_layer(ffn_params: int, rest: HasRest) -> float:
     """The FFN's share of one layer's parameters, attention and norms beside it."""
     return ffn_params / (ffn_params + rest.attention + rest.norms)
 
@@ -85,7 +105,7 @@ def whole(config: Fields, model_type: str) -> Whole | None:
 
     Raises FFNError, naming file, field and value, for a field that cannot be.
     """
-    row = RESTS.get(model_type)
+    row = RESTS.get(model_type) or PAPERS.get(model_type)
     if row is None:
         return None
     row = row.adjust(config, row)
@@ -99,7 +119,8 @@ def whole(config: Fields, model_type: str) -> Whole | None:
     head = 0 if row.head is None or tied else table
     bias = vocabulary if row.head is not None and flag(config, row.head) else 0
     stacks = tuple(_stack(config, row, stack, d_model) for stack in row.stacks)
-    return Whole(stacks, table, row.other(config, d_model), head + bias, tied)
+    fields = config.name(row.vocabulary or ""), ", ".join(dict.fromkeys(map(config.name, row.attention.fields)))
+    return Whole(stacks, table, row.other(config, d_model), head + bias, tied, vocabulary, fields, row.complete)
 
 
 def _stack(config: Fields, row: Rest, stack: StackRow, d_model: int) -> StackRest:
