@@ -85,8 +85,9 @@ class Shape:
             "moe_intermediate_size": self.of(2048), "num_hidden_layers": self.layers, "hidden_act": "silu",
             "n_routed_experts": self.experts, "num_experts_per_tok": 8, "n_shared_experts": 1, "n_group": 8,
             "topk_group": 4, "first_k_dense_replace": self.dense, "num_nextn_predict_layers": 1, "vocab_size": 129280,
-            "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "torch_dtype": "bfloat16",
+            "num_attention_heads": self.of(128), "num_key_value_heads": self.of(128), "q_lora_rank": self.of(1536),
+            "kv_lora_rank": self.of(512), "qk_nope_head_dim": self.of(128), "qk_rope_head_dim": self.of(64),
+            "v_head_dim": self.of(128), "torch_dtype": "bfloat16",
             "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
         }  # fmt: skip
 
@@ -130,15 +131,15 @@ def tensors(shape: Shape) -> Iterator[Tensor]:
 
 def attention(stem: str, shape: Shape) -> Iterator[Tensor]:
     """Latent attention and the norms of one layer."""
-    d = shape.of(7168)
+    d, heads, query, latent = shape.of(7168), shape.of(128), shape.of(1536), shape.of(512)
+    plain, rotary = shape.of(128), shape.of(64)
     sizes = {
-        "q_a_proj": (1536, d), "q_b_proj": (24576, 1536), "kv_a_proj_with_mqa": (576, d), "kv_b_proj": (32768, 512),
-        "o_proj": (d, 16384),
+        "q_a_proj": (query, d), "q_b_proj": (heads * (plain + rotary), query), "kv_a_proj_with_mqa": (latent + rotary, d),
+        "kv_b_proj": (heads * 2 * plain, latent), "o_proj": (d, heads * plain),
     }  # fmt: skip
     for name, (rows, columns) in sizes.items():
-        small = (rows, columns) if shape.scale == 1 else (min(rows, 16), min(columns, 16))
-        yield from matrix(f"{stem}self_attn.{name}.weight", *small)
-    for name, size in (("q_a_layernorm", 1536), ("kv_a_layernorm", 512)):
+        yield from matrix(f"{stem}self_attn.{name}.weight", rows, columns)
+    for name, size in (("q_a_layernorm", query), ("kv_a_layernorm", latent)):
         yield f"{stem}self_attn.{name}.weight", "BF16", (size,)
     for name in ("input_layernorm", "post_attention_layernorm"):
         yield f"{stem}{name}.weight", "BF16", (d,)
