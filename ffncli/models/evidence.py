@@ -14,7 +14,9 @@ from ffncli.models.checkpoint import Checkpoint, check_shapes
 from ffncli.models.inventory import Inventory, shared_name, take_inventory
 from ffncli.models.model import Difference, Model
 from ffncli.models.quantized import logical
-from ffncli.models.recognise import Item, looked_for, recognise
+from ffncli.models.matrices import Item
+from ffncli.models.recognise import recognise
+from ffncli.models.ways import looked_for
 from ffncli.models.strict_json import shown_path
 
 

@@ -21,7 +21,8 @@ from ffncli.models.fields import REQUIRED, Fields
 from ffncli.models.gguf_file import GGUFFile, gguf_config
 from ffncli.models.inventory import Inventory
 from ffncli.models.model import Difference, Group, Model, Stored, grouped
-from ffncli.models.recognise import Found, Item, Layers, recognise
+from ffncli.models.matrices import Item
+from ffncli.models.recognise import Found, Layers, recognise
 
 _ACTIVATION = "hidden_act|hidden_activation|activation_function|activation|dense_act_fn|ffn_act_fn|hidden_activation_fn"
 _D_MODEL = "hidden_size|d_model|n_embd|dim|embed_dim"

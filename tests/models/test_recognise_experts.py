@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.models.recognise import WAYS, Way
+from ffncli.models.ways import WAYS, Way
 from tests.oracles.layers import IDS, D, E, F, Shapes, check_ffn, dense, layers_of, numbers, one, suffix
 
 S = 14  # width of the shared experts
