@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from ffncli.block import dtypes
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError
 from ffncli.models import layout
 from ffncli.models.agreement import agree
 from ffncli.models.checkpoint import Checkpoint, check_shapes
@@ -84,7 +84,7 @@ def with_inventory(model: Model, inventory: Inventory) -> Model:
 
 def gone(inventory: Inventory) -> str:
     """The files of an index that are not here, in words."""
-    return f"{len(inventory.missing)} of {inventory.files} files are not here ({shown(inventory.missing[0])})"
+    return f"{len(inventory.missing)} of {inventory.files} files are not here ({inventory.missing[0]})"
 
 
 def with_stored(model: Model, items: Mapping[str, Item]) -> Model:

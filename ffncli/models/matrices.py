@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
+
+Misfit: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # matrices, name and shape, that do not fit one another
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def matrix(item: Item) -> tuple[int, int] | None:
     return (shape[-2], shape[-1]) if len(shape) >= 2 else None
 
 
-def unlike(matrices: Mapping[str, Item], d_ff: int | None) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def unlike(matrices: Mapping[str, Item], d_ff: int | None) -> Misfit:
     """The matrices (gate, up, down; or up, down), name and shape, that do not fit one another; none where all do.
 
     `d_ff` is None where up and down agree on none. Shapes that are not here fit everything.

@@ -16,7 +16,8 @@ from itertools import islice
 
 from ffncli.block import activations
 from ffncli.errors import FFNError, shown
-from ffncli.models.matrices import Beside, Item, unlike, widths
+from ffncli.models.inventory import shared_name
+from ffncli.models.matrices import Beside, Item, Misfit, unlike, widths
 from ffncli.models.ways import DOWNS, Way
 
 MOST_FFNS = 256  # in one layer; where names nest, a layer is what the first number says
@@ -70,7 +71,7 @@ class Found:
     whole: bool
     latent: int = 0
     activation: str | None = None
-    misfit: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    misfit: Misfit = ()
     uneven: str = ""
 
 
@@ -285,6 +286,7 @@ def _found(held: Mapping[str, Item], place: _Place, members: Mapping[str, Item],
         d_model = latent[1] if latent and len(latent) == 2 else beside.hint
     known = {name for name in others if _ROUTER.search(name) or _SHARED_GATE.search(name) or _CORRECTION.search(name)}
     biases = {name for name in others - known if name.removesuffix("bias") + "weight" in known}
+    uneven, alone = _uneven(p, matrices, members)
     activation, learned = _learned(members, others - known - biases)
     return Found(
         tensor=p.name(p.way.gate or p.way.up),
@@ -306,8 +308,8 @@ def _found(held: Mapping[str, Item], place: _Place, members: Mapping[str, Item],
         whole=all(item.params for item in members.values()),
         latent=latent[0] if latent else 0,
         activation=activation,
-        misfit=misfit,
-        uneven=_uneven(p, matrices),
+        misfit=misfit or alone,
+        uneven=uneven,
     )  # fmt: skip
 
 
@@ -324,12 +326,16 @@ def _learned(members: Mapping[str, Item], names: Iterable[str]) -> tuple[str | N
     return None, set()
 
 
-def _uneven(p: _Projections, matrices: Mapping[str, Item]) -> str:
-    """`up_proj, alike, for 7 of 8 experts`; empty where every matrix is there for as many."""
+def _uneven(p: _Projections, matrices: Mapping[str, Item], members: Mapping[str, Item]) -> tuple[str, Misfit]:
+    """(`up_proj for 7 of 8 experts`, nothing), or (nothing, what is shaped as no other expert's is)."""
     counts = {leaf: item.count for leaf, item in zip(p.way.names, matrices.values(), strict=True)}
-    fewest = min(counts, key=counts.__getitem__)
-    most = max(counts.values())
-    return "" if counts[fewest] == most else f"{fewest} of one shape for {counts[fewest]:,} of {most:,} experts"
+    fewest, most = min(counts, key=counts.__getitem__), max(counts.values())
+    if counts[fewest] == most or "experts.#." not in p.parent:
+        return "", ()
+    for name, item in members.items():
+        if name != p.name(fewest) and shared_name(name) == p.name(fewest):
+            return "", ((name, item.shape or ()),)
+    return f"{fewest} for {counts[fewest]:,} of {most:,} experts", ()
 
 
 def _shared_width(held: Mapping[str, Item], q: _Projections, d_model: int | None) -> int | None:

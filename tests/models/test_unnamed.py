@@ -180,9 +180,9 @@ def test_a_gguf_file(kind: Q, dtype: str, experts: int, call, tmp_path: Path):
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("d_ff", 100, "llama.feed_forward_length: the config says 100, the tensors 96"),
-        ("d_model", 72, "llama.embedding_length: the config says 72, the tensors 64"),
-        ("layers", 1, "llama.block_count: the config says 1, the tensors 2"),
+        ("d_ff", 100, "llama.feed_forward_length: the metadata say 100, the tensors 96"),
+        ("d_model", 72, "llama.embedding_length: the metadata say 72, the tensors 64"),
+        ("layers", 1, "llama.block_count: the metadata say 1, the tensors 2"),
     ],
 )
 def test_metadata_that_contradict_the_tensors(field: str, value: int, says: str, call, tmp_path: Path):
@@ -195,7 +195,7 @@ def test_metadata_that_contradict_the_tensors(field: str, value: int, says: str,
 def test_experts_that_contradict_the_tensors(call, tmp_path: Path):
     path = tmp_path / "model.gguf"
     written(path, experts=E, said_experts=8)
-    says = "llama.expert_count: the config says 8, the tensors 4"
+    says = "llama.expert_count: the metadata say 8, the tensors 4"
     expect_difference(call("params", str(path)), says, "blk.0.ffn_gate_exps.weight")
 
 
