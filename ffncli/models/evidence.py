@@ -40,7 +40,7 @@ def with_evidence(model: Model) -> Model:
 def _may_be_the_files(difference: Difference) -> bool:
     """Whether a tensor that is missing or of a wrong shape would look like this."""
     none = (difference.name, difference.tensors) == ("experts", "0")
-    return none or difference.name in ("layers", "gated", "bias", "shape", IN_ALL, UNEVEN)
+    return none or difference.name in ("layers", "gated", "bias", IN_ALL, UNEVEN)
 
 
 def _config_alone(model: Model) -> Model:
@@ -87,15 +87,16 @@ def gone(inventory: Inventory) -> str:
     return f"{len(inventory.missing)} of {inventory.files} files are not here ({inventory.missing[0]})"
 
 
-def with_stored(model: Model, items: Mapping[str, Item]) -> Model:
-    """The model with what the whole file holds, and the format that its FFNs are stored in."""
+def with_stored(model: Model, items: Mapping[str, Item], complete: bool = True) -> Model:
+    """The model with the format that its FFNs are stored in, and what the files hold where all of them are here."""
     if model.stored is None:
         return model
-    params = sum(item.params * item.count for item in items.values())
-    size = sum(item.bytes for item in items.values())
     main = model.stored.formats[0]
     row = dtypes.find(main)
-    stored = replace(model.stored, file_params=params, file_bytes=size)
+    stored = model.stored
+    if complete:
+        params = sum(item.params * item.count for item in items.values())
+        stored = replace(stored, file_params=params, file_bytes=sum(item.bytes for item in items.values()))
     return replace(model, stored=stored, dtype=row.name if row else main)
 
 

@@ -82,4 +82,4 @@ def unlike(matrices: Mapping[str, Item], d_ff: int | None) -> Misfit:
         return ()
     if d_ff is None:
         return tuple(seen[-2:])
-    return tuple(seen[:2]) if len(seen) == 3 and seen[0][1] != seen[1][1] else ()
+    return tuple(seen[:1]) if len(seen) == 3 and seen[0][1] != seen[1][1] else ()

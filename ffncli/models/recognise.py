@@ -104,10 +104,13 @@ def recognise_all(items: Mapping[str, Item], d_model: int | None, where: str) ->
     return {p: found for p, found in out.items() if p in text}, {p: found for p, found in out.items() if p in beside}
 
 
-def layer_numbers(items: Iterable[str], prefix: str) -> set[int]:
-    """The numbers of all layers under a prefix, whatever they hold."""
-    numbers = (_LAYER.search(name) for name in items if name.startswith(prefix))
-    return {int(n[1]) for n in numbers if n and n.string[: n.start(1)].removesuffix(".") == prefix}
+def layer_numbers(names: Iterable[str]) -> Mapping[str, set[int]]:
+    """Prefix → the numbers of all layers under it, whatever they hold."""
+    out: dict[str, set[int]] = {}
+    for name in names:
+        if match := _LAYER.search(name):
+            out.setdefault(name[: match.start(1)].removesuffix("."), set()).add(int(match[1]))
+    return out
 
 
 def _by_layer(items: Mapping[str, Item]) -> Mapping[str, Mapping[int, Mapping[str, Item]]]:

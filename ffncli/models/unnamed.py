@@ -63,9 +63,8 @@ def from_tensors(inventory: Inventory, config: Fields | None, source: str, name:
     said = _from_config(config) if config else Said(evidence=("no config.json: everything from the tensors",))
     items = items_of(inventory, quantization_of(config) if config else None)
     model = _model(items, said, inventory.where, source, name, gone(inventory) if inventory.missing else "")
-    if inventory.missing:
-        return model.noted(f"{inventory.where}: {gone(inventory)}; no FFN is in them")
-    return with_stored(model, items)
+    model = with_stored(model, items, not inventory.missing)
+    return model.noted(f"{inventory.where}: {gone(inventory)}; no FFN is in them") if inventory.missing else model
 
 
 def from_gguf(file: GGUFFile, source: str) -> Model:
@@ -214,7 +213,8 @@ def _differences(
     experts = most.spec if most else None
     d_ff = (experts if "expert" in said.checks.get("d_ff", ("",))[0] and experts else main).d_ff
     seen = {"d_model": main.d_model, "d_ff": d_ff, "experts": experts.moe.experts if experts and experts.moe else 0}
-    numbers = {len(layer_numbers(items, prefix)) for prefix in layers}
+    numbered = layer_numbers(items)
+    numbers = {len(numbered.get(prefix, (0,))) for prefix in layers}
     for name, (theirs, value) in said.checks.items():
         if type(value) is not int:
             continue
