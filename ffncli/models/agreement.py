@@ -46,7 +46,7 @@ class Agreement:
     stored_bytes: int = 0
     formats: dict[str, None] = field(default_factory=dict)
     whole: bool = True
-    shown: set[Found] = field(default_factory=set)
+    explained: set[Found] = field(default_factory=set)
 
     def differ(self, new: Difference) -> None:
         """Note a difference, once for all layers that have the same."""
@@ -127,11 +127,11 @@ def _compare_stack(
     if set(by_layer) != set(seen) and _numbered_otherwise(blocks, seen):
         seen = dict(enumerate([item] for _, items in sorted(seen.items()) for item in items))  # type: ignore[misc]
         by_layer = dict(enumerate([block] for block in blocks))
-    beyond = [i for i in sorted(seen) if i > max(by_layer)]
+    last = max(by_layer)
+    beyond = {f"{prefix}.{i}": {i: seen[i]} for i in sorted(seen) if i > last}
     if len(beyond) <= model.extra_layers:
-        said = "(multi-token prediction): not counted"
-        found.notes += [f"{_words(f'{prefix}.{i}', [seen[i]])} {said}" for i in beyond]
-        seen = {i: items for i, items in seen.items() if i not in beyond}
+        found.notes += not_counted(beyond, " (multi-token prediction)")
+        seen = {i: items for i, items in seen.items() if i <= last}
     _compare_numbers(model, prefix, by_layer, seen, found)
     for layer, told in by_layer.items():
         if layer in seen:
@@ -195,8 +195,8 @@ def _compare(model: Model, block: _Block, item: Found, at: str, found: Agreement
                                 block.stack, block.index))  # fmt: skip
     if item.misfit:
         found.differ(replace(misfit(item, spec, at), stack=block.stack, index=block.index))
-    if item not in found.shown:  # one layer of each kind is evidence enough
-        found.shown.add(item)
+    if item not in found.explained:  # one layer of each kind is evidence enough
+        found.explained.add(item)
         found.evidence |= dict.fromkeys(_evidence(model, spec, item, tensor))
     return corrected
 
@@ -248,19 +248,12 @@ def _corrected(model: Model, found: Agreement) -> Model:
     )  # fmt: skip
 
 
-def not_counted(left: Layers) -> list[str]:
+def not_counted(left: Layers, why: str = "") -> list[str]:
     """Notes of FFNs that are in no layer of the model: each prefix, or how many there are and the first of them."""
+    params = {
+        prefix: sum(item.params for items in seen.values() for item in items) for prefix, seen in left.items()
+    }  # fmt: skip
     if len(left) <= _MOST_NOTES:
-        return [f"not counted: {_words(prefix, seen.values())}" for prefix, seen in left.items()]
+        return [f"not counted{why}: {shown(prefix, 80)}, FFN of {n:,} parameters" for prefix, n in params.items()]
     first = ", ".join(shown(prefix, 80) for prefix in [*left][:_MOST_NOTES])
-    every = [founds for seen in left.values() for founds in seen.values()]
-    return [f"not counted: {len(left):,} prefixes, FFNs of {_params(every):,} parameters: {first}, ..."]
-
-
-def _words(prefix: str, seen: Iterable[Sequence[Found]]) -> str:
-    """`model.layers.61, 11,507,… parameters`."""
-    return f"{shown(prefix, 80)}, FFN of {_params(seen):,} parameters"
-
-
-def _params(seen: Iterable[Sequence[Found]]) -> int:
-    return sum(item.params for items in seen for item in items)
+    return [f"not counted{why}: {len(left):,} prefixes, FFNs of {sum(params.values()):,} parameters: {first}, ..."]
