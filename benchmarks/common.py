@@ -9,6 +9,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+# The least that a command line with a table can be: typer and rich and nothing of ours.
+BARE = """
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer()
+
+
+@app.command()
+def main() -> None:
+    table = Table("name", "value")
+    table.add_row("answer", "42")
+    Console().print(table)
+
+
+app()
+"""
+
 
 def machine(*packages: str) -> dict[str, str]:
     """Python, the packages' versions and the processor: no host name, no path."""

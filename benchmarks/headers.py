@@ -1,4 +1,4 @@
-"""How fast `ffn params DIR` reads the headers of a checkpoint of 688 GB, against the least that could read them.
+"""How fast `ffn params DIR` reads the headers of a checkpoint of 689 GB, against the least that could read them.
 
 What: a checkpoint of DeepSeek-V3's shape, 163 shards and some 92,000 tensors, whose data are holes in sparse files. The
 yardstick is a program of one Typer command that runs json.loads over the same headers and prints a rich table. Limits:

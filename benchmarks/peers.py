@@ -28,7 +28,7 @@ from dataclasses import astuple, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from common import machine, save
+from common import BARE, machine, save
 from processes import Run, ffn, interleaved, median, ratio, run
 
 PARAMS = 3 * 4096 * 11008
@@ -55,23 +55,6 @@ class SwiGLU(nn.Module):
 
 with torch.device("meta"):
     block, x = SwiGLU(), torch.empty(1, 4096)
-"""
-BARE = """
-import typer
-from rich.console import Console
-from rich.table import Table
-
-app = typer.Typer()
-
-
-@app.command()
-def main() -> None:
-    table = Table("name", "value")
-    table.add_row("answer", "42")
-    Console().print(table)
-
-
-app()
 """
 
 

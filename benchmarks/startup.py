@@ -34,25 +34,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import machine, save
+from common import BARE, machine, save
 
-BARE = """
-import typer
-from rich.console import Console
-from rich.table import Table
-
-app = typer.Typer()
-
-
-@app.command()
-def main() -> None:
-    table = Table("name", "value")
-    table.add_row("answer", "42")
-    Console().print(table)
-
-
-app()
-"""
 AGAIN = "bare again"
 COMMANDS: dict[str, float | None] = {  # arguments → the most that its ratio may be
     "--help": 1.35,

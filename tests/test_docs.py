@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
@@ -11,6 +12,7 @@ import pytest
 
 from ffncli.cli.main import COMMANDS
 from ffncli.models import catalog
+from ffncli.models.rest import RESTS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -48,6 +50,15 @@ def test_readme_examples_run(call):
     assert "4,722,432" in call("params", "--d-model", "768", "--d-ff", "3072", "--activation", "gelu", "--bias")[1]
 
 
+def test_readme_counts_what_there_is():
+    with (ROOT / "benchmarks" / "results" / "architectures.csv").open(encoding="utf-8") as file:
+        results = [row["result"] for row in csv.DictReader(file)]
+    assert f"{results.count('same')} of the {len(results)} text architectures in transformers" in " ".join(
+        README.split()
+    )
+    assert f"(by config in {len(RESTS)} model types)" in " ".join(README.split())
+
+
 def test_readme_library_examples_hold():
     import doctest
 
@@ -71,6 +82,7 @@ def keys(value: object) -> set[str]:
         ["params", "deepseek-v3", "--json", "--tp", "8", "--ridge", "100"],
         ["models", "--json"],
         ["params", "gpt2", "--sweep", "d_ff=1x,2x", "--json"],
+        ["params", "gpt2", "--iso-params", "--json"],
         ["trace", "8x16:swiglu", "--experts", "4", "--json"],
     ],
 )

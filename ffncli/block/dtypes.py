@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from fractions import Fraction
+from math import ceil, prod
 
 from ffncli.errors import FFNError, did_you_mean, shown
 
@@ -20,7 +21,8 @@ class DType:
 
     `torch` is torch's attribute, `safetensors` the code in a header; empty where there is none. `other_bytes` is the
     width of a number that the format leaves unpacked. The blocks of a `flat` format run on over the ends of rows, and
-    its last block counts in full; any other format takes no row that is not a whole number of blocks.
+    its last block counts in full; any other format takes no row that is not a whole number of blocks. `mean` is for
+    what a file was packed in: its bytes per weight, all scales and indices included, in place of `block_bytes`.
     """
 
     name: str
@@ -31,6 +33,7 @@ class DType:
     block: int = 1
     other_bytes: int = 0
     flat: bool = False
+    mean: Fraction | None = None
 
     @property
     def computable(self) -> bool:
@@ -40,12 +43,12 @@ class DType:
     @property
     def bytes(self) -> float:
         """Bytes per weight, scales included: 2 for bf16, 0.5625 for q4_0."""
-        return self.block_bytes / self.block
+        return self.block_bytes / self.block if self.mean is None else float(self.mean)
 
     @property
     def bits_per_weight(self) -> float:
         """Bits per weight, scales included: 16 for bf16, 4.5 for q4_0."""
-        return 8 * self.block_bytes / self.block
+        return 8 * self.bytes
 
     def matrix_bytes(self, shape: Sequence[int]) -> int:
         """Bytes of a matrix, or a stack of them, whose rows are the last axis.
@@ -53,6 +56,8 @@ class DType:
         Raises FFNError where a row is not a whole number of blocks.
         """
         row, numbers = shape[-1], prod(shape)
+        if self.mean is not None:
+            return ceil(numbers * self.mean)
         if row % self.block and not self.flat:
             raise FFNError(
                 f"{self.name} stores {self.block} weights in a block, and a row of {row} is no whole number of them",

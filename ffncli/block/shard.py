@@ -8,11 +8,18 @@ block (Shoeybi et al. 2019, arXiv:1909.08053).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ffncli.block.steps import Add, AllReduce, Axis, Experts, Linear, Multiply, Norm, Op, Step
 from ffncli.errors import FFNError
+
+CONVENTIONS: Mapping[str, str] = {
+    "ring_all_reduce_bytes": "sent by each rank: 2 (n - 1) / n × d_model values per token and reduction, in the"
+    " activations' dtype",
+    "all_gather_bytes": "sent by each rank where every rank sends its partial sum to every other: (n - 1) × d_model"
+    " values per token and reduction",
+}
 
 
 def shard(steps: Sequence[Step], rank: int, ranks: int, axis: str = "d_ff") -> tuple[Step, ...]:

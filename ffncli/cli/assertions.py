@@ -27,15 +27,26 @@ class Assertion:
     value: Any
 
     def holds(self, row: Mapping[str, Any]) -> bool:
-        """Whether it holds for a row. Raises FFNError for an order that the row's value does not have."""
-        found = row[self.key]
-        if self.operator not in ("==", "!=") and not _is_number(found):
-            raise FFNError(
-                f"--assert {shown(self.text)}: {self.key} is {shown(found)}, which has no order to compare by"
-            )
-        if isinstance(found, bool) != isinstance(self.value, bool):
-            return self.operator == "!="
+        """Whether it holds for a row. Raises FFNError for a comparison of two kinds, which says nothing."""
+        found = self.found(row)
+        wrong = f"--assert {shown(self.text)}: {self.key} is {_words(found)}"
+        if found is None or self.value is None:
+            if self.operator in ("==", "!="):
+                return _OPERATORS[self.operator](found, self.value)
+            raise FFNError(f"{wrong}, which is neither more nor less than {_words(self.value)}")
+        if _kind(found) != _kind(self.value):
+            raise FFNError(f"{wrong}, {shown(self.value)} is {_kind(self.value)}", f"compare it with {_kind(found)}")
+        if self.operator not in ("==", "!=") and _kind(found) != "a number":
+            raise FFNError(f"{wrong}, which is neither more nor less than anything", "use == or !=")
         return _OPERATORS[self.operator](found, self.value)
+
+    def found(self, row: Mapping[str, Any]) -> Any:
+        """What the row has: of a list, how many. Raises FFNError where nothing was asked for that would have it."""
+        if self.key not in row:
+            option = "--ridge" if self.key.startswith("ridge") else "--tp"
+            raise FFNError(f"--assert {shown(self.text)}: {self.key} is there with {option} only")
+        value = row[self.key]
+        return len(value) if isinstance(value, (list, tuple)) else value
 
 
 def parse(texts: Sequence[str], keys: Sequence[str]) -> list[Assertion]:
@@ -46,7 +57,7 @@ def parse(texts: Sequence[str], keys: Sequence[str]) -> list[Assertion]:
 def check(assertions: Sequence[Assertion], rows: Sequence[Mapping[str, Any]]) -> None:
     """Raises FFNError, exit 1, naming every condition that does not hold and what the row has instead."""
     failed = [
-        f"{a.text.strip()} (it is {shown(row[a.key])}" + (f" in {shown(row['name'])})" if len(rows) > 1 else ")")
+        f"{a.text.strip()} (it is {_words(a.found(row))}" + (f" in {shown(row['name'])})" if len(rows) > 1 else ")")
         for row in rows
         for a in assertions
         if not a.holds(row)
@@ -63,7 +74,7 @@ def _parse(text: str, keys: Sequence[str]) -> Assertion:
         hint = did_you_mean(match[1], list(keys), "any key of the row with one value will do; --json shows them")
         raise FFNError(f"--assert {shown(text)}: no key {shown(match[1])}", hint)
     value = _value(match[3])
-    if match[2] not in ("==", "!=") and not _is_number(value):
+    if match[2] not in ("==", "!=") and _kind(value) != "a number":
         raise FFNError(f"--assert {shown(text)}: {shown(value)} is no number to compare by {match[2]}")
     return Assertion(text, match[1], match[2], value)
 
@@ -80,5 +91,12 @@ def _value(text: str) -> Any:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _kind(value: object) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    return "a number" if isinstance(value, (int, float)) else "a text"
+
+
+def _words(value: object) -> str:
+    """A value as JSON has it."""
+    return "not known (null)" if value is None else str(value).lower() if isinstance(value, bool) else shown(value)

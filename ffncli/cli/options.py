@@ -76,6 +76,7 @@ def above_zero(option: str) -> Callable[[str], float]:
     return parse
 
 
+_MOST_VALUES = 1000  # of a comma list
 _dims = partial(typer.Option, rich_help_panel="Dimensions: make a block, or override the SOURCE's")
 _run = partial(typer.Option, rich_help_panel="The run")
 _show = partial(typer.Option, rich_help_panel="Output")
@@ -122,18 +123,21 @@ class DimensionOptions:
         return Dimensions(**{f.name: getattr(self, f.name) for f in fields(self)})
 
 
+_Batch = Annotated[
+    Count, _run("--batch", metavar="B", parser=positive("--batch"), help="Batch, with --seq-len instead of --tokens.")
+]
+_SeqLen = Annotated[
+    Count, _run("--seq-len", metavar="L", parser=positive("--seq-len"), help="Tokens per sequence of the batch.")
+]
+
+
 @dataclass(frozen=True)
 class TokenOptions:
     """--tokens, or --batch and --seq-len."""
 
     tokens: Annotated[Count, _run("--tokens", metavar="N", parser=positive("--tokens"), help="How many tokens.")] = None
-    batch: Annotated[
-        Count,
-        _run("--batch", metavar="B", parser=positive("--batch"), help="Batch, with --seq-len instead of --tokens."),
-    ] = None
-    seq_len: Annotated[
-        Count, _run("--seq-len", metavar="L", parser=positive("--seq-len"), help="Tokens per sequence of the batch.")
-    ] = None
+    batch: _Batch = None
+    seq_len: _SeqLen = None
 
     def leading(self) -> tuple[int, ...] | None:
         """An input's axes before d_model, or None where nothing was said."""
@@ -149,7 +153,10 @@ def numbers(option: str) -> Callable[[str], tuple[int, ...]]:
     one = positive(option)
 
     def parse(text: str) -> tuple[int, ...]:
-        return tuple(one(part) for part in str(text).split(","))
+        parts = str(text).split(",")
+        if len(parts) > _MOST_VALUES:
+            raise FFNError(f"{option} takes at most {_MOST_VALUES} values, got {len(parts)}")
+        return tuple(one(part) for part in parts)
 
     return parse
 
@@ -161,13 +168,8 @@ class TokenListOptions:
     tokens: Annotated[
         Any, _run("--tokens", metavar="N,...", parser=numbers("--tokens"), help="How many tokens; several: a table.")
     ] = None
-    batch: Annotated[
-        Count,
-        _run("--batch", metavar="B", parser=positive("--batch"), help="Batch, with --seq-len instead of --tokens."),
-    ] = None
-    seq_len: Annotated[
-        Count, _run("--seq-len", metavar="L", parser=positive("--seq-len"), help="Tokens per sequence of the batch.")
-    ] = None
+    batch: _Batch = None
+    seq_len: _SeqLen = None
 
     def numbers(self) -> tuple[int, ...]:
         """How many tokens, each in turn; () where nothing was said."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import TYPE_CHECKING
 
 from ffncli.show.parts import Heading, Line, Part
@@ -11,6 +12,7 @@ from ffncli.show.tables import Short, Table
 if TYPE_CHECKING:
     from ffncli.models.costs import TokenCost
     from ffncli.models.count import GroupCount, ModelCount, TensorCount
+    from ffncli.models.figures import Figures, Ridge
     from ffncli.models.sweep import Point
     from ffncli.models.tensor_parallel import Split
 
@@ -18,23 +20,18 @@ Row = tuple[object, ...]
 _MOST_BESIDE = 12  # more sources than this read better below one another
 
 
-def parts_of(
-    counts: list[ModelCount], costs: list[tuple[TokenCost, ...]], splits: list[Split], ridge: float | None,
-    ridges: list[int | None],
-) -> list[Part]:  # fmt: skip
-    """Everything that was asked for, counts first."""
+def parts_of(found: list[Figures], costs: bool = False) -> list[Part]:
+    """Everything that was asked for, counts first; `costs` says whether memory traffic was."""
+    counts, several = [one.count for one in found], len(found) > 1
     parts: list[Part]
-    if len(counts) == 1:
+    if not several:
         parts = _one(counts[0])
     else:
         parts = [_side_by_side(counts) if len(counts) <= _MOST_BESIDE else _below(counts)]
-    several = len(counts) > 1
-    parts += [_costs(rows, several) for rows in costs if rows]
-    for found in splits:
-        parts += _split(found, several)
-    if ridge is not None:
-        parts += [_ridge(c, ridge, tokens) for c, tokens in zip(counts, ridges, strict=True)]
-    return parts
+    parts += [_costs(one.costs, several) for one in found if costs and one.costs]
+    splits = [one.split for one in found if one.split]
+    parts += [_splits(splits)] if len(splits) > _MOST_BESIDE else [p for s in splits for p in _split(s, several)]
+    return parts + [_ridge(one.count.name, one.ridge) for one in found if one.ridge]
 
 
 # --- one source -------------------------------------------------------------------------------------------------------
@@ -44,7 +41,8 @@ def _one(c: ModelCount) -> list[Part]:
     """What it is, each group's matrices on their own lines, totals, evidence."""
     parts: list[Part] = [Heading(c.name, c.source if c.source != c.name else "")]
     kind = "gated" if c.gated else "plain"
-    widths = " and ".join(str(d_ff) for d_ff in dict.fromkeys(group.d_ff for group in c.groups))
+    several = [str(d_ff) for d_ff in dict.fromkeys(group.d_ff for group in c.groups)]
+    widths = " and ".join(several) if len(several) < 4 else f"{min(several, key=int)} to {max(several, key=int)}"
     where = "" if c.layers is None else f", {c.layers} layers"
     act = c.activation or "activation not known"
     parts.append(Line(f"d_model {c.d_model}, d_ff {widths}, {act}, {kind}, {'bias' if c.bias else 'no bias'}{where}"))
@@ -83,7 +81,7 @@ def _remark(tensor: TensorCount) -> str:
 
 
 def _totals(c: ModelCount) -> list[Row]:
-    moe = c.experts > 0
+    moe = _has_experts(c)
     rows: list[Row] = [("parameters per layer", c.ffn_params_per_layer)]
     rows += [("active per layer", c.ffn_params_active_per_layer)] if moe else []
     rows += [
@@ -107,7 +105,7 @@ def _model_rows(c: ModelCount) -> list[Row]:
     if c.model_params_total is None:
         return []
     rows: list[Row] = [("whole model, parameters", c.model_params_total)]
-    if c.experts:
+    if _has_experts(c):
         rows += [
             ("whole model, active", c.model_params_active),
             ("whole model, active without the input embedding", c.model_params_active_no_embedding),
@@ -152,16 +150,22 @@ _OF_MOE = {
 
 def _side_by_side(counts: list[ModelCount]) -> Table:
     """One column per source, one row per quantity; rows in which sources differ are marked."""
-    hidden = set() if any(c.experts for c in counts) else set(_OF_MOE)
+    hidden = set() if any(map(_has_experts, counts)) else set(_OF_MOE)
     rows: list[Row] = []
     for label, name in _FIELDS:
         values = [getattr(c, name) for c in counts]
         if name in hidden or all(value is None for value in values):
             continue
-        mark = "≠ " if len(set(values)) > 1 else "  "
-        rows.append((mark + label, *(_percent(v) if "share_of" in name else v for v in values)))
-    names = [c.name if sum(o.name == c.name for o in counts) == 1 else c.source for c in counts]
+        cells = [_percent(v) if "share_of" in name else v for v in values]
+        rows.append((("≠ " if len(set(cells)) > 1 else "  ") + label, *cells))
+    names = [c.name if sum(o.name == c.name for o in counts) == 1 else _apart(c, counts) for c in counts]
     return Table(("  quantity", *names), rows, side_by_side=True)
+
+
+def _apart(c: ModelCount, counts: list[ModelCount]) -> str:
+    """What tells a source from another of the same name: its format, else what was typed."""
+    formats = {o.dtype for o in counts if o.name == c.name}
+    return f"{c.name} {c.dtype}" if len(formats) > 1 else c.source
 
 
 def _below(counts: list[ModelCount]) -> Table:
@@ -178,19 +182,22 @@ def _short(number: int | None) -> Short | None:
     return None if number is None else Short(number)
 
 
-_SWEPT = {
-    "d_model": "d_model", "d_ff": "d_ff", "activation": "activation", "parameters/layer": "ffn_params_per_layer",
-    "matmul FLOPs/token": "matmul_flops_per_token", "matmul FLOPs": "matmul_flops_total",
-    "parameters": "ffn_params_total", "weight bytes": "weight_bytes",
-}  # fmt: skip
-
-
-def sweep_table(names: list[str], found: Sequence[tuple[Point, ModelCount]]) -> Table:
-    """One row per combination: what was swept, and what it comes to."""
-    kept = [column for column in _SWEPT if column not in names and (column != "matmul FLOPs" or "tokens" in names)]
-    rows = []
-    for point, c in found:
-        rows.append((*(text for _, text in point.values), *(getattr(c, _SWEPT[column]) for column in kept)))
+def sweep_table(found: Sequence[tuple[Point, Figures]], tokens: bool) -> Table:
+    """One row per combination: what was swept, then what it comes to; `tokens` says whether a number was given."""
+    names = [name for name, _ in found[0][0].values]
+    moe = any(one.count.experts for _, one in found)
+    columns = {
+        "d_model": "d_model", "d_ff": "d_ff", "activation": "activation",
+        **({"experts": "experts", "top_k": "top_k"} if moe else {}), "parameters/layer": "ffn_params_per_layer",
+        **({"active/layer": "ffn_params_active_per_layer"} if moe else {}),
+        "matmul FLOPs/token": "matmul_flops_per_token",
+    }  # fmt: skip
+    columns |= (
+        {"matmul FLOPs": "matmul_flops_total", "FLOPs/byte": "flops_per_byte"} if tokens or "tokens" in names else {}
+    )
+    columns |= {"parameters": "ffn_params_total", "weight bytes": "weight_bytes"}
+    kept = {label: key for label, key in columns.items() if label not in names}
+    rows = [(*(text for _, text in point.values), *map(one.lines()[0].get, kept.values())) for point, one in found]
     return Table((*names, *kept), rows)
 
 
@@ -227,16 +234,32 @@ def _split(found: Split, several: bool) -> list[Part]:
     totals: list[Row] = [
         ("parameters, all layers", found.rank_0_params_total, found.other_rank_params_total),
         (f"weight bytes ({found.dtype})", found.rank_0_weight_bytes_total, found.other_rank_weight_bytes_total),
-        ("ring all-reduce, bytes/token/layer", *[found.ring_all_reduce_bytes_per_token] * 2),
-        ("all-gather of sums, bytes/token/layer", *[found.all_gather_bytes_per_token] * 2),
+        ("ring all-reduce, bytes/token/layer", *[_sent(found)[0]] * 2),
+        ("all-gather of sums, bytes/token/layer", *[_sent(found)[1]] * 2),
     ]
     parts.append(Table(("holds and sends", "rank 0", "any other"), totals, name.removesuffix(": ")))
     return parts
 
 
-def _ridge(c: ModelCount, ridge: float, tokens: int | None) -> Line:
-    reached = f"from {tokens:,} tokens on" if tokens is not None else "at no number of tokens"
-    return Line(f"{c.name}: {ridge:g} FLOPs per byte {reached}, unfused")
+def _splits(found: Sequence[Split]) -> Table:
+    """One row for each of many models."""
+    rows: list[Row] = [
+        (s.name, s.d_ff, Short(s.rank_0_params_total), Short(s.rank_0_weight_bytes_total), _sent(s)[0]) for s in found
+    ]
+    return Table(("model", "d_ff", "parameters", "weight bytes", "bytes sent"), rows, f"one of {found[0].ranks} ranks")
+
+
+def _sent(split: Split) -> tuple[int, int]:
+    """Bytes that a rank sends per token and layer: ring all-reduce (rounded up), all-gather."""
+    return ceil(split.ring_all_reduce_bytes_per_token), split.all_gather_bytes_per_token
+
+
+def _ridge(name: str, ridge: Ridge) -> Line:
+    def reached(tokens: int | None) -> str:
+        return f"from {tokens:,} tokens on" if tokens is not None else "at no number of tokens"
+
+    fused = f"{reached(ridge.ridge_tokens_fused)} fused"
+    return Line(f"{name}: {ridge.flops_per_byte:g} FLOPs per byte {reached(ridge.ridge_tokens)}, {fused}")
 
 
 def _kind(group: GroupCount) -> str:
@@ -244,12 +267,20 @@ def _kind(group: GroupCount) -> str:
     return f"MoE, {group.experts} experts, {top}" if group.kind == "moe" else "dense"
 
 
+def _has_experts(c: ModelCount) -> bool:
+    """Whether any layer has; the main ones may not (Llama 4's every second)."""
+    return any(group.experts for group in c.groups)
+
+
 def _percent(share: float | None) -> str | None:
     return None if share is None else f"{100 * share:.1f} %"
 
 
 def _ranges(layers: tuple[int, ...]) -> str:
-    """`layers 0-2, 5`."""
+    """`layers 0-2, 5`, `layers 0-46 by 2`."""
+    step = layers[1] - layers[0] if len(layers) > 3 else 1
+    if step > 1 and layers == tuple(range(layers[0], layers[-1] + 1, step)):
+        return f"layers {layers[0]}-{layers[-1]} by {step}"
     out: list[list[int]] = []
     for layer in layers:
         if out and layer == out[-1][1] + 1:

@@ -40,7 +40,7 @@ _INHERITED = ("model_type", "dtype", "torch_dtype", *_QUANTIZATION)
 
 def read_config(path: Path, source: str) -> Model:
     """The Model in a config.json. Raises FFNError naming the file, the field and the value."""
-    return from_config(read_object(path, MOST_CONFIG_BYTES), source, shown_path(path))
+    return from_config(read_object(path, MOST_CONFIG_BYTES, constants=True), source, shown_path(path))
 
 
 def from_config(values: Mapping[str, Any], source: str, where: str, name: str | None = None) -> Model:
@@ -74,10 +74,9 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     for at in dict.fromkeys(stack.at for stack in family.stacks):
         lines = _width_evidence(config.inside(at), family, groups)
         evidence += [f"{at}: {line}" if at else line for line in lines]
-    dtype = dtypes.find(config.get("dtype|torch_dtype", None))
     title = name or _short_name(source)
     return Model(
-        title, source, tuple(groups), model_type=family_name, dtype=dtype.name if dtype else None,
+        title, source, tuple(groups), model_type=family_name, dtype=_dtype(config),
         evidence=tuple(evidence), names=_names(config, family),
         quantization=quantization_of(config), beside=whole(config, model_type),
         extra_layers=config.integer(PREDICTION, 0, low=0, high=MOST_LAYERS),
@@ -104,6 +103,17 @@ def quantization_of(config: Fields) -> Mapping[str, Any] | None:
                 if isinstance(found := values.get(key), Mapping):
                     return found
     return None
+
+
+def _dtype(config: Fields) -> str | None:
+    """The format that the config says its weights are stored in; None where it does not, or in none of ours."""
+    said = quantization_of(config) or {}
+    method, bits = said.get("quant_method"), said.get("bits")
+    if method == "bitsandbytes":
+        method, bits = "bitsandbytes", 4 if said.get("load_in_4bit") or said.get("_load_in_4bit") else 8
+    packed = {"gptq": f"int{bits}", "awq": f"int{bits}", "bitsandbytes": "nf4" if bits == 4 else "int8"}
+    row = dtypes.find_storage(packed.get(str(method), method)) or dtypes.find(config.get("dtype|torch_dtype", None))
+    return row.name if row else None
 
 
 def text_tower(config: Fields) -> tuple[Fields, list[str]]:

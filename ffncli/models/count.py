@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
-from ffncli.block import dtypes
 from ffncli.block.cost import Cost, cost
 from ffncli.block.steps import Axis, Norm, Step, parameters, walk
 from ffncli.block.storage import weight_bytes
 from ffncli.models.model import Group, Model
+from ffncli.models.stored import storage_of
 from ffncli.models.whole import share_of_layer, totals
 
 
@@ -98,7 +98,7 @@ class ModelCount:
     matmul_flops_total: int | None
     elementwise_flops_total: int | None
     dtype: str
-    weight_bytes: int | None
+    weight_bytes: int
     ffn_params_stored: int | None
     ffn_stored_bytes: int | None
     ffn_bits_per_weight: float | None
@@ -190,13 +190,12 @@ def _flops(model: Model, one: Cost) -> tuple[int | None, int | None]:
     return one.matmul_flops, None if "norm" in model.unknown else one.elementwise_flops
 
 
-def _weights(model: Model, dtype: str | None) -> tuple[str, int | None]:
-    """(the format's name, the FFN's bytes in it): `dtype` if given, else what is stored, else fp32."""
-    said = dtypes.storage(dtype) if dtype is not None else None
-    row = said or dtypes.find(model.dtype or "fp32")
-    if row is not None:
-        return row.name, sum(weight_bytes(group.steps, row) * len(group.layers) for group in model.groups)
-    return str(model.dtype), model.stored.bytes if model.stored else None
+def _weights(model: Model, dtype: str | None) -> tuple[str, int]:
+    """(the format's name, the FFN's bytes in it): as the files have them where the format is theirs."""
+    row = storage_of(model, dtype)
+    if dtype is None and model.stored and not row.computable:
+        return row.name, model.stored.bytes
+    return row.name, sum(weight_bytes(group.steps, row) * len(group.layers) for group in model.groups)
 
 
 def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, Any]:

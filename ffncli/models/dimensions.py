@@ -48,7 +48,8 @@ def from_dimensions(said: Dimensions, source: str | None = None) -> Model:
     """
     if said.d_model is None:
         raise FFNError("--d-model is missing", "give a SOURCE (a model, a directory, 512x2048:gelu) or --d-model N")
-    names = (f"{source}: d_model", f"{source}: d_ff") if source else ("--d-model", "--d-ff")
+    said_in = source if source is None or len(source) <= 80 else source[:60] + "…"
+    names = (f"{said_in}: d_model", f"{said_in}: d_ff") if source else ("--d-model", "--d-ff")
     d_model = whole(names[0], said.d_model)
     d_ff = width(names[1], "4x" if said.d_ff is None else said.d_ff, d_model)
     spec = FFNSpec(d_model, d_ff, **_choices(said, "relu"), moe=_moe(said, None))

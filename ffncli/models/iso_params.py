@@ -46,7 +46,10 @@ def counterparts(model: Model, multiple_of: int = 1) -> Model:
     """The model with the counterpart of every layer. Raises FFNError as `counterpart`."""
     kind = "plain" if model.main.spec.gated else "gated"
     other = model.with_specs([counterpart(group.spec, multiple_of) for group in model.groups])
-    return replace(other, name=f"{model.name} ({kind})", checkpoint=None, location=None, notes=(), evidence=())
+    return replace(
+        other, name=f"{model.name} ({kind})", checkpoint=None, location=None, notes=(), evidence=(), stored=None,
+        differences=(), weights=None,
+    )  # fmt: skip
 
 
 def iso_params(spec: FFNSpec, multiple_of: int = 1) -> IsoParams:

@@ -14,9 +14,12 @@ class _Refused(Exception):
     pass
 
 
-def read_object(path: Path, most_bytes: int) -> dict[str, Any]:
-    """The JSON object in `path`. Raises FFNError, naming the file, for anything else or over `most_bytes`."""
-    return parse_object(_bytes(path, most_bytes), shown_path(path))
+def read_object(path: Path, most_bytes: int, constants: bool = False) -> dict[str, Any]:
+    """The JSON object in `path`. Raises FFNError, naming the file, for anything else or over `most_bytes`.
+
+    `constants` lets NaN and Infinity through, which Python writes into configs (Mamba-2's time_step_limit).
+    """
+    return parse_object(_bytes(path, most_bytes), shown_path(path), constants)
 
 
 def parse_index(path: Path, most_bytes: int) -> dict[str, Any]:
@@ -47,13 +50,16 @@ def _bytes(path: Path, most_bytes: int) -> bytes:
     return raw
 
 
-def parse_object(raw: bytes, where: str) -> dict[str, Any]:
-    """The JSON object in `raw`; `where` names it in errors. Duplicate keys, NaN and deep nesting are refused."""
+def parse_object(raw: bytes, where: str, constants: bool = False) -> dict[str, Any]:
+    """The JSON object in `raw`; `where` names it in errors. Duplicate keys, NaN (but for `constants`) and deep
+    nesting are refused.
+    """
     if not raw.strip():
         raise FFNError(f"{where} is empty", "it should hold a JSON object")
     try:
         text = raw.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_integer)
+        constant = float if constants else _no_constant
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=constant, parse_int=_integer)
         if "\\ud" in text.lower():  # half a surrogate pair is JSON, and no text
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except _Refused as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 from ffncli.block import activations
 from ffncli.block.recipe import NormKind, NormPosition, one_of
@@ -55,12 +55,17 @@ def points(sweeps: Sequence[str]) -> tuple[Point, ...]:
     return tuple(_point(combination) for combination in product(*said))
 
 
-def swept(source: str | None, said: Dimensions, points: Sequence[Point]) -> Iterator[tuple[Point, Model]]:
+Load: TypeAlias = Callable[[str | None, Dimensions | None], Model]
+
+
+def swept(
+    source: str | None, said: Dimensions, points: Sequence[Point], load: Load = load
+) -> Iterator[tuple[Point, Model]]:
     """Each point with its Model: SOURCE under the dimension options `said`, under the point's own.
 
-    The source is read once. Raises FFNError, naming the point, where a combination cannot be a block.
+    The source is read once, through `load`. Raises FFNError, naming the point, where a combination cannot be a block.
     """
-    change = _changer(source, said)
+    change = _changer(source, load)
     for point in points:
         try:
             yield point, change(merged(said, point.dimensions))
@@ -68,11 +73,13 @@ def swept(source: str | None, said: Dimensions, points: Sequence[Point]) -> Iter
             raise FFNError(f"--sweep {point.label}: {error.message}", error.hint, error.code) from None
 
 
-def _changer(source: str | None, said: Dimensions) -> Callable[[Dimensions], Model]:
+def _changer(source: str | None, load: Load) -> Callable[[Dimensions], Model]:
     """Dimensions → Model. A block made of numbers is made anew, so that its defaults follow what is swept."""
     if source is None:
         return partial(load, None)
-    model = load(source)
+    if source.partition(":")[0].endswith(".py"):
+        return partial(load, source)  # a class of one's own is built anew, whatever it makes of its arguments
+    model = load(source, None)
     return partial(load, source) if model.bare else partial(with_dimensions, model)
 
 

@@ -8,7 +8,6 @@ a format with blocks each rank's part of d_ff has to be a whole number of blocks
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd, isqrt, prod
 from typing import Literal
@@ -20,13 +19,6 @@ from ffncli.block.steps import AllReduce, Axis, Step, input_shapes, parameters, 
 from ffncli.block.storage import parameter_bytes, weight_bytes
 from ffncli.errors import FFNError
 from ffncli.models.model import Group, Model
-
-CONVENTIONS: Mapping[str, str] = {
-    "ring_all_reduce_bytes": "sent by each rank: 2 (n - 1) / n × d_model values per token and reduction, in the"
-    " activations' dtype",
-    "all_gather_bytes": "sent by each rank where every rank sends its partial sum to every other: (n - 1) × d_model"
-    " values per token and reduction",
-}
 
 Place = Literal["column", "row", "copied", "rank 0"]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
+from ffncli.errors import FFNError
 from ffncli.models import source as model_source
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Model
+from ffncli.models.strict_json import shown_path
 
 
 def load(source: str | None = None, dimensions: Dimensions | None = None, seed: int = 0) -> Model:
@@ -16,6 +20,9 @@ def load(source: str | None = None, dimensions: Dimensions | None = None, seed: 
     """
     if source is None or not is_own(source):
         return model_source.load(source, dimensions)
+    path = Path(os.path.expanduser(source.rpartition(":")[0] if ":" in source else source))
+    if not path.exists():  # said before torch is imported
+        raise FFNError(f"{shown_path(path)} does not exist", "give my.py:ClassName")
     from ffncli.run.own_module import load_module
 
     return load_module(source, dimensions or Dimensions(), seed).model

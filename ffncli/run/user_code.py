@@ -31,9 +31,9 @@ def user_code(path: Path, doing: str) -> Iterator[None]:
     try:
         with redirect_stdout(sys.stderr):
             yield
-    except (MemoryError, FFNError):
+    except (MemoryError, FFNError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # SystemExit, and whatever else the file makes up
         if "can't allocate memory" in str(error):
             raise
         raise FFNError(_located(error, path), doing) from error

@@ -75,8 +75,13 @@ class Output:
         return _markdown(answer.parts) if self.format == "md" else _plain(answer.parts)
 
 
+_LONGEST_LINE = 2000  # what a file or an argument says may be any length
+
+
 def print_error(text: str) -> None:
-    """One line on stderr, safe for any terminal; silent where stderr is closed."""
+    """One line on stderr, safe for any terminal, cut where it is endless; silent where stderr is closed."""
+    if len(text) > _LONGEST_LINE:
+        text = text[: _LONGEST_LINE - 1] + "…"
     try:
         sys.stderr.write(encodable(clean(text), getattr(sys.stderr, "encoding", None) or "utf-8") + "\n")
         sys.stderr.flush()

@@ -41,14 +41,13 @@ def test_operators_on_numbers(sign: str, value: int, space: str):
     [
         ("d_ff == 3_072", True), ("d_ff == 3,072", True), ("d_ff == 3072.0", True), ("d_ff == 3.072e3", True),
         ("d_ff == +3072", True), ("d_ff > -1", True), ("share == .5", True), ("share == 0.5", True),
-        ("share != 5e-1", False), ("d_ff == 307_2", False), (" d_ff==3072 ", True),
+        ("share != 5e-1", False), (" d_ff==3072 ", True),
         ("gated == false", True), ("gated == no", True), ("gated == FALSE", True), ("gated == true", False),
-        ("gated != yes", True), ("gated == 0", False), ("gated != 0", True), ("gated == 'false'", False),
-        ("d_ff == true", False), ("layers == null", True), ("layers == none", True), ("layers != 12", True),
+        ("gated != yes", True), ("layers == null", True), ("layers == none", True), ("layers != 12", True),
         ("d_ff == null", False), ("d_ff != null", True), ("activation == gelu_tanh", True),
         ("activation == 'gelu_tanh'", True), ('activation == "gelu_tanh"', True), ("activation != gelu", True),
         ("activation == GELU_TANH", False), ("name == a model", True), ("name == 'a model'", True),
-        ("name == \"a model'", False), ("d_ff == '3072'", False),
+        ("name == \"a model'", False),
     ],
 )  # fmt: skip
 def test_values_of_every_kind(text: str, expected: bool):
@@ -67,7 +66,7 @@ def test_what_is_no_condition(text: str, call):
 @pytest.mark.parametrize(
     ("key", "hint"),
     [("ffn_params_totl", "did you mean 'ffn_params_total'"), ("d_fff", "did you mean 'd_ff'"),
-     ("zzz", "any key of the row with one value"), ("groups", "no key 'groups'"), ("evidence", "no key 'evidence'"),
+     ("zzz", "any key of the row"), ("groups", "no key 'groups'"), ("evidence", "no key 'evidence'"),
      ("__class__", "no key '__class__'"), ("name.x", "no key 'name.x'")],
 )  # fmt: skip
 def test_a_key_that_no_row_has(key: str, hint: str, call):
@@ -79,9 +78,14 @@ def test_what_no_number_can_be_compared_by(text: str, call):
     expect_refusal(call("params", "./nowhere", "--assert", text), "is no number to compare by")
 
 
-@pytest.mark.parametrize("text", ["activation < 5", "gated > 0", "layers >= 1"])
-def test_what_has_no_order(text: str):
-    with pytest.raises(FFNError, match=f"--assert '{text}': .* has no order to compare by") as error:
+@pytest.mark.parametrize(
+    "text",
+    ["activation < 5", "activation == 5", "gated > 0", "gated == 0", "gated != 0", "gated == 'false'", "layers >= 1",
+     "d_ff == true", "d_ff == 307_2", "d_ff != 3072x", "d_ff == '3072'", "d_ff == 4.3B"],
+)  # fmt: skip
+def test_two_kinds_cannot_be_compared(text: str):
+    """A typo in a CI job must not pass as `!=` nor fail as if the model were wrong."""
+    with pytest.raises(FFNError, match="--assert ") as error:
         holds(text)
     assert error.value.code == 2
 
@@ -106,7 +110,7 @@ def test_conditions_that_do_not_are_all_named_beside_the_whole_answer(call):
 
 def test_every_row_is_held_to_them(call):
     code, _, err = call("params", "gpt2", "llama-2-7b", "--assert", "gated == false")
-    assert (code, err) == (1, "error: not so: gated == false (it is True in 'llama-2-7b')\n")
+    assert (code, err) == (1, "error: not so: gated == false (it is true in 'llama-2-7b')\n")
     assert call("params", "gpt2", "bert-base", "--assert", "gated == false")[0] == 0
 
 

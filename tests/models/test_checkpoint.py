@@ -331,7 +331,7 @@ def test_the_dtype_is_the_stored_one(stored: torch.dtype, dtype: str, size: int,
 def test_a_dtype_that_nothing_is_computed_in_counts_what_is_stored(call, tmp_path: Path):
     stored = {name: tensor.to(torch.float8_e4m3fn) for name, tensor in tensors("llama").items()}
     (row,) = json.loads(call("params", folder(tmp_path, LLAMA, stored), "--json")[1])["rows"]
-    assert (row["dtype"], row["weight_bytes"]) == ("F8_E4M3", 2 * 3 * 4 * 6)
+    assert (row["dtype"], row["weight_bytes"]) == ("fp8", 2 * 3 * 4 * 6)
 
 
 def test_hostile_names_of_other_tensors_do_no_harm(call, tmp_path: Path):

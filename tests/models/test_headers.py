@@ -130,7 +130,7 @@ def way(raw: bytes, careful: bool) -> Columns | None:
     length = int.from_bytes(raw[:8], "little")
     if len(raw) < 8 + length:
         return None
-    other = "parse_plain" if careful else "_careful_columns"
+    other = "_quick_columns" if careful else "_careful_columns"
     with patch.object(headers, other, return_value=None):
         try:
             return parse_header(raw[8 : 8 + length], len(raw) - 8 - length, "a file")
@@ -160,7 +160,7 @@ def test_the_quick_way_accepts_only_what_the_careful_way_does(raw: bytes):
 def good(draw: st.DrawFn) -> bytes:
     """A file as the library writes one: any names, metadata or none, tensors in any order of their data."""
     text = st.text(st.characters(codec="utf-8", exclude_categories=("Cc",), exclude_characters='"\\-'), max_size=8)
-    names = draw(st.lists(text.filter(lambda name: name != "__metadata__"), unique=True, max_size=5))
+    names = draw(st.lists(text.filter(lambda name: name != "__metadata__"), unique=True, min_size=1, max_size=5))
     tensors = {
         name: torch.zeros(draw(st.lists(st.integers(1, 4), max_size=3)), dtype=draw(st.sampled_from(DTYPES)))
         for name in names
@@ -207,6 +207,7 @@ ODD: dict[str, tuple[bytes, bool]] = {
     "a size of true": (text_of(shape="[true,2]"), False),
     "an offset of false": (text_of(data_offsets="[false,8]"), False),
     "sizes in an object": (text_of(shape='{"2":2}'), False),
+    "no sizes in an object": (text_of(dtype='"F64"', shape="{}"), False),
     "offsets in an object": (text_of(data_offsets='{"0":0,"8":8}'), False),
     "sizes in a string": (text_of(shape='"2"'), False),
     "offsets in a string": (text_of(data_offsets='"08"'), False),
@@ -215,7 +216,6 @@ ODD: dict[str, tuple[bytes, bool]] = {
     "an object for a dtype": (text_of(dtype='{"F32":8}'), False),
     "a fourth field": (text_of(more="1"), True),
     "a name with a backslash": (text_of().replace(b'"a"', b'"\\u0061"'), True),
-    "a name with a minus": (text_of().replace(b'"a"', b'"a-b"'), True),
     "a tensor of no numbers": (text_of(shape="[0]", data_offsets="[0,0]")[:-1] + b',"b":' + text_of()[5:], True),
 }
 

@@ -261,7 +261,7 @@ def written(path: Path, kind: Q = Q.F32, experts: int = 0, architecture: str = "
 
 
 @pytest.mark.parametrize("experts", [0, E])
-@pytest.mark.parametrize(("kind", "dtype"), [(Q.F32, "fp32"), (Q.F16, "fp16"), (Q.Q4_0, "Q4_0"), (Q.Q8_0, "Q8_0")])
+@pytest.mark.parametrize(("kind", "dtype"), [(Q.F32, "fp32"), (Q.F16, "fp16"), (Q.Q4_0, "q4_0"), (Q.Q8_0, "q8_0")])
 def test_a_gguf_file(kind: Q, dtype: str, experts: int, call, tmp_path: Path):
     stored = written(tmp_path / "model.gguf", kind, experts)
     numbers, size = (sum(column) for column in zip(*stored, strict=True))
@@ -272,7 +272,7 @@ def test_a_gguf_file(kind: Q, dtype: str, experts: int, call, tmp_path: Path):
     assert (row["name"], row["d_model"], row["d_ff"], row["layers"], row["gated"]) == ("model", D, F, LAYERS, True)
     assert (row["activation"], row["experts"], row["top_k"]) == ("silu", experts, 2 if experts else 0)
     assert (row["dtype"], row["differences"]) == (dtype, [])
-    if dtype[0] == "Q":
+    if dtype[0] == "q":
         assert row["weight_bytes"] == size
     beside = tmp_path / "Name-3.1"
     beside.mkdir()

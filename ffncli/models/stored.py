@@ -1,0 +1,54 @@
+"""The format that a model's weights count in: the one asked for, else as its files have them, else fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from ffncli.block import dtypes
+from ffncli.block.dtypes import DType
+from ffncli.models.model import Model
+
+
+def storage_of(model: Model, dtype: str | None = None) -> DType:
+    """The format of a model's weights: `dtype` if given, else as stored, packed formats by their file's own mean.
+
+    Raises FFNError for an unknown `dtype`.
+    """
+    if dtype is not None:
+        return dtypes.storage(dtype)
+    if model.dtype is None:
+        return dtypes.dtype("fp32")
+    known = dtypes.find_storage(model.dtype)
+    if model.stored is None or (known is not None and known.computable):
+        return known or _nearest(model.dtype)
+    mean = Fraction(model.stored.bytes, model.stored.params)
+    name = known.name if known else model.dtype
+    return DType(name, 0, block=_block(model), other_bytes=2, flat=True, mean=mean)
+
+
+def _nearest(name: str) -> DType:
+    """The plain format that a file's packed one (fp8-block128, gptq-4bit) is a kind of; bf16 for none."""
+    return dtypes.find_storage(name.partition("-")[0]) or dtypes.dtype("bf16")
+
+
+def _block(model: Model) -> int:
+    """How many weights of a row share a scale, so that a slice of d_ff has to be a whole number of them."""
+    known = dtypes.find_storage(model.dtype or "")
+    if known is not None and known.block > 1:
+        return known.block
+    sizes = [
+        *_numbers(model.quantization or {}, "group_size"),
+        *_numbers(model.quantization or {}, "weight_block_size"),
+    ]
+    return max([1, *sizes])
+
+
+def _numbers(values: Any, name: str) -> list[int]:
+    """Every whole number that stands under `name`, at any depth of a quantization_config."""
+    if not isinstance(values, Mapping):
+        return []
+    own = values.get(name)
+    found = [v for v in (own if isinstance(own, list) else [own]) if type(v) is int and v > 0]
+    return found + [number for inner in values.values() for number in _numbers(inner, name)]
