@@ -134,8 +134,8 @@ def attention(stem: str, shape: Shape) -> Iterator[Tensor]:
     d, heads, query, latent = shape.of(7168), shape.of(128), shape.of(1536), shape.of(512)
     plain, rotary = shape.of(128), shape.of(64)
     sizes = {
-        "q_a_proj": (query, d), "q_b_proj": (heads * (plain + rotary), query), "kv_a_proj_with_mqa": (latent + rotary, d),
-        "kv_b_proj": (heads * 2 * plain, latent), "o_proj": (d, heads * plain),
+        "q_a_proj": (query, d), "q_b_proj": (heads * (plain + rotary), query),
+        "kv_a_proj_with_mqa": (latent + rotary, d), "kv_b_proj": (heads * 2 * plain, latent), "o_proj": (d, heads * plain),
     }  # fmt: skip
     for name, (rows, columns) in sizes.items():
         yield from matrix(f"{stem}self_attn.{name}.weight", rows, columns)

@@ -10,7 +10,7 @@ from typing import Any
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.errors import shown
-from ffncli.models.model import Difference, Group, Model, Stored, grouped
+from ffncli.models.model import IN_ALL, UNEVEN, Difference, Group, Model, Stored, grouped
 from ffncli.models.recognise import Found, Layers
 
 # What of a block can be seen in its tensors: our name → (how a spec says it, the attribute of Found).
@@ -25,10 +25,11 @@ _SEEN: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
     "router_bias": (lambda s: bool(s.moe and s.moe.router_bias), "router_bias"),
     "correction": (lambda s: bool(s.moe and s.moe.correction), "correction"),
     "shared_gate": (lambda s: bool(s.moe and s.moe.shared_gate), "shared_gate"),
+    "activation": (lambda s: s.activation, "activation"),
 }
 _OF_MOE = ("experts", "shared_d_ff", "latent", "router_bias", "correction", "shared_gate")
 _BY_TENSORS = ("gated", "bias")  # what the tensors decide; any other difference leaves no block that could run
-_IN_ALL = "parameters per layer"  # what differs where no width does
+_MOST_NOTES = 3
 _CALLED = {"low": "L_module", "high": "H_module"}  # stacks whose tensors have another name (HRM)
 
 
@@ -38,23 +39,20 @@ class Agreement:
 
     specs: dict[str, dict[int, FFNSpec]]
     complete: bool
-    differences: list[Difference] = field(default_factory=list)
-    evidence: list[str] = field(default_factory=list)
+    differences: dict[tuple[str, str, str], Difference] = field(default_factory=dict)
+    evidence: dict[str, None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     params: int = 0
-    bytes: int = 0
+    stored_bytes: int = 0
     formats: dict[str, None] = field(default_factory=dict)
     whole: bool = True
-    shown: set[Found] = field(default_factory=set)
+    explained: set[Found] = field(default_factory=set)
 
     def differ(self, new: Difference) -> None:
         """Note a difference, once for all layers that have the same."""
         same = (new.name, new.config, new.tensors)
-        for index, known in enumerate(self.differences):
-            if (known.name, known.config, known.tensors) == same:
-                self.differences[index] = replace(known, layers=known.layers + 1)
-                return
-        self.differences.append(new)
+        known = self.differences.get(same)
+        self.differences[same] = replace(known, layers=known.layers + 1) if known else new
 
 
 @dataclass(frozen=True)
@@ -66,10 +64,11 @@ class _Block:
     spec: FFNSpec
 
 
-def agree(model: Model, layers: Layers, where: str, complete: bool = True) -> Model:
+def agree(model: Model, layers: Layers, beside: Layers, where: str, complete: bool = True) -> Model:
     """The model as its tensors have it, with every difference from its config.
 
-    `where` names the checkpoint. Of one that is not `complete`, layers may be lacking.
+    `beside` are FFNs of no layer of the model, which are noted. `where` names the checkpoint. Of one that is not
+    `complete`, layers may be lacking.
     """
     told = _told(model)
     found = Agreement({stack: {b.index: b.spec for b in blocks} for stack, blocks in told.items()}, complete)
@@ -83,7 +82,7 @@ def agree(model: Model, layers: Layers, where: str, complete: bool = True) -> Mo
         blocks = [block for stack in stacks for block in told[stack]]
         _compare_stack(model, prefix, blocks, layers[prefix], found)
     left = {prefix: seen for prefix, seen in layers.items() if prefix not in prefixes.values()}
-    found.notes += [f"not counted: {_words(prefix, seen)}" for prefix, seen in left.items()]
+    found.notes += not_counted({**left, **beside})
     return _corrected(model, found)
 
 
@@ -130,22 +129,40 @@ def _compare_stack(
     by_layer: dict[int, list[_Block]] = {}
     for block in blocks:
         by_layer.setdefault(block.index // model.per_layer(block.stack), []).append(block)
-    if set(by_layer) != set(seen) and len(blocks) == sum(map(len, seen.values())):
+    if set(by_layer) != set(seen) and _numbered_otherwise(blocks, seen):
         seen = dict(enumerate([item] for _, items in sorted(seen.items()) for item in items))  # type: ignore[misc]
         by_layer = dict(enumerate([block] for block in blocks))
-    extra = sorted(set(seen) - set(by_layer))
-    if extra and set(by_layer) <= set(seen) and len(extra) <= model.extra_layers:
-        found.notes += [f"{_words(f'{prefix}.{i}', {i: seen[i]})} (multi-token prediction): not counted" for i in extra]
-        extra = []
-    lacking = sorted(set(by_layer) - set(seen)) if found.complete else []
-    for layer in (extra or lacking)[:1]:
-        at = by_layer.get(layer, blocks)[0]
-        where = f"{prefix}.{layer} has {'an FFN' if extra else 'none'}"
-        field = model.names.get("layers", "layers")
-        found.differ(Difference("layers", field, str(len(by_layer)), str(len(seen)), where, at.stack, at.index))
+    last = max(by_layer)
+    beyond = {f"{prefix}.{i}": {i: seen[i]} for i in sorted(seen) if i > last}
+    if len(beyond) <= model.extra_layers:
+        found.notes += not_counted(beyond, " (multi-token prediction)")
+        seen = {i: items for i, items in seen.items() if i <= last}
+    _compare_numbers(model, prefix, by_layer, seen, found)
     for layer, told in by_layer.items():
         if layer in seen:
             _compare_layer(model, f"{prefix}.{layer}", told, seen[layer], found)
+
+
+def _numbered_otherwise(blocks: Sequence[_Block], seen: Mapping[int, tuple[Found, ...]]) -> bool:
+    """Whether the same FFNs go by other numbers: names that nest (Funnel's blocks of layers, ALBERT's groups), or one
+    that is stored under the first layer that runs it (Zamba)."""
+    if len(blocks) != sum(map(len, seen.values())):
+        return False
+    return any(len(items) > 1 for items in seen.values()) or blocks[0].stack == "shared"
+
+
+def _compare_numbers(
+    model: Model, prefix: str, by_layer: Mapping[int, Sequence[_Block]], seen: Mapping[int, object], found: Agreement
+) -> None:
+    """A layer that the tensors lack, else one that the config does not have."""
+    lacking = sorted(set(by_layer) - set(seen)) if found.complete else []
+    extra = sorted(set(seen) - set(by_layer))
+    for layer in (lacking or extra)[:1]:
+        at = by_layer.get(layer, next(iter(by_layer.values())))[0]
+        where = f"{prefix}.{layer} has {'none' if lacking else 'an FFN'}"
+        there = len(by_layer) - len(lacking) if lacking else len(seen)
+        name = model.names.get("layers", "layers")
+        found.differ(Difference("layers", name, str(len(by_layer)), str(there), where, at.stack, at.index))
 
 
 def _compare_layer(model: Model, at: str, told: Sequence[_Block], seen: Sequence[Found], found: Agreement) -> None:
@@ -156,7 +173,7 @@ def _compare_layer(model: Model, at: str, told: Sequence[_Block], seen: Sequence
         found.differ(Difference("FFNs per layer", "FFNs per layer", str(len(blocks)), str(len(founds)), at))
     for block, item in zip(blocks, founds, strict=False):
         found.params += item.params
-        found.bytes += item.bytes
+        found.stored_bytes += item.bytes
         found.formats |= dict.fromkeys(item.formats)
         found.whole &= item.whole
         found.specs[block.stack][block.index] = _compare(model, block, item, at, found)
@@ -165,6 +182,9 @@ def _compare_layer(model: Model, at: str, told: Sequence[_Block], seen: Sequence
 def _compare(model: Model, block: _Block, item: Found, at: str, found: Agreement) -> FFNSpec:
     """The spec with the gate and the biases that the tensors have; every difference is noted."""
     spec, tensor = block.spec, f"{at}.{item.tensor}".replace("#", "0")
+    if item.uneven:
+        found.differ(Difference(UNEVEN, UNEVEN, "all", item.uneven, at, block.stack, block.index))
+        return spec
     differ: list[tuple[str, object, object, str]] = []
     for name, (said, attribute) in _SEEN.items():
         seen = getattr(item, attribute)
@@ -172,28 +192,39 @@ def _compare(model: Model, block: _Block, item: Found, at: str, found: Agreement
             differ.append((name, said(spec), seen, tensor))
     decided: dict[str, Any] = {name: seen for name, _, seen, _ in differ if name in _BY_TENSORS}
     corrected = replace(spec, **decided) if decided else spec
-    counted = _counted(corrected)
+    counted = params_of(corrected)
     if item.whole and counted != item.params and all(name in _BY_TENSORS for name, *_ in differ):
-        differ.append((_IN_ALL, counted, item.params, f"{at}.{item.loose[0]}" if item.loose else tensor))
+        differ.append((IN_ALL, counted, item.params, f"{at}.{item.loose[0]}" if item.loose else tensor))
     for name, was, seen, where in differ:
-        field = _field(model, name, spec)
-        found.differ(Difference(name, field, shown(was), shown(seen), where, block.stack, block.index))
-    if item not in found.shown:  # one layer of each kind is evidence enough
-        found.shown.add(item)
-        found.evidence += [line for line in _evidence(model, spec, item, tensor) if line not in found.evidence]
+        found.differ(Difference(name, _said_as(model, name, spec), shown(was), shown(seen), where,
+                                block.stack, block.index))  # fmt: skip
+    if item.misfit:
+        found.differ(replace(misfit(item, spec, at), stack=block.stack, index=block.index))
+    if item not in found.explained:  # one layer of each kind is evidence enough
+        found.explained.add(item)
+        found.evidence |= dict.fromkeys(_evidence(model, spec, item, tensor))
     return corrected
 
 
+def misfit(item: Found, spec: FFNSpec, at: str) -> Difference:
+    """The difference that a matrix makes whose shape fits no other: the first of no such width, else the last."""
+    widths = [{spec.d_model, parts * d_ff} for d_ff in (spec.d_ff, spec.shared_width) for parts in (1, 2)]
+    wrong = [(name, shape) for name, shape in item.misfit if {*shape[-2:]} not in widths]
+    name, shape = (wrong or item.misfit[-1:])[0]
+    told = f"d_model {spec.d_model}, d_ff {spec.d_ff}"
+    return Difference("shape", "shape", told, shown(list(shape)), f"{at}.{name}".replace("#", "0"))
+
+
 @cache
-def _counted(spec: FFNSpec) -> int:
+def params_of(spec: FFNSpec) -> int:
     """Parameters of a block; cached, because most layers of a model have the same."""
     return cost(steps(spec)).params
 
 
-def _field(model: Model, name: str, spec: FFNSpec) -> str:
+def _said_as(model: Model, name: str, spec: FFNSpec) -> str:
     """The config's own name for one of ours; what no field holds follows from model_type."""
     own = model.names.get(f"moe.{name}" if spec.moe else name) or model.names.get(name)
-    return own or (name if name == _IN_ALL else f"{name} (by model_type {model.model_type})")
+    return own or (name if name == IN_ALL else f"{name} (by model_type {model.model_type})")
 
 
 def _evidence(model: Model, spec: FFNSpec, item: Found, tensor: str) -> Iterator[str]:
@@ -215,14 +246,19 @@ def _corrected(model: Model, found: Agreement) -> Model:
             specs = {index: found.specs[group.stack][index] for index in group.layers}
             groups += grouped(group.stack, specs, group.runs, group.per_layer)
     whole = found.whole and found.complete and found.params > 0
-    stored = Stored(found.params, found.bytes, tuple(found.formats)) if whole else None
+    stored = Stored(found.params, found.stored_bytes, tuple(found.formats)) if whole else None
     return replace(
-        model, groups=tuple(groups), differences=tuple(found.differences), stored=stored,
+        model, groups=tuple(groups), differences=tuple(found.differences.values()), stored=stored,
         evidence=(*found.evidence, *model.evidence), notes=(*model.notes, *found.notes),
     )  # fmt: skip
 
 
-def _words(prefix: str, seen: Mapping[int, tuple[Found, ...]]) -> str:
-    """`model.layers.61, 11,507,… parameters`."""
-    params = sum(item.params for items in seen.values() for item in items)
-    return f"{shown(prefix, 80)}, FFN of {params:,} parameters"
+def not_counted(left: Layers, why: str = "") -> list[str]:
+    """Notes of FFNs that are in no layer of the model: each prefix, or how many there are and the first of them."""
+    params = {
+        prefix: sum(item.params for items in seen.values() for item in items) for prefix, seen in left.items()
+    }  # fmt: skip
+    if len(left) <= _MOST_NOTES:
+        return [f"not counted{why}: {shown(prefix, 80)}, FFN of {n:,} parameters" for prefix, n in params.items()]
+    first = ", ".join(shown(prefix, 80) for prefix in [*left][:_MOST_NOTES])
+    return [f"not counted{why}: {len(left):,} prefixes, FFNs of {sum(params.values()):,} parameters: {first}, ..."]

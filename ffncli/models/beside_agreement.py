@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from ffncli.errors import shown
 from ffncli.models.beside import Beside, Embedding, measure, words
+from ffncli.models.matrices import Item
 from ffncli.models.model import Difference, Model
-from ffncli.models.recognise import Item, Layers
+from ffncli.models.recognise import Layers
 from ffncli.models.whole import Whole
 
 _PADDED_TO = (8, 16, 32, 64, 128, 256, 512)  # what tables are rounded up to, for the matrix units

@@ -15,7 +15,7 @@ from typing import Any
 from ffncli.block import activations, dtypes
 from ffncli.block.recipe import FFNSpec, MoE, size
 from ffncli.errors import FFNError, did_you_mean, shown
-from ffncli.models.families import BY_TYPE, FAMILIES, REFUSED, TEXT_TYPES, family_of
+from ffncli.models.families import BY_TYPE, COUNTED, FAMILIES, TEXT_TYPES, family_of, refusal
 from ffncli.models.family import Extra, Family, Stack
 from ffncli.models.fields import Fields
 from ffncli.models.model import Group, Model, grouped
@@ -33,9 +33,10 @@ TOWERS = (
     "text_model_config",
     "decoder",
 )
-_PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
+PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
 _OTHER_TOWERS = "whole-model totals are the text model's: other towers are left out"
-_INHERITED = ("model_type", "dtype", "torch_dtype", "quantization_config")
+_QUANTIZATION = ("quantization_config", "compression_config")  # the second: before compressed-tensors 0.7
+_INHERITED = ("model_type", "dtype", "torch_dtype", *_QUANTIZATION)
 
 
 def read_config(path: Path, source: str) -> Model:
@@ -53,8 +54,9 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
             "it says which family's fields these are: llama, gpt2, ...",
         )
     model_type = config.text("model_type")
-    if model_type in REFUSED:
-        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not covered", REFUSED[model_type])
+    if why := refusal(model_type):
+        counted = "; the FFNs of a directory or file with its tensors are counted" if model_type in COUNTED else ""
+        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not covered", why + counted)
     family_name = BY_TYPE.get(model_type)
     if family_name is None:
         some = [name for name in ("llama", "qwen3", "gemma2", "gpt2", "mixtral", "bert", "t5") if name in BY_TYPE]
@@ -79,9 +81,9 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     return Model(
         title, source, tuple(groups), model_type=family_name, dtype=_dtype(config),
         evidence=tuple(evidence), names=_names(config, family),
-        quantization=_quantization(config), beside=beside,
+        quantization=quantization_of(config), beside=beside,
         tied=_tied(config, values), notes=(_OTHER_TOWERS,) if towers and beside else (),
-        extra_layers=config.integer(_PREDICTION, 0, low=0, high=MOST_LAYERS),
+        extra_layers=config.integer(PREDICTION, 0, low=0, high=MOST_LAYERS),
     )  # fmt: skip
 
 
@@ -96,7 +98,7 @@ def _names(config: Fields, family: Family) -> dict[str, str]:
     """The config's own names of our fields, for messages: those it uses, else the usual ones."""
     moe, stack = family.moe, family.stacks[0] if family.stacks else Stack()
     fields = {
-        "d_model": family.d_model, "d_ff": stack.d_ff or family.d_ff,
+        "d_model": family.d_model, "d_ff": stack.d_ff or family.d_ff, "activation": family.activation,
         "layers": stack.layers if isinstance(stack.layers, str) else None,
         "bias": None if isinstance(family.bias, bool) else family.bias[0],
         **({"experts": moe.experts, "moe.d_ff": moe.d_ff} if moe else {}),
@@ -104,20 +106,25 @@ def _names(config: Fields, family: Family) -> dict[str, str]:
     return {ours: config.name(theirs) for ours, theirs in fields.items() if isinstance(theirs, str) and theirs}
 
 
+def quantization_of(config: Fields) -> Mapping[str, Any] | None:
+    """The quantization_config of a config, which its text_config may hold; None where there is none."""
+    for values in (config.values, config.values.get("text_config")):
+        if isinstance(values, Mapping):
+            for key in _QUANTIZATION:
+                if isinstance(found := values.get(key), Mapping):
+                    return found
+    return None
+
+
 def _dtype(config: Fields) -> str | None:
     """The format that the config says its weights are stored in; None where it does not, or in none of ours."""
-    said = _quantization(config) or {}
+    said = quantization_of(config) or {}
     method, bits = said.get("quant_method"), said.get("bits")
     if method == "bitsandbytes":
         method, bits = "bitsandbytes", 4 if said.get("load_in_4bit") or said.get("_load_in_4bit") else 8
     packed = {"gptq": f"int{bits}", "awq": f"int{bits}", "bitsandbytes": "nf4" if bits == 4 else "int8"}
     row = dtypes.find_storage(packed.get(str(method), method)) or dtypes.find(config.get("dtype|torch_dtype", None))
     return row.name if row else None
-
-
-def _quantization(config: Fields) -> Mapping[str, Any] | None:
-    found = config.get("quantization_config|compression_config", None)
-    return found if isinstance(found, Mapping) else None
 
 
 def text_tower(config: Fields) -> tuple[Fields, list[str]]:

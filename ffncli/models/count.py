@@ -120,8 +120,9 @@ def count(model: Model, dtype: str | None = None, tokens: int = 1) -> ModelCount
     """
     groups = [(group, cost(group.steps)) for group in model.groups]
     counted = [_group(model, group, one) for group, one in groups]
-    main = next(c for group, c in zip(model.groups, counted, strict=True) if group is model.main)
-    spec = model.main.spec
+    most = model.main
+    main = next(c for group, c in zip(model.groups, counted, strict=True) if group is most)
+    spec = most.spec
     total = sum((one.times(len(group.layers)) for group, one in groups), Cost())
     run = sum((one.times(len(group.layers) * group.runs * tokens) for group, one in groups), Cost())
     flops = _flops(model, run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from ffncli.block import dtypes
@@ -13,10 +14,15 @@ from ffncli.models.agreement import agree
 from ffncli.models.beside_agreement import with_rest
 from ffncli.models.checkpoint import Checkpoint, check_shapes
 from ffncli.models.inventory import Inventory, shared_name, take_inventory
-from ffncli.models.model import Difference, Model
+from ffncli.models.matrices import Item
+from ffncli.models.model import IN_ALL, UNEVEN, Difference, Model
 from ffncli.models.quantized import logical
-from ffncli.models.recognise import Item, looked_for, recognise
+from ffncli.models.recognise import recognise_all
 from ffncli.models.strict_json import shown_path
+from ffncli.models.ways import looked_for
+
+_MOST_LOOKS = 16  # each goes through all names once
+NOT_WHOLE = "every expert needs all of its matrices; is the file whole?"
 
 
 def with_evidence(model: Model) -> Model:
@@ -25,10 +31,17 @@ def with_evidence(model: Model) -> Model:
     if checkpoint is None:
         return _config_alone(model)
     found = with_inventory(model, take_inventory(checkpoint))
-    for difference in found.differences:
-        if difference.name in ("layers", "gated", "bias", "parameters per layer"):
-            _demand_all(found, checkpoint, difference)
+    for difference in islice(filter(_may_be_the_files, found.differences), _MOST_LOOKS):
+        _demand_all(found, checkpoint, difference)
+        if difference.name == UNEVEN:
+            raise FFNError(f"{checkpoint.where}: {difference.where} has {difference.tensors}", NOT_WHOLE)
     return found
+
+
+def _may_be_the_files(difference: Difference) -> bool:
+    """Whether a tensor that is missing or of a wrong shape would look like this."""
+    none = (difference.name, difference.tensors) == ("experts", "0")
+    return none or difference.name in ("layers", "gated", "bias", IN_ALL, UNEVEN)
 
 
 def _config_alone(model: Model) -> Model:
@@ -60,26 +73,31 @@ def _demand_all(model: Model, checkpoint: Checkpoint, difference: Difference) ->
 def with_inventory(model: Model, inventory: Inventory) -> Model:
     """The same for tensors that were listed already. Raises FFNError where none of them belongs to an FFN."""
     items = items_of(inventory, model.quantization)
-    layers = recognise(items, model.main.spec.d_model)
+    layers, beside = recognise_all(items, model.main.spec.d_model, inventory.where)
     complete = not inventory.missing
     if layers or complete:
         demand_found(layers, items, inventory.where)
-        model = agree(model, layers, inventory.where, complete)
+        model = agree(model, layers, beside, inventory.where, complete)
     if not complete:
-        gone = f"{len(inventory.missing)} of {inventory.files} files are not here ({inventory.missing[0]})"
-        return model.noted(f"{inventory.where}: {gone}: what they hold is taken from the config")
+        return model.noted(f"{inventory.where}: {gone(inventory)}: what they hold is taken from the config")
     return with_rest(with_stored(model, items), items, layers)
 
 
-def with_stored(model: Model, items: Mapping[str, Item]) -> Model:
-    """The model with what the whole file holds, and the format that its FFNs are stored in."""
+def gone(inventory: Inventory) -> str:
+    """The files of an index that are not here, in words."""
+    return f"{len(inventory.missing)} of {inventory.files} files are not here ({inventory.missing[0]})"
+
+
+def with_stored(model: Model, items: Mapping[str, Item], complete: bool = True) -> Model:
+    """The model with the format that its FFNs are stored in, and what the files hold where all of them are here."""
     if model.stored is None:
         return model
-    params = sum(item.params * item.count for item in items.values())
-    size = sum(item.bytes for item in items.values())
     main = model.stored.formats[0]
     row = dtypes.find(main)
-    stored = replace(model.stored, file_params=params, file_bytes=size)
+    stored = model.stored
+    if complete:
+        params = sum(item.params * item.count for item in items.values())
+        stored = replace(stored, file_params=params, file_bytes=sum(item.bytes for item in items.values()))
     return replace(model, stored=stored, dtype=row.name if row else main)
 
 

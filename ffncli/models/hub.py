@@ -14,7 +14,7 @@ from pathlib import Path
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.checkpoint import INDEX, open_checkpoint
 from ffncli.models.config import MOST_CONFIG_BYTES
-from ffncli.models.headers import MOST_HEADER_BYTES
+from ffncli.models.headers import MOST_HEADER_BYTES, check_length
 from ffncli.models.hub_requests import Requests, library, quiet
 
 PREFIX = "hf://"
@@ -163,10 +163,7 @@ def _sizes(hub: Requests, name: str, commit: str) -> tuple[int, int] | None:
     if answer.status == 404:
         return None
     size, length = answer.size or 0, int.from_bytes(answer.body, "little")
-    if size < 8 or length > size - 8:
-        raise FFNError(f"{hub.label(name)} is truncated or no safetensors file: {size} bytes, header of {length}")
-    if length > MOST_HEADER_BYTES:
-        raise FFNError(f"{hub.label(name)}: a header of {length:,} bytes is more than safetensors allows")
+    check_length(length, size, hub.label(name))
     return length, size
 
 

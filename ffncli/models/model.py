@@ -48,12 +48,16 @@ class Layer:
     spec: FFNSpec
 
 
+IN_ALL = "parameters per layer"  # what differs where no width does
+UNEVEN = "tensors per expert"  # not all experts have all matrices
+
+
 @dataclass(frozen=True)
 class Difference:
     """What a config says of a field, and what the tensors say; `where` names a tensor.
 
     `name` is ours for what differs, `field` the config's; `stack` and `index` are the first block's, `layers` says how
-    many differ so.
+    many differ so. `teller` is what speaks where it is no config: a GGUF file's metadata.
     """
 
     name: str
@@ -64,10 +68,11 @@ class Difference:
     stack: str = ""
     index: int = 0
     layers: int = 1
+    teller: str = "the config says"
 
     def __str__(self) -> str:
         several = f" and {self.layers - 1} more" if self.layers > 1 else ""
-        return f"{self.field}: the config says {self.config}, the tensors {self.tensors} ({self.where}{several})"
+        return f"{self.field}: {self.teller} {self.config}, the tensors {self.tensors} ({self.where}{several})"
 
 
 @dataclass(frozen=True)
@@ -92,9 +97,10 @@ class Model:
     config's own names of our fields, `quantization` is its quantization_config, `extra_layers` how many layers it has
     beyond its count (multi-token prediction). `differences` are those between config and tensors, `stored` is what the
     tensors hold; None where no headers were read. `unknown` names fields of its specs that nothing said (`activation`,
-    `top_k`) and that were filled to have any. `weights` are the canonical tensors that a bare block brought along (a
-    user's own module), of its own dtype. `beside` is what surrounds the FFNs, where its family's attention is known;
-    `measured` the same by the tensors of a whole checkpoint. `tied` is the config's tie_word_embeddings.
+    `top_k`) and that were filled to have any. `from_tensors`: its blocks are the tensors' own, so that there is nothing
+    to compare them with. `weights` are the canonical tensors that a bare block brought along (a user's own module), of
+    its own dtype. `beside` is what surrounds the FFNs, where its family's attention is known; `measured` the same by
+    the tensors of a whole checkpoint. `tied` is the config's tie_word_embeddings.
     """
 
     name: str
@@ -116,6 +122,7 @@ class Model:
     beside: Whole | None = None
     tied: bool | None = None
     measured: Beside | None = None
+    from_tensors: bool = False
     checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)
     weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
 

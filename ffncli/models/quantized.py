@@ -33,16 +33,6 @@ class Logical:
     anchor: str = field(default="", compare=False)
 
 
-def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The `quantization_config` of a config.json, which may sit in its text_config; None where there is none."""
-    for values in (config, config.get("text_config")):
-        if isinstance(values, Mapping):
-            for key in ("quantization_config", "compression_config"):  # the second: before compressed-tensors 0.7
-                if isinstance(found := values.get(key), Mapping):
-                    return found
-    return None
-
-
 def logical(
     tensors: Mapping[str, TensorInfo], quantization: Mapping[str, Any] | None, where: str
 ) -> dict[str, Logical]:

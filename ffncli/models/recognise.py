@@ -2,68 +2,25 @@
 
 Families differ in what they call their layers; the matrices of an FFN have few names. WAYS lists those. Two matrices
 that go by one of its rows and fit each other are an FFN: up takes d_model to d_ff and down takes it back. Twice d_ff in
-the first one means that gate and up are stored in one. This is a second opinion: it reads no config.
+the first one means that gate and up are stored in one. This is a second opinion: of a config it takes d_model alone,
+and only to tell how a matrix lies where nothing in the file does.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
+from ffncli.block import activations
+from ffncli.errors import FFNError, shown
+from ffncli.models.inventory import shared_name
+from ffncli.models.matrices import Hints, Item, Misfit, unlike, widths
+from ffncli.models.ways import DOWNS, Way
 
-@dataclass(frozen=True)
-class Way:
-    """The names that one kind of FFN gives its matrices; `up` may hold the gate too where `gate` is empty."""
-
-    up: str
-    down: str
-    gate: str = ""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All of them."""
-        return (self.gate, self.up, self.down) if self.gate else (self.up, self.down)
-
-
-WAYS: Sequence[Way] = (
-    Way("up_proj", "down_proj", "gate_proj"),  # Llama and most others
-    Way("up_proj", "down_proj", "linear_gate"),
-    Way("w3", "w2", "w1"),  # Meta's and Mistral's own files, Mixtral, LFM2
-    Way("v1", "w2", "w1"),  # DBRX
-    Way("wi_1", "wo", "wi_0"),  # T5 v1.1
-    Way("w_in.w_1", "w_out", "w_in.w_0"),  # CPM-Ant
-    Way("fc11", "fc2", "fc12"),  # Nomic BERT
-    Way("proj_up", "proj_down", "proj_up_gate"),  # xLSTM
-    Way("ffn_up", "ffn_down", "ffn_gate"),  # GGUF
-    Way("ffn_up_exps", "ffn_down_exps", "ffn_gate_exps"),
-    Way("ffn_up_shexp", "ffn_down_shexp", "ffn_gate_shexp"),
-    Way("up_proj", "down_proj"),  # Nemotron, Arcee, Apertus
-    Way("gate_up_proj", "down_proj"),  # Phi-3, GLM, 3-D experts
-    Way("up_gate_proj", "down_proj"),  # GTE
-    Way("Wi", "Wo"),  # ModernBERT
-    Way("input_linear", "output_linear"),  # Granite's MoE, JetMoE
-    Way("ff_proj", "ff_out"),  # Molmo
-    Way("w13_weight", "w2_weight"),
-    Way("mlp1_weight", "mlp2_weight"),  # OpenAI's own gpt-oss files
-    Way("fc1", "fc2"),  # OPT, Whisper, BART, CLIP
-    Way("c_fc", "c_proj"),  # GPT-2
-    Way("dense_h_to_4h", "dense_4h_to_h"),  # BLOOM, GPT-NeoX, Falcon
-    Way("fc_in", "fc_out"),  # GPT-J
-    Way("wi", "wo"),  # T5
-    Way("lin1", "lin2"),  # DistilBERT, XLM
-    Way("linear1", "linear2"),  # torch's own TransformerEncoderLayer
-    Way("linear_1", "linear_2"),  # Funnel
-    Way("layer_1", "layer_2"),  # XLNet
-    Way("intermediate.dense", "output.dense"),  # BERT
-    Way("dense.dense", "output.dense"),  # Reformer
-    Way("intermediate", "output"),  # ProphetNet
-    Way("ffn", "ffn_output"),  # ALBERT
-    Way("ffn.0", "ffn.2"),  # CTRL
-    Way("dense1", "dense2"),  # Perceiver
-    Way("ffn_up", "ffn_down"),
-)
-_DOWNS = {way.down: [w for w in WAYS if w.down == way.down] for way in WAYS}
+MOST_FFNS = 256  # in one layer; where names nest, a layer is what the first number says
 _LAYER = re.compile(r"(?:^|\.)(\d{1,6})\.")  # the first number between dots
 _ONLY_LAYER = re.compile(r"cross_attention()\.(?=mlp\.)")  # Perceiver's, which has no number
 _NORM = re.compile(r"(?:^|[._])(?:layer_?norm|norm\d?|ln\w*|layernorm\w*|ffn_sub_norm)(?:[._]|$)", re.IGNORECASE)
@@ -79,22 +36,9 @@ _BESIDE = re.compile(
 _ROUTER = re.compile(r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate|classifier))?\.weight$")
 _SHARED_GATE = re.compile(r"shared_expert_gate\.weight$|ffn_gate_inp_shexp\.weight$")
 _LATENT = re.compile(r"(?:^|\.)fc[12]_latent_proj\.weight$")  # around Nemotron-H's experts, the narrow side first
+_ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # one that is unlike its neighbours
+_LEARNED = {frozenset(row.learned): name for name, row in activations.TABLE.items() if row.learned}
 _CORRECTION = re.compile(r"correction_bias$|expert_bias$|exp_probs_b\.bias$")
-
-
-@dataclass(frozen=True)
-class Item:
-    """One tensor of a layer, or `count` alike: logical shape (None where only the number is known), numbers
-    of one, bytes of all.
-
-    `params` 0: the tensor is named in an index, and its file is not here.
-    """
-
-    shape: tuple[int, ...] | None
-    params: int
-    bytes: int
-    count: int = 1
-    format: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +48,9 @@ class Found:
     `gated` is None where a file that would show it is not here; `whole` False where any tensor's is not. `params` are
     all numbers of the FFN without norms, `bytes` what they take in the file. `tensor` decided gatedness.
     `latent` is the narrower width that its experts read and write, 0 where that is d_model.
-    `loose` names tensors inside the FFN that fit no role and are counted all the same.
+    `loose` names tensors inside the FFN that fit no role and are counted all the same. `activation` is the function
+    whose learned parameters are among them, None where there are none. `misfit` are matrices, name and shape, that do
+    not fit one another. `uneven` says which matrix some experts lack; empty where none does.
     """
 
     tensor: str
@@ -124,16 +70,51 @@ class Found:
     fused: bool
     whole: bool
     latent: int = 0
+    activation: str | None = None
+    misfit: Misfit = ()
+    uneven: str = ""
 
 
 Layers = Mapping[str, Mapping[int, tuple[Found, ...]]]  # prefix → layer → its FFNs
 
 
-def recognise(items: Mapping[str, Item], d_model: int | None = None) -> Layers:
-    """Every FFN in a checkpoint. `d_model` settles how a matrix lies where nothing in the file does.
+def recognise(items: Mapping[str, Item], d_model: int | None = None, where: str = "") -> Layers:
+    """Every FFN of the text model in a checkpoint. `d_model` settles how a matrix lies where nothing in the file does.
 
-    Towers that are not text (vision, audio) are left out where there is another.
+    Raises FFNError, naming `where`, for a layer of more FFNs than any has.
     """
+    return recognise_all(items, d_model, where)[0]
+
+
+def recognise_all(items: Mapping[str, Item], d_model: int | None, where: str) -> tuple[Layers, Layers]:
+    """(The FFNs of the text model, those of text beside it). Towers that are not text (vision, audio) are in neither.
+
+    Raises FFNError as `recognise`.
+    """
+    known: dict[tuple[tuple[str, Item], ...], tuple[Found, ...]] = {}
+    out: dict[str, dict[int, tuple[Found, ...]]] = {}
+    for prefix, numbered in _by_layer(items).items():
+        for layer, held in numbered.items():
+            signature = tuple(held.items())
+            if signature not in known:
+                known[signature] = tuple(_ffns(held, d_model, f"{where}: {shown(prefix, 80)}, layer {layer}"))
+            if known[signature]:
+                out.setdefault(prefix, {})[layer] = known[signature]
+    text, beside = _text(out)
+    return {p: found for p, found in out.items() if p in text}, {p: found for p, found in out.items() if p in beside}
+
+
+def layer_numbers(names: Iterable[str]) -> Mapping[str, set[int]]:
+    """Prefix → the numbers of all layers under it, whatever they hold."""
+    out: dict[str, set[int]] = {}
+    for name in names:
+        if match := _LAYER.search(name):
+            out.setdefault(name[: match.start(1)].removesuffix("."), set()).add(int(match[1]))
+    return out
+
+
+def _by_layer(items: Mapping[str, Item]) -> Mapping[str, Mapping[int, Mapping[str, Item]]]:
+    """Prefix → layer → what lies there, but attention and what is no parameter."""
     layers: dict[str, dict[int, dict[str, Item]]] = {}
     for name, item in items.items():
         if (match := _LAYER.search(name) or _ONLY_LAYER.search(name)) and not _NOT_PARAMETER.search(name):
@@ -142,31 +123,17 @@ def recognise(items: Mapping[str, Item], d_model: int | None = None) -> Layers:
                 continue
             prefix = name[: match.start(1)].removesuffix(".")
             layers.setdefault(prefix, {}).setdefault(int(match[1] or 0), {})[rest] = item
-    known: dict[tuple[tuple[str, Item], ...], tuple[Found, ...]] = {}
-    out: dict[str, dict[int, tuple[Found, ...]]] = {}
-    for prefix, numbered in layers.items():
-        for layer, held in numbered.items():
-            signature = tuple(held.items())
-            if signature not in known:
-                known[signature] = tuple(_ffns(held, d_model))
-            if known[signature]:
-                out.setdefault(prefix, {})[layer] = known[signature]
-    text = _text(out)
-    return {prefix: found for prefix, found in out.items() if prefix in text}
+    return layers
 
 
-def _text(prefixes: Iterable[str]) -> set[str]:
-    """Those of a text model: what is called so, else whatever is not called otherwise, else all."""
+def _text(prefixes: Iterable[str]) -> tuple[set[str], set[str]]:
+    """(Those of the text model, other text): what is called so, else whatever is not called otherwise, else all."""
     every = set(prefixes)
-    text = {p for p in every if "language_model" in p} or {p for p in every if not _NOT_TEXT.search(p)}
+    plain = {p for p in every if not _NOT_TEXT.search(p)}
+    text = {p for p in every if "language_model" in p} or plain
     if any(p.startswith("decoder.") for p in text):  # MusicGen's text encoder conditions a decoder of audio tokens
         text = {p for p in text if not p.startswith("text_encoder.")}
-    return text or every
-
-
-def looked_for() -> str:
-    """The names that `recognise` knows, for a message that nothing was found."""
-    return ", ".join("/".join(way.names) for way in WAYS[:6]) + ", ..."
+    return text or every, plain - text
 
 
 # --- one layer --------------------------------------------------------------------------------------------------------
@@ -183,19 +150,60 @@ class _Projections:
     def name(self, leaf: str) -> str:
         return self.parent + leaf + self.suffix
 
+    def bias(self, leaf: str) -> str:
+        return self.parent + leaf + (".bias" if self.suffix else "_bias")
 
-def _ffns(held: Mapping[str, Item], d_model: int | None) -> Iterator[Found]:
-    """The FFNs of one layer. Shared experts belong to the experts beside them."""
-    all_of = list(_projections(held))
-    norms = _norm_widths(held)
-    shared = [p for p in all_of if _SHARED.search(p.parent) or _SHARED.search(p.way.down)]
-    own = [p for p in all_of if p not in shared]
-    experts = [p for p in own if _expert_count(held, p)]
-    if not experts:
-        own, shared = [*own, *shared], []  # what is called shared beside no experts is an FFN like another
-    for projections in own:
-        mine = shared if projections in experts[:1] else []
-        yield _found(held, projections, mine, d_model, norms, projections in experts)
+    def matrices(self, held: Mapping[str, Item]) -> dict[str, Item]:
+        """Gate, up and down, in this order."""
+        return {self.name(leaf): held[self.name(leaf)] for leaf in self.way.names}
+
+    @property
+    def is_shared(self) -> bool:
+        return bool(_SHARED.search(self.parent) or _SHARED.search(self.way.down))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One FFN of a layer: its matrices, those of the shared experts beside them, how many experts (0: dense)."""
+
+    own: _Projections
+    shared: Sequence[_Projections]
+    experts: int
+
+    @property
+    def all(self) -> tuple[_Projections, ...]:
+        return (self.own, *self.shared)
+
+    @property
+    def roots(self) -> set[str]:
+        """The modules that are the FFN's own, if it has any."""
+        out = {p.parent for p in self.all}
+        if self.experts and (at := re.search(r"(?:^|\.)experts\.", self.own.parent)):
+            out.add(self.own.parent[: at.start() + (self.own.parent[at.start()] == ".")])
+        return out - {""}
+
+
+def _ffns(held: Mapping[str, Item], d_model: int | None, where: str) -> Iterator[Found]:
+    """The FFNs of one layer."""
+    projections = list(islice(_projections(held), MOST_FFNS + 1))
+    if len(projections) > MOST_FFNS:
+        raise FFNError(f"{where} has more than {MOST_FFNS} FFNs", "experts alike count as one, whatever their number")
+    if projections:
+        places = _places(held, projections)
+        beside = Hints(_norm_widths(held), d_model)
+        for place, members in zip(places, _members(held, places), strict=True):
+            yield _found(held, place, members, beside)
+
+
+def _places(held: Mapping[str, Item], projections: Sequence[_Projections]) -> list[_Place]:
+    """The FFNs that they make. Shared experts belong to the experts beside them."""
+    rows = next((i.shape[0] for name, i in held.items() if _ROUTER.search(name) and i.shape), 0)
+    counts = {p: _expert_count(held, p, rows) for p in projections if not p.is_shared}
+    first = next((p for p, experts in counts.items() if experts), None)
+    if first is None:  # what is called shared beside no experts is an FFN like another
+        counts |= dict.fromkeys((p for p in projections if p.is_shared), 0)
+    shared = [p for p in projections if p.is_shared]
+    return [_Place(p, shared if p is first else (), experts) for p, experts in counts.items()]
 
 
 def _projections(held: Mapping[str, Item]) -> Iterator[_Projections]:
@@ -205,7 +213,7 @@ def _projections(held: Mapping[str, Item]) -> Iterator[_Projections]:
             continue
         suffix = ".weight" if name.endswith(".weight") else ""
         stem = name.removesuffix(suffix) if suffix else name
-        for down, ways in _DOWNS.items():
+        for down, ways in DOWNS.items():
             if stem != down and not stem.endswith("." + down):
                 continue
             places = [_Projections(stem[: len(stem) - len(down)], way, suffix) for way in ways]
@@ -220,125 +228,132 @@ def _fits(held: Mapping[str, Item], p: _Projections) -> bool:
     if not up.params or not down.params:
         return True  # their names alone decide
     matrices = all(item.shape is None or len(item.shape) > 1 for item in (up, down))
-    return matrices and up.params * up.count in (down.params * down.count, *([] if p.way.gate else [_twice(down)]))
+    return matrices and up.params in (down.params, *([] if p.way.gate else [2 * down.params]))
 
 
-def _twice(down: Item) -> int:
-    return 2 * down.params * down.count
-
-
-def _expert_count(held: Mapping[str, Item], p: _Projections) -> int:
-    """How many experts the matrices belong to; 0 for an FFN without."""
+def _expert_count(held: Mapping[str, Item], p: _Projections, rows: int) -> int:
+    """How many experts the matrices belong to; 0 for an FFN without. `rows` are the router's."""
     down = held[p.name(p.way.down)]
     if "experts.#." in p.parent:
-        return down.count
+        return max(item.count for item in p.matrices(held).values())
     if down.shape and len(down.shape) == 3 and down.shape[-1] > 1:  # [..., 1] is a convolution of width 1
         return down.shape[0]
-    if re.search(r"(?:^|\.)experts\.", p.parent):  # all experts below one another in one matrix (DBRX)
-        return next((i.shape[0] for n, i in held.items() if _ROUTER.search(n) and i.shape), 0)
-    return 0
+    if _ONE_EXPERT.search(p.parent):
+        return 1
+    return rows if re.search(r"(?:^|\.)experts\.", p.parent) else 0  # one below the other in one matrix (DBRX)
 
 
-def _found(
-    held: Mapping[str, Item], p: _Projections, shared: Sequence[_Projections], hint: int | None,
-    norms: Sequence[int], moe: bool,
-) -> Found:  # fmt: skip
+def _members(held: Mapping[str, Item], places: Sequence[_Place]) -> list[dict[str, Item]]:
+    """What belongs to each FFN, norms apart: its matrices, all else in its modules, routers beside its experts.
+
+    A name belongs to the innermost module, so that nothing counts twice. Names and modules are walked in order, in
+    which all that lies in a module follows it: the time grows with the names, whatever they are.
+    """
+    owner: dict[str, int] = {}
+    roots: dict[str, int] = {}
+    for number, place in enumerate(places):
+        for p in place.all:
+            owner |= {name: number for leaf in p.way.names for name in (p.name(leaf), p.bias(leaf))}
+        for root in place.roots:
+            roots.setdefault(root, number)
+    moe = next((number for number, place in enumerate(places) if place.experts), None)
+    out: list[dict[str, Item]] = [{} for _ in places]
+    inside: list[str] = []
+    for name in sorted({*held, *roots}):
+        while inside and not name.startswith(inside[-1]):
+            inside.pop()
+        if name in roots:
+            inside.append(name)
+        mine = owner.get(name, roots[inside[-1]] if inside else moe if _BESIDE.match(name) else None)
+        if mine is not None and name in held and not _NORM.search(name):
+            out[mine][name] = held[name]
+    return out
+
+
+def _found(held: Mapping[str, Item], place: _Place, members: Mapping[str, Item], beside: Hints) -> Found:
     """The record of one FFN, its shared experts included."""
+    p, matrices = place.own, place.own.matrices(held)
     up, down = held[p.name(p.way.up)], held[p.name(p.way.down)]
-    experts = _expert_count(held, p) if moe else 0
-    fused = not p.way.gate and 0 < up.params * up.count == _twice(down)
-    shown = bool(up.params and down.params)  # their shapes are here
-    d_model, d_ff = _widths(up, down, 2 if fused else 1, hint, norms, held.get(_bias(p, p.way.up)), experts)
-    members = _members(held, p, shared, moe)
-    matrices = {q.name(leaf) for q in (p, *shared) for leaf in q.way.names}
-    others = set(members) - matrices - {_bias(q, leaf) for q in (p, *shared) for leaf in q.way.names}
+    fused = not p.way.gate and 0 < up.params == 2 * down.params
+    shown_here = bool(up.params and down.params)  # their shapes are
+    d_model, d_ff = widths(up, down, 2 if fused else 1, beside, held.get(p.bias(p.way.up)), place.experts)
+    misfit = unlike(matrices, d_ff)
+    shared = [(q.matrices(held), _shared_width(held, q, d_model)) for q in place.shared]
+    for theirs, width in shared:
+        misfit = misfit or unlike(theirs, width)
+    others = set(members).difference(matrices, *(theirs for theirs, _ in shared))
+    others -= {q.bias(leaf) for q in place.all for leaf in q.way.names}
     around = sorted(filter(_LATENT.search, others))
-    latent = _matrix(held[around[0]]) if around else None
+    latent = held[around[0]].shape if around else None
     if around:  # d_model as seen so far is theirs
-        d_model = latent[1] if latent else hint
+        d_model = latent[1] if latent and len(latent) == 2 else beside.hint
     known = {name for name in others if _ROUTER.search(name) or _SHARED_GATE.search(name) or _CORRECTION.search(name)}
     biases = {name for name in others - known if name.removesuffix("bias") + "weight" in known}
+    uneven, alone = _uneven(p, matrices, members)
+    activation, learned = _learned(members, others - known - biases)
     return Found(
         tensor=p.name(p.way.gate or p.way.up),
         d_model=d_model,
         d_ff=d_ff,
-        gated=True if p.way.gate else (fused if shown else None),
-        bias=_bias(p, p.way.up) in held,
-        experts=experts,
-        shared_d_ff=sum(_shared_width(held, q, d_model) for q in shared),
+        gated=True if p.way.gate else (fused if shown_here else None),
+        bias=p.bias(p.way.up) in held,
+        experts=place.experts,
+        shared_d_ff=sum(width or 0 for _, width in shared),
         router_bias=bool(biases),
         correction=any(map(_CORRECTION.search, others)),
         shared_gate=any(map(_SHARED_GATE.search, others)),
         params=sum(item.params * item.count for item in members.values()),
         bytes=sum(item.bytes for item in members.values()),
-        formats=tuple(dict.fromkeys(members[name].format for name in matrices)),
-        loose=tuple(sorted(others - known - biases - set(around))),
+        formats=tuple(dict.fromkeys(item.format for theirs in (matrices, *(t for t, _ in shared))
+                                    for item in theirs.values())),
+        loose=tuple(sorted(others - known - biases - learned - set(around))),
         fused=fused,
         whole=all(item.params for item in members.values()),
         latent=latent[0] if latent else 0,
-    )
+        activation=activation,
+        misfit=misfit or alone,
+        uneven=uneven,
+    )  # fmt: skip
 
 
-def _shared_width(held: Mapping[str, Item], q: _Projections, d_model: int | None) -> int:
-    """d_ff of shared experts, all together."""
+def _learned(members: Mapping[str, Item], names: Iterable[str]) -> tuple[str | None, set[str]]:
+    """(The activation, its tensors) whose learned numbers, one each, are among these: xielu's `act_fn.alpha_p`, ..."""
+    leaves: dict[str, set[str]] = {}
+    for name in names:
+        parent, _, leaf = name.rpartition(".")
+        if members[name].params == 1 and "act" in parent:
+            leaves.setdefault(parent, set()).add(leaf)
+    for parent, held in leaves.items():
+        if activation := _LEARNED.get(frozenset(held)):
+            return activation, {f"{parent}.{leaf}" for leaf in held}
+    return None, set()
+
+
+def _uneven(p: _Projections, matrices: Mapping[str, Item], members: Mapping[str, Item]) -> tuple[str, Misfit]:
+    """(`up_proj for 7 of 8 experts`, nothing), or (nothing, what is shaped as no other expert's is)."""
+    counts = {leaf: item.count for leaf, item in zip(p.way.names, matrices.values(), strict=True)}
+    fewest, most = min(counts, key=counts.__getitem__), max(counts.values())
+    if counts[fewest] == most or "experts.#." not in p.parent:
+        return "", ()
+    for name, item in members.items():
+        if name != p.name(fewest) and shared_name(name) == p.name(fewest):
+            return "", ((name, item.shape or ()),)
+    return f"{fewest} for {counts[fewest]:,} of {most:,} experts", ()
+
+
+def _shared_width(held: Mapping[str, Item], q: _Projections, d_model: int | None) -> int | None:
+    """d_ff of shared experts, all together; None where their shapes do not show it."""
     up, down = held[q.name(q.way.up)], held[q.name(q.way.down)]
     parts = 2 if not q.way.gate and up.params == 2 * down.params else 1
     several = down.shape[0] if down.shape and len(down.shape) == 3 else 1
-    return several * (_widths(up, down, parts, d_model, (), None, 0)[1] or 0)
+    width = widths(up, down, parts, Hints(Counter(), d_model))[1]
+    return None if width is None else several * width
 
 
-def _bias(p: _Projections, leaf: str) -> str:
-    return p.parent + leaf + (".bias" if p.suffix else "_bias")
-
-
-def _members(held: Mapping[str, Item], p: _Projections, shared: Iterable[_Projections], moe: bool) -> dict[str, Item]:
-    """Everything that belongs to the FFN: all of its module, or its matrices and biases where it has none."""
-    root = p.parent
-    if moe and (place := re.search(r"(?:^|\.)experts\.", root)):
-        root = root[: place.start() + (root[place.start()] == ".")]
-    inside = {name for name in held if root and name.startswith(root)}
-    for q in (p, *shared):
-        inside |= {name for leaf in q.way.names for name in (q.name(leaf), _bias(q, leaf)) if name in held}
-        inside |= {name for name in held if q.parent and name.startswith(q.parent)}
-    if moe:
-        inside |= {name for name in held if _BESIDE.match(name)}
-    return {name: held[name] for name in inside if not _NORM.search(name)}
-
-
-def _norm_widths(held: Mapping[str, Item]) -> list[int]:
+def _norm_widths(held: Mapping[str, Item]) -> Counter[int]:
     """The lengths of the layer's norms, most of which are d_model."""
-    return [item.shape[0] for name, item in held.items() if _NORM.search(name) and item.shape and len(item.shape) == 1]
-
-
-def _widths(up: Item, down: Item, parts: int, hint: int | None, norms: Sequence[int], bias: Item | None,
-            experts: int) -> tuple[int | None, int | None]:  # fmt: skip
-    """(d_model, d_ff) of up [parts·d_ff, d_model] and down [d_model, d_ff], or of both the other way round.
-
-    Where both fit, up's bias tells them apart, else the norms beside them, else `hint`.
-    """
-    a, b = _matrix(up), _matrix(down)
-    if a is None or b is None:
-        hint = hint or max(norms, key=norms.count, default=None)
-        return (hint, down.params // hint) if hint and down.params and down.params % hint == 0 else (hint, None)
-    if a == b and experts and up.shape and len(up.shape) == 2 and a[0] % experts == 0 and up.count == 1:
-        return a[1], a[0] // experts  # [experts · d_ff, d_model], both: down is used as it lies
-    as_linear = (a[1], b[1]) if a[1] == b[0] and a[0] == parts * b[1] else None
-    turned = (a[0], b[0]) if a[0] == b[1] and a[1] == parts * b[0] else None
-    if as_linear is None or turned is None or as_linear == turned:
-        return as_linear or turned or (None, None)
-    if bias is not None and bias.shape and bias.shape[-1] in (parts * as_linear[1], parts * turned[1]):
-        return as_linear if bias.shape[-1] == parts * as_linear[1] else turned
-    if (as_linear[0] in norms) != (turned[0] in norms):
-        return as_linear if as_linear[0] in norms else turned
-    return turned if hint == turned[0] else as_linear
-
-
-def _matrix(item: Item) -> tuple[int, int] | None:
-    """The last two axes of a matrix or of a stack of them; a width-1 convolution's last axis does not count."""
-    if item.shape is None:
-        return None
-    shape = item.shape[:-1] if len(item.shape) == 3 and item.shape[-1] == 1 else item.shape
-    return (shape[-2], shape[-1]) if len(shape) >= 2 else None
+    norms = (item.shape for name, item in held.items() if _NORM.search(name))
+    return Counter(shape[0] for shape in norms if shape and len(shape) == 1)
 
 
 # --- names, for what lies beside the FFN ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models import catalog
 from ffncli.models.config import MOST_CONFIG_BYTES, from_config, read_config, text_tower
 from ffncli.models.dimensions import Dimensions, from_dimensions, merged, with_dimensions
-from ffncli.models.families import family_of
+from ffncli.models.families import REFUSED, family_of
 from ffncli.models.fields import Fields
 from ffncli.models.model import Model
 from ffncli.models.strict_json import read_object, shown_path
@@ -40,7 +40,7 @@ def load(source: str | None = None, dimensions: Dimensions | None = None) -> Mod
     if inline := _inline(source):
         return from_dimensions(merged(inline, said), source)
     model = resolve(source)
-    if not model.stored and (model.checkpoint or model.location):
+    if not model.from_tensors and (model.checkpoint or model.location):
         from ffncli.models.evidence import with_evidence
 
         model = with_evidence(model)
@@ -158,7 +158,8 @@ def _described(config: Path, checkpoint: Checkpoint | None, text: str, location:
         return _from_tensors(checkpoint, None, text)
     values = read_object(config, MOST_CONFIG_BYTES, constants=True)
     tower, _ = text_tower(Fields(values, shown_path(config)))
-    if checkpoint is not None and family_of(tower.values.get("model_type")) is None:
+    kind = tower.values.get("model_type")
+    if checkpoint is not None and family_of(kind) is None and not (isinstance(kind, str) and kind in REFUSED):
         return _from_tensors(checkpoint, tower, text)
     model = from_config(values, text, shown_path(config))
     return replace(model, location=location, checkpoint=checkpoint)

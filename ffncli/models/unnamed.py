@@ -6,47 +6,65 @@ the widths but neither gatedness nor activation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ffncli.block import activations
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError, shown
-from ffncli.models.evidence import demand_found, items_of, with_stored
-from ffncli.models.families import BY_TYPE, family_of
-from ffncli.models.family import TOP_K
+from ffncli.models.agreement import misfit, not_counted, params_of
+from ffncli.models.config import PREDICTION, quantization_of
+from ffncli.models.evidence import NOT_WHOLE, demand_found, gone, items_of, with_stored
+from ffncli.models.families import BY_TYPE, family_of, refusal
+from ffncli.models.family import EXPERTS, TOP_K
 from ffncli.models.fields import REQUIRED, Fields
 from ffncli.models.gguf_file import GGUFFile, gguf_config
 from ffncli.models.inventory import Inventory
-from ffncli.models.model import Difference, Group, Model, Stored, grouped
-from ffncli.models.recognise import Found, Item, Layers, recognise
+from ffncli.models.matrices import Item
+from ffncli.models.model import IN_ALL, Difference, Group, Model, Stored, grouped
+from ffncli.models.recognise import Found, Layers, layer_numbers, recognise_all
 
 _ACTIVATION = "hidden_act|hidden_activation|activation_function|activation|dense_act_fn|ffn_act_fn|hidden_activation_fn"
 _D_MODEL = "hidden_size|d_model|n_embd|dim|embed_dim"
+_FIELDS = {
+    "d_model": _D_MODEL, "layers": "num_hidden_layers|n_layer|n_layers|num_layers", "experts": EXPERTS,
+    "width": "intermediate_size|ffn_dim|d_ff|n_inner|ffn_hidden_size",
+}  # fmt: skip
+_KEYS = {"d_model": "embedding_length", "layers": "block_count", "experts": "expert_count",
+         "d_ff": "feed_forward_length", "expert_d_ff": "expert_feed_forward_length"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Said:
-    """What is known beside the tensors: by a config's usual field names, or a GGUF file's metadata."""
+    """What is known beside the tensors: by a config's usual field names, or a GGUF file's metadata.
+
+    `checks` are what the tensors are held to: our name → (its name there, its value); `width` is a dense d_ff that may
+    mean gate and up together, or one of them. `extra_layers` may be stored beyond the number that is said.
+    """
 
     d_model: int | None = None
     top_k: int | None = None
     activation: str | None = None
-    checks: Mapping[str, tuple[str, Any]] = field(default_factory=dict)  # our name → (its name there, its value)
+    checks: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     evidence: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    extra_layers: int = 0
+    teller: str = "the config says"
 
 
 def from_tensors(inventory: Inventory, config: Fields | None, source: str, name: str) -> Model:
-    """The model whose tensors these are; `config` is that of an unknown model_type, or None.
+    """The model whose tensors these are; `config` is that of a model_type without a row, or None.
 
-    Raises FFNError, saying what was looked for, where no FFN is recognised.
+    Raises FFNError, saying what was looked for, where no FFN is recognised, and naming a file that is not here where
+    it has what is needed.
     """
     said = _from_config(config) if config else Said(evidence=("no config.json: everything from the tensors",))
-    quantization = config.get("quantization_config", None) if config else None
-    items = items_of(inventory, quantization if isinstance(quantization, Mapping) else None)
-    return _model(items, said, inventory.where, source, name)
+    items = items_of(inventory, quantization_of(config) if config else None)
+    model = _model(items, said, inventory.where, source, name, gone(inventory) if inventory.missing else "")
+    model = with_stored(model, items, not inventory.missing)
+    return model.noted(f"{inventory.where}: {gone(inventory)}; no FFN is in them") if inventory.missing else model
 
 
 def from_gguf(file: GGUFFile, source: str) -> Model:
@@ -54,21 +72,29 @@ def from_gguf(file: GGUFFile, source: str) -> Model:
     items = {t.name: Item(t.shape, t.params, t.bytes, 1, t.format) for t in file.tensors}
     path = Path(source).absolute()
     name = path.stem if path.suffix == ".gguf" else path.name
-    return _model(items, _from_metadata(file), file.where, source, name)
+    return with_stored(_model(items, _from_metadata(file), file.where, source, name), items)
 
 
 def _from_config(config: Fields) -> Said:
     kind = config.values.get("model_type")
-    evidence = (f"model_type {shown(kind)} is not known: widths, gate and biases from the tensors",)
-    top_k = config.get(TOP_K, None)
+    reason = refusal(kind)
+    why = f"is not covered ({reason})" if reason else "is not known"
     act = config.get(_ACTIVATION, None)
-    d_model = config.get(_D_MODEL, None)
+    checks = {ours: (config.name(theirs), config.get(theirs, None)) for ours, theirs in _FIELDS.items()}
     return Said(
-        d_model if type(d_model) is int and d_model > 0 else None,
-        top_k if type(top_k) is int and top_k > 0 else None,
+        _positive(config, _D_MODEL),
+        _positive(config, TOP_K),
         activations.CANONICAL.get(act.lower()) if isinstance(act, str) else None,
-        evidence=evidence,
+        checks={ours: said for ours, said in checks.items() if type(said[1]) is int and said[1] > 0},
+        evidence=(f"model_type {shown(kind)} {why}: widths, gate and biases from the tensors",),
+        notes=(f"model_type {kind} is not covered: {reason}",) if reason else (),
+        extra_layers=_positive(config, PREDICTION) or 0,
     )
+
+
+def _positive(config: Fields, names: str) -> int | None:
+    value = config.get(names, None)
+    return value if type(value) is int and value > 0 else None
 
 
 def _from_metadata(file: GGUFFile) -> Said:
@@ -83,24 +109,24 @@ def _from_metadata(file: GGUFFile) -> Said:
     evidence = [f"GGUF of architecture {file.architecture}: widths, gate and biases from the tensors"]
     evidence += [f"activation: {act}, that of the family {file.architecture}; GGUF does not say it"] if act else []
     canonical = activations.CANONICAL.get(act) if act else None
-    return Said(told.get("d_model"), told.get("top_k"), canonical, checks, tuple(evidence))
-
-
-_KEYS = {"d_model": "embedding_length", "layers": "block_count", "experts": "expert_count",
-         "d_ff": "feed_forward_length", "expert_d_ff": "expert_feed_forward_length"}  # fmt: skip
+    return Said(told.get("d_model"), told.get("top_k"), canonical, checks, tuple(evidence), teller="the metadata say")
 
 
 # --- the blocks -------------------------------------------------------------------------------------------------------
 
 
-def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name: str) -> Model:
-    layers = recognise(items, said.d_model)
+def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name: str, missing: str = "") -> Model:
+    """`missing` says which files are not here. Without them, only what has all its tensors can be a model."""
+    layers, beside = recognise_all(items, said.d_model, where)
     demand_found(layers, items, where)
-    moe = any(found.experts for seen in layers.values() for founds in seen.values() for found in founds)
-    unknown = {"norm"} | ({"activation"} if said.activation is None else set())
-    unknown |= {"top_k"} if moe and said.top_k is None else set()
-    groups = [group for prefix, seen in layers.items() for group in _groups(prefix, seen, said, where)]
     founds = [found for seen in layers.values() for several in seen.values() for found in several]
+    if missing and not all(found.whole for found in founds):
+        raise FFNError(f"{where}: {missing}", "they have tensors of FFNs, whose shapes are needed without a config")
+    learned = next((found.activation for found in founds if found.activation), None)
+    said = replace(said, activation=learned or said.activation)
+    unknown = {"norm"} | ({"activation"} if said.activation is None else set())
+    unknown |= {"top_k"} if any(found.experts for found in founds) and said.top_k is None else set()
+    groups = [group for prefix, seen in layers.items() for group in _groups(prefix, seen, said, where)]
     stored = Stored(
         sum(f.params for f in founds), sum(f.bytes for f in founds),
         tuple(dict.fromkeys(fmt for f in founds for fmt in f.formats)),
@@ -109,13 +135,13 @@ def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name:
     first = min(first_layers)
     tensor = f"{first_prefix}.{first}.{first_layers[first][0].tensor}".replace("#", "0")
     gated = f"{'gated' if first_layers[first][0].gated else 'plain'}: tensor {shown(tensor, 120)}"
-    model = Model(
-        name, source, tuple(groups), evidence=(gated, *said.evidence), unknown=frozenset(unknown),
-        differences=tuple(_differences(groups, layers, said, tensor)), stored=stored,
-    )  # fmt: skip
+    differences = (*_unsaid(layers, said), *_differences(groups, layers, items, said, tensor))
     what = {"norm": "norms and residuals", "activation": "the activation", "top_k": "top_k, so what is active"}
-    model = model.noted("not known here, so not counted: " + ", ".join(what[u] for u in what if u in unknown))
-    return with_stored(model, items)
+    notes = (*said.notes, "not known here, so not counted: " + ", ".join(what[u] for u in what if u in unknown))
+    return Model(
+        name, source, tuple(groups), evidence=(gated, *said.evidence), unknown=frozenset(unknown), from_tensors=True,
+        differences=differences, stored=stored, notes=(*notes, *not_counted(beside)),
+    )  # fmt: skip
 
 
 def _groups(prefix: str, seen: Mapping[int, tuple[Found, ...]], said: Said, where: str) -> list[Group]:
@@ -131,10 +157,12 @@ def _groups(prefix: str, seen: Mapping[int, tuple[Found, ...]], said: Said, wher
 
 
 def _spec(found: Found, said: Said, where: str) -> FFNSpec:
+    if found.uneven:
+        raise FFNError(f"{where} has {found.uneven}", NOT_WHOLE)
     if found.d_model is None or found.d_ff is None:
-        raise FFNError(
-            f"{where}: the shapes of {shown(found.tensor)} do not show d_model and d_ff", "give a config.json"
-        )
+        what = " and ".join(f"{shown(name)} {shown(list(shape))}" for name, shape in found.misfit)
+        problem = f"{what} do not fit each other" if what else f"the shapes of {shown(found.tensor)} do not show widths"
+        raise FFNError(f"{where}: {problem}", "" if what else "give a config.json, which says d_model and d_ff")
     moe = None
     if found.experts:
         moe = MoE(
@@ -150,15 +178,53 @@ def _spec(found: Found, said: Said, where: str) -> FFNSpec:
     return FFNSpec(found.d_model, found.d_ff, said.activation or "silu", bool(found.gated), found.bias, moe=moe)
 
 
-def _differences(groups: list[Group], layers: Layers, said: Said, tensor: str) -> list[Difference]:
-    """What the metadata say otherwise than the tensors."""
-    main = max(groups, key=lambda group: len(group.layers))
-    seen: dict[str, int] = {
-        "d_model": main.spec.d_model, "d_ff": main.spec.d_ff, "experts": main.spec.moe.experts if main.spec.moe else 0,
-        "layers": max(len(found) for found in layers.values()),
-    }  # fmt: skip
-    out = []
-    for name, (field_name, value) in said.checks.items():
-        if type(value) is int and value != seen[name] and not (name == "layers" and value > seen[name]):
-            out.append(Difference(name, field_name, str(value), str(seen[name]), tensor))
-    return out
+# --- what does not agree ----------------------------------------------------------------------------------------------
+
+
+def _unsaid(layers: Layers, said: Said) -> list[Difference]:
+    """What an FFN's tensors hold beyond what its block has: the block would be counted short."""
+    out: dict[tuple[str, str, str], Difference] = {}
+    for prefix, seen in layers.items():
+        for layer, founds in seen.items():
+            for found in founds:
+                for new in _unlike(found, _spec(found, said, prefix), f"{prefix}.{layer}"):
+                    key = (new.name, new.config, new.tensors)
+                    out[key] = replace(out[key], layers=out[key].layers + 1) if key in out else new
+    return list(out.values())
+
+
+def _unlike(found: Found, spec: FFNSpec, at: str) -> Iterator[Difference]:
+    counted = params_of(spec)
+    if counted != found.params:
+        name = found.loose[0] if found.loose else found.tensor
+        yield Difference(
+            IN_ALL, IN_ALL, str(counted), str(found.params), f"{at}.{name}".replace("#", "0"), teller="the block has"
+        )
+    if found.misfit:
+        yield replace(misfit(found, spec, at), teller="the block has")
+
+
+def _differences(
+    groups: Sequence[Group], layers: Layers, items: Mapping[str, Item], said: Said, tensor: str
+) -> Iterator[Difference]:
+    """What the config or the metadata say otherwise than the tensors."""
+    main = max(groups, key=lambda group: len(group.layers)).spec
+    most = max((g for g in groups if g.spec.moe), key=lambda group: len(group.layers), default=None)
+    experts = most.spec if most else None
+    d_ff = (experts if "expert" in said.checks.get("d_ff", ("",))[0] and experts else main).d_ff
+    seen = {"d_model": main.d_model, "d_ff": d_ff, "experts": experts.moe.experts if experts and experts.moe else 0}
+    numbered = layer_numbers(items)
+    numbers = {len(numbered.get(prefix, (0,))) for prefix in layers}
+    for name, (theirs, value) in said.checks.items():
+        if type(value) is not int:
+            continue
+        if name == "layers":
+            wrong = not any(value <= number <= value + said.extra_layers for number in numbers)
+            found = max(numbers)
+        elif name == "width":
+            found = main.d_ff
+            wrong = experts is None and len(groups) == 1 and value not in (found, 2 * found, found / 2)
+        else:
+            found, wrong = seen[name], value != seen[name] and not (name == "experts" and value + seen[name] <= 1)
+        if wrong:
+            yield Difference(name, theirs, str(value), str(found), tensor, teller=said.teller)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ffncli.models.source import load
-from tests.oracles.checkpoints import GPT2, LLAMA, MIXTRAL, T5, expect_difference, folder, tensors
+from tests.oracles.checkpoints import GPT2, LLAMA, MIXTRAL, T5, expect_difference, expect_refusal, folder, tensors
 
 D, F, E, S = 4, 6, 3, 10  # d_model, d_ff, experts, width of the shared experts
 QWEN = {
@@ -250,3 +250,112 @@ def test_evidence_has_one_line_for_each_kind_of_layer(tmp_path: Path):
         "gated: tensor 'model.layers.0.mlp.gate_proj.weight'",
         "gated: tensor 'model.layers.1.mlp.experts.0.gate_proj.weight'",
     ]
+
+
+# --- which layers, which experts, which shapes ------------------------------------------------------------------------
+
+
+def relayered(numbers: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """Llama's two layers, and copies of the second, under other numbers."""
+    layer = {n.removeprefix("model.layers.1."): t for n, t in tensors("llama").items() if ".1." in n}
+    return {f"model.layers.{i}.{name}": tensor.clone() for i in numbers for name, tensor in layer.items()}
+
+
+@pytest.mark.parametrize(
+    ("config", "stored", "says", "where"),
+    [({**DEEPSEEK, "num_nextn_predict_layers": 1}, without(deepseek(4), ".layers.2."),
+      "num_hidden_layers: the config says 3, the tensors 2", "model.layers.2 has none"),
+     ({**LLAMA, "num_hidden_layers": 4}, relayered((0, 2, 3, 4)),
+      "num_hidden_layers: the config says 4, the tensors 3", "model.layers.1 has none"),
+     ({**LLAMA, "num_hidden_layers": 1}, relayered((5,)),
+      "num_hidden_layers: the config says 1, the tensors 0", "model.layers.0 has none")],
+    ids=["beside a further layer", "numbered past it", "the only one"],
+)  # fmt: skip
+def test_a_layer_that_is_missing_is_not_made_up_by_another(
+    config: dict[str, Any], stored: dict[str, torch.Tensor], says: str, where: str, call, tmp_path: Path
+):
+    expect_difference(call("params", folder(tmp_path, config, stored)), says, where)
+
+
+@pytest.mark.parametrize(
+    ("kind", "matrix", "shape"),
+    [("llama", "down_proj", (F, D)), ("llama", "up_proj", (D // 2, 2 * F)), ("llama", "gate_proj", (D, F)),
+     ("granite", "down_proj", (F, D)), ("granite", "up_proj", (3, 8))],
+)  # fmt: skip
+def test_a_shape_that_fits_no_other_is_named(kind: str, matrix: str, shape: tuple[int, int], call, tmp_path: Path):
+    name = f"model.layers.1.mlp.{matrix}.weight"
+    stored = {**tensors("llama"), name: torch.zeros(shape)}
+    source = folder(tmp_path, {**LLAMA, "model_type": kind}, stored)
+    says = f"shape: the config says d_model {D}, d_ff {F}, the tensors {list(shape)}"
+    expect_difference(call("params", source), says, name)
+
+
+def test_a_shared_experts_matrix_of_another_shape_is_named(call, tmp_path: Path):
+    name = "model.layers.0.mlp.shared_expert.down_proj.weight"
+    source = folder(tmp_path, QWEN, {**qwen(), name: torch.zeros(S, D)})
+    expect_difference(call("params", source), "shared_d_ff", "the config says 10, the tensors 0")
+    (line,) = [line for line in call("params", source)[1].splitlines() if line.strip().startswith("shape")]
+    assert name in line
+    assert str([S, D]) in line
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe"])
+def test_an_expert_without_one_of_its_matrices(kind: str, call, tmp_path: Path):
+    stored = deepseek()
+    del stored["model.layers.2.mlp.experts.1.up_proj.weight"]
+    source = folder(tmp_path, {**DEEPSEEK, "model_type": kind}, stored)
+    named = "experts.1.up_proj.weight' is missing" if kind == "deepseek_v3" else "has up_proj for 2 of 3 experts"
+    expect_refusal(call("params", source), "model.layers.2", named)
+    stored = {n: t for n, t in deepseek().items() if "layers.2.mlp.experts" not in n or "up_proj" not in n}
+    none = call("params", folder(tmp_path / "none", {**DEEPSEEK, "model_type": kind}, stored))
+    if kind == "deepseek_v3":
+        expect_refusal(none, "model.layers.2.mlp.experts.0.up_proj.weight' is missing")
+    else:
+        expect_difference(none, "n_routed_experts: the config says 3, the tensors 0", "model.layers.2")
+
+
+def test_an_expert_of_another_shape_is_named(call, tmp_path: Path):
+    name = "model.layers.2.mlp.experts.1.up_proj.weight"
+    source = folder(tmp_path, {**DEEPSEEK, "model_type": "glm4_moe"}, {**deepseek(), name: torch.zeros(F, D + 1)})
+    out = expect_difference(call("params", source))
+    (line,) = [line for line in out.splitlines() if line.strip().startswith("shape")]
+    assert name in line
+    assert str([F, D + 1]) in line
+
+
+def test_ffns_beside_the_model_are_noted_few_or_many(call, tmp_path: Path):
+    stored = tensors("llama")
+    two = {f"{name}.layers.0.{n}": t for name in ("mtp", "draft") for n, t in mlp("mlp.", F).items()}
+    err = call("params", folder(tmp_path / "two", LLAMA, {**stored, **two}))[2]
+    assert sorted(line.split(": ", 2)[2] for line in err.splitlines()) == [
+        f"'{name}.layers', FFN of {3 * D * F} parameters" for name in ("draft", "mtp")
+    ]
+    many = {f"p{i}.layers.0.{n}": t for i in range(50) for n, t in mlp("mlp.", F).items()}
+    (line,) = call("params", folder(tmp_path / "many", LLAMA, {**stored, **many}))[2].splitlines()
+    assert f"50 prefixes, FFNs of {50 * 3 * D * F:,} parameters" in line
+    assert len(line) < 200
+
+
+def test_further_text_beside_a_language_model_is_noted(call, tmp_path: Path):
+    config = {"model_type": "llava", "text_config": LLAMA}
+    stored = {f"language_{name}": tensor for name, tensor in tensors("llama").items()}
+    stored |= {f"mtp.layers.0.{n}": t for n, t in mlp("mlp.", F).items()}
+    stored |= {"vision_tower.layers.0.mlp.fc1.weight": torch.zeros(8, 2),
+               "vision_tower.layers.0.mlp.fc2.weight": torch.zeros(2, 8)}  # fmt: skip
+    for name, said in (("known", config), ("none", None)):
+        code, out, err = call("params", folder(tmp_path / name, said, stored), "--json")
+        (row,) = json.loads(out)["rows"]
+        assert (code, row["ffn_params_total"]) == (0, ffn_numbers(tensors("llama")))
+        assert f"not counted: 'mtp.layers', FFN of {3 * D * F} parameters" in err
+        assert "vision" not in err
+
+
+def test_an_activation_whose_parameters_are_stored(call, tmp_path: Path):
+    stored = without(tensors("llama"), "gate_proj")
+    stored |= {f"model.layers.{i}.mlp.act_fn.alpha_{sign}": torch.zeros(1) for i in range(2) for sign in "pn"}
+    apertus = {**LLAMA, "model_type": "apertus", "hidden_act": "xielu"}
+    code, out, _ = call("params", folder(tmp_path, apertus, stored), "--json")
+    (row,) = json.loads(out)["rows"]
+    assert (code, row["ffn_params_total"], row["differences"]) == (0, ffn_numbers(stored), [])
+    said = folder(tmp_path / "other", {**apertus, "hidden_act": "relu2"}, stored)
+    expect_difference(call("params", said), "hidden_act: the config says 'relu2', the tensors 'xielu'", "up_proj")

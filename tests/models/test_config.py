@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from ffncli.errors import FFNError
-from ffncli.models.config import FAMILIES, from_config
+from ffncli.models.config import FAMILIES, from_config, quantization_of
 from ffncli.models.dimensions import Dimensions
+from ffncli.models.fields import Fields
 from ffncli.models.model import Model
 from ffncli.models.source import load
 
@@ -104,3 +106,12 @@ def test_a_routing_that_is_none_is_refused():
 
     with pytest.raises(FFNError, match="score: unknown choice 'entmax'"):
         FFNSpec(4, 8, moe=MoE(4, 2, score="entmax"))
+
+
+@pytest.mark.parametrize("nest", [lambda c: c, lambda c: {"text_config": c}])
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_a_quantization_config_may_be_nested(nest: Any, key: str):
+    gptq = {"quant_method": "gptq", "bits": 4}
+    assert quantization_of(Fields(nest({key: gptq, "hidden_size": 4}), "c")) == gptq
+    assert quantization_of(Fields(nest({key: None}), "c")) is None
+    assert quantization_of(Fields(nest({key: [gptq]}), "c")) is None

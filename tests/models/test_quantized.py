@@ -9,7 +9,7 @@ import pytest
 
 from ffncli.errors import FFNError
 from ffncli.models.headers import TensorInfo
-from ffncli.models.quantized import Logical, logical, quantization_of
+from ffncli.models.quantized import Logical, logical
 from tests.oracles.checkpoints import harmful
 from tests.oracles.packed import (
     AWQ,
@@ -33,14 +33,6 @@ def test_a_plain_checkpoint_is_as_it_is_stored():
     assert logical(tensors, None, "x") == expected
     assert list(logical(tensors, None, "x")) == list(tensors)
     assert logical({}, None, "x") == {}
-
-
-@pytest.mark.parametrize("nest", [lambda c: c, lambda c: {"text_config": c}])
-@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
-def test_the_config_may_be_nested(nest: Any, key: str):
-    assert quantization_of(nest({key: GPTQ, "hidden_size": 4})) == GPTQ
-    assert quantization_of(nest({key: None})) is None
-    assert quantization_of(nest({key: [GPTQ]})) is None
 
 
 Q, S, G, W = (f"{UP}.{name}" for name in ("qweight", "scales", "g_idx", "weight"))

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.models.recognise import WAYS, Item, Way, looked_for, recognise
+from ffncli.models.matrices import Item
+from ffncli.models.recognise import recognise
+from ffncli.models.ways import WAYS, Way, looked_for
 from tests.oracles.layers import IDS, NORM, D, F, Shapes, check_ffn, dense, layers_of, one, suffix
 
 # --- dense ------------------------------------------------------------------------------------------------------------

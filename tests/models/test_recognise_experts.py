@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.models.recognise import WAYS, Way
+from ffncli.models.matrices import Item
+from ffncli.models.recognise import recognise
+from ffncli.models.ways import WAYS, Way
 from tests.oracles.layers import IDS, D, E, F, Shapes, check_ffn, dense, layers_of, numbers, one, suffix
 
 S = 14  # width of the shared experts
@@ -112,3 +114,28 @@ def test_numbers_are_what_was_put_in(d: int, f: int, experts: int, shared: int, 
 
 def test_numbers_counts_experts():
     assert numbers(ROUTER | dense(WAYS[0], "mlp.experts.#.")) == E * D + 3 * E * D * F
+
+
+def test_an_expert_of_another_width_counts_once():
+    alike, alone = ROUTER | dense(WAYS[0], "mlp.experts.#."), dense(WAYS[0], "mlp.experts.7.", f=F + 1)
+    layers = layers_of({f"l.0.{name}": shape for name, shape in (alike | alone).items()})
+    first, second = layers["l"][0]
+    check_ffn(first, alike, experts=E, gated=True)
+    check_ffn(second, alone, experts=1, gated=True, d_ff=F + 1)
+
+
+def test_a_matrix_that_some_experts_lack_is_named():
+    shapes = {f"mlp.experts.#.{name}_proj.weight": (F, D) for name in ("gate", "up")}
+    items = {f"l.0.{name}": Item(shape, F * D, 4 * F * D * E, E, "F32") for name, shape in shapes.items()}
+    items["l.0.mlp.experts.#.down_proj.weight"] = Item((D, F), F * D, 4 * F * D * (E - 1), E - 1, "F32")
+    ((found,),) = recognise(items)["l"].values()
+    assert (found.uneven, found.experts, found.misfit) == (f"down_proj for {E - 1} of {E} experts", E, ())
+
+
+@pytest.mark.parametrize("at", ["gate_proj", "up_proj", "down_proj"])
+def test_a_matrix_that_fits_no_other_is_named(at: str):
+    shapes = {**dense(WAYS[0]), f"mlp.{at}.weight": (2, D * F // 2)}
+    found = one(shapes)
+    assert (f"mlp.{at}.weight", (2, D * F // 2)) in found.misfit
+    assert found.params == numbers(shapes)
+    assert one(dense(WAYS[0])).misfit == ()

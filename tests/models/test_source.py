@@ -11,9 +11,12 @@ import pytest
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
 from ffncli.models import catalog
+from ffncli.models.count import count
 from ffncli.models.dimensions import Dimensions, with_dimensions
+from ffncli.models.families import COUNTED, REFUSED
 from ffncli.models.model import block_model
 from ffncli.models.source import load
+from tests.oracles.architectures import Architecture, build, numbers
 from tests.oracles.checkpoints import GPT2, INDEX, LLAMA, T5, folder, tensors
 
 
@@ -156,3 +159,40 @@ def test_every_source_of_a_row_is_cited():
     citation = catalog.find("bert-large").citation
     assert citation.startswith("[T] huggingface/transformers")
     assert citation.endswith("; [P] the model's paper")
+
+
+# --- models that no row can say ---------------------------------------------------------------------------------------
+
+MIXTRAL_LIKE = {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize("model_type", sorted(REFUSED))
+def test_what_is_refused_from_a_config_is_refused_from_a_directory(model_type: str, tmp_path: Path):
+    source = folder(tmp_path, {**MIXTRAL_LIKE, "model_type": model_type}, tensors("mixtral"))
+    for text in (source, f"{source}/config.json"):
+        with pytest.raises(FFNError, match=f"'{model_type}' is not covered") as refused:
+            load(text)
+        assert refused.value.hint == REFUSED[model_type]
+
+
+@pytest.mark.parametrize("model_type", sorted(COUNTED))
+def test_what_no_config_can_say_is_counted_from_its_tensors(model_type: str, tmp_path: Path):
+    source = folder(tmp_path, {**MIXTRAL_LIKE, "model_type": model_type}, tensors("mixtral"))
+    model = load(source)
+    total = sum(t.numel() for name, t in tensors("mixtral").items() if "norm" not in name)
+    assert (count(model).ffn_params_total, model.differences) == (total, ())
+    assert COUNTED[model_type] in model.notes[0]
+    assert any(COUNTED[model_type] in line for line in model.evidence)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(FFNError, match=f"'{model_type}' is not covered") as refused:
+        load(f"{source}/config.json")
+    assert refused.value.hint.startswith(COUNTED[model_type])
+
+
+@pytest.mark.parametrize("model_type", ["phimoe", "axk2", "deepseek_v4", "inkling2_text"])
+def test_what_is_counted_from_tensors_is_what_the_module_holds(model_type: str, tmp_path: Path):
+    module = build(model_type, Architecture())
+    module.save_pretrained(tmp_path)
+    held = numbers(module, r".*layers\.\d+\.(mlp|block_sparse_moe)\.(?!.*tid2eid).*")
+    model = load(str(tmp_path))
+    assert (count(model).ffn_params_total, model.stored.params, model.differences) == (held, held, ())

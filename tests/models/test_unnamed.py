@@ -13,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Q
 from gguf.quants import quantize
 
-from tests.oracles.checkpoints import LLAMA, expect_difference, expect_refusal, folder, harmful, tensors
+from tests.oracles.checkpoints import INDEX, LLAMA, expect_difference, expect_refusal, folder, harmful, tensors
 
 UNKNOWN = {**LLAMA, "model_type": "brand_new"}
 D, F, E, LAYERS = 64, 96, 4, 2
@@ -123,6 +123,113 @@ def test_what_follows_from_layers_of_two_kinds(call, tmp_path: Path):
     assert (row["uniform"], row["ffn_params_total"]) == (False, ffn_numbers(stored))
 
 
+# --- what the block does not hold, what the config says otherwise -----------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [UNKNOWN, None], ids=["unknown", "none"])
+def test_a_tensor_of_no_role_is_a_difference(config: dict[str, Any] | None, call, tmp_path: Path):
+    extra = {f"model.layers.{i}.mlp.bias": torch.zeros(4) for i in range(2)}
+    source = folder(tmp_path, config, tensors("llama") | extra)
+    out = expect_difference(
+        call("params", source, "--json"), "parameters per layer: the block has 72, the tensors 76",
+        "model.layers.0.mlp.bias and 1 more",
+    )  # fmt: skip
+    (row,) = json.loads(out)["rows"]
+    assert row["ffn_params_total"] + 8 == row["ffn_params_stored"]
+
+
+@pytest.mark.parametrize(
+    ("learned", "activation"),
+    [(("act_fn.alpha_p", "act_fn.alpha_n"), "xielu"), (("act_fn.alpha_p",), None), (("x.alpha_p", "x.alpha_n"), None)],
+)
+def test_learned_parameters_of_an_activation(
+    learned: tuple[str, ...], activation: str | None, call, tmp_path: Path
+):  # fmt: skip
+    stored = {n: t for n, t in tensors("llama").items() if "gate_proj" not in n}
+    stored |= {f"model.layers.{i}.mlp.{name}": torch.zeros(1) for i in range(2) for name in learned}
+    code, out, _ = call("params", folder(tmp_path, None, stored), "--json")
+    (row,) = json.loads(out)["rows"]
+    assert (code, row["activation"]) == ((0, "xielu") if activation else (1, None))
+    assert (row["ffn_params_total"] == row["ffn_params_stored"] == ffn_numbers(stored)) == (activation is not None)
+
+
+def nested(name: str) -> dict[str, Any]:
+    """Llama's tensors with one matrix the other way round."""
+    stored = tensors("llama")
+    return stored | {f"model.layers.1.mlp.{name}.weight": stored[f"model.layers.1.mlp.{name}.weight"].T.contiguous()}
+
+
+def test_matrices_that_do_not_fit_each_other(call, tmp_path: Path):
+    expect_refusal(
+        call("params", folder(tmp_path, None, nested("down_proj"))),
+        "model.layers.1", "'mlp.up_proj.weight' [6, 4] and 'mlp.down_proj.weight' [6, 4] do not fit each other",
+    )  # fmt: skip
+    source = folder(tmp_path / "gate", None, nested("gate_proj"))
+    expect_difference(call("params", source), "shape: the block has d_model 4, d_ff 6", "model.layers.1.mlp.gate_proj")
+
+
+def test_an_expert_that_lacks_a_matrix(call, tmp_path: Path):
+    stored = tensors("mixtral")
+    del stored["model.layers.1.block_sparse_moe.experts.3.w3.weight"]
+    expect_refusal(call("params", folder(tmp_path, None, stored)), "model.layers.1 has w3 for 3 of 4 experts")
+
+
+SAYS_OTHERWISE = [
+    ("llama", {"hidden_size": 8}, "hidden_size: the config says 8, the tensors 4"),
+    ("llama", {"num_hidden_layers": 3}, "num_hidden_layers: the config says 3, the tensors 2"),
+    ("llama", {"num_hidden_layers": 1}, "num_hidden_layers: the config says 1, the tensors 2"),
+    ("llama", {"intermediate_size": 7}, "intermediate_size: the config says 7, the tensors 6"),
+    ("llama", {"num_local_experts": 4}, "num_local_experts: the config says 4, the tensors 0"),
+    ("mixtral", {"num_experts": 8}, "num_experts: the config says 8, the tensors 4"),
+    ("mixtral", {"n_routed_experts": 3}, "n_routed_experts: the config says 3, the tensors 4"),
+]
+SAYS_THE_SAME = [
+    ("llama", {"intermediate_size": 12}), ("llama", {"intermediate_size": 3}), ("llama", {"num_experts": 1}),
+    ("llama", {"num_hidden_layers": 1, "num_nextn_predict_layers": 1}), ("mixtral", {"intermediate_size": 7}),
+    ("mixtral", {"num_experts": 4}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "said", "says"), SAYS_OTHERWISE)
+def test_a_config_of_an_unknown_model_that_says_otherwise(
+    family: str, said: dict[str, Any], says: str, call, tmp_path: Path
+):
+    source = folder(tmp_path, {**UNKNOWN, **said}, tensors(family))
+    out = expect_difference(call("params", source, "--json"), says, "model.layers.0.")
+    (row,) = json.loads(out)["rows"]
+    assert (row["d_model"], row["d_ff"], row["layers"]) == (4, 6, 2)
+
+
+@pytest.mark.parametrize(("family", "said"), SAYS_THE_SAME)
+def test_a_config_of_an_unknown_model_that_may_mean_the_same(
+    family: str, said: dict[str, Any], call, tmp_path: Path
+):  # fmt: skip
+    assert row_of(call("params", folder(tmp_path, {**UNKNOWN, **said}, tensors(family)), "--json"))["differences"] == []
+
+
+def test_layers_without_an_ffn_count_as_layers(call, tmp_path: Path):
+    mixer = {"model.layers.2.mixer.in_proj.weight": torch.zeros(4, 4)}
+    config = {**UNKNOWN, "num_hidden_layers": 3}
+    row = row_of(call("params", folder(tmp_path, config, tensors("llama") | mixer), "--json"))
+    assert (row["differences"], row["layers"]) == ([], 2)
+
+
+@pytest.mark.parametrize("config", [UNKNOWN, None], ids=["unknown", "none"])
+def test_files_that_are_not_here_are_named(config: dict[str, Any] | None, call, tmp_path: Path):
+    from safetensors.torch import save_file
+
+    stored, source = tensors("llama"), folder(tmp_path, config)
+    files = {name: f"model-0000{1 + ('.1.' in name)}-of-00002.safetensors" for name in stored}
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": files}))
+    save_file({n: t for n, t in stored.items() if ".0." in n}, tmp_path / "model-00001-of-00002.safetensors")
+    expect_refusal(call("params", source), INDEX, "1 of 2 files are not here (model-00002-of-00002.safetensors)")
+    save_file(stored, tmp_path / "model-00001-of-00002.safetensors")
+    files = {**dict.fromkeys(stored, "model-00001-of-00002.safetensors"), "lm_head.weight": "head.safetensors"}
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": files}))
+    row = row_of(call("params", source, "--json"), "1 of 2 files are not here (head.safetensors); no FFN is in them")
+    assert (row["ffn_params_total"], row["stored_params"]) == (ffn_numbers(stored), None)
+
+
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 
 
@@ -180,9 +287,10 @@ def test_a_gguf_file(kind: Q, dtype: str, experts: int, call, tmp_path: Path):
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("d_ff", 100, "llama.feed_forward_length: the config says 100, the tensors 96"),
-        ("d_model", 72, "llama.embedding_length: the config says 72, the tensors 64"),
-        ("layers", 1, "llama.block_count: the config says 1, the tensors 2"),
+        ("d_ff", 100, "llama.feed_forward_length: the metadata say 100, the tensors 96"),
+        ("d_model", 72, "llama.embedding_length: the metadata say 72, the tensors 64"),
+        ("layers", 1, "llama.block_count: the metadata say 1, the tensors 2"),
+        ("layers", 3, "llama.block_count: the metadata say 3, the tensors 2"),
     ],
 )
 def test_metadata_that_contradict_the_tensors(field: str, value: int, says: str, call, tmp_path: Path):
@@ -195,7 +303,7 @@ def test_metadata_that_contradict_the_tensors(field: str, value: int, says: str,
 def test_experts_that_contradict_the_tensors(call, tmp_path: Path):
     path = tmp_path / "model.gguf"
     written(path, experts=E, said_experts=8)
-    says = "llama.expert_count: the config says 8, the tensors 4"
+    says = "llama.expert_count: the metadata say 8, the tensors 4"
     expect_difference(call("params", str(path)), says, "blk.0.ffn_gate_exps.weight")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from ffncli.models.recognise import WAYS, Found, Item, Layers, Way, recognise
+from ffncli.models.matrices import Item
+from ffncli.models.recognise import Found, Layers, recognise
+from ffncli.models.ways import WAYS, Way
 
 D, F, E = 6, 10, 4  # d_model, d_ff, experts
 Shapes = Mapping[str, tuple[int, ...]]

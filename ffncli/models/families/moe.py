@@ -1,10 +1,4 @@
-"""Mixtures of experts: which layers have them, how tokens are routed, what runs beside them.
-
-Not here, because no block of ours says what they do: axk2 (a learned gate on its norm), deepseek_v4 (experts looked
-up by token, sqrtsoftplus scores), inkling_text (scores normalised over routed and shared experts together),
-inkling2_text (soft caps on gate and up), jetmoe (one output bias for all experts), phimoe (SparseMixer's thresholds),
-zaya (a router with an MLP and a state of its own).
-"""
+"""Mixtures of experts: which layers have them, how tokens are routed, what runs beside them."""
 
 from __future__ import annotations
 
@@ -29,6 +23,20 @@ from ffncli.models.families.routing import (
 )
 from ffncli.models.family import TOP_K, Extra, Family, MoEFields, Stack
 from ffncli.models.fields import REQUIRED, Fields
+
+# What no block of ours says, and its tensors hold parameters that no count of ours would have.
+REFUSED: Mapping[str, str] = {
+    "inkling_text": "its router weighs routed and shared experts in one normalisation, with a learned scale",
+    "jetmoe": "its experts share one output bias, which is added after they are mixed",
+    "zaya": "its router is an MLP that hands a state from layer to layer",
+}
+# What no block of ours says, though its tensors are the usual ones: they are counted, where they are there.
+COUNTED: Mapping[str, str] = {
+    "axk2": "the norm before its FFN is multiplied by a learned gate of its own",
+    "deepseek_v4": "its first layers look experts up by token, and its scores are sqrtsoftplus",
+    "inkling2_text": "its experts soft-cap gate and up",
+    "phimoe": "its router (SparseMixer) masks logits by a threshold, once per choice",
+}
 
 EPS5 = ("rms_norm_eps", 1e-5)
 _Silu = partial(Family, default_activation="silu")

@@ -1,0 +1,85 @@
+"""Matrices by their shapes: which axis of each is d_model, which is d_ff, and which of them fit nothing.
+
+A matrix may lie either way round: torch's [out, in], or a convolution's [in, out].
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Misfit: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # matrices, name and shape, that do not fit one another
+
+
+@dataclass(frozen=True)
+class Item:
+    """One tensor of a layer, or `count` alike: logical shape (None where only the number is known), numbers
+    of one, bytes of all.
+
+    `params` 0: the tensor is named in an index, and its file is not here.
+    """
+
+    shape: tuple[int, ...] | None
+    params: int
+    bytes: int
+    count: int = 1
+    format: str = ""
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What settles how a matrix lies where both ways fit: the lengths of the layer's norms, and d_model as said."""
+
+    norms: Counter[int]
+    hint: int | None
+
+    def d_model(self) -> int | None:
+        """What was said, else the length that most norms have."""
+        return self.hint or max(self.norms, key=self.norms.__getitem__, default=None)
+
+
+def widths(
+    up: Item, down: Item, parts: int, beside: Hints, bias: Item | None = None, experts: int = 0
+) -> tuple[int | None, int | None]:
+    """(d_model, d_ff) of up [parts·d_ff, d_model] and down [d_model, d_ff], or of both the other way round.
+
+    Where both fit, up's bias tells them apart, else the norms beside them, else what was said. None: nothing tells.
+    """
+    a, b = matrix(up), matrix(down)
+    if a is None or b is None:
+        hint = beside.d_model()
+        return (hint, down.params // hint) if hint and down.params and down.params % hint == 0 else (hint, None)
+    if a == b and experts and up.shape and len(up.shape) == 2 and a[0] % experts == 0 and up.count == 1:
+        return a[1], a[0] // experts  # [experts · d_ff, d_model], both: down is used as it lies
+    as_linear = (a[1], b[1]) if a[1] == b[0] and a[0] == parts * b[1] else None
+    turned = (a[0], b[0]) if a[0] == b[1] and a[1] == parts * b[0] else None
+    if as_linear is None or turned is None or as_linear == turned:
+        return as_linear or turned or (None, None)
+    if bias is not None and bias.shape and bias.shape[-1] in (parts * as_linear[1], parts * turned[1]):
+        return as_linear if bias.shape[-1] == parts * as_linear[1] else turned
+    if (as_linear[0] in beside.norms) != (turned[0] in beside.norms):
+        return as_linear if as_linear[0] in beside.norms else turned
+    return turned if beside.hint == turned[0] else as_linear
+
+
+def matrix(item: Item) -> tuple[int, int] | None:
+    """The last two axes of a matrix or of a stack of them; a width-1 convolution's last axis does not count."""
+    if item.shape is None:
+        return None
+    shape = item.shape[:-1] if len(item.shape) == 3 and item.shape[-1] == 1 else item.shape
+    return (shape[-2], shape[-1]) if len(shape) >= 2 else None
+
+
+def unlike(matrices: Mapping[str, Item], d_ff: int | None) -> Misfit:
+    """The matrices (gate, up, down; or up, down), name and shape, that do not fit one another; none where all do.
+
+    `d_ff` is None where up and down agree on none. Shapes that are not here fit everything.
+    """
+    seen = [(name, item.shape) for name, item in matrices.items() if item.shape]
+    if len(seen) < len(matrices):
+        return ()
+    if d_ff is None:
+        return tuple(seen[-2:])
+    return tuple(seen[:1]) if len(seen) == 3 and seen[0][1] != seen[1][1] else ()
