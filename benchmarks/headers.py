@@ -135,7 +135,8 @@ def attention(stem: str, shape: Shape) -> Iterator[Tensor]:
     plain, rotary = shape.of(128), shape.of(64)
     sizes = {
         "q_a_proj": (query, d), "q_b_proj": (heads * (plain + rotary), query),
-        "kv_a_proj_with_mqa": (latent + rotary, d), "kv_b_proj": (heads * 2 * plain, latent), "o_proj": (d, heads * plain),
+        "kv_a_proj_with_mqa": (latent + rotary, d), "kv_b_proj": (heads * 2 * plain, latent),
+        "o_proj": (d, heads * plain),
     }  # fmt: skip
     for name, (rows, columns) in sizes.items():
         yield from matrix(f"{stem}self_attn.{name}.weight", rows, columns)

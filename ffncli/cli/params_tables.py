@@ -59,7 +59,7 @@ def _one(c: ModelCount) -> list[Part]:
     if c.evidence:
         parts += [Heading("evidence"), *(Line(text, quiet=True) for text in c.evidence)]
     if c.differences:
-        parts += [Heading("the config and the tensors disagree"), *map(Line, c.differences)]
+        parts += [Heading("what disagrees"), *map(Line, c.differences)]
     if c.citation:
         parts.append(Line(f"source: {c.citation}", quiet=True))
     return parts

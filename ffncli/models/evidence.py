@@ -67,7 +67,8 @@ def _demand_all(model: Model, checkpoint: Checkpoint, difference: Difference) ->
     if model.model_type in layout.LAYOUTS:
         names = layer_names(model, checkpoint, difference.stack, difference.index)
         if not names.packed(spec) and names.any(spec):
-            check_shapes(checkpoint, layout.locate(names, spec))
+            # norms matter to a trace alone
+            check_shapes(checkpoint, layout.locate(names, replace(spec, norm="none", sub_norm=False)))
 
 
 def with_inventory(model: Model, inventory: Inventory) -> Model:

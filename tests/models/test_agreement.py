@@ -158,7 +158,7 @@ def test_what_differs_is_named_as_the_config_names_it(name: str, call, tmp_path:
     source = folder(tmp_path, config, stored)
     out = expect_difference(call("params", source), says, tensor)
     lines = out.splitlines()
-    heading = lines.index("the config and the tensors disagree")
+    heading = lines.index("what disagrees")
     assert says in lines[heading + 1]
     (row,) = json.loads(expect_difference(call("params", source, "--json"), says))["rows"]
     assert row["differences"][0].startswith(says)
