@@ -14,7 +14,7 @@ FAMILIES: Mapping[str, Family] = {
     **decoders.ROWS, **encoders.ROWS, **pairs.ROWS, **moe.ROWS, **hybrids.ROWS,
     **composites.ROWS,
 }  # fmt: skip
-REFUSED: Mapping[str, str] = {**hybrids.REFUSED}  # model_type → why its blocks cannot be said
+REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **composites.REFUSED}  # model_type → why its blocks cannot be said
 TEXT_TYPES = composites.TEXT_TYPES
 BY_TYPE: Mapping[str, str] = {alias: name for name, row in FAMILIES.items() for alias in (name, *row.aliases)}
 
