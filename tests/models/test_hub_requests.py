@@ -188,7 +188,7 @@ def test_settings_that_the_library_cannot_use(opened: Opened, nowhere: str):
 @pytest.mark.parametrize(
     ("address", "code", "parts"),
     [("http://127.0.0.1:99999", 2, ("'http://127.0.0.1:99999'", "Port out of range")),
-     ("http://user:secret@127.0.0.1:99999", 2, ("'http://127.0.0.1:99999'",)), ("http://[::1", 2, ("'http://[::1'",)),
+     ("http://user:secret@127.0.0.1:99999", 2, ("'http://127.0.0.1:99999'",)), ("http://[::1", 2, ("IPv6",)),
      ("", 3, ("HF_ENDPOINT is ''",)), ("hub.example", 3, ("'hub.example'",)), ("ftp://hub.example", 3, ("'ftp:",))],
 )  # fmt: skip
 def test_an_endpoint_that_is_no_address(opened: Opened, address: str, code: int, parts: tuple[str, ...]):

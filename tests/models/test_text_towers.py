@@ -80,7 +80,8 @@ def test_an_unnamed_text_config_is_what_transformers_takes_it_for(name: str) -> 
 def test_old_files_have_the_text_fields_beside_the_vision_config(name: str) -> None:
     values = config(f"{name}_text", CASES[f"{name}_text"]).to_dict()
     flat = _read({**values, "model_type": name, "vision_config": {"hidden_size": 8}}, name)
-    nested = _read({"model_type": name, "text_config": {**values, "model_type": None}, "vision_config": {}}, name)
+    inner = {k: v for k, v in values.items() if k != "model_type"}
+    nested = _read({"model_type": name, "text_config": inner, "vision_config": {}}, name)
     assert flat.groups == nested.groups == _read(values, f"{name}_text").groups
 
 
@@ -94,7 +95,7 @@ def test_a_thinkers_text_model_lies_two_levels_deep(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ernie4_5_vl_moe", "diffusion_gemma"])
 def test_what_no_block_says_is_refused_with_its_reason(name: str) -> None:
-    with pytest.raises(FFNError, match="is not covered; its? "):
+    with pytest.raises(FFNError, match="is not covered; it"):
         _read({"model_type": name, "text_config": {"model_type": f"{name}_text", "hidden_size": 16}}, name)
 
 

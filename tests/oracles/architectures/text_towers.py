@@ -62,7 +62,9 @@ CASES: Mapping[str, Architecture] = {
     "mistral4": _layers("Mistral4Model"),
     "mistral_large4_text": _layers("MistralLarge4TextModel"),
     "embedding_gemma2_text": _layers("EmbeddingGemma2TextModel", norm=r"(pre|post)_feedforward_layernorm\.weight"),
-    "chameleon": _layers("ChameleonModel", swin_norm=True, vocabulary_map={"<image>": 3}, vq_config={"base_channels": 32}),
+    "chameleon": _layers(
+        "ChameleonModel", swin_norm=True, vocabulary_map={"<image>": 3}, vq_config={"base_channels": 32}
+    ),
     "align_text_model": _bert("AlignTextModel"),
     "altclip_text_model": _bert("AltCLIPTextModel"),
     "blip_text_model": _bert("BlipTextModel"),
@@ -94,8 +96,8 @@ REMOTE: Mapping[str, tuple[Mapping[str, Any], int, int]] = {
             "num_hidden_layers": 61, "num_attention_heads": 64, "num_key_value_heads": 64,
             "n_routed_experts": 384, "n_shared_experts": 1, "num_experts_per_tok": 8,
             "first_k_dense_replace": 1, "moe_layer_freq": 1, "n_group": 1, "topk_group": 1, "topk_method":
-            '"noaux_tc"', "scoring_func": '"sigmoid"', "norm_topk_prob": True, "routed_scaling_factor":
-            2.827, "hidden_act": '"silu"', "rms_norm_eps": 1e-06, "q_lora_rank": 1536, "kv_lora_rank": 512,
+            "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True, "routed_scaling_factor":
+            2.827, "hidden_act": "silu", "rms_norm_eps": 1e-06, "q_lora_rank": 1536, "kv_lora_rank": 512,
             "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 163840,
             "tie_word_embeddings": False, "attention_bias": False, "num_nextn_predict_layers": 0,
         },
@@ -104,7 +106,7 @@ REMOTE: Mapping[str, tuple[Mapping[str, Any], int, int]] = {
     "internlm2": (  # internlm2-7b
         {
             "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads":
-            32, "num_key_value_heads": 8, "hidden_act": '"silu"', "rms_norm_eps": 1e-05, "vocab_size":
+            32, "num_key_value_heads": 8, "hidden_act": "silu", "rms_norm_eps": 1e-05, "vocab_size":
             92544, "bias": False, "tie_word_embeddings": False,
         },
         7_737_708_544, 7_737_708_544,
@@ -112,7 +114,7 @@ REMOTE: Mapping[str, tuple[Mapping[str, Any], int, int]] = {
     "baichuan": (  # Baichuan-7B
         {
             "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads":
-            32, "hidden_act": '"silu"', "rms_norm_eps": 1e-06, "vocab_size": 64000, "tie_word_embeddings":
+            32, "hidden_act": "silu", "rms_norm_eps": 1e-06, "vocab_size": 64000, "tie_word_embeddings":
             False,
         },
         7_000_559_616, 7_000_559_616,
