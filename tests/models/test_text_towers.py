@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ffncli.errors import FFNError
 from ffncli.models.config import from_config
 from ffncli.models.count import count
-from ffncli.models.families import TEXT_TYPES
 from ffncli.models.model import Model
 from ffncli.run.functions import function
 from tests.models.test_architectures import _functions
@@ -28,13 +26,6 @@ _OPTIONAL = (
     "routed_scaling_factor", "n_group", "topk_group", "n_shared_experts", "first_k_dense_replace", "mlp_layer_types",
     "decoder_sparse_step", "mlp_only_layers", "topk_method",
 )  # fmt: skip
-_NAMED = {
-    name: inner.model_type
-    for name in TEXT_TYPES
-    if name in CONFIG_MAPPING
-    and (inner := CONFIG_MAPPING[name].sub_configs.get("text_config")) is not None
-    and getattr(inner, "model_type", "")
-}
 
 
 def _read(values: Mapping[str, Any], name: str) -> Model:
@@ -69,11 +60,6 @@ def test_what_a_file_leaves_out_is_transformers_default(name: str) -> None:
     values = config(name, case).to_dict()
     sparse = {k: v for k, v in values.items() if k not in _OPTIONAL or k in case.values}
     assert _read(sparse, name).groups == _read(values, name).groups
-
-
-@pytest.mark.parametrize("name", _NAMED)
-def test_an_unnamed_text_config_is_what_transformers_takes_it_for(name: str) -> None:
-    assert TEXT_TYPES[name] == _NAMED[name]
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "hunyuan_vl"])
