@@ -40,9 +40,12 @@ def shown(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def did_you_mean(name: str, known: list[str], otherwise: str) -> str:
-    """A hint with the nearest known names, or `otherwise` where nothing is near."""
+def did_you_mean(name: str, known: list[str], otherwise: str, cutoff: float = 0.6) -> str:
+    """A hint with the nearest known names, or `otherwise` where nothing is near.
+
+    `cutoff`: how much of both names must agree (difflib's ratio), for names of which many share long parts.
+    """
     from difflib import get_close_matches
 
-    near = get_close_matches(name.lower()[:80], known, n=3, cutoff=0.6)
+    near = get_close_matches(name.lower()[:80], known, n=3, cutoff=cutoff)
     return "did you mean " + " or ".join(f"'{n}'" for n in near) + "?" if near else otherwise

@@ -7,6 +7,7 @@ tensor names, where there are any, overrule it (`layout.inspect`). Facts: transf
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,9 +60,7 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
         raise FFNError(f"{config.where}: model_type {shown(model_type)} is not covered", why + counted)
     family_name = BY_TYPE.get(model_type)
     if family_name is None:
-        some = [name for name in ("llama", "qwen3", "gemma2", "gpt2", "mixtral", "bert", "t5") if name in BY_TYPE]
-        hint = did_you_mean(model_type, list(BY_TYPE), f"known: {', '.join(some)} and {len(BY_TYPE) - len(some)} more")
-        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not known", hint)
+        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not known", _nearest(model_type))
     family = FAMILIES[family_name]
     groups = [g for stack in family.stacks for g in _stack(config, family, stack)]
     for part in family.parts:
@@ -92,6 +91,14 @@ def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
     said = {values.get("tie_word_embeddings") for values in (config.values, whole_values)} - {None}
     one = said.pop() if len(said) == 1 else None
     return one if isinstance(one, bool) else None
+
+
+def _nearest(model_type: str) -> str:
+    """The names one letter away, of the same version: others that look alike are other models."""
+    otherwise = "give its tensors (a directory or .safetensors file): they are counted without it"
+    version = re.findall(r"\d", model_type)
+    known = [name for name in BY_TYPE if re.findall(r"\d", name) == version]
+    return did_you_mean(model_type, known, otherwise, cutoff=1 - 1.5 / max(len(model_type[:80]), 6))
 
 
 def _names(config: Fields, family: Family) -> dict[str, str]:

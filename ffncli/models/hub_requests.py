@@ -22,6 +22,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from ffncli.errors import ExitCode, FFNError, shown
 
@@ -30,6 +31,7 @@ PATIENCE = 12  # all of it together may take this many times what one answer may
 _PAUSE = 0.5  # seconds before a request is repeated
 _ATTEMPTS = {"HEAD": 1, "GET": 2}  # of the library, for one address
 _RANGE = re.compile(r"bytes (?:(?P<start>[0-9]{1,19})-[0-9]{1,19}|\*)/(?P<size>[0-9]{1,19})")
+_UNSET = "unset it, or give it an address like https://huggingface.co"
 _LOGIN = "`hf auth login`, or HF_TOKEN"
 _REFUSALS = {
     401: ("the Hub shows it to nobody unknown (401)", f"check the spelling; a gated or private model needs {_LOGIN}"),
@@ -51,7 +53,18 @@ def library() -> Any:
     except ValueError as error:
         hint = "look at HF_ENDPOINT, HF_HUB_DOWNLOAD_TIMEOUT and HF_HUB_ETAG_TIMEOUT"
         raise FFNError(f"huggingface_hub cannot use its settings: {one_line(error)}", hint) from None
+    endpoint = huggingface_hub.constants.ENDPOINT
+    try:
+        _ = urlsplit(endpoint).port
+    except ValueError as error:  # the library would stumble over it later, at an import of its own
+        raise FFNError(f"HF_ENDPOINT is {_address(endpoint)}: {one_line(error)}", _UNSET) from None
     return huggingface_hub
+
+
+def _address(endpoint: str) -> str:
+    """HF_ENDPOINT as an error quotes it: without user and password."""
+    scheme, slashes, rest = endpoint.rpartition("//")
+    return shown(scheme + slashes + rest.rpartition("@")[2])
 
 
 def one_line(error: object) -> str:
@@ -99,6 +112,10 @@ class Requests:
     def __init__(self, repo: str) -> None:
         hub = library()
         self.repo = repo
+        endpoint = urlsplit(hub.constants.ENDPOINT)
+        if endpoint.scheme not in ("http", "https") or not endpoint.hostname:
+            what = f"HF_ENDPOINT is {_address(hub.constants.ENDPOINT)}, which is no address of a Hub"
+            raise FFNError(what, _UNSET, ExitCode.ENVIRONMENT)
         self.host = one_line(hub.constants.ENDPOINT.rpartition("//")[2].rpartition("@")[2])  # no user, no password
         self.timeout = float(hub.constants.HF_HUB_DOWNLOAD_TIMEOUT)
         self.deadline = time.monotonic() + PATIENCE * self.timeout

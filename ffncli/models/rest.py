@@ -152,6 +152,22 @@ def _modernbert(config: Fields, row: Rest) -> Rest:
     return replace(row, norm_vectors=2 if config.flag("norm_bias", False) else 1)
 
 
+def _chatglm(config: Fields, row: Rest) -> Rest:
+    biased = config.flag("add_bias_linear", False)
+    groups = "multi_query_group_num" if config.flag("multi_query_attention", False) else None
+    heads = Heads(
+        kv_heads=groups, head_dim="kv_channels", qkv_bias=biased or config.flag("add_qkv_bias", False),
+        output_bias=biased,
+    )  # fmt: skip
+    final = config.flag("post_layer_norm", True)
+    return replace(row, attention=heads, final_norm=final, norm_vectors=1 if config.flag("rmsnorm", True) else 2)
+
+
+def _qwen(config: Fields, row: Rest) -> Rest:
+    heads = Heads(kv_heads=None, head_dim="kv_channels", qkv_bias=True, output_bias=not config.flag("no_bias", True))
+    return replace(row, attention=heads)
+
+
 _GPT2_HEADS = Heads(heads=None, head_dim=None, qkv_bias=True, output_bias=True)
 
 
@@ -250,6 +266,8 @@ RESTS: Mapping[str, Rest] = {
         norm_vectors=2,
     ),
     "falcon": Rest(norm_vectors=2, tied=True, adjust=_falcon),
+    "RefinedWebModel": Rest(norm_vectors=2, tied=True, adjust=_falcon),
+    "RefinedWeb": Rest(attention=Heads(heads="n_head", kv_heads="n_head_kv", head_dim=None), norm_vectors=2, tied=True),
     "phi": Rest(
         attention=Heads(head_dim=None, qkv_bias=True, output_bias=True, qk_norm=("qk_layernorm", False),
                         qk_norm_bias=True),
@@ -271,7 +289,7 @@ RESTS: Mapping[str, Rest] = {
     "gemma3_text": _GEMMA3,
     "gemma3": _GEMMA3,
     "vaultgemma": replace(_GEMMA2, norms=2),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), _LATENT),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2"), _LATENT),
     **dict.fromkeys(("minicpm3", "youtu"), replace(_LATENT, tied=True)),
     "gpt_oss": Rest(
         attention=Heads(qkv_bias=("attention_bias", True), output_bias=("attention_bias", True), sinks=True,
@@ -326,6 +344,11 @@ RESTS: Mapping[str, Rest] = {
         norm_vectors=2,
     ),
     "mpt": Rest(attention=Heads(heads=None), d_model="d_model", tied=True),
+    # Remote code, no class of transformers: held to their published totals.
+    "baichuan": Rest(attention=Heads(kv_heads=None, head_dim=None)),
+    "internlm2": Rest(attention=Heads(head_dim=None, qkv_bias=("bias", True), output_bias=("bias", True))),
+    "chatglm": Rest(vocabulary="padded_vocab_size", adjust=_chatglm, needs=("kv_channels",)),
+    "qwen": Rest(adjust=_qwen, needs=("kv_channels",)),
     "distilbert": replace(_BERT, d_model="dim|hidden_size", other=_bert_other(pooler=False, types=0)),
 }  # fmt: skip
 

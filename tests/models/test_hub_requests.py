@@ -185,6 +185,19 @@ def test_settings_that_the_library_cannot_use(opened: Opened, nowhere: str):
     expect_error(opened(nowhere, HF_HUB_DOWNLOAD_TIMEOUT="soon"), 2, "'soon'", "HF_HUB_DOWNLOAD_TIMEOUT")
 
 
+@pytest.mark.parametrize(
+    ("address", "code", "parts"),
+    [("http://127.0.0.1:99999", 2, ("'http://127.0.0.1:99999'", "Port out of range")),
+     ("http://user:secret@127.0.0.1:99999", 2, ("'http://127.0.0.1:99999'",)), ("http://[::1", 2, ("IPv6",)),
+     ("", 3, ("HF_ENDPOINT is ''",)), ("hub.example", 3, ("'hub.example'",)), ("ftp://hub.example", 3, ("'ftp:",))],
+)  # fmt: skip
+def test_an_endpoint_that_is_no_address(opened: Opened, address: str, code: int, parts: tuple[str, ...]):
+    got = opened(address)
+    expect_error(got, code, "HF_ENDPOINT", *parts)
+    assert "secret" not in got["line"]
+    assert got["connects"] == 0
+
+
 def test_the_library_is_not_installed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub.constants", None)
     with pytest.raises(FFNError, match="needs huggingface_hub; pip install 'ffncli\\[models\\]'") as refused:

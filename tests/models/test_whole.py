@@ -21,6 +21,7 @@ from ffncli.models.fields import Fields
 from ffncli.models.model import Model
 from ffncli.models.rest import RESTS
 from ffncli.models.whole import Totals, Whole, share_of_layer, totals, whole
+from tests.oracles.architectures.text_towers import REMOTE
 from tests.oracles.counts import ACTIVE, WHOLE
 from tests.oracles.whole import ENCODERS, Built, build
 
@@ -158,7 +159,7 @@ def case(name: str, number: int) -> tuple[dict[str, Any], Built, Whole]:
 
 
 def test_every_row_is_tried() -> None:
-    assert {*CASES, "gemma3"} == set(RESTS)  # gemma3 is gemma3_text by its multimodal config's name
+    assert {*CASES, *REMOTE, "gemma3"} == set(RESTS)  # gemma3 is gemma3_text by its multimodal config's name
 
 
 @pytest.mark.parametrize("name", CASES)

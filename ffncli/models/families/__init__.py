@@ -14,7 +14,8 @@ FAMILIES: Mapping[str, Family] = {
     **decoders.ROWS, **encoders.ROWS, **pairs.ROWS, **moe.ROWS, **hybrids.ROWS,
     **composites.ROWS,
 }  # fmt: skip
-REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **moe.REFUSED}  # model_type → why its blocks cannot be said
+# model_type → why its blocks cannot be said
+REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **moe.REFUSED, **composites.REFUSED}
 COUNTED: Mapping[str, str] = moe.COUNTED  # the same, where the tensors can be counted nevertheless
 TEXT_TYPES = composites.TEXT_TYPES
 BY_TYPE: Mapping[str, str] = {alias: name for name, row in FAMILIES.items() for alias in (name, *row.aliases)}

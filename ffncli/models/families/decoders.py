@@ -8,7 +8,7 @@ from math import prod, sqrt
 from typing import Any
 
 from ffncli.errors import FFNError, shown
-from ffncli.models.family import Extra, Family, Stack
+from ffncli.models.family import Extra, Family, LayerExtra, Stack
 from ffncli.models.fields import REQUIRED, Fields
 
 LAYER_NORM_EPS = ("layer_norm_epsilon|layer_norm_eps|layernorm_epsilon|norm_epsilon|norm_eps", 1e-5)
@@ -53,8 +53,8 @@ def _bloom(config: Fields) -> Extra:
     return {"activation": "gelu_tanh"}
 
 
-def _multiplied(config: Fields) -> dict[str, Any]:
-    return {"residual_scale": config.number("residual_multiplier", 1.0)}
+def _multiplied(config: Fields, default: float = 1.0) -> dict[str, Any]:
+    return {"residual_scale": config.number("residual_multiplier", default)}
 
 
 def _hyperclovax(config: Fields) -> Extra:
@@ -128,12 +128,32 @@ def _openai_gpt(config: Fields) -> Extra:
     return {"activation": "gelu_tanh" if name == "gelu" else name}  # its "gelu" is the tanh one
 
 
-def _moshi(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
-    """Its ffn_dim is gate and up together."""
-    both: int = config.integer("ffn_dim", 22528)
-    if both % 2:
-        raise config.wrong("ffn_dim", both, "an even number")
-    return lambda i: {"d_ff": both // 2}
+def _both(name: str, default: Any = REQUIRED) -> LayerExtra:
+    """The field's number is gate and up together."""
+
+    def layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
+        both: int = config.integer(name, default)
+        if both % 2:
+            raise config.wrong(name, both, "an even number")
+        return lambda i: {"d_ff": both // 2}
+
+    return layer
+
+
+def _qwen(config: Fields) -> Extra:
+    return {"activation": "silu", "bias": not config.flag("no_bias", True)}
+
+
+def _chatglm(config: Fields) -> Extra:
+    # The first ChatGLM has other fields (inner_hidden_size) and no gate: without ffn_hidden_size nothing is said.
+    if config.flag("apply_residual_connection_post_layernorm", False):
+        why = "its residual takes the norm's output, which no known ChatGLM checkpoint does"
+        raise _not_covered(config, "apply_residual_connection_post_layernorm", True, why)
+    return {"activation": "silu", "norm": "rmsnorm" if config.flag("rmsnorm", True) else "layernorm"}
+
+
+def _chameleon(config: Fields) -> Extra:
+    return {"norm_position": "branch" if config.flag("swin_norm", False) else "pre"}
 
 
 def _reformer(config: Fields) -> Extra:
@@ -232,26 +252,30 @@ _LLAMA = {
     "cwm": _silu(1e-5, bias=_MLP_BIAS, aliases=("iquestcoder",)),
     "internlm3": _silu(1e-5, bias=("mlp_bias|bias", False)),
     "helium": _silu(1e-8, bias=_MLP_BIAS),
-    "ernie4_5": _silu(1e-5, bias=("use_bias", False)),
+    "ernie4_5": _silu(1e-5, bias=("use_bias", False), aliases=("paddleocr_vl_text", "paddleocr_vl")),
     "mistral": _silu(aliases=("ministral", "youtu")),
-    "ministral3": _silu(1e-5, aliases=("diffllama", "hunyuan_v1_dense")),
-    "qwen2": _silu(),
-    "qwen3": _silu(),
+    "ministral3": _silu(1e-5, aliases=("diffllama", "hunyuan_v1_dense", "hunyuan_vl_text", "hunyuan_vl")),
+    "qwen2": _silu(aliases=("qwen2_5_omni_text",)),
+    "qwen2_vl_text": _silu(1e-5, aliases=("qwen2_vl", "qwen2_5_vl_text", "qwen2_5_vl")),
+    "qwen3": _silu(aliases=("qwen3_vl_text",)),
     "phi3": _silu(1e-5),
     "glm": _silu(1.5625e-7),
     "glm4": _silu(1.5625e-7, position="pre+branch"),
+    "glm4v_text": _silu(1e-5, position="pre+branch", aliases=("glm_image_text", "glm_ocr_text")),
     "olmo": Family(
         default_activation="silu", norm="layernorm", norm_weight="none", eps=_BY_CODE,
         adjust=lambda config: {"norm_bias": False},
     ),
     "olmo2": _silu(1e-5, position="branch", aliases=("olmo3", "exaone4")),
     "molmo2_text": Family(default_activation="silu", eps=("rms_norm_eps|layer_norm_eps", 1e-6), adjust=_molmo2),
-    "granite": _silu(bias=_MLP_BIAS, adjust=_multiplied),
+    "granite": _silu(bias=_MLP_BIAS, adjust=_multiplied, aliases=("granite4_vision_text",)),
     "granite_swa": _silu(1e-5, bias=_MLP_BIAS, adjust=_multiplied),
+    "granite_docling_text": _silu(1e-5, bias=_MLP_BIAS, adjust=lambda config: _multiplied(config, 0.263)),
     "hyperclovax": _silu(bias=_MLP_BIAS, adjust=_hyperclovax),
     "minicpm3": _silu(1e-5, bias=_MLP_BIAS, adjust=_minicpm3),
     "doge": _silu(bias=_MLP_BIAS, adjust=_doge),
-    "moshi": _silu(1e-8, d_ff="ffn_dim", layer=_moshi),
+    "moshi": _silu(1e-8, d_ff="ffn_dim", layer=_both("ffn_dim", 22528)),
+    "chameleon": _silu(1e-5, bias=_MLP_BIAS, adjust=_chameleon),
     "hrm_text": _silu(
         bias=_MLP_BIAS, norm_weight="none",
         stacks=(
@@ -271,7 +295,10 @@ _LLAMA = {
         default_activation="relu2", eps=("rms_norm_eps", 1e-5), adjust=lambda config: {"sub_norm": True}
     ),
     "apertus": Family(gated=False, default_activation="xielu", eps=("rms_norm_eps", 1e-5)),
-    "arcee": Family(gated=False, default_activation="relu2", bias=_MLP_BIAS, eps=("rms_norm_eps", 1e-5)),
+    "arcee": Family(
+        gated=False, default_activation="relu2", bias=_MLP_BIAS, eps=("rms_norm_eps", 1e-5),
+        aliases=("cosmos3_edge_text",),
+    ),
     "nanochat": Family(gated=False, default_activation="relu2", norm_weight="none"),
 }  # fmt: skip
 
@@ -284,9 +311,24 @@ _GEMMAS = {
     "gemma3_text": replace(_GEMMA, aliases=("gemma3",)),
     "vaultgemma": replace(_GEMMA, position="pre"),
     "gemma3n_text": replace(_GEMMA, norm_weight="plain", adjust=_gemma3n),
+    "embedding_gemma2_text": replace(_GEMMA, norm_weight="plain"),
     "gemma4_text": replace(
         _GEMMA, norm_weight="plain", adjust=_gemma4, layer=_gemma4_widths, aliases=("gemma4_unified_text",)
     ),
 }  # fmt: skip
 
-ROWS: Mapping[str, Family] = {**_GPT, **_LLAMA, **_GEMMAS}
+# Remote code, no class of transformers: from their published configs, held to their published totals.
+_REMOTE = {
+    "baichuan": _silu(),
+    "internlm2": _silu(),  # its `bias` is the attention's
+    "chatglm": Family(
+        d_ff="ffn_hidden_size", activation=None, bias=("add_bias_linear", False), eps=("layernorm_epsilon", 1e-5),
+        adjust=_chatglm,
+    ),
+    "qwen": Family(activation=None, eps=("layer_norm_epsilon", 1e-6), adjust=_qwen, layer=_both("intermediate_size")),
+    # Falcon before it came to transformers; 40B is the one with two norms.
+    "RefinedWeb": replace(_GPT["falcon"], adjust=lambda config: {"parallel": True, "shared_norm": False}),
+    "RefinedWebModel": _GPT["falcon"],
+}  # fmt: skip
+
+ROWS: Mapping[str, Family] = {**_GPT, **_LLAMA, **_GEMMAS, **_REMOTE}

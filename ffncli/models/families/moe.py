@@ -133,6 +133,12 @@ def _laguna(config: Fields) -> Extra:
     return ungrouped("moe_routed_scaling_factor", shared=shared_width)(config)
 
 
+def _mistral4(config: Fields) -> Extra:
+    """DeepSeek-V3's choice among groups, by the probabilities themselves."""
+    known = corrected()(config)
+    return {**known, "score": "softmax", "correction": False}
+
+
 def _longcat(config: Fields) -> Extra:
     only(config, "router_bias", False, "transformers stores that bias and does not add it")
     null = "zero_expert_num" in config.values and config.values["zero_expert_num"] is None
@@ -175,7 +181,7 @@ def _cohere2_norm(config: Fields) -> Extra:
     return {"norm": kind, "norm_eps": eps, "norm_bias": False, "parallel": True, "shared_norm": True}
 
 
-def _hy4(config: Fields) -> Extra:
+def _limited(config: Fields) -> Extra:
     only(config, "hidden_act", "silu", "its experts run silu whatever the field says")
     return {"clamp": config.number("swiglu_limit", 10.0), "residual": False}  # streams: a hyper-connection adds it
 
@@ -205,6 +211,14 @@ ROWS: Mapping[str, Family] = {
         norm="none", moe=MoEFields(routing=softmax(True, shared=True, gate=True)), aliases=("qwen4_exp",),
         adjust=lambda config: {"residual": False},
     ),
+    "qwen3_vl_moe_text": _Silu(moe=MoEFields(layers=sparse_step, routing=softmax(None))),
+    "qwen3_omni_moe_text": _Silu(moe=MoEFields(layers=sparse_step, routing=softmax(True))),
+    "mistral4": _Silu(
+        moe=MoEFields(layers=after_prefix(0), routing=lambda config: {**_mistral4(config), "score_dtype": "input"})
+    ),
+    "mistral_large4_text": _Silu(
+        eps=EPS5, moe=MoEFields(layers=_PREFIX_1, routing=lambda config: {**_mistral4(config), "renormalise": True})
+    ),
     "mellum": _Silu(moe=MoEFields(layers=fixed_prefix(0), routing=softmax(True))),
     "hunyuan_v1_moe": _Silu(eps=EPS5, moe=MoEFields(d_ff="intermediate_size", routing=_hunyuan)),
     "dbrx": _Silu(
@@ -218,6 +232,12 @@ ROWS: Mapping[str, Family] = {
         moe=MoEFields(layers=_ernie_layers, routing=lambda config: {"correction": True, **shared_count(2)(config)}),
     ),
     "deepseek_v2": _Silu(adjust=_unbiased("mlp_bias"), moe=MoEFields(layers=after_prefix(0), routing=_deepseek_v2)),
+    **{
+        name: _Silu(
+            adjust=_unbiased("mlp_bias"), moe=MoEFields(layers=named(after_prefix(dense)), routing=_deepseek_v2)
+        )
+        for name, dense in (("deepseek_ocr2_text", 0), ("unlimited_ocr_text", 1))
+    },
     # Each layer has two attentions with a dense MLP each. The experts read what the first MLP reads, and their output
     # is added behind the second.
     "longcat_flash": _Silu(
@@ -254,7 +274,10 @@ ROWS: Mapping[str, Family] = {
     ),
     "kolibri1": _Silu(position="pre+branch", moe=MoEFields(routing=_kolibri)),
     # sigmoid scores with a correction for the choice, DeepSeek-V3's and its kin's
-    "deepseek_v3": _Silu(moe=MoEFields(layers=after_prefix(3), routing=corrected(2.5, (8, 4)))),
+    "deepseek_v3": _Silu(
+        moe=MoEFields(layers=after_prefix(3), routing=corrected(2.5, (8, 4))),
+        aliases=("kimi_k2",),  # remote code; from its published config
+    ),
     "deepseek_v32": _Silu(moe=MoEFields(layers=named(after_prefix(3)), routing=corrected(2.5, (8, 4)))),
     # The norm of its branch is part of the experts' module: dense layers have none.
     "axk1": _Silu(
@@ -269,14 +292,19 @@ ROWS: Mapping[str, Family] = {
     "dots1": _Silu(moe=MoEFields(layers=after_prefix(0), routing=corrected(shared=REQUIRED, renormalise=False))),
     "dots3_note_text": _Silu(eps=EPS5, aliases=("dots3_note",), moe=MoEFields(layers=_PREFIX_1, routing=_dots3)),
     "exaone_moe": _Silu(eps=EPS5, moe=MoEFields(layers=_PREFIX_1, routing=corrected(2.5))),
-    "glm4_moe": _Silu(eps=EPS5, moe=MoEFields(layers=after_prefix(1), routing=corrected())),
+    "glm4_moe": _Silu(
+        eps=EPS5, moe=MoEFields(layers=after_prefix(1), routing=corrected()), aliases=("glm4v_moe_text",)
+    ),
     "glm4_moe_lite": _Silu(eps=EPS5, moe=MoEFields(layers=fixed_prefix(1), routing=corrected(1.8))),
     "glm_moe_dsa": _Silu(eps=EPS5, moe=MoEFields(layers=named(after_prefix(3)), routing=corrected(2.5))),
     "kimi_linear": _Silu(eps=EPS5, moe=MoEFields(layers=_PREFIX_1, routing=corrected(2.446))),
     "mimo_v2_flash": _Silu(eps=EPS5, moe=MoEFields(layers=fixed_prefix(1), routing=corrected(shared=None))),
     "solar_open": _Silu(eps=EPS5, moe=MoEFields(routing=corrected())),
+    "glm5_next_text": _Silu(
+        eps=EPS5, adjust=_limited, moe=MoEFields(layers=fixed_prefix(3), routing=corrected(2.5))
+    ),
     "hy_v4": _Silu(
-        eps=EPS5, adjust=_hy4, layer=where_dense(fixed_prefix(1), {}, {"clamp": None}),
+        eps=EPS5, adjust=_limited, layer=where_dense(fixed_prefix(1), {}, {"clamp": None}),
         moe=MoEFields(layers=fixed_prefix(1), routing=lambda config: {
             **corrected(2.827)(config), "shared_clamp": False}),
     ),

@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -143,7 +144,7 @@ def build(model_type: str, case: Architecture, factor: int = 1, meta: bool = Fal
 
 def _made(model_type: str, case: Architecture, factor: int) -> nn.Module:
     whole = config(model_type, case, factor)
-    kind = getattr(transformers, case.model or text_architectures()[model_type])
+    kind = attrgetter(case.model or text_architectures()[model_type])(transformers)
     model: nn.Module = kind(getattr(whole, case.at) if case.at else whole)
     model.config = whole  # what is counted is what the whole model's config says
     return model
