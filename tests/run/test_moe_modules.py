@@ -22,17 +22,22 @@ from ffncli.models.families.moe import ROWS
 from ffncli.run.execute import run
 from tests.oracles.architectures import build, cases
 from tests.oracles.architectures.moe import CASES as ROUTED
+from tests.oracles.architectures.text_towers import CASES as TOWERS
 
+ROUTED_TOWERS = ("deepseek_ocr2_text", "glm4v_moe_text", "glm5_next_text", "mistral4", "mistral_large4_text",
+                 "qwen3_omni_moe_text", "qwen3_vl_moe_text", "unlimited_ocr_text")  # fmt: skip
 NAMES = [*(n for n, case in ROUTED.items() if not case.reason), "aria_text", "bailing_hybrid", "deepseek_v2",
          "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "flint", "glm4_moe", "glm4_moe_lite",
          "glm_moe_dsa", "gpt_oss", "hunyuan_v1_moe", "hy_v3", "hy_v4", "kimi_linear", "laguna", "mellum",
          "mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe",
-         "qwen3_5_moe_text", "qwen3_next", "solar_open"]  # fmt: skip
+         "qwen3_5_moe_text", "qwen3_next", "solar_open", *ROUTED_TOWERS]  # fmt: skip
 # Values that the defaults would leave untested: limits that random numbers pass, factors, choices.
 SAID = {
     "gpt_oss": {"swiglu_limit": 0.3}, "minimax_m3_vl_text": {"swiglu_limit": 0.3}, "hy_v4": {"swiglu_limit": 0.3},
     "longcat_flash": {"zero_expert_num": 4}, "cohere2_moe": {"expert_selection_fn": "sigmoid"},
     "deepseek_v2": {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0, "norm_topk_prob": False},
+    "deepseek_ocr2_text": {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0},
+    "glm5_next_text": {"swiglu_limit": 0.3}, "mistral4": {"routed_scaling_factor": 2.5},
     "dots1": {"norm_topk_prob": True}, "laguna": {"moe_routed_scaling_factor": 2.5}, "afmoe": {"route_scale": 2.5},
 }  # fmt: skip
 MODULES = ("block_sparse_moe", "feed_forward", "ffn", "mlp")
@@ -45,7 +50,7 @@ CORRECTION = ("gate.e_score_correction_bias", "e_score_correction_bias", "expert
 @cache
 def made(name: str) -> tuple[nn.Module, Mapping[int, FFNSpec], str]:
     """The model in memory, its routed layers' specs, and the name of its layers' list."""
-    case = cases()[name]
+    case = TOWERS.get(name) or cases()[name]
     torch.manual_seed(0)
     model = build(name, replace(case, values={**case.values, **SAID.get(name, {})})).eval()
     model.set_experts_implementation("eager")
