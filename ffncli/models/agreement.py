@@ -182,6 +182,7 @@ def _compare_layer(model: Model, at: str, told: Sequence[_Block], seen: Sequence
 def _compare(model: Model, block: _Block, item: Found, at: str, found: Agreement) -> FFNSpec:
     """The spec with the gate and the biases that the tensors have; every difference is noted."""
     spec, tensor = block.spec, f"{at}.{item.tensor}".replace("#", "0")
+    item = _without_leftovers(spec, item, found)
     if item.uneven:
         found.differ(Difference(UNEVEN, UNEVEN, "all", item.uneven, at, block.stack, block.index))
         return spec
@@ -204,6 +205,17 @@ def _compare(model: Model, block: _Block, item: Found, at: str, found: Agreement
         found.explained.add(item)
         found.evidence |= dict.fromkeys(_evidence(model, spec, item, tensor))
     return corrected
+
+
+def _without_leftovers(spec: FFNSpec, item: Found, found: Agreement) -> Found:
+    """The FFN without the zero biases that GPTQ writers left in modules that have none: loaders skip them."""
+    if spec.bias or not item.bias or not item.formats or not all(form.startswith("gptq") for form in item.formats):
+        return item
+    biases = params_of(replace(spec, bias=True)) - params_of(spec)
+    note = "biases beside GPTQ's matrices, which the model does not have, are left out"
+    found.notes += [] if note in found.notes else [note]
+    found.params -= biases
+    return replace(item, bias=False, params=item.params - biases)
 
 
 def misfit(item: Found, spec: FFNSpec, at: str) -> Difference:
@@ -259,6 +271,7 @@ def not_counted(left: Layers, why: str = "") -> list[str]:
         prefix: sum(item.params for items in seen.values() for item in items) for prefix, seen in left.items()
     }  # fmt: skip
     if len(left) <= _MOST_NOTES:
-        return [f"not counted{why}: {shown(prefix, 80)}, FFN of {n:,} parameters" for prefix, n in params.items()]
+        sizes = {prefix: f", FFN of {n:,} parameters" if n else "" for prefix, n in params.items()}
+        return [f"not counted{why}: {shown(prefix, 80)}{size}" for prefix, size in sizes.items()]
     first = ", ".join(shown(prefix, 80) for prefix in [*left][:_MOST_NOTES])
     return [f"not counted{why}: {len(left):,} prefixes, FFNs of {sum(params.values()):,} parameters: {first}, ..."]

@@ -18,7 +18,7 @@ from ffncli.models.recognise import Layers
 from ffncli.models.whole import Whole
 
 _PADDED_TO = (8, 16, 32, 64, 128, 256, 512)  # what tables are rounded up to, for the matrix units
-OTHER_TOWERS = "whole-model totals are the text model's"
+OTHER_TOWERS = "the numbers are the text model's"
 
 
 def with_rest(model: Model, items: Mapping[str, Item], layers: Layers) -> Model:

@@ -35,7 +35,7 @@ TOWERS = (
     "decoder",
 )
 PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
-_OTHER_TOWERS = "whole-model totals are the text model's: other towers are left out"
+_OTHER_TOWERS = "the numbers are the text model's: other towers are left out"
 _QUANTIZATION = ("quantization_config", "compression_config")  # the second: before compressed-tensors 0.7
 _INHERITED = ("model_type", "dtype", "torch_dtype", *_QUANTIZATION)
 
@@ -81,7 +81,7 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
         title, source, tuple(groups), model_type=family_name, dtype=_dtype(config),
         evidence=tuple(evidence), names=_names(config, family),
         quantization=quantization_of(config), beside=beside,
-        tied=_tied(config, values), notes=(_OTHER_TOWERS,) if towers and beside else (),
+        tied=_tied(config, values), notes=(_OTHER_TOWERS,) if towers else (),
         extra_layers=config.integer(PREDICTION, 0, low=0, high=MOST_LAYERS),
     )  # fmt: skip
 

@@ -210,8 +210,8 @@ def _weights(model: Model, dtype: str | None) -> tuple[str, int]:
 
 def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, Any]:
     """The keys of the whole model, FFN and what is beside it."""
-    if model.beside is None and model.measured is not None:
-        return _measured(model.measured, ffn_total, ffn_active)
+    if model.measured is not None and (model.beside is None or model.measured.params is not None):
+        return _measured(model.measured, ffn_total, ffn_active)  # what is stored: a base model has no head
     if model.beside is None or not model.beside.complete or ffn_active is None:
         names = ("ffn_share_of_model", "model_params_total", "model_params_active", "model_params_active_no_embedding")
         return dict.fromkeys(names)

@@ -25,7 +25,7 @@ _LAYER = re.compile(r"(?:^|\.)(\d{1,6})\.")  # the first number between dots
 _ONLY_LAYER = re.compile(r"cross_attention()\.(?=mlp\.)")  # Perceiver's, which has no number
 _NORM = re.compile(r"(?:^|[._])(?:layer_?norm|norm\d?|ln\w*|layernorm\w*|ffn_sub_norm)(?:[._]|$)", re.IGNORECASE)
 _NOT_TEXT = re.compile(
-    r"vis(?:ion|ual)|image|audio|speech|video|siglip|clip_model|patch(?!er\.)|codec|vq", re.IGNORECASE
+    r"vis(?:ion|ual)|image|audio|speech|video_|siglip|clip_model|patch(?!er\.)|codec|vq", re.IGNORECASE
 )
 _NOT_FFN = re.compile(r"att(?:n|ention)|adapter", re.IGNORECASE)
 _NOT_PARAMETER = re.compile(r"lora_|_integer$|scaling_factor$|\.(?:x_min|x_max|beta|eps|tid2eid)$")
@@ -38,7 +38,7 @@ _SHARED_GATE = re.compile(r"shared_expert_gate\.weight$|ffn_gate_inp_shexp\.weig
 _LATENT = re.compile(r"(?:^|\.)fc[12]_latent_proj\.weight$")  # around Nemotron-H's experts, the narrow side first
 _ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # one that is unlike its neighbours
 _LEARNED = {frozenset(row.learned): name for name, row in activations.TABLE.items() if row.learned}
-_CORRECTION = re.compile(r"correction_bias$|expert_bias$|exp_probs_b\.bias$")
+_CORRECTION = re.compile(r"correction_bias$|expert_bias$|router_bias$|exp_probs_b\.bias$")
 
 
 @dataclass(frozen=True)

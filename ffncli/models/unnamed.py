@@ -41,7 +41,8 @@ class Said:
     """What is known beside the tensors: by a config's usual field names, or a GGUF file's metadata.
 
     `checks` are what the tensors are held to: our name → (its name there, its value); `width` is a dense d_ff that may
-    mean gate and up together, or one of them. `extra_layers` may be stored beyond the number that is said.
+    mean gate and up together, or one of them. `extra_layers` may be stored beyond the number that is said. What is not
+    `binding` is a config of an unknown model_type, whose fields may mean other things: it is noted where it differs.
     """
 
     d_model: int | None = None
@@ -52,6 +53,7 @@ class Said:
     notes: tuple[str, ...] = ()
     extra_layers: int = 0
     teller: str = "the config says"
+    binding: bool = False
 
 
 def from_tensors(inventory: Inventory, config: Fields | None, source: str, name: str) -> Model:
@@ -109,7 +111,15 @@ def _from_metadata(file: GGUFFile) -> Said:
     evidence = [f"GGUF of architecture {file.architecture}: widths, gate and biases from the tensors"]
     evidence += [f"activation: {act}, that of the family {file.architecture}; GGUF does not say it"] if act else []
     canonical = activations.CANONICAL.get(act) if act else None
-    return Said(told.get("d_model"), told.get("top_k"), canonical, checks, tuple(evidence), teller="the metadata say")
+    return Said(
+        told.get("d_model"),
+        told.get("top_k"),
+        canonical,
+        checks,
+        tuple(evidence),
+        teller="the metadata say",
+        binding=True,
+    )
 
 
 # --- the blocks -------------------------------------------------------------------------------------------------------
@@ -135,9 +145,15 @@ def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name:
     first = min(first_layers)
     tensor = f"{first_prefix}.{first}.{first_layers[first][0].tensor}".replace("#", "0")
     gated = f"{'gated' if first_layers[first][0].gated else 'plain'}: tensor {shown(tensor, 120)}"
-    differences = (*_unsaid(layers, said), *_differences(groups, layers, items, said, tensor))
+    told = tuple(_differences(groups, layers, items, said, tensor))
+    differences = (*_unsaid(layers, said), *(told if said.binding else ()))
     what = {"norm": "norms and residuals", "activation": "the activation", "top_k": "top_k, so what is active"}
-    notes = (*said.notes, "not known here, so not counted: " + ", ".join(what[u] for u in what if u in unknown))
+    doubts = () if said.binding else tuple(f"{difference}: the tensors count" for difference in told)
+    notes = (
+        *said.notes,
+        *doubts,
+        "not known here, so not counted: " + ", ".join(what[u] for u in what if u in unknown),
+    )
     return Model(
         name, source, tuple(groups), evidence=(gated, *said.evidence), unknown=frozenset(unknown), from_tensors=True,
         differences=differences, stored=stored, notes=(*notes, *not_counted(beside)),

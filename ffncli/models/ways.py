@@ -27,6 +27,7 @@ WAYS: Sequence[Way] = (
     Way("v1", "w2", "w1"),  # DBRX
     Way("wi_1", "wo", "wi_0"),  # T5 v1.1
     Way("w_in.w_1", "w_out", "w_in.w_0"),  # CPM-Ant
+    Way("w1", "c_proj", "w2"),  # Qwen v1: w2 is the gate
     Way("fc11", "fc2", "fc12"),  # Nomic BERT
     Way("proj_up", "proj_down", "proj_up_gate"),  # xLSTM
     Way("ffn_up", "ffn_down", "ffn_gate"),  # GGUF
@@ -50,6 +51,7 @@ WAYS: Sequence[Way] = (
     Way("linear_1", "linear_2"),  # Funnel
     Way("layer_1", "layer_2"),  # XLNet
     Way("intermediate.dense", "output.dense"),  # BERT
+    Way("intermediate_dense", "output_dense"),  # wav2vec 2.0
     Way("dense.dense", "output.dense"),  # Reformer
     Way("intermediate", "output"),  # ProphetNet
     Way("ffn", "ffn_output"),  # ALBERT

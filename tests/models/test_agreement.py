@@ -359,3 +359,26 @@ def test_an_activation_whose_parameters_are_stored(call, tmp_path: Path):
     assert (code, row["ffn_params_total"], row["differences"]) == (0, ffn_numbers(stored), [])
     said = folder(tmp_path / "other", {**apertus, "hidden_act": "relu2"}, stored)
     expect_difference(call("params", said), "hidden_act: the config says 'relu2', the tensors 'xielu'", "up_proj")
+
+
+def test_biases_that_gptq_writers_left_are_no_difference(call, tmp_path: Path):
+    """Old GPTQ files have a zero bias in every module, of a model that has none: loaders skip them."""
+    stored = {name: tensor for name, tensor in tensors("llama").items() if ".mlp." not in name}
+    for layer in range(2):
+        for name, (rows, columns) in {"gate": (32, 16), "up": (32, 16), "down": (16, 32)}.items():
+            at = f"model.layers.{layer}.mlp.{name}_proj"
+            stored |= {
+                f"{at}.qweight": torch.zeros(columns // 8, rows, dtype=torch.int32),
+                f"{at}.qzeros": torch.zeros(1, rows // 8, dtype=torch.int32),
+                f"{at}.scales": torch.ones(1, rows, dtype=torch.float16),
+                f"{at}.g_idx": torch.zeros(columns, dtype=torch.int32),
+                f"{at}.bias": torch.zeros(rows, dtype=torch.float16),
+            }
+    widths = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    quantized = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": -1}}
+    kept = {name: tensor for name, tensor in stored.items() if ".mlp." in name}
+    code, out, err = call("params", folder(tmp_path, {**LLAMA, **widths, **quantized}, kept), "--json")
+    (row,) = json.loads(out)["rows"]
+    assert (code, row["differences"], row["bias"]) == (0, [], False)
+    assert row["ffn_params_total"] == row["ffn_params_stored"] == 2 * 3 * 16 * 32
+    assert "biases beside GPTQ's matrices" in err

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from ffncli.models import catalog
 from ffncli.models.config import from_config
@@ -18,6 +20,7 @@ from ffncli.models.evidence import with_inventory
 from ffncli.models.headers import Columns
 from ffncli.models.inventory import Inventory, collect
 from ffncli.models.model import Model
+from ffncli.models.source import load
 from tests.models.test_architectures_table import TABLE
 from tests.oracles.architectures import build, cases, config, numbers
 
@@ -133,7 +136,7 @@ def test_other_towers_are_left_out_and_named() -> None:
     assert found.measured.left_out == {name: numbers(model, rf"model\.{name}\..*") for name in modules}
     tower, bridge = found.measured.left_out.values()
     assert found.notes == (
-        f"whole-model totals are the text model's; left out: 'audio_tower' ({tower:,} parameters), "
+        f"the numbers are the text model's; left out: 'audio_tower' ({tower:,} parameters), "
         f"'multi_modal_projector' ({bridge:,} parameters)",
     )
 
@@ -141,7 +144,7 @@ def test_other_towers_are_left_out_and_named() -> None:
 def test_a_multimodal_config_alone_says_that_other_towers_are_left_out() -> None:
     values = {"model_type": "gemma3", "text_config": config("gemma3_text", CASES["gemma3_text"]).to_dict()}
     model = from_config(values, "config.json", "config.json")
-    assert model.notes == ("whole-model totals are the text model's: other towers are left out",)
+    assert model.notes == ("the numbers are the text model's: other towers are left out",)
     assert from_config(values["text_config"], "config.json", "config.json").notes == ()
 
 
@@ -224,3 +227,19 @@ def test_the_transformer_of_the_paper(name: str, d_model: int, heads: int) -> No
     ffn = encoder.ffn_params_per_layer
     assert encoder.ffn_share_of_layer == ffn / (ffn + attention + 2 * norm)
     assert count(model).model_params_total is None
+
+
+def test_a_base_model_has_no_head(tmp_path: Path) -> None:
+    """What is stored decides, where all of it is here: an untied LlamaModel has no lm_head."""
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 60,
+    }
+    model = transformers.LlamaModel(transformers.LlamaConfig(**sizes, tie_word_embeddings=False))
+    model.save_pretrained(tmp_path)
+    found = count(load(str(tmp_path)))
+    assert (found.model_params_total, found.differences) == (sum(p.numel() for p in model.parameters()), ())
+    assert found.model_params_total == found.stored_params
