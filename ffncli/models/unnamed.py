@@ -15,6 +15,7 @@ from ffncli.block import activations
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError, shown
 from ffncli.models.agreement import misfit, not_counted, params_of
+from ffncli.models.beside_agreement import with_rest
 from ffncli.models.config import PREDICTION, quantization_of
 from ffncli.models.evidence import NOT_WHOLE, demand_found, gone, items_of, with_stored
 from ffncli.models.families import BY_TYPE, family_of, refusal
@@ -52,6 +53,7 @@ class Said:
     evidence: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     extra_layers: int = 0
+    tied: bool | None = None
     teller: str = "the config says"
     binding: bool = False
 
@@ -91,6 +93,7 @@ def _from_config(config: Fields) -> Said:
         evidence=(f"model_type {shown(kind)} {why}: widths, gate and biases from the tensors",),
         notes=(f"model_type {kind} is not covered: {reason}",) if reason else (),
         extra_layers=_positive(config, PREDICTION) or 0,
+        tied=tied if isinstance(tied := config.get("tie_word_embeddings", None), bool) else None,
     )
 
 
@@ -117,6 +120,7 @@ def _from_metadata(file: GGUFFile) -> Said:
         canonical,
         checks,
         tuple(evidence),
+        tied=all(tensor.name != "output.weight" for tensor in file.tensors),  # llama.cpp's rule
         teller="the metadata say",
         binding=True,
     )
@@ -154,10 +158,13 @@ def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name:
         *doubts,
         "not known here, so not counted: " + ", ".join(what[u] for u in what if u in unknown),
     )
-    return Model(
+    model = Model(
         name, source, tuple(groups), evidence=(gated, *said.evidence), unknown=frozenset(unknown), from_tensors=True,
-        differences=differences, stored=stored, notes=(*notes, *not_counted(beside)),
+        differences=differences, stored=stored, notes=(*notes, *not_counted(beside)), tied=said.tied,
     )  # fmt: skip
+    if missing or len(layers) > 1 or differences:  # what lies beside the FFNs is told apart in one plain stack only
+        return model
+    return with_rest(model, items, layers)
 
 
 def _groups(prefix: str, seen: Mapping[int, tuple[Found, ...]], said: Said, where: str) -> list[Group]:

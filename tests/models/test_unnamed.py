@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_what_is_recognised_is_counted(config: dict[str, Any] | None, family: st
     assert any(said in line for line in row["evidence"])
     assert row["activation"] == ("silu" if config else None)
     assert (row["norm_params_per_layer"], row["elementwise_flops_per_token"]) == (None, None)
-    assert (row["model_params_total"], row["attention_params_per_layer"]) == (None, None)
+    assert (row["model_params_total"], row["attention_params_per_layer"]) == (row["stored_params"], None)  # has none
 
 
 def test_a_file_by_itself(call, tmp_path: Path):
@@ -332,3 +333,29 @@ def test_a_gguf_file_without_ffn_and_one_cut_short(call, tmp_path: Path):
     path.write_bytes(path.read_bytes()[:-40_000])
     expect_refusal(call("params", str(path)), path, "truncated")
     expect_refusal(call("trace", str(path)), path, "truncated")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_attention_and_totals_of_a_gguf_file(tied: bool, call, tmp_path: Path):
+    """What surrounds the FFNs is in the file too; llama.cpp ties the head where there is no output.weight."""
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_embedding_length(D)
+    writer.add_feed_forward_length(F)
+    writer.add_block_count(LAYERS)
+    attention = {"attn_q": (D, D), "attn_k": (D // 2, D), "attn_v": (D // 2, D), "attn_output": (D, D)}
+    block = {"ffn_gate": (F, D), "ffn_up": (F, D), "ffn_down": (D, F), "ffn_norm": (D,), "attn_norm": (D,), **attention}
+    shapes = {f"blk.{i}.{name}.weight": shape for i in range(LAYERS) for name, shape in block.items()}
+    shapes |= {"token_embd.weight": (100, D), "output_norm.weight": (D,)} | (
+        {} if tied else {"output.weight": (100, D)}
+    )
+    for name, shape in shapes.items():
+        writer.add_tensor(name, np.ones(shape, dtype=np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    row = row_of(call("params", str(tmp_path / "a.gguf"), "--json"))
+    everything = sum(math.prod(shape) for shape in shapes.values())
+    assert row["attention_params_per_layer"] == sum(math.prod(shape) for shape in attention.values())
+    assert (row["layer_norm_params_per_layer"], row["model_params_total"]) == (2 * D, everything)
+    assert row["model_params_active_no_embedding"] == everything - (0 if tied else 100 * D)
+    assert row["differences"] == []
