@@ -73,7 +73,7 @@ def command(
     """
     output = show.output()
     said = dimensions.dimensions()
-    wanted = _Wanted(_formats(dtype), tokens.numbers(), tp, ridge)
+    wanted = Wanted(_formats(dtype), tokens.numbers(), tp, ridge)
     conditions = assertions.parse(asserted or [], KEYS)
     if multiple_of is not None and not iso_params:
         raise FFNError("--multiple-of needs --iso-params", "it rounds the twin's d_ff")
@@ -82,7 +82,7 @@ def command(
         models, answer, lines = _swept(sources[0] if sources else None, said, sweep, wanted)
     else:
         models = _models(sources, everything, said)
-        answer, lines = _beside_twins(models, multiple_of or 1, wanted) if iso_params else _answer(models, wanted)
+        answer, lines = _beside_twins(models, multiple_of or 1, wanted) if iso_params else answer_for(models, wanted)
     _notes(models, output)
     output.show(answer)
     assertions.check(conditions, lines)
@@ -90,7 +90,7 @@ def command(
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class Wanted:
     """What was asked for beside the counts. No dtype is the stored one, no tokens is 1."""
 
     formats: tuple[str | None, ...] = (None,)
@@ -109,12 +109,7 @@ class _Wanted:
             ) from None
 
 
-def answer_for(models: list[Model], **wanted: Any) -> Answer:
-    """The answer about some models; `wanted` are fields of what can be asked for."""
-    return _answer(models, _Wanted(**wanted))[0]
-
-
-def _answer(models: list[Model], wanted: _Wanted) -> tuple[Answer, list[dict[str, Any]]]:
+def answer_for(models: list[Model], wanted: Wanted) -> tuple[Answer, list[dict[str, Any]]]:
     """(JSON rows, CSV rows and tables; the CSV rows as they are)."""
     found = [one for model in models for one in wanted.of(model, len(models) > 1)]
     lines = [line for one in found for line in one.lines()]
@@ -134,11 +129,11 @@ def _models(sources: _Texts, everything: bool, said: Dimensions) -> list[Model]:
     return [load(name, said) for name in names] if names else [load(None, said)]
 
 
-def _beside_twins(models: list[Model], multiple_of: int, wanted: _Wanted) -> tuple[Answer, list[dict[str, Any]]]:
+def _beside_twins(models: list[Model], multiple_of: int, wanted: Wanted) -> tuple[Answer, list[dict[str, Any]]]:
     """Each model beside its gated or plain counterpart, with what they differ by."""
     from ffncli.models.iso_params import counterparts, iso_params
 
-    answer, lines = _answer([twin for model in models for twin in (model, counterparts(model, multiple_of))], wanted)
+    answer, lines = answer_for([twin for model in models for twin in (model, counterparts(model, multiple_of))], wanted)
     equal = [iso_params(model.main.spec, multiple_of) for model in models]
     said = [Line(f"{model.name}: {_difference(e)}") for model, e in zip(models, equal, strict=True)]
     body = {**answer.body, "iso_params": [{"name": m.name, **asdict(e)} for m, e in zip(models, equal, strict=True)]}
@@ -167,7 +162,7 @@ def _demand_agreement(models: Sequence[Model]) -> None:
 # --- sweeps -----------------------------------------------------------------------------------------------------------
 
 
-def _refuse_beside_sweep(sources: _Texts, everything: bool, iso_params: bool, wanted: _Wanted) -> None:
+def _refuse_beside_sweep(sources: _Texts, everything: bool, iso_params: bool, wanted: Wanted) -> None:
     if everything or (sources and len(sources) > 1):
         raise FFNError("--sweep takes one SOURCE", "give one, or dimensions alone")
     said = [("--iso-params", iso_params), ("--tp", wanted.ranks), ("--ridge", wanted.ridge is not None)]
@@ -181,7 +176,7 @@ def _refuse_beside_sweep(sources: _Texts, everything: bool, iso_params: bool, wa
 
 
 def _swept(
-    source: str | None, said: Dimensions, sweep: list[str], wanted: _Wanted
+    source: str | None, said: Dimensions, sweep: list[str], wanted: Wanted
 ) -> tuple[list[Model], Answer, list[dict[str, Any]]]:
     """(the swept model, the answer with one row for each combination, its CSV rows)."""
     from ffncli.models.sweep import points, swept
