@@ -37,7 +37,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything `trace` needs. `layer` is the one that was chosen; `origin` says where the weights come from."""
+    """Everything `trace` needs. `layer` is the one that was chosen; `origin` says where the weights come from.
+
+    Where a model was run to get the input, `tokens` are its tokens' texts, one per row of the flattened input, and
+    `reference` is what the model's own FFN made of them, shaped as ffn_output.
+    """
 
     layer: Layer
     steps: tuple[Step, ...]
@@ -46,6 +50,8 @@ class Prepared:
     mode: Mode
     origin: str
     notes: tuple[str, ...]
+    tokens: tuple[str, ...] = ()
+    reference: Tensor | None = None
 
 
 def prepare(model: Model, request: Request, example: Example | None = None) -> Prepared:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -63,11 +63,15 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Trace:
-    """A block's trace: where its FFN begins and ends, and every step, the block's inputs first."""
+    """A block's trace: where its FFN begins and ends, and every step, the block's inputs first.
+
+    `tensors` are the intermediates that were asked to be kept, by their printed names.
+    """
 
     ffn_input: str
     ffn_output: str
     steps: tuple[StepRecord, ...]
+    tensors: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def step(self, name: str) -> StepRecord:
         """The record of that name. Raises FFNError where there is none."""
@@ -84,14 +88,17 @@ def trace(
     mode: Mode = EVAL,
     show: int | None = 8,
     inside: frozenset[int] | None = frozenset(),
+    keep: frozenset[str] | None = frozenset(),
 ) -> Trace:
     """Run `steps` on `inputs` ([..., d_model] each) and record every intermediate.
 
     `show` values per axis are kept (None: all). `inside` names the experts whose own steps are recorded too (None:
-    all).
+    all), `keep` the recorded steps and inputs whose whole tensors stay (None: all); others are freed after their last
+    use.
     """
     costs = step_costs(steps, {name: tuple(tensor.shape) for name, tensor in inputs.items()})
     records = [_record(name, tensor, show) for name, tensor in inputs.items()]
+    kept = {name: tensor for name, tensor in inputs.items() if keep is None or name in keep}
     with torch.no_grad():
         for event in execute(steps, weights, inputs, mode):
             if event.expert is None:
@@ -101,7 +108,9 @@ def trace(
             else:
                 continue
             records.append(_with_drops(found, records) if mode.train and found.op == "dropout" else found)
-    return Trace(*ffn_span(steps), tuple(records))
+            if keep is None or event.name in keep:
+                kept[event.name] = event.tensor
+    return Trace(*ffn_span(steps), tuple(records), kept)
 
 
 def _with_drops(after: StepRecord, records: Sequence[StepRecord]) -> StepRecord:

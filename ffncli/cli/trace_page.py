@@ -1,0 +1,104 @@
+"""A trace as JSON, as CSV and as a page to read: records go in, an Answer comes out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ffncli.block.cost import CONVENTIONS
+from ffncli.models.model import Model
+from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.tables import Table
+from ffncli.show.tensors import Excerpt, number_text
+
+if TYPE_CHECKING:
+    from ffncli.run.prepare import Prepared
+    from ffncli.run.trace import StepRecord, Trace
+
+
+def answer(block: dict[str, Any], result: Trace, digits: int) -> Answer:
+    """A trace as JSON, CSV (one row per step, without values) and as a page to read."""
+    body = {"block": block, "ffn_input": result.ffn_input, "ffn_output": result.ffn_output}
+    steps = [asdict(record) for record in result.steps]
+    names = [name for name in steps[0] if name not in ("parameters", "values", "values_index", "tokens")]
+    rows = Table(tuple(names), [tuple(step[name] for name in names) for step in steps])
+    parts: list[Part] = [Heading(block["name"], block["weights"])]
+    kind, bias = "gated" if block["gated"] else "plain", "bias" if block["bias"] else "no bias"
+    parts.append(Line(f"d_model {block['d_model']}, d_ff {block['d_ff']}, {block['activation']}, {kind}, {bias}"))
+    parts += [Line(text, quiet=True) for text in block["evidence"]]
+    for record in result.steps:
+        parts += _step(record, result, digits)
+    return Answer("trace", {**body, "steps": steps}, rows, parts, CONVENTIONS)
+
+
+def _step(record: StepRecord, result: Trace, digits: int) -> list[Part]:
+    """One step: its formula and shape, the values, what they are like, what it costs."""
+    marks = {result.ffn_input: "enters the FFN", result.ffn_output: "leaves the FFN"}
+    head = record.name if record.op == "input" else f"{record.name} = {record.formula}"
+    about = [
+        f"[{', '.join(map(str, record.shape))}] {record.dtype}",
+        *([marks[record.name]] if record.name in marks else []),
+    ]
+    if record.tokens is not None:
+        about.append(f"token{'s' if len(record.tokens) != 1 else ''} {', '.join(map(str, _few(record.tokens)))}")
+    parts: list[Part] = [Heading(head, ", ".join(about))]
+    parts.append(Excerpt(record.shape, record.values_index, record.values, digits, record.tokens))
+    parts += [
+        Line(text, quiet=True) for text in (_statistics(record, digits), _counts(record), _weights(record)) if text
+    ]
+    if record.live is not None and record.dropped is not None:
+        share = f" ({100 * record.dropped / record.live:.0f} %)" if record.live else ""
+        text = f"dropped {record.dropped} of {record.live} live values{share}, the kept ones scaled"
+        parts.append(Line(text, quiet=True))
+    return parts
+
+
+def _statistics(record: StepRecord, digits: int) -> str:
+    numbers = (("min", record.min), ("max", record.max), ("mean", record.mean), ("std", record.std))
+    return "  ".join(f"{name} {number_text(value, digits)}" for name, value in numbers if value is not None)
+
+
+def _counts(record: StepRecord) -> str:
+    share = f" ({100 * record.zeros / prod(record.shape):.0f} %)" if record.zeros else ""
+    counts = [f"{record.negatives:,} negative", f"{record.zeros:,} zero{share}"]
+    counts += [f"{n:,} {name}" for name, n in (("NaN", record.nan), ("Inf", record.inf)) if n]
+    cost = [f"{record.params:,} parameters"] if record.params else []
+    cost += [f"{record.flops:,} FLOPs"] if record.flops else []
+    return ", ".join(counts) + (" · " + ", ".join(cost) if cost else "")
+
+
+def _weights(record: StepRecord) -> str:
+    """`W1 = up.weightᵀ [4, 8], b1 = up.bias [8]`: the shapes multiply as the formula reads."""
+    out = []
+    for p in record.parameters:
+        matrix = len(p.shape) >= 2 and p.name.endswith(".weight")
+        shape = (*p.shape[:-2], p.shape[-1], p.shape[-2]) if matrix else p.shape
+        symbol = f"{p.symbol} = " if p.symbol in record.formula or record.op == "experts" else ""
+        out.append(f"{symbol}{p.name}{'ᵀ' if matrix else ''} [{', '.join(map(str, shape))}]")
+    return ", ".join(out)
+
+
+def _few(tokens: tuple[int, ...]) -> list[object]:
+    """The first tokens, `…` for the rest."""
+    return [*tokens[:8], *(["…"] if len(tokens) > 8 else [])]
+
+
+def block_of(model: Model, ready: Prepared, device: str) -> dict[str, Any]:
+    """What was traced, under the keys of docs/json.md."""
+    spec = ready.layer.spec
+    return {
+        "name": model.name if model.bare else f"{model.name}, {ready.layer.stack} layer {ready.layer.index}",
+        "source": model.source,
+        "layer": None if model.bare else ready.layer.index,
+        "stack": None if model.bare else ready.layer.stack,
+        "d_model": spec.d_model,
+        "d_ff": spec.d_ff,
+        "activation": spec.activation,
+        "gated": spec.gated,
+        "bias": spec.bias,
+        "weights": ready.origin,
+        "mode": "train" if ready.mode.train else "eval",
+        "device": device,
+        "evidence": list(model.evidence),
+    }
