@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
+from ffncli.block.steps import Dropout, Linear, walk
 from ffncli.models.model import Model
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
@@ -25,8 +26,12 @@ def answer(block: dict[str, Any], result: Trace, digits: int) -> Answer:
     rows = Table(tuple(names), [tuple(step[name] for name in names) for step in steps])
     parts: list[Part] = [Heading(block["name"], block["weights"])]
     kind, bias = "gated" if block["gated"] else "plain", "bias" if block["bias"] else "no bias"
-    parts.append(Line(f"d_model {block['d_model']}, d_ff {block['d_ff']}, {block['activation']}, {kind}, {bias}"))
+    ffn = "" if block["d_ff"] is None else f", d_ff {block['d_ff']}, {block['activation']}, {kind}"
+    parts.append(Line(f"d_model {block['d_model']}{ffn}, {bias}"))
     parts += [Line(text, quiet=True) for text in block["evidence"]]
+    if block["mask"] is not None and block["mask"].startswith("drawn"):
+        why = "every call draws its own, so two calls agree only with the same seed, or with --eval"
+        parts.append(Line(f"dropout's mask: {block['mask']}; {why}", quiet=True))
     for record in result.steps:
         parts += _step(record, result, digits)
     return Answer("trace", {**body, "steps": steps}, rows, parts, CONVENTIONS)
@@ -35,6 +40,8 @@ def answer(block: dict[str, Any], result: Trace, digits: int) -> Answer:
 def _step(record: StepRecord, result: Trace, digits: int) -> list[Part]:
     """One step: its formula and shape, the values, what they are like, what it costs."""
     marks = {result.ffn_input: "enters the FFN", result.ffn_output: "leaves the FFN"}
+    if result.ffn_output == "logits":  # a final layer alone is none
+        marks = {}
     head = record.name if record.op == "input" else f"{record.name} = {record.formula}"
     about = [
         f"[{', '.join(map(str, record.shape))}] {record.dtype}",
@@ -84,21 +91,31 @@ def _few(tokens: tuple[int, ...]) -> list[object]:
     return [*tokens[:8], *(["…"] if len(tokens) > 8 else [])]
 
 
+def _seed(ready: Prepared) -> int:
+    """What the generator of masks began with."""
+    return 0 if ready.mode.generator is None else ready.mode.generator.initial_seed()
+
+
 def block_of(model: Model, ready: Prepared, device: str) -> dict[str, Any]:
     """What was traced, under the keys of docs/json.md."""
     spec = ready.layer.spec
+    alone = ready.steps[0].output == "logits"  # a final layer without any block
+    dropped = [s.output for _, s in walk(ready.steps) if isinstance(s.op, Dropout)] if ready.mode.train else []
+    own = all(name in ready.mode.masks for name in dropped)
     return {
         "name": model.name if model.bare else f"{model.name}, {ready.layer.stack} layer {ready.layer.index}",
         "source": model.source,
         "layer": None if model.bare else ready.layer.index,
         "stack": None if model.bare else ready.layer.stack,
         "d_model": spec.d_model,
-        "d_ff": spec.d_ff,
-        "activation": spec.activation,
-        "gated": spec.gated,
+        "d_ff": None if alone else spec.d_ff,
+        "activation": None if alone else spec.activation,
+        "gated": None if alone else spec.gated,
         "bias": spec.bias,
+        "vocab": next((s.op.out.size for s in ready.steps if s.output == "logits" and isinstance(s.op, Linear)), None),
         "weights": ready.origin,
         "mode": "train" if ready.mode.train else "eval",
+        "mask": None if not dropped else "the notebook's" if own else f"drawn, seed {_seed(ready)}",
         "device": device,
         "evidence": list(model.evidence),
     }

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ffncli.block import dtypes
+from ffncli.block.final import final_layer
 from ffncli.block.recipe import steps
 from ffncli.block.steps import Dropout, Step, block_inputs, parameters
 from ffncli.errors import ExitCode, FFNError, shown
@@ -24,7 +25,10 @@ from ffncli.run.weights import demand_memory, random_weights, stored_weights
 
 @dataclass(frozen=True)
 class Request:
-    """What a run may choose. None takes the source's own: its example's input and mask, tokens 4, fp32, eval."""
+    """What a run may choose. None takes the source's own: its example's input and mask, tokens 4, fp32, eval.
+
+    `vocab` puts a final layer of that width behind the block; its weights are drawn.
+    """
 
     layer: str | None = None
     input: str | None = None
@@ -33,6 +37,7 @@ class Request:
     device: str = "cpu"
     seed: int | None = None
     train: bool | None = None
+    vocab: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
     Raises FFNError for a layer, dtype, device or input that cannot be.
     """
     layer = model.layer(request.layer)
-    block = steps(layer.spec)
+    block = steps(layer.spec) if example is None or example.block is None else example.block
     dtype: torch.dtype = getattr(torch, dtypes.dtype("fp32" if request.dtype is None else request.dtype).torch)
     device = _device(request.device)
     if model.unknown:
@@ -71,21 +76,29 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
     generator = torch.Generator().manual_seed(request.seed or 0)
     notes: list[str] = []
     weights, origin = _weights(model, layer, block, example, generator, dtype, device)
-    if example and not _fits(example, block):
+    if example and example.weights and not _fits(example, block):
         notes.append("the example's weights do not fit these dimensions: drawn at random")
+    own = block
+    if request.vocab:
+        final = final_layer(block[-1].output, layer.spec.d_model, request.vocab, bool(layer.spec.bias))
+        weights = {**weights, **random_weights(final, generator, dtype, device)}
+        block = (*block, *final)
+        origin += "" if "random" in origin else f"; the final layer's drawn, seed {generator.initial_seed()}"
     leading = request.leading or (example.shape[:-1] if example and request.input is None else None)
     default = example.input if example else "randn"
     text = default if request.input is None else request.input
-    widest = max(layer.spec.d_model, layer.spec.d_ff)
+    widest = max(axis.size for axes in parameters(block).values() for axis in axes)
     demand_memory(prod(leading or (4,)) * 4 * widest * 8, "the input and its intermediates", "give fewer tokens")
     names = block_inputs(block)
     first = make_input(text, leading, layer.spec.d_model, dtype, generator).to(device)
+    if example and request.input is None:
+        first = _given(example, first)
     inputs = {names[0]: first}
     for name in names[1:]:  # a parallel block's other branch: nothing is known of it
         inputs[name] = torch.randn(first.shape, generator=generator).to(device, dtype)
         notes.append(f"'{name}', the layer's other branch, is drawn at random")
     train = bool(example and example.dropped) if request.train is None else request.train
-    mode = Mode(train, _masks(example, request, block, first), generator)
+    mode = Mode(train, _masks(example, request, own, first), generator)
     return Prepared(layer, block, weights, inputs, mode, origin, tuple(notes))
 
 
@@ -114,6 +127,16 @@ def _weights(
     if stored is not None:
         return stored, f"weights of {layer.stack} layer {layer.index}"
     return random_weights(block, generator, dtype, device), f"random weights, seed {generator.initial_seed()}"
+
+
+def _given(example: Example, first: Tensor) -> Tensor:
+    """The drawn input with the numbers that the example gives."""
+    if example.scale == 1 and not example.given:
+        return first
+    out = first * example.scale
+    for (token, unit), value in example.given.items():
+        out.flatten(0, -2)[token, unit] = value
+    return out
 
 
 def _fits(example: Example, block: tuple[Step, ...]) -> bool:
