@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers facts architectures clean
+.PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers facts architectures claims clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -63,6 +63,9 @@ bench-peers: $(VENV)/.installed-peers
 
 architectures: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.architectures --save benchmarks/results/architectures.csv $(ARGS)
+
+claims: $(VENV)/.installed
+	@$(BIN)/python -m benchmarks.claims > docs/claims.md.new && mv docs/claims.md.new docs/claims.md
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

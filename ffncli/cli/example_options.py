@@ -67,6 +67,8 @@ class ExampleOptions:
         if self.example is not None:
             example = find(self.example)
             _check(self.example, example, source, said, run, tokens)
+            if self.vocab and not example.vocab:
+                raise FFNError(f"--example {self.example} contradicts --vocab", "only conv's text has a final layer")
             self._check_vocab(example.vocab)
             return example, example.model
         self._check_vocab(0)
@@ -91,7 +93,7 @@ class ExampleOptions:
         """The vocabulary of the final layer that is to be put behind the block; None for none, or where it is there."""
         if self.vocab and example and example.block and example.block[-1].output == "probs":
             return None
-        return self.vocab or (example.vocab if example and self.example else None) or None
+        return self.vocab
 
     def extended(
         self, page: Answer, result: Trace, ready: Prepared, example: Example | None, show: int | None, digits: int
@@ -113,28 +115,29 @@ class ExampleOptions:
 
 
 def _check(
-    name: str, example: Example, source: str | None, said: Dimensions, run: RunOptions, tokens: TokenOptions
+    asked: str, example: Example, source: str | None, said: Dimensions, run: RunOptions, tokens: TokenOptions
 ) -> None:
     """Raises FFNError for what an example cannot be asked beside its own block."""
-    contradicted = f"--example {name} contradicts"
+    contradicted = f"--example {asked} contradicts"
     if source is not None:
         raise FFNError(f"{contradicted} SOURCE {shown(source)}", "give one or the other")
-    changed = [f.name for f in fields(said) if getattr(said, f.name) is not None]
-    if changed:
-        option = "--" + changed[0].replace("_", "-")
-        raise FFNError(f"{contradicted} {option}", "it runs the text's own block, whose facts hold for it alone")
+    if changed := _given(said):
+        raise FFNError(f"{contradicted} {changed}", "it runs the text's own block, whose facts hold for it alone")
     if run.dtype is not None and dtypes.dtype(run.dtype).name not in ("fp32", "fp64"):
         raise FFNError(f"{contradicted} --dtype {run.dtype}", "its facts are about exact numbers: use fp32 or fp64")
-    if example.fixed:
-        given = {f.name: getattr(tokens, f.name) for f in fields(tokens)}
-        given |= {n: getattr(run, n) for n in ("input", "seed", "train")}
-        option = next((n for n, value in given.items() if value is not None), None)
-        if option:
-            raise FFNError(
-                f"{contradicted} --{option.replace('_', '-')}", "the text gives input and mask; without --example it works"
-            )
-    if example.given and run.input is not None:
-        raise FFNError(f"{contradicted} --input", "the text gives numbers of its input")
+    if run.input is not None:
+        raise FFNError(f"{contradicted} --input", "its facts hold for the text's own input, or a drawn one")
+    again = _given(tokens) or _given(RunOptions(seed=run.seed, train=run.train))
+    if example.fixed and again:
+        raise FFNError(f"{contradicted} {again}", "the text gives input and mask; `ffn trace` alone takes it")
+
+
+def _given(options: Dimensions | TokenOptions | RunOptions) -> str:
+    """The first of these options that was said, as it was typed; "" for none."""
+    said = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "device"}
+    name = next((name for name, value in said.items() if value is not None), "")
+    off = {"gated": "plain", "bias": "no-bias", "residual": "no-residual", "train": "eval"}
+    return f"--{(off[name] if said[name] is False else name).replace('_', '-')}" if name else ""
 
 
 def _block_said(said: Dimensions) -> bool:

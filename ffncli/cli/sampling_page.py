@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from ffncli.run.trace import Trace
 
 
-def with_sampling(
-    page: Answer, result: Trace, top_k: int, top_p: float, show: int | None, digits: int
-) -> Answer:
+def with_sampling(page: Answer, result: Trace, top_k: int, top_p: float, show: int | None, digits: int) -> Answer:
     """The trace's answer with `sampling`: one record and one table per position, `show` per axis."""
     from ffncli.run.sampling import sampling
 

@@ -79,7 +79,7 @@ def _conv() -> Example:
         FFNSpec(512, 2048, "relu"), "the block as two 1×1 convolutions, and the final layer",
         "the text gives dimensions alone", "ours: all weights, inputs and the vocabulary of 32,000",
     )  # fmt: skip
-    return Example(model, "randn", (2, 4, 512), vocab=32_000)
+    return Example(model, "randn", (2, 2, 512), vocab=32_000)
 
 
 def _bert() -> Example:

@@ -59,7 +59,7 @@ class Prepared:
     reference: Tensor | None = None
 
 
-def prepare(model: Model, request: Request, example: Example | None = None) -> Prepared:
+def prepare(model: Model, request: Request = Request(), example: Example | None = None) -> Prepared:
     """Weights first, then inputs, from one generator seeded with `request.seed` (0): so torch users can repeat it.
 
     Raises FFNError for a layer, dtype, device or input that cannot be.
@@ -79,8 +79,8 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
     if example and example.weights and not _fits(example, block):
         notes.append("the example's weights do not fit these dimensions: drawn at random")
     own = block
-    if request.vocab:
-        final = final_layer(block[-1].output, layer.spec.d_model, request.vocab, bool(layer.spec.bias))
+    if vocab := request.vocab or (example.vocab if example else 0):
+        final = final_layer(block[-1].output, layer.spec.d_model, vocab, bool(layer.spec.bias))
         weights = {**weights, **random_weights(final, generator, dtype, device)}
         block = (*block, *final)
         origin += "" if "random" in origin else f"; the final layer's drawn, seed {generator.initial_seed()}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
-import torch
 from torch import Tensor
 
 from ffncli.show.tensors import edges
@@ -51,10 +51,7 @@ def sampling(probs: Tensor, top_k: int, top_p: float, show: int | None = 8) -> t
     top_k = min(top_k, vocab)
     listed = vocab if show is None else min(vocab, max(top_k, show))
     index = [edges(size, size if show is None else show) for size in probs.shape[:-1]]
-    out = []
-    for position in torch.cartesian_prod(*[torch.tensor(i) for i in index]).reshape(-1, len(index)).tolist():
-        out.append(_one(probs[tuple(position)].double().nan_to_num(0), tuple(position), top_k, top_p, listed))
-    return tuple(out)
+    return tuple(_one(probs[at].double().nan_to_num(0), at, top_k, top_p, listed) for at in product(*index))
 
 
 def _one(probs: Tensor, position: tuple[int, ...], top_k: int, top_p: float, listed: int) -> Sampling:

@@ -23,5 +23,8 @@ TEXTS: Mapping[str, str] = {
 
 def facts(name: str, ready: Prepared) -> tuple[Fact, ...]:
     """What the text of that example states, computed on its prepared run, in the order of the text."""
-    found: tuple[Fact, ...] = import_module(f"ffncli.run.texts.{name}").facts(ready)
+    import torch
+
+    with torch.no_grad():
+        found: tuple[Fact, ...] = import_module(f"ffncli.run.texts.{name}").facts(ready)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -19,9 +19,10 @@ Block = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Fact:
-    """`found` is computed. `said` is what the text says, "" where it says nothing that can be checked.
+    """`found` is computed. `verdict` is on what the text says, "" where it says nothing that can be checked.
 
-    `command` shows `found` too, where another than the text's own example does.
+    `said` are the text's own words or numbers, "" where `topic` already states them. `command` shows `found` too, where
+    another does than the text's own example.
     """
 
     topic: str
@@ -52,9 +53,15 @@ def agrees(value: float, bound: float) -> Verdict:
     return "holds" if value < bound else "wrong"
 
 
-def double(ready: Prepared) -> dict[str, Tensor]:
-    """The weights in float64 on the CPU, so that what is shown is the block's and not rounding's."""
-    return {name: tensor.double().cpu() for name, tensor in ready.weights.items()}
+def doubled(ready: Prepared) -> Prepared:
+    """The same run in float64 on the CPU, so that what is shown is the block's and not rounding's."""
+    masks = {name: mask.cpu() for name, mask in ready.mode.masks.items()}
+    return replace(
+        ready,
+        weights={name: tensor.double().cpu() for name, tensor in ready.weights.items()},
+        inputs={name: tensor.double().cpu() for name, tensor in ready.inputs.items()},
+        mode=replace(ready.mode, masks=masks),
+    )
 
 
 def function(steps: Sequence[Step], weights: Mapping[str, Tensor], mode: Mode = EVAL) -> Block:
@@ -63,12 +70,10 @@ def function(steps: Sequence[Step], weights: Mapping[str, Tensor], mode: Mode = 
     return lambda x: run(steps, weights, {entry: x}, mode)
 
 
-def intermediates(ready: Prepared, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Every tensor of the run by its name, in the weights' dtype, in the prepared mode."""
-    like = next(iter(weights.values()))
-    known = {name: tensor.to(like.device, like.dtype) for name, tensor in ready.inputs.items()}
-    with torch.no_grad():
-        return known | {e.name: e.tensor for e in execute(ready.steps, weights, known, ready.mode) if e.expert is None}
+def intermediates(ready: Prepared) -> dict[str, Tensor]:
+    """Every tensor of the run by its name, in the prepared mode."""
+    events = execute(ready.steps, ready.weights, ready.inputs, ready.mode)
+    return dict(ready.inputs) | {event.name: event.tensor for event in events if event.expert is None}
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -91,8 +96,8 @@ def relative(a: Tensor, b: Tensor) -> float:
     return farthest(a, b) / float(b.abs().max())
 
 
-def table(values: Sequence[Sequence[float]] | Tensor, digits: int = 4) -> str:
+def table(values: Tensor, digits: int = 4) -> str:
     """Numbers as nested brackets: `[[-2.2255, -0.1673], [-3.7350, 0.6146]]`."""
-    if isinstance(values, Tensor):
-        values = values.tolist()
-    return "[" + ", ".join(number(v, digits) if isinstance(v, float) else table(v, digits) for v in values) + "]"
+    if values.dim() == 0:
+        return number(float(values), digits)
+    return "[" + ", ".join(table(inner, digits) for inner in values) + "]"
