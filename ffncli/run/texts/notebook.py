@@ -76,12 +76,13 @@ def _counts(seen: Mapping[str, Tensor]) -> list[Fact]:
 
 def _calls(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
     """Step by step against one call of nn.Module, with and without dropout, with the same mask and without."""
-    module, x = _module(ready.weights), seen["x"]
-    quiet = farthest(module.eval()(x), run(ready.steps, ready.weights, {"x": x}))
-    with torch.random.fork_rng(devices=[]):
+    x = seen["x"]
+    with torch.random.fork_rng(devices=[]):  # nn.Linear draws weights, nn.Dropout masks, from torch's own generator
+        module = _module(ready.weights)
+        quiet = farthest(module.eval()(x), run(ready.steps, ready.weights, {"x": x}))
         torch.manual_seed(0)
         once, again = module.train()(x), module(x)
-        torch.manual_seed(0)  # nn.Dropout draws from torch's own generator: the same draws, so the same mask
+        torch.manual_seed(0)  # the same draws, so the same mask
         mask = functional.dropout(torch.ones_like(seen["act"]), P) != 0
     same = farthest(once, run(ready.steps, ready.weights, {"x": x}, Mode(True, {"dropout": mask})))
     naive = farthest(once, again)
