@@ -34,12 +34,12 @@ def sentence(fact: Fact) -> str:
 
 def _table(facts: Sequence[Fact]) -> Table:
     """A verdict and a sentence per fact, its note below; of two columns, because their text may wrap."""
-    rows: list[tuple[str, str]] = []
+    rows: list[tuple[str | None, str]] = []
     wrong: set[int] = set()
     for fact in facts:
         if fact.verdict == "wrong":
             wrong.add(len(rows))
-        rows.append((fact.verdict or "·", sentence(fact)))
+        rows.append((fact.verdict or None, sentence(fact)))
         if fact.note:
             rows.append(("", f"  {fact.note}"))
     return Table(("verdict", "fact"), rows, "what the text says, computed", frozenset(wrong))

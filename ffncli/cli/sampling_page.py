@@ -36,12 +36,5 @@ def _table(one: Sampling, vocab: int, digits: int) -> Table:
         f"probs of token {where}: argmax {one.argmax}, top {one.top_k} with mass {number(one.top_k_mass)}, "
         f"top-p {one.top_p:g} needs {one.top_p_count:,} of {vocab:,} with mass {number(one.top_p_mass)}"
     )
-    rows = [
-        (str(c.id), number(c.probability), number(c.cumulative), _mark(c.in_top_k), _mark(c.in_top_p))
-        for c in one.candidates
-    ]
+    rows = [(str(c.id), number(c.probability), number(c.cumulative), c.in_top_k, c.in_top_p) for c in one.candidates]
     return Table(("id", "probability", "cumulative", f"top {one.top_k}", f"top-p {one.top_p:g}"), rows, title)
-
-
-def _mark(inside: bool) -> str:
-    return "●" if inside else "·"

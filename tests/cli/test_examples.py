@@ -29,6 +29,7 @@ def test_the_notebook_on_its_page(call):
         for at, row in enumerate(rows):
             assert re.search(rf"^  {at // 3},{at % 3} +{' +'.join(map(re.escape, row))}$", out, re.M), (name, at)
     assert "wrong    zeros that dropout makes: 6 of 33 live values (18 %); the text says ~10 %" in out
+    assert "holds    negatives before ReLU: 15\n" in out
     assert "\x1b" not in out
     plain = call("trace")[1]
     assert "verdict" not in plain
@@ -153,7 +154,7 @@ def test_sets_are_marked(call):
                "0.15", "--seed", "4")[1]  # fmt: skip
     assert re.search(r"probs of token 0: argmax (\d+), top 3 with mass 0\.\d{4}, top-p 0.15 needs 2 of 20", out)
     rows = out[out.index("probs of token 0") :].splitlines()[2:]
-    assert [row.split()[-2:] for row in rows[:4]] == [["●", "●"], ["●", "●"], ["●", "·"], ["·", "·"]]
+    assert [row.split()[-2:] for row in rows[:4]] == [["yes", "yes"], ["yes", "yes"], ["yes", "no"], ["no", "no"]]
     assert len(rows) == 8
     assert "enters the FFN" not in out
 

@@ -292,6 +292,7 @@ def conv_run() -> Prepared:
 def test_the_notes(conv_run):
     found = by_topic("conv", conv_run)
     assert found["widths"].found == "512 → 2048 → 512"
+    assert found["the block equals two 1×1 convolutions over (B, d_model, L)"].verdict == "holds"
     flops = 2 * 2 * 512 * 2048 + 2048 + 2048 + 512
     assert found["as 1×1 convolutions it can be faster"].found == f"{flops:,} FLOPs per token either way"
     assert found["W of the final layer"].found == "V×512 = [32000, 512]"
