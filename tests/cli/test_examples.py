@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.oracles import notebook as printed
+from tests.oracles.checkpoints import LLAMA, folder, tensors
 from tests.test_docs import keys
 
 JSON_DOC = (Path(__file__).parent.parent.parent / "docs" / "json.md").read_text("utf-8")
@@ -147,6 +148,21 @@ def test_the_notebooks_numbers_stay_before_a_final_layer(call):
     found = {s["name"]: s for s in asked(call, "--vocab", "9")["steps"]}
     assert found["dropout"]["zeros"] == 21
     assert found["down"]["max"] == pytest.approx(8.1412, abs=5e-5)
+
+
+def test_a_checkpoints_layer_feeds_a_drawn_final_layer(call, tmp_path):
+    source = folder(tmp_path / "llama", LLAMA, tensors("llama"))
+    alone, found = (asked(call, source, "--layer", "1", *more) for more in ((), ("--vocab", "9")))
+    assert found["block"]["weights"] == "weights of decoder layer 1; the final layer's drawn, seed 0"
+    torch.manual_seed(0)
+    weight = torch.nn.Linear(4, 9, bias=False).weight
+    assert torch.allclose(
+        torch.tensor(found["steps"][-2]["values"])[:, :4],
+        (torch.tensor(found["steps"][-3]["values"]) @ weight.T)[:, :4].detach(),
+        atol=1e-5,
+    )
+    names = [step["name"] for step in alone["steps"]]
+    assert [step["name"] for step in found["steps"]] == [*names, "logits", "probs"]
 
 
 def test_sets_are_marked(call):

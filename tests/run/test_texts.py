@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -16,7 +17,7 @@ from ffncli.models.examples import Example, find, merged_first
 from ffncli.models.model import block_model
 from ffncli.run.prepare import Prepared, Request, prepare
 from ffncli.run.texts import TEXTS, explained, facts, llama, notebook
-from ffncli.run.texts.fact import Fact, departure, doubled, error, intermediates, number, table
+from ffncli.run.texts.fact import Fact, departure, doubled, drawn, error, intermediates, number, table
 from ffncli.run.trace import trace
 from tests.oracles import notebook as printed
 
@@ -300,7 +301,13 @@ def test_the_notes(conv_run):
         assert found[topic].verdict == "holds"
     for depth in ("one block", "a stack of three"):
         assert found[f"without a non-linearity {depth} is one linear map"].verdict == "holds"
-    assert "0.66 at 256" in found["the same with identity units"].found
+    x = np.linspace(-3, 3, 400)
+    line = np.polyval(np.polyfit(x, np.sin(2 * x), 1), x) - np.sin(2 * x)
+    assert f"{np.sqrt(np.mean(line**2)):.2g} at 256" in found["the same with identity units"].found
+    for name in ("relu", "sigmoid", "tanh"):
+        fact = found[f"one hidden layer of enough {name} units approximates any continuous function"]
+        assert fact.verdict == "holds"
+        assert fact.found.endswith("below 0.001 at 256")
     tall = by_topic("conv", ready("conv", leading=(3,)))
     assert tall["the block equals two 1×1 convolutions over (B, d_model, L)"].note == "on (1, 512, 3)"
 
@@ -348,6 +355,27 @@ def test_slopes(of_bert):
         expected = zip(slopes.tolist(), ("-1", "-0.1", "0.1", "1"), strict=True)
         assert fact.found == "slope " + ", ".join(f"{s:.3f} at {at}" for s, at in expected)
     assert "0.25 away" in of_bert["'if A and B then C' takes a non-linearity"].note
+
+
+def held_out(samples: int, times: int) -> float:
+    """The held-out error of a block `times` as wide as its 8 inputs, by numpy's least squares."""
+    up, bias, test, direction, x, noise = (
+        drawn(*shape, seed=seed).numpy()
+        for seed, shape in enumerate(((8, 64), (64,), (4000, 8), (8, 1), (3200, 8), (3200, 1)), 1)
+    )
+    direction = direction / np.sqrt(8)
+    x, noise = x[:samples], 0.3 * noise[:samples]
+    hidden, unseen = (np.maximum(part @ up[:, : 8 * times] + bias[: 8 * times], 0) for part in (x, test))
+    fit = np.linalg.lstsq(hidden, np.sin(x @ direction) + noise, rcond=None)[0]
+    return float(np.sqrt(np.mean((unseen @ fit - np.sin(test @ direction)) ** 2)))
+
+
+def test_overfitting_depends_on_the_data(of_bert):
+    fact = of_bert["8x overfits"]
+    for samples in (80, 3200):
+        errors = ", ".join(f"{held_out(samples, times):.2f} at {times}x" for times in (1, 4, 8))
+        assert f"{errors} after {samples:,} noisy samples" in fact.found
+    assert fact.verdict == "depends"
 
 
 # --- all --------------------------------------------------------------------------------------------------------------
