@@ -30,9 +30,9 @@ class Example:
     """
 
     model: Model
+    weights: dict[str, Any]
     input: str
     shape: tuple[int, ...]
-    weights: dict[str, Any] = field(default_factory=dict)
     dropped: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     scale: float = 1.0
     given: Mapping[tuple[int, int], float] = field(default_factory=dict)
@@ -53,7 +53,7 @@ def notebook() -> Example:
     spec = FFNSpec(data["d_model"], data["d_ff"], data["activation"], dropout=data["dropout"])
     dropped = {step: [(token, unit) for token, unit in pairs] for step, pairs in data["dropped"].items()}
     model = block_model(spec, "", "the notebook's block")
-    return Example(model, data["input"], tuple(data["shape"]), data["weights"], dropped, fixed=True)
+    return Example(model, data["weights"], data["input"], tuple(data["shape"]), dropped, fixed=True)
 
 
 def _explained() -> Example:
@@ -62,7 +62,7 @@ def _explained() -> Example:
     told = "the text gives 4 of the 512 numbers of 'Hello' (0.146, 0.108, 0.192 first, 0.11 last)"
     ours = "ours: the other 508, drawn as large as those four, and all weights"
     block = _block(FFNSpec(512, 2048, "gelu"), "the explained block", told, ours)
-    return Example(block, "randn", (1, 512), scale=0.143, given=given)
+    return Example(block, {}, "randn", (1, 512), scale=0.143, given=given)
 
 
 def _llama() -> Example:
@@ -70,7 +70,7 @@ def _llama() -> Example:
     spec = FFNSpec(4096, 11008, "swiglu", norm="rmsnorm")
     model = _block(spec, "the Llama engine's block", "the text gives dimensions alone", "ours: all weights and inputs")
     names = {"gate": "D", "up": "L", "hidden": "H", "down": "Y"}
-    return Example(model, "randn", (1, 2, 4096), block=merged_first(steps(spec)), aliases=names)
+    return Example(model, {}, "randn", (1, 2, 4096), block=merged_first(steps(spec)), aliases=names)
 
 
 def _conv() -> Example:
@@ -79,14 +79,14 @@ def _conv() -> Example:
         FFNSpec(512, 2048, "relu"), "the block as two 1×1 convolutions, and the final layer",
         "the text gives dimensions alone", "ours: all weights, inputs and the vocabulary of 32,000",
     )  # fmt: skip
-    return Example(model, "randn", (2, 2, 512), vocab=32_000)
+    return Example(model, {}, "randn", (2, 2, 512), vocab=32_000)
 
 
 def _bert() -> Example:
     """BERT's 768 → 3072 → 768 with GELU, added to its input and normalised."""
     spec = FFNSpec(768, 3072, "gelu", norm="layernorm", norm_position="post", norm_eps=1e-12, residual=True)
     model = _block(spec, "BERT's block", "the text gives dimensions alone", "ours: all weights and inputs")
-    return Example(model, "randn", (1, 4, 768))
+    return Example(model, {}, "randn", (1, 4, 768))
 
 
 EXAMPLES: Mapping[str, Callable[[], Example]] = {
@@ -108,7 +108,7 @@ def final_layer_alone(d_model: int, vocab: int, bias: bool) -> Example:
     """`logits = x · W + b` and its softmax, with weights and input to be drawn."""
     spec = FFNSpec(d_model, d_model, bias=bias)
     model = block_model(spec, "", f"the final layer, {d_model} → {vocab:,}")
-    return Example(model, "randn", (4, d_model), block=final_layer("x", d_model, vocab, bias))
+    return Example(model, {}, "randn", (4, d_model), block=final_layer("x", d_model, vocab, bias))
 
 
 def _block(spec: FFNSpec, name: str, *evidence: str) -> Model:

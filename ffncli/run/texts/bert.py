@@ -67,7 +67,8 @@ def _share(models: Sequence[Model]) -> list[Fact]:
             "holds" if most == len(shares) else "depends", here, show,
         ),
         Fact(
-            "parameters of the attention", attention, "786 K", "wrong",
+            "parameters of the attention", attention, "786 K",
+            "holds" if round(bert.attention_params_per_layer, -3) == 786_000 else "wrong",
             f"W^Q, W^K, W^V and W^O of 768 × 768 with their biases; the text leaves out W^O, and more: the other three "
             f"are {3 * bert.attention_params_per_layer // 4:,}", show,
         ),
@@ -123,7 +124,8 @@ def _balance(models: Sequence[Model]) -> Fact:
     gated = [m.main.spec.gated for m in models if m.name in dense and dense[m.name] == 4]
     low, high = min(dense, key=dense.__getitem__), max(dense, key=dense.__getitem__)
     return Fact(
-        "4x is the balance point", f"{four} of {len(dense)} known dense models have it", "", "depends",
+        "4x is the balance point", f"{four} of {len(dense)} known dense models have it", "",
+        "holds" if four == len(dense) else "depends",
         f"{len(gated) - sum(map(bool, gated))} of the {four} are plain; the others lie between {dense[low]:g}x ({low}) "
         f"and {dense[high]:g}x ({high}); gated blocks have three matrices, so 2.67x is their equal of 4x",
     )  # fmt: skip
