@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from math import nan
 from typing import TYPE_CHECKING
 
-from ffncli.show.parts import Answer, Part
+from ffncli.show.parts import Answer, Heading, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import number_text
 
@@ -25,13 +26,15 @@ def with_sampling(page: Answer, result: Trace, top_k: int, top_p: float, show: i
     return replace(page, body=body, parts=[*page.parts, *tables])
 
 
-def _table(one: Sampling, vocab: int, digits: int) -> Table:
+def _table(one: Sampling, vocab: int, digits: int) -> Part:
     """The most probable entries with their sets marked; the first is the argmax."""
 
-    def number(value: float) -> str:
-        return number_text(value, digits)
+    def number(value: float | None) -> str:
+        return number_text(nan if value is None else value, digits)
 
     where = ",".join(map(str, one.position))
+    if not one.candidates:
+        return Heading(f"probs of token {where}: some are no numbers, so there is nothing to pick")
     title = (
         f"probs of token {where}: argmax {one.argmax}, top {one.top_k} with mass {number(one.top_k_mass)}, "
         f"top-p {one.top_p:g} needs {one.top_p_count:,} of {vocab:,} with mass {number(one.top_p_mass)}"

@@ -27,34 +27,37 @@ class Sampling:
 
     The top-k set are the `top_k` most probable entries; the top-p set the fewest of the most probable ones that
     together have at least `top_p` (nucleus sampling: Holtzman et al. 2019, arXiv:1904.09751). `candidates` are the most
-    probable, as many as were asked for, in order.
+    probable, as many as were asked for, in order. Where a probability is not a number there is nothing to pick: what
+    would be found is None, and there are no candidates.
     """
 
     position: tuple[int, ...]
-    argmax: int
-    probability: float
+    argmax: int | None
+    probability: float | None
     top_k: int
-    top_k_mass: float
+    top_k_mass: float | None
     top_p: float
-    top_p_count: int
-    top_p_mass: float
+    top_p_count: int | None
+    top_p_mass: float | None
     candidates: tuple[Candidate, ...]
 
 
 def sampling(probs: Tensor, top_k: int, top_p: float, show: int | None = 8) -> tuple[Sampling, ...]:
     """The sets of `probs` [..., vocab], for the first and last positions of every axis, `show` together (None: all).
 
-    `top_k` is cut to the vocabulary. Each record holds its top-k set, and `show` candidates if that is more. What is
-    not a number counts as nothing. Sums are made in float64.
+    `top_k` is cut to the vocabulary. Each record holds its top-k set, and `show` candidates if that is more. Sums
+    are made in float64.
     """
     vocab = probs.shape[-1]
     top_k = min(top_k, vocab)
     listed = vocab if show is None else min(vocab, max(top_k, show))
     index = [edges(size, size if show is None else show) for size in probs.shape[:-1]]
-    return tuple(_one(probs[at].double().nan_to_num(0), at, top_k, top_p, listed) for at in product(*index))
+    return tuple(_one(probs[at].double(), at, top_k, top_p, listed) for at in product(*index))
 
 
 def _one(probs: Tensor, position: tuple[int, ...], top_k: int, top_p: float, listed: int) -> Sampling:
+    if not bool(probs.isfinite().all()):
+        return Sampling(position, None, None, top_k, None, top_p, None, None, ())
     ordered, ids = probs.sort(descending=True, stable=True)
     mass = ordered.cumsum(0)
     # One more than those that do not reach it; the sum of all may round to just below 1.

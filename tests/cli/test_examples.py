@@ -175,6 +175,15 @@ def test_sets_are_marked(call):
     assert "enters the FFN" not in out
 
 
+def test_nothing_is_picked_from_what_is_no_number(call):
+    arguments = ("4x8:gelu", "--vocab", "3", "--input", "nan,1,2,3,1,2,3,4")
+    first, second = asked(call, *arguments)["sampling"]
+    assert (first["argmax"], first["top_p_count"], first["candidates"]) == (None, None, [])
+    assert second["argmax"] is not None
+    out = call("trace", *arguments)[1]
+    assert "probs of token 0: some are no numbers, so there is nothing to pick\n\nprobs of token 1: argmax" in out
+
+
 # --- dropout ----------------------------------------------------------------------------------------------------------
 
 
