@@ -268,14 +268,14 @@ def test_ratios_and_formats(of_llama):
     assert f"{3 * 4096 * 11008:,}" in of_llama["SwiGLU is a stronger non-linearity"].note
 
 
-def small_llama(monkeypatch: pytest.MonkeyPatch) -> Prepared:
+def small_llama() -> Prepared:
     spec = FFNSpec(16, 32, "swiglu", norm="rmsnorm")
     example = Example(block_model(spec, ""), {}, "randn", (3, 16), block=merged_first(steps(spec)))
     return prepare(example.model, Request(), example)
 
 
-def test_partial_sums_against_plain_torch(monkeypatch):
-    run = small_llama(monkeypatch)
+def test_partial_sums_against_plain_torch():
+    run = small_llama()
     w, x = run.weights, functional.rms_norm(run.inputs["x"] + run.inputs["attention"], (16,), eps=1e-5)
     for rank in range(4):
         own = slice(8 * rank, 8 * rank + 8)
@@ -285,15 +285,12 @@ def test_partial_sums_against_plain_torch(monkeypatch):
 
 
 def test_wrong_slices_are_found(monkeypatch):
-    run = small_llama(monkeypatch)
+    run = small_llama()
     seen = intermediates(run)
     assert llama._whole(run, seen).verdict == "holds"
     once = llama._node
     monkeypatch.setattr(llama, "_node", lambda ready, rank: once(ready, min(rank + 1, 3)))
     assert llama._whole(run, seen).verdict == "wrong"
-
-
-# --- the notes --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -387,9 +384,6 @@ def test_overfitting_depends_on_the_data(of_bert):
         errors = ", ".join(f"{held_out(samples, times):.2f} at {times}x" for times in (1, 4, 8))
         assert f"{errors} after {samples:,} noisy samples" in fact.found
     assert fact.verdict == "depends"
-
-
-# --- all --------------------------------------------------------------------------------------------------------------
 
 
 def test_rounding_reads_the_same_everywhere():
