@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ffncli.cli.explain_options import ExplainOptions
 from ffncli.cli.options import DimensionOptions, OutputOptions, RunOptions, TokenOptions, natural, positive, spread
 from ffncli.cli.trace_page import answer, block_of
 from ffncli.errors import FFNError, shown
@@ -37,6 +38,7 @@ def command(
     values: Values = "8",
     digits: Digits = 4,
     dimensions: DimensionOptions,
+    explain: ExplainOptions,
     show: OutputOptions,
 ) -> None:
     """Run a block step by step and print every intermediate.
@@ -48,6 +50,7 @@ def command(
     example = notebook() if source is None and said.d_model is None else None
     model = with_dimensions(example.model, said) if example else load(source, said, run.seed or 0)
     shown_values, inside, leading = _count("--show", values), _expert(expert, model, run.layer), tokens.leading()
+    explain.spots()
 
     # From here on torch is needed; what can be wrong without it has been said.
     import torch
@@ -63,11 +66,13 @@ def command(
         output.note("--train changes nothing: the block has no dropout")
     for note in (*model.notes, *map(str, model.differences), *ready.notes):
         output.note(note)
-    result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside)
+    keep = explain.keep(ready.steps)
+    result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside, keep)
     idle = [e for e in sorted(inside or ()) if not any(s.name.startswith(f"experts.{e}.") for s in result.steps)]
     if idle:
         output.note(f"no token is routed to expert {', '.join(map(str, idle))}")
-    output.show(answer(block_of(model, ready, run.device), result, digits))
+    page = answer(block_of(model, ready, run.device), result, digits)
+    output.show(explain.with_answers(page, ready, result, digits))
 
 
 def _count(option: str, text: str) -> int | None:
