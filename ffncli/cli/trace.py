@@ -9,6 +9,7 @@ import typer
 
 from ffncli.cli.explain_options import ExplainOptions
 from ffncli.cli.options import DimensionOptions, OutputOptions, RunOptions, TokenOptions, natural, positive, spread
+from ffncli.cli.save_options import SaveOptions
 from ffncli.cli.trace_page import answer, block_of
 from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import with_dimensions
@@ -39,6 +40,7 @@ def command(
     digits: Digits = 4,
     dimensions: DimensionOptions,
     explain: ExplainOptions,
+    save: SaveOptions,
     show: OutputOptions,
 ) -> None:
     """Run a block step by step and print every intermediate.
@@ -51,6 +53,7 @@ def command(
     model = with_dimensions(example.model, said) if example else load(source, said, run.seed or 0)
     shown_values, inside, leading = _count("--show", values), _expert(expert, model, run.layer), tokens.leading()
     explain.spots()
+    save.check(show.out, show.force)
 
     # From here on torch is needed; what can be wrong without it has been said.
     import torch
@@ -66,12 +69,13 @@ def command(
         output.note("--train changes nothing: the block has no dropout")
     for note in (*model.notes, *map(str, model.differences), *ready.notes):
         output.note(note)
-    keep = explain.keep(ready.steps)
+    keep = explain.keep(ready.steps) | save.keep(ready, inside)
     result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside, keep)
     idle = [e for e in sorted(inside or ()) if not any(s.name.startswith(f"experts.{e}.") for s in result.steps)]
     if idle:
         output.note(f"no token is routed to expert {', '.join(map(str, idle))}")
     page = answer(block_of(model, ready, run.device), result, digits)
+    save.write(page.body["block"], ready, result, output)
     output.show(explain.with_answers(page, ready, result, digits))
 
 
