@@ -66,8 +66,9 @@ class Saved:
         return tuple(name.removeprefix(_WEIGHTS) for name in self.container.shapes if name.startswith(_WEIGHTS))
 
     def weight(self, name: str) -> Tensor:
-        """A weight by its canonical name."""
-        return self.container.tensor(_WEIGHTS + name)
+        """A weight by its canonical name, in the dtype of the block's inputs, as it was when it was used."""
+        dtype: torch.dtype = getattr(torch, self.steps[0].dtype)
+        return self.container.tensor(_WEIGHTS + name).to(dtype)
 
     def tokens(self, step: str) -> list[int] | None:
         """The tokens that a step's expert received; None for a step outside of experts."""
