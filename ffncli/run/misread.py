@@ -85,6 +85,8 @@ class _Search:
                 return
         if self.step.op == "linear" and self._transposed():
             yield f"{name}.weight is transposed"
+        elif said := self._norm_weight(b, n):
+            yield said
         elif said := _single(b, n, name, "features", self.tolerance):
             yield said
 
@@ -105,6 +107,20 @@ class _Search:
             if self._same(other.tensor(self.step.name).double(), made):
                 return True
         return False
+
+    def _norm_weight(self, base: Tensor, new: Tensor) -> str | None:
+        """Whether a norm's weight was taken as w on one side and as 1 + w, or not at all, on the other."""
+        name = f"{self.step.name}.weight"
+        kept = next((saved for saved in (self.base, self.new) if name in saved.weights), None)
+        if self.step.op != "norm" or kept is None:
+            return None
+        weight = kept.weight(name).double()[:, None]
+        ways = {"times 1 + w": 1 + weight, "times w": weight, "without its weight": torch.ones_like(weight)}
+        for mine, divided in ways.items():
+            for other, factor in ways.items():
+                if mine != other and self._same(new * divided, base * factor):
+                    return f"{self.step.name} is {mine} in BASE, {other} in NEW"
+        return None
 
     def nothing(self) -> list[str]:
         """What to say where nothing was recognised."""
