@@ -85,9 +85,7 @@ class _Search:
                 return
         if self.step.op == "linear" and self._transposed():
             yield f"{name}.weight is transposed"
-        elif said := self._norm_weight(b, n):
-            yield said
-        elif said := _single(b, n, name, "features", self.tolerance):
+        elif (said := self._norm_weight(b, n)) or (said := _single(b, n, name, "features", self.tolerance)):
             yield said
 
     def _transposed(self) -> bool:
