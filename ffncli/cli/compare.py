@@ -114,14 +114,11 @@ def _answer(base: Saved, new: Saved, found: Comparison) -> Answer:
 
 
 def _table(rows: tuple[Row, ...], first_column: str, first: str | None) -> Table:
-    columns = (first_column, "shape", "max error", "relative", "ulps", "worst element", "base", "new", "agrees")
+    columns = (first_column, "max error", "relative", "ulps", "worst element", "base", "new", "ok")
     cells = [
-        (
-            row.step, "[" + ", ".join(map(str, row.shape)) + "]", row.max_error, row.relative_error, row.ulps,
-            row.worst, row.base, row.new, row.agrees,
-        )
+        (row.step, row.max_error, row.relative_error, row.ulps, row.worst, row.base, row.new, row.agrees)
         for row in rows
-    ]  # fmt: skip
+    ]
     return Table(columns, cells, emphasis=frozenset(at for at, row in enumerate(rows) if row.step == first))
 
 

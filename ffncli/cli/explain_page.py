@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from ffncli.run.explain import Explanation
     from ffncli.run.trace import Trace
 
-_COLUMNS = ("input", "x", "weight [out,in]", "as written [in,out]", "w", "x · w")
+_COLUMNS = ("input", "x", "weight [out,in]", "as W [in,out]", "w", "x · w")
+_USUAL_WIDTH = 80
 
 
 def explanations_json(found: Sequence[Explanation]) -> list[dict[str, Any]]:
@@ -32,7 +33,7 @@ def _parts(one: Explanation, result: Trace, digits: int) -> list[Part]:
     parts: list[Part] = [
         Heading(one.place if one.op == "input" else f"{one.place} in {one.name} = {one.formula}", token)
     ]
-    precise = digits + 2
+    precise = digits + 1
     if one.experts:
         parts.append(_experts(one, precise))
     if one.op == "linear":
@@ -47,18 +48,29 @@ def _parts(one: Explanation, result: Trace, digits: int) -> list[Part]:
 
 
 def _dot_product(one: Explanation, digits: int) -> Table:
-    """The largest terms, the others in one row, the bias, and what they sum to."""
-    rows = [
+    """The largest terms, the others in one row, the bias, and what they sum to.
+
+    Where long names would make it wider than a terminal usually is, they move into the column's heading.
+    """
+    rows: list[tuple[str, ...]] = [
         (x.place, _text(x.value, digits), w.place, w.symbol, _text(w.value, digits), _text(term.value, digits))
         for term in one.terms
         for x, w in (term.factors,)
     ]
+    names = _COLUMNS
+    if sum(max(map(len, column)) + 2 for column in zip(*rows, names, strict=True)) > _USUAL_WIDTH:
+        (read, *_), (weight, *_), (symbol, *_) = (rows[0][at].rpartition("[") for at in (0, 2, 3))
+        names = (read, "x", weight, symbol, "w", "x · w")
+        rows = [
+            tuple("[" + cell.rpartition("[")[2] if at in (0, 2, 3) else cell for at, cell in enumerate(row))
+            for row in rows
+        ]
     if one.others:
         rows.append((f"{one.others:,} others", "", "", "", "", _text(one.others_sum, digits)))
     rows += [("bias", "", q.place, q.name, "", _text(q.value, digits)) for q in one.quantities]
     rows.append(("sum", "", "", "", "", _text(one.computed, digits)))
     columns = [_right(column) if at in (1, 4, 5) else list(column) for at, column in enumerate(zip(*rows, strict=True))]
-    return Table(_COLUMNS, list(zip(*columns, strict=True)), emphasis=frozenset({len(rows) - 1}))
+    return Table(names, list(zip(*columns, strict=True)), emphasis=frozenset({len(rows) - 1}))
 
 
 def _experts(one: Explanation, digits: int) -> Table:

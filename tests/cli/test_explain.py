@@ -38,9 +38,21 @@ def test_it_ends_with_the_printed_value_exactly(call):
     last = out.splitlines()[-1]
     assert "0,0  -2.2255  -0.1673   1.5966  -1.5649  -0.1716   0.4000" in out
     assert last == "  up[0,0,5] = 0.4000, in full 0.39999404549598694"
-    assert "x[0,0,2]  2  up.weight[5,2]   W1[2,5]                0.231228    0.462456" in out
-    assert "x[0,0,3]  3  up.weight[5,3]   W1[3,5]              -0.0208206  -0.0624619" in out
-    assert "bias         up.bias[5]       b1[5]                             -0.231228" in out
+    assert "x[0,0,2]  2  up.weight[5,2]   W1[2,5]          0.23123    0.46246" in out
+    assert "x[0,0,3]  3  up.weight[5,3]   W1[3,5]        -0.020821  -0.062462" in out
+    assert "bias         up.bias[5]       b1[5]                      -0.23123" in out
+
+
+def test_long_names_move_into_the_heading_of_the_table(call):
+    out = call(
+        "trace", "40x4000:swiglu", "--tokens", "1000", "--seed", "1", "--show", "1", "--explain", "down[999,39]"
+    )[1]
+    table = out[out.index("down[999,39] in down") :].splitlines()
+    assert table[2].split() == ["hidden", "x", "down.weight", "W2", "w", "x", "·", "w"]
+    assert all(len(line) <= 80 for line in table[2:-2])
+    cells = table[3].split()
+    feature = cells[0].removeprefix("[999,").removesuffix("]")
+    assert cells[2:4] == [f"[39,{feature}]", f"[{feature},39]"]
 
 
 def test_a_number_among_small_ones_is_printed_as_the_block_prints_it(call):
@@ -89,7 +101,7 @@ def test_inside_an_expert_that_is_not_shown(call):
     code, out, _ = call("trace", "8x16:swiglu", "--experts", "4", "--explain", "experts[1].gate[0,5]")
     assert code == 0
     assert "experts.1.gate[0,5] in experts.1.gate = x · W1  token " in out
-    assert "gate.weight[1,5," in out
+    assert "  gate.weight[1,5," in out
     assert "experts.1.gate = x" not in out.split("experts.1.gate[0,5] in")[0]
 
 
