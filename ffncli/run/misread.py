@@ -96,12 +96,12 @@ class _Search:
         for kept, other in ((self.base, self.new), (self.new, self.base)):
             if name not in kept.weights or name in other.weights:
                 continue
-            weight = kept.weight(name).double()
-            if weight.shape[0] != weight.shape[1]:
+            weight, x = kept.weight(name).double(), kept.tensor(inputs[0]).double()
+            if tuple(weight.shape) != (x.shape[-1], x.shape[-1]):
                 return False
-            made = kept.tensor(inputs[0]).double() @ weight
             bias = f"{self.step.name}.bias"
-            made = made + kept.weight(bias).double() if bias in kept.weights else made
+            shift = kept.weight(bias).double() if bias in kept.weights else torch.zeros(len(weight))
+            made = x @ weight + shift if len(shift) == len(weight) else x
             if self._same(other.tensor(self.step.name).double(), made):
                 return True
         return False
@@ -112,7 +112,9 @@ class _Search:
         kept = next((saved for saved in (self.base, self.new) if name in saved.weights), None)
         if self.step.op != "norm" or kept is None:
             return None
-        weight = kept.weight(name).double()[:, None]
+        weight = kept.weight(name).double().reshape(-1, 1)
+        if len(weight) != len(base):
+            return None
         ways = {"times 1 + w": 1 + weight, "times w": weight, "without its weight": torch.ones_like(weight)}
         for mine, divided in ways.items():
             for other, factor in ways.items():
@@ -141,6 +143,8 @@ def _pair(gate: Pair, up: Pair, name: str, tolerance: float) -> str | None:
     """What happened to gate and up together: exchanged, or cut out of one fused matrix in another way."""
     names = f"{_named(name, 'gate')} and {_named(name, 'up')}"
     (base_gate, new_gate), (base_up, new_up) = gate, up
+    if not base_gate.shape == base_up.shape == new_gate.shape == new_up.shape:
+        return None
     if _same(new_gate, base_up, tolerance) and _same(new_up, base_gate, tolerance):
         return f"{names} are swapped"
     for first, second, order in ((base_gate, base_up, ""), (base_up, base_gate, ", up first")):
@@ -204,6 +208,7 @@ def _same(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 def _units(weight: Tensor, name: str) -> Tensor:
     """A weight [..., out, in], or a vector per unit [..., out], as [out, some values], in float64."""
+    weight = weight if weight.dim() else weight.reshape(1)
     matrix = weight.unsqueeze(-1) if weight.dim() == 1 or name.endswith(".bias") else weight
     return matrix.movedim(-2, 0).flatten(1)[:, :_MOST_VALUES].double()
 

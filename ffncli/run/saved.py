@@ -179,7 +179,7 @@ def _step(entry: Any, container: Container, where: str) -> SavedStep:
         plain = all(isinstance(text, str) for text in texts)
     except (KeyError, TypeError, AttributeError):
         plain = False
-    if not plain or step.dtype not in ("float64", "float32", "bfloat16", "float16"):
+    if not plain or len(step.shape) < 2 or step.dtype not in ("float64", "float32", "bfloat16", "float16"):
         raise FFNError(f"{where}: a step is not described as ffn trace --save does")
     if container.shapes.get(step.name) != step.shape:
         raise FFNError(f"{where}: step {shown(step.name)} says shape {shown(list(step.shape))}, its tensor is not so")

@@ -208,3 +208,30 @@ def test_a_tolerance_of_ones_own(tmp_path):
     assert compare(base, new).first == "gate"
     assert compare(base, new, 1e-3).first is None
     assert compare(base, base, 0.0).first is None
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 5), (3, 3, 3), (0,), (0, 3)])
+@pytest.mark.parametrize("name", ["gate.weight", "gate.bias", "norm.weight"])
+@pytest.mark.parametrize("first", ["norm", "gate"])
+def test_weights_of_any_shape_are_looked_at(tmp_path, first, name, shape):
+    """A file may say anything: weights that fit nothing are no reason to fail."""
+    base, new = saved(tmp_path / "b.npz", GATED), saved(tmp_path / "n.npz", GATED)
+    strange = torch.zeros(shape)
+
+    class Strange(_Changed):
+        def __init__(self, inner, size):
+            super().__init__(inner, first)
+            self.size, self.shapes = size, {**inner.shapes, f"weights/{name}": shape}
+
+        def tensor(self, wanted):
+            if wanted == f"weights/{name}":
+                return strange + self.size
+            return super().tensor(wanted) if self.size else self.inner.tensor(wanted)
+
+    ours, theirs = (replace(s, container=Strange(s.container, size)) for size, s in enumerate((base, new)))
+    found = compare(ours, theirs)
+    assert found.first == first
+    assert found.causes
+    alone = replace(new, container=_Changed(new.container, first))
+    alone.container.shapes = {n: s for n, s in alone.container.shapes.items() if not n.startswith("weights/")}
+    assert compare(ours, alone).causes

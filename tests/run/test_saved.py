@@ -159,6 +159,7 @@ def edited(path: Path, change) -> Path:
         (lambda w: w["ffn_trace"]["steps"][0].update(shape=None), "a step is not described"),
         (lambda w: w["ffn_trace"]["steps"][0].update(name=["x"]), "a step is not described"),
         (lambda w: w["ffn_trace"]["steps"][0].update(dtype="int8"), "a step is not described"),
+        (lambda w: w["ffn_trace"]["steps"][0].update(shape=[20]), "a step is not described"),
         (lambda w: w["ffn_trace"]["steps"][0].update(shape=[5, 5]), "its tensor is not so"),
         (lambda w: w["ffn_trace"]["steps"].append(w["ffn_trace"]["steps"][0]), "a step is there twice"),
         (lambda w: w["tensors"].pop("x"), "its tensor is not so"),
