@@ -74,7 +74,7 @@ class ExplainOptions:
             for name, index in self.spots()
             for one in explain(scene, name, index, self.terms or 8, self.depth or 1, "--explain")
         ]
-        parts = [*answer.parts, *explanation_parts(found, result, digits)]
+        parts = [*answer.parts, *explanation_parts(found, result, digits, ready.tokens)]
         return replace(answer, body={**answer.body, "explain": explanations_json(found)}, parts=parts)
 
 

@@ -23,13 +23,30 @@ def explanations_json(found: Sequence[Explanation]) -> list[dict[str, Any]]:
     return [asdict(one) for one in found]
 
 
-def explanation_parts(found: Sequence[Explanation], result: Trace, digits: int) -> list[Part]:
-    """Each explanation as a heading, its terms, the numbers on the way, and the value itself as the last line."""
-    return [part for one in found for part in _parts(one, result, digits)]
+def explanation_parts(
+    found: Sequence[Explanation], result: Trace, digits: int, tokens: Sequence[str] = ()
+) -> list[Part]:
+    """Each explanation as a heading, its terms, the numbers on the way, and the value itself as the last line.
+
+    `tokens` are the texts of the input's tokens, where there are any.
+    """
+    return [part for one in found for part in _parts(one, result, digits, tokens)]
 
 
-def _parts(one: Explanation, result: Trace, digits: int) -> list[Part]:
-    token = f"token {one.token}" if one.token is not None else ""
+def _token(one: Explanation, leading: Sequence[int], tokens: Sequence[str]) -> str:
+    """`token 3 'llo'`: which one it is, inside an expert or where tokens have texts."""
+    flat = one.token
+    if flat is None and tokens:
+        flat = 0
+        for at, size in zip(one.index, leading, strict=False):
+            flat = flat * size + at
+    if flat is None:
+        return ""
+    return f"token {flat}" + (f" {tokens[flat]!r}" if flat < len(tokens) else "")
+
+
+def _parts(one: Explanation, result: Trace, digits: int, tokens: Sequence[str]) -> list[Part]:
+    token = _token(one, result.steps[0].shape[:-1], tokens)
     parts: list[Part] = [
         Heading(one.place if one.op == "input" else f"{one.place} in {one.name} = {one.formula}", token)
     ]

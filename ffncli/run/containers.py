@@ -204,8 +204,6 @@ class _Npz:
             while at < size and (piece := member.read(_PIECE)):  # read at once it would be in memory twice
                 data[at : at + len(piece)] = piece
                 at += len(piece)
-        if at != size:
-            raise self._broken(name, "is cut off")
         return numpy.frombuffer(data, dtype).reshape(shape) if data else numpy.zeros(shape, dtype)
 
     def _broken(self, name: str, what: str) -> FFNError:

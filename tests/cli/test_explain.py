@@ -173,3 +173,18 @@ def test_a_number_that_is_none(call):
     assert out.splitlines()[-1] == "  act[0,3] = NaN, in full nan"
     (one,) = explained(call, "--input", "1,nan,inf,2", "--explain", "up[0,3]")
     assert (one["value"], one["computed"], one["terms"][0]["factors"][0]["place"]) == (None, None, "x[0,1]")
+
+
+def test_a_token_with_a_text_is_named(call, monkeypatch):
+    from dataclasses import replace
+
+    from ffncli.run import prepare
+
+    plain = prepare.prepare
+    texts = tuple("Hello, how are you ?".split())
+    monkeypatch.setattr(prepare, "prepare", lambda *asked: replace(plain(*asked), tokens=(*texts, "\x1b[2J")))
+    out = call("trace", "--explain", "up[1,0,5]", "--explain", "up[1,2,0]")[1]
+    assert "up[1,0,5] in up = x · W1 + b1  token 3 'you'\n" in out
+    assert "up[1,2,0] in up = x · W1 + b1  token 5 '\\x1b[2J'\n" in out
+    inner = call("trace", "8x16:swiglu", "--experts", "2", "--explain", "experts.1.up[2,5]")[1]
+    assert "in experts.1.up = x · W3  token 2 'are'\n" in inner

@@ -230,6 +230,10 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path):
     assert path.stat().st_size < 10**5
     with pytest.raises(FFNError, match="is compressed"):
         open_saved(path)
+    noise = np.random.default_rng(0).bytes(1000)  # no smaller when compressed
+    zipped(path, {"ffn_trace.npy": RECORD, "x.npy": noise}, zipfile.ZIP_DEFLATED)
+    with pytest.raises(FFNError, match="is compressed"):
+        open_saved(path)
 
 
 def test_a_zip_with_a_name_twice_or_damage(tmp_path):
