@@ -202,6 +202,16 @@ class _Changed:
         )
 
 
+def test_rows_of_other_tokens_are_not_compared(tmp_path):
+    """As many tokens, but others: their rows say nothing about each other."""
+    base, new = (saved(tmp_path / f"{n}.npz", MIXED, inside=None) for n in "bn")
+    found = compare(base, replace(new, container=_Changed(new.container, "tokens/experts.1")))
+    assert found.first is None
+    assert not any(row.step.startswith("experts.1.") for row in found.rows)
+    assert any(row.step.startswith("experts.0.") for row in found.rows)
+    assert found.mismatches[0].field == "experts.1.gate: tokens"
+
+
 def test_a_tolerance_of_ones_own(tmp_path):
     base = saved(tmp_path / "b.npz", GATED)
     new = saved(tmp_path / "n.npz", GATED, lambda w: {"gate.weight": w["gate.weight"] * (1 + 1e-4)})
