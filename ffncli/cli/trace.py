@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from ffncli.cli.example_options import ExampleOptions
+from ffncli.cli.explain_options import ExplainOptions
 from ffncli.cli.options import DimensionOptions, OutputOptions, RunOptions, TokenOptions, natural, positive, spread
+from ffncli.cli.save_options import SaveOptions
 from ffncli.cli.trace_page import answer, block_of
 from ffncli.errors import FFNError, shown
 from ffncli.models.model import Model
@@ -36,6 +38,8 @@ def command(
     digits: Digits = 4,
     dimensions: DimensionOptions,
     texts: ExampleOptions,
+    explain: ExplainOptions,
+    save: SaveOptions,
     show: OutputOptions,
 ) -> None:
     """Run a block step by step and print every intermediate.
@@ -46,6 +50,8 @@ def command(
     said = dimensions.dimensions()
     example, model = texts.chosen(source, said, run, tokens)
     shown_values, inside, leading = _count("--show", values), _expert(expert, model, run.layer), tokens.leading()
+    explain.spots()
+    save.check(show.out, show.force)
 
     # From here on torch is needed; what can be wrong without it has been said.
     import torch
@@ -62,12 +68,15 @@ def command(
         output.note("--train changes nothing: the block has no dropout")
     for note in (*model.notes, *map(str, model.differences), *ready.notes):
         output.note(note)
-    result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside, frozenset({"probs"}))
+    keep = frozenset({"probs"}) | explain.keep(ready.steps) | save.keep(ready, inside)
+    result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside, keep)
     idle = [e for e in sorted(inside or ()) if not any(s.name.startswith(f"experts.{e}.") for s in result.steps)]
     if idle:
         output.note(f"no token is routed to expert {', '.join(map(str, idle))}")
     page = answer(block_of(model, ready, run.device), result, digits)
-    output.show(texts.extended(page, result, ready, example, shown_values, digits))
+    save.write(page.body["block"], ready, result, output)
+    page = texts.extended(page, result, ready, example, shown_values, digits)
+    output.show(explain.with_answers(page, ready, result, digits))
 
 
 def _count(option: str, text: str) -> int | None:

@@ -93,14 +93,16 @@ def trace(
     """Run `steps` on `inputs` ([..., d_model] each) and record every intermediate.
 
     `show` values per axis are kept (None: all). `inside` names the experts whose own steps are recorded too (None:
-    all), `keep` the recorded steps and inputs whose whole tensors stay (None: all); others are freed after their last
-    use.
+    all), `keep` the steps and inputs whose whole tensors stay, those inside experts by their printed names (None: all
+    that are recorded); others are freed after their last use.
     """
     costs = step_costs(steps, {name: tuple(tensor.shape) for name, tensor in inputs.items()})
     records = [_record(name, tensor, show) for name, tensor in inputs.items()]
     kept = {name: tensor for name, tensor in inputs.items() if keep is None or name in keep}
     with torch.no_grad():
         for event in execute(steps, weights, inputs, mode):
+            if keep is not None and event.name in keep:
+                kept[event.name] = event.tensor
             if event.expert is None:
                 found = _record(event.name, event.tensor, show, event.step, steps, costs[event.name])
             elif inside is None or event.expert in inside:
@@ -108,7 +110,7 @@ def trace(
             else:
                 continue
             records.append(_with_drops(found, records) if mode.train and found.op == "dropout" else found)
-            if keep is None or event.name in keep:
+            if keep is None:
                 kept[event.name] = event.tensor
     return Trace(*ffn_span(steps), tuple(records), kept)
 
