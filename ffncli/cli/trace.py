@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ffncli.cli.insight import InsightOptions
 from ffncli.cli.options import DimensionOptions, OutputOptions, RunOptions, TokenOptions, natural, positive, spread
 from ffncli.cli.trace_page import answer, block_of
 from ffncli.errors import FFNError, shown
@@ -36,6 +37,7 @@ def command(
     expert: Expert = None,
     values: Values = "8",
     digits: Digits = 4,
+    insight: InsightOptions,
     dimensions: DimensionOptions,
     show: OutputOptions,
 ) -> None:
@@ -52,6 +54,7 @@ def command(
     # From here on torch is needed; what can be wrong without it has been said.
     import torch
 
+    from ffncli.run.not_finite import find_not_finite
     from ffncli.run.prepare import Request, prepare
     from ffncli.run.trace import trace
 
@@ -63,11 +66,15 @@ def command(
         output.note("--train changes nothing: the block has no dropout")
     for note in (*model.notes, *map(str, model.differences), *ready.notes):
         output.note(note)
-    result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside)
+    result = trace(
+        ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside, top_units=insight.top_units or 0
+    )
+    bad = find_not_finite(result, ready.weights)
     idle = [e for e in sorted(inside or ()) if not any(s.name.startswith(f"experts.{e}.") for s in result.steps)]
     if idle:
         output.note(f"no token is routed to expert {', '.join(map(str, idle))}")
-    output.show(answer(block_of(model, ready, run.device), result, digits))
+    output.show(answer(block_of(model, ready, run.device), result, digits, bad))
+    insight.judge(bad, output)
 
 
 def _count(option: str, text: str) -> int | None:
