@@ -29,7 +29,7 @@ from ffncli.block.steps import (
     block_inputs,
     parameters,
 )
-from ffncli.errors import FFNError
+from ffncli.errors import ExitCode, FFNError
 from ffncli.run.functions import function
 
 
@@ -93,7 +93,10 @@ def execute(
         else:
             own = {name.rpartition(".")[2]: weights[name] for name in step.parameters()}
             last = [known[name] for name in step.inputs if name in free and last_use[name] == at]
-            result, fresh = _result(step, own, arguments, mode, last)
+            try:
+                result, fresh = _result(step, own, arguments, mode, last)
+            except NotImplementedError:  # torch: "…" not implemented for 'Half'
+                raise _impossible(step, arguments[0]) from None
             del last
         if not fresh:
             free -= set(step.inputs)
@@ -117,6 +120,13 @@ def run(
         tensor = event.tensor
     assert tensor is not None
     return tensor
+
+
+def _impossible(step: Step, x: Tensor) -> FFNError:
+    """What torch cannot compute in this dtype on this device."""
+    dtype = str(x.dtype).removeprefix("torch.")
+    message = f"step '{step.output}' cannot be computed in {dtype} on {x.device.type}: torch has no code for it"
+    return FFNError(message, "use --dtype fp32", ExitCode.ENVIRONMENT)
 
 
 def _result(

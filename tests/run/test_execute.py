@@ -258,7 +258,6 @@ def wide_tensors(block, weights, x, keep):
         if event.tensor.shape[-1] == 32:
             alive.append(weakref.ref(event.tensor))
         del event
-        gc.collect()
         most = max(most, len({t.data_ptr() for r in alive if (t := r()) is not None}))
     return places, most
 
@@ -339,3 +338,15 @@ def test_a_gate_of_one_number_per_token_is_not_written_over():
     wanted = run(block, weights, {"x": x})
     *_, last = execute(block, weights, {"x": x}, keep=frozenset())
     assert torch.equal(last.tensor, wanted)
+
+
+def test_a_dtype_that_the_device_cannot_compute_is_said(monkeypatch):
+    def refuse(*_, **__):
+        raise NotImplementedError("\"silu_cpu\" not implemented for 'Half'")
+
+    monkeypatch.setattr("ffncli.run.execute._activation", refuse)
+    block = steps(FFNSpec(8, 16, "swiglu"))
+    weights = random_weights(block, generator(), torch.float16)
+    with pytest.raises(FFNError, match="step 'act' cannot be computed in float16 on cpu") as error:
+        run(block, weights, {"x": torch.randn(2, 8).half()})
+    assert error.value.code == 3

@@ -116,7 +116,7 @@ def test_a_constant_has_no_spread(value, dtype):
 
 
 def test_a_small_spread_far_from_zero(monkeypatch):
-    """1e8 ± 1: a plain sum of squares in float64 has lost it. Also where the values that are looked at first mislead."""
+    """1e8 ± 1: a plain sum of squares has lost it. Also where the values that are looked at first mislead."""
     exact = [10**8 + (i % 3) - 1 for i in range(3000)]
     mean = Fraction(sum(exact), 3000)
     std = math.sqrt(sum((v - mean) ** 2 for v in exact) / 3000)
