@@ -16,10 +16,11 @@ memory; its exact statistics are more work than the step itself. But the trace w
 chunks, and fresh memory costs more than the values: so the step with its statistics is held against the bare one.
 
 Limits: `share` at most 10 % for every matrix product and for all steps together with the printing, `over` at most 10 %
-for the elementwise ones, memory within its bound + 50 MB. A norm is shown and not judged. The exit code is 1 where a
+for the elementwise ones, memory within its bound + 100 MB (code, and the work space of
+matrix products). A norm is shown and not judged. The exit code is 1 where a
 limit is missed. Linux only. MB and GB are powers of ten.
 
-    python benchmarks/trace_scale.py [--scale X] [--threads N] [--save FILE]
+    python benchmarks/trace_scale.py [--scale X] [--case NAME] [--threads N] [--save FILE]
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from common import machine, save
 
 D_MODEL, D_FF, TOKENS = 8192, 28672, 8192
 PRODUCTS = ("gate", "up", "down")
-LIMIT, ALLOWANCE = 0.10, 50e6
+LIMIT, ALLOWANCE = 0.10, 100e6
 
 COMMON = """
 import json, sys, time
@@ -206,6 +207,7 @@ def main() -> int:
     """Measure, print, save; 1 where a limit is missed."""
     parser = argparse.ArgumentParser(description="What ffn trace adds to the time and memory of a block's steps.")
     parser.add_argument("--scale", type=float, default=1.0, help="of d_model, d_ff and tokens; 0.25 is quick [1]")
+    parser.add_argument("--case", choices=("gated", "plain"), help="only this one [both]")
     parser.add_argument("--threads", type=int, help="CPU threads [torch's choice]")
     parser.add_argument("--save", metavar="FILE", help="write the results there as CSV")
     options = parser.parse_args()
@@ -219,7 +221,7 @@ def main() -> int:
         Case("plain", "relu", False, None, d_model, d_ff, tokens),
     )
     rows: list[Row] = []
-    for case in cases:
+    for case in (c for c in cases if options.case in (None, c.name)):
         for row in measure(case, base, options.threads):
             show(row)
             rows.append(row)

@@ -19,7 +19,7 @@ BINS = 32
 # call. Never above 2²⁴, up to which float32 counts exactly.
 _CHUNK = 1 << 20
 _CHUNK_ON_GPU = 1 << 24
-_MOST_IN_HISTOGRAM = 1 << 20
+_MOST_IN_HISTOGRAM = 1 << 17  # a bar is then right within a hundredth of the highest
 _SAMPLE = 4096
 
 
@@ -159,12 +159,14 @@ def _add(sums: _Sums, piece: Tensor, wide: Tensor, scratch: Tensor) -> None:
 
 
 def _count(sums: _Sums, piece: Tensor, low: float, high: float, scratch: Tensor) -> None:
-    """Zeros, near zeros, negatives. Signs are summed as floats, four times as fast as a mask is made and counted."""
+    """Zeros, near zeros, negatives: signs are summed as floats.
+
+    That is four times as fast as a mask that is made and counted, and where zeros are many, ten times as
+    `count_nonzero` of floats, which branches.
+    """
     n = piece.numel()
     if low > 0 or high < 0:
         sums.negatives += n if high < 0 else 0
-    elif low >= 0:
-        sums.zeros += n - int(piece.count_nonzero())
     else:
         torch.sign(piece, out=scratch)
         rest, difference = int(torch.dot(scratch, scratch)), int(scratch.sum())
@@ -173,7 +175,8 @@ def _count(sums: _Sums, piece: Tensor, low: float, high: float, scratch: Tensor)
     bound = _near_zero(piece.dtype)
     if low <= bound and high >= -bound:
         torch.ops.aten.hardshrink.out(piece, bound, out=scratch)
-        sums.near += n - int(scratch.count_nonzero())
+        scratch.sign_()
+        sums.near += n - int(torch.dot(scratch, scratch))
 
 
 def _near_zero(dtype: torch.dtype) -> float:
