@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ffncli.run.trace import StepRecord, Trace
 
 
+_MOST_COLUMNS = 80
+
+
 def answer(block: dict[str, Any], result: Trace, digits: int, not_finite: Sequence[NotFinite] = ()) -> Answer:
     """A trace as JSON, CSV (one row per step, without values) and as a page to read."""
     body = {
@@ -53,9 +56,8 @@ def _step(record: StepRecord, result: Trace, digits: int) -> list[Part]:
         about.append(f"token{'s' if len(record.tokens) != 1 else ''} {', '.join(map(str, _few(record.tokens)))}")
     parts: list[Part] = [Heading(head, ", ".join(about))]
     parts.append(Excerpt(record.shape, record.values_index, record.values, digits, record.tokens))
-    parts += [
-        Line(text, quiet=True) for text in (_statistics(record, digits), _counts(record), _weights(record)) if text
-    ]
+    lines = (*_statistics(record, digits), _counts(record), _weights(record))
+    parts += [Line(text, quiet=True) for text in lines if text]
     if record.live is not None and record.dropped is not None:
         share = f" ({100 * record.dropped / record.live:.0f} %)" if record.live else ""
         text = f"dropped {record.dropped} of {record.live} live values{share}, the kept ones scaled"
@@ -63,10 +65,18 @@ def _step(record: StepRecord, result: Trace, digits: int) -> list[Part]:
     return parts + unit_parts(record)
 
 
-def _statistics(record: StepRecord, digits: int) -> str:
+def _statistics(record: StepRecord, digits: int) -> tuple[str, ...]:
+    """Extremes, mean and spread, then the histogram: in the same line, or in the next where 80 columns do not do.
+
+    A line that a terminal folds would break the bars at an empty one.
+    """
     numbers = (("min", record.min), ("max", record.max), ("mean", record.mean), ("std", record.std))
-    texts = [f"{name} {number_text(value, digits)}" for name, value in numbers if value is not None]
-    return "  ".join([*texts, bars(record.histogram)]).rstrip()
+    text = "  ".join(f"{name} {number_text(value, digits)}" for name, value in numbers if value is not None)
+    bar = bars(record.histogram)
+    if bar and record.histogram_stride > 1:
+        bar += f"  1 in {record.histogram_stride:,} values"
+    whole = f"{text}  {bar}".rstrip()
+    return (whole,) if len(whole) <= _MOST_COLUMNS - 2 else (text, bar)
 
 
 def _counts(record: StepRecord) -> str:
