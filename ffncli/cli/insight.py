@@ -50,7 +50,7 @@ def unit_parts(record: StepRecord) -> list[Part]:
     if units is None:
         return []
     parts: list[Part] = []
-    if units.near_dead and True:
+    if units.near_dead and units.tokens > 1:
         near = f"{units.near_dead:,} within 0.001 of it" if units.near_dead > units.dead else ""
         text = f"{units.dead:,} of {units.units:,} units are zero for every token"
         parts.append(Line(", ".join(filter(None, (text, near))), quiet=True))
