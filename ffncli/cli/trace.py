@@ -9,6 +9,7 @@ import typer
 
 from ffncli.cli.example_options import ExampleOptions
 from ffncli.cli.explain_options import ExplainOptions
+from ffncli.cli.insight import InsightOptions
 from ffncli.cli.options import DimensionOptions, OutputOptions, RunOptions, TokenOptions, natural, positive, spread
 from ffncli.cli.save_options import SaveOptions
 from ffncli.cli.trace_page import answer, block_of
@@ -36,6 +37,7 @@ def command(
     expert: Expert = None,
     values: Values = "8",
     digits: Digits = 4,
+    insight: InsightOptions,
     dimensions: DimensionOptions,
     texts: ExampleOptions,
     explain: ExplainOptions,
@@ -56,6 +58,7 @@ def command(
     # From here on torch is needed; what can be wrong without it has been said.
     import torch
 
+    from ffncli.run.not_finite import find_not_finite
     from ffncli.run.prepare import Request, prepare
     from ffncli.run.trace import trace
 
@@ -69,14 +72,18 @@ def command(
     for note in (*model.notes, *map(str, model.differences), *ready.notes):
         output.note(note)
     keep = frozenset({"probs"}) | explain.keep(ready.steps) | save.keep(ready, inside)
-    result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside, keep)
+    result = trace(
+        ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside, keep, insight.top_units or 0
+    )
+    bad = find_not_finite(result, ready.weights)
     idle = [e for e in sorted(inside or ()) if not any(s.name.startswith(f"experts.{e}.") for s in result.steps)]
     if idle:
         output.note(f"no token is routed to expert {', '.join(map(str, idle))}")
-    page = answer(block_of(model, ready, run.device), result, digits)
+    page = answer(block_of(model, ready, run.device), result, digits, bad)
     save.write(page.body["block"], ready, result, output)
     page = texts.extended(page, result, ready, example, shown_values, digits)
     output.show(explain.with_answers(page, ready, result, digits))
+    insight.judge(bad, output)
 
 
 def _count(option: str, text: str) -> int | None:

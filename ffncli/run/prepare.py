@@ -13,7 +13,7 @@ from torch import Tensor
 from ffncli.block import dtypes
 from ffncli.block.final import final_layer
 from ffncli.block.recipe import steps
-from ffncli.block.steps import Dropout, Step, block_inputs, parameters
+from ffncli.block.steps import Dropout, Step, block_inputs, feature_axis, parameters
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.examples import Example
 from ffncli.models.model import Layer, Model
@@ -87,10 +87,10 @@ def prepare(model: Model, request: Request = Request(), example: Example | None 
     leading = request.leading or (example.shape[:-1] if example and request.input is None else None)
     default = example.input if example else "randn"
     text = default if request.input is None else request.input
-    widest = max(axis.size for axes in parameters(block).values() for axis in axes)
-    demand_memory(prod(leading or (4,)) * 4 * widest * 8, "the input and its intermediates", "give fewer tokens")
+    _demand(prod(leading or (4,)), block, dtype)
     names = block_inputs(block)
     first = make_input(text, leading, layer.spec.d_model, dtype, generator).to(device)
+    _demand(prod(first.shape[:-1]), block, dtype)  # a file has as many tokens as it has
     if example and request.input is None:
         first = _given(example, first)
     inputs = {names[0]: first}
@@ -100,6 +100,14 @@ def prepare(model: Model, request: Request = Request(), example: Example | None 
     train = bool(example and example.dropped) if request.train is None else request.train
     mode = Mode(train, _masks(example, request, own, first), generator)
     return Prepared(layer, block, weights, inputs, mode, origin, tuple(notes))
+
+
+def _demand(tokens: int, block: tuple[Step, ...], dtype: torch.dtype) -> None:
+    """FFNError where memory will not do: two of the widest intermediates at once, and what is d_model wide."""
+    axis = feature_axis(block)
+    widest = max(axis.size for axes in parameters(block).values() for axis in axes)
+    size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
+    demand_memory(size, "the input and its intermediates", "give fewer tokens")
 
 
 def trace_layer(

@@ -17,7 +17,7 @@ JSON_DOC = (Path(__file__).parent.parent.parent / "docs" / "json.md").read_text(
 
 
 def asked(call, *arguments: str) -> dict:
-    code, out, err = call("trace", *arguments, "--json")
+    code, out, err = call("trace", *arguments, "--json", "-q")
     assert (code, err) == (0, "")
     return json.loads(out)
 

@@ -20,7 +20,7 @@ class Mine(nn.Module):
 
 
 def explained(call, *arguments: str) -> list[dict]:
-    code, out, err = call("trace", *arguments, "--json")
+    code, out, err = call("trace", *arguments, "--json", "-q")
     assert (code, err) == (0, "")
     return json.loads(out)["explain"]
 
