@@ -52,6 +52,7 @@ def command(
     said = dimensions.dimensions()
     example, model = texts.chosen(source, said, run, tokens)
     shown_values, inside, leading = _count("--show", values), _expert(expert, model, run.layer), tokens.leading()
+    explain = explain.renamed(example.aliases if example else {})
     explain.spots()
     save.check(show.out, show.force)
 
