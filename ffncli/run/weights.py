@@ -14,9 +14,9 @@ from ffncli.block.cost import cost
 from ffncli.block.steps import Activation, Experts, Linear, Norm, Step
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models import layout
-from ffncli.models.checkpoint import read_weights
 from ffncli.models.evidence import layer_names
 from ffncli.models.model import Layer, Model
+from ffncli.models.values import read_weights
 
 Weights = Mapping[str, Tensor]
 
@@ -76,7 +76,7 @@ def stored_weights(model: Model, layer: Layer, dtype: torch.dtype, device: str =
         return None
     located = layout.locate(layer_names(model, checkpoint, layer.stack, layer.index), layer.spec)
     demand_memory(sum(math.prod(axis.size for axis in item.axes) for item in located) * dtype.itemsize)
-    return read_weights(checkpoint, located, dtype, device)
+    return read_weights(checkpoint, located, dtype, device, model.quantization)
 
 
 def demand_memory(
