@@ -78,7 +78,10 @@ def with_dimensions(model: Model, said: Dimensions) -> Model:
     mixed = any((group.spec.moe is not None) != main for group in model.groups)
     specs = [_changed(g.spec, said if (g.spec.moe is not None) == main else others) for g in model.groups]
     given = ", ".join(f.name for f in fields(said) if getattr(said, f.name) is not None)
-    changed = replace(model.with_specs(specs), evidence=(f"changed by options: {given}", *model.evidence), stored=None)
+    unknown = frozenset(name for name in model.unknown if getattr(said, name) is None)
+    changed = replace(
+        model.with_specs(specs), evidence=(f"changed by options: {given}", *model.evidence), stored=None, unknown=unknown
+    )
     if said.d_model is not None:
         changed = replace(changed, beside=None, measured=None)  # the attention's width would be another too
     if not mixed or others == said:

@@ -16,7 +16,7 @@ from ffncli.models.checkpoint import Checkpoint, check_shapes
 from ffncli.models.inventory import Inventory, shared_name, take_inventory
 from ffncli.models.matrices import Item
 from ffncli.models.model import IN_ALL, UNEVEN, Difference, Model
-from ffncli.models.quantized import logical
+from ffncli.models.quantized import logical, logical_names
 from ffncli.models.recognise import recognise_all
 from ffncli.models.strict_json import shown_path
 from ffncli.models.ways import looked_for
@@ -66,8 +66,7 @@ def _demand_all(model: Model, checkpoint: Checkpoint, difference: Difference) ->
         spec = replace(spec, **said)  # other layers have it as the config says
     if model.model_type in layout.LAYOUTS:
         names = layer_names(model, checkpoint, difference.stack, difference.index)
-        if not names.packed(spec) and names.any(spec):
-            # norms matter to a trace alone
+        if names.any(spec):  # norms matter to a trace alone
             check_shapes(checkpoint, layout.locate(names, replace(spec, norm="none", sub_norm=False)))
 
 
@@ -129,9 +128,10 @@ def layer_names(model: Model, checkpoint: Checkpoint, stack: str, layer: int) ->
 
     Raises FFNError where the family has no row that says what they are called.
     """
-    if model.model_type not in layout.LAYOUTS:
+    family = "gguf" if checkpoint.gguf else model.model_type
+    if family not in layout.LAYOUTS:
         raise FFNError(
             f"{checkpoint.where}: what {model.model_type or 'this model'} calls each weight is not known here",
             "`ffn params` counts it",
         )
-    return layout.Names(checkpoint.files, model.model_type, stack, layer, checkpoint.where)
+    return layout.Names(logical_names(checkpoint.files), family, stack, layer, checkpoint.where)

@@ -169,7 +169,22 @@ _DECODER = {"decoder": "layers.{i}."}
 _TOWER = ("model.", "model.language_model.", "language_model.model.", "")
 _LLAMA = Layout(_DECODER, _MLP, norms=_AFTER_ATTENTION, prefixes=_TOWER)
 
+_GGUF_GATED = ("ffn_gate", "ffn_up", "ffn_down")
+_GGUF = Layout(  # all architectures; norms by what they do, gpt-oss keeps its FFN's under the attention's name
+    {"decoder": "blk.{i}."},
+    (_plain("ffn_up", "ffn_down"), _gated(*_GGUF_GATED), _halves("ffn_up", "ffn_down")),
+    (
+        _pair("router", "ffn_gate_inp")
+        | {"route.correction": Piece("exp_probs_b.bias"), "shared_gate.weight": Piece("ffn_gate_inp_shexp.weight")}
+        | _gated(*(f"{name}_exps" for name in _GGUF_GATED))
+        | {f"shared.{n}": piece for n, piece in _gated(*(f"{name}_shexp" for name in _GGUF_GATED)).items()},
+    ),
+    _norm("norm", "ffn_norm|post_attention_norm") | _norm("post_norm", "post_ffw_norm"),
+    ("",),
+)
+
 LAYOUTS: Mapping[str, Layout] = {
+    "gguf": _GGUF,
     "gpt2": Layout(
         {"decoder": "h.{i}."}, (_plain("mlp.c_fc", "mlp.c_proj", transposed=True),), norms=_norm("norm", "ln_2"),
         prefixes=("transformer.", ""),
@@ -213,12 +228,10 @@ LAYOUTS: Mapping[str, Layout] = {
 
 # --- finding them -----------------------------------------------------------------------------------------------------
 
-_PACKED = (".qweight", ".weight_packed", "_blocks", "_packed")  # GPTQ and AWQ, compressed-tensors, MXFP4
-
 
 @dataclass(frozen=True)
 class Names:
-    """The tensor names of one layer of a checkpoint, and the family whose layout they should follow."""
+    """The tensor names of a checkpoint, packed matrices by their logical ones, and the family of one of its layers."""
 
     names: Collection[str]
     family: str
@@ -238,16 +251,6 @@ class Names:
         """Whether the layer has any tensor of its FFN."""
         ways = self._candidates(spec)
         return any(_name(self.names, stem, piece) for stem, way in ways for piece in way.values())
-
-    def packed(self, spec: FFNSpec) -> str | None:
-        """The first tensor that holds one of this layer's matrices packed (GPTQ, AWQ, MXFP4), or None."""
-        for stem, way in self._candidates(spec):
-            for piece in way.values():
-                for spelling in piece.tensor.split("|"):
-                    base = (stem + spelling.replace("{e}", "0")).removesuffix(".weight")
-                    if found := next((base + end for end in _PACKED if base + end in self.names), None):
-                        return found
-        return None
 
     def _candidates(self, spec: FFNSpec) -> list[tuple[str, Pieces]]:
         """Every (prefix, way) that the family may use; a plain way only where no layer has the gated way's gate."""
@@ -279,10 +282,6 @@ class Names:
 
 def locate(names: Names, spec: FFNSpec) -> tuple[Located, ...]:
     """Where every parameter of `spec` lies. Raises FFNError naming the first tensor that is not there."""
-    if packed := names.packed(spec):
-        raise FFNError(
-            f"{names.where}: {shown(packed, 120)} is packed (quantized)", "only unquantized weights are read"
-        )
     stem, way = names.way(spec)
     pieces = {**way, **(LAYOUTS[names.family].norms or {})}
     wanted = parameters(steps(spec)).items()

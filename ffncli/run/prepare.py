@@ -63,13 +63,14 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
     block = steps(layer.spec)
     dtype: torch.dtype = getattr(torch, dtypes.dtype("fp32" if request.dtype is None else request.dtype).torch)
     device = _device(request.device)
-    if model.unknown:
-        lacking = " and ".join(sorted(model.unknown))
-        raise FFNError(
-            f"{shown(model.source)} does not say its {lacking}, so it cannot be run", "`ffn params` counts it"
-        )
+    if lacking := sorted(model.unknown - {"norm"}):
+        options = " and ".join("--" + name.replace("_", "-") for name in lacking)
+        what = f"{shown(model.source)} does not say its {' and '.join(lacking)}, so it cannot be run"
+        raise FFNError(what, f"give {options}; `ffn params` counts it without")
     generator = torch.Generator().manual_seed(request.seed or 0)
     notes: list[str] = []
+    if "norm" in model.unknown:
+        notes.append("the norm before the FFN is not known: the input is what enters the FFN itself")
     weights, origin = _weights(model, layer, block, example, generator, dtype, device)
     if example and not _fits(example, block):
         notes.append("the example's weights do not fit these dimensions: drawn at random")
