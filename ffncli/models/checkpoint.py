@@ -58,7 +58,9 @@ class Checkpoint:
         if file not in self._headers:
             columns = self._columns.get(file) or read_columns(self.folder / file)
             self._headers[file] = named(columns)
-            self._starts[file] = {name: columns.data + at for name, at in zip(columns.names, columns.starts, strict=True)}
+            self._starts[file] = {
+                name: columns.data + at for name, at in zip(columns.names, columns.starts, strict=True)
+            }
         header = self._headers[file]
         if name not in header:
             raise _not_there(self.folder / file, name)

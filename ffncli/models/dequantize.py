@@ -96,14 +96,14 @@ def _packed(
 ) -> tuple[Logical, dict[str, TensorInfo]]:
     """What a packed tensor means, and the stored tensors that it may be made of."""
     tensors = {beside: checkpoint.info(beside) for beside in _beside(checkpoint, name)}
-    blocks = next((n for n in (f"{name}_blocks", f"{name}.blocks") if n in tensors), None)
-    if blocks and blocks[:-6] + "scales" not in tensors:
-        raise _missing(checkpoint, blocks[:-6] + "scales", blocks)
     means = logical(tensors, quantization, checkpoint.where).get(name)
     if means is None:
         raise FFNError(f"{checkpoint.where}: tensor {shown(name, 120)} is missing")
     if means.format in _FLOAT8:
-        raise _missing(checkpoint, f"{name}_scale_inv", name)
+        what = f"{shown_path(checkpoint.path(name))}: tensor {shown(f'{name}_scale_inv', 120)} is missing"
+        raise FFNError(what, f"{shown(name, 120)} is {means.format} and means nothing without its scales")
+    if means.anchor == name and means.format == tensors[name].dtype:
+        raise _refused(checkpoint, name, f"is stored as {means.format}, and nothing says what its values mean")
     return means, tensors
 
 
@@ -119,13 +119,6 @@ def _beside(checkpoint: Checkpoint, name: str) -> list[str]:
     return found
 
 
-def _missing(checkpoint: Checkpoint, scales: str, values: str) -> FFNError:
-    return FFNError(
-        f"{checkpoint.where}: tensor {shown(scales, 120)} is missing",
-        f"{shown(values, 120)} cannot be read without its scales",
-    )
-
-
 def _refused(checkpoint: Checkpoint, name: str, why: str) -> FFNError:
     return FFNError(f"{shown_path(checkpoint.path(name))}: tensor {shown(name, 120)} {why}", _HINT)
 
@@ -139,7 +132,9 @@ def _dtype(place: Place, name: str) -> Any:
 
     found = getattr(torch, name, None)
     if found is None:
-        what = f"{shown_path(place.path)} holds {place.info.dtype} values, which torch {torch.__version__} does not have"
+        what = (
+            f"{shown_path(place.path)} holds {place.info.dtype} values, which torch {torch.__version__} does not have"
+        )
         raise FFNError(what, "a newer torch may: pip install -U torch", ExitCode.ENVIRONMENT)
     return found
 
@@ -252,8 +247,10 @@ def _mxfp4(checkpoint: Checkpoint, means: Logical, tensors: Mapping[str, TensorI
     bfloat16 hold, is [experts, in, out].
     """
     place, turned = checkpoint.place(means.anchor), means.anchor.endswith("_blocks")
-    name = means.anchor[:-6] + "scales" if means.anchor.endswith("blocks") else scale_name(
-        means.anchor.removesuffix("_packed"), tensors
+    name = (
+        means.anchor[:-6] + "scales"
+        if means.anchor.endswith("blocks")
+        else scale_name(means.anchor.removesuffix("_packed"), tensors)
     )
     assert name is not None
     assert means.shape is not None

@@ -80,7 +80,10 @@ def with_dimensions(model: Model, said: Dimensions) -> Model:
     given = ", ".join(f.name for f in fields(said) if getattr(said, f.name) is not None)
     unknown = frozenset(name for name in model.unknown if getattr(said, name) is None)
     changed = replace(
-        model.with_specs(specs), evidence=(f"changed by options: {given}", *model.evidence), stored=None, unknown=unknown
+        model.with_specs(specs),
+        evidence=(f"changed by options: {given}", *model.evidence),
+        stored=None,
+        unknown=unknown,
     )
     if said.d_model is not None:
         changed = replace(changed, beside=None, measured=None)  # the attention's width would be another too

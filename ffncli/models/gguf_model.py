@@ -56,7 +56,11 @@ def described(file: GGUFFile) -> Model | None:
         return None
     values: dict[str, Any] = {"model_type": model_type, **_sizes(told, file)}
     layers = family.stacks[0].layers
-    for usual, own in (("hidden_size", family.d_model), ("intermediate_size", family.d_ff), ("num_hidden_layers", layers)):
+    for usual, own in (
+        ("hidden_size", family.d_model),
+        ("intermediate_size", family.d_ff),
+        ("num_hidden_layers", layers),
+    ):
         if isinstance(own, str) and usual in values:
             values[own.partition("|")[0]] = values.pop(usual)
     if family.eps[0] and (eps := _epsilon(file)) is not None:
@@ -111,7 +115,7 @@ def _epsilon(file: GGUFFile) -> float | None:
 
 
 def _agreed(seen: FFNSpec, known: FFNSpec | None) -> FFNSpec | None:
-    """`known` where the tensors confirm it, else None. The converter has added the 1 of Gemma's norms to their weights."""
+    """`known` where the tensors confirm it, else None. Converters add the 1 of Gemma's norms to their weights."""
     if known is None or (seen.moe is None) != (known.moe is None):
         return None
     same = (seen.d_model, seen.d_ff, seen.gated, seen.bias) == (known.d_model, known.d_ff, known.gated, known.bias)

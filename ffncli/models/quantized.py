@@ -62,7 +62,7 @@ def logical(
 
 
 def logical_names(names: Collection[str]) -> Collection[str]:
-    """The names, and those of the matrices that are packed under other ones (`X_blocks`, `X.qweight`), from names alone.
+    """The names, and those of matrices that are packed under other ones (`X_blocks`, `X.qweight`), by names alone.
 
     `dequantize.stored` finds what such a matrix is made of.
     """
@@ -94,6 +94,9 @@ def _check_plain(name: str, info: TensorInfo, quantization: Mapping[str, Any] | 
 
     Masks that GPT-2 and GPT-NeoX store as `bias` are no weights.
     """
+    if info.dtype == "U8" and len(info.shape) > 2 and name.endswith(("_blocks", ".blocks")):
+        scales = f"{where}: tensor {shown(name[:-6] + 'scales', 120)} is missing"
+        raise FFNError(scales, f"{shown(name, 120)} means nothing without it")
     if quantization is None or info.dtype not in PACKED_DTYPES or len(info.shape) < 2 or name.endswith("bias"):
         return
     method = quantization.get("quant_method")

@@ -1,4 +1,4 @@
-"""Bytes of files, just those that are asked for: positional reads into one buffer, with clear words for a short file."""
+"""Bytes of files, just those that are asked for: positional reads into one buffer, and clear words for a short file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-MOST_AT_ONCE = 16 << 20  # a read of this size takes some hundredths of a second even from a slow disk: Ctrl-C waits no longer
+MOST_AT_ONCE = (
+    16 << 20
+)  # a read of this size takes some hundredths of a second even from a slow disk: Ctrl-C waits no longer
 
 
 class Files:
@@ -44,7 +46,8 @@ class Files:
 
         if self._buffer is None or self._buffer.numel() < count:
             self._buffer = torch.empty(count, dtype=torch.uint8)
-            self._bytes = memoryview(self._buffer.numpy())
+            data: Any = self._buffer.numpy()
+            self._bytes = memoryview(data)
         try:
             if path not in self._open:
                 self._open[path] = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ffncli.errors import FFNError, shown
 from ffncli.models.checkpoint import Checkpoint, wrong_shape
 from ffncli.models.dequantize import Stored, stored
 from ffncli.models.layout import Located
@@ -24,7 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BLOCK = 1 << 20  # values: 4 MB as float32, which stay in a processor's cache between being read and being converted
-_MOST_WORKERS = 4  # of one thread each: torch's wait for each other after every block, ten times as long on a busy machine
+_MOST_WORKERS = (
+    4  # of one thread each: torch's wait for each other after every block, ten times as long on a busy machine
+)
 _WORTH_WORKERS = 64 << 20  # bytes
 _Work: TypeAlias = "list[tuple[Stored, list[_Target]]]"
 
@@ -144,7 +145,9 @@ class _Target:
             block, start = self._own_rows(start, block)
         elif piece.parts > 1:
             width = place.shape[1]
-            block = block[:, piece.part :: piece.parts] if piece.interleaved else block.narrow(1, piece.part * width, width)
+            block = (
+                block[:, piece.part :: piece.parts] if piece.interleaved else block.narrow(1, piece.part * width, width)
+            )
         place[start : start + len(block)].copy_(block)
 
     def _own_rows(self, start: int, block: Tensor) -> tuple[Tensor, int]:

@@ -113,7 +113,9 @@ def test_no_tensors_and_no_config(call, tmp_path: Path):
 
 
 def test_what_is_not_known_cannot_be_run(call, tmp_path: Path):
-    expect_refusal(call("trace", folder(tmp_path, UNKNOWN, tensors("llama"))), "norm", "`ffn params` counts it")
+    expect_refusal(call("trace", folder(tmp_path, UNKNOWN, tensors("llama"))), "`ffn params` counts it")
+    written(tmp_path / "model.gguf", architecture="brand-new")
+    expect_refusal(call("trace", str(tmp_path / "model.gguf")), "does not say its activation", "give --activation")
 
 
 def test_what_follows_from_layers_of_two_kinds(call, tmp_path: Path):
@@ -265,7 +267,9 @@ def written(path: Path, kind: Q = Q.F32, experts: int = 0, architecture: str = "
 def test_a_gguf_file(kind: Q, dtype: str, experts: int, call, tmp_path: Path):
     stored = written(tmp_path / "model.gguf", kind, experts)
     numbers, size = (sum(column) for column in zip(*stored, strict=True))
-    row = row_of(call("params", str(tmp_path / "model.gguf"), "--json"), "norms and residuals")
+    code, out, err = call("params", str(tmp_path / "model.gguf"), "--json")
+    (row,) = json.loads(out)["rows"]
+    assert (code, err, row["norm_params_per_layer"]) == (0, "", D)
     assert row["ffn_params_total"] == row["ffn_params_stored"] == numbers
     assert (row["ffn_stored_bytes"], row["ffn_bits_per_weight"]) == (size, 8 * size / numbers)
     assert (row["stored_params"], row["stored_bytes"]) == (numbers + LAYERS * D, size + LAYERS * D * 4)
