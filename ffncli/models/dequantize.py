@@ -288,10 +288,12 @@ def _gguf(place: Place) -> Stored:
     kind, read, shape = GGMLQuantizationType[place.info.dtype], _rows(place, place.info.shape), place.info.shape
 
     def decode(files: Files, matrix: int, start: int, stop: int) -> Tensor:
+        import numpy
         import torch
 
         try:
-            return torch.from_numpy(dequantize(read(files, matrix, start, stop).numpy(), kind))
+            with numpy.errstate(all="ignore"):  # a scale that is not finite is counted later, not warned of
+                return torch.from_numpy(dequantize(read(files, matrix, start, stop).numpy(), kind))
         except NotImplementedError:
             what = f"{shown_path(place.path)}: the gguf library does not unpack {kind.name}"
             raise FFNError(what, "a newer one may: pip install -U gguf", ExitCode.ENVIRONMENT) from None

@@ -49,7 +49,7 @@ def read_weights(
     for item in located:
         for expert, name in enumerate(item.names):
             found[name] = found.get(name) or stored(checkpoint, name, quantization)
-            if found[name].shape != item.stored_shape():
+            if not _alike(found[name].shape, item.stored_shape(), checkpoint.gguf):
                 raise wrong_shape(found[name].place.path, name, found[name].shape, item)
             wanted[name].append((item, expert))
     out = {
@@ -61,6 +61,13 @@ def read_weights(
     ]
     _fill(work, sum(tensor.nbytes for tensor in out.values()))
     return out
+
+
+def _alike(found: tuple[int, ...], expected: tuple[int, ...], squeezed: bool) -> bool:
+    """Whether two shapes are the same. GGUF's converters leave out axes of size 1 (`squeezed`)."""
+    if squeezed:
+        return [size for size in found if size != 1] == [size for size in expected if size != 1]
+    return found == expected
 
 
 def values(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None = None) -> Tensor:
