@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers facts architectures clean
+.PHONY: run test check lint bench-startup bench-memory bench-headers bench-trace-read bench-peers facts architectures clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -57,6 +57,9 @@ facts: $(VENV)/.installed
 
 bench-headers: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/headers.py $(ARGS)
+
+bench-trace-read: $(VENV)/.installed-test
+	@$(BIN)/python benchmarks/trace_read.py $(ARGS)
 
 bench-peers: $(VENV)/.installed-peers
 	@$(BIN)/python benchmarks/peers.py $(ARGS)
