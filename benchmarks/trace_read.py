@@ -68,7 +68,7 @@ main()
 
 @dataclass(frozen=True)
 class Result:
-    """One checkpoint. Sizes in bytes, `read` beyond headers and imports; the shortest times; ratios to the yardstick."""
+    """One checkpoint. Bytes, `read` beyond headers and imports; times the shortest; ratios to the yardstick."""
 
     case: str
     checkpoint_bytes: int
