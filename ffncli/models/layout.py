@@ -8,7 +8,7 @@ names and shapes do not say is in `arrangement.py`, family by family; what nothi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -120,8 +120,8 @@ def beyond(model_type: str, spot: Spot) -> dict[str, str]:
 class Names:
     """The tensors among which one layer's parameters are looked for, FFN `number` of those that the layer has.
 
-    `stored` are all names of the file; `alike` is another layer of the same stack that has an FFN, which tells what
-    this one lacks. `family` is the model_type, "" where it has none that is known.
+    `stored` are all names of the file; `alike` gives another layer of the same stack, which tells what this one lacks.
+    `family` is the model_type, "" where there is none.
     """
 
     here: Held
@@ -129,7 +129,7 @@ class Names:
     family: str
     where: str
     number: int = 0
-    alike: Held | None = None
+    alike: Callable[[], Held | None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -145,17 +145,18 @@ def locate(names: Names, spec: FFNSpec) -> tuple[Located, ...]:
 
     Raises FFNError naming the first tensor that is not there.
     """
-    found = _pieces(names.here, names, spec)
-    alike = _pieces(names.alike, names, spec) if names.alike else {}
-    if not found and not alike:
-        raise FFNError(f"{names.where}: no FFN tensors under {shown(names.here.stem, 120)}", "is the file whole?")
+    wanted = parameters(steps(spec))
     norms = {name for step in steps(spec) if isinstance(step.op, Norm) for name in step.parameters()}
+    found = _found(names, spec)
+    if not found.keys() - norms:
+        kind = "experts" if spec.moe else "FFN tensors"
+        known = f"a {names.family} checkpoint" if names.family else "this checkpoint"
+        advice = f"drop the option that asks for them, if {known} has no such layers; else: is the file whole?"
+        raise FFNError(f"{names.where}: no {kind} under {shown(names.here.stem, 120)}", advice)
     out: list[Located] = []
-    for parameter, axes in parameters(steps(spec)).items():
-        if entry := found.get(parameter):
-            out.append(_located(names, parameter, axes, entry))
-        elif entry := alike.get(parameter):
-            raise _missing(names, names.here.stem + entry.piece.tensor.replace("{e}", "0"), parameter)
+    for parameter, axes in wanted.items():
+        if parameter in found:
+            out.append(_located(names, parameter, axes, found[parameter]))
         elif parameter not in norms:
             raise FFNError(
                 f"{names.where}: no tensor under {shown(names.here.stem, 120)} is known to hold {parameter}",
@@ -164,30 +165,51 @@ def locate(names: Names, spec: FFNSpec) -> tuple[Located, ...]:
     return tuple(out)
 
 
+def torn(names: Names, spec: FFNSpec) -> bool:
+    """Whether some of the FFN's tensors are there, so that one that is not is missing, not another model's."""
+    norms = {name for step in steps(spec) if isinstance(step.op, Norm) for name in step.parameters()}
+    pieces = [found.piece for name, found in _found(names, spec).items() if name not in norms]
+    return any(_full(names, piece.tensor).replace("{e}", "0") in names.stored for piece in pieces)
+
+
+def _found(names: Names, spec: FFNSpec) -> dict[str, _Found]:
+    """The layer's own pieces; what it lacks, as another layer of its stack has it."""
+    found = _pieces(names.here, names, spec)
+    if parameters(steps(spec)).keys() <= found.keys():
+        return found
+    alike = names.alike()
+    return (_pieces(alike, names, spec) if alike else {}) | found
+
+
 def _located(names: Names, parameter: str, axes: tuple[Axis, ...], found: _Found) -> Located:
-    full = _full(names, found.piece.tensor)
+    """Raises FFNError where the tensor, or that of one expert, is not there; a packed one has other names."""
+    full, inside = _full(names, found.piece.tensor), _inside(found.piece.tensor)
     whole = tuple(full.replace("{e}", str(e)) for e in range(axes[0].size if found.piece.per_expert else 1))
     first = next((name for name in whole if name not in names.stored), None)
-    if first is not None and any(name in names.stored for name in whole):  # none at all: packed under other names
-        raise _missing(names, first, parameter)
+    item = names.here.items.get(inside)
+    if first is not None and (item is None or item.count < len(whole) or any(name in names.stored for name in whole)):
+        raise FFNError(f"{names.where}: tensor {shown(first, 120)} is missing", f"it is needed for {parameter}")
     return Located(parameter, axes, found.piece, whole, found.format, found.evidence, found.assumed)
+
+
+def _inside(tensor: str) -> str:
+    return tensor.replace("expert_{e}", "#").replace("{e}", "#")
 
 
 def _full(names: Names, tensor: str) -> str:
     """The whole name, `{e}` left as it stands."""
-    spelled = tensor.replace("expert_{e}", "#").replace("{e}", "#")
+    spelled = _inside(tensor)
     full = names.here.full.get(spelled, names.here.stem + spelled)
     return full.replace("#", "expert_{e}" if "expert_{e}" in tensor else "{e}")
-
-
-def _missing(names: Names, tensor: str, parameter: str) -> FFNError:
-    return FFNError(f"{names.where}: tensor {shown(tensor, 120)} is missing", f"it is needed for {parameter}")
 
 
 def canonical(stored: Tensor, item: Located) -> Tensor:
     """The canonical view of a stored tensor: orientation first, then this parameter's share of the output axis."""
     piece = item.piece
-    stored = stored.reshape(item.stored_shape())
+    shape = item.stored_shape()
+    if stored.dim() == len(shape) == 3 and stored.shape[0] > shape[0]:
+        stored = stored[: shape[0]]  # in memory LongCat's identity experts have rows that nothing reads
+    stored = stored.reshape(shape)
     if piece.stacked:
         stored = stored.reshape(item.axes[0].size, -1, stored.shape[-1])
     if piece.transposed:
@@ -217,6 +239,8 @@ def _pieces(held: Held, names: Names, spec: FFNSpec) -> dict[str, _Found]:
             return {}
         number = kind[0]
     place, own = here[number], members(items, here)[number]
+    if spec.gated and not place.own.way.gate and not _fused(items, place.own):
+        return {}  # its gate is missing
     rules = arrangement(names.family)
     out = dict(_matrices(items, place.own, spec, rules, names))
     shared = replace(spec, d_ff=spec.shared_width, moe=None) if spec.shared_width else spec
@@ -225,6 +249,12 @@ def _pieces(held: Held, names: Names, spec: FFNSpec) -> dict[str, _Found]:
     out |= _beside(items, place, own, names)
     out |= _norms(items, place, spec, rules)
     return out
+
+
+def _fused(items: Mapping[str, Item], p: Projections) -> bool:
+    """Whether gate and up are in one matrix, as far as shapes that are here can say."""
+    up, down = (matrix(items[p.name(leaf)]) for leaf in (p.way.up, p.way.down))
+    return up is None or down is None or up[0] * up[1] == 2 * down[0] * down[1]
 
 
 def _matrices(
@@ -345,6 +375,8 @@ def _norm(items: Mapping[str, Item], stem: str, step: str, op: Norm) -> dict[str
     out: dict[str, _Found] = {}
     for parameter, endings in (("weight", ("weight", "gamma", "scale")), ("bias", ("bias", "beta"))):
         tensor = next((t for e in endings if (t := f"{stem}.{e}") in items), None)
-        if tensor and parameter in op.parameters() and items[tensor].shape in ((op.axis.size,), None):
+        if tensor and parameter not in op.parameters():
+            return {}  # a norm of another kind
+        if tensor and items[tensor].shape in ((op.axis.size,), None):
             out[f"{step}.{parameter}"] = _Found(Piece(tensor), items[tensor].format, f"named {stem}")
     return out if len(out) == len(op.parameters()) else {}
