@@ -357,11 +357,13 @@ def _norms(items: Mapping[str, Item], place: Place, spec: FFNSpec, rules: Arrang
     """The norms of the block, by the first of their usual names that is there in the width they need."""
     out: dict[str, _Found] = {}
     inside = place.own.parent.removesuffix("#.").split(".")[:-1]
+    number = next((part for part in inside[::-1] if part.isdigit()), "0")
     around = [".".join(inside[:n]) + "." if n else "" for n in range(len(inside), -1, -1)]
     for step in steps(spec):
         if not isinstance(step.op, Norm):
             continue
-        for module in norm_modules(step.output, spec, rules):
+        for name in norm_modules(step.output, spec, rules):
+            module = name.replace("{n}", number)
             stems = [module] if module.startswith("../") else [at + module for at in around]
             for stem in stems:
                 pieces = _norm(items, stem, step.output, step.op)
