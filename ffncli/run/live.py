@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
-from ffncli.block.steps import ffn_steps, parameters
+from ffncli.block.steps import Norm, ffn_steps, parameters
 from ffncli.errors import FFNError
 from ffncli.models import layout
+from ffncli.models.arrangement import arrangement, norm_modules
 from ffncli.models.evidence import items_of
 from ffncli.models.headers import Columns
 from ffncli.models.inventory import Inventory, collect
@@ -48,6 +49,7 @@ def live_ffn(module: nn.Module, model: Model, layer: Layer) -> LiveFFN:
     owners = {item.parameter: item.names[0].rpartition(".")[0] for item in located}
     norms = {name.partition(".")[0]: at for name, at in owners.items() if name.startswith(("norm.", "post_norm."))}
     enters, leaves = _boundary(owners, norms, at, layer)
+    norms |= _without_parameters(module, model, layer, at)
     return LiveFFN(enters, leaves, at, norms)
 
 
@@ -65,6 +67,18 @@ def _boundary(
     if any(name.startswith(f"{whole}.") for name in norms.values()):  # it gives what that norm made of it (A.X-K1)
         return whole, (owners["down.weight"], *([_common(shared)] if shared else []))
     return whole, (whole,)
+
+
+def _without_parameters(module: nn.Module, model: Model, layer: Layer, at: str) -> dict[str, str]:
+    """The norms that own nothing (OLMo's), by the names that their modules usually have."""
+    there, rules = {name for name, _ in module.named_modules()}, arrangement(model.model_type)
+    out: dict[str, str] = {}
+    for step in steps(layer.spec):
+        if isinstance(step.op, Norm) and not step.parameters():
+            names = [f"{at}.{name}" for name in norm_modules(step.output, layer.spec, rules)]
+            if found := next((name for name in names if name in there), None):
+                out[step.output] = found
+    return out
 
 
 def live_weights(module: nn.Module, model: Model, layer: Layer) -> dict[str, Tensor]:
