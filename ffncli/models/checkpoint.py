@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -165,8 +165,13 @@ def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
             if name not in checkpoint.files or not os.path.exists(path := checkpoint.path(name)):
                 continue
             info = checkpoint.info(name)
-            if info.dtype in PLAIN and info.shape != expected:
+            if info.dtype in PLAIN and wide(info.shape) != wide(expected):
                 raise wrong_shape(path, name, info.shape, item)
+
+
+def wide(shape: Iterable[int]) -> list[int]:
+    """A shape without its axes of one: a correction may be [1, experts], a convolution [out, in, 1]."""
+    return [size for size in shape if size != 1]
 
 
 def wrong_shape(path: Path, name: str, found: tuple[int, ...], item: Located) -> FFNError:

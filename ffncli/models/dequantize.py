@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cache, cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache
 from math import ldexp, nan, prod
 from typing import TYPE_CHECKING, Any
 
@@ -34,41 +34,20 @@ _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 _HINT = "ffn params counts it; to trace it, save it dequantized, or give an FP8, MXFP4 or GGUF version"
 
 
+Decode = Callable[[Files, int, int], "Tensor"]
+
+
 @dataclass(frozen=True)
 class Stored:
-    """A tensor that can be read: `shape` is its logical one, seen as `lead` matrices of `rows` × `columns`.
+    """A tensor that can be read: its logical shape, and `decode`, which makes values of some of its rows.
 
-    `turned`: the rows are the logical columns, as in gpt-oss's MXFP4, which transformers transposes when it unpacks.
+    Rows are those of the whole tensor, [..., columns] seen as one matrix. `decode(files, start, stop)` returns plain
+    floats [stop - start, columns], good until the next read; all rows must be of one matrix of the last two axes.
     """
 
     place: Place
     shape: tuple[int, ...]
-    decode: Callable[[Files, int, int, int], Tensor] = field(repr=False)
-    turned: bool = False
-
-    @cached_property
-    def stored_shape(self) -> tuple[int, ...]:
-        """The shape as its rows come."""
-        return (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.turned else self.shape
-
-    @property
-    def lead(self) -> int:
-        """How many matrices there are: experts, mostly."""
-        return prod(self.stored_shape[:-2])
-
-    @property
-    def rows(self) -> int:
-        """Rows of each matrix; a vector is one row."""
-        return (1, 1, *self.stored_shape)[-2]
-
-    @property
-    def columns(self) -> int:
-        """Values of each row."""
-        return (1, 1, *self.stored_shape)[-1]
-
-    def block(self, files: Files, matrix: int, start: int, stop: int) -> Tensor:
-        """Rows `start` to `stop` of one matrix, [stop - start, columns], plain floats; good until the next read."""
-        return self.decode(files, matrix, start, stop)
+    decode: Decode = field(repr=False)
 
 
 def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None = None) -> Stored:
@@ -80,7 +59,7 @@ def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | 
     if name in checkpoint.files:
         info = checkpoint.info(name)
         if info.dtype in PLAIN:
-            return _plain(checkpoint.place(name))
+            return _plain(checkpoint.place(name), info.shape)
         if checkpoint.gguf:
             return _gguf(checkpoint.place(name))
     means, tensors = _packed(checkpoint, name, quantization)
@@ -89,6 +68,13 @@ def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | 
     if means.format == "mxfp4" and means.shape is not None:
         return _mxfp4(checkpoint, means, tensors)
     raise _refused(checkpoint, means.anchor, f"is packed as {means.format}, which is not unpacked here")
+
+
+def shaped(tensor: Stored, shape: tuple[int, ...]) -> Stored:
+    """The same under a shape that has axes of one elsewhere; packed rows stay what they are."""
+    if tensor.place.info.dtype in PLAIN:
+        return _plain(tensor.place, shape)
+    return replace(tensor, shape=shape)
 
 
 def _packed(
@@ -139,22 +125,22 @@ def _dtype(place: Place, name: str) -> Any:
     return found
 
 
-def _rows(place: Place, shape: tuple[int, ...]) -> Callable[[Files, int, int, int], Tensor]:
+def _rows(place: Place, shape: tuple[int, ...]) -> Decode:
     """A reader of raw rows: uint8 [stop - start, bytes of a row], where the tensor's bytes are the rows of `shape`."""
-    rows, total = (1, 1, *shape)[-2], prod(shape[:-1])
+    total = prod(shape[:-1])
     width = place.info.bytes // total if total else 0
 
-    def read(files: Files, matrix: int, start: int, stop: int) -> Tensor:
-        first = place.start + (matrix * rows + start) * width
-        return files.read(place.path, first, (stop - start) * width).view(stop - start, width)
+    def read(files: Files, start: int, stop: int) -> Tensor:
+        raw = files.read(place.path, place.start + start * width, (stop - start) * width)
+        return raw.view(stop - start, width)
 
     return read
 
 
-def _plain(place: Place) -> Stored:
+def _plain(place: Place, shape: tuple[int, ...]) -> Stored:
     """Values of a float dtype that torch computes with."""
-    dtype, read = _dtype(place, _PLAIN[place.info.dtype]), _rows(place, place.info.shape)
-    return Stored(place, place.info.shape, lambda *where: read(*where).view(dtype))
+    dtype, read = _dtype(place, _PLAIN[place.info.dtype]), _rows(place, shape)
+    return Stored(place, shape, lambda files, start, stop: read(files, start, stop).view(dtype))
 
 
 # --- FP8 --------------------------------------------------------------------------------------------------------------
@@ -173,9 +159,9 @@ def _float8(
     scale = _Scale(checkpoint.place(name), name, shape, (quantization or {}).get("weight_block_size"))
     dtype, read = _dtype(place, _FLOAT8[place.info.dtype]), _rows(place, shape)
 
-    def decode(files: Files, matrix: int, start: int, stop: int) -> Tensor:
-        factor = scale.of(files, matrix, start, stop)  # first: it may be read too
-        return read(files, matrix, start, stop).view(dtype).float().mul_(factor)
+    def decode(files: Files, start: int, stop: int) -> Tensor:
+        factor = scale.of(files, start, stop)  # first: it may be read too
+        return read(files, start, stop).view(dtype).float().mul_(factor)
 
     return Stored(place, shape, decode)
 
@@ -187,6 +173,7 @@ class _Scale:
         self.place, self.name, self.columns = place, name, (1, *shape)[-1]
         counts = (*place.info.shape, *(1,) * (len(shape) - len(place.info.shape)))
         sizes, self.counts = (1, 1, *shape)[-2:], (1, 1, *counts)[-2:]
+        self.height = sizes[0]
         self.lead = prod(counts[:-2])
         if self.lead not in (1, prod(shape[:-2])):
             raise self._wrong("are not one set for each matrix")
@@ -202,7 +189,7 @@ class _Scale:
         label = f"{shown_path(self.place.path)}: tensor {shown(self.name, 120)}"
         return FFNError(f"{label}: scales of shape {list(self.place.info.shape)} {what}")
 
-    def of(self, files: Files, matrix: int, start: int, stop: int) -> Tensor:
+    def of(self, files: Files, start: int, stop: int) -> Tensor:
         """The factors of some rows: float32 [stop - start, columns], or [stop - start, 1] where a row has one."""
         import torch
 
@@ -210,7 +197,9 @@ class _Scale:
             self._values = _factors(files, self.place, self.name).view(self.lead, *self.counts)
         assert self.blocks is not None
         rows, columns = map(int, self.blocks)
-        chosen = self._values[matrix if self.lead > 1 else 0][torch.arange(start, stop) // rows]
+        matrix, first = divmod(start, self.height)
+        inside = torch.arange(first, first + stop - start)
+        chosen = self._values[matrix if self.lead > 1 else 0][inside // rows]
         return chosen if chosen.shape[1] == 1 else chosen.repeat_interleave(columns, 1)[:, : self.columns]
 
 
@@ -243,10 +232,10 @@ def _powers() -> Tensor:
 def _mxfp4(checkpoint: Checkpoint, means: Logical, tensors: Mapping[str, TensorInfo]) -> Stored:
     """Two E2M1 values a byte, the low one first, a power of two for each 32 of a row (OCP Microscaling Formats 1.0).
 
-    gpt-oss's `X_blocks` are [experts, out, in / 32, 16]; what transformers makes of them, and what its checkpoints in
-    bfloat16 hold, is [experts, in, out].
+    gpt-oss's `X_blocks` [experts, out, in / 32, 16] are [experts, out, in]; its checkpoints in bfloat16 and what
+    transformers makes of the blocks are transposed to that.
     """
-    place, turned = checkpoint.place(means.anchor), means.anchor.endswith("_blocks")
+    place = checkpoint.place(means.anchor)
     name = (
         means.anchor[:-6] + "scales"
         if means.anchor.endswith("blocks")
@@ -260,13 +249,12 @@ def _mxfp4(checkpoint: Checkpoint, means: Logical, tensors: Mapping[str, TensorI
         raise FFNError(what, "MXFP4 has bytes")
     read, read_scales = _rows(place, shape), _rows(scales, shape)
 
-    def decode(files: Files, matrix: int, start: int, stop: int) -> Tensor:
-        powers = _powers()[read_scales(files, matrix, start, stop).long()]
-        pairs = _pairs()[read(files, matrix, start, stop).long()]
+    def decode(files: Files, start: int, stop: int) -> Tensor:
+        powers = _powers()[read_scales(files, start, stop).long()]
+        pairs = _pairs()[read(files, start, stop).long()]
         return pairs.view(stop - start, -1, 32).mul_(powers.unsqueeze(-1)).view(stop - start, -1)
 
-    logical_shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
-    return Stored(place, logical_shape, decode, turned)
+    return Stored(place, shape, decode)
 
 
 @cache
@@ -287,13 +275,13 @@ def _gguf(place: Place) -> Stored:
 
     kind, read, shape = GGMLQuantizationType[place.info.dtype], _rows(place, place.info.shape), place.info.shape
 
-    def decode(files: Files, matrix: int, start: int, stop: int) -> Tensor:
+    def decode(files: Files, start: int, stop: int) -> Tensor:
         import numpy
         import torch
 
         try:
             with numpy.errstate(all="ignore"):  # a scale that is not finite is counted later, not warned of
-                return torch.from_numpy(dequantize(read(files, matrix, start, stop).numpy(), kind))
+                return torch.from_numpy(dequantize(read(files, start, stop).numpy(), kind))
         except NotImplementedError:
             what = f"{shown_path(place.path)}: the gguf library does not unpack {kind.name}"
             raise FFNError(what, "a newer one may: pip install -U gguf", ExitCode.ENVIRONMENT) from None

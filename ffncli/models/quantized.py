@@ -61,18 +61,6 @@ def logical(
     return out
 
 
-def logical_names(names: Collection[str]) -> Collection[str]:
-    """The names, and those of matrices that are packed under other ones (`X_blocks`, `X.qweight`), by names alone.
-
-    `dequantize.stored` finds what such a matrix is made of.
-    """
-    endings = {"_blocks": "", ".qweight": ".weight", "_packed": "", "._weight_qdata": ".weight"}
-    packed = [
-        name.removesuffix(ending) + own for name in names for ending, own in endings.items() if name.endswith(ending)
-    ]
-    return {*names, *packed} if packed else names
-
-
 def _matrices(tensors: Mapping[str, TensorInfo], config: Fields) -> tuple[dict[str, Matrix], Collection[str]]:
     """(anchor's name → its matrix, the names of all anchors and pieces). FFNError for a piece of two matrices."""
     found: dict[str, Matrix] = {}

@@ -24,8 +24,9 @@ from ffncli.models.fields import REQUIRED, Fields
 from ffncli.models.gguf_file import GGUFFile, gguf_config
 from ffncli.models.gguf_model import checkpoint_of, confirmed, described
 from ffncli.models.inventory import Inventory
+from ffncli.models.matching import spots_by_name, stack_of
 from ffncli.models.matrices import Item
-from ffncli.models.model import IN_ALL, Difference, Group, Model, Stored, grouped
+from ffncli.models.model import IN_ALL, Difference, Group, Model, Stored, grouped, unknown_note
 from ffncli.models.recognise import Found, Layers, layer_numbers, recognise_all
 
 _ACTIVATION = "hidden_act|hidden_activation|activation_function|activation|dense_act_fn|ffn_act_fn|hidden_activation_fn"
@@ -146,10 +147,11 @@ def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name:
     unknown = {"norm"} | ({"activation"} if said.activation is None else set())
     unknown |= {"top_k"} if any(found.experts for found in founds) and said.top_k is None else set()
     groups = [group for prefix, seen in layers.items() for group in _groups(prefix, seen, said, where)]
-    evidence = said.evidence
+    evidence, model_type = said.evidence, ""
     if (whole := confirmed(groups, said.known)) and said.known:
         groups, unknown = whole, unknown - {"norm", "top_k"}
-        evidence += (f"norms and routing: those of {said.known.model_type}, as in llama.cpp",)
+        model_type = said.known.model_type
+        evidence += (f"norms and routing: those of {model_type}, as in llama.cpp",)
     stored = Stored(
         sum(f.params for f in founds), sum(f.bytes for f in founds),
         tuple(dict.fromkeys(fmt for f in founds for fmt in f.formats)),
@@ -160,13 +162,12 @@ def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name:
     gated = f"{'gated' if first_layers[first][0].gated else 'plain'}: tensor {shown(tensor, 120)}"
     told = tuple(_differences(groups, layers, items, said, tensor))
     differences = (*_unsaid(layers, said), *(told if said.binding else ()))
-    what = {"norm": "norms and residuals", "activation": "the activation", "top_k": "top_k, so what is active"}
     doubts = () if said.binding else tuple(f"{difference}: the tensors count" for difference in told)
-    lacking = ", ".join(what[u] for u in what if u in unknown)
-    notes = (*said.notes, *doubts, *([f"not known here, so not counted: {lacking}"] if lacking else []))
+    notes = (*said.notes, *doubts, *([unknown_note(unknown)] if unknown else []))
     model = Model(
         name, source, tuple(groups), evidence=(gated, *evidence), unknown=frozenset(unknown), from_tensors=True,
         differences=differences, stored=stored, notes=(*notes, *not_counted(beside)), tied=said.tied,
+        spots=spots_by_name(layers), model_type=model_type,
     )  # fmt: skip
     if missing or len(layers) > 1 or differences:  # what lies beside the FFNs is told apart in one plain stack only
         return model
@@ -181,8 +182,7 @@ def _groups(prefix: str, seen: Mapping[int, tuple[Found, ...]], said: Said, wher
         for layer, founds in sorted(seen.items())
         for i, found in enumerate(founds)
     }
-    stack = next((name for name in ("encoder", "decoder") if name in prefix), "decoder")
-    return grouped(stack, specs, 1, per_layer)
+    return grouped(stack_of(prefix), specs, 1, per_layer)
 
 
 def _spec(found: Found, said: Said, where: str) -> FFNSpec:

@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from math import prod
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ffncli.models.checkpoint import Checkpoint, wrong_shape
-from ffncli.models.dequantize import Stored, stored
+from ffncli.models.checkpoint import Checkpoint, wide, wrong_shape
+from ffncli.models.dequantize import Stored, shaped, stored
 from ffncli.models.layout import Located
 from ffncli.models.reading import Files
 
@@ -27,7 +28,8 @@ _MOST_WORKERS = (
     4  # of one thread each: torch's wait for each other after every block, ten times as long on a busy machine
 )
 _WORTH_WORKERS = 64 << 20  # bytes
-_Work: TypeAlias = "list[tuple[Stored, list[_Target]]]"
+_Work: TypeAlias = "list[tuple[Stored, tuple[int, int, int], list[_Target]]]"
+_Piece: TypeAlias = "tuple[Stored, list[_Target], tuple[int, int, tuple[int, int]]]"
 
 
 def read_weights(
@@ -48,26 +50,26 @@ def read_weights(
     wanted: dict[str, list[tuple[Located, int]]] = defaultdict(list)
     for item in located:
         for expert, name in enumerate(item.names):
-            found[name] = found.get(name) or stored(checkpoint, name, quantization)
-            if not _alike(found[name].shape, item.stored_shape(), checkpoint.gguf):
-                raise wrong_shape(found[name].place.path, name, found[name].shape, item)
+            if name not in found:
+                found[name] = _fitting(stored(checkpoint, name, quantization), name, item)
             wanted[name].append((item, expert))
     out = {
         item.parameter: torch.empty([axis.size for axis in item.axes], dtype=dtype, device=device) for item in located
     }
-    work = [
-        (found[name], [_target(out[item.parameter], item, expert, found[name].turned) for item, expert in wanted[name]])
-        for name in sorted(wanted, key=lambda name: found[name].place[:2])  # as they lie on disk
-    ]
+    work: _Work = []
+    for name in sorted(wanted, key=lambda name: found[name].place[:2]):  # as they lie on disk
+        targets = [_target(out[item.parameter], item, expert) for item, expert in wanted[name]]
+        work.append((found[name], _matrices(wanted[name][0][0]), targets))
     _fill(work, sum(tensor.nbytes for tensor in out.values()))
     return out
 
 
-def _alike(found: tuple[int, ...], expected: tuple[int, ...], squeezed: bool) -> bool:
-    """Whether two shapes are the same. GGUF's converters leave out axes of size 1 (`squeezed`)."""
-    if squeezed:
-        return [size for size in found if size != 1] == [size for size in expected if size != 1]
-    return found == expected
+def _fitting(tensor: Stored, name: str, item: Located) -> Stored:
+    """The tensor in the shape that its parameter needs. Raises FFNError where it has another, axes of one aside."""
+    expected = item.stored_shape()
+    if wide(tensor.shape) != wide(expected):
+        raise wrong_shape(tensor.place.path, name, tensor.shape, item)
+    return tensor if tensor.shape == expected else shaped(tensor, expected)
 
 
 def values(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None = None) -> Tensor:
@@ -79,19 +81,25 @@ def values(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | 
 
     tensor = stored(checkpoint, name, quantization)
     with Files() as files:
-        parts = [tensor.block(files, *where).clone() for where in _blocks(tensor)]
-    if not parts:
-        return torch.empty(tensor.shape)
-    whole = torch.cat(parts).view(tensor.stored_shape)
-    return whole.transpose(-1, -2).contiguous() if tensor.turned else whole
+        parts = [tensor.decode(files, *rows).clone() for _, _, rows in _blocks((1, 1, 1, *tensor.shape)[-3:])]
+    return torch.cat(parts).view(tensor.shape) if parts else torch.empty(tensor.shape)
 
 
-def _blocks(tensor: Stored) -> Iterator[tuple[int, int, int]]:
-    """(matrix, first row, end) over a whole tensor, in the order of its bytes."""
-    step = max(1, _BLOCK // max(1, tensor.columns))
-    for matrix in range(tensor.lead if tensor.columns else 0):
-        for start in range(0, tensor.rows, step):
-            yield matrix, start, min(start + step, tensor.rows)
+def _matrices(item: Located) -> tuple[int, int, int]:
+    """The shape in which a parameter is stored as (matrices, rows, columns); a vector is one row."""
+    shape = (1, 1, *item.stored_shape())
+    if item.piece.stacked:
+        return item.axes[0].size, shape[-2] // item.axes[0].size, shape[-1]
+    return prod(shape[:-2]), shape[-2], shape[-1]
+
+
+def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int, tuple[int, int]]]:
+    """(matrix, first row in it, (start, stop) among all rows) over a whole tensor, in the order of its bytes."""
+    matrices, rows, columns = shape
+    step = max(1, _BLOCK // max(1, columns))
+    for matrix in range(matrices if columns else 0):
+        for start in range(0, rows, step):
+            yield matrix, start, (matrix * rows + start, matrix * rows + min(start + step, rows))
 
 
 # --- several at a time ------------------------------------------------------------------------------------------------
@@ -101,7 +109,7 @@ def _fill(work: _Work, size: int) -> None:
     """Read every block of these tensors into its targets, which take `size` bytes in all."""
     import torch
 
-    pieces = ((tensor, targets, where) for tensor, targets in work for where in _blocks(tensor))
+    pieces = ((tensor, targets, block) for tensor, shape, targets in work for block in _blocks(shape))
     threads = torch.get_num_threads()
     workers = min(_MOST_WORKERS, threads) if size >= _WORTH_WORKERS else 1
     lock, stop = Lock(), Event()
@@ -117,7 +125,7 @@ def _fill(work: _Work, size: int) -> None:
             torch.set_num_threads(threads)  # a thread's own number is also that of the threads to come
 
 
-def _read_pieces(pieces: Iterator[tuple[Stored, list[_Target], tuple[int, int, int]]], lock: Lock, stop: Event) -> None:
+def _read_pieces(pieces: Iterator[_Piece], lock: Lock, stop: Event) -> None:
     """Take one block after the other until there is none; several threads share `pieces`."""
     with Files() as files:
         while not stop.is_set():
@@ -125,8 +133,8 @@ def _read_pieces(pieces: Iterator[tuple[Stored, list[_Target], tuple[int, int, i
                 piece = next(pieces, None)
             if piece is None:
                 return
-            tensor, targets, (matrix, start, end) = piece
-            block = tensor.block(files, matrix, start, end)
+            tensor, targets, (matrix, start, rows) = piece
+            block = tensor.decode(files, *rows).view(rows[1] - rows[0], -1)
             for target in targets:
                 target.fill(matrix, start, block)
 
@@ -168,12 +176,10 @@ class _Target:
         return block[low - start : high - start], low - piece.part * height
 
 
-def _target(parameter: Tensor, item: Located, expert: int, turned: bool) -> _Target:
+def _target(parameter: Tensor, item: Located, expert: int) -> _Target:
     place = parameter[expert] if item.piece.per_expert else parameter
     place = place.view(-1, *(1, 1, *place.shape)[-2:])
     by_rows = item.output_axis == -2
     if item.piece.transposed:
-        place, by_rows = place.transpose(-1, -2), not by_rows
-    if turned:
         place, by_rows = place.transpose(-1, -2), not by_rows
     return _Target(place, item, by_rows)

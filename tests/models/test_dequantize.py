@@ -131,10 +131,10 @@ def test_every_byte_of_mxfp4_is_two_values_and_every_scale_a_power_of_two(tmp_pa
 
     row = torch.tensor([e2m1(code) for byte in range(256) for code in (byte & 15, byte >> 4)], dtype=torch.float64)
     powers = torch.tensor([2.0 ** (byte - 127) for byte in range(255)] + [torch.nan], dtype=torch.float64)
-    wanted = row.unsqueeze(1) * powers  # [in, out]
-    assert found.shape == (1, 512, 256)
-    assert torch.equal(found[0, :, :255].double(), wanted[:, :255].float().double())
-    assert found[0, :, 255].isnan().all()
+    wanted = powers.unsqueeze(1) * row  # [out, in]
+    assert found.shape == (1, 256, 512)
+    assert torch.equal(found[0, :255].double(), wanted[:255].float().double())
+    assert found[0, 255].isnan().all()
 
 
 def test_mxfp4_is_what_transformers_makes_of_it(tmp_path: Path):
@@ -144,17 +144,17 @@ def test_mxfp4_is_what_transformers_makes_of_it(tmp_path: Path):
     blocks = torch.randint(0, 256, (3, 6, 2, 16), dtype=torch.uint8, generator=g)
     scales = torch.randint(100, 140, (3, 6, 2), dtype=torch.uint8, generator=g)
     theirs = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-    assert torch.equal(unpacked(tmp_path, {"w_blocks": blocks, "w_scales": scales}, "w"), theirs)
+    assert torch.equal(unpacked(tmp_path, {"w_blocks": blocks, "w_scales": scales}, "w").mT, theirs)
 
 
-def test_mxfp4_of_other_writers_is_not_turned(tmp_path: Path):
-    """compressed-tensors keeps bytes [out, in / 2]; gpt-oss is transposed because transformers' parameter is."""
+def test_mxfp4_of_other_writers(tmp_path: Path):
+    """compressed-tensors keeps bytes [out, in / 2]."""
     g = torch.Generator().manual_seed(0)
     blocks = torch.randint(0, 256, (6, 2, 16), dtype=torch.uint8, generator=g)
     scales = torch.randint(100, 140, (6, 2), dtype=torch.uint8, generator=g)
-    turned = unpacked(tmp_path, {"w_blocks": blocks, "w_scales": scales}, "w")
+    blocked = unpacked(tmp_path, {"w_blocks": blocks, "w_scales": scales}, "w")
     plain = unpacked(tmp_path, {f"{UPS}_packed": blocks.flatten(1), f"{UPS}_scale": scales})
-    assert torch.equal(plain, turned.T)
+    assert torch.equal(plain, blocked)
 
 
 def test_mxfp4_without_scales(call, tmp_path: Path):

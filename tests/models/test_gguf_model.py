@@ -210,7 +210,9 @@ def test_a_trace_is_that_of_the_same_model_in_safetensors(name: str, kind: Q, ca
     path = written(tmp_path / "model.gguf", name.split()[0], theirs, kinds, {**metadata, **EPS})
     source = folder(tmp_path / "m", {**CONFIG, **config}, {n: torch.from_numpy(a.copy()) for n, a in rounded.items()})
     more = ("--layer", "1", "--show", "all", "--json", *(("--expert", "all") if "expert_count" in metadata else ()))
-    found, wanted = (steps(call("trace", s, *more)) for s in (path, source))
+    results = [call("trace", s, *more) for s in (path, source)]
+    assert [result[2] for result in results] == ["", ""]
+    found, wanted = map(steps, results)
     assert [(s["name"], s["formula"]) for s in found] == [(s["name"], s["formula"]) for s in wanted]
     for one, other in zip(found, wanted, strict=True):
         a, b = torch.tensor(one["values"], dtype=torch.float64), torch.tensor(other["values"], dtype=torch.float64)
@@ -252,18 +254,18 @@ def test_what_the_architecture_says_and_the_tensors_do_not(call, tmp_path: Path)
     path = written(tmp_path / "m.gguf", "llama", tensors, kinds_of(Q.F16), WIDTH)
     code, out, err = call("trace", path, "--json")
     assert (code, json.loads(out)["steps"][1]["name"]) == (0, "gate")
-    assert "the norm before the FFN is not known" in err
+    assert err == "note: not known here, so not counted: norms and residuals\n"
 
 
 def test_what_an_option_says_is_known(call, tmp_path: Path):
     rng = np.random.default_rng(0)
     tensors = {n: a for i in range(LAYERS) for n, a in dense(rng, i, PRE)[0].items()}
     path = written(tmp_path / "m.gguf", "brand-new", tensors, kinds_of(Q.F16), WIDTH)
-    expect_refusal(call("trace", path), "does not say its activation", "give --activation")
+    expect_refusal(call("trace", path), "does not say its activation", "say it: --activation silu")
     code, out, err = call("trace", path, "--activation", "relu", "--norm", "rmsnorm", "--layer", "1", "--json")
     found = {step["name"]: step for step in json.loads(out)["steps"]}
     assert (code, found["act"]["formula"], list(found)[1]) == (0, "relu(gate)", "norm")
-    assert "is not known" not in err
+    assert err == ""
     gate, up, down = (
         torch.from_numpy(tensors[f"blk.1.ffn_{n}.weight"].astype(np.float16)).double() for n in ("gate", "up", "down")
     )
