@@ -149,9 +149,8 @@ def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name:
     groups = [group for prefix, seen in layers.items() for group in _groups(prefix, seen, said, where)]
     evidence, model_type = said.evidence, ""
     if (whole := confirmed(groups, said.known)) and said.known:
-        groups, unknown = whole, unknown - {"norm", "top_k"}
-        model_type = said.known.model_type
-        evidence += (f"norms and routing: those of {model_type}, as in llama.cpp",)
+        groups, unknown, model_type = whole, set(), said.known.model_type
+        evidence += (f"norms, routing and activation: those of {model_type}, as in llama.cpp",)
     stored = Stored(
         sum(f.params for f in founds), sum(f.bytes for f in founds),
         tuple(dict.fromkeys(fmt for f in founds for fmt in f.formats)),

@@ -145,6 +145,23 @@ def with_shared(rng: np.random.Generator, layer: int, both: tuple[Any, Any]) -> 
     return theirs, ours
 
 
+def gpt_oss(rng: np.random.Generator, layer: int) -> tuple[Any, Any]:
+    """gpt-oss: llama.cpp's converter takes gate and up apart, which transformers has by turns, transposed."""
+    theirs, ours = experts(rng, layer, "mlp", PROJ, {"post_attention_norm": "post_attention_layernorm"})
+    stem, own = f"blk.{layer}.", f"model.layers.{layer}.mlp."
+    ours = {name: array for name, array in ours.items() if "norm" in name}
+    arrays = {n: theirs[f"{stem}ffn_{n}_exps.weight"] for n in ("gate", "up", "down")}
+    ours[f"{own}router.weight"] = theirs[f"{stem}ffn_gate_inp.weight"]
+    ours[f"{own}experts.gate_up_proj"] = np.stack([arrays["gate"], arrays["up"]], 2).reshape(E, 2 * F, D).swapaxes(1, 2)
+    ours[f"{own}experts.down_proj"] = arrays["down"].swapaxes(1, 2)
+    biases = {n: rng.standard_normal((E, D if n == "down" else F)).astype(np.float32) for n in arrays}
+    theirs |= {f"{stem}ffn_{n}_exps.bias": array for n, array in biases.items()}
+    ours[f"{own}experts.gate_up_proj_bias"] = np.stack([biases["gate"], biases["up"]], 2).reshape(E, 2 * F)
+    ours[f"{own}experts.down_proj_bias"] = biases["down"]
+    theirs[f"{stem}ffn_gate_inp.bias"] = ours[f"{own}router.bias"] = rng.standard_normal(E).astype(np.float32)
+    return theirs, ours
+
+
 PRE = {"ffn_norm": "post_attention_layernorm"}
 AROUND = {"ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 PROJ = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
@@ -218,6 +235,23 @@ def test_a_trace_is_that_of_the_same_model_in_safetensors(name: str, kind: Q, ca
         a, b = torch.tensor(one["values"], dtype=torch.float64), torch.tensor(other["values"], dtype=torch.float64)
         worst = 2e-6 if name.startswith("gemma") else 0.0  # w + 1 was rounded once more
         assert (a - b).abs().max() <= worst * b.abs().max(), one["name"]
+
+
+def test_gpt_oss(call, tmp_path: Path):
+    """In float32, for quantizing along the other axis would give other numbers."""
+    rng, theirs, ours = np.random.default_rng(0), {}, {}
+    for layer in range(LAYERS):
+        some, same = gpt_oss(rng, layer)
+        theirs |= some
+        ours |= same
+    metadata = {"feed_forward_length": F, "expert_feed_forward_length": F, **COUNT, **EPS}
+    path = written(tmp_path / "model.gguf", "gpt-oss", theirs, lambda _: Q.F32, metadata)
+    config = {**CONFIG, **MOE, "model_type": "gpt_oss"}
+    source = folder(tmp_path / "m", config, {n: torch.from_numpy(a.copy()) for n, a in ours.items()})
+    more = ("--layer", "1", "--show", "all", "--expert", "all", "--json")
+    results = [call("trace", s, *more) for s in (path, source)]
+    assert [result[2] for result in results] == ["", ""]
+    assert steps(results[0]) == steps(results[1])
 
 
 def llama(path: Path, **options: Any) -> str:

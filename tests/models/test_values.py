@@ -73,6 +73,32 @@ def test_every_layout_is_put_in_its_place(
             assert torch.equal(tensor, wanted.to(dtype))
 
 
+@pytest.mark.usefixtures("block")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_experts_one_below_the_other(transposed: bool, dtype: torch.dtype, tmp_path: Path):
+    """DBRX's matrices [experts · d_ff, d_model], of which the last is applied as it lies."""
+    axes = (E, D, F) if transposed else (E, F, D)
+    canonical = torch.randn([axis.size for axis in axes])
+    save_file({"w": (canonical.mT if transposed else canonical).reshape(-1, 7)}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint is not None
+    item = Located("w.weight", axes, Piece("w", transposed, stacked=True), ("w",))
+    assert torch.equal(read_weights(checkpoint, (item,), dtype)["w.weight"], canonical.to(dtype))
+
+
+@pytest.mark.usefixtures("block")
+@pytest.mark.parametrize(("shape", "axes"), [((10, 7, 1), (F, D)), ((1, 3), (E,)), ((7,), (Axis("one", 1), D))])
+def test_axes_of_one_may_be_elsewhere(shape: tuple[int, ...], axes: tuple[Axis, ...], tmp_path: Path):
+    """A convolution of one tap, a correction with an axis too many, a gate squeezed to a vector."""
+    tensor = torch.randn(shape)
+    save_file({"w": tensor}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint is not None
+    found = read_weights(checkpoint, (Located("w.weight", axes, Piece("w"), ("w",)),), torch.float32)["w.weight"]
+    assert torch.equal(found, tensor.view([axis.size for axis in axes]))
+
+
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """(first byte, end) of every positional read."""
