@@ -29,7 +29,7 @@ _FAMILIES: Mapping[str, str] = {
     "olmo2": "olmo2", "olmoe": "olmoe", "smollm3": "smollm3", "seed_oss": "seed_oss", "gpt2": "gpt2",
     "starcoder2": "starcoder2", "gpt-oss": "gpt_oss",
 }  # fmt: skip
-_RENORMALISED = {"qwen3moe": True, "qwen2moe": False, "olmoe": False}  # where no metadata say it
+_RENORMALISED = {"qwen3moe": True}  # in llama.cpp's code, where no metadata say it; others as the family has it
 
 
 def checkpoint_of(file: GGUFFile) -> Checkpoint:

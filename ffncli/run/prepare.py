@@ -19,7 +19,7 @@ from ffncli.models.model import Layer, Model
 from ffncli.run.execute import Mode
 from ffncli.run.inputs import make_input
 from ffncli.run.trace import Trace, trace
-from ffncli.run.weights import demand_memory, located_weights, random_weights, read_located
+from ffncli.run.weights import demand_memory, located_weights, packed_formats, random_weights, read_located
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,9 @@ def _weights(
         assumed = tuple(dict.fromkeys(item.assumed for item in located if item.assumed))
         doubts = tuple(f"assumed, since nothing says it: {text}" for text in assumed)
         stored = read_located(model.checkpoint, located, dtype, device, model.quantization)
-        return stored, f"weights of {layer.stack} layer {layer.index}", doubts
+        packed = " and ".join(packed_formats(located))
+        origin = f"weights of {layer.stack} layer {layer.index}" + (f", unpacked from {packed}" if packed else "")
+        return stored, origin, doubts
     return random_weights(block, generator, dtype, device), f"random weights, seed {generator.initial_seed()}", ()
 
 

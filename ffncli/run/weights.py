@@ -15,7 +15,7 @@ from ffncli.block.cost import cost
 from ffncli.block.steps import Activation, Experts, Linear, Norm, Step
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models import layout
-from ffncli.models.checkpoint import Checkpoint
+from ffncli.models.checkpoint import PLAIN, Checkpoint
 from ffncli.models.evidence import layer_names
 from ffncli.models.model import Layer, Model
 from ffncli.models.values import read_weights
@@ -83,6 +83,11 @@ def located_weights(model: Model, layer: Layer) -> tuple[layout.Located, ...] | 
     if names is None:
         raise FFNError(f"{checkpoint.where}: no FFN tensors of the {layer.stack}", "is the file whole?")
     return layout.locate(names, layer.spec)
+
+
+def packed_formats(located: Sequence[layout.Located]) -> tuple[str, ...]:
+    """The formats that reading them unpacks (`fp8-block128`, `Q4_0`), in order; none for plain floats."""
+    return tuple(dict.fromkeys(item.format for item in located if item.format not in ("", *PLAIN)))
 
 
 def stored_weights(model: Model, layer: Layer, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor] | None:

@@ -4,6 +4,8 @@ not there."""
 from __future__ import annotations
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -157,12 +159,35 @@ def test_several_threads_read_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path
     torch.set_num_threads(3)
     try:
         together = stored_weights(model, model.layer("1"), torch.float32)
-        assert torch.get_num_threads() == 3
+        with ThreadPoolExecutor(1) as pool:  # what torch gives to a new thread
+            assert (torch.get_num_threads(), pool.submit(torch.get_num_threads).result()) == (3, 3)
     finally:
         torch.set_num_threads(threads)
     assert alone is not None
     assert together is not None
     assert all(torch.equal(alone[name], together[name]) for name in alone)
+
+
+def test_after_an_error_the_other_threads_stop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    source, _ = fused(tmp_path)
+    model, threads, calls = load(source), torch.get_num_threads(), []
+
+    def fill(*_: object) -> None:
+        calls.append(None)
+        if len(calls) == 1:
+            raise FFNError("the first one")
+        time.sleep(0.05)
+
+    monkeypatch.setattr(values, "_WORTH_WORKERS", 0)
+    monkeypatch.setattr(values, "_BLOCK", 1)  # 33 blocks of a row
+    monkeypatch.setattr(values._Target, "fill", fill)
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(FFNError, match="the first one"):
+            stored_weights(model, model.layer("1"), torch.float32)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(calls) < 10
 
 
 @pytest.mark.parametrize("workers", [1, 3])
