@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated
 
@@ -50,6 +51,7 @@ def command(
     shown_values, inside, leading = _count("--show", values), _expert(expert, model, run.layer), tokens.leading()
 
     # From here on torch is needed; what can be wrong without it has been said.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take four times as long on a busy machine
     import torch
 
     from ffncli.run.prepare import Request, prepare
