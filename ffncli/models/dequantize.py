@@ -177,7 +177,7 @@ class _Scale:
         self.lead = prod(counts[:-2])
         if self.lead not in (1, prod(shape[:-2])):
             raise self._wrong("are not one set for each matrix")
-        ways = [tuple(stated)] if isinstance(stated, list) and len(stated) == 2 else []
+        ways = [tuple(stated)] if _block_of_two(stated) else []
         ways += [(128, 128), tuple(size / count for size, count in zip(sizes, self.counts, strict=True))]
         fits = (way for way in ways if way == tuple(map(int, way)) and self.counts == _counts(sizes, way))
         self.blocks = next(fits, None)
@@ -201,6 +201,11 @@ class _Scale:
         inside = torch.arange(first, first + stop - start)
         chosen = self._values[matrix if self.lead > 1 else 0][inside // rows]
         return chosen if chosen.shape[1] == 1 else chosen.repeat_interleave(columns, 1)[:, : self.columns]
+
+
+def _block_of_two(stated: Any) -> bool:
+    """Whether a config's weight_block_size is [rows, columns]; anything else of it says nothing."""
+    return isinstance(stated, list) and len(stated) == 2 and all(type(n) is int and n > 0 for n in stated)
 
 
 def _counts(sizes: tuple[int, ...], blocks: tuple[float, ...]) -> tuple[int, ...]:

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-MOST_AT_ONCE = (
-    16 << 20
-)  # a read of this size takes some hundredths of a second even from a slow disk: Ctrl-C waits no longer
+MOST_AT_ONCE = 16 << 20  # bytes: Ctrl-C is heard between two reads
 
 
 class Files:

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BLOCK = 1 << 20  # values: 4 MB as float32, which stay in a processor's cache between being read and being converted
-_MOST_WORKERS = (
-    4  # of one thread each: torch's wait for each other after every block, ten times as long on a busy machine
-)
+_MOST_WORKERS = 4  # of one thread each: torch's own threads wait for each other after every block
 _WORTH_WORKERS = 64 << 20  # bytes
 _Work: TypeAlias = "list[tuple[Stored, tuple[int, int, int], list[_Target]]]"
 _Piece: TypeAlias = "tuple[Stored, list[_Target], tuple[int, int, tuple[int, int]]]"
@@ -50,8 +48,7 @@ def read_weights(
     wanted: dict[str, list[tuple[Located, int]]] = defaultdict(list)
     for item in located:
         for expert, name in enumerate(item.names):
-            if name not in found:
-                found[name] = _fitting(stored(checkpoint, name, quantization), name, item)
+            found[name] = _fitting(found.get(name) or stored(checkpoint, name, quantization), name, item)
             wanted[name].append((item, expert))
     out = {
         item.parameter: torch.empty([axis.size for axis in item.axes], dtype=dtype, device=device) for item in located

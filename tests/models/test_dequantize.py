@@ -104,6 +104,14 @@ def test_fp8_scales_that_cannot_be(scale: Tensor | None, says: str, call, tmp_pa
     expect_refusal(call("trace", folder(tmp_path, config, stored)), "model.safetensors", UPS, says)
 
 
+@pytest.mark.parametrize("stated", [[0, 0], ["a", None], [2.5, 1], [True, 1], 7, "128", [128]])
+def test_a_block_size_that_says_nothing_does_no_harm(stated: Any, tmp_path: Path):
+    """It is looked at by `logical` where it matters; for one scale a row it does not."""
+    weight, scale = float8(6, 4), torch.rand(6)
+    found = unpacked(tmp_path, {UPS: weight, f"{UPS}_scale": scale}, quantization={"weight_block_size": stated})
+    assert torch.equal(found, weight.float() * scale[:, None])
+
+
 def test_blocks_of_no_known_size(tmp_path: Path):
     with pytest.raises(FFNError, match=r"do not divide \[300, 10\] into equal blocks"):
         unpacked(tmp_path, {UPS: float8(300, 10), f"{UPS}_scale": torch.ones(7, 10)})

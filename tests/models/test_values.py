@@ -101,6 +101,15 @@ def test_axes_of_one_may_be_elsewhere(shape: tuple[int, ...], axes: tuple[Axis, 
     assert torch.equal(found, tensor.view([axis.size for axis in axes]))
 
 
+def test_both_halves_must_fit(tmp_path: Path):
+    save_file({"w": torch.zeros(20, 7)}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint is not None
+    located = [Located(n, (a, D), Piece("w", part=i, parts=2), ("w",)) for i, (n, a) in enumerate((("g", F), ("u", E)))]
+    with pytest.raises(FFNError, match=r"\[20, 7\], expected \[6, 7\] \(experts = 3, d_model = 7\)"):
+        read_weights(checkpoint, tuple(located), torch.float32)
+
+
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """(first byte, end) of every positional read."""
