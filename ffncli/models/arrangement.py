@@ -25,7 +25,8 @@ class Order:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A family's row. `transposed`: square matrices are `[in, out]`; `norms` are modules by step, tried first.
+    """A family's row: `transposed` matrices are `[in, out]` where shapes fit both ways, `interleaved` gate and up
+    in one matrix. `norms` are modules by step, tried before the usual ones.
 
     In their names `../` is the parent of the layers' prefix, `{i}` the layer's number, `{n}` the FFN's in its layer.
     """
@@ -46,7 +47,7 @@ class Arrangement:
         return Order(True, False, "gate before up", f"{way.up}: the gate's half is read as the first")
 
 
-_GATE_FIRST = {"gate_up_proj", "w13_weight"}  # as the names say
+_GATE_FIRST = {"gate_up_proj", "w13_weight", "ffn_up"}  # as the names say; llama.cpp (Phi-3's) has it so too
 _UP_FIRST = {"up_gate_proj", "ff_proj"}  # GTE, Molmo
 _INTERLEAVED = {"mlp1_weight"}  # OpenAI's own gpt-oss files
 
@@ -69,9 +70,8 @@ _SHARED = ("input_layernorm", "ln_1")  # a parallel block's, which the attention
 _SUB = ("ffn_sub_norm", "ffn_layernorm")
 
 _ROWS: Mapping[str, Arrangement] = {
-    **{name: Arrangement(name, transposed=True) for name in ("gpt2", "openai-gpt", "gpt-sw3")},
-    "gpt_oss": Arrangement("gpt_oss", transposed=True, interleaved=True),
-    **{name: Arrangement(name, transposed=True) for name in ("llama4", "llama4_text")},
+    **{name: Arrangement(name, transposed=True) for name in ("gpt2", "openai-gpt")},  # Conv1D
+    "gpt_oss": Arrangement("gpt_oss", interleaved=True),
     **{name: Arrangement(name, norms={"norm": ("../layer_norm2.{i}",), "post_norm": ("../layer_norm2.{i}",)})
        for name in ("xlm", "flaubert")},
     "longcat_flash": Arrangement("longcat_flash", norms={"norm": ("post_attention_layernorm.{n}",)}),
