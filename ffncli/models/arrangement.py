@@ -36,10 +36,15 @@ class Arrangement:
     interleaved: bool = False
     norms: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def order(self, way: Way) -> Order:
-        """How the two lie in the one matrix of `way`."""
+    def order(self, way: Way, biased_experts: bool = False) -> Order:
+        """How the two lie in the one matrix of `way`; `biased_experts`: it is that of all experts, with a bias."""
         if self.interleaved or way.up in _INTERLEAVED:
             return Order(True, True, f"gate and up by turns, as {self.family or way.up} has them")
+        if biased_experts and not self.family:
+            why = "experts with biases"
+            return Order(
+                True, True, f"gate and up by turns: {why}", f"{why} are read as gpt-oss's, gate and up by turns"
+            )
         if way.up in _UP_FIRST:
             return Order(False, False, f"up before gate, as {way.up} has them")
         if way.up in _GATE_FIRST or self.family:

@@ -23,7 +23,7 @@ from ffncli.models.family import EXPERTS, TOP_K
 from ffncli.models.fields import REQUIRED, Fields
 from ffncli.models.gguf_file import GGUFFile, gguf_config
 from ffncli.models.inventory import Inventory
-from ffncli.models.matching import spots_by_name, stack_of
+from ffncli.models.matching import spots_by_name, stacks_of
 from ffncli.models.matrices import Item
 from ffncli.models.model import IN_ALL, Difference, Group, Model, Stored, grouped, unknown_note
 from ffncli.models.recognise import Found, Layers, layer_numbers, recognise_all
@@ -141,7 +141,8 @@ def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name:
     said = replace(said, activation=learned or said.activation)
     unknown = {"norm"} | ({"activation"} if said.activation is None else set())
     unknown |= {"top_k"} if any(found.experts for found in founds) and said.top_k is None else set()
-    groups = [group for prefix, seen in layers.items() for group in _groups(prefix, seen, said, where)]
+    stacks = stacks_of(layers)
+    groups = [group for prefix, seen in layers.items() for group in _groups(prefix, stacks[prefix], seen, said, where)]
     stored = Stored(
         sum(f.params for f in founds), sum(f.bytes for f in founds),
         tuple(dict.fromkeys(fmt for f in founds for fmt in f.formats)),
@@ -164,7 +165,7 @@ def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name:
     return with_rest(model, items, layers)
 
 
-def _groups(prefix: str, seen: Mapping[int, tuple[Found, ...]], said: Said, where: str) -> list[Group]:
+def _groups(prefix: str, stack: str, seen: Mapping[int, tuple[Found, ...]], said: Said, where: str) -> list[Group]:
     """The layers under one prefix, in groups; a layer's several FFNs one after the other."""
     per_layer = max(map(len, seen.values()))
     specs = {
@@ -172,7 +173,7 @@ def _groups(prefix: str, seen: Mapping[int, tuple[Found, ...]], said: Said, wher
         for layer, founds in sorted(seen.items())
         for i, found in enumerate(founds)
     }
-    return grouped(stack_of(prefix), specs, 1, per_layer)
+    return grouped(stack, specs, 1, per_layer)
 
 
 def _spec(found: Found, said: Said, where: str) -> FFNSpec:
@@ -194,7 +195,11 @@ def _spec(found: Found, said: Said, where: str) -> FFNSpec:
             correction=found.correction,
             latent=found.latent or None,
         )
-    return FFNSpec(found.d_model, found.d_ff, said.activation or "silu", bool(found.gated), found.bias, moe=moe)
+    down_bias = found.down_bias if found.down_bias != found.bias else None
+    activation = said.activation or "silu"
+    return FFNSpec(
+        found.d_model, found.d_ff, activation, bool(found.gated), found.bias, down_bias=down_bias, moe=moe
+    )  # fmt: skip
 
 
 # --- what does not agree ----------------------------------------------------------------------------------------------
