@@ -108,14 +108,12 @@ def known_part(block: tuple[Step, ...], weights: Mapping[str, Tensor]) -> tuple[
     if not lost:
         return block, ()
     start, end = ffn_span(block)
-    inner = ffn_steps(block)
     if start in lost:
         where = f"the trace begins at ffn_input, which is '{start}', and ends at ffn_output"
-        return inner, (f"the norm before the FFN is not known in this file: {where}",)
-    names = [s.output for s in block]
-    return block[: names.index(end) + 1], (
-        f"the norm after the FFN is not known in this file: the trace ends at '{end}'",
-    )
+        return ffn_steps(block), (f"the norm before the FFN is not known in this file: {where}",)
+    names = [step.output for step in block]
+    where = f"the trace ends at ffn_output, which is '{end}'"
+    return block[: names.index(end) + 1], (f"the norm after the FFN is not known in this file: {where}",)
 
 
 def trace_layer(

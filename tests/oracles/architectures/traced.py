@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MethodType
@@ -106,15 +107,21 @@ class Compared:
 
 
 @dataclass
-class _Caught:
+class Caught:
     """What went into modules (their first tensor) and came out of them (the first of a tuple), the first time."""
 
     given: dict[str, Tensor] = field(default_factory=dict)
     made: dict[str, Tensor] = field(default_factory=dict)
 
-    def watch(self, model: nn.Module, names: Iterable[str]) -> None:
-        for name in {*names}:
-            model.get_submodule(name).register_forward_hook(self._hook(name), with_kwargs=True)
+    @contextmanager
+    def watch(self, model: nn.Module, names: Iterable[str]) -> Iterator[None]:
+        """Catch what goes through these modules while inside."""
+        hooks = [model.get_submodule(n).register_forward_hook(self._hook(n), with_kwargs=True) for n in {*names}]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _hook(self, name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -173,7 +180,7 @@ def _given(name: str, model: Any) -> dict[str, Any]:
     return given
 
 
-def _run(name: str, model: nn.Module, places: Mapping[Layer, LiveFFN], caught: _Caught) -> None:
+def _run(name: str, model: nn.Module, places: Mapping[Layer, LiveFFN], caught: Caught) -> None:
     """The forward pass; then, by itself, the module around every FFN that it does not come by.
 
     Such are layers that only read an image (Mllama), and models that want speech (Voxtral) or another model's states.
@@ -205,10 +212,10 @@ def compare(name: str, case: Architecture) -> list[Compared]:
     same = [
         all(torch.equal(read.weights[n], t) for n, t in (*live.items(), *bare.items())) for read, live, bare in pairs
     ]
-    caught = _Caught()
-    for live in places.values():
-        caught.watch(model, (live.enters, *live.leaves, live.layer, *live.norms.values()))
-    _run(name, model, places, caught)
+    caught = Caught()
+    watched = [(live.enters, *live.leaves, live.layer, *live.norms.values()) for live in places.values()]
+    with caught.watch(model, chain(*watched)):
+        _run(name, model, places, caught)
     with torch.no_grad():
         found = [_compared(name, *one, caught) for one in zip(places.items(), ready, same, strict=True)]
     return [replace(one, strange=_strange(model, case, one.live)) for one in found]
@@ -226,7 +233,7 @@ def _by_names_alone(folder: Path, model: Model, layers: Iterable[Layer]) -> Iter
         yield dict(prepare(bare, Request(layer=f"{stack}.{index}")).weights)
 
 
-def _compared(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool, caught: _Caught) -> Compared:
+def _compared(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool, caught: Caught) -> Compared:
     layer, live = at
     x = caught.given[live.enters]
     theirs = sum((caught.made[module].reshape(x.shape) for module in live.leaves), torch.zeros(()))
@@ -241,7 +248,7 @@ def _compared(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool,
     return Compared(layer, live, error(ours, theirs), norms, _block(name, at, ready, caught), same, (), ready.notes)
 
 
-def _block(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, caught: _Caught) -> float | None:
+def _block(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, caught: Caught) -> float | None:
     """The error of the block's output against the layer's, where that is the same thing."""
     live = at[1]
     if name in APART or len(ready.inputs) > 1 or live.layer not in caught.made:
