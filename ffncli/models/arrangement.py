@@ -66,10 +66,9 @@ _PRE = (
     "norm",
 )  # fmt: skip
 _POST = (
-    "post_feedforward_layernorm", "post_mlp_layernorm", "post_ffn_norm", "post_norm2", "output.LayerNorm",
-    "output_layer_norm", "full_layer_layer_norm", "feed_forward_layer_norm", "mlp_ln", "final_layer_norm", "ln_2",
-    "norm2",
-    "layer_norm2", "layer_norm", "LayerNorm",
+    "post_feedforward_layernorm", "post_mlp_layernorm", "post_ffn_norm", "post_ffw_norm", "post_norm2",
+    "output.LayerNorm", "output_layer_norm", "full_layer_layer_norm", "feed_forward_layer_norm", "mlp_ln",
+    "final_layer_norm", "ln_2", "norm2", "layer_norm2", "layer_norm", "LayerNorm",
 )  # fmt: skip
 _SHARED = ("input_layernorm", "ln_1")  # a parallel block's, which the attention reads too
 _SUB = ("ffn_sub_norm", "ffn_layernorm")

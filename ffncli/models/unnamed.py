@@ -45,6 +45,7 @@ class Said:
     `checks` are what the tensors are held to: our name → (its name there, its value); `width` is a dense d_ff that may
     mean gate and up together, or one of them. `extra_layers` may be stored beyond the number that is said. What is not
     `binding` is a config of an unknown model_type, whose fields may mean other things: it is noted where it differs.
+    `refused` is why its blocks cannot be said.
     """
 
     d_model: int | None = None
@@ -57,6 +58,7 @@ class Said:
     tied: bool | None = None
     teller: str = "the config says"
     binding: bool = False
+    refused: str = ""
 
 
 def from_tensors(inventory: Inventory, config: Fields | None, source: str, name: str) -> Model:
@@ -66,9 +68,10 @@ def from_tensors(inventory: Inventory, config: Fields | None, source: str, name:
     it has what is needed.
     """
     said = _from_config(config) if config else Said(evidence=("no config.json: everything from the tensors",))
-    items = items_of(inventory, quantization_of(config) if config else None)
+    quantization = quantization_of(config) if config else None
+    items = items_of(inventory, quantization)
     model = _model(items, said, inventory.where, source, name, gone(inventory) if inventory.missing else "")
-    model = with_stored(model, items, not inventory.missing)
+    model = replace(with_stored(model, items, not inventory.missing), quantization=quantization)
     return model.noted(f"{inventory.where}: {gone(inventory)}; no FFN is in them") if inventory.missing else model
 
 
@@ -93,6 +96,7 @@ def _from_config(config: Fields) -> Said:
         checks={ours: said for ours, said in checks.items() if type(said[1]) is int and said[1] > 0},
         evidence=(f"model_type {shown(kind)} {why}: widths, gate and biases from the tensors",),
         notes=(f"model_type {kind} is not covered: {reason}",) if reason else (),
+        refused=reason,
         extra_layers=_positive(config, PREDICTION) or 0,
         tied=tied if isinstance(tied := config.get("tie_word_embeddings", None), bool) else None,
     )
@@ -158,7 +162,7 @@ def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name:
     model = Model(
         name, source, tuple(groups), evidence=(gated, *said.evidence), unknown=frozenset(unknown), from_tensors=True,
         differences=differences, stored=stored, notes=(*notes, *not_counted(beside)), tied=said.tied,
-        spots=spots_by_name(layers),
+        spots=spots_by_name(layers), refused=said.refused,
     )  # fmt: skip
     if missing or len(layers) > 1 or differences:  # what lies beside the FFNs is told apart in one plain stack only
         return model

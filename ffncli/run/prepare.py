@@ -90,12 +90,15 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
 
 
 def demand_known(model: Model) -> None:
-    """Raises FFNError where nothing said what the blocks of an unknown model compute; an option may say it."""
+    """Raises FFNError where nothing says what a model's blocks compute; of an unknown one an option may say it."""
+    if model.refused:
+        raise FFNError(f"{shown(model.source)} cannot be run: {model.refused}", "`ffn params` counts it")
     options = {"activation": "--activation silu", "top_k": "--top-k 2"}
     if lacking := [name for name in options if name in model.unknown]:
         asked = " ".join(options[name] for name in lacking)
         raise FFNError(
-            f"{shown(model.source)} does not say its {' and '.join(lacking)}, so it cannot be run", f"say it: {asked}"
+            f"{shown(model.source)} does not say its {' and '.join(lacking)}, so it cannot be run",
+            f"say it, as in {asked}",
         )
 
 
