@@ -25,7 +25,8 @@ class Order:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A family's row. `transposed`: square matrices are `[in, out]`; `norms` are modules by step, tried first.
+    """A family's row: `transposed` matrices are `[in, out]` where shapes fit both ways, `interleaved` gate and up
+    in one matrix. `norms` are modules by step, tried before the usual ones.
 
     In their names `../` is the parent of the layers' prefix, `{i}` the layer's number, `{n}` the FFN's in its layer.
     """
@@ -35,10 +36,15 @@ class Arrangement:
     interleaved: bool = False
     norms: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def order(self, way: Way) -> Order:
-        """How the two lie in the one matrix of `way`."""
+    def order(self, way: Way, biased_experts: bool = False) -> Order:
+        """How the two lie in the one matrix of `way`; `biased_experts`: it is that of all experts, with a bias."""
         if self.interleaved or way.up in _INTERLEAVED:
             return Order(True, True, f"gate and up by turns, as {self.family or way.up} has them")
+        if biased_experts and not self.family:
+            why = "experts with biases"
+            return Order(
+                True, True, f"gate and up by turns: {why}", f"{why} are read as gpt-oss's, gate and up by turns"
+            )
         if way.up in _UP_FIRST:
             return Order(False, False, f"up before gate, as {way.up} has them")
         if way.up in _GATE_FIRST or self.family:
@@ -46,7 +52,7 @@ class Arrangement:
         return Order(True, False, "gate before up", f"{way.up}: the gate's half is read as the first")
 
 
-_GATE_FIRST = {"gate_up_proj", "w13_weight"}  # as the names say
+_GATE_FIRST = {"gate_up_proj", "w13_weight", "ffn_up"}  # as the names say; llama.cpp (Phi-3's) has it so too
 _UP_FIRST = {"up_gate_proj", "ff_proj"}  # GTE, Molmo
 _INTERLEAVED = {"mlp1_weight"}  # OpenAI's own gpt-oss files
 
@@ -60,18 +66,16 @@ _PRE = (
     "norm",
 )  # fmt: skip
 _POST = (
-    "post_feedforward_layernorm", "post_mlp_layernorm", "post_ffn_norm", "post_norm2", "output.LayerNorm",
-    "output_layer_norm", "full_layer_layer_norm", "feed_forward_layer_norm", "mlp_ln", "final_layer_norm", "ln_2",
-    "norm2",
-    "layer_norm2", "layer_norm", "LayerNorm",
+    "post_feedforward_layernorm", "post_mlp_layernorm", "post_ffn_norm", "post_ffw_norm", "post_norm2",
+    "output.LayerNorm", "output_layer_norm", "full_layer_layer_norm", "feed_forward_layer_norm", "mlp_ln",
+    "final_layer_norm", "ln_2", "norm2", "layer_norm2", "layer_norm", "LayerNorm",
 )  # fmt: skip
 _SHARED = ("input_layernorm", "ln_1")  # a parallel block's, which the attention reads too
 _SUB = ("ffn_sub_norm", "ffn_layernorm")
 
 _ROWS: Mapping[str, Arrangement] = {
-    **{name: Arrangement(name, transposed=True) for name in ("gpt2", "openai-gpt", "gpt-sw3")},
-    "gpt_oss": Arrangement("gpt_oss", transposed=True, interleaved=True),
-    **{name: Arrangement(name, transposed=True) for name in ("llama4", "llama4_text")},
+    **{name: Arrangement(name, transposed=True) for name in ("gpt2", "openai-gpt")},  # Conv1D
+    "gpt_oss": Arrangement("gpt_oss", interleaved=True),
     **{name: Arrangement(name, norms={"norm": ("../layer_norm2.{i}",), "post_norm": ("../layer_norm2.{i}",)})
        for name in ("xlm", "flaubert")},
     "gguf": Arrangement(  # llama.cpp's names, the same for all families; gpt-oss has no ffn_norm

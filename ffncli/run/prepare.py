@@ -90,12 +90,15 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
 
 
 def demand_known(model: Model) -> None:
-    """Raises FFNError where nothing said what the blocks of an unknown model compute; an option may say it."""
+    """Raises FFNError where nothing says what a model's blocks compute; of an unknown one an option may say it."""
+    if model.refused:
+        raise FFNError(f"{shown(model.source)} cannot be run: {model.refused}", "`ffn params` counts it")
     options = {"activation": "--activation silu", "top_k": "--top-k 2"}
     if lacking := [name for name in options if name in model.unknown]:
         asked = " ".join(options[name] for name in lacking)
         raise FFNError(
-            f"{shown(model.source)} does not say its {' and '.join(lacking)}, so it cannot be run", f"say it: {asked}"
+            f"{shown(model.source)} does not say its {' and '.join(lacking)}, so it cannot be run",
+            f"say it, as in {asked}",
         )
 
 
@@ -108,14 +111,12 @@ def known_part(block: tuple[Step, ...], weights: Mapping[str, Tensor]) -> tuple[
     if not lost:
         return block, ()
     start, end = ffn_span(block)
-    inner = ffn_steps(block)
     if start in lost:
         where = f"the trace begins at ffn_input, which is '{start}', and ends at ffn_output"
-        return inner, (f"the norm before the FFN is not known in this file: {where}",)
-    names = [s.output for s in block]
-    return block[: names.index(end) + 1], (
-        f"the norm after the FFN is not known in this file: the trace ends at '{end}'",
-    )
+        return ffn_steps(block), (f"the norm before the FFN is not known in this file: {where}",)
+    names = [step.output for step in block]
+    where = f"the trace ends at ffn_output, which is '{end}'"
+    return block[: names.index(end) + 1], (f"the norm after the FFN is not known in this file: {where}",)
 
 
 def trace_layer(

@@ -14,7 +14,7 @@ import torch
 from gguf import GGMLQuantizationType as Q
 from gguf.quants import quantize
 
-from tests.oracles.checkpoints import INDEX, LLAMA, expect_difference, expect_refusal, folder, harmful, tensors
+from tests.oracles.checkpoints import INDEX, LLAMA, MIXTRAL, expect_difference, expect_refusal, folder, harmful, tensors
 
 UNKNOWN = {**LLAMA, "model_type": "brand_new"}
 D, F, E, LAYERS = 64, 96, 4, 2
@@ -129,6 +129,12 @@ def test_a_norm_that_an_option_names_is_read(call, tmp_path: Path):
     code, out, err = call("trace", source, "--norm", "rmsnorm", "--json")
     steps = [step["name"] for step in json.loads(out)["steps"]]
     assert (code, steps[:2], err) == (0, ["x", "norm"], "")
+
+
+def test_a_block_that_no_list_of_steps_says_is_counted_and_not_run(call, tmp_path: Path):
+    source = folder(tmp_path, {**MIXTRAL, "model_type": "phimoe"}, tensors("mixtral"))
+    assert call("params", source)[0] == 0
+    expect_refusal(call("trace", source, "--activation", "silu"), "cannot be run", "SparseMixer", "`ffn params` counts")
 
 
 def test_experts_of_an_unknown_model_need_their_top_k(call, tmp_path: Path):
