@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +15,10 @@ from ffncli.block.cost import cost
 from ffncli.block.steps import Activation, Experts, Linear, Norm, Step
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models import layout
-from ffncli.models.checkpoint import read_weights
+from ffncli.models.checkpoint import PLAIN, Checkpoint
 from ffncli.models.evidence import layer_names
 from ffncli.models.model import Layer, Model
+from ffncli.models.values import read_weights
 
 Weights = Mapping[str, Tensor]
 
@@ -69,14 +71,49 @@ def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> 
     return tensor
 
 
-def stored_weights(model: Model, layer: Layer, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor] | None:
-    """One layer's weights from the model's files, no other tensor read; None where the model has no files."""
+def located_weights(model: Model, layer: Layer) -> tuple[layout.Located, ...] | None:
+    """Where one layer's parameters lie in the model's files, norms that are not known left out; None without files.
+
+    Raises FFNError naming what is missing.
+    """
     checkpoint = model.checkpoint
     if checkpoint is None:
         return None
-    located = layout.locate(layer_names(model, checkpoint, layer.stack, layer.index), layer.spec)
+    names = layer_names(model, checkpoint, layer.stack, layer.index)
+    if names is None:
+        raise FFNError(f"{checkpoint.where}: no FFN tensors of the {layer.stack}", "is the file whole?")
+    return layout.locate(names, layer.spec)
+
+
+def packed_formats(located: Sequence[layout.Located]) -> tuple[str, ...]:
+    """The formats that reading them unpacks (`fp8-block128`, `Q4_0`), in order; none for plain floats."""
+    return tuple(dict.fromkeys(item.format for item in located if item.format not in ("", *PLAIN)))
+
+
+def stored_weights(model: Model, layer: Layer, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor] | None:
+    """One layer's weights from the model's files, no other tensor read; None where the model has no files.
+
+    A norm whose tensors are not known is left out.
+    """
+    located = located_weights(model, layer)
+    if located is None or model.checkpoint is None:
+        return None
+    return read_located(model.checkpoint, located, dtype, device, model.quantization)
+
+
+def read_located(
+    checkpoint: Checkpoint,
+    located: Sequence[layout.Located],
+    dtype: torch.dtype,
+    device: str = "cpu",
+    quantization: Mapping[str, Any] | None = None,
+) -> dict[str, Tensor]:
+    """The same for what was located already; `quantization` is the config's quantization_config.
+
+    Raises FFNError (exit 3) where memory does not suffice.
+    """
     demand_memory(sum(math.prod(axis.size for axis in item.axes) for item in located) * dtype.itemsize)
-    return read_weights(checkpoint, located, dtype, device)
+    return read_weights(checkpoint, tuple(located), dtype, device, quantization)
 
 
 def demand_memory(
