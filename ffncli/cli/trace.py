@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from ffncli.cli.example_options import ExampleOptions
+from ffncli.cli.explain_options import ExplainOptions
+from ffncli.cli.insight import InsightOptions
 from ffncli.cli.options import DimensionOptions, OutputOptions, RunOptions, TokenOptions, natural, positive, spread
+from ffncli.cli.save_options import SaveOptions
 from ffncli.cli.trace_page import answer, block_of
 from ffncli.errors import FFNError, shown
-from ffncli.models.dimensions import with_dimensions
-from ffncli.models.examples import notebook
 from ffncli.models.model import Model
-from ffncli.run.sources import load
 
 Source = Annotated[
     str | None,
@@ -36,7 +37,11 @@ def command(
     expert: Expert = None,
     values: Values = "8",
     digits: Digits = 4,
+    insight: InsightOptions,
     dimensions: DimensionOptions,
+    texts: ExampleOptions,
+    explain: ExplainOptions,
+    save: SaveOptions,
     show: OutputOptions,
 ) -> None:
     """Run a block step by step and print every intermediate.
@@ -45,29 +50,41 @@ def command(
     """
     output = show.output()
     said = dimensions.dimensions()
-    example = notebook() if source is None and said.d_model is None else None
-    model = with_dimensions(example.model, said) if example else load(source, said, run.seed or 0)
+    example, model = texts.chosen(source, said, run, tokens)
     shown_values, inside, leading = _count("--show", values), _expert(expert, model, run.layer), tokens.leading()
+    explain = explain.renamed(example.aliases if example else {})
+    explain.spots()
+    save.check(show.out, show.force)
 
     # From here on torch is needed; what can be wrong without it has been said.
     import torch
 
+    from ffncli.run.not_finite import find_not_finite
     from ffncli.run.prepare import Request, prepare
     from ffncli.run.trace import trace
 
     if run.threads:
         torch.set_num_threads(run.threads)
-    request = Request(run.layer, run.input, leading, run.dtype, run.device, run.seed, run.train)
+    vocab = texts.final_width(example)
+    request = Request(run.layer, run.input, leading, run.dtype, run.device, run.seed, run.train, vocab)
     ready = prepare(model, request, example)
     if run.train and not any(step.output == "dropout" for step in ready.steps):
         output.note("--train changes nothing: the block has no dropout")
     for note in (*model.notes, *map(str, model.differences), *ready.notes):
         output.note(note)
-    result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside)
+    keep = frozenset({"probs"}) | explain.keep(ready.steps) | save.keep(ready, inside)
+    result = trace(
+        ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside, keep, insight.top_units or 0
+    )
+    bad = find_not_finite(result, ready.weights)
     idle = [e for e in sorted(inside or ()) if not any(s.name.startswith(f"experts.{e}.") for s in result.steps)]
     if idle:
         output.note(f"no token is routed to expert {', '.join(map(str, idle))}")
-    output.show(answer(block_of(model, ready, run.device), result, digits))
+    page = answer(block_of(model, ready, run.device), result, digits, bad)
+    save.write(page.body["block"], ready, result, output)
+    page = texts.extended(page, result, ready, example, shown_values, digits)
+    output.show(explain.with_answers(page, ready, result, digits))
+    insight.judge(bad, output)
 
 
 def _count(option: str, text: str) -> int | None:
