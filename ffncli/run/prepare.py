@@ -61,13 +61,8 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
     """
     layer = model.layer(request.layer)
     block = steps(layer.spec)
-    dtype: torch.dtype = getattr(torch, dtypes.dtype("fp32" if request.dtype is None else request.dtype).torch)
-    device = _device(request.device)
-    if model.unknown:
-        lacking = " and ".join(sorted(model.unknown))
-        raise FFNError(
-            f"{shown(model.source)} does not say its {lacking}, so it cannot be run", "`ffn params` counts it"
-        )
+    dtype, device = dtype_of(request.dtype), device_of(request.device)
+    demand_known(model)
     generator = torch.Generator().manual_seed(request.seed or 0)
     notes: list[str] = []
     weights, origin = _weights(model, layer, block, example, generator, dtype, device)
@@ -137,7 +132,22 @@ def _masks(example: Example | None, request: Request, block: tuple[Step, ...], f
     return masks
 
 
-def _device(text: str) -> str:
+def demand_known(model: Model) -> None:
+    """FFNError where something that decides what the block computes was said nowhere."""
+    if model.unknown:
+        lacking = " and ".join(sorted(model.unknown))
+        raise FFNError(
+            f"{shown(model.source)} does not say its {lacking}, so it cannot be run", "`ffn params` counts it"
+        )
+
+
+def dtype_of(text: str | None) -> torch.dtype:
+    """torch's dtype of a name (None: fp32). Raises FFNError for one that is unknown."""
+    found: torch.dtype = getattr(torch, dtypes.dtype("fp32" if text is None else text).torch)
+    return found
+
+
+def device_of(text: str) -> str:
     """`cpu`, `cuda` or `cuda:1`, if this machine has it."""
     match = re.fullmatch(r"cpu|cuda(?::(0|[1-9][0-9]{0,3}))?", text)
     if not match:

@@ -1,0 +1,269 @@
+"""What truly enters and leaves an FFN: a model is run by transformers, its FFNs are listened to.
+
+The run ends right after the last layer that was asked for. What lies behind is neither loaded nor computed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffncli.block.recipe import steps
+from ffncli.block.steps import ffn_span, ffn_steps
+from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.models.model import Layer, Model
+from ffncli.run.execute import Mode
+from ffncli.run.live import LiveFFN, live_ffn
+from ffncli.run.prepare import Prepared, Request, demand_known, device_of, dtype_of
+from ffncli.run.pretrained import Pretrained, cannot, demanding, folder_of, load, offline, read_config
+from ffncli.run.tokens import Asked, Token, positions, tokenizer_of, tokens_of, with_texts
+from ffncli.run.weights import stored_weights
+
+Seen = Callable[[Layer, tuple[Token, ...], Tensor, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the model is run on: the arguments of its forward, and each stack's tokens."""
+
+    arguments: Mapping[str, Any]
+    tokens: Mapping[str, tuple[Token, ...]]
+    notes: tuple[str, ...] = ()
+
+    def of(self, stack: str) -> tuple[Token, ...]:
+        """The tokens that pass through a stack."""
+        return self.tokens.get(stack) or self.tokens[""]
+
+
+def capture(model: Model, asked: Asked, request: Request) -> tuple[Prepared, tuple[Token, ...]]:
+    """One layer's FFN, prepared to run on what enters it in the model, beside what the model makes of that.
+
+    The weights of ours are read from the files on their own. Raises FFNError where the model cannot be run.
+    """
+    layer = model.layer(request.layer)
+    found: list[tuple[tuple[Token, ...], Tensor, Tensor]] = []
+    notes = run_model(model, [layer], asked, request, lambda _, *seen: found.append(seen))
+    ((tokens, entering, leaving),) = found
+    return prepared(model, layer, request, tokens, entering, leaving, notes), tokens
+
+
+def prepared(
+    model: Model, layer: Layer, request: Request, tokens: Sequence[Token], entering: Tensor, leaving: Tensor,
+    notes: tuple[str, ...] = (),
+) -> Prepared:  # fmt: skip
+    """Our steps from ffn_input to ffn_output with the layer's own weights, on a captured input [tokens, d_model]."""
+    block = steps(layer.spec)
+    start, _ = ffn_span(block)
+    weights = stored_weights(model, layer, dtype_of(request.dtype), request.device)
+    assert weights is not None  # folder_of has seen the checkpoint
+    texts = tuple(token.text or "" for token in tokens)
+    return Prepared(
+        layer, ffn_steps(block), weights, {start: entering}, Mode(), f"weights of {layer.stack} layer {layer.index}",
+        notes, texts, leaving,
+    )  # fmt: skip
+
+
+def run_model(
+    model: Model, layers: Sequence[Layer], asked: Asked, request: Request, seen: Seen
+) -> tuple[str, ...]:
+    """Run the model once up to the last of `layers`; `seen` gets each layer's FFN as soon as it has run.
+
+    It is given the layer, the tokens asked for, ffn_input and ffn_output [tokens, d_model]. The answer is what there is
+    to say of the run. Raises FFNError for all that keeps a model from running.
+    """
+    demand_known(model)
+    folder = folder_of(model, "--prompt" if asked.ids is None else "--input-ids")
+    device, dtype = device_of(request.device), dtype_of(request.dtype)
+    with offline() as transformers:
+        config = read_config(transformers, folder)
+        tokenizer = tokenizer_of(transformers, folder)
+        tokens = tokens_of(asked, tokenizer, folder)
+        if not config.is_encoder_decoder:  # said before anything large is loaded
+            positions(asked.positions, len(tokens))
+        loaded = load(transformers, folder, config, dtype, device, lambda module: shrink(module, model, layers))
+        given = _given(loaded, tokens, tokenizer, layers, folder)
+        _listen(loaded, model, layers, given, asked, seen)
+    return given.notes
+
+
+# --- what is loaded ---------------------------------------------------------------------------------------------------
+
+
+def shrink(module: Any, model: Model, layers: Sequence[Layer]) -> None:
+    """Take the layers out of a model that lie behind the asked ones of every stack that will run."""
+    last: dict[str, Layer] = {}
+    for layer in layers:
+        last[layer.stack] = max(layer, last.get(layer.stack, layer), key=lambda one: one.index)
+    for layer in last.values():
+        _cut(module, live_ffn(module, model, layer).layer, 1)
+    if module.config.is_encoder_decoder and "decoder" not in last:
+        first = next((g for g in model.groups if g.stack == "decoder"), None)
+        if first is not None:
+            _cut(module, live_ffn(module, model, Layer("decoder", min(first.layers), first.spec)).layer, 0)
+
+
+def _cut(module: Any, layer: str, kept: int) -> None:
+    """Delete what follows a layer in its list (with `kept` 0 the layer too), unless something else shares its weights."""
+    path = layer.split(".")
+    for at, part in enumerate(path):
+        name = ".".join(path[:at])
+        several = module.get_submodule(name)
+        if part.isdigit() and isinstance(several, nn.ModuleList):
+            end = int(part) + kept
+            gone = tuple(f"{name}.{i}." for i in range(end, len(several)))
+            tied = {n for pair in (getattr(module, "all_tied_weights_keys", None) or {}).items() for n in pair}
+            if not any(key.startswith(gone) for key in tied):
+                del several[end:]
+            return
+
+
+# --- what is given ----------------------------------------------------------------------------------------------------
+
+
+def _given(
+    loaded: Pretrained, tokens: tuple[Token, ...], tokenizer: Any, layers: Sequence[Layer], folder: Path
+) -> Given:
+    """The arguments of the model's forward. Raises FFNError for tokens that it has no embedding or position for."""
+    module, config = loaded.module, loaded.config
+    ids = torch.tensor([[token.id for token in tokens]], device=module.device)
+    _check_ids(module, tokens)
+    _check_length(module, config, len(tokens))
+    takes = inspect.signature(module.forward).parameters
+    if "input_ids" in takes and not config.is_encoder_decoder:
+        return Given({"input_ids": ids}, {"": tokens})
+    start = _decoder_start(config)
+    if "input_ids" in takes:
+        decoder = with_texts([start], tokenizer)
+        arguments = {"input_ids": ids, "decoder_input_ids": torch.tensor([[start]], device=module.device)}
+        decoded = any(layer.stack == "decoder" for layer in layers)
+        note = ("the prompt goes to the encoder; the decoder gets its start token alone",) if decoded else ()
+        return Given(arguments, {"": tokens, "decoder": decoder}, note)
+    if config.model_type == "whisper" and all(layer.stack == "decoder" for layer in layers):
+        sound = torch.zeros(1, config.num_mel_bins, 2 * config.max_source_positions, dtype=module.dtype)
+        arguments = {"input_features": sound.to(module.device), "decoder_input_ids": ids}
+        return Given(arguments, {"": tokens}, ("the prompt goes to the decoder; the encoder gets zeros for sound",))
+    also = "; its decoder layers do" if config.model_type == "whisper" else ""
+    raise FFNError(f"{config.model_type} takes {module.main_input_name}, not text{also}")
+
+
+def _decoder_start(config: Any) -> int:
+    """The token that a decoder begins with: what the config says, else begin of sequence, else padding."""
+    names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+    found = [getattr(config, name, None) for name in names]
+    return next((number for number in found if isinstance(number, int)), 0)
+
+
+def _check_ids(module: Any, tokens: Sequence[Token]) -> None:
+    try:
+        rows = int(module.get_input_embeddings().weight.shape[0])
+    except (NotImplementedError, AttributeError):
+        return
+    if wrong := next((token for token in tokens if not 0 <= token.id < rows), None):
+        raise FFNError(f"token {wrong.id} (position {wrong.position}) is out of range", f"the model has {rows:,} tokens")
+
+
+def _check_length(module: Any, config: Any, count: int) -> None:
+    """FFNError for more tokens than the config has positions, or a table of learned positions has rows."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    limits = [limit for limit in (getattr(text, "max_position_embeddings", None),) if type(limit) is int and limit > 0]
+    for name, found in module.named_modules():
+        if isinstance(found, nn.Embedding) and name.endswith("embeddings.position_embeddings") and found.padding_idx:
+            limits.append(found.num_embeddings - found.padding_idx - 1)  # RoBERTa counts from behind the padding
+    if limits and count > min(limits):
+        raise FFNError(f"the prompt has {count:,} tokens, {config.model_type} has {min(limits):,} positions", "shorten it")
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+class _Stop(Exception):
+    """All that was asked for has been seen."""
+
+
+def _listen(
+    loaded: Pretrained, model: Model, layers: Sequence[Layer], given: Given, asked: Asked, seen: Seen
+) -> None:
+    """Run the forward pass with every asked layer listened to, until the last of them has run."""
+    waiting = {layer: live_ffn(loaded.module, model, layer) for layer in layers}
+    kind = loaded.config.model_type
+
+    def done(layer: Layer, entering: Tensor, leaving: Tensor) -> None:
+        tokens = given.of(layer.stack)
+        chosen = positions(asked.positions, len(tokens))
+        rows = torch.tensor(chosen, device=entering.device)
+        flat = (_rows(t, len(tokens), kind)[rows] for t in (entering, leaving))
+        seen(layer, tuple(tokens[i] for i in chosen), *flat)
+        del waiting[layer]
+        if not waiting:
+            raise _Stop
+
+    with ExitStack() as stack:
+        stack.enter_context(demanding(loaded))
+        stack.enter_context(torch.no_grad())
+        for layer, live in tuple(waiting.items()):
+            stack.callback(_hook(loaded.module, live, layer, done))
+        try:
+            loaded.module(**given.arguments)
+        except _Stop:
+            return
+        except FFNError:
+            raise
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise cannot(f"transformers cannot run {kind} on this prompt", error, ExitCode.ENVIRONMENT) from None
+    left = ", ".join(f"{layer.stack} layer {layer.index}" for layer in waiting)
+    raise FFNError(f"{kind}: {left} did not run on this prompt", code=ExitCode.ENVIRONMENT)
+
+
+def _rows(tensor: Tensor, tokens: int, kind: str) -> Tensor:
+    """[batch 1, tokens, d_model], or flat already, as [tokens, d_model]; a model may pad at the end (Longformer)."""
+    flat = tensor.reshape(-1, tensor.shape[-1])
+    if flat.shape[0] < tokens:
+        raise FFNError(f"{kind}: {flat.shape[0]} rows enter this FFN for {tokens} tokens, so they cannot be told apart")
+    return flat[:tokens]
+
+
+def _hook(
+    module: Any, live: LiveFFN, layer: Layer, done: Callable[[Layer, Tensor, Tensor], None]
+) -> Callable[[], None]:
+    """Listen to one layer's first run; returns what ends the listening."""
+    entered: list[Tensor] = []
+    left: dict[str, Tensor] = {}
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not entered:  # a copy: what follows may write into it
+            entered.append(next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)).detach().clone())
+
+    def after(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def note(_: nn.Module, args: Any, output: Any) -> None:
+            tensor = output[0] if isinstance(output, tuple) else output
+            left.setdefault(name, tensor.detach().clone())
+
+        return note
+
+    def end(_: nn.Module, args: Any, output: Any) -> None:
+        if not entered or len(left) < len(live.leaves):
+            return  # the layer's module runs several times, and its FFN in a later one
+        remove()
+        shape = entered[0].shape
+        done(layer, entered[0], sum((left[name].reshape(shape) for name in live.leaves[1:]), left[live.leaves[0]].reshape(shape)))
+
+    handles = [
+        module.get_submodule(live.enters).register_forward_pre_hook(before, with_kwargs=True),
+        *(module.get_submodule(name).register_forward_hook(after(name)) for name in live.leaves),
+        module.get_submodule(live.layer).register_forward_hook(end),
+    ]
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return remove
