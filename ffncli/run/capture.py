@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from functools import reduce
 from typing import Any
 
 import torch
@@ -87,29 +87,36 @@ def run_model(
         tokens = tokens_of(asked, tokenizer, folder)
         if not config.is_encoder_decoder:  # said before anything large is loaded
             positions(asked.positions, len(tokens))
-        loaded = load(transformers, folder, config, dtype, device, lambda module: shrink(module, model, layers))
-        given = _given(loaded, tokens, tokenizer, layers, folder)
-        _listen(loaded, model, layers, given, asked, seen)
+        found: dict[Layer, LiveFFN] = {}
+        loaded = load(
+            transformers, folder, config, dtype, device, lambda module: found.update(_found(module, model, layers))
+        )
+        given = _given(loaded, tokens, tokenizer, layers)
+        _listen(loaded, found, given, asked, seen)
     return given.notes
 
 
 # --- what is loaded ---------------------------------------------------------------------------------------------------
 
 
-def shrink(module: Any, model: Model, layers: Sequence[Layer]) -> None:
-    """Take the layers out of a model that lie behind the asked ones of every stack that will run."""
-    last: dict[str, Layer] = {}
-    for layer in layers:
-        last[layer.stack] = max(layer, last.get(layer.stack, layer), key=lambda one: one.index)
-    for layer in last.values():
-        _cut(module, live_ffn(module, model, layer).layer, 1)
-    if module.config.is_encoder_decoder and "decoder" not in last:
-        first = next((g for g in model.groups if g.stack == "decoder"), None)
-        if first is not None:
-            _cut(module, live_ffn(module, model, Layer("decoder", min(first.layers), first.spec)).layer, 0)
+def _found(module: Any, model: Model, layers: Sequence[Layer]) -> dict[Layer, LiveFFN]:
+    """Where the asked FFNs lie in a model that is still whole and empty; what lies behind them is then taken out of it.
+
+    Each stack that runs ends with its last asked layer; a decoder that nobody asked for does not run at all.
+    """
+    found = {layer: live_ffn(module, model, layer) for layer in layers}
+    last = {layer.stack: layer for layer in sorted(layers, key=lambda layer: layer.index)}
+    ends = [(found[layer].layer, 1) for layer in last.values()]
+    decoder = next((g for g in model.groups if g.stack == "decoder"), None)
+    if module.config.is_encoder_decoder and decoder and "decoder" not in last:
+        first = Layer("decoder", min(decoder.layers), decoder.spec)
+        ends.append((live_ffn(module, model, first).layer, 0))
+    for name, kept in ends:
+        cut(module, name, kept)
+    return found
 
 
-def _cut(module: Any, layer: str, kept: int) -> None:
+def cut(module: Any, layer: str, kept: int) -> None:
     """Delete what follows a layer in its list (with `kept` 0 the layer too), unless something else shares its weights."""
     path = layer.split(".")
     for at, part in enumerate(path):
@@ -128,7 +135,7 @@ def _cut(module: Any, layer: str, kept: int) -> None:
 
 
 def _given(
-    loaded: Pretrained, tokens: tuple[Token, ...], tokenizer: Any, layers: Sequence[Layer], folder: Path
+    loaded: Pretrained, tokens: tuple[Token, ...], tokenizer: Any, layers: Sequence[Layer]
 ) -> Given:
     """The arguments of the model's forward. Raises FFNError for tokens that it has no embedding or position for."""
     module, config = loaded.module, loaded.config
@@ -146,11 +153,27 @@ def _given(
         note = ("the prompt goes to the encoder; the decoder gets its start token alone",) if decoded else ()
         return Given(arguments, {"": tokens, "decoder": decoder}, note)
     if config.model_type == "whisper" and all(layer.stack == "decoder" for layer in layers):
-        sound = torch.zeros(1, config.num_mel_bins, 2 * config.max_source_positions, dtype=module.dtype)
-        arguments = {"input_features": sound.to(module.device), "decoder_input_ids": ids}
+        arguments = {"input_features": _silence(module, config, 1), "decoder_input_ids": ids}
         return Given(arguments, {"": tokens}, ("the prompt goes to the decoder; the encoder gets zeros for sound",))
     also = "; its decoder layers do" if config.model_type == "whisper" else ""
     raise FFNError(f"{config.model_type} takes {module.main_input_name}, not text{also}")
+
+
+def stand_in(loaded: Pretrained, count: int) -> dict[str, Tensor]:
+    """Arguments for a forward pass of one token each in a batch of `count`, of which nothing is kept."""
+    module, config = loaded.module, loaded.config
+    ids = torch.zeros(count, 1, dtype=torch.long, device=module.device)
+    takes = inspect.signature(module.forward).parameters
+    out = {"input_ids": ids} if "input_ids" in takes else {"input_features": _silence(module, config, count)}
+    return out | ({"decoder_input_ids": ids} if config.is_encoder_decoder else {})
+
+
+def _silence(module: Any, config: Any, count: int) -> Tensor:
+    """What Whisper's encoder takes, [count, mel bins, frames], as zeros. FFNError for models that take other things."""
+    if config.model_type != "whisper":
+        raise FFNError(f"{config.model_type} takes {module.main_input_name}, not text")
+    shape = (count, config.num_mel_bins, 2 * config.max_source_positions)
+    return torch.zeros(shape, dtype=module.dtype, device=module.device)
 
 
 def _decoder_start(config: Any) -> int:
@@ -187,11 +210,9 @@ class _Stop(Exception):
     """All that was asked for has been seen."""
 
 
-def _listen(
-    loaded: Pretrained, model: Model, layers: Sequence[Layer], given: Given, asked: Asked, seen: Seen
-) -> None:
+def _listen(loaded: Pretrained, found: Mapping[Layer, LiveFFN], given: Given, asked: Asked, seen: Seen) -> None:
     """Run the forward pass with every asked layer listened to, until the last of them has run."""
-    waiting = {layer: live_ffn(loaded.module, model, layer) for layer in layers}
+    waiting = dict(found)
     kind = loaded.config.model_type
 
     def done(layer: Layer, entering: Tensor, leaving: Tensor) -> None:
@@ -207,7 +228,7 @@ def _listen(
     with ExitStack() as stack:
         stack.enter_context(demanding(loaded))
         stack.enter_context(torch.no_grad())
-        for layer, live in tuple(waiting.items()):
+        for layer, live in found.items():
             stack.callback(_hook(loaded.module, live, layer, done))
         try:
             loaded.module(**given.arguments)
@@ -223,12 +244,17 @@ def _listen(
     raise FFNError(f"{kind}: {left} did not run on this prompt", code=ExitCode.ENVIRONMENT)
 
 
+def _flat(tensor: Tensor) -> Tensor:
+    """[batch 1, tokens, d_model] as [tokens, d_model]; some models have it flat already."""
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
 def _rows(tensor: Tensor, tokens: int, kind: str) -> Tensor:
-    """[batch 1, tokens, d_model], or flat already, as [tokens, d_model]; a model may pad at the end (Longformer)."""
-    flat = tensor.reshape(-1, tensor.shape[-1])
-    if flat.shape[0] < tokens:
-        raise FFNError(f"{kind}: {flat.shape[0]} rows enter this FFN for {tokens} tokens, so they cannot be told apart")
-    return flat[:tokens]
+    """One row per token: a model may pad at the end (Longformer). FFNError where it pools them (Funnel)."""
+    if tensor.shape[0] < tokens:
+        count = f"{tensor.shape[0]} rows enter this FFN for {tokens} tokens"
+        raise FFNError(f"{kind}: {count}, so they cannot be told apart", "trace it without a prompt")
+    return tensor[:tokens]
 
 
 def _hook(
@@ -253,8 +279,7 @@ def _hook(
         if not entered or len(left) < len(live.leaves):
             return  # the layer's module runs several times, and its FFN in a later one
         remove()
-        shape = entered[0].shape
-        done(layer, entered[0], sum((left[name].reshape(shape) for name in live.leaves[1:]), left[live.leaves[0]].reshape(shape)))
+        done(layer, _flat(entered[0]), reduce(torch.add, (_flat(left[name]) for name in live.leaves)))
 
     handles = [
         module.get_submodule(live.enters).register_forward_pre_hook(before, with_kwargs=True),
