@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ffncli.block.steps import Experts, Route, Step, ffn_span
 from ffncli.show.parts import Answer, Line, Part

@@ -54,7 +54,8 @@ def command(
     example = notebook() if source is None and said.d_model is None else None
     model = with_dimensions(example.model, said) if example else load(source, said, run.seed or 0)
     if run.layer == "all":
-        return show_survey(model, run, tokens, prompt, expert, output)
+        show_survey(model, run, tokens, prompt, expert, output)
+        return
     shown_values, inside, leading = _count("--show", values), _expert(expert, model, run.layer), tokens.leading()
 
     # From here on torch is needed; what can be wrong without it has been said.

@@ -83,7 +83,8 @@ def _unit(neuron: int, ready: Prepared, inside: frozenset[int] | None) -> list[_
     for expert in sorted(inside or ()) if spec.moe else (None,):
         column = (down if expert is None else down[expert])[:, neuron]
         name = f"unit {neuron}" + ("" if expert is None else f" of expert {expert}")
-        out += [_Vector(f"{name}, positive", column, None, 1, expert), _Vector(f"{name}, negative", -column, None, -1, expert)]
+        out.append(_Vector(f"{name}, positive", column, None, 1, expert))
+        out.append(_Vector(f"{name}, negative", -column, None, -1, expert))
     return out
 
 

@@ -13,11 +13,12 @@ from ffncli.models import layout
 from ffncli.models.agreement import agree
 from ffncli.models.beside_agreement import with_rest
 from ffncli.models.checkpoint import Checkpoint, check_shapes
-from ffncli.models.inventory import Inventory, shared_name, take_inventory
+from ffncli.models.headers import Columns
+from ffncli.models.inventory import Inventory, collect, shared_name, take_inventory
 from ffncli.models.matrices import Item
-from ffncli.models.model import IN_ALL, UNEVEN, Difference, Model
+from ffncli.models.model import IN_ALL, UNEVEN, Difference, Model, Spot
 from ffncli.models.quantized import logical
-from ffncli.models.recognise import recognise_all
+from ffncli.models.recognise import recognise_all, stem_of
 from ffncli.models.strict_json import shown_path
 from ffncli.models.ways import looked_for
 
@@ -64,11 +65,10 @@ def _demand_all(model: Model, checkpoint: Checkpoint, difference: Difference) ->
     if name in ("gated", "bias") and any(getattr(other, name) != getattr(spec, name) for other in alike):
         said: dict[str, Any] = {name: not getattr(spec, name)}
         spec = replace(spec, **said)  # other layers have it as the config says
-    if model.model_type in layout.LAYOUTS:
-        names = layer_names(model, checkpoint, difference.stack, difference.index)
-        if not names.packed(spec) and names.any(spec):
-            # norms matter to a trace alone
-            check_shapes(checkpoint, layout.locate(names, replace(spec, norm="none", sub_norm=False)))
+    names = layer_names(model, checkpoint, difference.stack, difference.index)
+    if names is not None:
+        located = layout.locate(names, replace(spec, norm="none", sub_norm=False))  # norms matter to a trace alone
+        check_shapes(checkpoint, tuple(item for item in located if {*item.names} <= checkpoint.files.keys()))
 
 
 def with_inventory(model: Model, inventory: Inventory) -> Model:
@@ -124,14 +124,27 @@ def items_of(inventory: Inventory, quantization: Mapping[str, Any] | None) -> di
     return {**items, **unseen}
 
 
-def layer_names(model: Model, checkpoint: Checkpoint, stack: str, layer: int) -> layout.Names:
-    """The tensor names among which one layer's parameters are looked for.
+def layer_names(model: Model, checkpoint: Checkpoint, stack: str, index: int) -> layout.Names | None:
+    """The tensors among which one block's parameters are looked for; None where its whole stack has none."""
+    moe = {i: bool(g.spec.moe) for g in model.groups if g.stack == stack for i in g.layers}
+    spots = {i: spot for (at, i), spot in model.spots.items() if at == stack}
+    if not spots:
+        return None
+    alike = next((spot for i, spot in spots.items() if i != index and moe.get(i) == moe.get(index)), None)
+    spot = spots.get(index)
+    if spot is None:  # as its neighbours have it
+        per_layer = model.per_layer(stack)
+        spot = replace(alike or next(iter(spots.values())), layer=index // per_layer)
+    kind = model.model_type
+    here, there = _held(model, checkpoint, spot), _held(model, checkpoint, alike) if alike else None
+    return layout.Names(here, checkpoint.files, kind, checkpoint.where, spot.number, there)
 
-    Raises FFNError where the family has no row that says what they are called.
-    """
-    if model.model_type not in layout.LAYOUTS:
-        raise FFNError(
-            f"{checkpoint.where}: what {model.model_type or 'this model'} calls each weight is not known here",
-            "`ffn params` counts it",
-        )
-    return layout.Names(checkpoint.files, model.model_type, stack, layer, checkpoint.where)
+
+def _held(model: Model, checkpoint: Checkpoint, spot: Spot) -> layout.Held:
+    """One layer's tensors as the model means them, and the norms that its family keeps outside of it."""
+    stem, beyond = stem_of(spot.prefix, spot.layer), layout.beyond(model.model_type, spot)
+    own = [name for name in checkpoint.files if name.startswith((stem, *beyond))]
+    infos = [checkpoint.info(name) for name in own]
+    columns = Columns(own, [i.dtype for i in infos], [i.shape for i in infos], [i.bytes for i in infos])
+    items = items_of(Inventory(checkpoint.where, *collect([columns])), model.quantization)
+    return layout.held(items, stem, beyond)

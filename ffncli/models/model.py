@@ -76,6 +76,15 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Spot:
+    """Where a block's tensors are: the prefix of its stack, its layer's number there, and which FFN of that layer."""
+
+    prefix: str
+    layer: int
+    number: int = 0
+
+
+@dataclass(frozen=True)
 class Stored:
     """The FFNs of a checkpoint as its headers have them: logical parameters, bytes in the file, formats.
 
@@ -100,7 +109,8 @@ class Model:
     `top_k`) and that were filled to have any. `from_tensors`: its blocks are the tensors' own, so that there is nothing
     to compare them with. `weights` are the canonical tensors that a bare block brought along (a user's own module), of
     its own dtype. `beside` is what surrounds the FFNs, where its family's attention is known; `measured` the same by
-    the tensors of a whole checkpoint. `tied` is the config's tie_word_embeddings.
+    the tensors of a whole checkpoint. `tied` is the config's tie_word_embeddings. `spots` say, by stack and index,
+    where the tensors of each block are.
     """
 
     name: str
@@ -124,6 +134,7 @@ class Model:
     measured: Beside | None = None
     from_tensors: bool = False
     checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)
+    spots: Mapping[tuple[str, int], Spot] = field(default_factory=dict, compare=False, repr=False)
     weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
 
     @property

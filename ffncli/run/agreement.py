@@ -13,7 +13,8 @@ from ffncli.errors import FFNError
 
 @dataclass(frozen=True)
 class Agreement:
-    """`max_error` = max|a-b|, `relative_error` = max|a-b| / max|b|, `ulps` = max|a-b| in units in the last place of max|b|.
+    """`max_error` = max|a-b|, `relative_error` = max|a-b| / max|b|, `ulps` = max|a-b| in units in the last place of
+    max|b|.
 
     Equal values, two NaNs too, have no error; where only one of two is finite the error is infinite.
     """

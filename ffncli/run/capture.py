@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
 from ffncli.block.steps import ffn_span, ffn_steps
-from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer, Model
 from ffncli.run.execute import Mode
 from ffncli.run.live import LiveFFN, live_ffn
-from ffncli.run.prepare import Prepared, Request, demand_known, device_of, dtype_of
+from ffncli.run.prepare import Prepared, Request, demand_known, device_of, dtype_of, stored_layer
 from ffncli.run.pretrained import Pretrained, cannot, demanding, folder_of, load, offline, read_config
 from ffncli.run.tokens import Asked, Token, positions, tokenizer_of, tokens_of, with_texts
-from ffncli.run.weights import stored_weights
 
 Seen = Callable[[Layer, tuple[Token, ...], Tensor, Tensor], None]
 
@@ -61,18 +60,16 @@ def prepared(
     """Our steps from ffn_input to ffn_output with the layer's own weights, on a captured input [tokens, d_model]."""
     block = steps(layer.spec)
     start, _ = ffn_span(block)
-    weights = stored_weights(model, layer, dtype_of(request.dtype), request.device)
-    assert weights is not None  # folder_of has seen the checkpoint
+    found = stored_layer(model, layer, dtype_of(request.dtype), request.device)
+    assert found is not None  # folder_of has seen the checkpoint
+    weights, origin, doubts = found
     texts = tuple(token.text or "" for token in tokens)
     return Prepared(
-        layer, ffn_steps(block), weights, {start: entering}, Mode(), f"weights of {layer.stack} layer {layer.index}",
-        notes, texts, leaving,
+        layer, ffn_steps(block), weights, {start: entering}, Mode(), origin, (*notes, *doubts), texts, leaving,
     )  # fmt: skip
 
 
-def run_model(
-    model: Model, layers: Sequence[Layer], asked: Asked, request: Request, seen: Seen
-) -> tuple[str, ...]:
+def run_model(model: Model, layers: Sequence[Layer], asked: Asked, request: Request, seen: Seen) -> tuple[str, ...]:
     """Run the model once up to the last of `layers`; `seen` gets each layer's FFN as soon as it has run.
 
     It is given the layer, the tokens asked for, ffn_input and ffn_output [tokens, d_model]. The answer is what there is
@@ -117,7 +114,7 @@ def _found(module: Any, model: Model, layers: Sequence[Layer]) -> dict[Layer, Li
 
 
 def cut(module: Any, layer: str, kept: int) -> None:
-    """Delete what follows a layer in its list (with `kept` 0 the layer too), unless something else shares its weights."""
+    """Delete what follows a layer in its list (with `kept` 0 the layer too), unless anything shares its weights."""
     path = layer.split(".")
     for at, part in enumerate(path):
         name = ".".join(path[:at])
@@ -134,9 +131,7 @@ def cut(module: Any, layer: str, kept: int) -> None:
 # --- what is given ----------------------------------------------------------------------------------------------------
 
 
-def _given(
-    loaded: Pretrained, tokens: tuple[Token, ...], tokenizer: Any, layers: Sequence[Layer]
-) -> Given:
+def _given(loaded: Pretrained, tokens: tuple[Token, ...], tokenizer: Any, layers: Sequence[Layer]) -> Given:
     """The arguments of the model's forward. Raises FFNError for tokens that it has no embedding or position for."""
     module, config = loaded.module, loaded.config
     ids = torch.tensor([[token.id for token in tokens]], device=module.device)
@@ -189,7 +184,8 @@ def _check_ids(module: Any, tokens: Sequence[Token]) -> None:
     except (NotImplementedError, AttributeError):
         return
     if wrong := next((token for token in tokens if not 0 <= token.id < rows), None):
-        raise FFNError(f"token {wrong.id} (position {wrong.position}) is out of range", f"the model has {rows:,} tokens")
+        what = f"token {wrong.id} (position {wrong.position}) is out of range"
+        raise FFNError(what, f"the model has {rows:,} tokens")
 
 
 def _check_length(module: Any, config: Any, count: int) -> None:
@@ -200,7 +196,8 @@ def _check_length(module: Any, config: Any, count: int) -> None:
         if isinstance(found, nn.Embedding) and name.endswith("embeddings.position_embeddings") and found.padding_idx:
             limits.append(found.num_embeddings - found.padding_idx - 1)  # RoBERTa counts from behind the padding
     if limits and count > min(limits):
-        raise FFNError(f"the prompt has {count:,} tokens, {config.model_type} has {min(limits):,} positions", "shorten it")
+        what = f"the prompt has {count:,} tokens, {config.model_type} has {min(limits):,} positions"
+        raise FFNError(what, "shorten it")
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.models.config import MOST_CONFIG_BYTES
 from ffncli.models.model import Model
 from ffncli.models.strict_json import read_object, shown_path
-from ffncli.models.config import MOST_CONFIG_BYTES
 from ffncli.run.weights import demand_memory
 
 _HEADS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
@@ -55,7 +55,7 @@ def folder_of(model: Model, option: str) -> Path:
 
 @contextmanager
 def offline() -> Iterator[Any]:
-    """transformers, quiet and without any network, whatever the environment says. Raises FFNError where it is missing."""
+    """transformers, quiet and without any network, whatever the environment says. FFNError where it is missing."""
     before = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when the Hub's client is imported
     try:
@@ -70,7 +70,7 @@ def offline() -> Iterator[Any]:
         else:
             os.environ["HF_HUB_OFFLINE"] = before
     was_offline, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
-    log = transformers.logging
+    log: Any = transformers.logging
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity(log.CRITICAL)
     log.disable_progress_bar()
@@ -185,6 +185,7 @@ def _class(transformers: Any, config: Any, with_head: bool) -> Any:
     tables = [f"MODEL_FOR_{head}_MAPPING" for head in _HEADS]
     tables = tables if with_head else ["MODEL_MAPPING", *tables]
     built = [getattr(transformers, table).get(type(config), None) for table in tables]
+    kind: Any  # a class of transformers
     for kind in (*named, *(k[0] if isinstance(k, tuple) else k for k in built)):
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
             continue

@@ -51,7 +51,10 @@ def unembed(
     if layer.stack == "encoder" and "decoder" in stacks:
         raise FFNError(f"--unembed: no head reads {model.name}'s encoder", "a decoder layer's output can be unembedded")
     if not stacks <= {"encoder", "decoder"}:
-        raise FFNError(f"--unembed: {model.name} has {len(stacks)} stacks, {', '.join(sorted(stacks))}: not known which is read")
+        names = ", ".join(sorted(stacks))
+        raise FFNError(
+            f"--unembed: {model.name} has the stacks {names}, and it is not known which of them the head reads"
+        )
     vectors = _last_norm(model, layer, vectors, request)
     with offline() as transformers:
         config = read_config(transformers, folder)
@@ -64,7 +67,7 @@ def unembed(
         dtype, device = dtype_of(request.dtype), device_of(request.device)
         loaded = load(transformers, folder, config, dtype, device, shrink, with_head=True)
         out: list[tuple[Promoted, ...]] = []
-        for some in vectors.split(_AT_ONCE):
+        for some in torch.split(vectors, _AT_ONCE):
             out += (_best(row, tokenizer, top) for row in _logits(loaded, where[-1], some))
     return tuple(out)
 

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import save_file
 
 from ffncli.models.checkpoint import open_checkpoint
-from ffncli.models.layout import LAYOUTS
 from ffncli.models.source import load
 from ffncli.run.weights import stored_weights
 from tests.oracles.checkpoints import (
