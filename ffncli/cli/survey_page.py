@@ -17,7 +17,7 @@ from ffncli.show.tables import Table
 from ffncli.show.tensors import edges
 
 if TYPE_CHECKING:
-    from ffncli.run.survey import ActiveUnit, LayerRow, Survey
+    from ffncli.run.survey import LayerRow, Survey
 
 SURVEY_CONVENTIONS = {
     "near_zero": "|x| <= 0.001 after the activation",
@@ -87,12 +87,8 @@ def _place(unit: int, expert: int | None, shared: bool) -> str:
     return f"{expert}:{unit}" if expert is not None else f"shared:{unit}" if shared else f"{unit}"
 
 
-def _unit(unit: ActiveUnit) -> str:
-    return f"{_place(unit.unit, unit.expert, unit.shared)} ({unit.mean_abs:.3g})"
-
-
 def _table(found: Survey) -> Table:
-    columns = ["layer", "zeros %", "near %", "dead", "near dead", "units", "|in|", "|out|", "gain", "most active"]
+    columns = ["layer", "zeros %", "near %", "dead", "units", "|in|", "|out|", "gain", "most active"]
     ran = any(row.agreement for row in found.rows)
     several = len({row.stack for row in found.rows}) > 1
     rows = []
@@ -100,8 +96,8 @@ def _table(found: Survey) -> Table:
         name = f"{row.stack}.{row.layer}" if several else str(row.layer)
         cells = [
             name, *(None if s is None else round(100 * s, 2) for s in (row.zero_share, row.near_zero_share)),
-            row.dead_units, row.near_dead_units, row.units, row.input_norm, row.output_norm, row.gain,
-            _unit(row.most_active[0]) if row.most_active else None,
+            row.near_dead_units, row.units, row.input_norm, row.output_norm, row.gain,
+            ", ".join(_place(unit.unit, unit.expert, unit.shared) for unit in row.most_active[:2]) or None,
         ]  # fmt: skip
         rows.append(tuple([*cells, row.agreement.relative_error if row.agreement else None] if ran else cells))
     return Table(tuple([*columns, "error"] if ran else columns), rows)
@@ -112,8 +108,8 @@ def _said(found: Survey) -> dict[str, str]:
     moe = any(unit.expert is not None for row in found.rows for unit in row.most_active)
     out = {
         "zeros, near": "share of values after the activation that are 0, and within 0.001 of 0",
-        "dead": "units that are 0 for every token" + (", of the experts that have any" if moe else ""),
-        "most active": "unit with the largest mean |act|" + (", expert:unit" if moe else "") + ", and that mean",
+        "dead": "units within 0.001 of 0 for every token" + (", of the experts that have any" if moe else ""),
+        "most active": "units with the largest mean |act|" + (", as expert:unit" if moe else ""),
     }
     if any(row.agreement for row in found.rows):
         out["error"] = "max|ours - the model's own| over max|the model's own|"

@@ -1,6 +1,6 @@
 """What truly enters and leaves an FFN: a model is run by transformers, its FFNs are listened to.
 
-The run ends right after the last layer that was asked for. What lies behind is neither loaded nor computed.
+The run ends right after the last FFN that was asked for. What lies behind is neither loaded nor computed.
 """
 
 from __future__ import annotations
@@ -85,9 +85,13 @@ def run_model(model: Model, layers: Sequence[Layer], asked: Asked, request: Requ
         if not config.is_encoder_decoder:  # said before anything large is loaded
             positions(asked.positions, len(tokens))
         found: dict[Layer, LiveFFN] = {}
-        loaded = load(
-            transformers, folder, config, dtype, device, lambda module: found.update(_found(module, model, layers))
-        )
+
+        def shrink(module: Any, lean: bool) -> None:
+            found.update({layer: live_ffn(module, model, layer) for layer in layers})
+            if lean:
+                _cut_behind(module, model, found)
+
+        loaded = load(transformers, folder, config, dtype, device, shrink)
         given = _given(loaded, tokens, tokenizer, layers)
         _listen(loaded, found, given, asked, seen)
     return given.notes
@@ -96,21 +100,19 @@ def run_model(model: Model, layers: Sequence[Layer], asked: Asked, request: Requ
 # --- what is loaded ---------------------------------------------------------------------------------------------------
 
 
-def _found(module: Any, model: Model, layers: Sequence[Layer]) -> dict[Layer, LiveFFN]:
-    """Where the asked FFNs lie in a model that is still whole and empty; what lies behind them is then taken out of it.
+def _cut_behind(module: Any, model: Model, found: Mapping[Layer, LiveFFN]) -> None:
+    """Take out of a model that is still whole and empty the layers that lie behind the asked ones.
 
     Each stack that runs ends with its last asked layer; a decoder that nobody asked for does not run at all.
     """
-    found = {layer: live_ffn(module, model, layer) for layer in layers}
-    last = {layer.stack: layer for layer in sorted(layers, key=lambda layer: layer.index)}
-    ends = [(found[layer].layer, 1) for layer in last.values()]
+    last = {layer.stack: layer for layer in sorted(found, key=lambda layer: layer.index)}
+    ends = [(found[layer].layer, 1) for layer in last.values() if layer.stack == "decoder" or "decoder" not in last]
     decoder = next((g for g in model.groups if g.stack == "decoder"), None)
     if module.config.is_encoder_decoder and decoder and "decoder" not in last:
         first = Layer("decoder", min(decoder.layers), decoder.spec)
         ends.append((live_ffn(module, model, first).layer, 0))
     for name, kept in ends:
         cut(module, name, kept)
-    return found
 
 
 def cut(module: Any, layer: str, kept: int) -> None:
@@ -190,7 +192,10 @@ def _check_ids(module: Any, tokens: Sequence[Token]) -> None:
 
 def _check_length(module: Any, config: Any, count: int) -> None:
     """FFNError for more tokens than the config has positions, or a table of learned positions has rows."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    try:
+        text = config.get_text_config(decoder=True)
+    except ValueError:  # it has several
+        text = config
     limits = [limit for limit in (getattr(text, "max_position_embeddings", None),) if type(limit) is int and limit > 0]
     for name, found in module.named_modules():
         if isinstance(found, nn.Embedding) and name.endswith("embeddings.position_embeddings") and found.padding_idx:
@@ -269,19 +274,15 @@ def _hook(
         def note(_: nn.Module, args: Any, output: Any) -> None:
             tensor = output[0] if isinstance(output, tuple) else output
             left.setdefault(name, tensor.detach().clone())
+            if entered and len(left) == len(live.leaves):
+                remove()
+                done(layer, _flat(entered[0]), reduce(torch.add, (_flat(left[leaf]) for leaf in live.leaves)))
 
         return note
-
-    def end(_: nn.Module, args: Any, output: Any) -> None:
-        if not entered or len(left) < len(live.leaves):
-            return  # the layer's module runs several times, and its FFN in a later one
-        remove()
-        done(layer, _flat(entered[0]), reduce(torch.add, (_flat(left[name]) for name in live.leaves)))
 
     handles = [
         module.get_submodule(live.enters).register_forward_pre_hook(before, with_kwargs=True),
         *(module.get_submodule(name).register_forward_hook(after(name)) for name in live.leaves),
-        module.get_submodule(live.layer).register_forward_hook(end),
     ]
 
     def remove() -> None:

@@ -69,7 +69,9 @@ def survey(model: Model, request: Request, asked: Asked | None = None, top: int 
 
     With a prompt the model runs once; as soon as a layer has run, its own weights are read and run beside it.
     """
-    layers = layers_of(model)
+    layers, silent = layers_of(model), tuple[str, ...]()
+    if asked is not None and model.model_type == "whisper":  # its encoder takes sound
+        layers, silent = [layer for layer in layers if layer.stack == "decoder"], ("a prompt cannot reach the encoder",)
     rows: dict[Layer, LayerRow] = {}
     tokens: dict[str, tuple[Token, ...]] = {}
     if asked is None:
@@ -86,7 +88,7 @@ def survey(model: Model, request: Request, asked: Asked | None = None, top: int 
         tokens[layer.stack] = given
 
     notes = run_model(model, layers, asked, request, seen)
-    return Survey(tuple(rows[layer] for layer in layers), tokens, notes)
+    return Survey(tuple(rows[layer] for layer in layers), tokens, (*silent, *notes))
 
 
 def layers_of(model: Model) -> list[Layer]:

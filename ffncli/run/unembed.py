@@ -61,7 +61,7 @@ def unembed(
         tokenizer = tokenizer_of(transformers, folder)
         where: list[str] = []
 
-        def shrink(module: Any) -> None:
+        def shrink(module: Any, lean: bool) -> None:  # lean or not: a layer too many would change the answer
             where.append(_first_alone(module, model, layer))
 
         dtype, device = dtype_of(request.dtype), device_of(request.device)
