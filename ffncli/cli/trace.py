@@ -57,6 +57,7 @@ def command(
         show_survey(model, run, tokens, prompt, expert, output)
         return
     shown_values, inside, leading = _count("--show", values), _expert(expert, model, run.layer), tokens.leading()
+    prompt.check_model(model, run, inside)
 
     # From here on torch is needed; what can be wrong without it has been said.
     import torch

@@ -19,10 +19,11 @@ from ffncli.block.recipe import steps
 from ffncli.block.steps import ffn_span, ffn_steps
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer, Model
+from ffncli.models.runnable import folder_of
 from ffncli.run.execute import Mode
 from ffncli.run.live import LiveFFN, live_ffn
 from ffncli.run.prepare import Prepared, Request, demand_known, device_of, dtype_of, stored_layer
-from ffncli.run.pretrained import Pretrained, cannot, demanding, folder_of, load, offline, read_config
+from ffncli.run.pretrained import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.tokens import Asked, Token, positions, tokenizer_of, tokens_of, with_texts
 
 Seen = Callable[[Layer, tuple[Token, ...], Tensor, Tensor], None]
@@ -76,7 +77,7 @@ def run_model(model: Model, layers: Sequence[Layer], asked: Asked, request: Requ
     to say of the run. Raises FFNError for all that keeps a model from running.
     """
     demand_known(model)
-    folder = folder_of(model, "--prompt" if asked.ids is None else "--input-ids")
+    folder = folder_of(model, asked.option)
     device, dtype = device_of(request.device), dtype_of(request.dtype)
     with offline() as transformers:
         config = read_config(transformers, folder)

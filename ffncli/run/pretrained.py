@@ -20,7 +20,6 @@ from torch import nn
 
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.config import MOST_CONFIG_BYTES
-from ffncli.models.model import Model
 from ffncli.models.strict_json import read_object, shown_path
 from ffncli.run.weights import demand_memory
 
@@ -34,24 +33,6 @@ class Pretrained:
     module: Any
     config: Any
     missing: tuple[str, ...]
-
-
-def folder_of(model: Model, option: str) -> Path:
-    """The directory that transformers can load. Raises FFNError where the source is none: dimensions, a GGUF file."""
-    name, checkpoint = shown(model.source), model.checkpoint
-    hint = "give a directory with config.json and safetensors"
-    if model.source.endswith(".gguf") or (model.location and model.location.suffix == ".gguf"):
-        raise FFNError(f"{option}: {name} is a GGUF file, which is not run", hint)
-    if checkpoint is None:
-        if model.location and any(any(model.location.glob(f"*{end}")) for end in (".bin", ".pt", ".pth")):
-            where = shown_path(model.location)
-            raise FFNError(f"{option}: {where} has pickled weights alone, which are never loaded", "use safetensors")
-        raise FFNError(f"{option}: {name} has no weights", hint)
-    if checkpoint.remote:
-        raise FFNError(f"{option}: of {name} only headers are fetched", "download the model and give its path")
-    if not (checkpoint.folder / "config.json").is_file():
-        raise FFNError(f"{option}: {shown_path(checkpoint.folder / 'config.json')} is missing", hint)
-    return checkpoint.folder
 
 
 @contextmanager
