@@ -143,7 +143,7 @@ def _given(loaded: Pretrained, tokens: tuple[Token, ...], tokenizer: Any, layers
     takes = inspect.signature(module.forward).parameters
     if "input_ids" in takes and not config.is_encoder_decoder:
         return Given({"input_ids": ids}, {"": tokens})
-    start = _decoder_start(config)
+    start = _decoder_start(module)
     if "input_ids" in takes:
         decoder = with_texts([start], tokenizer)
         arguments = {"input_ids": ids, "decoder_input_ids": torch.tensor([[start]], device=module.device)}
@@ -174,10 +174,11 @@ def _silence(module: Any, config: Any, count: int) -> Tensor:
     return torch.zeros(shape, dtype=module.dtype, device=module.device)
 
 
-def _decoder_start(config: Any) -> int:
-    """The token that a decoder begins with: what the config says, else begin of sequence, else padding."""
+def _decoder_start(module: Any) -> int:
+    """The token that a decoder begins with: what generation or the config says, else begin of sequence, else padding."""
+    places = (getattr(module, "generation_config", None), module.config)
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
-    found = [getattr(config, name, None) for name in names]
+    found = [getattr(place, name, None) for name in names for place in places]
     return next((number for number in found if isinstance(number, int)), 0)
 
 
