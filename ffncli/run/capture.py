@@ -175,7 +175,7 @@ def _silence(module: Any, config: Any, count: int) -> Tensor:
 
 
 def _decoder_start(module: Any) -> int:
-    """The token that a decoder begins with: what generation or the config says, else begin of sequence, else padding."""
+    """The token that a decoder begins with: what generation or config says, else begin of sequence, else padding."""
     places = (getattr(module, "generation_config", None), module.config)
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
     found = [getattr(place, name, None) for name in names for place in places]

@@ -1,4 +1,4 @@
-"""Tiny models with a tokenizer, run by hand: what enters and leaves a module that the test names, and the head's logits."""
+"""Tiny models with a tokenizer, run by hand: what enters and leaves a module that the test names."""
 
 from __future__ import annotations
 
@@ -82,5 +82,3 @@ def through(model: nn.Module, names: Mapping[str, str], **given: Any) -> dict[st
 def ids(numbers: Sequence[int] = IDS) -> Tensor:
     """A batch of one prompt."""
     return torch.tensor([list(numbers)])
-
-

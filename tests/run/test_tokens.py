@@ -16,7 +16,8 @@ from tests.oracles.prompted import WORDS, give_tokenizer
     ("text", "meant"),
     [
         (None, (0, 1, 2, 3, 4)), ("all", (0, 1, 2, 3, 4)), ("-1", (4,)), ("0", (0,)), ("3,0", (3, 0)), ("1:3", (1, 2)),
-        ("-2:", (3, 4)), (":2", (0, 1)), ("0,4,-1,0", (0, 4)), (" 1 , 2 ", (1, 2)), ("3:99", (3, 4)), (":", (0, 1, 2, 3, 4)),
+        ("-2:", (3, 4)), (":2", (0, 1)), ("0,4,-1,0", (0, 4)), (" 1 , 2 ", (1, 2)), ("3:99", (3, 4)),
+        (":", (0, 1, 2, 3, 4)),
     ],
 )  # fmt: skip
 def test_positions(text: str | None, meant: tuple[int, ...]) -> None:
@@ -46,7 +47,12 @@ def test_a_range_of_any_size_costs_nothing() -> None:
 def test_texts_are_what_the_tokenizer_says(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(transformers, give_tokenizer(tmp_path))
     found = tokens_of(Asked("Hello naïve 日本 nobody"), tokenizer, tmp_path)
-    assert [(t.position, t.id, t.text) for t in found] == [(0, 3, "Hello"), (1, 11, "naïve"), (2, 12, "日本"), (3, 0, "[UNK]")]
+    assert [(t.position, t.id, t.text) for t in found] == [
+        (0, 3, "Hello"),
+        (1, 11, "naïve"),
+        (2, 12, "日本"),
+        (3, 0, "[UNK]"),
+    ]
     assert token_text(tokenizer, len(WORDS)) is None
     assert token_text(None, 0) is None
 
@@ -88,5 +94,5 @@ def test_a_broken_tokenizer_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prompt", ["", "   "])
 def test_an_empty_prompt(tmp_path: Path, prompt: str) -> None:
     tokenizer = tokenizer_of(transformers, give_tokenizer(tmp_path))
-    with pytest.raises(FFNError, match="--prompt (is empty|'   ' has no tokens)"):
+    with pytest.raises(FFNError, match=r"--prompt (is empty|'   ' has no tokens)"):
         tokens_of(Asked(prompt), tokenizer, tmp_path)

@@ -47,7 +47,9 @@ HEADS: dict[str, Head] = {
     "whisper": lambda m, v: m.proj_out(m.model.decoder.layer_norm(v)),
     # post-norm: the last layer's own norm is the last one there is
     "bert": lambda m, v: m.cls(m.bert.encoder.layer[-1].output.LayerNorm(v)),
-    "opt-post-norm": lambda m, v: m.lm_head(m.model.decoder.project_out(m.model.decoder.layers[-1].final_layer_norm(v))),
+    "opt-post-norm": lambda m, v: m.lm_head(
+        m.model.decoder.project_out(m.model.decoder.layers[-1].final_layer_norm(v))
+    ),
 }  # fmt: skip
 
 
@@ -96,7 +98,9 @@ def prepared(name: str) -> Prepared:
     return capture(load(str(made(name).path)), Asked(PROMPT), Request(layer="1"))[0]
 
 
-@pytest.mark.parametrize(("name", "norm"), [("gemma2", "post_feedforward_layernorm"), ("olmo2", "post_feedforward_layernorm")])
+@pytest.mark.parametrize(
+    ("name", "norm"), [("gemma2", "post_feedforward_layernorm"), ("olmo2", "post_feedforward_layernorm")]
+)
 def test_a_branch_norm_comes_before_the_residual_stream(name: str, norm: str) -> None:
     layer = made(name).layer("decoder", 1)
     ready = prepared(name)
@@ -135,7 +139,7 @@ def test_texts_are_the_tokenizers() -> None:
 def test_a_head_that_is_not_in_the_files_is_not_made_up(tmp_path: Path) -> None:
     folder = shutil.copytree(made("llama-no-prefix").path, tmp_path / "model")
     model = load(str(folder))
-    with pytest.raises(FFNError, match="the checkpoint has no 'lm_head.weight', which the model needs to run"):
+    with pytest.raises(FFNError, match=r"the checkpoint has no 'lm_head\.weight', which the model needs to run"):
         unembed(model, model.layer("0"), vectors(), Request(), 3)
 
 
