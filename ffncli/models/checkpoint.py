@@ -162,6 +162,11 @@ def check_readable(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None
     """Raises FFNError for a tensor whose shard is missing or whose dtype is not a plain float."""
     for item in located:
         for name in item.names:
+            if name not in checkpoint.files:
+                base = name.removesuffix(".weight")
+                packed = next((n for n in checkpoint.files if n.startswith(base) and n != f"{base}_bias"), name)
+                problem = f"{checkpoint.where}: {shown(packed, 120)} is packed (quantized)"
+                raise FFNError(problem, "only unquantized weights are read")
             info = checkpoint.info(name)
             if info.dtype not in _READABLE:
                 label = f"{shown_path(checkpoint.path(name))}: tensor {shown(name, 120)}"

@@ -65,9 +65,10 @@ def _demand_all(model: Model, checkpoint: Checkpoint, difference: Difference) ->
     if name in ("gated", "bias") and any(getattr(other, name) != getattr(spec, name) for other in alike):
         said: dict[str, Any] = {name: not getattr(spec, name)}
         spec = replace(spec, **said)  # other layers have it as the config says
+    spec = replace(spec, norm="none", sub_norm=False)  # norms matter to a trace alone
     names = layer_names(model, checkpoint, difference.stack, difference.index)
-    if names is not None:
-        located = layout.locate(names, replace(spec, norm="none", sub_norm=False))  # norms matter to a trace alone
+    if names is not None and layout.torn(names, spec):
+        located = layout.locate(names, spec)
         check_shapes(checkpoint, tuple(item for item in located if {*item.names} <= checkpoint.files.keys()))
 
 
@@ -126,18 +127,26 @@ def items_of(inventory: Inventory, quantization: Mapping[str, Any] | None) -> di
 
 def layer_names(model: Model, checkpoint: Checkpoint, stack: str, index: int) -> layout.Names | None:
     """The tensors among which one block's parameters are looked for; None where its whole stack has none."""
-    moe = {i: bool(g.spec.moe) for g in model.groups if g.stack == stack for i in g.layers}
+    specs = {i: group.spec for group in model.groups if group.stack == stack for i in group.layers}
     spots = {i: spot for (at, i), spot in model.spots.items() if at == stack}
     if not spots:
         return None
-    alike = next((spot for i, spot in spots.items() if i != index and moe.get(i) == moe.get(index)), None)
+    own = specs.get(index)
+    others = [i for i in spots if i != index and own is not None and bool(specs[i].moe) == bool(own.moe)]
+    alike = min(others, key=lambda i: specs[i] != own, default=None)
     spot = spots.get(index)
     if spot is None:  # as its neighbours have it
-        per_layer = model.per_layer(stack)
-        spot = replace(alike or next(iter(spots.values())), layer=index // per_layer)
-    kind = model.model_type
-    here, there = _held(model, checkpoint, spot), _held(model, checkpoint, alike) if alike else None
-    return layout.Names(here, checkpoint.files, kind, checkpoint.where, spot.number, there)
+        near = spots[alike if alike is not None else next(iter(spots))]
+        spot = replace(near, layer=index // model.per_layer(stack))
+
+    def other() -> layout.Held | None:
+        try:
+            return None if alike is None else _held(model, checkpoint, spots[alike])
+        except FFNError:  # its file is not here
+            return None
+
+    here = _held(model, checkpoint, spot)
+    return layout.Names(here, checkpoint.files, model.model_type, checkpoint.where, spot.number, other)
 
 
 def _held(model: Model, checkpoint: Checkpoint, spot: Spot) -> layout.Held:

@@ -117,7 +117,13 @@ def _fits(held: Mapping[str, Item], p: Projections) -> bool:
     if not up.params or not down.params:
         return True  # their names alone decide
     matrices = all(item.shape is None or len(item.shape) > 1 for item in (up, down))
-    return matrices and up.params in (down.params, *([] if p.way.gate else [2 * down.params]))
+    rise, fall = (_of_one(item) for item in (up, down))
+    return matrices and rise in (fall, *([] if p.way.gate else [2 * fall]))
+
+
+def _of_one(item: Item) -> int:
+    """How many numbers one expert's matrix has, where all experts' are in one tensor."""
+    return item.params // item.shape[0] if item.shape and len(item.shape) == 3 else item.params
 
 
 def _expert_count(held: Mapping[str, Item], p: Projections, rows: int) -> int:

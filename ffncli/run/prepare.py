@@ -68,6 +68,8 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
     weights, origin, doubts = _weights(model, layer, block, example, generator, dtype, device)
     block, lost = known_part(block, weights)
     notes += [*doubts, *lost]
+    if model.from_tensors and layer.spec.moe:
+        notes.append("assumed, since nothing says it: softmax over all experts, the chosen weights normalised")
     if example and not _fits(example, block):
         notes.append("the example's weights do not fit these dimensions: drawn at random")
     leading = request.leading or (example.shape[:-1] if example and request.input is None else None)
