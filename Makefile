@@ -11,7 +11,8 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers facts architectures trace-architectures clean
+.PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers bench-trace-scale facts architectures \
+	trace-architectures clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -51,6 +52,9 @@ bench-startup: $(VENV)/.installed-test
 
 bench-memory: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/memory.py $(ARGS)
+
+bench-trace-scale: $(VENV)/.installed-test
+	@$(BIN)/python benchmarks/trace_scale.py $(ARGS)
 
 facts: $(VENV)/.installed
 	@$(BIN)/ffn params --all --format json -o facts.json --force

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
+from ffncli.cli.insight import InsightOptions
 from ffncli.cli.options import RunOptions, TokenOptions
 from ffncli.cli.prompt_options import PromptOptions
 from ffncli.cli.prompt_page import label
@@ -19,6 +20,7 @@ from ffncli.show.tensors import edges
 if TYPE_CHECKING:
     from ffncli.run.survey import LayerRow, Survey
 
+TOP_UNITS = 3
 SURVEY_CONVENTIONS = {
     "near_zero": "|x| <= 0.001 after the activation",
     "dead_units": "units whose activation is exactly zero for every token; near_dead_units: within 0.001 of zero",
@@ -28,10 +30,12 @@ SURVEY_CONVENTIONS = {
 
 
 def show_survey(
-    model: Model, run: RunOptions, tokens: TokenOptions, prompt: PromptOptions, expert: str | None, output: Output
-) -> None:
+    model: Model, run: RunOptions, tokens: TokenOptions, prompt: PromptOptions, insight: InsightOptions,
+    expert: str | None, output: Output,
+) -> None:  # fmt: skip
     """Survey all layers and show them. Raises FFNError for options that mean one layer."""
-    alone = {"--expert": expert is not None, "--unembed": prompt.unembed, "--train": bool(run.train)}
+    alone = {"--expert": expert is not None, "--unembed": prompt.unembed, "--train": bool(run.train),
+             "--fail-on-nonfinite": insight.fail_on_nonfinite}  # fmt: skip
     if said := next((option for option, given in alone.items() if given), None):
         raise FFNError(f"{said} needs one layer", "give --layer I instead of all")
     leading = tokens.leading()
@@ -43,7 +47,8 @@ def show_survey(
     if run.threads:
         torch.set_num_threads(run.threads)
     request = Request(None, run.input, leading, run.dtype, run.device, run.seed)
-    found = survey(model, request, prompt.asked() if prompt.runs_model else None)
+    top = TOP_UNITS if insight.top_units is None else insight.top_units
+    found = survey(model, request, prompt.asked() if prompt.runs_model else None, top)
     for note in (*model.notes, *map(str, model.differences), *found.notes):
         output.note(note)
     output.show(survey_answer(model, found, prompt.prompt))
