@@ -25,6 +25,7 @@ from ffncli.run.live import LiveFFN, live_ffn
 from ffncli.run.prepare import Prepared, Request, demand_known, device_of, dtype_of, stored_layer
 from ffncli.run.pretrained import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.tokens import Asked, Token, positions, tokenizer_of, tokens_of, with_texts
+from ffncli.run.weights import located_weights
 
 Seen = Callable[[Layer, tuple[Token, ...], Tensor, Tensor], None]
 
@@ -48,6 +49,7 @@ def capture(model: Model, asked: Asked, request: Request) -> tuple[Prepared, tup
     The weights of ours are read from the files on their own. Raises FFNError where the model cannot be run.
     """
     layer = model.layer(request.layer)
+    located_weights(model, layer)  # what cannot be read is said before the model runs
     found: list[tuple[tuple[Token, ...], Tensor, Tensor]] = []
     notes = run_model(model, [layer], asked, request, lambda _, *seen: found.append(seen))
     ((tokens, entering, leaving),) = found

@@ -86,6 +86,9 @@ def read_config(transformers: Any, folder: Path) -> Any:
     for name, value in (("use_cache", False), ("chunk_size_feed_forward", 0)):  # one call per FFN, nothing kept
         if hasattr(config, name):
             setattr(config, name, value)
+    packed = getattr(config, "quantization_config", None)
+    if isinstance(packed, dict) and packed.get("quant_method") in ("fp8", "mxfp4"):
+        packed["dequantize"] = True  # or a GPU rounds activations too
     return config
 
 

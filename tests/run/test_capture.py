@@ -268,7 +268,32 @@ def test_a_part_that_never_runs_may_be_missing(tmp_path: Path) -> None:
     assert close(ready.reference, by_hand("bert", 1)[1])
 
 
-def test_a_wrong_weight_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_eight_bit_weights_run_as_what_they_mean(tmp_path: Path) -> None:
+    """DeepSeek's FP8 with block scales, beside the same model with its weights written out."""
+    from safetensors.torch import load_file, save_file
+
+    packed, plain = (shutil.copytree(made("llama").path, tmp_path / name) for name in ("packed", "plain"))
+    stored = load_file(packed / "model.safetensors")
+    meant = dict(stored)
+    for name in [n for n in stored if n.endswith("_proj.weight")]:
+        scale = stored[name].abs().max() / 448
+        stored[name] = (stored[name] / scale).to(torch.float8_e4m3fn)
+        stored[f"{name}_scale_inv"] = scale.reshape(1, 1)
+        meant[name] = stored[name].float() * scale
+    save_file(stored, packed / "model.safetensors")
+    save_file(meant, plain / "model.safetensors")
+    config = json.loads((packed / "config.json").read_text("utf-8"))
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}
+    (packed / "config.json").write_text(json.dumps(config), "utf-8")
+    seen: list[tuple[Tensor, Tensor]] = []
+    for folder in (packed, plain):
+        model = load(str(folder))
+        run_model(model, [model.layer("1")], Asked(PROMPT), Request(), lambda _, __, *pair: seen.append(pair))
+    assert close(seen[0][0], seen[1][0])
+    assert close(seen[0][1], seen[1][1])
+
+
+def test_a_wrong_weight_shows() -> None:
     """The agreement compares two readings of the file: spoil ours, and it says so."""
     from ffncli.run.agreement import agreement
 
