@@ -10,7 +10,6 @@ from ffncli.block.steps import Experts, Route, Step, ffn_span
 from ffncli.show.parts import Answer, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import edges
-from ffncli.show.text import clean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,10 +29,9 @@ def label(token: Token) -> str:
 
 
 def named(number: int, text: str | None) -> str:
-    """A token's text in quotation marks, safe for any terminal; `#1917` without one."""
+    """A token's text in quotation marks; `#1917` without one."""
     if text is None:
         return f"#{number}"
-    text = clean(text)
     return f'"{text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"}"'
 
 

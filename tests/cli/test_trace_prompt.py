@@ -203,6 +203,18 @@ def test_unembedding_is_transformers_own(call):
     assert [t["probability"] for t in best] == pytest.approx(shares[[t["id"] for t in best]].tolist(), rel=1e-4)
 
 
+def test_a_branch_norm_is_gone_through(call):
+    import torch
+
+    found = answer(call, source("gemma2"), "--prompt", PROMPT, "--unembed", "--show", "all", "--top-tokens", "60")
+    model = made("gemma2").model
+    with torch.no_grad():
+        down = torch.tensor(found["steps"][-1]["values"][-1])
+        added = model.model.layers[0].post_feedforward_layernorm(down)
+        logits = 30 * torch.tanh(model.lm_head(model.model.norm(added)) / 30)
+    assert [t["id"] for t in found["unembed"][0]["promoted"]] == logits.argsort(descending=True).tolist()
+
+
 def test_a_hidden_unit(call):
     import torch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from ffncli.run import capture as live
 from ffncli.run.capture import capture, run_model
 from ffncli.run.execute import run
 from ffncli.run.prepare import Request
+from ffncli.run.pretrained import offline, read_config
 from ffncli.run.tokens import Asked
 from tests.oracles.prompted import IDS, PROMPT, built, ids, made, through
 
@@ -102,6 +104,35 @@ def test_bart_starts_with_what_its_config_says(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**config, "decoder_start_token_id": 5}), "utf-8")
     _, tokens = capture(load(str(tmp_path)), Asked(PROMPT), Request(layer="decoder.0"))
     assert [token.id for token in tokens] == [5]
+
+
+def test_t5_starts_with_what_its_generation_config_says(tmp_path: Path) -> None:
+    folder = shutil.copytree(made("t5-relu").path, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": 4}), "utf-8")
+    _, tokens = capture(load(str(folder)), Asked(PROMPT), Request(layer="decoder.0"))
+    assert [token.id for token in tokens] == [4]
+
+
+def test_a_head_that_is_also_an_embedding_stays(tmp_path: Path) -> None:
+    module: Any = built("fsmt", tmp_path)
+    seen = through(
+        module, {"input": "model.decoder.layers.0.fc1", "output": "model.decoder.layers.0.fc2"},
+        input_ids=ids(), decoder_input_ids=torch.tensor([[module.generation_config.decoder_start_token_id]]),
+    )  # fmt: skip
+    ready, _ = capture(load(str(tmp_path)), Asked(None, IDS), Request(layer="decoder.0"))
+    assert ready.reference is not None
+    assert close(ready.reference, seen["output"])
+
+
+def test_a_class_of_another_model_is_not_taken(tmp_path: Path) -> None:
+    """A file may name any class of transformers."""
+    folder = shutil.copytree(made("llama").path, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    for wrong in ("GPT2LMHeadModel", "pipeline", "nothing", "AutoModel"):
+        (folder / "config.json").write_text(json.dumps({**config, "architectures": [wrong]}), "utf-8")
+        ready, _ = capture(load(str(folder)), Asked(PROMPT), Request(layer="1"))
+        assert ready.reference is not None
+        assert close(ready.reference, by_hand("llama", 1)[1])
 
 
 def test_whisper_reads_the_prompt_with_its_decoder() -> None:
@@ -230,7 +261,10 @@ def test_nothing_asks_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(socket.socket, name, refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     capture(load(str(made("llama").path)), Asked(PROMPT), Request(layer="1"))
-    assert huggingface_hub.constants.HF_HUB_OFFLINE is False
+    assert not huggingface_hub.constants.is_offline_mode()  # as before
+    with offline():
+        assert huggingface_hub.constants.is_offline_mode()
+    assert "HF_HUB_OFFLINE" not in os.environ
 
 
 def test_remote_code_never_runs(tmp_path: Path) -> None:
@@ -239,7 +273,11 @@ def test_remote_code_never_runs(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text("utf-8"))
     config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModel": "evil.Model", "AutoModelForCausalLM": "evil.Model"}
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: pass\nclass Model: pass\n")
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: pass\nclass Model: pass\nclass Words: pass\n"
+    (folder / "evil.py").write_text(code)
+    words = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    words["auto_map"] = {"AutoTokenizer": ["evil.Words", "evil.Words"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(words), "utf-8")
     ready, _ = capture(load(str(folder)), Asked(PROMPT), Request(layer="1"))
     assert ready.reference is not None
     assert not (tmp_path / "ran").exists()
@@ -289,6 +327,8 @@ def test_eight_bit_weights_run_as_what_they_mean(tmp_path: Path) -> None:
     for folder in (packed, plain):
         model = load(str(folder))
         run_model(model, [model.layer("1")], Asked(PROMPT), Request(), lambda _, __, *pair: seen.append(pair))
+    with offline() as transformers:  # a GPU would round activations too
+        assert read_config(transformers, packed).quantization_config["dequantize"] is True
     assert close(seen[0][0], seen[1][0])
     assert close(seen[0][1], seen[1][1])
 
