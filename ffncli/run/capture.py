@@ -96,8 +96,8 @@ def run_model(model: Model, layers: Sequence[Layer], asked: Asked, request: Requ
 
         loaded = load(transformers, folder, config, dtype, device, shrink)
         given = _given(loaded, tokens, tokenizer, layers)
-        _listen(loaded, found, given, asked, seen)
-    return given.notes
+        idle = _listen(loaded, found, given, asked, seen)
+    return (*given.notes, *idle)
 
 
 # --- what is loaded ---------------------------------------------------------------------------------------------------
@@ -216,17 +216,23 @@ class _Stop(Exception):
     """All that was asked for has been seen."""
 
 
-def _listen(loaded: Pretrained, found: Mapping[Layer, LiveFFN], given: Given, asked: Asked, seen: Seen) -> None:
-    """Run the forward pass with every asked layer listened to, until the last of them has run."""
-    waiting = dict(found)
-    kind = loaded.config.model_type
+def _listen(
+    loaded: Pretrained, found: Mapping[Layer, LiveFFN], given: Given, asked: Asked, seen: Seen
+) -> tuple[str, ...]:
+    """Run the forward pass with every asked layer listened to, until the last of them has run; notes of those that did
+    not. FFNError where none did.
+    """
+    waiting, kind, ours = dict(found), loaded.config.model_type, False
 
     def done(layer: Layer, entering: Tensor, leaving: Tensor) -> None:
+        nonlocal ours
         tokens = given.of(layer.stack)
         chosen = positions(asked.positions, len(tokens))
         rows = torch.tensor(chosen, device=entering.device)
         flat = (_rows(t, len(tokens), kind)[rows] for t in (entering, leaving))
+        ours = True  # what goes wrong in there is not transformers'
         seen(layer, tuple(tokens[i] for i in chosen), *flat)
+        ours = False
         del waiting[layer]
         if not waiting:
             raise _Stop
@@ -239,14 +245,16 @@ def _listen(loaded: Pretrained, found: Mapping[Layer, LiveFFN], given: Given, as
         try:
             loaded.module(**given.arguments)
         except _Stop:
-            return
+            return ()
         except FFNError:
             raise
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if ours or "memory" in str(error):
+                raise
             raise cannot(f"transformers cannot run {kind} on this prompt", error, ExitCode.ENVIRONMENT) from None
     left = ", ".join(f"{layer.stack} layer {layer.index}" for layer in waiting)
+    if len(waiting) < len(found):  # Mllama's layers that look at a picture
+        return (f"{left} did not run on this prompt",)
     raise FFNError(f"{kind}: {left} did not run on this prompt", code=ExitCode.ENVIRONMENT)
 
 

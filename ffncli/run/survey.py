@@ -88,7 +88,7 @@ def survey(model: Model, request: Request, asked: Asked | None = None, top: int 
         tokens[layer.stack] = given
 
     notes = run_model(model, layers, asked, request, seen)
-    return Survey(tuple(rows[layer] for layer in layers), tokens, (*silent, *notes))
+    return Survey(tuple(rows[layer] for layer in layers if layer in rows), tokens, (*silent, *notes))
 
 
 def layers_of(model: Model) -> list[Layer]:

@@ -13,6 +13,7 @@ from ffncli.errors import ExitCode, FFNError
 from ffncli.models.source import load
 from ffncli.run import survey as survey_module
 from ffncli.run.agreement import agreement
+from ffncli.run.capture import capture
 from ffncli.run.prepare import Request
 from ffncli.run.survey import layers_of, survey
 from ffncli.run.tokens import Asked
@@ -106,6 +107,25 @@ def test_whispers_encoder_is_left_out() -> None:
     found = survey(load(str(made("whisper").path)), Request(), Asked(PROMPT))
     assert [(row.stack, row.layer) for row in found.rows] == [("decoder", 0), ("decoder", 1)]
     assert found.notes[0] == "a prompt cannot reach the encoder"
+
+
+def test_a_layer_that_waits_for_a_picture_is_left_out(tmp_path: Path) -> None:
+    built("mllama", tmp_path)
+    found = survey(load(str(tmp_path)), Request(), Asked(None, (3, 4)))
+    assert 1 not in [row.layer for row in found.rows]
+    assert len(found.rows) == len(layers_of(load(str(tmp_path)))) - 1
+    assert found.notes == ("decoder layer 1 did not run on this prompt",)
+    with pytest.raises(FFNError, match="mllama: decoder layer 1 did not run on this prompt"):
+        capture(load(str(tmp_path)), Asked(None, (3, 4)), Request(layer="1"))
+
+
+def test_a_bug_of_ours_is_not_blamed_on_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(survey_module, "survey_layer", fail)
+    with pytest.raises(ZeroDivisionError):
+        rows(made("llama").path)
 
 
 def test_positions_choose_tokens() -> None:
