@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ffncli.run.tokens import Token
     from ffncli.run.trace import Trace
 
-_LONGEST = 20  # characters of a token's text in a label
+_LONGEST = 12  # characters of a token's text in a label: a row of eight values still fits 100 columns
 
 
 def label(token: Token) -> str:

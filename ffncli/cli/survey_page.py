@@ -93,7 +93,7 @@ def _place(unit: int, expert: int | None, shared: bool) -> str:
 
 
 def _table(found: Survey) -> Table:
-    columns = ["layer", "zeros %", "near %", "dead", "units", "|in|", "|out|", "gain", "most active"]
+    columns = ["layer", "zeros %", "near %", "dead", "|in|", "|out|", "gain", "most active"]
     ran = any(row.agreement for row in found.rows)
     several = len({row.stack for row in found.rows}) > 1
     rows = []
@@ -101,8 +101,8 @@ def _table(found: Survey) -> Table:
         name = f"{row.stack}.{row.layer}" if several else str(row.layer)
         cells = [
             name, *(None if s is None else round(100 * s, 2) for s in (row.zero_share, row.near_zero_share)),
-            row.near_dead_units, row.units, row.input_norm, row.output_norm, row.gain,
-            ", ".join(_place(unit.unit, unit.expert, unit.shared) for unit in row.most_active[:2]) or None,
+            row.near_dead_units, row.input_norm, row.output_norm, row.gain,
+            next((_place(unit.unit, unit.expert, unit.shared) for unit in row.most_active), None),
         ]  # fmt: skip
         rows.append(tuple([*cells, row.agreement.relative_error if row.agreement else None] if ran else cells))
     return Table(tuple([*columns, "error"] if ran else columns), rows)
@@ -114,7 +114,7 @@ def _said(found: Survey) -> dict[str, str]:
     out = {
         "zeros, near": "share of values after the activation that are 0, and within 0.001 of 0",
         "dead": "units within 0.001 of 0 for every token" + (", of the experts that have any" if moe else ""),
-        "most active": "units with the largest mean |act|" + (", as expert:unit" if moe else ""),
+        "most active": "the unit with the largest mean |act|" + (", as expert:unit" if moe else ""),
     }
     if any(row.agreement for row in found.rows):
         out["error"] = "max|ours - the model's own| over max|the model's own|"

@@ -83,6 +83,18 @@ def test_token_numbers_instead_of_a_prompt(call, tmp_path):
     assert "4 tokens: 0 #3, 1 #5, 2 #6, 3 #7" in call("trace", str(bare), "--input-ids", "3 5,6, 7")[1]
 
 
+def test_a_long_token_leaves_room_for_the_values(call, tmp_path):
+    from tests.oracles.prompted import WORDS, give_tokenizer
+
+    folder = shutil.copytree(made("llama").path, tmp_path / "model")
+    give_tokenizer(folder, (*WORDS, "extraordinarily-long"))
+    out = call("trace", str(folder), "--prompt", "Hello extraordinarily-long")[1]
+    assert '\n  1 "extraordina…"  ' in out
+    assert max(map(len, out.split("\nnorm")[1].splitlines())) <= 100
+    found = answer(call, str(folder), "--prompt", "extraordinarily-long")
+    assert found["model_run"]["tokens"][0]["text"] == "extraordinarily-long"
+
+
 # --- routes -----------------------------------------------------------------------------------------------------------
 
 
@@ -136,7 +148,8 @@ def test_all_layers(call):
     code, out, err = call("trace", source("t5-gated-gelu"), "--prompt", PROMPT, "--layer", "all")
     assert (code, err) == (0, "note: the prompt goes to the encoder; the decoder gets its start token alone\n")
     assert "\nencoder.1 " in out
-    assert max(map(len, out.splitlines())) <= 100
+    table = out[out.index("\nlayer ") : out.index("\n  zeros")]
+    assert max(map(len, table.splitlines())) <= 80
 
 
 def test_all_layers_as_csv(call):
