@@ -12,7 +12,7 @@ NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
 .PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers bench-trace-scale facts architectures \
-	trace-architectures clean
+	trace-architectures claims clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -70,6 +70,9 @@ architectures: $(VENV)/.installed-test
 
 trace-architectures: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.trace_architectures --save benchmarks/results/trace_architectures.csv $(ARGS)
+
+claims: $(VENV)/.installed
+	@$(BIN)/python -m benchmarks.claims > docs/claims.md.new && mv docs/claims.md.new docs/claims.md
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,8 +17,8 @@ chunks, and fresh memory costs more than the values: so the step with its statis
 
 Limits: `share` at most 10 % for every matrix product and for all steps together with the printing, `over` at most 10 %
 for the elementwise ones, memory within its bound + 100 MB (code, and the work space of
-matrix products). A norm is shown and not judged. The exit code is 1 where a
-limit is missed. Linux only. MB and GB are powers of ten.
+matrix products). A norm is shown and not judged. The exit code is 1 where a limit is missed. Linux only. MB and GB are
+powers of ten.
 
     python benchmarks/trace_scale.py [--scale X] [--case NAME] [--threads N] [--save FILE]
 """

@@ -85,6 +85,7 @@ def keys(value: object) -> set[str]:
         ["params", "gpt2", "--iso-params", "--json"],
         ["trace", "8x16:swiglu", "--experts", "4", "--json"],
         ["trace", "gpt2", "--d-model", "4", "--d-ff", "8", "--layer", "all", "--json"],
+        ["trace", "8x16:swiglu", "--experts", "4", "--json", "--explain", "experts[0,1],route[0,0]", "--depth", "2"],
         ["trace", "4x8:relu", "--input", "nan,0,1,2", "--top-units", "1", "--json"],
     ],
 )
@@ -94,6 +95,19 @@ def test_every_json_key_is_described(call, arguments):
     assert keys(found) <= documented
     assert found["command"] == arguments[0]
     assert found["conventions"]
+
+
+def test_every_json_key_of_compare_and_of_a_saved_trace_is_described(call, tmp_path):
+    for name, block in (("a", "8x16:swiglu"), ("b", "8x16:geglu")):
+        assert call("trace", block, "--save", str(tmp_path / f"{name}.json"))[0] == 0
+    code, out, _ = call("compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--json")
+    found = json.loads(out)
+    documented = set(re.findall(r"`(\w+)`", JSON_DOC))
+    record = json.loads((tmp_path / "a.json").read_text())["ffn_trace"]
+    assert keys(found) <= documented
+    assert keys({**record, "steps": [{**step, "detail": {}} for step in record["steps"]]}) <= documented
+    assert (code, found["command"], bool(found["conventions"])) == (1, "compare", True)
+    assert {"comparable", "mismatches", "first", "rows"} <= set(found)
 
 
 PARAMS = """name source citation d_model d_ff activation gated bias layers experts top_k shared_experts uniform

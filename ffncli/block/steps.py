@@ -207,19 +207,26 @@ class Route(Op):
     correction: bool = False
     score_dtype: Literal["fp32", "input"] = "fp32"
 
+    @property
+    def chooses(self) -> bool:
+        """Whether anything is left out: a Route over all of its axis is a softmax (or sigmoid) over it."""
+        return self.top_k < self.experts.size
+
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
         """`correction [experts]` (DeepSeek-V3's e_score_correction_bias), where there is one."""
         return {"correction": (self.experts,)} if self.correction else {}
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`normalise(top2(softmax(router)))`, `softmax(top4(router))`.
+        """`normalise(top2(softmax(router)))`, `softmax(top4(router))`; `softmax(logits)` where all are chosen.
 
         A choice by other numbers than the scores follows a bar: `top8(sigmoid(router) | + b_route, 4 of 8 groups)`.
         """
         how = [f"+ {symbol('correction')}"] if self.correction else []
         how += [f"{self.top_groups} of {self.groups} groups"] if self.groups > 1 else []
         bar = " | " + ", ".join(how) if how else ""
-        if self.order == "choose_first":
+        if not (self.chooses or self.renormalise or how):
+            text = f"{self.score}({inputs[0]})"
+        elif self.order == "choose_first":
             text = f"{self.score}(top{self.top_k}({inputs[0]}{bar}))"
         else:
             text = f"top{self.top_k}({self.score}({inputs[0]}){bar})"
@@ -335,11 +342,11 @@ def ffn_span(steps: Sequence[Step]) -> tuple[str, str]:
     """(ffn_input, ffn_output): the tensors that enter and leave what a model calls its FFN or MLP module.
 
     Residuals and the norms around the module lie outside: input is what the first projection or router reads, output is
-    the down projection's, or the (mixed) experts'.
+    the down projection's, or the (mixed) experts'; of the final layer alone, its logits.
     """
     first = next(s for s in steps if isinstance(s.op, Linear))
     names = {s.output for s in steps}
-    output = next((n for n in ("logits", "moe", "widened", "experts") if n in names), "down")
+    output = next((n for n in ("moe", "widened", "experts", "down") if n in names), "logits")
     reduced = next((s.output for s in steps if isinstance(s.op, AllReduce) and s.inputs == (output,)), output)
     return first.inputs[0], reduced
 
@@ -365,10 +372,13 @@ def right_hand_side(step: Step, steps: Sequence[Step]) -> str:
 
 
 def weight_symbol(output: str, parameter: str, steps: Sequence[Step]) -> str:
-    """How a formula prints a parameter. Gated: W1 gate, W3 up, W2 down; plain: W1 up, W2 down; W_router; shared.W1."""
+    """How a formula prints a parameter. Gated: W1 gate, W3 up, W2 down; plain: W1 up, W2 down; W_router; shared.W1.
+
+    The final layer's are plain W and b.
+    """
     prefix, _, name = output.rpartition(".")
     gated = any(s.output == f"{prefix}.gate".lstrip(".") for _, s in walk(steps))
-    number = {"gate": "1", "up": "3" if gated else "1", "down": "2"}.get(name, f"_{name}")
+    number = {"gate": "1", "up": "3" if gated else "1", "down": "2", "logits": ""}.get(name, f"_{name}")
     letter = {"weight": "W", "bias": "b", "correction": "b"}.get(parameter, parameter)
     return (f"{prefix}." if prefix else "") + letter + number
 

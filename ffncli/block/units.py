@@ -16,8 +16,8 @@ def unit_steps(steps: Sequence[Step]) -> Mapping[str, str | None]:
     found: dict[str, str | None] = {}
     for step in steps:
         match step.op:
-            case Linear(into, out):
-                for name in set(step.inputs) & set(found) if into.name == "d_ff" else ():
+            case Linear(out=out):
+                for name in set(step.inputs) & set(found):
                     found[name] = step.output
                 wide |= {step.output} if out.name == "d_ff" else set()
             case Norm(axis=axis):

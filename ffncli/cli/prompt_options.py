@@ -79,10 +79,14 @@ class PromptOptions:
 
         return prepare(model, request, example), ()
 
-    def check_model(self, model: Model, run: RunOptions, experts: frozenset[int] | None) -> None:
+    def check_model(
+        self, model: Model, run: RunOptions, experts: frozenset[int] | None, vocab: int | None = None
+    ) -> None:
         """Raises FFNError for what the model or its layer cannot answer, before anything large is loaded."""
         if self.runs_model:
             folder_of(model, self.option)
+            if vocab:
+                raise FFNError(f"--vocab contradicts {self.option}", "--unembed goes through the model's own head")
         if not self.unembed:
             return
         folder_of(model, "--unembed")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from ffncli.block.steps import Experts, Route, Step, ffn_span
+from ffncli.block.steps import Experts, Step, ffn_span
 from ffncli.show.parts import Answer, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import edges
@@ -42,9 +42,13 @@ def labels(tokens: Sequence[Token]) -> tuple[str, ...]:
 
 def kept(ready: Prepared, prompt: PromptOptions) -> frozenset[str]:
     """The steps whose whole tensors `completed` needs: the routes, and what leaves the FFN."""
-    routes = {step.output for step in ready.steps if isinstance(step.op, Route)}
     wanted = prompt.unembed or ready.reference is not None
-    return frozenset(routes | ({ffn_span(ready.steps)[1]} if wanted else set()))
+    return frozenset(_routes(ready.steps) | ({ffn_span(ready.steps)[1]} if wanted else set()))
+
+
+def _routes(steps: Sequence[Step]) -> set[str]:
+    """The steps whose output says which experts a token is given to."""
+    return {step.inputs[1] for step in steps if isinstance(step.op, Experts)}
 
 
 def completed(
@@ -56,7 +60,7 @@ def completed(
 
         found = agreement(result.tensors[result.ffn_output], ready.reference)
         page = _with_model_run(page, prompt.prompt, tokens, found)
-    routed = {s.output: result.tensors[s.output] for s in ready.steps if isinstance(s.op, Route)}
+    routed = {name: result.tensors[name] for name in _routes(ready.steps)}
     return _with_routes(page, ready.steps, routed, labels(tokens), show) if routed else page
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,10 @@ SURVEY_CONVENTIONS = {
 
 def show_survey(
     model: Model, run: RunOptions, tokens: TokenOptions, prompt: PromptOptions, insight: InsightOptions,
-    expert: str | None, output: Output,
+    one: Mapping[str, object], output: Output,
 ) -> None:  # fmt: skip
-    """Survey all layers and show them. Raises FFNError for options that mean one layer."""
-    alone = {"--expert": expert is not None, "--unembed": prompt.unembed, "--train": bool(run.train),
-             "--fail-on-nonfinite": insight.fail_on_nonfinite}  # fmt: skip
+    """Survey all layers and show them. Raises FFNError for options that mean one layer, `one` among them."""
+    alone = {"--unembed": prompt.unembed, "--train": run.train, "--fail-on-nonfinite": insight.fail_on_nonfinite, **one}
     if said := next((option for option, given in alone.items() if given), None):
         raise FFNError(f"{said} needs one layer", "give --layer I instead of all")
     leading = tokens.leading()

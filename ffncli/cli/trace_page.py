@@ -8,6 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
+from ffncli.block.steps import Dropout, Linear, walk
 from ffncli.cli.insight import unit_parts
 from ffncli.models.model import Model
 from ffncli.show.bars import bars
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from ffncli.run.not_finite import NotFinite
     from ffncli.run.prepare import Prepared
     from ffncli.run.trace import StepRecord, Trace
+
+
+_MOST_COLUMNS = 80
 
 
 def answer(
@@ -40,8 +44,12 @@ def answer(
     rows = Table(tuple(names), [tuple(step[name] for name in names) for step in steps])
     parts: list[Part] = [Heading(block["name"], block["weights"])]
     kind, bias = "gated" if block["gated"] else "plain", "bias" if block["bias"] else "no bias"
-    parts.append(Line(f"d_model {block['d_model']}, d_ff {block['d_ff']}, {block['activation']}, {kind}, {bias}"))
+    ffn = "" if block["d_ff"] is None else f", d_ff {block['d_ff']}, {block['activation']}, {kind}"
+    parts.append(Line(f"d_model {block['d_model']}{ffn}, {bias}"))
     parts += [Line(text, quiet=True) for text in block["evidence"]]
+    if block["mask"] is not None and block["mask"].startswith("drawn"):
+        why = "every call draws its own, so two calls agree only with the same seed, or with --eval"
+        parts.append(Line(f"dropout's mask: {block['mask']}; {why}", quiet=True))
     for record in result.steps:
         parts += _step(record, result, digits, labels)
     return Answer("trace", {**body, "steps": steps}, rows, parts, CONVENTIONS)
@@ -50,6 +58,8 @@ def answer(
 def _step(record: StepRecord, result: Trace, digits: int, labels: tuple[str, ...]) -> list[Part]:
     """One step: its formula and shape, the values, what they are like, what it costs."""
     marks = {result.ffn_input: "enters the FFN", result.ffn_output: "leaves the FFN"}
+    if result.ffn_output == "logits":  # a final layer alone is none
+        marks = {}
     head = record.name if record.op == "input" else f"{record.name} = {record.formula}"
     about = [
         f"[{', '.join(map(str, record.shape))}] {record.dtype}",
@@ -61,9 +71,8 @@ def _step(record: StepRecord, result: Trace, digits: int, labels: tuple[str, ...
     rows = range(len(labels)) if record.tokens is None else record.tokens
     names = tuple(labels[row] for row in rows) if labels else record.tokens
     parts.append(Excerpt(record.shape, record.values_index, record.values, digits, names))
-    parts += [
-        Line(text, quiet=True) for text in (_statistics(record, digits), _counts(record), _weights(record)) if text
-    ]
+    lines = (*_statistics(record, digits), _counts(record), _weights(record))
+    parts += [Line(text, quiet=True) for text in lines if text]
     if record.live is not None and record.dropped is not None:
         share = f" ({100 * record.dropped / record.live:.0f} %)" if record.live else ""
         text = f"dropped {record.dropped} of {record.live} live values{share}, the kept ones scaled"
@@ -71,10 +80,18 @@ def _step(record: StepRecord, result: Trace, digits: int, labels: tuple[str, ...
     return parts + unit_parts(record)
 
 
-def _statistics(record: StepRecord, digits: int) -> str:
+def _statistics(record: StepRecord, digits: int) -> tuple[str, ...]:
+    """Extremes, mean and spread, then the histogram: in the same line, or in the next where 80 columns do not do.
+
+    A line that a terminal folds would break the bars at an empty one.
+    """
     numbers = (("min", record.min), ("max", record.max), ("mean", record.mean), ("std", record.std))
-    texts = [f"{name} {number_text(value, digits)}" for name, value in numbers if value is not None]
-    return "  ".join([*texts, bars(record.histogram)]).rstrip()
+    text = "  ".join(f"{name} {number_text(value, digits)}" for name, value in numbers if value is not None)
+    bar = bars(record.histogram)
+    if bar and record.histogram_stride > 1:
+        bar += f"  1 in {record.histogram_stride:,} values"
+    whole = f"{text}  {bar}".rstrip()
+    return (whole,) if len(whole) <= _MOST_COLUMNS - 2 else (text, bar)
 
 
 def _counts(record: StepRecord) -> str:
@@ -105,21 +122,31 @@ def _few(tokens: tuple[int, ...]) -> list[object]:
     return [*tokens[:8], *(["…"] if len(tokens) > 8 else [])]
 
 
+def _seed(ready: Prepared) -> int:
+    """What the generator of masks began with."""
+    return 0 if ready.mode.generator is None else ready.mode.generator.initial_seed()
+
+
 def block_of(model: Model, ready: Prepared, device: str) -> dict[str, Any]:
     """What was traced, under the keys of docs/json.md."""
     spec = ready.layer.spec
+    alone = ready.steps[0].output == "logits"  # a final layer without any block
+    dropped = [s.output for _, s in walk(ready.steps) if isinstance(s.op, Dropout)] if ready.mode.train else []
+    own = all(name in ready.mode.masks for name in dropped)
     return {
         "name": model.name if model.bare else f"{model.name}, {ready.layer.stack} layer {ready.layer.index}",
         "source": model.source,
         "layer": None if model.bare else ready.layer.index,
         "stack": None if model.bare else ready.layer.stack,
         "d_model": spec.d_model,
-        "d_ff": spec.d_ff,
-        "activation": spec.activation,
-        "gated": spec.gated,
+        "d_ff": None if alone else spec.d_ff,
+        "activation": None if alone else spec.activation,
+        "gated": None if alone else spec.gated,
         "bias": spec.bias,
+        "vocab": next((s.op.out.size for s in ready.steps if s.output == "logits" and isinstance(s.op, Linear)), None),
         "weights": ready.origin,
         "mode": "train" if ready.mode.train else "eval",
+        "mask": None if not dropped else "the notebook's" if own else f"drawn, seed {_seed(ready)}",
         "device": device,
         "evidence": list(model.evidence),
     }

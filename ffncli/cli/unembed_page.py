@@ -40,7 +40,9 @@ def unembedded(
     page: Answer, prompt: PromptOptions, model: Model, request: Request, ready: Prepared, given: Sequence[Token],
     result: Trace, inside: frozenset[int] | None,
 ) -> Answer:  # fmt: skip
-    """The trace's answer with the tokens that are promoted. Raises FFNError where that has no meaning."""
+    """The trace's answer with the tokens that are promoted, where that was asked for."""
+    if not prompt.unembed:
+        return page
     import torch
 
     from ffncli.run.unembed import unembed, written

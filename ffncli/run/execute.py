@@ -219,6 +219,8 @@ def _dropout(name: str, op: Dropout, x: Tensor, mode: Mode) -> Tensor:
 def route(op: Route, correction: Tensor | None, logits: Tensor) -> Tensor:
     """Weights [..., experts] for router logits [..., experts]; the experts that are not chosen have zero."""
     work = logits if op.score_dtype == "input" else logits.float()
+    if not (op.chooses or op.renormalise):  # a softmax over the whole axis, a vocabulary say: nothing to sort
+        return (_scores(op, work) * op.scale).to(logits.dtype)
     if op.order == "choose_first":
         choice = work if correction is None else work + correction.to(work.dtype)
         chosen = choice.topk(op.top_k, -1).indices

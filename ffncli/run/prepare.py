@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ffncli.block import dtypes
+from ffncli.block.final import final_layer
 from ffncli.block.recipe import steps
-from ffncli.block.steps import Dropout, Norm, Step, block_inputs, ffn_span, ffn_steps, parameters
+from ffncli.block.steps import Dropout, Norm, Step, block_inputs, feature_axis, ffn_span, ffn_steps, parameters
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.examples import Example
 from ffncli.models.model import Layer, Model
@@ -24,7 +25,10 @@ from ffncli.run.weights import demand_memory, located_weights, random_weights, r
 
 @dataclass(frozen=True)
 class Request:
-    """What a run may choose. None takes the source's own: its example's input and mask, tokens 4, fp32, eval."""
+    """What a run may choose. None takes the source's own: its example's input and mask, tokens 4, fp32, eval.
+
+    `vocab` puts a final layer of that width behind the block; its weights are drawn.
+    """
 
     layer: str | None = None
     input: str | None = None
@@ -33,6 +37,7 @@ class Request:
     device: str = "cpu"
     seed: int | None = None
     train: bool | None = None
+    vocab: int | None = None
 
 
 @dataclass(frozen=True)
@@ -54,13 +59,13 @@ class Prepared:
     reference: Tensor | None = None
 
 
-def prepare(model: Model, request: Request, example: Example | None = None) -> Prepared:
+def prepare(model: Model, request: Request = Request(), example: Example | None = None) -> Prepared:
     """Weights first, then inputs, from one generator seeded with `request.seed` (0): so torch users can repeat it.
 
     Raises FFNError for a layer, dtype, device or input that cannot be.
     """
     layer = model.layer(request.layer)
-    block = steps(layer.spec)
+    block = steps(layer.spec) if example is None or example.block is None else example.block
     dtype, device = dtype_of(request.dtype), device_of(request.device)
     demand_known(model)
     generator = torch.Generator().manual_seed(request.seed or 0)
@@ -70,21 +75,29 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
     notes += [*doubts, *lost]
     if model.from_tensors and layer.spec.moe:
         notes.append("assumed, since nothing says it: softmax over all experts, the chosen weights normalised")
-    if example and not _fits(example, block):
+    if example and example.weights and not _fits(example, block):
         notes.append("the example's weights do not fit these dimensions: drawn at random")
+    own = block
+    if vocab := request.vocab or (example.vocab if example else 0):
+        final = final_layer(block[-1].output, layer.spec.d_model, vocab, bool(layer.spec.bias))
+        weights = {**weights, **random_weights(final, generator, dtype, device)}
+        block = (*block, *final)
+        origin += "" if "random" in origin else f"; the final layer's drawn, seed {generator.initial_seed()}"
     leading = request.leading or (example.shape[:-1] if example and request.input is None else None)
     default = example.input if example else "randn"
     text = default if request.input is None else request.input
-    _demand(prod(leading or (4,)), layer, dtype)
+    _demand(prod(leading or (4,)), block, dtype)
     names = block_inputs(block)
     first = make_input(text, leading, layer.spec.d_model, dtype, generator).to(device)
-    _demand(prod(first.shape[:-1]), layer, dtype)  # a file has as many tokens as it has
+    _demand(prod(first.shape[:-1]), block, dtype)  # a file has as many tokens as it has
+    if example and request.input is None:
+        first = _given(example, first)
     inputs = {names[0]: first}
     for name in names[1:]:  # a parallel block's other branch: nothing is known of it
         inputs[name] = torch.randn(first.shape, generator=generator).to(device, dtype)
         notes.append(f"'{name}', the layer's other branch, is drawn at random")
     train = bool(example and example.dropped) if request.train is None else request.train
-    mode = Mode(train, _masks(example, request, block, first), generator)
+    mode = Mode(train, _masks(example, request, own, first), generator)
     return Prepared(layer, block, weights, inputs, mode, origin, tuple(notes))
 
 
@@ -117,10 +130,11 @@ def known_part(block: tuple[Step, ...], weights: Mapping[str, Tensor]) -> tuple[
     )
 
 
-def _demand(tokens: int, layer: Layer, dtype: torch.dtype) -> None:
-    """FFNError where memory will not do: two intermediates of d_ff are alive at once, and what is d_model wide."""
-    widest = max(layer.spec.d_model, layer.spec.d_ff)
-    size = tokens * (2 * widest + 3 * layer.spec.d_model) * dtype.itemsize
+def _demand(tokens: int, block: tuple[Step, ...], dtype: torch.dtype) -> None:
+    """FFNError where memory will not do: two of the widest intermediates at once, and what is d_model wide."""
+    axis = feature_axis(block)
+    widest = max(axis.size for axes in parameters(block).values() for axis in axes)
+    size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
     demand_memory(size, "the input and its intermediates", "give fewer tokens")
 
 
@@ -163,6 +177,16 @@ def stored_layer(
     doubts = tuple(f"assumed, since nothing says it: {text}" for text in assumed)
     stored = read_located(model.checkpoint, located, dtype, device)
     return stored, f"weights of {layer.stack} layer {layer.index}", doubts
+
+
+def _given(example: Example, first: Tensor) -> Tensor:
+    """The drawn input with the numbers that the example gives."""
+    if example.scale == 1 and not example.given:
+        return first
+    out = first * example.scale
+    for (token, unit), value in example.given.items():
+        out.flatten(0, -2)[token, unit] = value
+    return out
 
 
 def _fits(example: Example, block: tuple[Step, ...]) -> bool:

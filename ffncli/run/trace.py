@@ -113,8 +113,9 @@ def trace(
     """Run `steps` on `inputs` ([..., d_model] each) and record every intermediate.
 
     `show` values per axis are kept (None: all). `inside` names the experts whose own steps are recorded too (None:
-    all), `keep` the recorded steps and inputs whose whole tensors stay (None: all); others are freed or overwritten
-    after their last use. `top_units` hidden units are recorded one by one.
+    all), `keep` the steps and inputs whose whole tensors stay, those inside experts by their printed names (None: all
+    that are recorded); others are freed or overwritten after their last use. `top_units` hidden units are recorded one
+    by one.
     """
     costs = step_costs(steps, {name: tuple(tensor.shape) for name, tensor in inputs.items()})
     look = _Look(show, top_units)
@@ -122,6 +123,8 @@ def trace(
     kept = {name: tensor for name, tensor in inputs.items() if keep is None or name in keep}
     with torch.no_grad():
         for event in execute(steps, weights, inputs, mode, keep):
+            if keep is not None and event.name in keep:
+                kept[event.name] = event.tensor
             if isinstance(event.step.op, Dropout) and not mode.train and event.expert is None:
                 found = _handed_on(event, records, steps, costs[event.name])
                 if top_units:  # what reads it is another
@@ -134,7 +137,7 @@ def trace(
             else:
                 continue
             records.append(_with_drops(found, records) if mode.train and found.op == "dropout" else found)
-            if keep is None or event.name in keep:
+            if keep is None:
                 kept[event.name] = event.tensor
     return Trace(*ffn_span(steps), tuple(records), kept)
 

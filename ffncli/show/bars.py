@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_FEWEST = 8
+_FEWEST = 6
 
 
 def bars(counts: Sequence[int]) -> str:
     """`▁▃▆█▅▂▁`, as high as the counts, the fullest bin a full block; a bin with nothing is a space.
 
-    Neighbours are taken together where there are fewer than three values per bar on average; empty where even 8 bars
+    Neighbours are taken together where there are fewer than three values per bar on average; empty where even 6 bars
     would have no more.
     """
     while len(counts) > _FEWEST and sum(counts) < 3 * len(counts):

@@ -8,16 +8,15 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import re
-import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.errors import FFNError, shown
+from ffncli.show.files import check_writable, written_whole
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table, csv_text
 from ffncli.show.tensors import Excerpt
@@ -41,12 +40,8 @@ class Output:
     def __post_init__(self) -> None:
         if self.format not in get_args(Format):
             raise FFNError(f"--format: unknown format {shown(self.format)}", "use table, json, csv or md")
-        if self.path is not None and (not self.path or self.path.endswith(os.sep)):
-            raise FFNError(f"cannot write {clean(self.path) or '.'}: it is a directory", code=ExitCode.ENVIRONMENT)
-        if self.path is not None and "\0" in self.path:
-            raise FFNError(f"cannot write {clean(self.path)}: no file has such a name", code=ExitCode.ENVIRONMENT)
-        if self.path is not None and not self.force and _would_be_lost(self.path):
-            raise FFNError(f"{clean(str(self.path))} exists already", "choose another -o FILE, or give --force")
+        if self.path is not None:
+            check_writable(self.path, self.force, "-o")
 
     def note(self, text: str) -> None:
         """A remark on stderr, unless quiet."""
@@ -56,7 +51,9 @@ class Output:
     def show(self, answer: Answer) -> None:
         """Render and write. A file is written whole or not at all."""
         if self.path not in (None, "-"):
-            _write_file(Path(str(self.path)), self._render(answer))
+            text = self._render(answer)
+            with written_whole(Path(str(self.path))) as file:
+                file.write(text.encode())
         elif self.format == "table" and sys.stdout.isatty():
             from ffncli.show.terminal import Terminal  # rich is loaded for a terminal alone
 
@@ -176,46 +173,3 @@ def _markdown_table(table: Table) -> list[str]:
 
 def _md(text: str) -> str:
     return re.sub(r"([\\|*_`<>\[\]#])", r"\\\1", clean(text))
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-def _would_be_lost(path: str) -> bool:
-    """Whether writing there would replace something: a pipe or a device has nothing to lose."""
-    return path != "-" and os.path.lexists(path) and (os.path.isfile(path) or not os.path.exists(path))
-
-
-def _write_file(path: Path, text: str) -> None:
-    """Write whole or not at all: a temporary file beside it, then a rename. Devices and pipes are written directly.
-
-    A link stays a link to the file that is written, and a file keeps its permissions.
-    """
-    import tempfile
-
-    try:
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-            return
-        target = path.resolve()
-        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, mode)
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise FFNError(f"cannot write {clean(str(path))}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
-
-
-def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -51,6 +51,11 @@ class Excerpt:
             out.append([("…".rjust(label_wide), math.nan)])
         return out
 
+    def text(self, value: float) -> str:
+        """A number as this block shows it."""
+        rows = _rows(self.values, self.index[:-1])
+        return _style([v for _, row in rows for v in row], self.digits)(value)
+
     def _named(self, label: tuple[int, ...]) -> tuple[int | str, ...]:
         return (self.names[label[0]], *label[1:]) if self.names and label else label
 

@@ -38,6 +38,7 @@ COUNTED = [
     "--seq-len",
     "--seed",
 ]
+COUNTED += ["--vocab", "--sample-top-k", "--sample-top-p"]
 COUNTED += ["--tp", "--multiple-of", "--ridge", "--threads", "--digits", "--show", "--expert", "--layer", "--dropout"]
 FLAGS = [
     "--iso-params",
@@ -58,7 +59,7 @@ OPTIONS = {
     **dict.fromkeys(COUNTED, SMALL), **{flag: [] for flag in FLAGS},
     "--activation": ["gelu", "swiglu", "gleu"], "--norm": ["none", "rmsnorm", "rms"], "--norm-position": ["pre", "x"],
     "--format": ["json", "csv", "md", "yaml"], "--dtype": ["fp64", "bf16", "int4", "int9"],
-    "--device": ["cpu", "cuda:99"],
+    "--device": ["cpu", "cuda:99"], "--example": ["notebook", "bert", "notbook", ""],
     "--input": ["arange", "-", "1,2,3,4", "[[1],[2,3]]", "nan,inf,-inf,0", "none.npy", "[" * 5000], "-o": ["-"],
     "--sweep": ["d_ff=1x,2x", "d_model=8:16:4", "tokens=1,2", "d_ff", "zz=1", "d_ff=1:99999999"],
     "--assert": ["d_ff == 8", "d_ff < 0", "gated == true", "zz == 1", "d_ff"],

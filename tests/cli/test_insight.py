@@ -60,10 +60,12 @@ def test_the_histogram_ends_the_statistics(call):
     line = next(line for line in lines if line.startswith("  min"))
     bar = line.partition("std ")[2].split(maxsplit=1)[1]
     counts = found(call, *ARGUMENTS)["steps"][0]["histogram"]
-    assert len(bar) == len(counts) == 32
+    assert len(bar) == len(counts) == 24
     assert bar[counts.index(max(counts))] == "█"
-    assert (sum(counts), len(line) <= 100) == (50 * 64, True)
+    assert (sum(counts), len(line) <= 78) == (50 * 64, True)
     assert "█" not in call("trace", "4x8:relu", "--input", "1,2,3,4")[1]  # four values have no form
+    lines = call("trace", *ARGUMENTS, "--digits", "12")[1].splitlines()
+    assert f"  {bar}" in lines  # a line of its own where both are too much for 80 columns
     rows = list(csv.DictReader(io.StringIO(call("trace", *ARGUMENTS, "--csv")[1])))
     assert [int(n) for n in rows[0]["histogram"].split(";")] == counts
 
@@ -71,7 +73,7 @@ def test_the_histogram_ends_the_statistics(call):
 def test_a_pipe_that_knows_no_blocks_gets_ascii(ffn):
     done = ffn("trace", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout.isascii(), "?" in done.stdout) == (0, True, False)
-    assert "std 6.9222  @@@@@@@@" in done.stdout
+    assert "std 6.9222  @@@@@@" in done.stdout
 
 
 def test_fail_on_nonfinite_answers_first(call):

@@ -112,6 +112,20 @@ def test_the_chosen_experts_are_named(call):
     assert f'0 "Hello"  {said}\n' in call("trace", source("qwen3_moe"), "--prompt", PROMPT, "--layer", "1")[1]
 
 
+def test_a_softmax_over_a_vocabulary_is_no_route(call):
+    assert "routes" not in answer(call, "8x16:relu", "--vocab", "9")
+
+
+def test_what_was_captured_can_be_explained_and_saved(call, tmp_path):
+    file = tmp_path / "trace.safetensors"
+    arguments = ("--prompt", PROMPT, "--explain", "down[3,0]", "--save", str(file))
+    code, out, _ = call("trace", source("llama"), *arguments, "--json", "--show", "all")
+    assert code == 0
+    found = json.loads(out)
+    assert found["explain"][0]["value"] == found["steps"][-1]["values"][3][0]
+    assert call("compare", str(file), str(file))[0] == 0
+
+
 def test_routes_without_a_prompt(call):
     found = answer(call, "8x16:swiglu", "--experts", "4", "--tokens", "100")
     assert [row["token"] for row in found["routes"]] == [0, 1, 2, 3, 96, 97, 98, 99]
@@ -178,6 +192,10 @@ def test_all_layers_of_a_known_model(call):
         (["--expert", "0"], "--expert needs one layer; give --layer I instead of all"),
         (["--unembed"], "--unembed needs one layer"),
         (["--train"], "--train needs one layer"),
+        (["--fail-on-nonfinite"], "--fail-on-nonfinite needs one layer"),
+        (["--explain", "down[0,0]"], "--explain needs one layer"),
+        (["--save", "x.json"], "--save needs one layer"),
+        (["--vocab", "9"], "--vocab needs one layer"),
     ],
 )
 def test_options_of_one_layer(call, arguments, said):
@@ -287,6 +305,7 @@ def test_unembedding_without_a_prompt(call):
         ("llama", ["--input-ids", "1", "--tokens", "3"], "--tokens contradicts --input-ids"),
         ("llama", ["--prompt", "Hello", "--d-ff", "3"], "--d-ff contradicts --prompt; the model is run as it is"),
         ("llama", ["--prompt", "Hello", "--train"], "--train contradicts --prompt"),
+        ("llama", ["--prompt", "Hello", "--vocab", "9"], "--vocab contradicts --prompt; --unembed goes through"),
         ("llama", ["--neuron", "1"], "--neuron needs --unembed"),
         ("llama", ["--top-tokens", "1"], "--top-tokens needs --unembed"),
         ("llama", ["--unembed", "--neuron", "40"], "--neuron 40 is out of range; d_ff is 40: 0 to 39"),

@@ -52,7 +52,7 @@ def test_intermediates_must_fit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(weights, "_available", lambda: 1_000_000)
     prepare(load("4x8"), Request(leading=(10,)))
     with pytest.raises(FFNError, match=r"intermediates would need .*, and 0\.0 GB"):
-        prepare(load("4x8"), Request(leading=(50_000,)))  # 50,000 × (4 + 8 + 8 + 4) values of 4 bytes
+        prepare(load("4x8"), Request(leading=(50_000,)))  # 50,000 × (2 × 8 + 3 × 4) values of 4 bytes
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,11 @@ def test_the_refusal_says_how_much(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(weights, "_available", lambda: 0)
     with pytest.raises(FFNError, match="of memory are free"):
         demand_memory(1)
+
+
+def test_a_file_of_more_tokens_than_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "x.csv").write_text("1,2,3,4\n" * 50)
+    asked: list[int] = []
+    monkeypatch.setattr("ffncli.run.prepare.demand_memory", lambda size, *_: asked.append(size))
+    prepare(load("4x8:relu"), Request(input=str(tmp_path / "x.csv")))
+    assert asked[-1] == 50 * (2 * 8 + 3 * 4) * 4

@@ -11,11 +11,11 @@ from ffncli.show.text import encodable
     [
         ([8, 7, 6, 5, 4, 3, 2, 1], "█▇▆▅▄▃▂▁"),
         ([800, 1, 0, 400, 401, 0, 0, 800], "█▁ ▄▅  █"),  # something is never nothing
-        ([3] * 8, "████████"),
-        ([3] * 7 + [2], ""),  # too few to have a form
-        ([1] * 32, "████████"),  # 32 values: neighbours together, 4 per bar
-        ([2] * 32, "█" * 16),
-        ([3] * 32, "█" * 32),
+        ([3] * 6, "██████"),
+        ([3] * 5 + [2], ""),  # too few to have a form
+        ([1] * 24, "██████"),  # 24 values: neighbours together, 4 per bar
+        ([2] * 24, "█" * 12),
+        ([3] * 24, "█" * 24),
         ([], ""),
     ],
 )

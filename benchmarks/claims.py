@@ -1,0 +1,34 @@
+"""Writes docs/claims.md: what the founding texts say, and what the program computes of it.
+
+make claims                                        # writes docs/claims.md
+.venv/bin/python -m benchmarks.claims              # to standard output
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ffncli.run.texts import TEXTS
+from ffncli.run.texts.claims import Claim, claims
+
+HEAD = """# Claims of the texts
+
+Five public texts explain the feed-forward network. This page lists what they say that can be checked, and what `ffn`
+computes of it. It is written by `make claims`, and a test holds it: every figure is computed when the page is made, and
+stands in what the command prints. Weights and inputs that a text does not give are drawn with seed 0. Verdicts:
+`wrong`, `depends` (on what the text leaves open), `holds`.
+
+"""
+COLUMNS = ("text", "claim", "verdict", "figure", "why", "command")
+
+
+def page(found: tuple[Claim, ...]) -> str:
+    counts = ", ".join(f"{sum(c.verdict == v for c in found)} {v}" for v in ("wrong", "depends", "holds"))
+    rows = [(c.text, c.claim, c.verdict, c.figure, c.why, f"`{c.command}`") for c in found]
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *rows]
+    table = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return f"{HEAD}{len(found)} claims of {len(TEXTS)} texts: {counts}.\n\n{table}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page(claims()))

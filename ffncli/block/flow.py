@@ -1,0 +1,79 @@
+"""The flow of dimensions through a block as text: `x 512 ──W1──▶ up 2048 ──gelu──▶ act 2048 ──W2──▶ down 512`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ffncli.block.steps import (
+    Activation,
+    Add,
+    AllReduce,
+    Dropout,
+    Experts,
+    Linear,
+    Multiply,
+    Norm,
+    Route,
+    Step,
+    input_shapes,
+    shapes,
+    weight_symbol,
+)
+
+
+def flow(steps: Sequence[Step], aliases: Mapping[str, str] = {}) -> tuple[str, ...]:
+    """Lines of the picture, one per unbranched run of steps: names with their widths, what happens on the arrows.
+
+    A name that several steps read, and a step that reads several names, begin a line. `aliases` stand in brackets.
+    """
+    known = shapes(steps, input_shapes(steps, (1,)))
+    readers = Counter(name for step in steps for name in step.inputs)
+    lines: list[str] = []
+    ending: dict[str, int] = {}  # name → the line that it ends
+    told: set[str] = set()
+
+    def node(name: str) -> str:
+        """A name, at its first mention with its width."""
+        if name in told:
+            return name
+        told.add(name)
+        alias = f" ({aliases[name]})" if name in aliases else ""
+        return f"{name}{alias} {known[name][-1]}"
+
+    for step in steps:
+        first = step.inputs[0]
+        if len(step.inputs) > 1 or readers[first] > 1 or first not in ending:
+            at = len(lines)
+            lines.append(", ".join(node(name) for name in step.inputs))
+        else:
+            at = ending.pop(first)
+        lines[at] += f" ──{_label(step, steps)}──▶ {node(step.output)}"
+        ending[step.output] = at
+    return tuple(lines)
+
+
+def _label(step: Step, steps: Sequence[Step]) -> str:
+    """What an arrow says: the weight's symbol, the function, the sign."""
+    op = step.op
+    match op:
+        case Linear():
+            return weight_symbol(step.output, "weight", steps)
+        case Activation():
+            return op.function
+        case Norm():
+            return op.kind
+        case Add():
+            return "+" if op.scale == 1 else f"{op.scale:g}·" if len(step.inputs) == 1 else f"+ {op.scale:g}·"
+        case Multiply():
+            return "⊙"
+        case Dropout():
+            return f"dropout {op.p:g}"
+        case Route():
+            return f"{op.score}, top {op.top_k}" if op.chooses else op.score
+        case Experts():
+            return f"{op.experts.size} experts"
+        case AllReduce():
+            return f"all_reduce {op.ranks}"
+        case _:
+            raise AssertionError(f"flow has no arm for {type(op).__name__}")

@@ -1,0 +1,130 @@
+"""`ffn compare`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ffncli.cli.options import OutputOptions, spread
+from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.tables import Table
+
+if TYPE_CHECKING:
+    from ffncli.run.depart import Comparison, Row
+    from ffncli.run.saved import Saved
+
+CONVENTIONS = {
+    "relative_error": "max |new - base| / max |base| over the step's finite values",
+    "ulps": "|new - base| at the worst element, in units in the last place of base's value there (narrower dtype)",
+    "tolerance": "for relative_error: 1e-12 fp64, 1e-5 fp32, 2e-3 fp16, 1e-2 bf16, by the narrower dtype of a step",
+}
+
+
+def _tolerance(text: str) -> float:
+    """A number from 0: 0 asks for equal values."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < inf:
+        raise FFNError(f"--tolerance must be a number from 0, got {shown(text)}")
+    return value
+
+
+Base = Annotated[str, typer.Argument(metavar="BASE", help="A trace saved by ffn trace --save, the reference.")]
+New = Annotated[str, typer.Argument(metavar="NEW", help="Another one, held to it.")]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        "--tolerance", metavar="T", parser=_tolerance,
+        help="Relative error allowed; default by dtype: 1e-5 for fp32, 1e-2 for bf16.",
+    ),
+]  # fmt: skip
+
+
+@spread
+def command(*, base: Base, new: New, tolerance: Tolerance = None, show: OutputOptions) -> None:
+    """Compare two saved traces: the first step that departs, by how much, and why. Exit 1 where one does.
+
+    Try: ffn trace --save a.npz; ffn trace --activation gelu --save b.npz; ffn compare a.npz b.npz
+    """
+    output = show.output()
+    paths = _files(base, new)
+
+    # From here on torch is needed.
+    from ffncli.run.depart import compare
+    from ffncli.run.saved import open_saved
+
+    saved = [open_saved(path) for path in paths]
+    found = compare(saved[0], saved[1], tolerance)
+    output.show(_answer(saved[0], saved[1], found))
+    if found.first is not None:
+        raise FFNError(_verdict(found.row(found.first)), "; ".join(found.causes), ExitCode.FAILED)
+
+
+def _files(*names: str) -> list[Path]:
+    """The two files. Raises FFNError for names that are no files, and for what cannot be compared."""
+    from ffncli.cli.main import COMMANDS
+
+    paths = [Path(os.path.expanduser(name)) for name in names]
+    missing = [name for name, path in zip(names, paths, strict=True) if not os.path.isfile(path)]
+    if missing and "activations" in COMMANDS and _are_activations(names):
+        raise FFNError("ffn compare compares files", f"did you mean `ffn activations {' '.join(names)}`?")
+    if missing:
+        what = "is no file" if os.path.exists(os.path.expanduser(missing[0])) else "does not exist"
+        raise FFNError(f"{shown(missing[0], 200)} {what}", "save two traces with ffn trace --save FILE")
+    for name in names:
+        if name.endswith(".csv"):
+            raise FFNError(f"{shown(name, 200)}: results in CSV cannot be compared yet", "give two saved traces")
+    return paths
+
+
+def _are_activations(names: Sequence[str]) -> bool:
+    from ffncli.block.activations import known_names
+
+    return all(name.lower().replace("-", "_") in known_names() for name in names)
+
+
+def _answer(base: Saved, new: Saved, found: Comparison) -> Answer:
+    """The comparison as JSON, as CSV (one row per step, then per weight) and as a page."""
+    body = {"base": base.where, "new": new.where, **asdict(found)}
+    columns = tuple(f.name for f in fields(found.rows[0]))
+    every = [*found.rows, *found.weights]
+    rows = Table(columns, [tuple(getattr(row, name) for name in columns) for row in every])
+    parts: list[Part] = [Heading(f"{base.where} against {new.where}", "BASE is the reference")]
+    parts += [Line(f"{m.field}: {m.base} in BASE, {m.new} in NEW", quiet=True) for m in found.mismatches]
+    parts.append(_table(found.rows, "step", found.first))
+    if found.weights:
+        parts.append(_table(found.weights, "weight", None))
+    if found.first is None:
+        parts.append(Line(f"all {len(found.rows)} steps agree"))
+        if other := [row.step for row in found.weights if not row.agrees]:
+            parts.append(Line(f"though weights differ: {', '.join(other)}"))
+    else:
+        parts.append(Line(_verdict(found.row(found.first))))
+        parts += [Line(cause) for cause in found.causes]
+    return Answer("compare", body, rows, parts, CONVENTIONS)
+
+
+def _table(rows: tuple[Row, ...], first_column: str, first: str | None) -> Table:
+    columns = (first_column, "max error", "relative", "ulps", "worst element", "base", "new", "ok")
+    cells = [
+        (row.step, row.max_error, row.relative_error, row.ulps, row.worst, row.base, row.new, row.agrees)
+        for row in rows
+    ]
+    return Table(columns, cells, emphasis=frozenset(at for at, row in enumerate(rows) if row.step == first))
+
+
+def _verdict(row: Row) -> str:
+    """`up departs first: at up[0,3] base has 1.5, new 1.25 ...`."""
+    at = f"{row.step} departs first: {row.worst} is {row.base!r} in BASE, {row.new!r} in NEW"
+    if row.nonfinite:
+        return f"{at} ({row.nonfinite:,} values are not finite in one alone)"
+    return f"{at}; relative error {row.relative_error:.3g} > {row.tolerance:g}, {row.ulps:.4g} ulps of {row.dtype}"

@@ -1,0 +1,212 @@
+"""Two saved traces side by side: where the numbers part, by how much, and what is the likely cause."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ffncli.errors import FFNError, shown
+from ffncli.run.misread import causes
+from ffncli.run.places import unravel, written
+from ffncli.run.rounding import narrower, ulps
+from ffncli.run.saved import Saved, SavedStep
+
+TOLERANCE: Mapping[torch.dtype, float] = {
+    torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2,
+}  # fmt: skip
+_PIECE = 2**22  # values looked at together: what is compared is not copied whole
+_SAID = ("source", "name", "layer", "stack", "weights", "mode", "device", "dtype", "seed")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step, or one weight, of both: BASE is the reference, NEW is held to it.
+
+    `max_error` is the largest |new - base| of the places where both are finite, `relative_error` that over the largest
+    finite |base|, `ulps` |new - base| at the worst element in units in the last place of base's value there, in the
+    narrower `dtype` of the two. `nonfinite` counts places where one is NaN or infinite and the other is not the same:
+    the first of them is then `worst`, and the step departs. NaN in both, or the same infinity, agrees. `worst` is None
+    where all is equal. It `agrees` where relative_error ≤ tolerance.
+    """
+
+    step: str
+    op: str
+    formula: str
+    shape: tuple[int, ...]
+    dtype: str
+    max_error: float
+    relative_error: float
+    ulps: float
+    worst: str | None
+    base: float | None
+    new: float | None
+    nonfinite: int
+    tolerance: float
+    agrees: bool
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Something that the two say of themselves and that is not the same."""
+
+    field: str
+    base: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`first` is the first step that departs, `causes` why. Where the inputs differ it is not `comparable`."""
+
+    comparable: bool
+    mismatches: tuple[Mismatch, ...]
+    first: str | None
+    causes: tuple[str, ...]
+    rows: tuple[Row, ...]
+    weights: tuple[Row, ...]
+
+    def row(self, step: str) -> Row:
+        """The row of that step."""
+        return next(row for row in self.rows if row.step == step)
+
+
+def compare(base: Saved, new: Saved, tolerance: float | None = None) -> Comparison:
+    """Every step that both have, in order; each is read, compared and dropped before the next.
+
+    `tolerance` is for the relative error; None takes that of the narrower dtype (TOLERANCE). Raises FFNError where the
+    two come from different blocks, or from inputs of different shapes.
+    """
+    _check_same_block(base, new)
+    others = {step.name: step for step in new.steps}
+    mismatches = _mismatches(base, new)
+    rows: list[Row] = []
+    for step in base.steps:
+        other = others.get(step.name)
+        if other is None:
+            mismatches.append(Mismatch(step.name, "saved", "not saved"))
+        elif step.inner and (step.shape != other.shape or base.tokens(step.name) != new.tokens(step.name)):
+            mismatches.append(Mismatch(f"{step.name}: tokens", _tokens(base, step), _tokens(new, step)))
+        else:
+            rows.append(_step_row(base, new, step, other, tolerance))
+    known = {step.name for step in base.steps}
+    mismatches += [Mismatch(step.name, "not saved", "saved") for step in new.steps if step.name not in known]
+    weights = tuple(_weight_row(base, new, name, tolerance) for name in base.weights if name in new.weights)
+    first = next((row for row in rows if not row.agrees), None)
+    inputs = first is not None and first.op == "input"
+    why: list[str] = []
+    if first is not None:
+        differing = frozenset(row.step for row in weights if not row.agrees)
+        why = [
+            f"{m.field} is {m.base} in BASE, {m.new} in NEW" for m in mismatches if m.field.startswith(f"{first.step}:")
+        ]
+        why = why or causes(base, new, first.step, differing, first.tolerance)
+    return Comparison(
+        not inputs, tuple(mismatches), first.step if first else None, tuple(why), tuple(rows), weights
+    )  # fmt: skip
+
+
+def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> Row:
+    """Two tensors of one shape as a Row without names, piece by piece."""
+    dtype = narrower(new.dtype, base.dtype)
+    a_flat, b_flat = new.flatten(), base.flatten()
+    error, at, size, odd, first_odd = 0.0, -1, 0.0, 0, -1
+    for start in range(0, a_flat.numel(), _PIECE):
+        a, b = a_flat[start : start + _PIECE].double(), b_flat[start : start + _PIECE].double()
+        both = a.isfinite() & b.isfinite()
+        unlike = ~both & ~((a == b) | (a.isnan() & b.isnan()))
+        gap = torch.where(both, a - b, 0.0).abs()
+        worst = int(gap.argmax())
+        if gap[worst] > error:
+            error, at = gap[worst].item(), start + worst
+        size = max(size, torch.where(b.isfinite(), b, 0.0).abs().max().item())
+        if odd == 0 and bool(unlike.any()):
+            first_odd = start + int(unlike.nonzero()[0])
+        odd += int(unlike.sum())
+    at = first_odd if odd else at
+    relative = error / size if size else (math.inf if error else 0.0)
+    limit = TOLERANCE[dtype] if tolerance is None else tolerance
+    values = (b_flat[at].double().item(), a_flat[at].double().item()) if at >= 0 else None
+    return Row(
+        step="",
+        op="",
+        formula="",
+        shape=tuple(base.shape),
+        dtype=str(dtype).removeprefix("torch."),
+        max_error=error,
+        relative_error=relative,
+        ulps=ulps(values[1], values[0], dtype) if values else 0.0,
+        worst=written("", unravel(at, base.shape)) if values else None,
+        base=values[0] if values else None,
+        new=values[1] if values else None,
+        nonfinite=odd,
+        tolerance=limit,
+        agrees=odd == 0 and relative <= limit,
+    )
+
+
+def _step_row(base: Saved, new: Saved, step: SavedStep, other: SavedStep, tolerance: float | None) -> Row:
+    found = difference(new.tensor(step.name), base.tensor(step.name), tolerance)
+    return _named(found, step.name, step.op, step.formula)
+
+
+def _weight_row(base: Saved, new: Saved, name: str, tolerance: float | None) -> Row:
+    """A weight of both; where shapes differ it departs, and nothing is said of values."""
+    a, b = new.weight(name), base.weight(name)
+    if a.shape != b.shape:
+        raise FFNError(
+            f"weight {shown(name)} has shape {list(b.shape)} in {base.where}, {list(a.shape)} in {new.where}"
+        )
+    return _named(difference(a, b, tolerance), name, "weight", name)
+
+
+def _named(row: Row, name: str, op: str, formula: str) -> Row:
+    worst = None if row.worst is None else name + row.worst
+    return replace(row, step=name, op=op, formula=formula, worst=worst)
+
+
+def _tokens(saved: Saved, step: SavedStep) -> str:
+    return ", ".join(map(str, (saved.tokens(step.name) or [])[:8]))
+
+
+def _check_same_block(base: Saved, new: Saved) -> None:
+    """Raises FFNError where the steps outside of experts are not the same ones, or not of the same shapes."""
+    ours, theirs = ([s for s in saved.steps if not s.inner] for saved in (base, new))
+    where = f"{new.where} was saved from another block than {base.where}"
+    for a, b in zip(ours, theirs, strict=False):
+        if (a.name, a.op) != (b.name, b.op):
+            raise FFNError(f"{where}: {a.name} = {a.formula} there, {b.name} = {b.formula} here")
+        if a.shape != b.shape:
+            inputs = f"{new.where} was traced on another input than {base.where}"
+            same = a.shape[-1] == b.shape[-1]
+            raise FFNError(
+                f"{inputs if same else where}: {a.name} has shape {list(a.shape)} there, {list(b.shape)} here"
+            )
+    if len(ours) != len(theirs):
+        longer, which = (ours, base) if len(ours) > len(theirs) else (theirs, new)
+        raise FFNError(f"{where}: only {which.where} has the step {longer[min(len(ours), len(theirs))].name}")
+
+
+def _mismatches(base: Saved, new: Saved) -> list[Mismatch]:
+    """What the records say differently: of the run, then of each step."""
+    out = [
+        Mismatch(key, str(base.block.get(key)), str(new.block.get(key)))
+        for key in _SAID
+        if base.block.get(key) != new.block.get(key)
+    ]
+    if base.fingerprint == new.fingerprint:
+        return out
+    others = {step.name: step for step in new.steps}
+    for a in base.steps:
+        b = others.get(a.name)
+        if b is None:
+            continue
+        if a.formula != b.formula:
+            out.append(Mismatch(f"{a.name}: formula", a.formula, b.formula))
+            continue  # the formula says it all
+        said = [(key, a.detail[key], b.detail.get(key)) for key in a.detail]
+        out += [Mismatch(f"{a.name}: {key}", mine, str(other)) for key, mine, other in said if mine != other]
+    return out

@@ -1,0 +1,51 @@
+"""The claims of all founding texts with their verdicts: what docs/claims.md lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ffncli.models.examples import find
+from ffncli.run.prepare import prepare
+from ffncli.run.texts import TEXTS, facts
+from ffncli.run.texts.fact import Fact, Verdict
+
+# The topics that a reader should meet first; the others follow by verdict.
+FIRST = (
+    "gelu(0.21)", "gelu(-0.15)", "gelu(0.28)", "collectives of one block",
+    "the block equals two 1×1 convolutions over (B, d_model, L)", "as 1×1 convolutions it can be faster",
+    "the FFN's share of a layer's parameters", "zeros that dropout makes", "attention is linear",
+    "the ranges show that the block is non-linear", "biases bring shift invariance", "4x is the balance point",
+)  # fmt: skip
+_ORDER: tuple[Verdict, ...] = ("wrong", "depends", "holds")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of one text. `figure` is computed and stands in what `command` prints; `why` says what it means."""
+
+    text: str
+    claim: str
+    verdict: Verdict
+    figure: str
+    why: str
+    command: str
+
+
+def claims() -> tuple[Claim, ...]:
+    """Every claim that can be checked: runs all five texts. Raises FFNError where this machine cannot."""
+    found: list[tuple[str, str, Fact]] = []
+    for name, text in TEXTS.items():
+        example = find(name)
+        found += [(name, text, fact) for fact in facts(name, prepare(example.model, example=example)) if fact.verdict]
+    found.sort(key=lambda item: _rank(item[2]))
+    return tuple(_claim(*item) for item in found)
+
+
+def _rank(fact: Fact) -> tuple[int, int]:
+    first = FIRST.index(fact.topic) if fact.topic in FIRST else len(FIRST)
+    return first, _ORDER.index(fact.verdict)
+
+
+def _claim(name: str, text: str, fact: Fact) -> Claim:
+    claim = f"{fact.topic}: {fact.said}" if fact.said else fact.topic
+    return Claim(text, claim, fact.verdict, fact.found, fact.note, fact.command or f"ffn trace --example {name}")

@@ -1,0 +1,149 @@
+"""Notes on the feed-forward layer: why it is not linear, its form as convolutions, and the final layer behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ffncli.block.cost import cost
+from ffncli.block.steps import Activation, Step, ffn_steps, parameters
+from ffncli.run.functions import function as activation
+from ffncli.run.prepare import Prepared
+from ffncli.run.texts.fact import (
+    Fact,
+    agrees,
+    compared,
+    departure,
+    doubled,
+    drawn,
+    error,
+    farthest,
+    function,
+    intermediates,
+    number,
+    relative,
+)
+from ffncli.run.weights import random_weights
+
+ROUNDING = 1e-12
+WIDTHS = (4, 16, 64, 256)
+
+
+def facts(ready: Prepared) -> tuple[Fact, ...]:
+    """The block, its collapse without a non-linearity, approximation, convolutions, the final layer."""
+    ready = doubled(ready)
+    seen = intermediates(ready)
+    steps = ffn_steps(ready.steps)
+    return (
+        _widths(steps), *_convolutions(ready, seen), *_collapse(steps, ready.weights),
+        *map(_approximation, ("relu", "sigmoid", "tanh", "identity")), *_final(ready, seen),
+    )  # fmt: skip
+
+
+def _widths(steps: Sequence[Step]) -> Fact:
+    into, out = (parameters(steps)[name] for name in ("up.weight", "down.weight"))
+    return compared("widths", "512 → 2048 → 512", f"{into[1].size} → {into[0].size} → {out[0].size}")
+
+
+def _convolutions(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
+    """Two Conv1d of kernel size 1 over (B, d_model, L), against the block's steps."""
+    weights, rows = ready.weights, seen["x"]
+    x = (rows if rows.dim() == 3 else rows.unsqueeze(0)).transpose(1, 2)
+    hidden = functional.conv1d(x, weights["up.weight"].unsqueeze(-1), weights["up.bias"]).relu()
+    y = functional.conv1d(hidden, weights["down.weight"].unsqueeze(-1), weights["down.bias"])
+    apart = relative(y.transpose(1, 2).reshape(seen["down"].shape), seen["down"])
+    flops = cost(ffn_steps(ready.steps)).flops
+    return [
+        Fact(
+            "the block equals two 1×1 convolutions over (B, d_model, L)",
+            f"relative difference {error(apart, ROUNDING)}", "", agrees(apart, ROUNDING), f"on {tuple(x.shape)}",
+        ),
+        Fact(
+            "as 1×1 convolutions it can be faster", f"{flops:,} FLOPs per token either way", "", "depends",
+            "the same work in another order of memory: which form is faster depends on machine, sizes and dtype, "
+            "and has to be measured there",
+        ),
+    ]  # fmt: skip
+
+
+def _collapse(steps: Sequence[Step], weights: Mapping[str, Tensor]) -> list[Fact]:
+    """Without a non-linearity one block, and a stack of three, is one matrix and one bias."""
+    linear = tuple(replace(s, op=Activation("identity")) if isinstance(s.op, Activation) else s for s in steps)
+    generator = torch.Generator().manual_seed(1)
+    blocks = [weights, *(random_weights(steps, generator, torch.float64) for _ in range(2))]
+    x, bent = drawn(4, 512), function(steps, weights)
+    deep, matrix, bias, out = x, torch.eye(512, dtype=torch.float64), torch.zeros(512, dtype=torch.float64), []
+    for own in blocks:
+        deep = function(linear, own)(deep)
+        matrix = own["down.weight"] @ own["up.weight"] @ matrix
+        bias = own["down.weight"] @ (own["up.weight"] @ bias + own["up.bias"]) + own["down.bias"]
+        out.append(relative(x @ matrix.T + bias, deep))
+    curved = departure(bent, x, drawn(4, 512, seed=1))
+    note = f"one matrix [512, 512] and one bias; with relu max |f(a+b) − f(a) − f(b) + f(0)| is {number(curved)}"
+    return [
+        Fact(
+            "without a non-linearity one block is one linear map", f"relative difference {error(out[0], ROUNDING)}",
+            "", agrees(out[0], ROUNDING), note,
+        ),
+        Fact(
+            "without a non-linearity a stack of three is one linear map",
+            f"relative difference {error(out[2], ROUNDING)}", "", agrees(out[2], ROUNDING),
+            "W2·W1 of all three multiplied together",
+        ),
+    ]  # fmt: skip
+
+
+def _approximation(name: str) -> Fact:
+    """How near one hidden layer of growing width comes to sin(2x) on [-3, 3].
+
+    The hidden layer is drawn and only the output layer fitted, by least squares: enough to show that the error falls,
+    and less than training could reach.
+    """
+    x = torch.linspace(-3, 3, 400, dtype=torch.float64).unsqueeze(-1)
+    target, found = (2 * x).sin(), []
+    for width in WIDTHS:
+        # Slopes drawn, and every unit bends somewhere on the interval.
+        slopes, bends = (
+            2 * drawn(1, width, seed=2),
+            6 * torch.rand(1, width, generator=torch.Generator().manual_seed(3), dtype=torch.float64) - 3,
+        )
+        hidden = torch.cat([activation(name)(slopes * (x - bends)), torch.ones_like(x)], 1)
+        fit = torch.linalg.lstsq(hidden, target, rcond=1e-10, driver="gelsd").solution
+        found.append(float((hidden @ fit - target).square().mean().sqrt()))
+    near = found[-1] < 0.01
+    errors = ", ".join(
+        f"{'below 0.001' if e < 1e-3 else f'{e:.2g}'} at {w}" for e, w in zip(found, WIDTHS, strict=True)
+    )
+    if name == "identity":
+        return Fact("the same with identity units", f"rmse {errors}", note="one line is all that they can make")
+    return Fact(
+        f"one hidden layer of enough {name} units approximates any continuous function",
+        f"rmse {errors}", "", "holds" if near else "wrong",
+        "sin(2x) on [-3, 3], hidden layer drawn, output layer fitted; on a bounded interval, and that such weights "
+        "exist does not say that training finds them",
+    )  # fmt: skip
+
+
+def _final(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
+    """logits = W·h + b and their softmax."""
+    if "probs" not in seen:
+        return []
+    weight = ready.weights["logits.weight"]
+    vocab = weight.shape[0]
+    apart = farthest(seen["probs"].sum(-1), torch.ones(seen["probs"].shape[:-1], dtype=torch.float64))
+    same = bool((seen["probs"].argmax(-1) == seen["logits"].argmax(-1)).all())
+    return [
+        compared("W of the final layer", f"V×512 = [{vocab}, 512]", f"V×512 = {list(weight.shape)}"),
+        Fact(
+            "softmax makes probabilities of the logits", f"sums differ from 1 by {error(apart, ROUNDING)}",
+            "", agrees(apart, ROUNDING),
+        ),
+        Fact(
+            "the likeliest token has the largest logit", f"argmax of probs = argmax of logits: {same}", "",
+            "holds" if same else "wrong", "the tables of the tokens mark argmax, the top-k and the top-p set",
+        ),
+    ]  # fmt: skip

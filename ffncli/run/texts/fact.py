@@ -1,0 +1,103 @@
+"""One fact of a text, and the measures that several texts need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ffncli.block.steps import Step, block_inputs
+from ffncli.run.execute import EVAL, Mode, execute, run
+from ffncli.run.prepare import Prepared
+
+Verdict = Literal["", "holds", "depends", "wrong"]
+Block = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """`found` is computed. `verdict` is on what the text says, "" where it says nothing that can be checked.
+
+    `said` are the text's own words or numbers, "" where `topic` already states them. `command` shows `found` too, where
+    another does than the text's own example.
+    """
+
+    topic: str
+    found: str
+    said: str = ""
+    verdict: Verdict = ""
+    note: str = ""
+    command: str = ""
+
+
+def compared(topic: str, said: str, found: str, note: str = "", command: str = "") -> Fact:
+    """A fact whose verdict is whether the text's words are what is found, to the digits that it gives."""
+    return Fact(topic, found, said, "holds" if said == found else "wrong", note, command)
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Fixed digits, without a sign before a zero."""
+    return f"{value:.{digits}f}".replace("-0." + "0" * digits, "0." + "0" * digits)
+
+
+def error(value: float, bound: float) -> str:
+    """An error that rounding alone makes reads `below 1e-12`: what exactly it is depends on the machine."""
+    return f"below {bound:g}" if value < bound else f"{value:.3g}"
+
+
+def agrees(value: float, bound: float) -> Verdict:
+    """Whether an error is rounding's alone."""
+    return "holds" if value < bound else "wrong"
+
+
+def doubled(ready: Prepared) -> Prepared:
+    """The same run in float64 on the CPU, so that what is shown is the block's and not rounding's."""
+    masks = {name: mask.cpu() for name, mask in ready.mode.masks.items()}
+    return replace(
+        ready,
+        weights={name: tensor.double().cpu() for name, tensor in ready.weights.items()},
+        inputs={name: tensor.double().cpu() for name, tensor in ready.inputs.items()},
+        mode=replace(ready.mode, masks=masks),
+    )
+
+
+def function(steps: Sequence[Step], weights: Mapping[str, Tensor], mode: Mode = EVAL) -> Block:
+    """A block of one input as a function of it."""
+    (entry,) = block_inputs(steps)
+    return lambda x: run(steps, weights, {entry: x}, mode)
+
+
+def intermediates(ready: Prepared) -> dict[str, Tensor]:
+    """Every tensor of the run by its name, in the prepared mode."""
+    events = execute(ready.steps, ready.weights, ready.inputs, ready.mode)
+    return dict(ready.inputs) | {event.name: event.tensor for event in events if event.expert is None}
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers in float64, the same in every run."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def departure(f: Block, a: Tensor, b: Tensor) -> float:
+    """max |f(a + b) - f(a) - f(b) + f(0)|: 0 for every affine map, whatever its bias."""
+    return float((f(a + b) - f(a) - f(b) + f(torch.zeros_like(a))).abs().max())
+
+
+def farthest(a: Tensor, b: Tensor) -> float:
+    """max |a - b|."""
+    return float((a - b).abs().max())
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """max |a - b| / max |b|."""
+    return farthest(a, b) / float(b.abs().max())
+
+
+def table(values: Tensor, digits: int = 4) -> str:
+    """Numbers as nested brackets: `[[-2.2255, -0.1673], [-3.7350, 0.6146]]`."""
+    if values.dim() == 0:
+        return number(float(values), digits)
+    return "[" + ", ".join(table(inner, digits) for inner in values) + "]"

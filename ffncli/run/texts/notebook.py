@@ -1,0 +1,189 @@
+"""A notebook that steps through a tiny block: Linear(4 → 8), ReLU, Dropout(0.1), Linear(8 → 4), on arange(24)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import comb
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ffncli.block.steps import Activation, Step
+from ffncli.run.execute import Mode, run
+from ffncli.run.prepare import Prepared
+from ffncli.run.texts.fact import (
+    Block,
+    Fact,
+    Verdict,
+    agrees,
+    compared,
+    departure,
+    doubled,
+    drawn,
+    error,
+    farthest,
+    function,
+    intermediates,
+    number,
+    table,
+)
+
+ROUNDING = 1e-12
+P = 0.1
+
+
+def facts(ready: Prepared) -> tuple[Fact, ...]:
+    """What it prints and what it concludes."""
+    ready = doubled(ready)
+    seen = intermediates(ready)
+    return (
+        *_printed(seen), *_counts(seen), *_calls(ready, seen), *_nonlinear(ready, seen), *_bias(ready), _line(),
+    )  # fmt: skip
+
+
+def _printed(seen: Mapping[str, Tensor]) -> list[Fact]:
+    """The slices that it prints, and the ranges."""
+    first = " ".join(number(v) for v in seen["up"][0, 0].tolist())
+    said = "-2.2255 -0.1673 1.5966 -1.5649 -0.1716 0.4000 0.1738 -0.5781"
+    out = [compared("pre-activations up[0, 0]", said, first)]
+    out += [Fact(f"{name}[:, :, :2]", table(seen[name][:, :, :2])) for name in ("x", "up", "act", "dropout", "down")]
+    low, high = (f"{number(float(seen[n].min()))} … {number(float(seen[n].max()))}" for n in ("x", "down"))
+    return [*out, Fact("range of the input", low), compared("range of the output", "-2.1799 … 8.1412", high)]
+
+
+def _counts(seen: Mapping[str, Tensor]) -> list[Fact]:
+    up, act, after = seen["up"], seen["act"], seen["dropout"]
+    live = int((act != 0).sum())
+    dropped = int(((act != 0) & (after == 0)).sum())
+    zeros, of = int((after == 0).sum()), after.numel()
+    # The chance of so many or more among the live ones, each dropped with probability p.
+    tail = sum(comb(live, k) * P**k * (1 - P) ** (live - k) for k in range(dropped, live + 1))
+    share = f"{100 * dropped / live:.0f} %"
+    kept = f"{number(float(act[0, 0, 5]))} → {number(float(after[0, 0, 5]))}"
+    why = (
+        f"after it {zeros} of {of} are zero ({100 * zeros / of:.0f} %), most of them ReLU's; 10 % is the mean over "
+        f"many masks: {dropped} or more of {live} come up in {100 * tail:.0f} % of them"
+    )
+    return [
+        compared("negatives before ReLU", "15", str(int((up < 0).sum()))),
+        compared("negatives after ReLU", "0", str(int((act < 0).sum()))),
+        compared("zeros before and after dropout", "15 → 21", f"{int((act == 0).sum())} → {zeros}"),
+        compared("kept values are scaled by 1/(1−p)", "0.4000 → 0.4444", kept),
+        Fact(
+            "zeros that dropout makes", f"{dropped} of {live} live values ({share})", "~10 %",
+            "holds" if abs(dropped / live - P) < P / 4 else "wrong", why,
+        ),
+    ]  # fmt: skip
+
+
+def _calls(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
+    """Step by step against one call of nn.Module, with and without dropout, with the same mask and without."""
+    x = seen["x"]
+    with torch.random.fork_rng(devices=[]):  # nn.Linear draws weights, nn.Dropout masks, from torch's own generator
+        module = _module(ready.weights)
+        quiet = farthest(module.eval()(x), run(ready.steps, ready.weights, {"x": x}))
+        torch.manual_seed(0)
+        once, again = module.train()(x), module(x)
+        torch.manual_seed(0)  # the same draws, so the same mask
+        mask = functional.dropout(torch.ones_like(seen["act"]), P) != 0
+    same = farthest(once, run(ready.steps, ready.weights, {"x": x}, Mode(True, {"dropout": mask})))
+    naive = farthest(once, again)
+    why = "each call draws its own mask; two calls agree in eval mode, or where both have the same mask"
+    return [
+        Fact("step by step = module, eval mode", f"{quiet < ROUNDING}, max difference {error(quiet, ROUNDING)}"),
+        Fact(
+            "step by step = module, train mode, same mask",
+            f"{same < ROUNDING}, max difference {error(same, ROUNDING)}",
+        ),
+        Fact(
+            "step by step = module, two calls in train mode", f"{naive < ROUNDING}, max difference {number(naive)}",
+            "False", "depends" if same < ROUNDING < naive else "wrong", why,
+        ),
+    ]  # fmt: skip
+
+
+def _module(weights: Mapping[str, Tensor]) -> nn.Module:
+    """The same block as torch's own modules."""
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(P), nn.Linear(8, 4)).double()
+    module.load_state_dict({
+        "0.weight": weights["up.weight"], "0.bias": weights["up.bias"],
+        "3.weight": weights["down.weight"], "3.bias": weights["down.bias"],
+    })  # fmt: skip
+    return module.requires_grad_(False)
+
+
+def _nonlinear(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
+    """What shows a non-linearity, beside what the text takes for it."""
+    a, b = seen["x"], drawn(2, 3, 4)
+    f, linear = function(ready.steps, ready.weights), function(_identity(ready.steps), ready.weights)
+    bent, straight = departure(f, a, b), departure(linear, a, b)
+    y = linear(a)
+    span = f"{number(float(y.min()))} … {number(float(y.max()))}"
+    shift = farthest(f(a + 1), f(a))
+    return [
+        Fact(
+            "the ranges show that the block is non-linear",
+            f"max |f(a+b) − f(a) − f(b) + f(0)| = {number(bent)} with relu, {error(straight, ROUNDING)} with identity",
+            "", "wrong" if straight < ROUNDING < float((y.max() - a.max()).abs()) else "holds",
+            f"ranges show nothing: with identity in relu's place the output's is {span}, as different from the input's",
+        ),
+        Fact(
+            "biases bring shift invariance", f"max |f(x + 1) − f(x)| = {number(shift)}", "", agrees(shift, ROUNDING),
+            "a bias moves where each unit bends; it does not undo a shift of the input",
+        ),
+    ]  # fmt: skip
+
+
+def _identity(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The same block without its non-linearity."""
+    return tuple(replace(s, op=Activation("identity")) if isinstance(s.op, Activation) else s for s in steps)
+
+
+def _bias(ready: Prepared) -> list[Fact]:
+    """A zero input, with biases and without."""
+    zero = torch.zeros(2, 3, 4, dtype=torch.float64)
+    without = {n: torch.zeros_like(t) if n.endswith("bias") else t for n, t in ready.weights.items()}
+    row = _row(function(ready.steps, ready.weights), zero)
+    bare = float(function(ready.steps, without)(zero).abs().max())
+    trained = run(ready.steps, ready.weights, {"x": zero}, replace(ready.mode, train=True))
+    apart = float((trained.flatten(0, -2) - trained[0, 0]).abs().max())
+    return [
+        Fact("with biases a zero input does not give zero", f"every row {table(row)}", "", _not(row)),
+        Fact("without biases it does", f"max |f(0)| = {bare:g}", "", agrees(bare, ROUNDING)),
+        Fact(
+            "zero input in train mode", f"equal rows come out up to {number(apart)} apart",
+            note="the text runs it so: each row has a mask of its own, the block is the same",
+        ),
+    ]  # fmt: skip
+
+
+def _row(f: Block, zero: Tensor) -> Tensor:
+    """The one row that all tokens of a zero input have."""
+    out = f(zero).flatten(0, -2)
+    assert farthest(out, out[0]) < ROUNDING
+    return out[0]
+
+
+def _not(row: Tensor) -> Verdict:
+    """Whether it is something else than zero."""
+    return "holds" if float(row.abs().max()) > ROUNDING else "wrong"
+
+
+# Two classes of points in the plane and w = (1, 1): points of ours with the sums that the text's interval implies.
+POINTS = (((0.0, 0.0), 0), ((1.0, 1.0), 0), ((2.0, 2.0), 1), ((3.0, 1.0), 1))
+
+
+def _line() -> Fact:
+    """For which b the line w·x + b = 0 has the classes on its two sides."""
+    low = max(x + y for (x, y), label in POINTS if label == 0)
+    high = min(x + y for (x, y), label in POINTS if label == 1)
+    wrong = [point for point, label in POINTS if (sum(point) - 1 > 0) != bool(label)]
+    verdict: Verdict = "wrong" if wrong else "holds"
+    where = ", ".join(f"({x:g}, {y:g})" for x, y in wrong)
+    return Fact(
+        "a bias of −1 separates the two classes", f"−{high:g} < b < −{low:g} does", "", verdict,
+        f"with b = −1 it puts {where} on the wrong side; w = (1, 1), points ours: 0 for (0, 0), (1, 1), "
+        "1 for (2, 2), (3, 1)",
+    )  # fmt: skip

@@ -1,0 +1,68 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from ffncli.errors import ExitCode, FFNError
+from ffncli.show.text import clean
+
+TENSOR_SUFFIXES = (".safetensors", ".npz", ".json")  # what tensors are written to
+
+
+def check_writable(path: str, force: bool, option: str) -> None:
+    """Raises FFNError for a file that may not be written: a directory, no name, or one that exists without `force`."""
+    if not path or path.endswith(os.sep):
+        raise FFNError(f"cannot write {clean(path) or '.'}: it is a directory", code=ExitCode.ENVIRONMENT)
+    if "\0" in path:
+        raise FFNError(f"cannot write {clean(path)}: no file has such a name", code=ExitCode.ENVIRONMENT)
+    if not force and _would_be_lost(path):
+        raise FFNError(f"{clean(path)} exists already", f"choose another {option} FILE, or give --force")
+
+
+def _would_be_lost(path: str) -> bool:
+    """Whether writing there would replace something: a pipe or a device has nothing to lose."""
+    return path != "-" and os.path.lexists(path) and (os.path.isfile(path) or not os.path.exists(path))
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to: a temporary one beside it, then a rename. Devices and pipes are written directly.
+
+    A link stays a link to the file that is written, and a file keeps its permissions. Raises FFNError (exit 3) where
+    the system refuses: a full disk, no such directory, no permission.
+    """
+    import tempfile
+
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as device:
+                yield device
+            return
+        target = path.resolve()
+        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield cast(BinaryIO, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, mode)
+            os.replace(name, target)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise FFNError(f"cannot write {clean(str(path))}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
+
+
+def _umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,294 @@
+"""`ffn compare` as a user asks it: tiny checkpoints that transformers saved, read rightly and then wrongly."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ffncli.models import layout
+from ffncli.models.layout import Piece
+from tests.oracles.checkpoints import expect_refusal
+from tests.oracles.huggingface import make
+
+Change = Mapping[str, Callable[[Piece], Piece]]
+_SWAP: Change = {
+    f"{step}.{kind}": lambda piece: replace(piece, part=1 - piece.part)
+    for step in ("gate", "up") for kind in ("weight", "bias")
+}  # fmt: skip
+_HALVES: Change = {name: lambda piece: replace(piece, interleaved=False) for name in _SWAP}
+_WOVEN: Change = {name: lambda piece: replace(piece, interleaved=True) for name in _SWAP}
+
+
+def misread(monkeypatch: pytest.MonkeyPatch, family: str, change: Change) -> None:
+    """Change how the rows of a family say its tensors are stored."""
+    row = layout.LAYOUTS[family]
+    ways = {
+        kind: tuple(
+            {name: change[name](piece) if name in change else piece for name, piece in way.items()}
+            for way in getattr(row, kind)
+        )
+        for kind in ("dense", "moe")
+    }
+    monkeypatch.setitem(layout.LAYOUTS, family, replace(row, **ways))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def of(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name)
+            make(name, made[name])
+        return made[name]
+
+    return of
+
+
+def save(call, path: Path, *arguments: object) -> Path:
+    code, _, err = call("trace", *map(str, arguments), "--save", str(path))
+    assert code == 0, err
+    assert "note: saved " in err
+    return path
+
+
+def twice(call, monkeypatch, tmp_path: Path, model: Path, family: str, change: Change, *options: str):
+    """(exit code, JSON, stderr) of comparing the model read rightly with the same read wrongly."""
+    right = save(call, tmp_path / "right.safetensors", model, *options)
+    misread(monkeypatch, family, change)
+    wrong = save(call, tmp_path / "wrong.npz", model, *options)
+    code, out, err = call("compare", str(right), str(wrong), "--json")
+    return code, json.loads(out), err
+
+
+def test_the_same_trace_agrees_in_every_kind_of_file(call, tmp_path, models):
+    paths = [
+        save(call, tmp_path / f"a{kind}", models("llama"), "--layer", "1") for kind in (".safetensors", ".npz", ".json")
+    ]
+    for a in paths:
+        for b in paths:
+            code, out, err = call("compare", str(a), str(b), "--tolerance", "0", "--json")
+            found = json.loads(out)
+            assert (code, err, found["first"], found["comparable"], found["mismatches"]) == (0, "", None, True, [])
+            assert all(row["agrees"] and row["worst"] is None for row in (*found["rows"], *found["weights"]))
+            assert [row["step"] for row in found["rows"]][:2] == ["x", "norm"]
+
+
+WEIGHTS = [(), ("--no-save-weights",)]
+
+
+@pytest.mark.parametrize("options", WEIGHTS)
+def test_swapped_halves_are_named(call, monkeypatch, tmp_path, models, options):
+    code, found, err = twice(call, monkeypatch, tmp_path, models("phi3"), "phi3", _SWAP, *options)
+    assert (code, found["first"]) == (1, "gate")
+    assert found["causes"][0] == "gate and up are swapped"
+    assert err.startswith("error: gate departs first: gate[")
+    assert "gate and up are swapped" in err
+
+
+@pytest.mark.parametrize("options", WEIGHTS)
+def test_halves_read_as_interleaved_are_named(call, monkeypatch, tmp_path, models, options):
+    code, found, _ = twice(call, monkeypatch, tmp_path, models("phi3"), "phi3", _WOVEN, *options)
+    assert (code, found["first"]) == (1, "gate")
+    assert found["causes"][0] == "gate and up come from one fused matrix: halves were read as interleaved columns"
+
+
+@pytest.mark.parametrize("options", [(), ("--no-save-weights", "--expert", "all")])
+def test_interleaved_columns_read_as_halves_are_named(call, monkeypatch, tmp_path, models, options):
+    code, found, _ = twice(call, monkeypatch, tmp_path, models("gpt_oss"), "gpt_oss", _HALVES, *options)
+    assert (code, found["first"].split(".")[0]) == (1, "experts")
+    assert found["causes"][0].endswith("come from one fused matrix: interleaved columns were read as halves")
+
+
+def test_a_wrong_way_as_reference_is_named_from_its_side(call, monkeypatch, tmp_path, models):
+    misread(monkeypatch, "gpt_oss", _HALVES)
+    wrong = save(call, tmp_path / "wrong.json", models("gpt_oss"))
+    monkeypatch.undo()
+    right = save(call, tmp_path / "right.json", models("gpt_oss"))
+    code, _, err = call("compare", str(wrong), str(right))
+    assert code == 1
+    assert "halves were read as interleaved columns" in err
+
+
+def square_gpt2(path: Path) -> Path:
+    """GPT-2 whose matrices are square: nothing in their shapes says that they are stored as [in, out]."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=30, n_positions=8, n_embd=12, n_inner=12, n_layer=1, n_head=2)
+    transformers.GPT2LMHeadModel(config).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("step", ["up", "down"])
+def test_a_square_conv1d_read_untransposed_is_named(call, monkeypatch, tmp_path, step):
+    model = square_gpt2(tmp_path / "model")
+    change: Change = {f"{step}.weight": lambda piece: replace(piece, transposed=False)}
+    code, found, _ = twice(call, monkeypatch, tmp_path, model, "gpt2", change)
+    assert (code, found["first"], found["causes"]) == (1, step, [f"{step}.weight is transposed"])
+    departing = [row["step"] for row in found["weights"] if not row["agrees"]]
+    assert departing == [f"{step}.weight"]
+
+
+def test_a_transposed_matrix_is_named_where_only_one_side_kept_it(call, monkeypatch, tmp_path):
+    model = square_gpt2(tmp_path / "model")
+    right = save(call, tmp_path / "right.npz", model)
+    misread(monkeypatch, "gpt2", {"up.weight": lambda piece: replace(piece, transposed=False)})
+    wrong = save(call, tmp_path / "wrong.npz", model, "--no-save-weights")
+    for pair in ((right, wrong), (wrong, right)):
+        code, out, _ = call("compare", *map(str, pair), "--json")
+        assert (code, json.loads(out)["causes"]) == (1, ["up.weight is transposed"])
+
+
+def test_a_norm_with_one_plus_its_weight_is_named(call, monkeypatch, tmp_path, models):
+    right = save(call, tmp_path / "right.npz", models("gemma"))
+    from ffncli.run import execute
+
+    plain = execute.norm
+    monkeypatch.setattr(execute, "norm", lambda op, own, x: plain(replace(op, weight="plain"), own, x))
+    wrong = save(call, tmp_path / "wrong.npz", models("gemma"))
+    code, out, err = call("compare", str(right), str(wrong), "--json")
+    found = json.loads(out)
+    assert (code, found["first"]) == (1, "norm")
+    assert found["causes"] == ["norm is times 1 + w in BASE, times w in NEW"]
+    assert "times w in NEW" in err
+
+
+def test_another_function_is_named_by_its_formula(call, tmp_path):
+    base = save(call, tmp_path / "a.npz", "8x16:gelu")
+    new = save(call, tmp_path / "b.npz", "8x16:gelu_tanh")
+    code, out, _ = call("compare", str(base), str(new), "--json")
+    found = json.loads(out)
+    assert (code, found["first"]) == (1, "act")
+    assert found["causes"] == ["act: formula is gelu(up) in BASE, gelu_tanh(up) in NEW"]
+    assert {"field": "act: formula", "base": "gelu(up)", "new": "gelu_tanh(up)"} in found["mismatches"]
+    assert call("compare", str(base), str(new), "--tolerance", "0.01")[0] == 0
+
+
+def test_the_rows_are_numpys(call, tmp_path):
+    base = save(call, tmp_path / "a.npz", "8x16:swiglu", "--tokens", "3")
+    new = save(call, tmp_path / "b.npz", "8x16:geglu", "--tokens", "3")
+    a, b = np.load(base), np.load(new)
+    code, out, _ = call("compare", str(base), str(new), "--csv")
+    rows = {row["step"]: row for row in csv.DictReader(io.StringIO(out))}
+    assert code == 1
+    for name in ("act", "hidden", "down"):
+        gap = np.abs(b[name].astype(float) - a[name])
+        at = np.unravel_index(gap.argmax(), gap.shape)
+        row = rows[name]
+        assert float(row["max_error"]) == gap.max()
+        assert float(row["relative_error"]) == pytest.approx(gap.max() / np.abs(a[name]).max(), rel=1e-12)
+        assert row["worst"] == f"{name}[{at[0]},{at[1]}]"
+        assert (float(row["base"]), float(row["new"])) == (float(a[name][at]), float(b[name][at]))
+        assert float(row["ulps"]) == pytest.approx(gap.max() / np.spacing(np.abs(a[name][at])), rel=1e-12)
+        assert (row["agrees"], row["dtype"]) == ("false", "float32")
+
+
+def test_two_dtypes_are_held_to_the_narrower(call, tmp_path):
+    wide = save(call, tmp_path / "a.safetensors", "16x32:swiglu")
+    narrow = save(call, tmp_path / "b.safetensors", "16x32:swiglu", "--dtype", "bf16")
+    code, out, _ = call("compare", str(wide), str(narrow), "--json")
+    found = json.loads(out)
+    assert (code, found["mismatches"]) == (0, [{"field": "dtype", "base": "float32", "new": "bfloat16"}])
+    assert {(row["dtype"], row["tolerance"]) for row in found["rows"]} == {("bfloat16", 0.01)}
+    assert call("compare", str(wide), str(narrow), "--tolerance", "1e-4")[0] == 1
+
+
+def test_inputs_that_differ_are_said_to(call, tmp_path):
+    base = save(call, tmp_path / "a.npz", "8x16:gelu", "--input", "ones")
+    new = save(call, tmp_path / "b.npz", "8x16:gelu", "--input", "zeros")
+    code, out, err = call("compare", str(base), str(new), "--json")
+    found = json.loads(out)
+    assert (code, found["first"], found["comparable"]) == (1, "x", False)
+    assert "the inputs already differ" in err
+
+
+def test_nan_in_both_agrees_and_in_one_departs(call, tmp_path):
+    values = ["1,2,nan,4", "1,2,nan,4", "1,2,3,4"]
+    a, b, c = (
+        save(call, tmp_path / f"{i}.json", "4x8:relu", "--input", text, "--tokens", "1")
+        for i, text in enumerate(values)
+    )
+    assert call("compare", str(a), str(b))[0] == 0
+    code, out, err = call("compare", str(a), str(c), "--json")
+    row = json.loads(out)["rows"][0]
+    assert (code, row["agrees"], row["nonfinite"], row["worst"]) == (1, False, 1, "x[0,2]")
+    assert (row["base"], row["new"], row["max_error"]) == (None, 3.0, 0.0)
+    assert "x[0,2] is nan in BASE, 3.0 in NEW (1 values are not finite in one alone)" in err
+
+
+def test_experts_that_got_other_tokens_are_left_out(call, tmp_path):
+    options = ("8x16:swiglu", "--experts", "4", "--expert", "all")
+    base = save(call, tmp_path / "a.npz", *options)
+    new = save(call, tmp_path / "b.npz", *options, "--input", "ones")
+    code, out, _ = call("compare", str(base), str(new), "--json")
+    assert (code, json.loads(out)["first"]) == (1, "x")
+    assert any(m["field"].endswith(": tokens") for m in json.loads(out)["mismatches"])
+    plain = save(call, tmp_path / "c.npz", *options[:-2])
+    code, out, _ = call("compare", str(base), str(plain), "--json")
+    assert code == 0
+    assert {m["new"] for m in json.loads(out)["mismatches"]} == {"not saved"}
+
+
+def test_another_block_is_refused(call, tmp_path):
+    gated = save(call, tmp_path / "gated.npz", "8x16:swiglu")
+    plain = save(call, tmp_path / "plain.npz", "8x16:gelu")
+    wide = save(call, tmp_path / "wide.npz", "8x32:gelu")
+    more = save(call, tmp_path / "more.npz", "8x16:gelu", "--tokens", "5")
+    longer = save(call, tmp_path / "longer.npz", "8x16:gelu", "--residual")
+    expect_refusal(call("compare", str(gated), str(plain)), "from another block", "gate = x · W1 there, up = x · W1")
+    expect_refusal(call("compare", str(plain), str(wide)), "from another block", "up has shape [4, 16] there, [4, 32]")
+    expect_refusal(call("compare", str(plain), str(more)), "another input", "x has shape [4, 8] there, [5, 8] here")
+    expect_refusal(call("compare", str(plain), str(longer)), "only", "longer.npz has the step out")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.npz", "a.safetensors", "a.json", "a.csv"])
+def test_files_that_are_no_saved_trace(call, tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(b"step,max_error\n")
+    expect_refusal(call("compare", str(path), str(path)), name)
+
+
+def test_tensors_that_no_trace_saved(call, tmp_path):
+    from safetensors.numpy import save_file
+
+    save_file({"x": np.zeros(3, np.float32)}, tmp_path / "x.safetensors")
+    np.savez(tmp_path / "x.npz", x=np.zeros(3))
+    (tmp_path / "x.json").write_text('{"x": [1, 2]}')
+    for path in sorted(tmp_path.iterdir()):
+        expect_refusal(call("compare", str(path), str(path)), "is no saved trace", "ffn trace --save FILE")
+
+
+def test_names_that_are_no_files(call, tmp_path, monkeypatch):
+    expect_refusal(call("compare", "gelu", "silu"), "'gelu' does not exist")
+    expect_refusal(call("compare", str(tmp_path), str(tmp_path)), "is no file")
+    assert call("compare", "gelu")[0] == 2
+    from ffncli.cli import main
+
+    monkeypatch.setitem(main.COMMANDS, "activations", ("ffncli.cli.models", "-"))
+    expect_refusal(call("compare", "gelu", "silu"), "did you mean `ffn activations gelu silu`?")
+    expect_refusal(call("compare", "x.npz", "silu"), "'x.npz' does not exist")
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "x", ""])
+def test_tolerances_that_are_none(call, text):
+    expect_refusal(call("compare", "a", "b", f"--tolerance={text}"), "--tolerance must be a number from 0")
+
+
+def test_the_page_names_the_first_step_and_why(call, tmp_path):
+    base = save(call, tmp_path / "a.npz", "8x16:gelu")
+    new = save(call, tmp_path / "b.npz", "8x16:relu")
+    code, out, _ = call("compare", str(base), str(new))
+    assert code == 1
+    assert "act departs first: act[" in out
+    assert "all 2 steps" not in out
+    assert "\x1b" not in out
+    assert "all 4 steps agree" in call("compare", str(base), str(base))[1]

@@ -1,0 +1,56 @@
+"""docs/claims.md is what the program computes, and every command in it shows its figure."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from benchmarks.claims import page
+from ffncli.models.examples import EXAMPLES
+from ffncli.run.texts import TEXTS
+from ffncli.run.texts.claims import FIRST, Claim, claims
+
+PAGE = Path(__file__).parent.parent / "docs" / "claims.md"
+COMMANDS = [f"ffn trace --example {name}" for name in EXAMPLES]
+COMMANDS += ["ffn params bert-base", "ffn params qwen3-30b-a3b", "ffn params 4096x11008:swiglu --iso-params"]
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[Claim, ...]:
+    return claims()
+
+
+def test_the_page_is_what_is_computed(found):
+    assert PAGE.read_text("utf-8") == page(found), "make claims writes it anew"
+
+
+def test_a_reader_meets_the_known_mistakes_first(found):
+    assert [c.claim.partition(":")[0] for c in found[: len(FIRST)]] == [name.partition(":")[0] for name in FIRST]
+    verdicts = [c.verdict for c in found[len(FIRST) :]]
+    assert verdicts == sorted(verdicts, key=("wrong", "depends", "holds").index)
+    assert {c.text for c in found} == set(TEXTS.values())
+    assert all(c.figure and c.command for c in found)
+
+
+def test_what_is_known_to_be_wrong_is_wrong(found):
+    wrong = {c.claim.partition(":")[0] for c in found if c.verdict == "wrong"}
+    assert wrong == {
+        "gelu(0.21)", "gelu(-0.15)", "gelu(0.28)", "Φ(0.18)", "collectives of one block", "zeros that dropout makes",
+        "attention is linear", "the ranges show that the block is non-linear", "biases bring shift invariance",
+        "parameters of the attention", "a bias of −1 separates the two classes",
+    }  # fmt: skip
+
+
+def test_the_list_of_commands_is_whole(found):
+    assert {c.command for c in found} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_its_figures(call, found, command):
+    code, out, _ = call(*shlex.split(command)[1:])
+    assert code == 0
+    for claim in found:
+        if claim.command == command:
+            assert claim.figure in out, claim.claim
