@@ -86,7 +86,7 @@ def test_every_kernel_is_the_reference_or_refuses(name, label):
         (FFNSpec(6, 24, "gelu"), Plain(6, 24, act=torch.nn.functional.gelu)),
         (FFNSpec(6, 24, "swiglu"), Gated(6, 24)),
         (FFNSpec(6, 24, "quick_gelu", gated=True, bias=True, clamp=7.0, up_plus=1.0), ClampedGated(6, 24, bias=True)),
-        (FFNSpec(6, 8, "swiglu", moe=MoE(4, 2, 1)), Mixture(6, 8, 4, 2, 1)),
+        (FFNSpec(6, 8, "swiglu", moe=MoE(4, 2, 1, score_dtype="input")), Mixture(6, 8, 4, 2, 1)),
     ],
 )
 def test_every_kernel_is_the_module(name, spec, module):
