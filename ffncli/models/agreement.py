@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.errors import shown
-from ffncli.models.model import IN_ALL, UNEVEN, Difference, Group, Model, Stored, grouped
+from ffncli.models.matching import Block, Spotted, blocks, pairs, prefixes, side_by_side
+from ffncli.models.model import IN_ALL, UNEVEN, Difference, Group, Model, Spot, Stored, grouped
 from ffncli.models.recognise import Found, Layers
 
 # What of a block can be seen in its tensors: our name → (how a spec says it, the attribute of Found).
@@ -30,7 +31,6 @@ _SEEN: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
 _OF_MOE = ("experts", "shared_d_ff", "latent", "router_bias", "correction", "shared_gate")
 _BY_TENSORS = ("gated", "bias")  # what the tensors decide; any other difference leaves no block that could run
 _MOST_NOTES = 3
-_CALLED = {"low": "L_module", "high": "H_module"}  # stacks whose tensors have another name (HRM)
 
 
 @dataclass
@@ -47,6 +47,7 @@ class Agreement:
     formats: dict[str, None] = field(default_factory=dict)
     whole: bool = True
     explained: set[Found] = field(default_factory=set)
+    spots: dict[tuple[str, int], Spot] = field(default_factory=dict)
 
     def differ(self, new: Difference) -> None:
         """Note a difference, once for all layers that have the same."""
@@ -55,104 +56,44 @@ class Agreement:
         self.differences[same] = replace(known, layers=known.layers + 1) if known else new
 
 
-@dataclass(frozen=True)
-class _Block:
-    """One FFN block of the config: `index` is its number in its stack."""
-
-    stack: str
-    index: int
-    spec: FFNSpec
-
-
 def agree(model: Model, layers: Layers, beside: Layers, where: str, complete: bool = True) -> Model:
     """The model as its tensors have it, with every difference from its config.
 
     `beside` are FFNs of no layer of the model, which are noted. `where` names the checkpoint. Of one that is not
     `complete`, layers may be lacking.
     """
-    told = _told(model)
+    told = blocks(model)
     found = Agreement({stack: {b.index: b.spec for b in blocks} for stack, blocks in told.items()}, complete)
-    prefixes = _prefixes(model, told, layers)
-    absent = [stack for stack in told if stack not in prefixes]
-    if prefixes and complete:
+    under = prefixes(model, layers)
+    absent = [stack for stack in told if stack not in under]
+    if under and complete:
         found.notes += [f"no {stack} tensors in {where}: left out" for stack in absent]
-        found.specs = {stack: specs for stack, specs in found.specs.items() if stack in prefixes}
-    for prefix in dict.fromkeys(prefixes.values()):
-        stacks = [stack for stack in told if prefixes.get(stack) == prefix]
-        blocks = [block for stack in stacks for block in told[stack]]
-        _compare_stack(model, prefix, blocks, layers[prefix], found)
-    left = {prefix: seen for prefix, seen in layers.items() if prefix not in prefixes.values()}
+        found.specs = {stack: specs for stack, specs in found.specs.items() if stack in under}
+    for prefix in dict.fromkeys(under.values()):
+        mine = [block for stack in told if under.get(stack) == prefix for block in told[stack]]
+        _compare_stack(model, prefix, mine, layers[prefix], found)
+    left = {prefix: seen for prefix, seen in layers.items() if prefix not in under.values()}
     found.notes += not_counted({**left, **beside})
     return _corrected(model, found)
 
 
-def prefixes(model: Model, layers: Layers) -> dict[str, str]:
-    """Stack of the config → the prefix that its layers' tensors have, for those that are there."""
-    return _prefixes(model, _told(model), layers)
-
-
-def _told(model: Model) -> dict[str, list[_Block]]:
-    """The config's blocks, stack by stack, in order."""
-    out: dict[str, list[_Block]] = {}
-    for group in model.groups:
-        out.setdefault(group.stack, []).extend(_Block(group.stack, index, group.spec) for index in group.layers)
-    return {stack: sorted(blocks, key=lambda block: block.index) for stack, blocks in out.items()}
-
-
-def _prefixes(model: Model, told: Mapping[str, Sequence[_Block]], layers: Layers) -> dict[str, str]:
-    """Stack → the prefix of its tensors. A stack of its own name, else the one with as many layers, else the longest.
-
-    The first name in a prefix counts: `decoder.bert.encoder.layer` is the decoder's. Stacks of one model that share
-    their layers (LongCat's dense and MoE blocks) share a prefix.
-    """
-    out: dict[str, str] = {}
-    named = {p: _stack_in(p, told) for p in layers}
-    for stack in told:
-        fitting = [p for p in layers if named[p] == stack]
-        free = [p for p in layers if named[p] is None]
-        wanted = len({block.index // model.per_layer(stack) for block in told[stack]})
-        candidates = fitting or free
-        if candidates:
-            out[stack] = max(candidates, key=lambda p: (len(layers[p]) == wanted, len(layers[p])))
-    return out
-
-
-def _stack_in(prefix: str, stacks: Iterable[str]) -> str | None:
-    """The stack whose name comes first in a prefix, if there is any."""
-    at = {stack: prefix.find(_CALLED.get(stack, stack)) for stack in stacks}
-    return min((stack for stack in at if at[stack] >= 0), key=at.__getitem__, default=None)
-
-
 def _compare_stack(
-    model: Model, prefix: str, blocks: Sequence[_Block], seen: Mapping[int, tuple[Found, ...]], found: Agreement
+    model: Model, prefix: str, told: Sequence[Block], under: Mapping[int, tuple[Found, ...]], found: Agreement
 ) -> None:
-    by_layer: dict[int, list[_Block]] = {}
-    for block in blocks:
-        by_layer.setdefault(block.index // model.per_layer(block.stack), []).append(block)
-    if set(by_layer) != set(seen) and _numbered_otherwise(blocks, seen):
-        seen = dict(enumerate([item] for _, items in sorted(seen.items()) for item in items))  # type: ignore[misc]
-        by_layer = dict(enumerate([block] for block in blocks))
+    by_layer, seen = side_by_side(model, told, prefix, under)
     last = max(by_layer)
-    beyond = {f"{prefix}.{i}": {i: seen[i]} for i in sorted(seen) if i > last}
+    beyond = {f"{prefix}.{i}": {i: tuple(item for _, item in seen[i])} for i in sorted(seen) if i > last}
     if len(beyond) <= model.extra_layers:
         found.notes += not_counted(beyond, " (multi-token prediction)")
         seen = {i: items for i, items in seen.items() if i <= last}
     _compare_numbers(model, prefix, by_layer, seen, found)
-    for layer, told in by_layer.items():
+    for layer, several in by_layer.items():
         if layer in seen:
-            _compare_layer(model, f"{prefix}.{layer}", told, seen[layer], found)
-
-
-def _numbered_otherwise(blocks: Sequence[_Block], seen: Mapping[int, tuple[Found, ...]]) -> bool:
-    """Whether the same FFNs go by other numbers: names that nest (Funnel's blocks of layers, ALBERT's groups), or one
-    that is stored under the first layer that runs it (Zamba)."""
-    if len(blocks) != sum(map(len, seen.values())):
-        return False
-    return any(len(items) > 1 for items in seen.values()) or blocks[0].stack == "shared"
+            _compare_layer(model, f"{prefix}.{layer}", several, seen[layer], found)
 
 
 def _compare_numbers(
-    model: Model, prefix: str, by_layer: Mapping[int, Sequence[_Block]], seen: Mapping[int, object], found: Agreement
+    model: Model, prefix: str, by_layer: Mapping[int, Sequence[Block]], seen: Mapping[int, object], found: Agreement
 ) -> None:
     """A layer that the tensors lack, else one that the config does not have."""
     lacking = sorted(set(by_layer) - set(seen)) if found.complete else []
@@ -165,21 +106,20 @@ def _compare_numbers(
         found.differ(Difference("layers", name, str(len(by_layer)), str(there), where, at.stack, at.index))
 
 
-def _compare_layer(model: Model, at: str, told: Sequence[_Block], seen: Sequence[Found], found: Agreement) -> None:
-    """The FFNs of one layer: mixtures of experts with those, dense ones with dense ones."""
-    blocks = sorted(told, key=lambda block: block.spec.moe is None)
-    founds = sorted(seen, key=lambda item: item.experts == 0)
-    if len(blocks) != len(founds):
-        found.differ(Difference("FFNs per layer", "FFNs per layer", str(len(blocks)), str(len(founds)), at))
-    for block, item in zip(blocks, founds, strict=False):
+def _compare_layer(model: Model, at: str, told: Sequence[Block], seen: Sequence[Spotted], found: Agreement) -> None:
+    """The FFNs of one layer, one after the other."""
+    if len(told) != len(seen):
+        found.differ(Difference("FFNs per layer", "FFNs per layer", str(len(told)), str(len(seen)), at))
+    for block, (spot, item) in pairs(told, seen):
         found.params += item.params
         found.stored_bytes += item.bytes
         found.formats |= dict.fromkeys(item.formats)
         found.whole &= item.whole
+        found.spots[block.stack, block.index] = spot
         found.specs[block.stack][block.index] = _compare(model, block, item, at, found)
 
 
-def _compare(model: Model, block: _Block, item: Found, at: str, found: Agreement) -> FFNSpec:
+def _compare(model: Model, block: Block, item: Found, at: str, found: Agreement) -> FFNSpec:
     """The spec with the gate and the biases that the tensors have; every difference is noted."""
     spec, tensor = block.spec, f"{at}.{item.tensor}".replace("#", "0")
     item = _without_leftovers(spec, item, found)
@@ -261,7 +201,7 @@ def _corrected(model: Model, found: Agreement) -> Model:
     stored = Stored(found.params, found.stored_bytes, tuple(found.formats)) if whole else None
     return replace(
         model, groups=tuple(groups), differences=tuple(found.differences.values()), stored=stored,
-        evidence=(*found.evidence, *model.evidence), notes=(*model.notes, *found.notes),
+        spots=found.spots,        evidence=(*found.evidence, *model.evidence), notes=(*model.notes, *found.notes),
     )  # fmt: skip
 
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 
 from ffncli.block.cost import cost
 from ffncli.errors import shown
-from ffncli.models.agreement import prefixes
+from ffncli.models.matching import prefixes
 from ffncli.models.matrices import Item
 from ffncli.models.model import Model
-from ffncli.models.recognise import Found, Layers, is_norm, is_parameter, of_other_tower, placed
+from ffncli.models.places import is_norm
+from ffncli.models.recognise import Found, Layers, is_parameter, of_other_tower, placed
 
 # A module that mixes tokens: attention under its many names, state spaces, recurrences, short convolutions.
 _MIXER = re.compile(r"att|^(?:mixer|mamba|conv|temporal_block|mlstm_layer|short_conv|ssm)|lstm|delta", re.I)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.headers import MOST_HEADER_BYTES, Columns, TensorInfo, named, read_columns
-from ffncli.models.layout import Located
+from ffncli.models.layout import Located, canonical
 from ffncli.models.strict_json import parse_index, shown_path
 
 if TYPE_CHECKING:
@@ -147,16 +147,26 @@ def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
             if not os.path.exists(path):
                 continue
             info = checkpoint.info(name)
-            if info.dtype in _READABLE and info.shape != expected:
+            if info.dtype in _READABLE and _wide(info.shape) != _wide(expected):
                 label = f"{shown_path(path)}: tensor {shown(name, 120)}"
                 sizes = ", ".join(f"{axis.name} = {axis.size}" for axis in item.axes)
                 raise FFNError(f"{label} has shape {list(info.shape)}, expected {list(expected)} ({sizes})")
+
+
+def _wide(shape: Iterable[int]) -> list[int]:
+    """A shape without its axes of one: a correction may be [1, experts], a convolution [out, in, 1]."""
+    return [size for size in shape if size != 1]
 
 
 def check_readable(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
     """Raises FFNError for a tensor whose shard is missing or whose dtype is not a plain float."""
     for item in located:
         for name in item.names:
+            if name not in checkpoint.files:
+                base = name.removesuffix(".weight")
+                packed = next((n for n in checkpoint.files if n.startswith(base) and n != f"{base}_bias"), name)
+                problem = f"{checkpoint.where}: {shown(packed, 120)} is packed (quantized)"
+                raise FFNError(problem, "only unquantized weights are read")
             info = checkpoint.info(name)
             if info.dtype not in _READABLE:
                 label = f"{shown_path(checkpoint.path(name))}: tensor {shown(name, 120)}"
@@ -180,13 +190,13 @@ def _read(checkpoint: Checkpoint, item: Located, dtype: torch.dtype, device: str
 
     shape = tuple(axis.size for axis in item.axes)
     if not item.piece.per_expert:
-        stored = _select(_values(checkpoint.path(item.names[0]), item.names[0]), item)
+        stored = canonical(_values(checkpoint.path(item.names[0]), item.names[0]), item)
         if stored.dtype == dtype and stored.is_contiguous() and device == "cpu":
             return stored
         return torch.empty(shape, dtype=dtype, device=device).copy_(stored)
     out = torch.empty(shape, dtype=dtype, device=device)
     for e, name in enumerate(item.names):
-        out[e].copy_(_select(_values(checkpoint.path(name), name), item))
+        out[e].copy_(canonical(_values(checkpoint.path(name), name), item))
     return out
 
 
@@ -200,19 +210,3 @@ def _values(path: Path, name: str) -> torch.Tensor:
             return tensor
     except (SafetensorError, OSError) as error:
         raise FFNError(f"cannot read {shown_path(path)}: {error}", code=ExitCode.ENVIRONMENT) from None
-
-
-def _select(stored: torch.Tensor, item: Located) -> torch.Tensor:
-    """The canonical view of a stored tensor: orientation first, then this parameter's share of the output axis."""
-    piece = item.piece
-    if piece.transposed:
-        stored = stored.transpose(-1, -2)
-    if piece.parts == 1:
-        return stored
-    axis = item.output_axis
-    if piece.interleaved:
-        index = [slice(None)] * stored.dim()
-        index[axis] = slice(piece.part, None, piece.parts)
-        return stored[tuple(index)]
-    width = stored.shape[axis] // piece.parts
-    return stored.narrow(axis, piece.part * width, width)

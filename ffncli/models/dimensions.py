@@ -10,7 +10,7 @@ from typing import Any
 from ffncli.block import activations
 from ffncli.block.recipe import FFNSpec, MoE, NormKind, NormPosition, one_of, size
 from ffncli.errors import FFNError, shown
-from ffncli.models.model import Model, block_model
+from ffncli.models.model import Model, block_model, unknown_note
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,17 @@ def with_dimensions(model: Model, said: Dimensions) -> Model:
     specs = [_changed(g.spec, said if (g.spec.moe is not None) == main else others) for g in model.groups]
     given = ", ".join(f.name for f in fields(said) if getattr(said, f.name) is not None)
     changed = replace(model.with_specs(specs), evidence=(f"changed by options: {given}", *model.evidence), stored=None)
+    if settled := {name for name in model.unknown if getattr(said, name) is not None}:
+        left = model.unknown - settled
+        was, now = unknown_note(model.unknown), [unknown_note(left)] if left else []
+        notes = [text for note in model.notes for text in (now if note == was else [note])]
+        changed = replace(changed, unknown=left, notes=tuple(notes))
     if said.d_model is not None:
         changed = replace(changed, beside=None, measured=None)  # the attention's width would be another too
     if not mixed or others == said:
         return changed
     kind = "MoE" if main else "dense"
-    return replace(changed, notes=(*model.notes, f"widths and experts are changed in the {kind} layers only"))
+    return replace(changed, notes=(*changed.notes, f"widths and experts are changed in the {kind} layers only"))
 
 
 def _changed(spec: FFNSpec, said: Dimensions) -> FFNSpec:

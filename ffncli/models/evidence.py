@@ -13,11 +13,12 @@ from ffncli.models import layout
 from ffncli.models.agreement import agree
 from ffncli.models.beside_agreement import with_rest
 from ffncli.models.checkpoint import Checkpoint, check_shapes
-from ffncli.models.inventory import Inventory, shared_name, take_inventory
+from ffncli.models.headers import Columns
+from ffncli.models.inventory import Inventory, collect, shared_name, take_inventory
 from ffncli.models.matrices import Item
-from ffncli.models.model import IN_ALL, UNEVEN, Difference, Model
+from ffncli.models.model import IN_ALL, UNEVEN, Difference, Model, Spot
 from ffncli.models.quantized import logical
-from ffncli.models.recognise import recognise_all
+from ffncli.models.recognise import recognise_all, stem_of
 from ffncli.models.strict_json import shown_path
 from ffncli.models.ways import looked_for
 
@@ -64,11 +65,11 @@ def _demand_all(model: Model, checkpoint: Checkpoint, difference: Difference) ->
     if name in ("gated", "bias") and any(getattr(other, name) != getattr(spec, name) for other in alike):
         said: dict[str, Any] = {name: not getattr(spec, name)}
         spec = replace(spec, **said)  # other layers have it as the config says
-    if model.model_type in layout.LAYOUTS:
-        names = layer_names(model, checkpoint, difference.stack, difference.index)
-        if not names.packed(spec) and names.any(spec):
-            # norms matter to a trace alone
-            check_shapes(checkpoint, layout.locate(names, replace(spec, norm="none", sub_norm=False)))
+    spec = replace(spec, norm="none", sub_norm=False)  # norms matter to a trace alone
+    names = layer_names(model, checkpoint, difference.stack, difference.index)
+    if names is not None and layout.torn(names, spec):
+        located = layout.locate(names, spec)
+        check_shapes(checkpoint, tuple(item for item in located if {*item.names} <= checkpoint.files.keys()))
 
 
 def with_inventory(model: Model, inventory: Inventory) -> Model:
@@ -124,14 +125,35 @@ def items_of(inventory: Inventory, quantization: Mapping[str, Any] | None) -> di
     return {**items, **unseen}
 
 
-def layer_names(model: Model, checkpoint: Checkpoint, stack: str, layer: int) -> layout.Names:
-    """The tensor names among which one layer's parameters are looked for.
+def layer_names(model: Model, checkpoint: Checkpoint, stack: str, index: int) -> layout.Names | None:
+    """The tensors among which one block's parameters are looked for; None where its whole stack has none."""
+    specs = {i: group.spec for group in model.groups if group.stack == stack for i in group.layers}
+    spots = {i: spot for (at, i), spot in model.spots.items() if at == stack}
+    if not spots:
+        return None
+    own = specs.get(index)
+    others = [i for i in spots if i != index and own is not None and bool(specs[i].moe) == bool(own.moe)]
+    alike = min(others, key=lambda i: specs[i] != own, default=None)
+    spot = spots.get(index)
+    if spot is None:  # as its neighbours have it
+        near = spots[alike if alike is not None else next(iter(spots))]
+        spot = replace(near, layer=index // model.per_layer(stack))
 
-    Raises FFNError where the family has no row that says what they are called.
-    """
-    if model.model_type not in layout.LAYOUTS:
-        raise FFNError(
-            f"{checkpoint.where}: what {model.model_type or 'this model'} calls each weight is not known here",
-            "`ffn params` counts it",
-        )
-    return layout.Names(checkpoint.files, model.model_type, stack, layer, checkpoint.where)
+    def other() -> layout.Held | None:
+        try:
+            return None if alike is None else _held(model, checkpoint, spots[alike])
+        except FFNError:  # its file is not here
+            return None
+
+    here = _held(model, checkpoint, spot)
+    return layout.Names(here, checkpoint.files, model.model_type, checkpoint.where, spot.number, other)
+
+
+def _held(model: Model, checkpoint: Checkpoint, spot: Spot) -> layout.Held:
+    """One layer's tensors as the model means them, and the norms that its family keeps outside of it."""
+    stem, beyond = stem_of(spot.prefix, spot.layer), layout.beyond(model.model_type, spot)
+    own = [name for name in checkpoint.files if name.startswith((stem, *beyond))]
+    infos = [checkpoint.info(name) for name in own]
+    columns = Columns(own, [i.dtype for i in infos], [i.shape for i in infos], [i.bytes for i in infos])
+    items = items_of(Inventory(checkpoint.where, *collect([columns])), model.quantization)
+    return layout.held(items, stem, beyond)

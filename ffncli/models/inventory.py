@@ -11,10 +11,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ffncli.models.checkpoint import Checkpoint
 from ffncli.models.headers import Columns, TensorInfo
+
+if TYPE_CHECKING:  # which imports what is recognised here
+    from ffncli.models.checkpoint import Checkpoint
 
 _EXPERT = re.compile(r"experts\.(?:expert_)?\d+\.")  # experts.17.up_proj, experts.expert_17.wi
 UNSEEN = TensorInfo("", (), 0)

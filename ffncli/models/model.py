@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,6 +76,15 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Spot:
+    """Where a block's tensors are: the prefix of its stack, its layer's number there, and which FFN of that layer."""
+
+    prefix: str
+    layer: int
+    number: int = 0
+
+
+@dataclass(frozen=True)
 class Stored:
     """The FFNs of a checkpoint as its headers have them: logical parameters, bytes in the file, formats.
 
@@ -100,7 +109,8 @@ class Model:
     `top_k`) and that were filled to have any. `from_tensors`: its blocks are the tensors' own, so that there is nothing
     to compare them with. `weights` are the canonical tensors that a bare block brought along (a user's own module), of
     its own dtype. `beside` is what surrounds the FFNs, where its family's attention is known; `measured` the same by
-    the tensors of a whole checkpoint. `tied` is the config's tie_word_embeddings.
+    the tensors of a whole checkpoint. `tied` is the config's tie_word_embeddings. `spots` say, by stack and index,
+    where the tensors of each block are.
     """
 
     name: str
@@ -124,6 +134,7 @@ class Model:
     measured: Beside | None = None
     from_tensors: bool = False
     checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)
+    spots: Mapping[tuple[str, int], Spot] = field(default_factory=dict, compare=False, repr=False)
     weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -171,6 +182,14 @@ class Model:
     def with_specs(self, change: Sequence[FFNSpec]) -> Model:
         """The same layers with other specs, one per group."""
         return replace(self, groups=tuple(replace(g, spec=s) for g, s in zip(self.groups, change, strict=True)))
+
+
+_UNKNOWN = {"norm": "norms and residuals", "activation": "the activation", "top_k": "top_k, so what is active"}
+
+
+def unknown_note(unknown: Collection[str]) -> str:
+    """What nothing said of a model's blocks (`Model.unknown`), in words."""
+    return "not known here, so not counted: " + ", ".join(_UNKNOWN[name] for name in _UNKNOWN if name in unknown)
 
 
 def _layers(stack: str, layers: Sequence[int]) -> str:

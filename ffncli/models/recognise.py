@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,27 +18,17 @@ from ffncli.block import activations
 from ffncli.errors import FFNError, shown
 from ffncli.models.inventory import shared_name
 from ffncli.models.matrices import Hints, Item, Misfit, unlike, widths
-from ffncli.models.ways import DOWNS, Way
+from ffncli.models.places import Place, Projections, is_norm, members, places, projections, role
 
 MOST_FFNS = 256  # in one layer; where names nest, a layer is what the first number says
 _LAYER = re.compile(r"(?:^|\.)(\d{1,6})\.")  # the first number between dots
 _ONLY_LAYER = re.compile(r"cross_attention()\.(?=mlp\.)")  # Perceiver's, which has no number
-_NORM = re.compile(r"(?:^|[._])(?:layer_?norm|norm\d?|ln\w*|layernorm\w*|ffn_sub_norm)(?:[._]|$)", re.IGNORECASE)
 _NOT_TEXT = re.compile(
     r"vis(?:ion|ual)|image|audio|speech|video_|siglip|clip_model|patch(?!er\.)|codec|vq", re.IGNORECASE
 )
 _NOT_FFN = re.compile(r"att(?:n|ention)|adapter", re.IGNORECASE)
 _NOT_PARAMETER = re.compile(r"lora_|_integer$|scaling_factor$|\.(?:x_min|x_max|beta|eps|tid2eid)$")
-_SHARED = re.compile(r"(?:^|\.)(?:shared_\w+|shared)\.$|_shexp$")
-_BESIDE = re.compile(
-    r"(?:moe\.)?(?:router|gate|shared_expert_gate|ffn_gate_inp\w*|exp_probs_b)\."
-)  # beside their experts
-_ROUTER = re.compile(r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate|classifier))?\.weight$")
-_SHARED_GATE = re.compile(r"shared_expert_gate\.weight$|ffn_gate_inp_shexp\.weight$")
-_LATENT = re.compile(r"(?:^|\.)fc[12]_latent_proj\.weight$")  # around Nemotron-H's experts, the narrow side first
-_ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # one that is unlike its neighbours
 _LEARNED = {frozenset(row.learned): name for name, row in activations.TABLE.items() if row.learned}
-_CORRECTION = re.compile(r"correction_bias$|expert_bias$|router_bias$|exp_probs_b\.bias$")
 
 
 @dataclass(frozen=True)
@@ -117,13 +107,34 @@ def _by_layer(items: Mapping[str, Item]) -> Mapping[str, Mapping[int, Mapping[st
     """Prefix → layer → what lies there, but attention and what is no parameter."""
     layers: dict[str, dict[int, dict[str, Item]]] = {}
     for name, item in items.items():
-        if (match := _LAYER.search(name) or _ONLY_LAYER.search(name)) and not _NOT_PARAMETER.search(name):
-            rest = name[match.end() :].replace(".base_layer.", ".")
-            if _NOT_FFN.search(rest) and not _NORM.search(rest):
-                continue
+        match = _LAYER.search(name) or _ONLY_LAYER.search(name)
+        if match and (rest := _in_layer(name, match.end())):
             prefix = name[: match.start(1)].removesuffix(".")
             layers.setdefault(prefix, {}).setdefault(int(match[1] or 0), {})[rest] = item
     return layers
+
+
+def _in_layer(name: str, start: int) -> str:
+    """The name inside the layer; empty for attention's and for what is no parameter."""
+    rest = name[start:].replace(".base_layer.", ".")
+    return "" if _NOT_PARAMETER.search(name) or (_NOT_FFN.search(rest) and not is_norm(rest)) else rest
+
+
+def stem_of(prefix: str, layer: int) -> str:
+    """What the names of one layer begin with."""
+    if _ONLY_LAYER.search(f"{prefix}.mlp."):
+        return f"{prefix}."
+    return f"{prefix}.{layer}." if prefix else f"{layer}."
+
+
+def inside(names: Iterable[str], stem: str) -> dict[str, str]:
+    """The names inside one layer, as `recognise` cuts them → the whole ones."""
+    out: dict[str, str] = {}
+    for name in names:
+        if name.startswith(stem):
+            rest = name[len(stem) :]  # a norm's may be called beta, as an activation's constant is
+            out |= {rest: name} if is_norm(rest) else {cut: name} if (cut := _in_layer(name, len(stem))) else {}
+    return out
 
 
 def _text(prefixes: Iterable[str]) -> tuple[set[str], set[str]]:
@@ -139,138 +150,19 @@ def _text(prefixes: Iterable[str]) -> tuple[set[str], set[str]]:
 # --- one layer --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Projections:
-    """The matrices of one FFN, or of one FFN's experts: where they lie in the layer and how they are named there."""
-
-    parent: str
-    way: Way
-    suffix: str  # ".weight", or "" for a parameter without a module
-
-    def name(self, leaf: str) -> str:
-        return self.parent + leaf + self.suffix
-
-    def bias(self, leaf: str) -> str:
-        return self.parent + leaf + (".bias" if self.suffix else "_bias")
-
-    def matrices(self, held: Mapping[str, Item]) -> dict[str, Item]:
-        """Gate, up and down, in this order."""
-        return {self.name(leaf): held[self.name(leaf)] for leaf in self.way.names}
-
-    @property
-    def is_shared(self) -> bool:
-        return bool(_SHARED.search(self.parent) or _SHARED.search(self.way.down))
-
-
-@dataclass(frozen=True)
-class _Place:
-    """One FFN of a layer: its matrices, those of the shared experts beside them, how many experts (0: dense)."""
-
-    own: _Projections
-    shared: Sequence[_Projections]
-    experts: int
-
-    @property
-    def all(self) -> tuple[_Projections, ...]:
-        return (self.own, *self.shared)
-
-    @property
-    def roots(self) -> set[str]:
-        """The modules that are the FFN's own, if it has any."""
-        out = {p.parent for p in self.all}
-        if self.experts and (at := re.search(r"(?:^|\.)experts\.", self.own.parent)):
-            out.add(self.own.parent[: at.start() + (self.own.parent[at.start()] == ".")])
-        return out - {""}
-
-
 def _ffns(held: Mapping[str, Item], d_model: int | None, where: str) -> Iterator[Found]:
     """The FFNs of one layer."""
-    projections = list(islice(_projections(held), MOST_FFNS + 1))
-    if len(projections) > MOST_FFNS:
+    seen = list(islice(projections(held), MOST_FFNS + 1))
+    if len(seen) > MOST_FFNS:
         raise FFNError(f"{where} has more than {MOST_FFNS} FFNs", "experts alike count as one, whatever their number")
-    if projections:
-        places = _places(held, projections)
+    if seen:
+        here = places(held, seen)
         beside = Hints(_norm_widths(held), d_model)
-        for place, members in zip(places, _members(held, places), strict=True):
-            yield _found(held, place, members, beside)
+        for place, own in zip(here, members(held, here), strict=True):
+            yield _found(held, place, own, beside)
 
 
-def _places(held: Mapping[str, Item], projections: Sequence[_Projections]) -> list[_Place]:
-    """The FFNs that they make. Shared experts belong to the experts beside them."""
-    rows = next((i.shape[0] for name, i in held.items() if _ROUTER.search(name) and i.shape), 0)
-    counts = {p: _expert_count(held, p, rows) for p in projections if not p.is_shared}
-    first = next((p for p, experts in counts.items() if experts), None)
-    if first is None:  # what is called shared beside no experts is an FFN like another
-        counts |= dict.fromkeys((p for p in projections if p.is_shared), 0)
-    shared = [p for p in projections if p.is_shared]
-    return [_Place(p, shared if p is first else (), experts) for p, experts in counts.items()]
-
-
-def _projections(held: Mapping[str, Item]) -> Iterator[_Projections]:
-    """The best way (with most matrices) at every place that has a down projection."""
-    for name in held:
-        if _NORM.search(name):  # a norm whose scale a small MLP makes (Voxtral)
-            continue
-        suffix = ".weight" if name.endswith(".weight") else ""
-        stem = name.removesuffix(suffix) if suffix else name
-        for down, ways in DOWNS.items():
-            if stem != down and not stem.endswith("." + down):
-                continue
-            places = [_Projections(stem[: len(stem) - len(down)], way, suffix) for way in ways]
-            whole = [p for p in places if all(p.name(leaf) in held for leaf in p.way.names) and _fits(held, p)]
-            if whole:
-                yield max(whole, key=lambda p: len(p.way.names))
-
-
-def _fits(held: Mapping[str, Item], p: _Projections) -> bool:
-    """Whether up and down can follow each other: as many numbers, or twice as many in a fused one."""
-    up, down = held[p.name(p.way.up)], held[p.name(p.way.down)]
-    if not up.params or not down.params:
-        return True  # their names alone decide
-    matrices = all(item.shape is None or len(item.shape) > 1 for item in (up, down))
-    return matrices and up.params in (down.params, *([] if p.way.gate else [2 * down.params]))
-
-
-def _expert_count(held: Mapping[str, Item], p: _Projections, rows: int) -> int:
-    """How many experts the matrices belong to; 0 for an FFN without. `rows` are the router's."""
-    down = held[p.name(p.way.down)]
-    if "experts.#." in p.parent:
-        return max(item.count for item in p.matrices(held).values())
-    if down.shape and len(down.shape) == 3 and down.shape[-1] > 1:  # [..., 1] is a convolution of width 1
-        return down.shape[0]
-    if _ONE_EXPERT.search(p.parent):
-        return 1
-    return rows if re.search(r"(?:^|\.)experts\.", p.parent) else 0  # one below the other in one matrix (DBRX)
-
-
-def _members(held: Mapping[str, Item], places: Sequence[_Place]) -> list[dict[str, Item]]:
-    """What belongs to each FFN, norms apart: its matrices, all else in its modules, routers beside its experts.
-
-    A name belongs to the innermost module, so that nothing counts twice. Names and modules are walked in order, in
-    which all that lies in a module follows it: the time grows with the names, whatever they are.
-    """
-    owner: dict[str, int] = {}
-    roots: dict[str, int] = {}
-    for number, place in enumerate(places):
-        for p in place.all:
-            owner |= {name: number for leaf in p.way.names for name in (p.name(leaf), p.bias(leaf))}
-        for root in place.roots:
-            roots.setdefault(root, number)
-    moe = next((number for number, place in enumerate(places) if place.experts), None)
-    out: list[dict[str, Item]] = [{} for _ in places]
-    inside: list[str] = []
-    for name in sorted({*held, *roots}):
-        while inside and not name.startswith(inside[-1]):
-            inside.pop()
-        if name in roots:
-            inside.append(name)
-        mine = owner.get(name, roots[inside[-1]] if inside else moe if _BESIDE.match(name) else None)
-        if mine is not None and name in held and not _NORM.search(name):
-            out[mine][name] = held[name]
-    return out
-
-
-def _found(held: Mapping[str, Item], place: _Place, members: Mapping[str, Item], beside: Hints) -> Found:
+def _found(held: Mapping[str, Item], place: Place, members: Mapping[str, Item], beside: Hints) -> Found:
     """The record of one FFN, its shared experts included."""
     p, matrices = place.own, place.own.matrices(held)
     up, down = held[p.name(p.way.up)], held[p.name(p.way.down)]
@@ -283,11 +175,12 @@ def _found(held: Mapping[str, Item], place: _Place, members: Mapping[str, Item],
         misfit = misfit or unlike(theirs, width)
     others = set(members).difference(matrices, *(theirs for theirs, _ in shared))
     others -= {q.bias(leaf) for q in place.all for leaf in q.way.names}
-    around = sorted(filter(_LATENT.search, others))
+    roles = {name: kind for name in sorted(others) if (kind := role(name))}
+    around = [name for name, kind in roles.items() if kind == "latent"]
     latent = held[around[0]].shape if around else None
     if around:  # d_model as seen so far is theirs
         d_model = latent[1] if latent and len(latent) == 2 else beside.hint
-    known = {name for name in others if _ROUTER.search(name) or _SHARED_GATE.search(name) or _CORRECTION.search(name)}
+    known = set(roles) - set(around)
     biases = {name for name in others - known if name.removesuffix("bias") + "weight" in known}
     uneven, alone = _uneven(p, matrices, members)
     activation, learned = _learned(members, others - known - biases)
@@ -300,8 +193,8 @@ def _found(held: Mapping[str, Item], place: _Place, members: Mapping[str, Item],
         experts=place.experts,
         shared_d_ff=sum(width or 0 for _, width in shared),
         router_bias=bool(biases),
-        correction=any(map(_CORRECTION.search, others)),
-        shared_gate=any(map(_SHARED_GATE.search, others)),
+        correction="correction" in roles.values(),
+        shared_gate="shared_gate" in roles.values(),
         params=sum(item.params * item.count for item in members.values()),
         bytes=sum(item.bytes for item in members.values()),
         formats=tuple(dict.fromkeys(item.format for theirs in (matrices, *(t for t, _ in shared))
@@ -329,7 +222,7 @@ def _learned(members: Mapping[str, Item], names: Iterable[str]) -> tuple[str | N
     return None, set()
 
 
-def _uneven(p: _Projections, matrices: Mapping[str, Item], members: Mapping[str, Item]) -> tuple[str, Misfit]:
+def _uneven(p: Projections, matrices: Mapping[str, Item], members: Mapping[str, Item]) -> tuple[str, Misfit]:
     """(`up_proj for 7 of 8 experts`, nothing), or (nothing, what is shaped as no other expert's is)."""
     counts = {leaf: item.count for leaf, item in zip(p.way.names, matrices.values(), strict=True)}
     fewest, most = min(counts, key=counts.__getitem__), max(counts.values())
@@ -341,7 +234,7 @@ def _uneven(p: _Projections, matrices: Mapping[str, Item], members: Mapping[str,
     return f"{fewest} for {counts[fewest]:,} of {most:,} experts", ()
 
 
-def _shared_width(held: Mapping[str, Item], q: _Projections, d_model: int | None) -> int | None:
+def _shared_width(held: Mapping[str, Item], q: Projections, d_model: int | None) -> int | None:
     """d_ff of shared experts, all together; None where their shapes do not show it."""
     up, down = held[q.name(q.way.up)], held[q.name(q.way.down)]
     parts = 2 if not q.way.gate and up.params == 2 * down.params else 1
@@ -352,7 +245,7 @@ def _shared_width(held: Mapping[str, Item], q: _Projections, d_model: int | None
 
 def _norm_widths(held: Mapping[str, Item]) -> Counter[int]:
     """The lengths of the layer's norms, most of which are d_model."""
-    norms = (item.shape for name, item in held.items() if _NORM.search(name))
+    norms = (item.shape for name, item in held.items() if is_norm(name))
     return Counter(shape[0] for shape in norms if shape and len(shape) == 1)
 
 
@@ -365,11 +258,6 @@ def placed(name: str) -> tuple[str, int, str] | None:
     if match is None:
         return None
     return name[: match.start(1)].removesuffix("."), int(match[1] or 0), name[match.end() :]
-
-
-def is_norm(name: str) -> bool:
-    """Whether a tensor is called like a norm's."""
-    return bool(_NORM.search(name))
 
 
 def is_parameter(name: str) -> bool:

@@ -23,8 +23,9 @@ from ffncli.models.family import EXPERTS, TOP_K
 from ffncli.models.fields import REQUIRED, Fields
 from ffncli.models.gguf_file import GGUFFile, gguf_config
 from ffncli.models.inventory import Inventory
+from ffncli.models.matching import spots_by_name, stack_of
 from ffncli.models.matrices import Item
-from ffncli.models.model import IN_ALL, Difference, Group, Model, Stored, grouped
+from ffncli.models.model import IN_ALL, Difference, Group, Model, Stored, grouped, unknown_note
 from ffncli.models.recognise import Found, Layers, layer_numbers, recognise_all
 
 _ACTIVATION = "hidden_act|hidden_activation|activation_function|activation|dense_act_fn|ffn_act_fn|hidden_activation_fn"
@@ -151,16 +152,12 @@ def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name:
     gated = f"{'gated' if first_layers[first][0].gated else 'plain'}: tensor {shown(tensor, 120)}"
     told = tuple(_differences(groups, layers, items, said, tensor))
     differences = (*_unsaid(layers, said), *(told if said.binding else ()))
-    what = {"norm": "norms and residuals", "activation": "the activation", "top_k": "top_k, so what is active"}
     doubts = () if said.binding else tuple(f"{difference}: the tensors count" for difference in told)
-    notes = (
-        *said.notes,
-        *doubts,
-        "not known here, so not counted: " + ", ".join(what[u] for u in what if u in unknown),
-    )
+    notes = (*said.notes, *doubts, unknown_note(unknown))
     model = Model(
         name, source, tuple(groups), evidence=(gated, *said.evidence), unknown=frozenset(unknown), from_tensors=True,
         differences=differences, stored=stored, notes=(*notes, *not_counted(beside)), tied=said.tied,
+        spots=spots_by_name(layers),
     )  # fmt: skip
     if missing or len(layers) > 1 or differences:  # what lies beside the FFNs is told apart in one plain stack only
         return model
@@ -175,8 +172,7 @@ def _groups(prefix: str, seen: Mapping[int, tuple[Found, ...]], said: Said, wher
         for layer, founds in sorted(seen.items())
         for i, found in enumerate(founds)
     }
-    stack = next((name for name in ("encoder", "decoder") if name in prefix), "decoder")
-    return grouped(stack, specs, 1, per_layer)
+    return grouped(stack_of(prefix), specs, 1, per_layer)
 
 
 def _spec(found: Found, said: Said, where: str) -> FFNSpec:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from ffncli.block import dtypes
 from ffncli.block.recipe import steps
-from ffncli.block.steps import Dropout, Step, block_inputs, parameters
+from ffncli.block.steps import Dropout, Norm, Step, block_inputs, ffn_span, ffn_steps, parameters
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.examples import Example
 from ffncli.models.model import Layer, Model
 from ffncli.run.execute import Mode
 from ffncli.run.inputs import make_input
 from ffncli.run.trace import Trace, trace
-from ffncli.run.weights import demand_memory, random_weights, stored_weights
+from ffncli.run.weights import demand_memory, located_weights, random_weights, read_located
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
     block = steps(layer.spec)
     dtype: torch.dtype = getattr(torch, dtypes.dtype("fp32" if request.dtype is None else request.dtype).torch)
     device = _device(request.device)
-    if model.unknown:
-        lacking = " and ".join(sorted(model.unknown))
-        raise FFNError(
-            f"{shown(model.source)} does not say its {lacking}, so it cannot be run", "`ffn params` counts it"
-        )
+    demand_known(model)
     generator = torch.Generator().manual_seed(request.seed or 0)
     notes: list[str] = []
-    weights, origin = _weights(model, layer, block, example, generator, dtype, device)
+    weights, origin, doubts = _weights(model, layer, block, example, generator, dtype, device)
+    block, lost = known_part(block, weights)
+    notes += [*doubts, *lost]
+    if model.from_tensors and layer.spec.moe:
+        notes.append("assumed, since nothing says it: softmax over all experts, the chosen weights normalised")
     if example and not _fits(example, block):
         notes.append("the example's weights do not fit these dimensions: drawn at random")
     leading = request.leading or (example.shape[:-1] if example and request.input is None else None)
@@ -89,6 +89,35 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
     return Prepared(layer, block, weights, inputs, mode, origin, tuple(notes))
 
 
+def demand_known(model: Model) -> None:
+    """Raises FFNError where nothing said what the blocks of an unknown model compute; an option may say it."""
+    options = {"activation": "--activation silu", "top_k": "--top-k 2"}
+    if lacking := [name for name in options if name in model.unknown]:
+        asked = " ".join(options[name] for name in lacking)
+        raise FFNError(
+            f"{shown(model.source)} does not say its {' and '.join(lacking)}, so it cannot be run", f"say it: {asked}"
+        )
+
+
+def known_part(block: tuple[Step, ...], weights: Mapping[str, Tensor]) -> tuple[tuple[Step, ...], tuple[str, ...]]:
+    """(the steps whose weights are known, notes): the block, or what is left without the norms that are not known.
+
+    Without the norm before the FFN only the FFN itself is left, because its input is what the norm would have given.
+    """
+    lost = [s.output for s in block if isinstance(s.op, Norm) and s.parameters().keys() - weights.keys()]
+    if not lost:
+        return block, ()
+    start, end = ffn_span(block)
+    inner = ffn_steps(block)
+    if start in lost:
+        where = f"the trace begins at ffn_input, which is '{start}', and ends at ffn_output"
+        return inner, (f"the norm before the FFN is not known in this file: {where}",)
+    names = [s.output for s in block]
+    return block[: names.index(end) + 1], (
+        f"the norm after the FFN is not known in this file: the trace ends at '{end}'",
+    )
+
+
 def trace_layer(
     model: Model, request: Request = Request(), *, show: int | None = 8, inside: frozenset[int] | None = frozenset()
 ) -> Trace:  # fmt: skip
@@ -104,16 +133,20 @@ def trace_layer(
 def _weights(
     model: Model, layer: Layer, block: tuple[Step, ...], example: Example | None, generator: torch.Generator,
     dtype: torch.dtype, device: str,
-) -> tuple[Mapping[str, Tensor], str]:  # fmt: skip
+) -> tuple[Mapping[str, Tensor], str, tuple[str, ...]]:  # fmt: skip
+    """(the weights, where they come from, what was assumed of them)."""
     if example and _fits(example, block):
         given = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
-        return {name: tensor.to(device, dtype) for name, tensor in given.items()}, "the notebook's weights"
+        return {name: tensor.to(device, dtype) for name, tensor in given.items()}, "the notebook's weights", ()
     if model.weights is not None:
-        return {n: tensor.to(device, dtype) for n, tensor in model.weights.items()}, "the module's own weights"
-    stored = stored_weights(model, layer, dtype, device)
-    if stored is not None:
-        return stored, f"weights of {layer.stack} layer {layer.index}"
-    return random_weights(block, generator, dtype, device), f"random weights, seed {generator.initial_seed()}"
+        return {n: tensor.to(device, dtype) for n, tensor in model.weights.items()}, "the module's own weights", ()
+    located = located_weights(model, layer)
+    if located is not None and model.checkpoint is not None:
+        assumed = tuple(dict.fromkeys(item.assumed for item in located if item.assumed))
+        doubts = tuple(f"assumed, since nothing says it: {text}" for text in assumed)
+        stored = read_located(model.checkpoint, located, dtype, device)
+        return stored, f"weights of {layer.stack} layer {layer.index}", doubts
+    return random_weights(block, generator, dtype, device), f"random weights, seed {generator.initial_seed()}", ()
 
 
 def _fits(example: Example, block: tuple[Step, ...]) -> bool:

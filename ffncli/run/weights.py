@@ -14,7 +14,7 @@ from ffncli.block.cost import cost
 from ffncli.block.steps import Activation, Experts, Linear, Norm, Step
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models import layout
-from ffncli.models.checkpoint import read_weights
+from ffncli.models.checkpoint import Checkpoint, read_weights
 from ffncli.models.evidence import layer_names
 from ffncli.models.model import Layer, Model
 
@@ -69,14 +69,37 @@ def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> 
     return tensor
 
 
-def stored_weights(model: Model, layer: Layer, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor] | None:
-    """One layer's weights from the model's files, no other tensor read; None where the model has no files."""
+def located_weights(model: Model, layer: Layer) -> tuple[layout.Located, ...] | None:
+    """Where one layer's parameters lie in the model's files, norms that are not known left out; None without files.
+
+    Raises FFNError naming what is missing.
+    """
     checkpoint = model.checkpoint
     if checkpoint is None:
         return None
-    located = layout.locate(layer_names(model, checkpoint, layer.stack, layer.index), layer.spec)
+    names = layer_names(model, checkpoint, layer.stack, layer.index)
+    if names is None:
+        raise FFNError(f"{checkpoint.where}: no FFN tensors of the {layer.stack}", "is the file whole?")
+    return layout.locate(names, layer.spec)
+
+
+def stored_weights(model: Model, layer: Layer, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor] | None:
+    """One layer's weights from the model's files, no other tensor read; None where the model has no files.
+
+    A norm whose tensors are not known is left out.
+    """
+    located = located_weights(model, layer)
+    if located is None or model.checkpoint is None:
+        return None
+    return read_located(model.checkpoint, located, dtype, device)
+
+
+def read_located(
+    checkpoint: Checkpoint, located: Sequence[layout.Located], dtype: torch.dtype, device: str = "cpu"
+) -> dict[str, Tensor]:
+    """The same for what was located already. Raises FFNError (exit 3) where memory does not suffice."""
     demand_memory(sum(math.prod(axis.size for axis in item.axes) for item in located) * dtype.itemsize)
-    return read_weights(checkpoint, located, dtype, device)
+    return read_weights(checkpoint, tuple(located), dtype, device)
 
 
 def demand_memory(

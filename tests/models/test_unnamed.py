@@ -112,8 +112,31 @@ def test_no_tensors_and_no_config(call, tmp_path: Path):
     expect_refusal(call("params", folder(tmp_path, UNKNOWN)), "model_type 'brand_new' is not known")
 
 
-def test_what_is_not_known_cannot_be_run(call, tmp_path: Path):
-    expect_refusal(call("trace", folder(tmp_path, UNKNOWN, tensors("llama"))), "norm", "`ffn params` counts it")
+def test_without_an_activation_it_cannot_be_run_and_an_option_says_it(call, tmp_path: Path):
+    config = {name: value for name, value in UNKNOWN.items() if name != "hidden_act"}
+    for case, said in (("none", None), ("unsaid", config)):
+        source = folder(tmp_path / case, said, tensors("llama"))
+        expect_refusal(call("trace", source), "does not say its activation", "--activation silu")
+        code, out, err = call("trace", source, "--activation", "silu", "--layer", "1", "--json")
+        answer = json.loads(out)
+        assert (code, answer["ffn_input"], answer["steps"][-1]["name"]) == (0, "x", "down")
+        assert answer["block"]["weights"] == "weights of decoder layer 1"
+        assert err == "note: not known here, so not counted: norms and residuals\n"
+
+
+def test_a_norm_that_an_option_names_is_read(call, tmp_path: Path):
+    source = folder(tmp_path, UNKNOWN, tensors("llama"))
+    code, out, err = call("trace", source, "--norm", "rmsnorm", "--json")
+    steps = [step["name"] for step in json.loads(out)["steps"]]
+    assert (code, steps[:2], err) == (0, ["x", "norm"], "")
+
+
+def test_experts_of_an_unknown_model_need_their_top_k(call, tmp_path: Path):
+    config = {name: value for name, value in UNKNOWN.items() if "tok" not in name}
+    source = folder(tmp_path, config, tensors("mixtral"))
+    expect_refusal(call("trace", source), "does not say its top_k", "--top-k 2")
+    code, _, err = call("trace", source, "--top-k", "3")
+    assert (code, "assumed, since nothing says it: softmax over all experts" in err) == (0, True)
 
 
 def test_what_follows_from_layers_of_two_kinds(call, tmp_path: Path):

@@ -1,0 +1,165 @@
+"""Where FFNs lie in a layer, by names and shapes: matrices that go by one way, shared experts and routers beside them.
+
+A Place is one FFN: its own matrices, or its experts', with the shared experts' beside them. What the other tensors are
+(a router, a correction, a gate for the shared experts) their names say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ffncli.models.matrices import Item
+from ffncli.models.ways import DOWNS, Way
+
+_NORM = re.compile(r"(?:^|[._])(?:layer_?norm|norm\d?|ln\w*|layernorm\w*|ffn_sub_norm)(?:[._]|$)", re.IGNORECASE)
+_SHARED = re.compile(r"(?:^|\.)(?:shared_\w+|shared)\.$|_shexp$")
+_BESIDE = re.compile(
+    r"(?:moe\.)?(?:router|gate|shared_expert_gate|ffn_gate_inp\w*|exp_probs_b)\."
+)  # beside their experts
+_ROUTER = re.compile(r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate|classifier))?\.weight$")
+_SHARED_GATE = re.compile(r"shared_expert_gate\.weight$|ffn_gate_inp_shexp\.weight$")
+_LATENT = re.compile(r"(?:^|\.)fc[12]_latent_proj\.weight$")  # around Nemotron-H's experts, the narrow side first
+_ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # one that is unlike its neighbours
+_CORRECTION = re.compile(r"correction_bias$|expert_bias$|router_bias$|exp_probs_b\.bias$")
+_ROLES = {"latent": _LATENT, "router": _ROUTER, "shared_gate": _SHARED_GATE, "correction": _CORRECTION}
+
+
+@dataclass(frozen=True)
+class Projections:
+    """The matrices of one FFN, or of one FFN's experts: where they lie in the layer and how they are named there."""
+
+    parent: str
+    way: Way
+    suffix: str  # ".weight", or "" for a parameter without a module
+
+    def name(self, leaf: str) -> str:
+        """The tensor of a matrix that the way calls `leaf`."""
+        return self.parent + leaf + self.suffix
+
+    def bias(self, leaf: str) -> str:
+        """That of its bias."""
+        return self.parent + leaf + (".bias" if self.suffix else "_bias")
+
+    def matrices(self, held: Mapping[str, Item]) -> dict[str, Item]:
+        """Gate, up and down, in this order."""
+        return {self.name(leaf): held[self.name(leaf)] for leaf in self.way.names}
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether these are shared experts' by their names."""
+        return bool(_SHARED.search(self.parent) or _SHARED.search(self.way.down))
+
+
+@dataclass(frozen=True)
+class Place:
+    """One FFN of a layer: its matrices, those of the shared experts beside them, how many experts (0: dense)."""
+
+    own: Projections
+    shared: Sequence[Projections]
+    experts: int
+
+    @property
+    def all(self) -> tuple[Projections, ...]:
+        """Its own matrices, then those of the shared experts."""
+        return (self.own, *self.shared)
+
+    @property
+    def roots(self) -> set[str]:
+        """The modules that are the FFN's own, if it has any."""
+        out = {p.parent for p in self.all}
+        if self.experts and (at := re.search(r"(?:^|\.)experts\.", self.own.parent)):
+            out.add(self.own.parent[: at.start() + (self.own.parent[at.start()] == ".")])
+        return out - {""}
+
+
+def is_norm(name: str) -> bool:
+    """Whether a tensor is called like a norm's."""
+    return bool(_NORM.search(name))
+
+
+def role(name: str) -> str:
+    """What a tensor beside the matrices is, by its name: router, shared_gate, correction, latent; empty for another."""
+    return next((kind for kind, pattern in _ROLES.items() if pattern.search(name)), "")
+
+
+def places(held: Mapping[str, Item], projections: Sequence[Projections]) -> list[Place]:
+    """The FFNs that they make. Shared experts belong to the experts beside them."""
+    rows = next((i.shape[0] for name, i in held.items() if _ROUTER.search(name) and i.shape), 0)
+    counts = {p: _expert_count(held, p, rows) for p in projections if not p.is_shared}
+    first = next((p for p, experts in counts.items() if experts), None)
+    if first is None:  # what is called shared beside no experts is an FFN like another
+        counts |= dict.fromkeys((p for p in projections if p.is_shared), 0)
+    shared = [p for p in projections if p.is_shared]
+    return [Place(p, shared if p is first else (), experts) for p, experts in counts.items()]
+
+
+def projections(held: Mapping[str, Item]) -> Iterator[Projections]:
+    """The best way (with most matrices) at every place that has a down projection."""
+    for name in held:
+        if is_norm(name):  # a norm whose scale a small MLP makes (Voxtral)
+            continue
+        suffix = ".weight" if name.endswith(".weight") else ""
+        stem = name.removesuffix(suffix) if suffix else name
+        for down, ways in DOWNS.items():
+            if stem != down and not stem.endswith("." + down):
+                continue
+            places = [Projections(stem[: len(stem) - len(down)], way, suffix) for way in ways]
+            whole = [p for p in places if all(p.name(leaf) in held for leaf in p.way.names) and _fits(held, p)]
+            if whole:
+                yield max(whole, key=lambda p: len(p.way.names))
+
+
+def _fits(held: Mapping[str, Item], p: Projections) -> bool:
+    """Whether up and down can follow each other: as many numbers, or twice as many in a fused one."""
+    up, down = held[p.name(p.way.up)], held[p.name(p.way.down)]
+    if not up.params or not down.params:
+        return True  # their names alone decide
+    matrices = all(item.shape is None or len(item.shape) > 1 for item in (up, down))
+    rise, fall = (_of_one(item) for item in (up, down))
+    return matrices and rise in (fall, *([] if p.way.gate else [2 * fall]))
+
+
+def _of_one(item: Item) -> int:
+    """How many numbers one expert's matrix has, where all experts' are in one tensor."""
+    return item.params // item.shape[0] if item.shape and len(item.shape) == 3 else item.params
+
+
+def _expert_count(held: Mapping[str, Item], p: Projections, rows: int) -> int:
+    """How many experts the matrices belong to; 0 for an FFN without. `rows` are the router's."""
+    down = held[p.name(p.way.down)]
+    if "experts.#." in p.parent:
+        return max(item.count for item in p.matrices(held).values())
+    if down.shape and len(down.shape) == 3 and down.shape[-1] > 1:  # [..., 1] is a convolution of width 1
+        return down.shape[0]
+    if _ONE_EXPERT.search(p.parent):
+        return 1
+    return rows if re.search(r"(?:^|\.)experts\.", p.parent) else 0  # one below the other in one matrix (DBRX)
+
+
+def members(held: Mapping[str, Item], places: Sequence[Place]) -> list[dict[str, Item]]:
+    """What belongs to each FFN, norms apart: its matrices, all else in its modules, routers beside its experts.
+
+    A name belongs to the innermost module, so that nothing counts twice. Names and modules are walked in order, in
+    which all that lies in a module follows it: the time grows with the names, whatever they are.
+    """
+    owner: dict[str, int] = {}
+    roots: dict[str, int] = {}
+    for number, place in enumerate(places):
+        for p in place.all:
+            owner |= {name: number for leaf in p.way.names for name in (p.name(leaf), p.bias(leaf))}
+        for root in place.roots:
+            roots.setdefault(root, number)
+    moe = next((number for number, place in enumerate(places) if place.experts), None)
+    out: list[dict[str, Item]] = [{} for _ in places]
+    inside: list[str] = []
+    for name in sorted({*held, *roots}):
+        while inside and not name.startswith(inside[-1]):
+            inside.pop()
+        if name in roots:
+            inside.append(name)
+        mine = owner.get(name, roots[inside[-1]] if inside else moe if _BESIDE.match(name) else None)
+        if mine is not None and name in held and not is_norm(name):
+            out[mine][name] = held[name]
+    return out
