@@ -8,7 +8,11 @@ from typing import Annotated
 import typer
 
 from ffncli.cli.options import DimensionOptions, OutputOptions, RunOptions, TokenOptions, natural, positive, spread
+from ffncli.cli.prompt_options import PromptOptions
+from ffncli.cli.prompt_page import completed, kept, labels
+from ffncli.cli.survey_page import show_survey
 from ffncli.cli.trace_page import answer, block_of
+from ffncli.cli.unembed_page import unembedded
 from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import with_dimensions
 from ffncli.models.examples import notebook
@@ -33,6 +37,7 @@ def command(
     source: Source = None,
     run: RunOptions,
     tokens: TokenOptions,
+    prompt: PromptOptions,
     expert: Expert = None,
     values: Values = "8",
     digits: Digits = 4,
@@ -44,30 +49,37 @@ def command(
     Try: ffn trace ./my-model --layer 1, ffn trace 512x2048:gelu
     """
     output = show.output()
+    prompt.check(run, tokens, dimensions)
     said = dimensions.dimensions()
     example = notebook() if source is None and said.d_model is None else None
     model = with_dimensions(example.model, said) if example else load(source, said, run.seed or 0)
+    if run.layer == "all":
+        show_survey(model, run, tokens, prompt, expert, output)
+        return
     shown_values, inside, leading = _count("--show", values), _expert(expert, model, run.layer), tokens.leading()
 
     # From here on torch is needed; what can be wrong without it has been said.
     import torch
 
-    from ffncli.run.prepare import Request, prepare
+    from ffncli.run.prepare import Request
     from ffncli.run.trace import trace
 
     if run.threads:
         torch.set_num_threads(run.threads)
     request = Request(run.layer, run.input, leading, run.dtype, run.device, run.seed, run.train)
-    ready = prepare(model, request, example)
+    ready, given = prompt.prepare(model, request, example)
     if run.train and not any(step.output == "dropout" for step in ready.steps):
         output.note("--train changes nothing: the block has no dropout")
     for note in (*model.notes, *map(str, model.differences), *ready.notes):
         output.note(note)
-    result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside)
+    keep = kept(ready, prompt)
+    result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside, keep)
     idle = [e for e in sorted(inside or ()) if not any(s.name.startswith(f"experts.{e}.") for s in result.steps)]
     if idle:
         output.note(f"no token is routed to expert {', '.join(map(str, idle))}")
-    output.show(answer(block_of(model, ready, run.device), result, digits))
+    page = answer(block_of(model, ready, run.device), result, digits, labels(given))
+    page = completed(page, prompt, ready, given, result, shown_values)
+    output.show(unembedded(page, prompt, model, request, ready, given, result, inside) if prompt.unembed else page)
 
 
 def _count(option: str, text: str) -> int | None:

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from ffncli.run.trace import StepRecord, Trace
 
 
-def answer(block: dict[str, Any], result: Trace, digits: int) -> Answer:
-    """A trace as JSON, CSV (one row per step, without values) and as a page to read."""
+def answer(block: dict[str, Any], result: Trace, digits: int, labels: tuple[str, ...] = ()) -> Answer:
+    """A trace as JSON, CSV (one row per step, without values) and as a page to read.
+
+    `labels` name the rows of the input, one each, where they are more than numbers: a prompt's tokens.
+    """
     body = {"block": block, "ffn_input": result.ffn_input, "ffn_output": result.ffn_output}
     steps = [asdict(record) for record in result.steps]
     names = [name for name in steps[0] if name not in ("parameters", "values", "values_index", "tokens")]
@@ -28,11 +31,11 @@ def answer(block: dict[str, Any], result: Trace, digits: int) -> Answer:
     parts.append(Line(f"d_model {block['d_model']}, d_ff {block['d_ff']}, {block['activation']}, {kind}, {bias}"))
     parts += [Line(text, quiet=True) for text in block["evidence"]]
     for record in result.steps:
-        parts += _step(record, result, digits)
+        parts += _step(record, result, digits, labels)
     return Answer("trace", {**body, "steps": steps}, rows, parts, CONVENTIONS)
 
 
-def _step(record: StepRecord, result: Trace, digits: int) -> list[Part]:
+def _step(record: StepRecord, result: Trace, digits: int, labels: tuple[str, ...]) -> list[Part]:
     """One step: its formula and shape, the values, what they are like, what it costs."""
     marks = {result.ffn_input: "enters the FFN", result.ffn_output: "leaves the FFN"}
     head = record.name if record.op == "input" else f"{record.name} = {record.formula}"
@@ -43,7 +46,9 @@ def _step(record: StepRecord, result: Trace, digits: int) -> list[Part]:
     if record.tokens is not None:
         about.append(f"token{'s' if len(record.tokens) != 1 else ''} {', '.join(map(str, _few(record.tokens)))}")
     parts: list[Part] = [Heading(head, ", ".join(about))]
-    parts.append(Excerpt(record.shape, record.values_index, record.values, digits, record.tokens))
+    rows = range(len(labels)) if record.tokens is None else record.tokens
+    names = tuple(labels[row] for row in rows) if labels else record.tokens
+    parts.append(Excerpt(record.shape, record.values_index, record.values, digits, names))
     parts += [
         Line(text, quiet=True) for text in (_statistics(record, digits), _counts(record), _weights(record)) if text
     ]

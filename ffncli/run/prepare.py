@@ -61,8 +61,7 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
     """
     layer = model.layer(request.layer)
     block = steps(layer.spec)
-    dtype: torch.dtype = getattr(torch, dtypes.dtype("fp32" if request.dtype is None else request.dtype).torch)
-    device = _device(request.device)
+    dtype, device = dtype_of(request.dtype), device_of(request.device)
     demand_known(model)
     generator = torch.Generator().manual_seed(request.seed or 0)
     notes: list[str] = []
@@ -140,13 +139,23 @@ def _weights(
         return {name: tensor.to(device, dtype) for name, tensor in given.items()}, "the notebook's weights", ()
     if model.weights is not None:
         return {n: tensor.to(device, dtype) for n, tensor in model.weights.items()}, "the module's own weights", ()
-    located = located_weights(model, layer)
-    if located is not None and model.checkpoint is not None:
-        assumed = tuple(dict.fromkeys(item.assumed for item in located if item.assumed))
-        doubts = tuple(f"assumed, since nothing says it: {text}" for text in assumed)
-        stored = read_located(model.checkpoint, located, dtype, device)
-        return stored, f"weights of {layer.stack} layer {layer.index}", doubts
+    found = stored_layer(model, layer, dtype, device)
+    if found is not None:
+        return found
     return random_weights(block, generator, dtype, device), f"random weights, seed {generator.initial_seed()}", ()
+
+
+def stored_layer(
+    model: Model, layer: Layer, dtype: torch.dtype, device: str
+) -> tuple[Mapping[str, Tensor], str, tuple[str, ...]] | None:
+    """(one layer's weights from the model's files, what they are, what was assumed of them); None without files."""
+    located = located_weights(model, layer)
+    if located is None or model.checkpoint is None:
+        return None
+    assumed = tuple(dict.fromkeys(item.assumed for item in located if item.assumed))
+    doubts = tuple(f"assumed, since nothing says it: {text}" for text in assumed)
+    stored = read_located(model.checkpoint, located, dtype, device)
+    return stored, f"weights of {layer.stack} layer {layer.index}", doubts
 
 
 def _fits(example: Example, block: tuple[Step, ...]) -> bool:
@@ -170,7 +179,13 @@ def _masks(example: Example | None, request: Request, block: tuple[Step, ...], f
     return masks
 
 
-def _device(text: str) -> str:
+def dtype_of(text: str | None) -> torch.dtype:
+    """torch's dtype of a name (None: fp32). Raises FFNError for one that is unknown."""
+    found: torch.dtype = getattr(torch, dtypes.dtype("fp32" if text is None else text).torch)
+    return found
+
+
+def device_of(text: str) -> str:
     """`cpu`, `cuda` or `cuda:1`, if this machine has it."""
     match = re.fullmatch(r"cpu|cuda(?::(0|[1-9][0-9]{0,3}))?", text)
     if not match:
