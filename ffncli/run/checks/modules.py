@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Dropout, shapes
 from ffncli.run.block_module import block_module
 from ffncli.run.checks.case import Case
@@ -29,15 +30,26 @@ class Subject:
 
 def module(case: Case) -> Iterator[Row]:
     """The reference execution, against torch's own layers, and against the user's module where there is one."""
-    label = "torch.nn layers"
-    built = block_module(case.layer.spec, case.weights)
-    subjects = [Subject(label, built, lambda m: m(*case.inputs.values()))]
+    spec, subjects = _spec_of(case), []
+    if spec is None:
+        yield case.judge("module").skips("torch.nn layers", "the file's norms are not known")
+    else:
+        built = block_module(spec, case.weights)
+        subjects.append(Subject("torch.nn layers", built, lambda m: m(*case.inputs.values())))
     if case.own is not None:
         own, runner = copy.deepcopy(case.own.module).to(case.device, case.dtype), case.own.runner
         subjects.append(Subject(type(own).__name__, own.eval(), lambda m: runner(m, case.inputs["x"])))
     for subject in subjects:
         yield from _eval(case, subject)
         yield from _train(case, subject)
+
+
+def _spec_of(case: Case) -> FFNSpec | None:
+    """The spec whose steps the case runs: the layer's, without the norms that its file does not say."""
+    spec = case.layer.spec
+    bare = replace(spec, residual=False, parallel=False)
+    candidates = (spec, replace(bare, norm_position="pre"), replace(bare, norm="none"))
+    return next((found for found in candidates if steps(found) == case.steps), None)
 
 
 def _eval(case: Case, subject: Subject) -> Iterator[Row]:
