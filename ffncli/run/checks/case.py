@@ -13,7 +13,7 @@ from ffncli.block.steps import Axis, Experts, Linear, Op, Route, Step, block_inp
 from ffncli.kernels.kernel import Kernel, kernel_steps
 from ffncli.models.model import Layer, Model
 from ffncli.run.checks.row import Judge, tolerance_for
-from ffncli.run.execute import EVAL, Mode, execute, run
+from ffncli.run.execute import EVAL, Mode, execute
 from ffncli.run.probe import Runner
 
 Weights = Mapping[str, Tensor]
@@ -29,20 +29,20 @@ class Own:
 
 @dataclass(frozen=True)
 class Dense:
-    """A dense FFN inside the block: the block's own, or that of its first routed expert; `label` says which."""
+    """A dense FFN inside the block: the block's own, or that of its first routed expert; `label` says which.
+
+    `x` [tokens, d_model] is what enters it (all of it, in an expert); experts may work in a narrower space.
+    """
 
     steps: tuple[Step, ...]
     weights: Weights
+    x: Tensor
     label: str
 
     @property
     def entry(self) -> str:
         """The name of its input."""
         return block_inputs(self.steps)[0]
-
-    def run(self, x: Tensor) -> Tensor:
-        """Its output [tokens, d_model]."""
-        return run(self.steps, self.weights, {self.entry: x})
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,6 @@ class Case:
         """A source of random numbers that is not the weights' nor the input's."""
         return torch.Generator().manual_seed(self.seed + 1)
 
-    def drawn(self, tokens: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-        """Random tokens [tokens, d_model]."""
-        return torch.randn(tokens, self.layer.spec.d_model, generator=generator).to(self.device, dtype)
-
     @property
     def tokens(self) -> int:
         """How many tokens the input has."""
@@ -118,8 +114,13 @@ class Case:
         for step in self.ffn:
             if isinstance(step.op, Experts):
                 own = {name: self.weights[name][0] for name in step.op.parameters()}
-                return Dense(step.op.program, own, "expert 0")
-        return Dense(self.ffn, self.ffn_weights, "the FFN")
+                return Dense(step.op.program, own, self._within(step.inputs[0]), "expert 0")
+        return Dense(self.ffn, self.ffn_weights, self.x, "the FFN")
+
+    def _within(self, name: str) -> Tensor:
+        """A tensor of the FFN by its name."""
+        events = execute(self.ffn, self.ffn_weights, {self.entry: self.x})
+        return self.x if name == self.entry else next(e.tensor for e in events if e.name == name)
 
 
 def chosen(steps: Sequence[Step], weights: Weights, inputs: Weights, mode: Mode = EVAL) -> tuple[Tensor, Tensor | None]:

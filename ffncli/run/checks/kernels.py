@@ -36,7 +36,6 @@ def kernels(case: Case) -> Iterator[Row]:
     _, near = chosen(case.ffn, case.ffn_weights, {case.entry: case.x})
     same, left_out = alike(near, went, len(case.x))
     for kernel in case.kernels:
-        origin = f"{kernel.origin[: kernel.origin.find('sha256') + 19]}…" if kernel.origin else ""
         reason = kernel.missing(case.device) or kernel.refuses(case.ffn)
         if reason:
             yield judge.skips(kernel.name, reason)
@@ -46,7 +45,7 @@ def kernels(case: Case) -> Iterator[Row]:
         except (FFNError, Wrong) as error:
             yield judge.fails(kernel.name, error.message if isinstance(error, FFNError) else str(error))
             continue
-        yield judge.equal(kernel.name, found[same], reference[same], "; ".join(filter(None, (origin, left_out))))
+        yield judge.equal(kernel.name, found[same], reference[same], "; ".join(filter(None, (kernel.origin, left_out))))
 
 
 def compute(case: Case, kernel: Kernel) -> Tensor:

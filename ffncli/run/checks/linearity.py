@@ -33,7 +33,7 @@ def collapse(case: Case) -> Iterator[Row]:
         return
     linear = _linear(dense)
     weights = {name: tensor.double() for name, tensor in linear.weights.items()}
-    x = case.drawn(_TOKENS, torch.float64, case.generator())
+    x = _drawn(dense, case.generator())
     if "gate" in {step.output for step in linear.steps}:
         yield from _quadratic(case, linear, weights, x)
         return
@@ -63,13 +63,18 @@ def _quadratic(case: Case, linear: Dense, weights: dict[str, Tensor], x: Tensor)
     yield judge.equal("gated, as a quadratic", 3 * f(2 * x) - 3 * f(x) + f(zero), f(3 * x), note)
 
 
+def _drawn(dense: Dense, generator: torch.Generator) -> Tensor:
+    """Random tokens, as wide as what enters."""
+    return torch.randn(_TOKENS, dense.x.shape[-1], generator=generator).to(dense.x.device, torch.float64)
+
+
 def _linear(dense: Dense) -> Dense:
     """The dense FFN with identity in place of its activation and of its limits; what was learned takes no part."""
     steps = tuple(
         replace(step, op=Activation("identity")) if isinstance(step.op, Activation) else step for step in dense.steps
     )
     names = {name for step in steps for name in step.parameters()}
-    return Dense(steps, {n: t for n, t in dense.weights.items() if n in names}, dense.label)
+    return replace(dense, steps=steps, weights={n: t for n, t in dense.weights.items() if n in names})
 
 
 def _one_matrix(steps: tuple[Step, ...], weights: dict[str, Tensor], depth: int) -> tuple[Tensor, Tensor]:
@@ -92,7 +97,7 @@ def nonlinearity(case: Case) -> Iterator[Row]:
     """max |f(a + b) - f(a) - f(b) + f(0)|: 0 for every linear map with a bias, and for no other function here."""
     judge, dense = case.judge("nonlinearity", torch.float64), case.dense
     generator = case.generator()
-    a, b = (case.drawn(_TOKENS, torch.float64, generator) for _ in range(2))
+    a, b = (_drawn(dense, generator) for _ in range(2))
     points = torch.cat([a + b, a, b, torch.zeros_like(a)])
     gated = any(step.output == "gate" for step in dense.steps)
     normed = any(isinstance(step.op, Norm) for step in dense.steps)

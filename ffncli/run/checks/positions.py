@@ -21,7 +21,7 @@ def convolution(case: Case) -> Iterator[Row]:
     """Every Linear is a Conv1d with kernel 1 over [1, d_in, tokens], and so is the whole FFN."""
     judge, dense = case.judge("convolution"), case.dense
     inside = "" if dense.label == "the FFN" else f"{dense.label}, "
-    known = {dense.entry: case.x}
+    known = {dense.entry: dense.x}
     for event in execute(dense.steps, dense.weights, known):
         known[event.name] = event.tensor
         if isinstance(event.step.op, Linear):
