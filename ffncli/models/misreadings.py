@@ -19,7 +19,10 @@ _Change = Callable[[Readings], Readings | None]  # None where it does not apply
 
 @dataclass(frozen=True)
 class Misreading:
-    """`located` is where the parameters would be; of `exchanged` ones the experts axis is taken for that axis."""
+    """`name` goes on from "read with"; `located` is where the parameters would be.
+
+    Of `exchanged` ones the experts axis is taken for that axis.
+    """
 
     name: str
     located: Readings
@@ -55,14 +58,15 @@ def _changes(own: Readings) -> Iterator[tuple[str, _Change]]:
         where = f" in the {prefix.rstrip('.')} experts" if prefix else ""
         for one, two in (("gate", "up"), ("up", "down"), ("gate", "down")):
             yield f"{one} and {two} swapped{where}", partial(_swapped, one=prefix + one, two=prefix + two)
-    yield "interleaved taken for concatenated", partial(_regrouped, interleaved=True)
-    yield "concatenated taken for interleaved", partial(_regrouped, interleaved=False)
+    yield "gate and up as halves", partial(_regrouped, interleaved=True)
+    yield "gate and up by turns", partial(_regrouped, interleaved=False)
     square = [item.parameter for item in own if _turned(item) is not None]
     if len(square) > 1:
         yield "all square matrices transposed", partial(_transposed, names=square)
     for name in square:
         yield f"{name.removesuffix('.weight')} transposed", partial(_transposed, names=[name])
-    yield "experts in the order of their names as text", _sorted_as_text
+    yield "experts in the order of their names as text", partial(_sorted_as_text, written=False)
+    yield "experts written in the order of their names as text", partial(_sorted_as_text, written=True)
 
 
 def _swapped(items: Readings, one: str, two: str) -> Readings | None:
@@ -102,9 +106,14 @@ def _transposed(items: Readings, names: Sequence[str]) -> Readings | None:
     return None if None in out else tuple(item for item in out if item is not None)
 
 
-def _sorted_as_text(items: Readings) -> Readings | None:
-    """experts.10 before experts.2, as a sort of the names has it."""
-    out = [replace(item, names=tuple(sorted(item.names))) if item.piece.per_expert else item for item in items]
+def _sorted_as_text(items: Readings, written: bool) -> Readings | None:
+    """experts.10 before experts.2, as a sort of names has it; `written`: when the file was written, to be undone."""
+
+    def sort(names: tuple[str, ...]) -> tuple[str, ...]:
+        order = sorted(names)
+        return tuple(names[order.index(name)] for name in names) if written else tuple(order)
+
+    out = [replace(item, names=sort(item.names)) if item.piece.per_expert else item for item in items]
     return tuple(out) if tuple(out) != items else None
 
 

@@ -145,7 +145,7 @@ def _held_to(case: Case, judge: Judge, located: Sequence[Located], proof: Proof)
     agreeing = next((found for found in tried if found.passed), None)
     nearest = min(tried, key=lambda r: r.relative_error if r.relative_error is not None else float("inf"), default=None)
     if agreeing is not None:
-        said = f"the file has {agreeing.subject} beside {proof.name}: read so, it agrees"
+        said = f"read with {agreeing.subject}, it agrees with {proof.name}"
     elif nearest is not None and nearest.relative_error is not None:
         said = f"no other reading agrees; nearest: {nearest.subject}, off by {nearest.relative_error:.2g}"
     else:
@@ -154,7 +154,7 @@ def _held_to(case: Case, judge: Judge, located: Sequence[Located], proof: Proof)
     yield Row(row.check, row.subject, row.max_error, row.relative_error, row.ulps, row.tolerance, False, notes)
     if agreeing is not None:
         size = (agreeing.max_error, agreeing.relative_error, agreeing.ulps, agreeing.tolerance)
-        yield Row(row.check, f"{agreeing.subject} = {proof.name}", *size, True, "the reading that agrees")
+        yield Row(row.check, f"with {agreeing.subject} = {proof.name}", *size, True, "the reading that agrees")
     for name, theirs in proof.weights.items():
         if name in case.ffn_weights and case.ffn_weights[name].shape == theirs.shape:
             yield judge.figure(f"{name} beside {proof.name}", case.ffn_weights[name], theirs)
@@ -171,7 +171,7 @@ def _misread(case: Case, judge: Judge, located: Sequence[Located], x: Tensor) ->
         _, relative, _ = errors(theirs, ours, case.dtype)
         told = relative is None or relative > judge.tolerance
         note = "read so, the output would be off by this" if told else "makes no difference with these weights"
-        yield judge.figure(f"if {other.name}", theirs, ours, note)
+        yield judge.figure(f"with {other.name}", theirs, ours, note)
 
 
 def _computed(case: Case, weights: dict[str, Tensor], x: Tensor) -> Tensor:
