@@ -84,6 +84,7 @@ def keys(value: object) -> set[str]:
         ["params", "gpt2", "--sweep", "d_ff=1x,2x", "--json"],
         ["params", "gpt2", "--iso-params", "--json"],
         ["trace", "8x16:swiglu", "--experts", "4", "--json"],
+        ["verify", "--json"],
     ],
 )
 def test_every_json_key_is_described(call, arguments):

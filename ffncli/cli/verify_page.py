@@ -55,13 +55,18 @@ def failure(verdict: Verdict) -> FFNError:
 
 
 def _check(name: str, states: str, rows: Sequence[Row]) -> list[Part]:
-    """One check: its table of figures, then the notes, each with the subjects that it is of."""
-    parts: list[Part] = [Heading(name, states)]
+    """One check: its table of figures, then the notes, each with the subjects that it is of.
+
+    A tolerance that all rows have stands in the heading.
+    """
+    allowed = {row.tolerance for row in rows} - {None}
+    (one,) = allowed if len(allowed) == 1 else (None,)
+    parts: list[Part] = [Heading(name, states + ("" if one is None else f", within {one:.2g}"))]
     figures = [row for row in rows if row.max_error is not None or row.passed is not None]
     if figures:
         lines = [(r.subject, r.max_error, r.relative_error, r.ulps, r.tolerance, r.passed) for r in figures]
         failed = frozenset(at for at, row in enumerate(figures) if row.passed is False)
-        used = [i for i, _ in enumerate(_COLUMNS) if i in (0, 5) or any(line[i] is not None for line in lines)]
+        used = [i for i, _ in enumerate(_COLUMNS) if i in (0, 5) or any(line[i] not in (None, one) for line in lines)]
         lines = [tuple(line[i] for i in used) for line in lines]  # type: ignore[misc]
         parts.append(Table(tuple(_COLUMNS[i] for i in used), lines, emphasis=failed))
     for note in dict.fromkeys(row.note for row in rows if row.note):

@@ -37,7 +37,9 @@ CHECKS: Mapping[str, Check] = {
     "convolution": Check("Linear = Conv1d with kernel 1", positions.convolution),
     "tokens": Check("every token is computed by itself, whatever stands beside it", positions.tokens),
     "collapse": Check("with identity as activation the block is one matrix (float64)", linearity.collapse),
-    "nonlinearity": Check("max |f(a + b) - f(a) - f(b) + f(0)|, by activation (float64)", linearity.nonlinearity),
+    "nonlinearity": Check(
+        "max |f(a + b) - f(a) - f(b) + f(0)| by activation, in float64: 0 where linear", linearity.nonlinearity
+    ),
     "zero": Check("a zero input gives zero without biases, and not with them", zero.zero),
     "shards": Check("the shards of n ranks, summed, are the whole", shards.shards),
     "fused": Check("gate and up packed in one matrix = apart", kernels.fused),

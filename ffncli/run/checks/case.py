@@ -66,10 +66,10 @@ class Case:
     against: Model | None = None
 
     def judge(self, check: str, dtype: torch.dtype | None = None) -> Judge:
-        """What counts as equal in a dtype, the block's own by default."""
+        """What counts as equal in the block's dtype, or in another for what has no router."""
+        spec, scores = self.layer.spec, self._scores() if dtype is None else None
         dtype = dtype or self.dtype
-        spec = self.layer.spec
-        allowed = tolerance_for(dtype, max(spec.d_model, spec.d_ff, spec.shared_width), self._scores())
+        allowed = tolerance_for(dtype, max(spec.d_model, spec.d_ff, spec.shared_width), scores)
         return Judge(check, allowed if self.tolerance is None else self.tolerance, dtype)
 
     def _scores(self) -> torch.dtype | None:

@@ -32,10 +32,10 @@ def module(case: Case) -> Iterator[Row]:
     """The reference execution, against torch's own layers, and against the user's module where there is one."""
     spec, subjects = _spec_of(case), []
     if spec is None:
-        yield case.judge("module").skips("torch.nn layers", "the file's norms are not known")
+        yield case.judge("module").skips("torch.nn", "the file's norms are not known")
     else:
         built = block_module(spec, case.weights)
-        subjects.append(Subject("torch.nn layers", built, lambda m: m(*case.inputs.values())))
+        subjects.append(Subject("torch.nn", built, lambda m: m(*case.inputs.values())))
     if case.own is not None:
         own, runner = copy.deepcopy(case.own.module).to(case.device, case.dtype), case.own.runner
         subjects.append(Subject(type(own).__name__, own.eval(), lambda m: runner(m, case.inputs["x"])))

@@ -82,8 +82,8 @@ def breaking(monkeypatch, kind, change):
 def test_module_sees_a_wrong_residual(monkeypatch):
     breaking(monkeypatch, Add, lambda step, own, x: x[-1])
     assert subjects(verified(SPECS["plain"], "module"), False) == [
-        "torch.nn layers, eval",
-        "torch.nn layers, train, same mask",
+        "torch.nn, eval",
+        "torch.nn, train, same mask",
     ]
 
 
@@ -93,12 +93,12 @@ def test_module_in_train_mode_needs_the_same_mask(monkeypatch):
     assert (naive.passed, naive.relative_error > 0.05) == (None, True)
     assert "draws its own dropout mask" in naive.note
     monkeypatch.setattr("ffncli.run.checks.modules.Mode", lambda train, masks: executing.Mode(train=True))
-    assert subjects(verified(SPECS["plain"], "module"), False) == ["torch.nn layers, train, same mask"]
+    assert subjects(verified(SPECS["plain"], "module"), False) == ["torch.nn, train, same mask"]
 
 
 def test_module_without_dropout_has_no_train_row():
     (row,) = [row for row in verified(SPECS["gated"], "module").rows if row.passed is None]
-    assert (row.subject, row.note) == ("torch.nn layers, train", "the block has no dropout: train is eval")
+    assert (row.subject, row.note) == ("torch.nn, train", "the block has no dropout: train is eval")
     mixed = replace(SPECS["mixture"], dropout=0.1)
     assert "every expert draws a mask of its own" in [row.note for row in verified(mixed, "module").rows]
 
