@@ -69,7 +69,7 @@ def command(
         model, own = with_dimensions(example.model, said), None
     else:
         model, own = _model(source, said, place.seed or 0)
-    other = load(against, Dimensions(), place.seed or 0) if against is not None else None
+    other = _reference(against, model, place.seed or 0) if against is not None else None
 
     # From here on torch is needed; what can be wrong without it has been said.
     import torch
@@ -87,6 +87,12 @@ def command(
     output.show(answer(model, verdict, place.device))
     if verdict.failed:
         raise failure(verdict)
+
+
+def _reference(against: str, model: Model, seed: int) -> Model:
+    """The model to compare with; a module of one's own is run at the width that is compared."""
+    width = str(model.main.spec.d_model) if is_own(against) else None
+    return load(against, Dimensions(d_model=width), seed)
 
 
 def _model(source: str | None, said: Dimensions, seed: int) -> tuple[Model, Own | None]:

@@ -86,7 +86,8 @@ def verify_layer(model: Model, question: Question = Question(), example: Example
     """
     names = check_names(question.checks)
     case, ready = _case(model, question, example)
-    with torch.no_grad():
+    exact = torch.backends.cudnn.flags(allow_tf32=False)  # convolutions round float32 to 10 bits on GPUs by default
+    with torch.no_grad(), exact:
         return Verdict(tuple(_rows(case, names)), ready)
 
 

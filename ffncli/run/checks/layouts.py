@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from ffncli.block.recipe import FFNSpec
+from ffncli.block.steps import parameters
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.kernel import kernel_steps
-from ffncli.models.layout import Located
+from ffncli.models.layout import Located, Piece, canonical
 from ffncli.models.misreadings import Misreading, misreadings, mixed_misreadings
 from ffncli.run.capture import run_model
 from ffncli.run.checks.case import Case
@@ -25,7 +27,7 @@ from ffncli.run.prepare import Request, prepare
 from ffncli.run.tokens import Asked
 from ffncli.run.weights import located_weights, read_located
 
-_IDS = tuple(range(5, 21))  # tokens that any vocabulary has, and that mean nothing special
+_IDS = tuple(range(5, 13))  # tokens that any vocabulary has, and that mean nothing special
 _WHERE = 120  # letters of a tensor's name
 
 
@@ -136,11 +138,10 @@ def _held_to(case: Case, judge: Judge, located: Sequence[Located], proof: Proof)
     if row.passed:
         yield row
         return
-    tried = []
-    for other in mixed_misreadings(located):
-        found = judge.equal(other.name, _computed(case, _reread(case, located, other), proof.x), proof.reference)
-        tried.append(found)
-        if found.passed:
+    tried: list[Row] = []
+    for name, weights in _readings(case, located):
+        tried.append(judge.equal(name, _computed(case, weights, proof.x), proof.reference))
+        if tried[-1].passed:
             break
     agreeing = next((found for found in tried if found.passed), None)
     nearest = min(tried, key=lambda r: r.relative_error if r.relative_error is not None else float("inf"), default=None)
@@ -178,12 +179,58 @@ def _computed(case: Case, weights: dict[str, Tensor], x: Tensor) -> Tensor:
     return run(case.ffn, weights, {case.entry: x})
 
 
+def _readings(case: Case, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The weights as every misreading has them: of the file, and of whoever made gate and up out of one tensor."""
+    axes = parameters(case.ffn)
+    own = located or [Located(name, axes[name], Piece(name), (name,)) for name in case.ffn_weights]
+    for other in mixed_misreadings(own):
+        yield other.name, _reread(case, own, other)
+    fused = any(item.piece.parts > 1 for item in located)
+    for prefix in ("", "shared.") if not fused else ():
+        yield from resplit(case.ffn_weights, prefix)
+
+
+def resplit(weights: Mapping[str, Tensor], prefix: str = "") -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """gate and up as they would be, had they been split otherwise out of one tensor; nothing where there is no gate.
+
+    A tensor [2 · d_ff, d_model] with gate and up by turns that was cut into halves, or halves that were taken by turns.
+    """
+    pairs = [(f"{prefix}gate.{own}", f"{prefix}up.{own}", axis) for own, axis in (("weight", -2), ("bias", -1))]
+    pairs = [(gate, up, axis) for gate, up, axis in pairs if gate in weights]
+    where = f" in the {prefix.rstrip('.')} experts" if prefix else ""
+    for name, split in (("taken by turns", _by_turns), ("cut into halves", _as_halves)) if pairs else ():
+        for before, after in ((False, False), (False, True), (True, False)):
+            out = dict(weights)
+            for gate, up, axis in pairs:
+                first, second = (weights[up], weights[gate]) if before else (weights[gate], weights[up])
+                made = split(first, second, axis)
+                out[gate], out[up] = made[::-1] if after else made
+            words = "up and gate" if before else "gate and up"
+            yield f"{words}, put together, {name}{where}" + (", and swapped" if after else ""), out
+
+
+def _by_turns(gate: Tensor, up: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """The halves put together and taken by turns."""
+    rows = torch.cat([gate, up], axis).movedim(axis, 0)
+    return rows[::2].movedim(0, axis).contiguous(), rows[1::2].movedim(0, axis).contiguous()
+
+
+def _as_halves(gate: Tensor, up: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Every other row put together and cut in the middle."""
+    rows = torch.stack([gate.movedim(axis, 0), up.movedim(axis, 0)], 1).flatten(0, 1)
+    half = len(rows) // 2
+    return rows[:half].movedim(0, axis).contiguous(), rows[half:].movedim(0, axis).contiguous()
+
+
 def _reread(case: Case, located: Sequence[Located], other: Misreading) -> dict[str, Tensor]:
     """The weights as the misreading has them; only what it reads otherwise is read again."""
-    assert case.model.checkpoint is not None
-    own = {item.parameter: item for item in located}
+    own, checkpoint = {item.parameter: item for item in located}, case.model.checkpoint
     changed = [item for item in other.located if item != own[item.parameter]]
-    weights = {**case.ffn_weights, **read_located(case.model.checkpoint, changed, case.dtype, case.device)}
+    if checkpoint is not None:
+        again = read_located(checkpoint, changed, case.dtype, case.device)
+    else:
+        again = {item.parameter: canonical(case.ffn_weights[item.names[0]], item).contiguous() for item in changed}
+    weights = {**case.ffn_weights, **again}
     for name, axis in other.exchanged:
         weights[name] = weights[name].transpose(0, axis).contiguous()
     return weights

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.block.steps import Dropout, shapes
+from ffncli.block.steps import Dropout, ffn_steps, shapes
 from ffncli.run.block_module import block_module
 from ffncli.run.checks.case import Case
 from ffncli.run.checks.row import Row
@@ -48,8 +48,9 @@ def _spec_of(case: Case) -> FFNSpec | None:
     """The spec whose steps the case runs: the layer's, without the norms that its file does not say."""
     spec = case.layer.spec
     bare = replace(spec, residual=False, parallel=False)
-    candidates = (spec, replace(bare, norm_position="pre"), replace(bare, norm="none"))
-    return next((found for found in candidates if steps(found) == case.steps), None)
+    if case.steps == ffn_steps(steps(spec)) and not spec.sub_norm:
+        return replace(bare, norm="none")
+    return next((found for found in (spec, replace(bare, norm_position="pre")) if steps(found) == case.steps), None)
 
 
 def _eval(case: Case, subject: Subject) -> Iterator[Row]:

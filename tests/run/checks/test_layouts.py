@@ -19,6 +19,7 @@ from ffncli.errors import FFNError
 from ffncli.models import layout
 from ffncli.models.arrangement import Order
 from ffncli.models.source import load
+from ffncli.run.checks.layouts import resplit
 from ffncli.run.checks.row import Row
 from ffncli.run.prepare import Request
 from ffncli.run.verify import Question, verify_layer
@@ -272,3 +273,115 @@ def test_an_architecture_that_transformers_does_not_have(zoo, tmp_path):
 def test_no_file_no_layout():
     (row,) = rows("8x16", layer=None).values()
     assert (row.passed, row.note) == (None, "the weights come from no file, so nothing was read")
+
+
+# --- a port that made gate and up out of one tensor -------------------------------------------------------------------
+
+
+def _split_in_halves(tensors):
+    """phi3's gate_up read as if gate and up lay by turns, and written as llama's two tensors."""
+    out = {}
+    for name, tensor in tensors.items():
+        if "gate_up_proj" in name:
+            out[name.replace("gate_up", "gate")], out[name.replace("gate_up", "up")] = tensor[::2], tensor[1::2]
+        else:
+            out[name] = tensor
+    return out
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_port_that_split_one_tensor_wrongly_is_named(zoo, tmp_path, swapped):
+    original, port, halves = zoo("phi3"), tmp_path / "port", tmp_path / "original"
+    port.mkdir()
+    halves.mkdir()
+
+    def split(tensors):
+        out = _split_in_halves(tensors)
+        return _gate_up_swapped(out) if swapped else out
+
+    copy(original, port, split)
+    found = rows(port, original)[f"as read = {original}"]
+    name = f"{'up and gate' if swapped else 'gate and up'}, put together, cut into halves"
+    assert (found.passed, found.note) == (False, f"read with {name}, it agrees with {original}")
+    # and the other way round: the original has them by turns, the port took the halves
+    copy(original, halves, _interleaved)
+    copy(halves, port, lambda tensors: {
+        new: part
+        for n, t in tensors.items()
+        for new, part in (
+            zip((n.replace("gate_up", "gate"), n.replace("gate_up", "up")), t.chunk(2), strict=True)
+            if "gate_up_proj" in n
+            else [(n, t)]
+        )
+    })  # fmt: skip
+    found = rows(port, original)[f"as read = {original}"]
+    assert found.note == f"read with gate and up, put together, taken by turns, it agrees with {original}"
+
+
+def test_resplit_undoes_itself():
+    """One is the other's inverse, in two axes and in three, biases too."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"weight": (4, 6, 5), "bias": (4, 6)}
+    own = {f"{step}.{n}": torch.randn(s, generator=generator) for step in ("gate", "up") for n, s in shapes.items()}
+    turns, _, _, halves, *_ = (dict(made) for _, made in resplit(own))
+    again = dict(resplit(turns))["gate and up, put together, cut into halves"]
+    assert all(torch.equal(again[name], tensor) for name, tensor in own.items())
+    whole = torch.cat([own["gate.weight"], own["up.weight"]], 1)
+    assert torch.equal(turns["up.weight"], whole[:, 1::2])
+    assert torch.equal(halves["gate.bias"][:, :2], torch.stack([own["gate.bias"][:, 0], own["up.bias"][:, 0]], 1))
+    assert list(resplit({"up.weight": whole})) == []
+
+
+def test_a_module_of_ones_own_is_held_to_a_checkpoint(zoo, tmp_path):
+    """The port is code: its mistake has the same names."""
+    from dataclasses import replace as with_
+
+    from ffncli.models.model import block_model
+    from ffncli.run.weights import stored_weights
+
+    original = load(str(zoo("llama")))
+    layer = original.layer("0")
+    weights = dict(stored_weights(original, layer, torch.float32))
+    weights["gate.weight"], weights["up.weight"] = weights["up.weight"], weights["gate.weight"]
+    spec = with_(layer.spec, norm="none", residual=False)
+    port = with_(block_model(spec, "mine.py:FFN"), weights=weights)
+    found = {row.subject: row for row in verify_layer(port, Question(checks=("layout",), against=original)).rows}
+    failed = found[f"as read = {zoo('llama')}"]
+    assert (failed.passed, failed.note) == (False, f"read with gate and up swapped, it agrees with {zoo('llama')}")
+
+
+# --- every family -----------------------------------------------------------------------------------------------------
+
+FAMILIES = ["bert", "t5-gated-gelu", "opt", "bloom", "falcon-7b", "phi", "gemma2", "olmo2", "mixtral", "deepseek_v2"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_proven_by_its_module(zoo, name):
+    stack = list(CASES[name].at)[-1]
+    found = rows(zoo(name), layer=f"{stack}.1")
+    (proof,) = [row for subject, row in found.items() if subject.startswith("as read = transformers'")]
+    assert proof.passed is True
+
+
+def test_a_norm_that_the_file_lacks_leaves_the_ffn(zoo, tmp_path):
+    port = copy(zoo("llama"), tmp_path, lambda ts: {n: t for n, t in ts.items() if "post_attention" not in n})
+    found = verify_layer(load(str(port)), Question(Request(layer="1"), ("module", "kernels"))).rows
+    assert [row.passed for row in found] == [True, None, True, True, True]
+    assert found[0].subject == "torch.nn, eval"
+
+
+def test_an_exchanged_axis_of_experts_is_named(zoo, tmp_path, monkeypatch):
+    """As many experts as d_model: the shapes do not tell the two axes apart."""
+    name, values = "gpt_oss-square", {**CASES["gpt_oss"].values, "num_local_experts": 16}
+    monkeypatch.setitem(MADE, name, replace(CASES["gpt_oss"], values=values))
+
+    def exchanged(tensors):
+        axes = {"experts.gate_up_proj": 1, "experts.down_proj": 2}  # [E, d, 2 · d_ff] and [E, d_ff, d]
+        places = {n: axis for n in tensors for end, axis in axes.items() if n.endswith(end)}
+        return {n: t.transpose(0, places[n]) if n in places else t for n, t in tensors.items()}
+
+    port = copy(zoo(name), tmp_path, exchanged)
+    found = rows(port, zoo(name))
+    assert found["with the experts axis taken for d_model"].relative_error > 0.05
+    failed = found[f"as read = {zoo(name)}"]
+    assert failed.note == f"read with the experts axis taken for d_model, it agrees with {zoo(name)}"
