@@ -1,4 +1,4 @@
-"""Kernels that users bring: `[label=]file.py:name`, a plain function, an nn.Module class, or a Kernel.
+"""Kernels that users bring: `[label=]file.py:name`, a plain function, an nn.Module (its class, or one), or a Kernel.
 
 A function's first argument is x, the others are named after the block's weights: `def mlp(x, gate, up, down)`; a bias
 is `up_bias`, what an activation learned `act_weight`, a shared expert's `shared__up`.
@@ -59,7 +59,7 @@ def user_kernel(text: str, steps: Steps, spec: FFNSpec) -> Kernel:
     origin = f"{shown_path(path)}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
     if isinstance(target, Kernel):
         return _own_kernel(target, path, label, origin)
-    if inspect.isclass(target):
+    if inspect.isclass(target) or isinstance(target, nn.Module):
         return replace(_module_kernel(f"{path}:{name}", path, label, steps, spec), origin=origin)
     return replace(_function_kernel(target, path, label, steps), origin=origin)
 
@@ -83,7 +83,7 @@ def _target(path: Path, name: str | None) -> tuple[Any, str]:
     if name not in vars(module):
         raise FFNError(f"{shown_path(path)} has no {shown(name)}", did_you_mean(name, own, there))
     found = vars(module)[name]
-    if not _is_kernel(found):
+    if not (_is_kernel(found) or (callable(found) and not inspect.isclass(found))):
         kind = type(found).__name__
         raise FFNError(f"{shown_path(path)}: {name} is no kernel (it is a {kind})", "a function, a class or a Kernel")
     return found, name
@@ -196,13 +196,14 @@ def _built(text: str, spec: FFNSpec) -> OwnModule:
     """The module in the block's widths, given what its constructor takes of them, of the bias and of the activation."""
     every = {"d_model": str(spec.d_model), "d_ff": str(spec.d_ff), "bias": spec.bias, "activation": spec.activation}
     failure: FFNError | None = None
-    for names in (tuple(every), ("d_model", "d_ff", "activation"), ("d_model", "d_ff", "bias"), ("d_model", "d_ff")):
+    fewer = (("d_model", "d_ff", "activation"), ("d_model", "d_ff", "bias"), ("d_model", "d_ff"), ("d_model",))
+    for names in (tuple(every), *fewer):
         said: dict[str, Any] = {name: every[name] for name in names}
         try:
             own = load_module(text, Dimensions(**said))
         except FFNError as error:
             failure = error
-            if "no argument of" not in error.message:
+            if "no argument of" not in error.message and "already built" not in error.message:
                 break
         else:
             found = own.model.main.spec

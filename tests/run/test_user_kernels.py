@@ -63,6 +63,10 @@ def forgets(x, up, down, down_bias):
     return F.linear(F.gelu(F.linear(x, up)), down, down_bias)
 def no_x():
     return 1
+class Callable:
+    def __call__(self, x, gate, up, down):
+        return good(x, gate, up, down)
+instance = Callable()
 number = 3
 record = Kernel("r", lambda steps, device, dtype: lambda x, p: good(x, *p))
 packed = Kernel("p", lambda steps, device, dtype: lambda x, p: x, lambda steps, w: (w["nope"],))
@@ -82,7 +86,7 @@ def verified(file, *names: str, spec: FFNSpec = GATED, **run):
     return {row.subject.removeprefix("mine.py:"): row for row in rows}
 
 
-@pytest.mark.parametrize("name", ["good", "scaled", "everything", "record", "SwiGLU"])
+@pytest.mark.parametrize("name", ["good", "scaled", "everything", "record", "SwiGLU", "instance"])
 def test_right_ones_pass(file, name):
     row = verified(file, name)[name]
     assert row.passed is True
@@ -142,6 +146,7 @@ def test_a_kernel_that_writes_spoils_nothing_for_the_next(file):
         ("Pointwise", FFNSpec(8, 24, "relu")),
         ("GPT2MLP", FFNSpec(8, 24, "gelu_tanh")),
         ("Raw", FFNSpec(8, 24, "silu", bias=True)),
+        ("built", FFNSpec(8, 24, "gelu_tanh")),
     ],
 )
 def test_a_class_runs_on_the_blocks_weights(file, name, spec):
@@ -171,6 +176,7 @@ def refusal(file, text: str, spec: FFNSpec = GATED) -> str:
     [
         ("FILE:biased", "asks for up_bias, which this block does not have; this block has gate, up, down"),
         ("FILE:no_x", "no_x() takes no x"),
+        ("FILE:Callable", "Callable is no kernel (it is a type)"),
         ("FILE:number", "number is no kernel (it is a int)"),
         ("FILE:goood", "did you mean 'good'"),
         ("FILE", "kernels; say which, as in mine.py:name"),
