@@ -11,7 +11,8 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers facts architectures clean
+.PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers bench-trace-scale facts architectures \
+	trace-architectures clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -52,6 +53,9 @@ bench-startup: $(VENV)/.installed-test
 bench-memory: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/memory.py $(ARGS)
 
+bench-trace-scale: $(VENV)/.installed-test
+	@$(BIN)/python benchmarks/trace_scale.py $(ARGS)
+
 facts: $(VENV)/.installed
 	@$(BIN)/ffn params --all --format json -o facts.json --force
 
@@ -63,6 +67,9 @@ bench-peers: $(VENV)/.installed-peers
 
 architectures: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.architectures --save benchmarks/results/architectures.csv $(ARGS)
+
+trace-architectures: $(VENV)/.installed-test
+	@$(BIN)/python -m benchmarks.trace_architectures --save benchmarks/results/trace_architectures.csv $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -85,6 +85,8 @@ def keys(value: object) -> set[str]:
         ["params", "gpt2", "--iso-params", "--json"],
         ["trace", "8x16:swiglu", "--experts", "4", "--json"],
         ["verify", "--json"],
+        ["trace", "gpt2", "--d-model", "4", "--d-ff", "8", "--layer", "all", "--json"],
+        ["trace", "4x8:relu", "--input", "nan,0,1,2", "--top-units", "1", "--json"],
     ],
 )
 def test_every_json_key_is_described(call, arguments):

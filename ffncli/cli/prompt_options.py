@@ -10,6 +10,7 @@ import typer
 
 from ffncli.cli.options import DimensionOptions, RunOptions, TokenOptions, natural, positive
 from ffncli.errors import FFNError, shown
+from ffncli.models.runnable import folder_of
 
 if TYPE_CHECKING:
     from ffncli.models.examples import Example
@@ -57,6 +58,11 @@ class PromptOptions:
         """Whether transformers is to run the model."""
         return self.prompt is not None or self.input_ids is not None
 
+    @property
+    def option(self) -> str:
+        """The option that asks for a run of the model, for errors."""
+        return "--input-ids" if self.prompt is None else "--prompt"
+
     def asked(self) -> Asked:
         """The same for `run/capture.py`."""
         from ffncli.run.tokens import Asked
@@ -73,6 +79,27 @@ class PromptOptions:
 
         return prepare(model, request, example), ()
 
+    def check_model(self, model: Model, run: RunOptions, experts: frozenset[int] | None) -> None:
+        """Raises FFNError for what the model or its layer cannot answer, before anything large is loaded."""
+        if self.runs_model:
+            folder_of(model, self.option)
+        if not self.unembed:
+            return
+        folder_of(model, "--unembed")
+        layer = model.layer(run.layer)
+        if layer.stack == "encoder" and any(group.stack == "decoder" for group in model.groups):
+            raise FFNError(
+                f"--unembed: no head reads {model.name}'s encoder", "a decoder layer's output can be unembedded"
+            )
+        if self.neuron is None:
+            return
+        if self.neuron >= layer.spec.d_ff:
+            last = layer.spec.d_ff - 1
+            raise FFNError(f"--neuron {self.neuron} is out of range", f"d_ff is {layer.spec.d_ff}: 0 to {last}")
+        if layer.spec.moe and not experts:
+            what = f"--neuron {self.neuron}: each of {layer.spec.moe.experts} experts has one"
+            raise FFNError(what, "say which: --expert 0")
+
     def check(self, run: RunOptions, tokens: TokenOptions, dimensions: DimensionOptions) -> None:
         """Raises FFNError for options that contradict each other, or that say something to nobody."""
         if self.prompt is not None and self.input_ids is not None:
@@ -85,12 +112,11 @@ class PromptOptions:
             if self.position is not None and not self.unembed:
                 raise FFNError("--position needs --prompt, --input-ids or --unembed")
             return
-        option = "--input-ids" if self.prompt is None else "--prompt"
         others = {"--input": run.input, "--tokens": tokens.tokens, "--batch": tokens.batch, "--seq-len": tokens.seq_len}
         if said := next((name for name, value in others.items() if value is not None), None):
-            raise FFNError(f"{said} contradicts {option}", "the model makes the FFN's input")
+            raise FFNError(f"{said} contradicts {self.option}", "the model makes the FFN's input")
         if changed := [f.name for f in fields(dimensions) if getattr(dimensions, f.name) is not None]:
             name = changed[0].replace("_", "-")
-            raise FFNError(f"--{name} contradicts {option}", "the model is run as it is")
+            raise FFNError(f"--{name} contradicts {self.option}", "the model is run as it is")
         if run.train:
-            raise FFNError(f"--train contradicts {option}", "the model is run in eval mode")
+            raise FFNError(f"--train contradicts {self.option}", "the model is run in eval mode")

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
+from ffncli.cli.insight import InsightOptions
 from ffncli.cli.options import RunOptions, TokenOptions
 from ffncli.cli.prompt_options import PromptOptions
 from ffncli.cli.prompt_page import label
@@ -17,8 +18,9 @@ from ffncli.show.tables import Table
 from ffncli.show.tensors import edges
 
 if TYPE_CHECKING:
-    from ffncli.run.survey import ActiveUnit, LayerRow, Survey
+    from ffncli.run.survey import LayerRow, Survey
 
+TOP_UNITS = 3
 SURVEY_CONVENTIONS = {
     "near_zero": "|x| <= 0.001 after the activation",
     "dead_units": "units whose activation is exactly zero for every token; near_dead_units: within 0.001 of zero",
@@ -28,10 +30,12 @@ SURVEY_CONVENTIONS = {
 
 
 def show_survey(
-    model: Model, run: RunOptions, tokens: TokenOptions, prompt: PromptOptions, expert: str | None, output: Output
-) -> None:
+    model: Model, run: RunOptions, tokens: TokenOptions, prompt: PromptOptions, insight: InsightOptions,
+    expert: str | None, output: Output,
+) -> None:  # fmt: skip
     """Survey all layers and show them. Raises FFNError for options that mean one layer."""
-    alone = {"--expert": expert is not None, "--unembed": prompt.unembed, "--train": bool(run.train)}
+    alone = {"--expert": expert is not None, "--unembed": prompt.unembed, "--train": bool(run.train),
+             "--fail-on-nonfinite": insight.fail_on_nonfinite}  # fmt: skip
     if said := next((option for option, given in alone.items() if given), None):
         raise FFNError(f"{said} needs one layer", "give --layer I instead of all")
     leading = tokens.leading()
@@ -43,7 +47,8 @@ def show_survey(
     if run.threads:
         torch.set_num_threads(run.threads)
     request = Request(None, run.input, leading, run.dtype, run.device, run.seed)
-    found = survey(model, request, prompt.asked() if prompt.runs_model else None)
+    top = TOP_UNITS if insight.top_units is None else insight.top_units
+    found = survey(model, request, prompt.asked() if prompt.runs_model else None, top)
     for note in (*model.notes, *map(str, model.differences), *found.notes):
         output.note(note)
     output.show(survey_answer(model, found, prompt.prompt))
@@ -87,12 +92,8 @@ def _place(unit: int, expert: int | None, shared: bool) -> str:
     return f"{expert}:{unit}" if expert is not None else f"shared:{unit}" if shared else f"{unit}"
 
 
-def _unit(unit: ActiveUnit) -> str:
-    return f"{_place(unit.unit, unit.expert, unit.shared)} ({unit.mean_abs:.3g})"
-
-
 def _table(found: Survey) -> Table:
-    columns = ["layer", "zeros %", "near %", "dead", "near dead", "units", "|in|", "|out|", "gain", "most active"]
+    columns = ["layer", "zeros %", "near %", "dead", "units", "|in|", "|out|", "gain", "most active"]
     ran = any(row.agreement for row in found.rows)
     several = len({row.stack for row in found.rows}) > 1
     rows = []
@@ -100,8 +101,8 @@ def _table(found: Survey) -> Table:
         name = f"{row.stack}.{row.layer}" if several else str(row.layer)
         cells = [
             name, *(None if s is None else round(100 * s, 2) for s in (row.zero_share, row.near_zero_share)),
-            row.dead_units, row.near_dead_units, row.units, row.input_norm, row.output_norm, row.gain,
-            _unit(row.most_active[0]) if row.most_active else None,
+            row.near_dead_units, row.units, row.input_norm, row.output_norm, row.gain,
+            ", ".join(_place(unit.unit, unit.expert, unit.shared) for unit in row.most_active[:2]) or None,
         ]  # fmt: skip
         rows.append(tuple([*cells, row.agreement.relative_error if row.agreement else None] if ran else cells))
     return Table(tuple([*columns, "error"] if ran else columns), rows)
@@ -112,8 +113,8 @@ def _said(found: Survey) -> dict[str, str]:
     moe = any(unit.expert is not None for row in found.rows for unit in row.most_active)
     out = {
         "zeros, near": "share of values after the activation that are 0, and within 0.001 of 0",
-        "dead": "units that are 0 for every token" + (", of the experts that have any" if moe else ""),
-        "most active": "unit with the largest mean |act|" + (", expert:unit" if moe else "") + ", and that mean",
+        "dead": "units within 0.001 of 0 for every token" + (", of the experts that have any" if moe else ""),
+        "most active": "units with the largest mean |act|" + (", as expert:unit" if moe else ""),
     }
     if any(row.agreement for row in found.rows):
         out["error"] = "max|ours - the model's own| over max|the model's own|"

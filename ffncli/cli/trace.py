@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ffncli.cli.insight import InsightOptions
 from ffncli.cli.options import DimensionOptions, OutputOptions, RunOptions, TokenOptions, natural, positive, spread
 from ffncli.cli.prompt_options import PromptOptions
 from ffncli.cli.prompt_page import completed, kept, labels
@@ -41,6 +42,7 @@ def command(
     expert: Expert = None,
     values: Values = "8",
     digits: Digits = 4,
+    insight: InsightOptions,
     dimensions: DimensionOptions,
     show: OutputOptions,
 ) -> None:
@@ -54,13 +56,15 @@ def command(
     example = notebook() if source is None and said.d_model is None else None
     model = with_dimensions(example.model, said) if example else load(source, said, run.seed or 0)
     if run.layer == "all":
-        show_survey(model, run, tokens, prompt, expert, output)
+        show_survey(model, run, tokens, prompt, insight, expert, output)
         return
     shown_values, inside, leading = _count("--show", values), _expert(expert, model, run.layer), tokens.leading()
+    prompt.check_model(model, run, inside)
 
     # From here on torch is needed; what can be wrong without it has been said.
     import torch
 
+    from ffncli.run.not_finite import find_not_finite
     from ffncli.run.prepare import Request
     from ffncli.run.trace import trace
 
@@ -72,14 +76,16 @@ def command(
         output.note("--train changes nothing: the block has no dropout")
     for note in (*model.notes, *map(str, model.differences), *ready.notes):
         output.note(note)
-    keep = kept(ready, prompt)
-    result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside, keep)
+    keep, top = kept(ready, prompt), insight.top_units or 0
+    result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside, keep, top)
+    bad = find_not_finite(result, ready.weights)
     idle = [e for e in sorted(inside or ()) if not any(s.name.startswith(f"experts.{e}.") for s in result.steps)]
     if idle:
         output.note(f"no token is routed to expert {', '.join(map(str, idle))}")
-    page = answer(block_of(model, ready, run.device), result, digits, labels(given))
+    page = answer(block_of(model, ready, run.device), result, digits, bad, labels(given))
     page = completed(page, prompt, ready, given, result, shown_values)
     output.show(unembedded(page, prompt, model, request, ready, given, result, inside) if prompt.unembed else page)
+    insight.judge(bad, output)
 
 
 def _count(option: str, text: str) -> int | None:

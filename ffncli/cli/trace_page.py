@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
+from ffncli.cli.insight import unit_parts
 from ffncli.models.model import Model
+from ffncli.show.bars import bars
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt, number_text
 
 if TYPE_CHECKING:
+    from ffncli.run.not_finite import NotFinite
     from ffncli.run.prepare import Prepared
     from ffncli.run.trace import StepRecord, Trace
 
 
-def answer(block: dict[str, Any], result: Trace, digits: int, labels: tuple[str, ...] = ()) -> Answer:
+def answer(
+    block: dict[str, Any], result: Trace, digits: int, not_finite: Sequence[NotFinite] = (),
+    labels: tuple[str, ...] = (),
+) -> Answer:  # fmt: skip
     """A trace as JSON, CSV (one row per step, without values) and as a page to read.
 
     `labels` name the rows of the input, one each, where they are more than numbers: a prompt's tokens.
     """
-    body = {"block": block, "ffn_input": result.ffn_input, "ffn_output": result.ffn_output}
+    body = {
+        "block": block,
+        "ffn_input": result.ffn_input,
+        "ffn_output": result.ffn_output,
+        "not_finite": [asdict(one) for one in not_finite],
+    }
     steps = [asdict(record) for record in result.steps]
-    names = [name for name in steps[0] if name not in ("parameters", "values", "values_index", "tokens")]
+    names = [name for name in steps[0] if name not in ("parameters", "values", "values_index", "tokens", "units")]
     rows = Table(tuple(names), [tuple(step[name] for name in names) for step in steps])
     parts: list[Part] = [Heading(block["name"], block["weights"])]
     kind, bias = "gated" if block["gated"] else "plain", "bias" if block["bias"] else "no bias"
@@ -56,17 +68,21 @@ def _step(record: StepRecord, result: Trace, digits: int, labels: tuple[str, ...
         share = f" ({100 * record.dropped / record.live:.0f} %)" if record.live else ""
         text = f"dropped {record.dropped} of {record.live} live values{share}, the kept ones scaled"
         parts.append(Line(text, quiet=True))
-    return parts
+    return parts + unit_parts(record)
 
 
 def _statistics(record: StepRecord, digits: int) -> str:
     numbers = (("min", record.min), ("max", record.max), ("mean", record.mean), ("std", record.std))
-    return "  ".join(f"{name} {number_text(value, digits)}" for name, value in numbers if value is not None)
+    texts = [f"{name} {number_text(value, digits)}" for name, value in numbers if value is not None]
+    return "  ".join([*texts, bars(record.histogram)]).rstrip()
 
 
 def _counts(record: StepRecord) -> str:
     share = f" ({100 * record.zeros / prod(record.shape):.0f} %)" if record.zeros else ""
     counts = [f"{record.negatives:,} negative", f"{record.zeros:,} zero{share}"]
+    near = record.near_zero_share or 0.0
+    if record.near_zeros > record.zeros and near >= 0.01:
+        counts.append(f"{record.near_zeros:,} within 0.001 of zero ({100 * near:.0f} %)")
     counts += [f"{n:,} {name}" for name, n in (("NaN", record.nan), ("Inf", record.inf)) if n]
     cost = [f"{record.params:,} parameters"] if record.params else []
     cost += [f"{record.flops:,} FLOPs"] if record.flops else []

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.cli.prompt_options import PromptOptions
 from ffncli.cli.prompt_page import label, named
-from ffncli.errors import FFNError
 from ffncli.models.model import Model
 from ffncli.show.parts import Answer, Heading, Part
 from ffncli.show.tables import Table
@@ -75,10 +74,6 @@ def _outputs(prompt: PromptOptions, given: Sequence[Token], result: Trace) -> li
 def _unit(neuron: int, ready: Prepared, inside: frozenset[int] | None) -> list[_Vector]:
     """A hidden unit's column of the down projection, and its negative; of every asked expert in a MoE."""
     spec, down = ready.layer.spec, ready.weights["down.weight"]
-    if neuron >= spec.d_ff:
-        raise FFNError(f"--neuron {neuron} is out of range", f"d_ff is {spec.d_ff}: 0 to {spec.d_ff - 1}")
-    if spec.moe and not inside:
-        raise FFNError(f"--neuron {neuron}: every expert has one", f"say --expert 0 to {spec.moe.experts - 1}")
     out = []
     for expert in sorted(inside or ()) if spec.moe else (None,):
         column = (down if expert is None else down[expert])[:, neuron]

@@ -25,7 +25,11 @@ class Order:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A family's row. `transposed`: square matrices are `[in, out]`; `norms` are modules by step, tried first."""
+    """A family's row: `transposed` matrices are `[in, out]` where shapes fit both ways, `interleaved` gate and up
+    in one matrix. `norms` are modules by step, tried before the usual ones.
+
+    In their names `../` is the parent of the layers' prefix, `{i}` the layer's number, `{n}` the FFN's in its layer.
+    """
 
     family: str = ""
     transposed: bool = False
@@ -43,13 +47,14 @@ class Arrangement:
         return Order(True, False, "gate before up", f"{way.up}: the gate's half is read as the first")
 
 
-_GATE_FIRST = {"gate_up_proj", "w13_weight"}  # as the names say
+_GATE_FIRST = {"gate_up_proj", "w13_weight", "ffn_up"}  # as the names say; llama.cpp (Phi-3's) has it so too
 _UP_FIRST = {"up_gate_proj", "ff_proj"}  # GTE, Molmo
 _INTERLEAVED = {"mlp1_weight"}  # OpenAI's own gpt-oss files
 
 # The usual names of the norms around an FFN, those that say most first.
 _PRE = (
-    "pre_feedforward_layernorm", "pre_mlp_layernorm", "pre_ff_layernorm", "feedforward_layernorm", "ffn_layer_norm",
+    "pre_feedforward_layernorm", "pre_mlp_layernorm", "pre_ff_layernorm", "feedforward_layernorm",
+    "feedforward_layer_norm", "ff_norm", "ffn_layer_norm",
     "ff_layer_norm", "layernorm_before_ffn", "ffn_norm", "norm_ffn", "mlp_norm", "channel_pre_norm",
     "intermediate.LayerNorm", "post_attention_layernorm", "norm_attn_norm.norm_2", "ln_mlp", "ln_2", "norm_2", "norm2",
     "layer_norm2", "layernorm2", "layernorm_after", "final_layer_norm", "layer_norm", "LayerNorm", "layernorm", "ln",
@@ -57,18 +62,19 @@ _PRE = (
 )  # fmt: skip
 _POST = (
     "post_feedforward_layernorm", "post_mlp_layernorm", "post_ffn_norm", "post_norm2", "output.LayerNorm",
-    "output_layer_norm", "full_layer_layer_norm", "feed_forward_layer_norm", "final_layer_norm", "ln_2",
+    "output_layer_norm", "full_layer_layer_norm", "feed_forward_layer_norm", "mlp_ln", "final_layer_norm", "ln_2",
+    "norm2",
     "layer_norm2", "layer_norm", "LayerNorm",
 )  # fmt: skip
 _SHARED = ("input_layernorm", "ln_1")  # a parallel block's, which the attention reads too
 _SUB = ("ffn_sub_norm", "ffn_layernorm")
 
 _ROWS: Mapping[str, Arrangement] = {
-    **{name: Arrangement(name, transposed=True) for name in ("gpt2", "openai-gpt", "gpt-sw3")},
-    "gpt_oss": Arrangement("gpt_oss", transposed=True, interleaved=True),
-    **{name: Arrangement(name, transposed=True) for name in ("llama4", "llama4_text")},
+    **{name: Arrangement(name, transposed=True) for name in ("gpt2", "openai-gpt")},  # Conv1D
+    "gpt_oss": Arrangement("gpt_oss", interleaved=True),
     **{name: Arrangement(name, norms={"norm": ("../layer_norm2.{i}",), "post_norm": ("../layer_norm2.{i}",)})
        for name in ("xlm", "flaubert")},
+    "longcat_flash": Arrangement("longcat_flash", norms={"norm": ("post_attention_layernorm.{n}",)}),
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """What truly enters and leaves an FFN: a model is run by transformers, its FFNs are listened to.
 
-The run ends right after the last layer that was asked for. What lies behind is neither loaded nor computed.
+The run ends right after the last FFN that was asked for. What lies behind is neither loaded nor computed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from ffncli.block.recipe import steps
 from ffncli.block.steps import ffn_span, ffn_steps
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer, Model
+from ffncli.models.runnable import folder_of
 from ffncli.run.execute import Mode
 from ffncli.run.live import LiveFFN, live_ffn
 from ffncli.run.prepare import Prepared, Request, demand_known, device_of, dtype_of, stored_layer
-from ffncli.run.pretrained import Pretrained, cannot, demanding, folder_of, load, offline, read_config
+from ffncli.run.pretrained import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.tokens import Asked, Token, positions, tokenizer_of, tokens_of, with_texts
+from ffncli.run.weights import located_weights
 
 Seen = Callable[[Layer, tuple[Token, ...], Tensor, Tensor], None]
 
@@ -47,6 +49,7 @@ def capture(model: Model, asked: Asked, request: Request) -> tuple[Prepared, tup
     The weights of ours are read from the files on their own. Raises FFNError where the model cannot be run.
     """
     layer = model.layer(request.layer)
+    located_weights(model, layer)  # what cannot be read is said before the model runs
     found: list[tuple[tuple[Token, ...], Tensor, Tensor]] = []
     notes = run_model(model, [layer], asked, request, lambda _, *seen: found.append(seen))
     ((tokens, entering, leaving),) = found
@@ -76,7 +79,7 @@ def run_model(model: Model, layers: Sequence[Layer], asked: Asked, request: Requ
     to say of the run. Raises FFNError for all that keeps a model from running.
     """
     demand_known(model)
-    folder = folder_of(model, "--prompt" if asked.ids is None else "--input-ids")
+    folder = folder_of(model, asked.option)
     device, dtype = device_of(request.device), dtype_of(request.dtype)
     with offline() as transformers:
         config = read_config(transformers, folder)
@@ -85,9 +88,13 @@ def run_model(model: Model, layers: Sequence[Layer], asked: Asked, request: Requ
         if not config.is_encoder_decoder:  # said before anything large is loaded
             positions(asked.positions, len(tokens))
         found: dict[Layer, LiveFFN] = {}
-        loaded = load(
-            transformers, folder, config, dtype, device, lambda module: found.update(_found(module, model, layers))
-        )
+
+        def shrink(module: Any, lean: bool) -> None:
+            found.update({layer: live_ffn(module, model, layer) for layer in layers})
+            if lean:
+                _cut_behind(module, model, found)
+
+        loaded = load(transformers, folder, config, dtype, device, shrink)
         given = _given(loaded, tokens, tokenizer, layers)
         _listen(loaded, found, given, asked, seen)
     return given.notes
@@ -96,21 +103,19 @@ def run_model(model: Model, layers: Sequence[Layer], asked: Asked, request: Requ
 # --- what is loaded ---------------------------------------------------------------------------------------------------
 
 
-def _found(module: Any, model: Model, layers: Sequence[Layer]) -> dict[Layer, LiveFFN]:
-    """Where the asked FFNs lie in a model that is still whole and empty; what lies behind them is then taken out of it.
+def _cut_behind(module: Any, model: Model, found: Mapping[Layer, LiveFFN]) -> None:
+    """Take out of a model that is still whole and empty the layers that lie behind the asked ones.
 
     Each stack that runs ends with its last asked layer; a decoder that nobody asked for does not run at all.
     """
-    found = {layer: live_ffn(module, model, layer) for layer in layers}
-    last = {layer.stack: layer for layer in sorted(layers, key=lambda layer: layer.index)}
-    ends = [(found[layer].layer, 1) for layer in last.values()]
+    last = {layer.stack: layer for layer in sorted(found, key=lambda layer: layer.index)}
+    ends = [(found[layer].layer, 1) for layer in last.values() if layer.stack == "decoder" or "decoder" not in last]
     decoder = next((g for g in model.groups if g.stack == "decoder"), None)
     if module.config.is_encoder_decoder and decoder and "decoder" not in last:
         first = Layer("decoder", min(decoder.layers), decoder.spec)
         ends.append((live_ffn(module, model, first).layer, 0))
     for name, kept in ends:
         cut(module, name, kept)
-    return found
 
 
 def cut(module: Any, layer: str, kept: int) -> None:
@@ -140,7 +145,7 @@ def _given(loaded: Pretrained, tokens: tuple[Token, ...], tokenizer: Any, layers
     takes = inspect.signature(module.forward).parameters
     if "input_ids" in takes and not config.is_encoder_decoder:
         return Given({"input_ids": ids}, {"": tokens})
-    start = _decoder_start(config)
+    start = _decoder_start(module)
     if "input_ids" in takes:
         decoder = with_texts([start], tokenizer)
         arguments = {"input_ids": ids, "decoder_input_ids": torch.tensor([[start]], device=module.device)}
@@ -171,10 +176,11 @@ def _silence(module: Any, config: Any, count: int) -> Tensor:
     return torch.zeros(shape, dtype=module.dtype, device=module.device)
 
 
-def _decoder_start(config: Any) -> int:
-    """The token that a decoder begins with: what the config says, else begin of sequence, else padding."""
+def _decoder_start(module: Any) -> int:
+    """The token that a decoder begins with: what generation or config says, else begin of sequence, else padding."""
+    places = (getattr(module, "generation_config", None), module.config)
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
-    found = [getattr(config, name, None) for name in names]
+    found = [getattr(place, name, None) for name in names for place in places]
     return next((number for number in found if isinstance(number, int)), 0)
 
 
@@ -190,7 +196,10 @@ def _check_ids(module: Any, tokens: Sequence[Token]) -> None:
 
 def _check_length(module: Any, config: Any, count: int) -> None:
     """FFNError for more tokens than the config has positions, or a table of learned positions has rows."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    try:
+        text = config.get_text_config(decoder=True)
+    except ValueError:  # it has several
+        text = config
     limits = [limit for limit in (getattr(text, "max_position_embeddings", None),) if type(limit) is int and limit > 0]
     for name, found in module.named_modules():
         if isinstance(found, nn.Embedding) and name.endswith("embeddings.position_embeddings") and found.padding_idx:
@@ -269,19 +278,15 @@ def _hook(
         def note(_: nn.Module, args: Any, output: Any) -> None:
             tensor = output[0] if isinstance(output, tuple) else output
             left.setdefault(name, tensor.detach().clone())
+            if entered and len(left) == len(live.leaves):
+                remove()
+                done(layer, _flat(entered[0]), reduce(torch.add, (_flat(left[leaf]) for leaf in live.leaves)))
 
         return note
-
-    def end(_: nn.Module, args: Any, output: Any) -> None:
-        if not entered or len(left) < len(live.leaves):
-            return  # the layer's module runs several times, and its FFN in a later one
-        remove()
-        done(layer, _flat(entered[0]), reduce(torch.add, (_flat(left[name]) for name in live.leaves)))
 
     handles = [
         module.get_submodule(live.enters).register_forward_pre_hook(before, with_kwargs=True),
         *(module.get_submodule(name).register_forward_hook(after(name)) for name in live.leaves),
-        module.get_submodule(live.layer).register_forward_hook(end),
     ]
 
     def remove() -> None:

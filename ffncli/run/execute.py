@@ -1,6 +1,7 @@
 """The reference reader: runs the steps in torch, one after the other, and yields every intermediate.
 
-It is written to be read, not to be fast; kernels are checked against it. Each tensor is freed after its last use.
+It is written to be read, not to be fast; kernels are checked against it. Each tensor is freed after its last use, or
+overwritten by a step that is elementwise, where the caller allows it: of three wide intermediates two are alive then.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ffncli.block.steps import (
     block_inputs,
     parameters,
 )
-from ffncli.errors import FFNError
+from ffncli.errors import ExitCode, FFNError
 from ffncli.run.functions import function
 
 
@@ -47,6 +48,9 @@ class Mode:
 
 EVAL = Mode()
 
+_ELEMENTWISE = (Activation, Multiply, Add)
+_CHUNK = 1 << 20  # values of a chunk that is computed, then written over what it was computed from
+
 
 @dataclass(frozen=True)
 class Event:
@@ -63,12 +67,17 @@ class Event:
 
 
 def execute(
-    steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], mode: Mode = EVAL
+    steps: Sequence[Step],
+    weights: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    mode: Mode = EVAL,
+    keep: frozenset[str] | None = None,
 ) -> Iterator[Event]:
     """Yield every step's output in order, those inside experts before the experts' own.
 
     `inputs` maps each input of the block to a tensor [..., d_model]; `weights` are canonical, in the inputs' dtype.
-    Tensors are not changed after they are yielded. Raises FFNError for a weight that is missing or of another shape.
+    Inputs, and the tensors of the steps named in `keep` (None: all), are not changed after they are yielded; others may
+    be overwritten once the next event is asked for. Raises FFNError for a weight that is missing or of another shape.
     """
     for name, axes in parameters(steps).items():
         found = tuple(weights[name].shape) if name in weights else None
@@ -76,13 +85,23 @@ def execute(
             raise FFNError(f"weight {name} has shape {found}, the block needs {[axis.size for axis in axes]}")
     last_use = {name: at for at, step in enumerate(steps) for name in step.inputs}
     known = dict(inputs)
+    free: set[str] = set()  # names of tensors that nobody else holds
     for at, step in enumerate(steps):
         arguments = [known[name] for name in step.inputs]
         if isinstance(step.op, Experts):
-            result = yield from _experts(step, step.op, arguments, weights, mode)
+            result, fresh = (yield from _experts(step, step.op, arguments, weights, mode, keep)), True
         else:
             own = {name.rpartition(".")[2]: weights[name] for name in step.parameters()}
-            result = _apply(step, own, arguments, mode)
+            last = [known[name] for name in step.inputs if name in free and last_use[name] == at]
+            try:
+                result, fresh = _result(step, own, arguments, mode, last)
+            except NotImplementedError:  # torch: "…" not implemented for 'Half'
+                raise _impossible(step, arguments[0]) from None
+            del last
+        if not fresh:
+            free -= set(step.inputs)
+        elif keep is not None and step.output not in keep:
+            free.add(step.output)
         known[step.output] = result
         del arguments
         for name in {*step.inputs, step.output}:
@@ -101,6 +120,41 @@ def run(
         tensor = event.tensor
     assert tensor is not None
     return tensor
+
+
+def _impossible(step: Step, x: Tensor) -> FFNError:
+    """What torch cannot compute in this dtype on this device."""
+    dtype = str(x.dtype).removeprefix("torch.")
+    message = f"step '{step.output}' cannot be computed in {dtype} on {x.device.type}: torch has no code for it"
+    return FFNError(message, "use --dtype fp32", ExitCode.ENVIRONMENT)
+
+
+def _result(
+    step: Step, own: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode, last: Sequence[Tensor]
+) -> tuple[Tensor, bool]:
+    """The step's output, and whether no other name has the same tensor. Those of `last` may be overwritten."""
+    if isinstance(step.op, _ELEMENTWISE) and all(tensor.is_contiguous() for tensor in x):
+        shape = step.op.shape(*(tuple(tensor.shape) for tensor in x))
+        for over in last:
+            if tuple(over.shape) == shape and all(tensor.dtype == over.dtype for tensor in x):
+                return _overwrite(over, step, own, x, mode), True
+    result = _apply(step, own, x, mode)
+    return result, not isinstance(step.op, AllReduce) and all(result is not tensor for tensor in x)
+
+
+def _overwrite(over: Tensor, step: Step, own: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode) -> Tensor:
+    """The step's output in the memory of an argument, a chunk at a time: no other tensor of that size is made.
+
+    Chunks begin at multiples of a vector's width: beside it, torch computes some functions another way, by an ulp.
+    """
+    width = 1 if all(tensor.shape == over.shape for tensor in x) else over.shape[-1]  # 1 wide: broadcast by rows
+    parts = [tensor.reshape(-1, width if tensor.shape == over.shape else 1) for tensor in x]
+    out = over.view(-1, width)
+    size = max(1, _CHUNK // max(1, width))
+    for start in range(0, out.shape[0], size):
+        part = slice(start, start + size)
+        out[part] = _apply(step, own, [tensor[part] for tensor in parts], mode)
+    return over
 
 
 def _apply(step: Step, own: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode) -> Tensor:
@@ -195,7 +249,12 @@ def _within_groups(op: Route, choice: Tensor) -> Tensor:
 
 
 def _experts(
-    step: Step, op: Experts, arguments: Sequence[Tensor], weights: Mapping[str, Tensor], mode: Mode
+    step: Step,
+    op: Experts,
+    arguments: Sequence[Tensor],
+    weights: Mapping[str, Tensor],
+    mode: Mode,
+    keep: frozenset[str] | None,
 ) -> Generator[Event, None, Tensor]:
     """Run the program of every chosen expert on the tokens routed to it; returns the mixed output."""
     x, chosen = arguments
@@ -209,9 +268,10 @@ def _experts(
         weight = share[tokens, e, None]
         own = {name: weights[name][e] for name in op.parameters()}
         received = flat[tokens] * weight if op.weigh == "input" else flat[tokens]
-        result = received
-        for event in execute(op.program, own, {entry: received}, mode):
+        result, prefix = received, f"{step.output}.{e}."
+        kept = None if keep is None else frozenset(n.removeprefix(prefix) for n in keep if n.startswith(prefix))
+        for event in execute(op.program, own, {entry: received}, mode, kept):
             result = event.tensor
-            yield Event(f"{step.output}.{e}.{event.name}", event.step, event.tensor, e, tokens)
+            yield Event(prefix + event.name, event.step, event.tensor, e, tokens)
         out.index_add_(0, tokens, result * weight if op.weigh == "output" else result)
     return out.reshape(*x.shape[:-1], out.shape[-1])

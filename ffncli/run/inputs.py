@@ -66,7 +66,7 @@ def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Te
     if values.numel() == 0 or values.numel() % d_model:
         raise FFNError(f"--input has {values.numel()} values, which make no tokens of d_model = {d_model}")
     if leading is None:
-        return values if values.dim() > 1 else values.reshape(-1, d_model)
+        return (values if values.dim() > 1 else values.reshape(-1, d_model)).contiguous()
     if values.numel() != math.prod(leading) * d_model:
         wanted = " × ".join(map(str, (*leading, d_model)))
         raise FFNError(f"--input has {values.numel()} values, {wanted} needs {math.prod(leading) * d_model}")
@@ -74,16 +74,31 @@ def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Te
 
 
 def _parse(text: str, where: str) -> Tensor:
-    """Numbers from JSON (nested lists) or from text: commas, semicolons and white space apart."""
-    if text.lstrip().startswith("["):
-        return _nested(_json(text, where), where)
+    """Numbers from JSON (nested lists, or an object with x or one list) or from text: commas, semicolons, white space.
+
+    A byte order mark, and a first line without any number (a table's header), are passed over.
+    """
+    text = text.removeprefix("\ufeff")
+    if text.lstrip()[:1] in ("[", "{"):
+        return _nested(_one(_json(text, where), where), where)
     rows = [words for line in text.splitlines() if (words := [w for w in re.split(r"[,;\s]+", line) if w])]
+    if len(rows) > 1 and not any(map(_is_float, rows[0])):
+        del rows[0]
     if wrong := next((word for words in rows for word in words if not _is_float(word)), None):
         raise FFNError(f"{where}: {shown(wrong)} is not a number")
     if len({len(words) for words in rows}) > 1:
         raise FFNError(f"{where}: its lines have {len(rows[0])} and other numbers of values", "give one token per line")
     numbers = torch.tensor([[float(word) for word in words] for words in rows], dtype=torch.float64)
     return numbers if len(rows) > 1 else numbers.flatten()
+
+
+def _one(value: object, where: str) -> object:
+    """The list itself, or the one of an object that is named x or stands alone."""
+    if not isinstance(value, dict):
+        return value
+    if "x" not in value and len(value) != 1:
+        raise FFNError(f"{where} is an object of {len(value)} entries", "it should have one, or one named x")
+    return value["x"] if "x" in value else next(iter(value.values()))
 
 
 def _json(text: str, where: str) -> object:
@@ -143,7 +158,8 @@ def _npy(path: Path, where: str) -> Tensor:
         raise FFNError(f"{where} is no .npy array: {str(error)[:60]}") from None
     if array.dtype.kind not in "fiub":
         raise FFNError(f"{where} holds {array.dtype}, not real numbers")
-    return torch.from_numpy(array.astype(numpy.float64))
+    exact = array.dtype in (numpy.float16, numpy.float32)  # as they are: float64 would take twice the memory
+    return torch.from_numpy(array if exact and array.flags.writeable else array.astype(numpy.float64))
 
 
 def _safetensors(path: Path, where: str) -> Tensor:

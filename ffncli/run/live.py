@@ -6,17 +6,18 @@ the FFN is recognised anew, among the model's own tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
-from ffncli.block.steps import ffn_steps, parameters
+from ffncli.block.steps import Norm, ffn_steps, parameters
 from ffncli.errors import FFNError
 from ffncli.models import layout
+from ffncli.models.arrangement import arrangement, norm_modules
 from ffncli.models.evidence import items_of
 from ffncli.models.headers import Columns
 from ffncli.models.inventory import Inventory, collect
@@ -33,6 +34,7 @@ class LiveFFN:
     enters: str  # the module whose first tensor argument is ffn_input
     leaves: tuple[str, ...]  # modules whose outputs (first of a tuple) added together are ffn_output
     layer: str  # the layer's own module
+    norms: Mapping[str, str] = field(default_factory=dict)  # `norm`, `post_norm` → its module, where that is known
 
 
 def live_ffn(module: nn.Module, model: Model, layer: Layer) -> LiveFFN:
@@ -45,19 +47,38 @@ def live_ffn(module: nn.Module, model: Model, layer: Layer) -> LiveFFN:
     """
     at, located = _located(module, model, layer)
     owners = {item.parameter: item.names[0].rpartition(".")[0] for item in located}
+    norms = {name.partition(".")[0]: at for name, at in owners.items() if name.startswith(("norm.", "post_norm."))}
+    enters, leaves = _boundary(owners, norms, at, layer)
+    norms |= _without_parameters(module, model, layer, at)
+    return LiveFFN(enters, leaves, at, norms)
+
+
+def _boundary(
+    owners: Mapping[str, str], norms: Mapping[str, str], at: str, layer: Layer
+) -> tuple[str, tuple[str, ...]]:
+    """(where the FFN is entered, where it is left), by the modules that own its parameters."""
     if layer.spec.moe is None:
-        first = "gate.weight" if layer.spec.gated else "up.weight"
-        return LiveFFN(owners[first], (owners["down.weight"],), at)
-    norms = {owners.pop(name) for name in [*owners] if name.startswith(("norm.", "post_norm."))}
+        return owners["gate.weight" if layer.spec.gated else "up.weight"], (owners["down.weight"],)
     shared = [name for parameter, name in owners.items() if parameter.startswith("shared")]
-    routed = [name for parameter, name in owners.items() if not parameter.startswith("shared")]
+    routed = [n for p, n in owners.items() if not p.startswith("shared") and p.partition(".")[0] not in norms]
     whole, root = _common([*routed, *shared]), _common(routed)
-    if whole == at or not whole.startswith(at):
-        return LiveFFN(root, (root, _common(shared)), at)
-    if any(name.startswith(f"{whole}.") for name in norms):  # what the module gives went through that norm (A.X-K1)
-        apart = [owners["down.weight"], *([_common(shared)] if shared else [])]
-        return LiveFFN(whole, tuple(apart), at)
-    return LiveFFN(whole, (whole,), at)
+    if not whole.startswith(at) or whole == at:
+        return root, (root, _common(shared))
+    if any(name.startswith(f"{whole}.") for name in norms.values()):  # it gives what that norm made of it (A.X-K1)
+        return whole, (owners["down.weight"], *([_common(shared)] if shared else []))
+    return whole, (whole,)
+
+
+def _without_parameters(module: nn.Module, model: Model, layer: Layer, at: str) -> dict[str, str]:
+    """The norms that own nothing (OLMo's), by the names that their modules usually have."""
+    there, rules = {name for name, _ in module.named_modules()}, arrangement(model.model_type)
+    out: dict[str, str] = {}
+    for step in steps(layer.spec):
+        if isinstance(step.op, Norm) and not step.parameters():
+            names = [f"{at}.{name}" for name in norm_modules(step.output, layer.spec, rules)]
+            if found := next((name for name in names if name in there), None):
+                out[step.output] = found
+    return out
 
 
 def live_weights(module: nn.Module, model: Model, layer: Layer) -> dict[str, Tensor]:
@@ -65,7 +86,7 @@ def live_weights(module: nn.Module, model: Model, layer: Layer) -> dict[str, Ten
 
     Raises FFNError as `live_ffn`.
     """
-    tensors = module.state_dict()
+    tensors = _tensors(module)
     wanted = parameters(ffn_steps(steps(layer.spec)))
     _, located = _located(module, model, layer)
     return {
@@ -82,7 +103,7 @@ def _canonical(stored: list[Tensor], item: Located) -> Tensor:
 
 def _located(module: nn.Module, model: Model, layer: Layer) -> tuple[str, tuple[Located, ...]]:
     """(the layer's own module, where its parameters lie in the state_dict)."""
-    tensors = module.state_dict()
+    tensors = _tensors(module)
     where = f"the model in memory ({type(module).__name__})"
     kinds = [str(t.dtype).removeprefix("torch.") for t in tensors.values()]
     shapes = [tuple(t.shape) for t in tensors.values()]
@@ -97,6 +118,13 @@ def _located(module: nn.Module, model: Model, layer: Layer) -> tuple[str, tuple[
     held = layout.held(items, stem, layout.beyond(model.model_type, spot))
     names = layout.Names(held, tensors, model.model_type, where, spot.number)
     return stem.removesuffix("."), layout.locate(names, layer.spec)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and stored buffers in the order of their names, as files have them; a shared one (Zamba's) once."""
+    kept = module.state_dict()
+    own = dict((*module.named_parameters(), *module.named_buffers()))
+    return {name: own[name].detach() for name in sorted(own) if name in kept}
 
 
 def _common(modules: Iterable[str]) -> str:

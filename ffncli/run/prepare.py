@@ -75,10 +75,10 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
     leading = request.leading or (example.shape[:-1] if example and request.input is None else None)
     default = example.input if example else "randn"
     text = default if request.input is None else request.input
-    widest = max(layer.spec.d_model, layer.spec.d_ff)
-    demand_memory(prod(leading or (4,)) * 4 * widest * 8, "the input and its intermediates", "give fewer tokens")
+    _demand(prod(leading or (4,)), layer, dtype)
     names = block_inputs(block)
     first = make_input(text, leading, layer.spec.d_model, dtype, generator).to(device)
+    _demand(prod(first.shape[:-1]), layer, dtype)  # a file has as many tokens as it has
     inputs = {names[0]: first}
     for name in names[1:]:  # a parallel block's other branch: nothing is known of it
         inputs[name] = torch.randn(first.shape, generator=generator).to(device, dtype)
@@ -115,6 +115,13 @@ def known_part(block: tuple[Step, ...], weights: Mapping[str, Tensor]) -> tuple[
     return block[: names.index(end) + 1], (
         f"the norm after the FFN is not known in this file: the trace ends at '{end}'",
     )
+
+
+def _demand(tokens: int, layer: Layer, dtype: torch.dtype) -> None:
+    """FFNError where memory will not do: two intermediates of d_ff are alive at once, and what is d_model wide."""
+    widest = max(layer.spec.d_model, layer.spec.d_ff)
+    size = tokens * (2 * widest + 3 * layer.spec.d_model) * dtype.itemsize
+    demand_memory(size, "the input and its intermediates", "give fewer tokens")
 
 
 def trace_layer(

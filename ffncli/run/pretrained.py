@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from torch import nn
 
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.config import MOST_CONFIG_BYTES
-from ffncli.models.model import Model
 from ffncli.models.strict_json import read_object, shown_path
 from ffncli.run.weights import demand_memory
 
@@ -33,24 +33,6 @@ class Pretrained:
     module: Any
     config: Any
     missing: tuple[str, ...]
-
-
-def folder_of(model: Model, option: str) -> Path:
-    """The directory that transformers can load. Raises FFNError where the source is none: dimensions, a GGUF file."""
-    name, checkpoint = shown(model.source), model.checkpoint
-    hint = "give a directory with config.json and safetensors"
-    if model.source.endswith(".gguf") or (model.location and model.location.suffix == ".gguf"):
-        raise FFNError(f"{option}: {name} is a GGUF file, which is not run", hint)
-    if checkpoint is None:
-        if model.location and any(any(model.location.glob(f"*{end}")) for end in (".bin", ".pt", ".pth")):
-            where = shown_path(model.location)
-            raise FFNError(f"{option}: {where} has pickled weights alone, which are never loaded", "use safetensors")
-        raise FFNError(f"{option}: {name} has no weights", hint)
-    if checkpoint.remote:
-        raise FFNError(f"{option}: of {name} only headers are fetched", "download the model and give its path")
-    if not (checkpoint.folder / "config.json").is_file():
-        raise FFNError(f"{option}: {shown_path(checkpoint.folder / 'config.json')} is missing", hint)
-    return checkpoint.folder
 
 
 @contextmanager
@@ -104,22 +86,26 @@ def read_config(transformers: Any, folder: Path) -> Any:
     for name, value in (("use_cache", False), ("chunk_size_feed_forward", 0)):  # one call per FFN, nothing kept
         if hasattr(config, name):
             setattr(config, name, value)
+    packed = getattr(config, "quantization_config", None)
+    if isinstance(packed, dict) and packed.get("quant_method") in ("fp8", "mxfp4"):
+        packed["dequantize"] = True  # or a GPU rounds activations too
     return config
 
 
 def load(
     transformers: Any, folder: Path, config: Any, dtype: torch.dtype, device: str,
-    shrink: Callable[[Any], None], with_head: bool = False,
+    shrink: Callable[[Any, bool], None], with_head: bool = False,
 ) -> Pretrained:  # fmt: skip
     """The model in eval mode, in `dtype` on `device`, after `shrink` took out of the empty module what is not needed.
 
+    Where transformers stumbles over what is missing, it is done again with `shrink(module, False)` and everything left.
     Raises FFNError where transformers has no such class, where memory is short, or where loading fails.
     """
     kind = _class(transformers, config, with_head)
 
-    def prepare(module: Any) -> None:
-        shrink(module)
-        if not with_head:
+    def prepare(module: Any, lean: bool) -> None:
+        shrink(module, lean)
+        if lean and not with_head:
             _without_head(module)
         size = sum(p.numel() for p in module.parameters()) * dtype.itemsize
         demand_memory(size, f"{kind.__name__} up to there", "take a lower --layer or --dtype bf16")
@@ -128,14 +114,18 @@ def load(
         "config": config, "dtype": dtype, "local_files_only": True, "use_safetensors": True,
         "trust_remote_code": False, "output_loading_info": True,
     }  # fmt: skip
-    try:
-        module, info = _prepared(kind, prepare).from_pretrained(folder, **options)
-        module.set_experts_implementation("eager")  # the fused ones refuse float64
-    except FFNError:
-        raise
-    except Exception as error:
-        code = ExitCode.ENVIRONMENT if isinstance(error, (ImportError, MemoryError)) else ExitCode.USAGE
-        raise cannot(f"{shown_path(folder)}: transformers cannot load it", error, code) from None
+    for lean in (True, False):
+        try:
+            module, info = _prepared(kind, partial(prepare, lean=lean)).from_pretrained(folder, **options)
+            module.set_experts_implementation("eager")  # the fused ones refuse float64
+            break
+        except FFNError:
+            raise
+        except Exception as error:
+            if lean and not isinstance(error, ImportError):
+                continue
+            code = ExitCode.ENVIRONMENT if isinstance(error, (ImportError, MemoryError)) else ExitCode.USAGE
+            raise cannot(f"{shown_path(folder)}: transformers cannot load it", error, code) from None
     return Pretrained(module.eval().to(device), config, tuple(sorted(info["missing_keys"])))
 
 
@@ -185,11 +175,10 @@ def _class(transformers: Any, config: Any, with_head: bool) -> Any:
     tables = [f"MODEL_FOR_{head}_MAPPING" for head in _HEADS]
     tables = tables if with_head else ["MODEL_MAPPING", *tables]
     built = [getattr(transformers, table).get(type(config), None) for table in tables]
-    kind: Any  # a class of transformers
-    for kind in (*named, *(k[0] if isinstance(k, tuple) else k for k in built)):
-        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-            continue
-        if isinstance(config, kind.config_class) and (not with_head or _has_head(kind, config)):
+    models: list[Any] = [k for k in named if isinstance(k, type) and issubclass(k, transformers.PreTrainedModel)]
+    models = [k for k in models if isinstance(config, k.config_class or ())]  # a file may name anything
+    for kind in (*models, *(k[0] if isinstance(k, tuple) else k for k in built if k is not None)):
+        if not with_head or _has_head(kind, config):
             return kind
     what = f"transformers has no language-model head for {config.model_type}" if with_head else (
         f"transformers has no model for {config.model_type}")  # fmt: skip
@@ -202,10 +191,13 @@ def _has_head(kind: Any, config: Any) -> bool:
 
 
 def _without_head(module: Any) -> None:
-    """Take an untied head away: it may be a gigabyte, and the run stops before it."""
+    """Take an untied head away: it may be a gigabyte, and the run stops before it.
+
+    FSMT calls its decoder's embedding its head; that one stays.
+    """
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
     tied = {part for pair in (getattr(module, "all_tied_weights_keys", None) or {}).items() for part in pair}
     for name, found in module.named_modules():
-        if found is head and name and not any(key.startswith(f"{name}.") for key in tied):
+        if found is head and isinstance(head, nn.Linear) and not any(key.startswith(f"{name}.") for key in tied):
             module.set_submodule(name, nn.Identity())
             return

@@ -15,9 +15,9 @@ from ffncli.run.agreement import Agreement, agreement
 from ffncli.run.capture import prepared, run_model
 from ffncli.run.execute import EVAL, execute
 from ffncli.run.prepare import Request, prepare
+from ffncli.run.statistics import statistics
 from ffncli.run.tokens import Asked, Token
-
-NEAR_ZERO = 1e-3
+from ffncli.run.units import unit_statistics
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class ActiveUnit:
 class LayerRow:
     """One layer's FFN over the tokens.
 
-    Of the values after the activation: `zero_share` are exactly zero, `near_zero_share` within NEAR_ZERO of it. Of the
-    `units` (of all experts that received a token), `dead_units` are exactly zero for every token, `near_dead_units`
-    within NEAR_ZERO of it. Norms are mean L2 norms of a token, `gain` is the output's over the input's. `agreement` is
-    with the model's own FFN, None without a prompt.
+    Of the values after the activation `zero_share` are exactly zero, `near_zero_share` within NEAR_ZERO of it (as
+    run/statistics.py has it). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for
+    every token, `near_dead_units` within NEAR_ZERO of it. Norms are mean L2 norms of a token, `gain` is the output's
+    over the input's. `agreement` is with the model's own FFN, None without a prompt.
     """
 
     stack: str
@@ -69,7 +69,9 @@ def survey(model: Model, request: Request, asked: Asked | None = None, top: int 
 
     With a prompt the model runs once; as soon as a layer has run, its own weights are read and run beside it.
     """
-    layers = layers_of(model)
+    layers, silent = layers_of(model), tuple[str, ...]()
+    if asked is not None and model.model_type == "whisper":  # its encoder takes sound
+        layers, silent = [layer for layer in layers if layer.stack == "decoder"], ("a prompt cannot reach the encoder",)
     rows: dict[Layer, LayerRow] = {}
     tokens: dict[str, tuple[Token, ...]] = {}
     if asked is None:
@@ -86,7 +88,7 @@ def survey(model: Model, request: Request, asked: Asked | None = None, top: int 
         tokens[layer.stack] = given
 
     notes = run_model(model, layers, asked, request, seen)
-    return Survey(tuple(rows[layer] for layer in layers), tokens, notes)
+    return Survey(tuple(rows[layer] for layer in layers), tokens, (*silent, *notes))
 
 
 def layers_of(model: Model) -> list[Layer]:
@@ -141,17 +143,14 @@ class _Activations:
 
     def add(self, tensor: Tensor, expert: int | None, shared: bool) -> None:
         """Count one activation's output [..., d_ff]."""
-        sizes = tensor.flatten(0, -2).abs()
-        sizes = sizes if sizes.dtype == torch.float64 else sizes.float()
-        self.values += sizes.numel()
-        self.zeros += int((sizes == 0).sum())
-        self.near_zeros += int((sizes <= NEAR_ZERO).sum())
-        self.units += sizes.shape[1]
-        self.dead += int((sizes == 0).all(0).sum())
-        self.near_dead += int((sizes <= NEAR_ZERO).all(0).sum())
-        means = sizes.nan_to_num(0.0, 0.0, 0.0).mean(0, dtype=torch.float64)
-        best = means.sort(descending=True, stable=True).indices[: self.top].tolist()
-        self.active += (ActiveUnit(unit, float(means[unit]), expert, shared) for unit in best)
+        values, units = statistics(tensor), unit_statistics(tensor, self.top)
+        self.values += tensor.numel()
+        self.zeros += values.zeros
+        self.near_zeros += values.near_zeros
+        self.units += units.units
+        self.dead += units.dead
+        self.near_dead += units.near_dead
+        self.active += (ActiveUnit(unit.unit, unit.mean_abs, expert, shared) for unit in units.most_active)
 
     def shares(self) -> tuple[float | None, float | None]:
         """(zeros, near zeros) over all values; None where there are none."""

@@ -34,6 +34,11 @@ class Asked:
     ids: tuple[int, ...] | None = None
     positions: str | None = None
 
+    @property
+    def option(self) -> str:
+        """The option that asked, for errors."""
+        return "--prompt" if self.ids is None else "--input-ids"
+
 
 def tokenizer_of(transformers: Any, folder: Path) -> Any:
     """The directory's tokenizer, None where it has none. Raises FFNError for one that transformers cannot load."""
@@ -97,14 +102,14 @@ def positions(text: str | None, count: int) -> tuple[int, ...]:
         if match[1] is None:
             chosen = range(count)[slice(*(int(n) if n else None for n in (match[2], match[3])))]
             if not chosen:
-                raise FFNError(f"--position {word} is empty", f"there are {_tokens(count)}")
+                raise FFNError(f"--position {word} is empty", _known(count))
             out += chosen
         elif not -count <= int(match[1]) < count:
-            raise FFNError(f"--position {match[1]} is out of range", f"there are {_tokens(count)}")
+            raise FFNError(f"--position {match[1]} is out of range", _known(count))
         else:
             out.append(int(match[1]) % count)
     return tuple(dict.fromkeys(out))
 
 
-def _tokens(count: int) -> str:
-    return f"{count} tokens, 0 to {count - 1}" if count > 1 else "1 token, 0"
+def _known(count: int) -> str:
+    return f"the {count} tokens have positions 0 to {count - 1}" if count > 1 else "the one token has position 0"

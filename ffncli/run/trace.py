@@ -11,9 +11,21 @@ import torch
 from torch import Tensor
 
 from ffncli.block.cost import Cost, step_costs
-from ffncli.block.steps import Experts, Step, block_inputs, ffn_span, input_shapes, right_hand_side, weight_symbol
+from ffncli.block.steps import (
+    Dropout,
+    Experts,
+    Step,
+    block_inputs,
+    ffn_span,
+    input_shapes,
+    right_hand_side,
+    weight_symbol,
+)
+from ffncli.block.units import unit_steps
 from ffncli.errors import FFNError
 from ffncli.run.execute import EVAL, Event, Mode, execute
+from ffncli.run.statistics import statistics
+from ffncli.run.units import Units, unit_statistics
 from ffncli.show.tensors import edges
 
 _NOTHING = Cost()
@@ -32,9 +44,11 @@ class Parameter:
 class StepRecord:
     """One line of a trace. Statistics are over finite values (None where there are none), std with divisor n.
 
-    `zeros` and `negatives` count values, `params` is what the step owns, `flops` its forward work on this input.
-    Inside an expert, `tokens` are the flat indices of the tokens that it received, one per row; else None. Where
-    dropout was active, `live` counts the values that were not zero before it, `dropped` those of them that are now.
+    `zeros`, `near_zeros` (|x| ≤ 0.001) and `negatives` count values, `near_zero_share` of all. `histogram` counts the
+    finite values in equal bins from min to max, every `histogram_stride`-th of them (1: all). `params` is what the step
+    owns, `flops` its forward work on this input. Inside an expert, `tokens` are the flat indices of the tokens that it
+    received, one per row; else None. Where dropout was active, `live` counts the values that were not zero before it,
+    `dropped` those of them that are now. `units` tells of hidden units, where the step is theirs (`unit_steps`).
     """
 
     name: str
@@ -48,9 +62,13 @@ class StepRecord:
     mean: float | None
     std: float | None
     zeros: int
+    near_zeros: int
+    near_zero_share: float | None
     negatives: int
     nan: int
     inf: int
+    histogram: tuple[int, ...]
+    histogram_stride: int
     params: int
     flops: int
     parameters: tuple[Parameter, ...]
@@ -59,6 +77,7 @@ class StepRecord:
     tokens: tuple[int, ...] | None = None
     live: int | None = None
     dropped: int | None = None
+    units: Units | None = None
 
 
 @dataclass(frozen=True)
@@ -89,22 +108,29 @@ def trace(
     show: int | None = 8,
     inside: frozenset[int] | None = frozenset(),
     keep: frozenset[str] | None = frozenset(),
+    top_units: int = 0,
 ) -> Trace:
     """Run `steps` on `inputs` ([..., d_model] each) and record every intermediate.
 
     `show` values per axis are kept (None: all). `inside` names the experts whose own steps are recorded too (None:
-    all), `keep` the recorded steps and inputs whose whole tensors stay (None: all); others are freed after their last
-    use.
+    all), `keep` the recorded steps and inputs whose whole tensors stay (None: all); others are freed or overwritten
+    after their last use. `top_units` hidden units are recorded one by one.
     """
     costs = step_costs(steps, {name: tuple(tensor.shape) for name, tensor in inputs.items()})
-    records = [_record(name, tensor, show) for name, tensor in inputs.items()]
+    look = _Look(show, top_units)
+    records = [_record(name, tensor, look) for name, tensor in inputs.items()]
     kept = {name: tensor for name, tensor in inputs.items() if keep is None or name in keep}
     with torch.no_grad():
-        for event in execute(steps, weights, inputs, mode):
-            if event.expert is None:
-                found = _record(event.name, event.tensor, show, event.step, steps, costs[event.name])
+        for event in execute(steps, weights, inputs, mode, keep):
+            if isinstance(event.step.op, Dropout) and not mode.train and event.expert is None:
+                found = _handed_on(event, records, steps, costs[event.name])
+                if top_units:  # what reads it is another
+                    found = replace(found, units=_units(event, steps, weights, top_units))
+            elif event.expert is None:
+                units = _units(event, steps, weights, top_units)
+                found = _record(event.name, event.tensor, look, event.step, steps, costs[event.name], units)
             elif inside is None or event.expert in inside:
-                found = _inner(event, steps, show)
+                found = _inner(event, steps, weights, look)
             else:
                 continue
             records.append(_with_drops(found, records) if mode.train and found.op == "dropout" else found)
@@ -113,13 +139,31 @@ def trace(
     return Trace(*ffn_span(steps), tuple(records), kept)
 
 
+@dataclass(frozen=True)
+class _Look:
+    """How much of every tensor is recorded: values per axis (None: all), units one by one."""
+
+    show: int | None
+    top_units: int
+
+
+def _handed_on(event: Event, records: Sequence[StepRecord], steps: Sequence[Step], cost: Cost) -> StepRecord:
+    """The record of a step that returns its input: that of the input under another name, without a look at values."""
+    before = next(record for record in records if record.name == event.step.inputs[0])
+    formula = right_hand_side(event.step, steps)
+    return replace(
+        before, name=event.name, op="dropout", formula=formula, inputs=event.step.inputs, params=0, flops=cost.flops,
+        parameters=(),
+    )  # fmt: skip
+
+
 def _with_drops(after: StepRecord, records: Sequence[StepRecord]) -> StepRecord:
     """A dropout's record with what it dropped, seen against its input's."""
     before = next(record for record in records if record.name == after.inputs[0])
     return replace(after, live=prod(before.shape) - before.zeros, dropped=after.zeros - before.zeros)
 
 
-def _inner(event: Event, steps: Sequence[Step], show: int | None) -> StepRecord:
+def _inner(event: Event, steps: Sequence[Step], weights: Mapping[str, Tensor], look: _Look) -> StepRecord:
     """A step inside an expert: its rows are the tokens routed there, its inputs go by the names of the whole block."""
     outer, _, _ = event.name.rpartition(".")
     experts = next(s for s in steps if s.output == outer.split(".")[0])
@@ -128,22 +172,45 @@ def _inner(event: Event, steps: Sequence[Step], show: int | None) -> StepRecord:
     cost = step_costs(program, input_shapes(program, (event.tensor.shape[0],)))[event.step.output]
     (entry,) = block_inputs(program)
     renamed = tuple(experts.inputs[0] if name == entry else name for name in event.step.inputs)
-    found = _record(event.name, event.tensor, show, replace(event.step, inputs=renamed), program, cost)
+    units = _units(event, program, weights, look.top_units)
+    found = _record(event.name, event.tensor, look, replace(event.step, inputs=renamed), program, cost, units)
     inner = {step.output for step in program}
     names = tuple(f"{outer}.{name}" if name in inner else name for name in found.inputs)
     return replace(found, inputs=names, tokens=tuple(event.tokens.tolist()) if event.tokens is not None else None)
 
 
+def _units(event: Event, program: Sequence[Step], weights: Mapping[str, Tensor], top: int) -> Units | None:
+    """What the step's hidden units do over its tokens; None where it has none."""
+    known = unit_steps(program)
+    if event.step.output not in known or not event.tensor.numel():
+        return None
+    reader = known[event.step.output]
+    down = weights[f"{reader}.weight"] if reader is not None else None
+    if down is not None and event.expert is not None:
+        down = down[event.expert]
+    found = unit_statistics(event.tensor, top, down)
+    if event.tokens is None:
+        return found
+    tokens = event.tokens.tolist()
+    largest, active = (
+        tuple(replace(unit, token=tokens[unit.token]) for unit in order)
+        for order in (found.largest_norm, found.most_active)
+    )
+    return replace(found, largest_norm=largest, most_active=active)
+
+
 def _record(
     name: str,
     tensor: Tensor,
-    show: int | None,
+    look: _Look,
     step: Step | None = None,
     steps: Sequence[Step] = (),
     cost: Cost = _NOTHING,
+    units: Units | None = None,
 ) -> StepRecord:
     """The record of one tensor; without a step it is an input of the block."""
-    index, values = _excerpt(tensor, show)
+    index, values = _excerpt(tensor, look.show)
+    found = statistics(tensor)
     return StepRecord(
         name=name,
         op=type(step.op).__name__.lower() if step else "input",
@@ -151,12 +218,14 @@ def _record(
         inputs=step.inputs if step else (),
         shape=tuple(tensor.shape),
         dtype=str(tensor.dtype).removeprefix("torch."),
-        **_statistics(tensor),
+        **vars(found),
+        near_zero_share=found.near_zeros / tensor.numel() if tensor.numel() else None,
         params=cost.params + cost.norm_params,
         flops=cost.flops,
         parameters=_parameters(step, steps) if step else (),
         values=values,
         values_index=index,
+        units=units,
     )
 
 
@@ -173,22 +242,7 @@ def _parameters(step: Step, steps: Sequence[Step]) -> tuple[Parameter, ...]:
 def _excerpt(tensor: Tensor, show: int | None) -> tuple[tuple[tuple[int, ...], ...], Any]:
     """(indices per axis, nested lists of the values there): the first and last of every axis, `show` together."""
     index = tuple(edges(size, size if show is None else show) for size in tensor.shape)
-    for axis, kept in enumerate(index):
-        tensor = tensor.index_select(axis, torch.tensor(kept, dtype=torch.long, device=tensor.device))
+    if any(len(kept) < size for kept, size in zip(index, tensor.shape, strict=True)):
+        axes = [torch.tensor(kept, dtype=torch.long, device=tensor.device) for kept in index]
+        tensor = tensor[torch.meshgrid(*axes, indexing="ij")]  # these values alone: no axis is copied whole
     return index, tensor.double().cpu().tolist()
-
-
-def _statistics(tensor: Tensor) -> dict[str, Any]:
-    """min, max, mean, std of the finite values; counts of zeros, negatives, NaN and Inf."""
-    flat = tensor.detach().flatten()
-    finite = flat.isfinite()
-    nan, bad = int(flat.isnan().sum()), int((~finite).sum())
-    values = flat if not bad else flat[finite]
-    moments: dict[str, float | None] = dict.fromkeys(("min", "max", "mean", "std"))
-    if values.numel():
-        mean = values.mean(dtype=torch.float64).item()
-        spread = (values.double() - mean).square().mean().sqrt().item()
-        low, high = values.min().item(), values.max().item()
-        moments = {"min": low, "max": high, "mean": mean, "std": spread}
-    counts = {"zeros": int((flat == 0).sum()), "negatives": int((flat < 0).sum()), "nan": nan, "inf": bad - nan}
-    return {**moments, **counts}

@@ -18,11 +18,12 @@ from ffncli.block.recipe import steps
 from ffncli.block.steps import Norm, Step, ffn_span
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer, Model
+from ffncli.models.runnable import folder_of
 from ffncli.run.capture import cut, stand_in
 from ffncli.run.execute import norm
 from ffncli.run.live import live_ffn
 from ffncli.run.prepare import Prepared, Request, device_of, dtype_of
-from ffncli.run.pretrained import Pretrained, cannot, demanding, folder_of, load, offline, read_config
+from ffncli.run.pretrained import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.tokens import token_text, tokenizer_of
 from ffncli.run.weights import stored_weights
 
@@ -48,8 +49,6 @@ def unembed(
     """
     folder = folder_of(model, "--unembed")
     stacks = {group.stack for group in model.groups}
-    if layer.stack == "encoder" and "decoder" in stacks:
-        raise FFNError(f"--unembed: no head reads {model.name}'s encoder", "a decoder layer's output can be unembedded")
     if not stacks <= {"encoder", "decoder"}:
         names = ", ".join(sorted(stacks))
         raise FFNError(
@@ -61,7 +60,7 @@ def unembed(
         tokenizer = tokenizer_of(transformers, folder)
         where: list[str] = []
 
-        def shrink(module: Any) -> None:
+        def shrink(module: Any, lean: bool) -> None:  # lean or not: a layer too many would change the answer
             where.append(_first_alone(module, model, layer))
 
         dtype, device = dtype_of(request.dtype), device_of(request.device)

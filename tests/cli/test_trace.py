@@ -97,7 +97,13 @@ def test_every_format_of_a_moe(call, style):
 
 
 def test_not_a_number_is_null(call):
-    found = steps(call, "4x8:relu", "--input", "nan,inf,1,2")
+    code, out, err = call("trace", "4x8:relu", "--input", "nan,inf,1,2", "--json")
+    found = {step["name"]: step for step in json.loads(out)["steps"]}
+    assert code == 0
+    assert err.splitlines() == [
+        "note: input x has 1 NaN and 1 Inf",
+        "note: 'up' is the first step that is not finite, with 8 NaN",
+    ]
     assert found["x"]["values"] == [[None, None, 1.0, 2.0]]
     assert (found["x"]["nan"], found["x"]["inf"], found["up"]["nan"]) == (1, 1, 8)
     assert found["up"]["mean"] is None

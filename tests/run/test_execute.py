@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ffncli.block.activations import TABLE
 from ffncli.block.recipe import FFNSpec, MoE, steps
-from ffncli.block.steps import Activation, Axis, Norm, Route, Step
+from ffncli.block.steps import Activation, Add, Axis, Dropout, Linear, Multiply, Norm, Route, Step
 from ffncli.errors import FFNError
 from ffncli.run.execute import Mode, execute, norm, route, run
 from ffncli.run.weights import random_weights
@@ -247,3 +248,105 @@ def test_an_rmsnorms_bias_is_added(weight):
         own["weight"] = torch.full((4,), {"plain": 2.0, "one_plus": 1.0}[weight], dtype=torch.float64)
     expected = x / x.square().mean(-1, keepdim=True).sqrt() * (1 if weight == "none" else 2) + 5
     assert torch.allclose(norm(Norm("rmsnorm", axis, 0.0, weight, True), own, x), expected)
+
+
+def wide_tensors(block, weights, x, keep):
+    """{step: address} of all outputs, and the most tensors of d_ff that were alive at once."""
+    places, alive, most = {}, [], 0
+    for event in execute(block, weights, {"x": x}, keep=keep):
+        places[event.name] = event.tensor.data_ptr()
+        if event.tensor.shape[-1] == 32:
+            alive.append(weakref.ref(event.tensor))
+        del event
+        most = max(most, len({t.data_ptr() for r in alive if (t := r()) is not None}))
+    return places, most
+
+
+def test_without_keep_a_gated_block_needs_two_wide_tensors():
+    block = steps(FFNSpec(8, 32, "swiglu", norm="rmsnorm", residual=True))
+    weights, x = random_weights(block, generator()), torch.randn(5, 8)
+    before = x.clone()
+    places, most = wide_tensors(block, weights, x, frozenset())
+    assert (places["act"], places["hidden"], most) == (places["gate"], places["gate"], 2)
+    assert places["out"] == places["down"] != x.data_ptr()
+    assert torch.equal(x, before)  # an input is the caller's
+    places, _ = wide_tensors(block, weights, x, frozenset({"gate"}))
+    assert places["act"] != places["gate"]
+    assert places["hidden"] == places["act"]
+
+
+@pytest.mark.parametrize("keep", [frozenset(), frozenset({"gate"}), frozenset({"up", "act"}), frozenset({"hidden"})])
+def test_what_is_kept_is_not_changed(keep):
+    block = steps(FFNSpec(8, 32, "swiglu", dropout=0.5, residual=True))
+    weights, x = random_weights(block, generator()), torch.randn(5, 8)
+    wanted = {e.name: e.tensor for e in execute(block, weights, {"x": x})}
+    seen = {}
+    held = {}
+    for event in execute(block, weights, {"x": x}, keep=keep):
+        seen[event.name] = event.tensor.clone()
+        if event.name in keep:
+            held[event.name] = event.tensor
+    assert all(torch.equal(seen[name], wanted[name]) for name in wanted)
+    assert all(torch.equal(held[name], wanted[name]) for name in keep)
+
+
+def test_one_tensor_under_two_names_is_not_overwritten():
+    """Dropout in eval, the identity and a sum of one hand on their very input."""
+    wide = Axis("d_model", 8)
+    block = (
+        Step("a", Activation("relu"), ("x",)),
+        Step("b", Activation("identity"), ("a",)),
+        Step("c", Activation("silu"), ("b",)),  # last use of b, whose tensor is a's
+        Step("d", Add(), ("a", "c")),
+        Step("e", Dropout(0.5), ("d",)),
+        Step("f", Activation("silu"), ("d",)),  # last use of d, whose tensor is e's
+        Step("g", Multiply(), ("e", "f")),
+        Step("h", Linear(wide, wide), ("g",)),
+    )
+    weights, x = {"h.weight": torch.randn(8, 8)}, torch.randn(5, 8)
+    wanted = run(block, weights, {"x": x})
+    *_, last = execute(block, weights, {"x": x}, keep=frozenset())
+    assert torch.equal(last.tensor, wanted)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_an_activation_over_its_input_is_the_same(name, monkeypatch):
+    """In chunks, to the last bit."""
+    monkeypatch.setattr("ffncli.run.execute._CHUNK", 64)
+    block = steps(FFNSpec(8, 37, name, gated=True, clamp=2.0, up_plus=1.0))
+    weights, x = random_weights(block, generator()), 3 * torch.randn(2, 5, 8)
+    found = {e.name: e.tensor.clone() for e in execute(block, weights, {"x": x}, keep=frozenset())}
+    for event in execute(block, weights, {"x": x}):
+        assert torch.equal(found[event.name], event.tensor), event.name
+
+
+def test_what_is_kept_inside_an_expert_is_not_changed():
+    block = steps(FFNSpec(8, 16, "swiglu", moe=MoE(2, 2)))
+    weights, x = random_weights(block, generator()), torch.randn(5, 8)
+    wanted = {e.name: e.tensor for e in execute(block, weights, {"x": x})}
+    keep = frozenset({"experts.1.gate", "experts.0.hidden"})
+    found = {e.name: e.tensor for e in execute(block, weights, {"x": x}, keep=keep)}
+    assert torch.equal(found["experts"], wanted["experts"])
+    assert all(torch.equal(found[name], wanted[name]) for name in keep)
+    assert found["experts.0.gate"].data_ptr() == found["experts.0.act"].data_ptr()
+
+
+def test_a_gate_of_one_number_per_token_is_not_written_over():
+    """shared experts: [tokens, 1] times [tokens, d_model], in chunks of rows."""
+    block = steps(FFNSpec(8, 16, "swiglu", moe=MoE(2, 1, 1, shared_gate=True)))
+    weights, x = random_weights(block, generator()), torch.randn(2, 5, 8)
+    wanted = run(block, weights, {"x": x})
+    *_, last = execute(block, weights, {"x": x}, keep=frozenset())
+    assert torch.equal(last.tensor, wanted)
+
+
+def test_a_dtype_that_the_device_cannot_compute_is_said(monkeypatch):
+    def refuse(*_, **__):
+        raise NotImplementedError("\"silu_cpu\" not implemented for 'Half'")
+
+    monkeypatch.setattr("ffncli.run.execute._activation", refuse)
+    block = steps(FFNSpec(8, 16, "swiglu"))
+    weights = random_weights(block, generator(), torch.float16)
+    with pytest.raises(FFNError, match="step 'act' cannot be computed in float16 on cpu") as error:
+        run(block, weights, {"x": torch.randn(2, 8).half()})
+    assert error.value.code == 3

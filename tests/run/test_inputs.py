@@ -118,3 +118,38 @@ def test_a_text_file_without_end_is_refused(tmp_path, monkeypatch):
     (tmp_path / "x.csv").write_text("1,2,3,4")
     with pytest.raises(FFNError, match="is larger than 6 bytes"):
         made(tmp_path / "x.csv")
+
+
+def test_json_may_name_its_list(tmp_path):
+    (tmp_path / "x.json").write_text('{"about": 1, "x": [[1, 2, 3, 4]]}')
+    assert made(tmp_path / "x.json").tolist() == [[1, 2, 3, 4]]
+    (tmp_path / "x.json").write_text('{"hidden": [1, 2, 3, 4]}')
+    assert made(tmp_path / "x.json").tolist() == [[1, 2, 3, 4]]
+    for text, message in (
+        ('{"a": 1, "b": 2}', "object of 2 entries"),
+        ('{"x": {"y": 1}}', "no regular array"),
+        ("{}", "0"),
+    ):
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(FFNError, match=message):
+            made(tmp_path / "x.json")
+
+
+def test_csv_as_spreadsheets_write_it(tmp_path):
+    (tmp_path / "x.csv").write_text("a,b,c,d\n1,2,3,4\n", "utf-8-sig")
+    assert made(tmp_path / "x.csv").tolist() == [[1, 2, 3, 4]]
+    (tmp_path / "x.csv").write_text("1,2,3,4\na,b,c,d\n")
+    with pytest.raises(FFNError, match="'a' is not a number"):
+        made(tmp_path / "x.csv")
+    (tmp_path / "x.csv").write_text("a,b,3,4\n1,2,3,4\n")
+    with pytest.raises(FFNError, match="'a' is not a number"):
+        made(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize("kind", ["f2", "f4", "f8", ">f4", "i4", "u1", "?"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npy_of_any_number(tmp_path, kind, order):
+    values = (np.arange(8).reshape(2, 4) % 2).astype(kind)
+    np.save(tmp_path / "x.npy", np.asarray(values, order=order))
+    found = made(tmp_path / "x.npy")
+    assert (found.tolist(), found.is_contiguous()) == (values.astype(float).tolist(), True)

@@ -1,0 +1,234 @@
+"""What watching costs: `ffn trace` of a block as wide as the largest dense models', step by step.
+
+What: for every step of a block (d_model 8192, d_ff 28672, 8192 tokens, float32; gated silu and plain relu), the time
+that the step takes inside the trace, the time of its statistics and excerpt, and the time of the bare step: the same
+operation in a process that only runs the block, with a fresh tensor for every result, as torch does by itself.
+Also the time of rendering the page, and the process's peak memory over that of importing torch.
+
+How: two fresh processes per case. One runs the command line itself, its reader of steps timed from outside; it reads
+VmHWM at its end. The other runs the steps alone. Times are CPU seconds of all threads, the system's included: other
+programs on the machine change them little. Memory is bounded by the weights, the two largest intermediates, and what is
+alive beside them and d_model wide: the block's input, and the norm's output where there is a norm.
+
+`share` is statistics over the bare step, `over` is (step + statistics) over the bare step, less one: what the step
+takes longer for being watched. A matrix product is long, and 10 % of it is much. An elementwise step is one pass over
+memory; its exact statistics are more work than the step itself. But the trace writes its result over its input in
+chunks, and fresh memory costs more than the values: so the step with its statistics is held against the bare one.
+
+Limits: `share` at most 10 % for every matrix product and for all steps together with the printing, `over` at most 10 %
+for the elementwise ones, memory within its bound + 100 MB (code, and the work space of
+matrix products). A norm is shown and not judged. The exit code is 1 where a
+limit is missed. Linux only. MB and GB are powers of ten.
+
+    python benchmarks/trace_scale.py [--scale X] [--case NAME] [--threads N] [--save FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import astuple, dataclass, fields
+
+from common import machine, save
+
+D_MODEL, D_FF, TOKENS = 8192, 28672, 8192
+PRODUCTS = ("gate", "up", "down")
+LIMIT, ALLOWANCE = 0.10, 100e6
+
+COMMON = """
+import json, sys, time
+
+def peak():
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return 1024 * int(status["VmHWM"].split()[0])
+
+def finish(**figures):
+    with open(path, "w") as file:
+        json.dump({"peak": peak(), **figures}, file)
+
+path = sys.argv.pop(1)
+"""
+IMPORTS = COMMON + "import torch, numpy; finish()"
+# The generator of steps is timed from outside: what passes between two of its events is statistics and excerpts.
+TRACE = (
+    COMMON
+    + """
+import ffncli.run.trace as traced
+from ffncli.cli.main import main
+from ffncli.show.output import Output
+
+execute, record, show = traced.execute, traced._record, Output.show
+steps, watched, printing = {}, {}, []
+
+def timed_steps(*arguments):
+    events = execute(*arguments)
+    while True:
+        start = time.process_time()
+        try:
+            event = next(events)
+        except StopIteration:
+            return
+        end = time.process_time()
+        steps[event.name] = end - start
+        yield event
+        watched[event.name] = time.process_time() - end
+        del event
+
+def timed_show(self, answer):
+    start = time.process_time()
+    show(self, answer)
+    printing.append(time.process_time() - start)
+
+traced.execute, Output.show = timed_steps, timed_show
+try:
+    main()
+finally:
+    finish(steps=steps, watched=watched, printing=printing[0] if printing else None)
+"""
+)
+BARE = (
+    COMMON
+    + """
+import torch
+from ffncli.block.recipe import FFNSpec, steps
+from ffncli.run.execute import execute
+from ffncli.run.weights import random_weights
+
+d_model, d_ff, tokens, threads, activation, gated, norm = json.loads(sys.argv[1])
+if threads:
+    torch.set_num_threads(threads)
+block = steps(FFNSpec(d_model, d_ff, activation, gated=gated, **({"norm": norm} if norm else {})))
+draw = torch.Generator().manual_seed(0)
+weights, x = random_weights(block, draw), torch.randn(tokens, d_model, generator=draw)
+times, start = {}, time.process_time()
+with torch.no_grad():
+    for event in execute(block, weights, {"x": x}):
+        times[event.name] = time.process_time() - start
+        del event
+        start = time.process_time()
+finish(steps=times)
+"""
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A block at a scale: `norm` is rmsnorm before it, or nothing."""
+
+    name: str
+    activation: str
+    gated: bool
+    norm: str | None
+    d_model: int
+    d_ff: int
+    tokens: int
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of `ffn trace`."""
+        form = ["--gated"] if self.gated else ["--plain"]
+        norm = ["--norm", self.norm] if self.norm else []
+        tokens = ["--tokens", str(self.tokens), "--input", "randn"]
+        return ["trace", f"{self.d_model}x{self.d_ff}:{self.activation}", *form, *norm, *tokens]
+
+    @property
+    def bound(self) -> int:
+        """Bytes of the weights, the two largest intermediates, and the d_model-wide tensors alive beside them."""
+        weights = (3 if self.gated else 2) * self.d_model * self.d_ff
+        narrow = (2 if self.norm else 1) * self.d_model
+        return 4 * (weights + self.tokens * (2 * self.d_ff + narrow))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step's figures in CPU seconds; for `all` also bytes."""
+
+    case: str
+    d_model: int
+    d_ff: int
+    tokens: int
+    step: str
+    bare_s: float
+    step_s: float
+    statistics_s: float
+    share: float
+    over: float
+    passed: bool
+    printing_s: float | None = None
+    peak_bytes: int | None = None
+    bound_bytes: int | None = None
+
+
+def child(program: str, *arguments: str) -> dict:
+    """What a fresh process reports."""
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as report:
+        command = [sys.executable, "-c", program, report.name, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(arguments)} failed with {done.returncode}:\n{done.stderr}")
+        return json.load(report)
+
+
+def measure(case: Case, base: int, threads: int | None) -> list[Row]:
+    """A row per step, the last one for all together."""
+    traced = child(TRACE, *case.arguments, *(["--threads", str(threads)] if threads else []))
+    shape = [case.d_model, case.d_ff, case.tokens, threads, case.activation, case.gated, case.norm]
+    bare = child(BARE, json.dumps(shape))["steps"]
+    size = (case.name, case.d_model, case.d_ff, case.tokens)
+    rows = []
+    for name, alone in bare.items():
+        step, watched = traced["steps"][name], traced["watched"][name]
+        over = (step + watched) / alone - 1
+        share = watched / alone
+        passed = name == "norm" or (share if name in PRODUCTS else over) <= LIMIT
+        rows.append(Row(*size, name, alone, step, watched, share, over, passed))
+    alone, step = sum(r.bare_s for r in rows), sum(r.step_s for r in rows)
+    watched = sum(r.statistics_s for r in rows) + traced["printing"]
+    over, peak = (step + watched) / alone - 1, traced["peak"] - base
+    passed = watched / alone <= LIMIT and peak <= case.bound + ALLOWANCE
+    whole = Row(*size, "all", alone, step, watched, watched / alone, over, passed, traced["printing"], peak, case.bound)
+    return [*rows, whole]
+
+
+def show(row: Row) -> None:
+    """One line of the table."""
+    times = f"{row.bare_s:9.3f} {row.step_s:9.3f} {row.statistics_s:10.3f} {row.share:7.1%} {row.over:+7.1%}"
+    print(f"{row.case:<6} {row.step:<8} {times}  {'pass' if row.passed else 'MISS'}")
+    if row.peak_bytes is not None and row.bound_bytes is not None:
+        share = row.peak_bytes / row.bound_bytes
+        print(f"       peak {row.peak_bytes / 1e9:.2f} GB, bound {row.bound_bytes / 1e9:.2f} GB ({share:.2f})", end="")
+        print(f"; printing {row.printing_s:.3f} s", flush=True)
+
+
+def main() -> int:
+    """Measure, print, save; 1 where a limit is missed."""
+    parser = argparse.ArgumentParser(description="What ffn trace adds to the time and memory of a block's steps.")
+    parser.add_argument("--scale", type=float, default=1.0, help="of d_model, d_ff and tokens; 0.25 is quick [1]")
+    parser.add_argument("--case", choices=("gated", "plain"), help="only this one [both]")
+    parser.add_argument("--threads", type=int, help="CPU threads [torch's choice]")
+    parser.add_argument("--save", metavar="FILE", help="write the results there as CSV")
+    options = parser.parse_args()
+    d_model, d_ff, tokens = (max(1, round(size * options.scale)) for size in (D_MODEL, D_FF, TOKENS))
+    print(", ".join(f"{name} {value}" for name, value in machine("torch").items()))
+    print(f"d_model {d_model}, d_ff {d_ff}, {tokens} tokens, float32")
+    print(f"{'case':<6} {'step':<8} {'bare s':>9} {'step s':>9} {'watching s':>10} {'share':>7} {'over':>7}")
+    base = min(child(IMPORTS)["peak"] for _ in range(3))
+    cases = (
+        Case("gated", "silu", True, "rmsnorm", d_model, d_ff, tokens),
+        Case("plain", "relu", False, None, d_model, d_ff, tokens),
+    )
+    rows: list[Row] = []
+    for case in (c for c in cases if options.case in (None, c.name)):
+        for row in measure(case, base, options.threads):
+            show(row)
+            rows.append(row)
+    if options.save:
+        save(options.save, [f.name for f in fields(Row)], map(astuple, rows), machine("torch"))
+    return int(not all(row.passed for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

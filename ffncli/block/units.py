@@ -1,0 +1,32 @@
+"""Which steps show a block's hidden units: read off the axes, so that any block says it, experts included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ffncli.block.steps import Activation, Experts, Linear, Norm, Route, Step
+
+
+def unit_steps(steps: Sequence[Step]) -> Mapping[str, str | None]:
+    """Steps as wide as d_ff that come after an activation → the Linear that reads them, if one does.
+
+    `{"act": None, "hidden": "down"}` for a gated block. An activation that is the identity decides nothing.
+    """
+    wide: set[str] = set()
+    found: dict[str, str | None] = {}
+    for step in steps:
+        match step.op:
+            case Linear(into, out):
+                for name in set(step.inputs) & set(found) if into.name == "d_ff" else ():
+                    found[name] = step.output
+                wide |= {step.output} if out.name == "d_ff" else set()
+            case Norm(axis=axis):
+                wide |= {step.output} if axis.name == "d_ff" else set()
+            case Route() | Experts():
+                pass
+            case _:
+                wide |= {step.output} if wide & set(step.inputs) else set()
+        decides = isinstance(step.op, Activation) and step.op.function != "identity"
+        if step.output in wide and not isinstance(step.op, Linear) and (decides or set(found) & set(step.inputs)):
+            found[step.output] = None
+    return found

@@ -1,0 +1,72 @@
+"""What a trace says of hidden units and of what is not finite: its options, and how it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ffncli.cli.options import Count, natural
+from ffncli.errors import ExitCode, FFNError
+from ffncli.show.parts import Line, Part
+from ffncli.show.tables import Table
+
+if TYPE_CHECKING:
+    from ffncli.run.not_finite import NotFinite
+    from ffncli.run.trace import StepRecord
+    from ffncli.run.units import Unit
+    from ffncli.show.output import Output
+
+_insight = partial(typer.Option, rich_help_panel="Insight")
+
+
+@dataclass(frozen=True)
+class InsightOptions:
+    """--top-units and --fail-on-nonfinite."""
+
+    top_units: Annotated[
+        Count,
+        _insight("--top-units", metavar="K", parser=natural("--top-units", 1000),
+                 help="Show the K largest-norm and most active hidden units."),
+    ] = None  # fmt: skip
+    fail_on_nonfinite: Annotated[
+        bool, _insight("--fail-on-nonfinite", help="Exit with 1 where input, weights or steps have NaN or Inf.")
+    ] = False
+
+    def judge(self, found: Sequence[NotFinite], output: Output) -> None:
+        """After the answer: a note each, or, where it was asked for, FFNError (exit 1) with all of them."""
+        if found and self.fail_on_nonfinite:
+            raise FFNError(f"not finite: {'; '.join(map(str, found))}", code=ExitCode.FAILED)
+        for one in found:
+            output.note(str(one))
+
+
+def unit_parts(record: StepRecord) -> list[Part]:
+    """How many units are dead, where any is and there are several tokens; the units that were asked for."""
+    units = record.units
+    if units is None:
+        return []
+    parts: list[Part] = []
+    if units.near_dead and units.tokens > 1:
+        near = f"{units.near_dead:,} within 0.001 of it" if units.near_dead > units.dead else ""
+        text = f"{units.dead:,} of {units.units:,} units are zero for every token"
+        parts.append(Line(", ".join(filter(None, (text, near))), quiet=True))
+    if units.largest_norm == units.most_active:
+        orders = [("largest-norm and most active units", units.largest_norm)]
+    else:
+        orders = [("largest-norm units", units.largest_norm), ("most active units", units.most_active)]
+    return parts + [_table(f"{title} of {record.name}", order) for title, order in orders if order]
+
+
+def _table(title: str, order: Sequence[Unit]) -> Table:
+    """A row per unit: its size over the tokens, its largest value and where, what it writes."""
+    writes = order[0].writes is not None
+    columns = ("unit", "norm", "mean |x|", "largest", "at token", *(("writes",) if writes else ()))
+    rows = [
+        (str(u.unit), u.norm, u.mean_abs, u.largest, str(u.token), *((u.writes,) if u.writes is not None else ()))
+        for u in order
+    ]
+    return Table(columns, rows, title + (" (writes: norm × its W2 column's norm)" if writes else ""))

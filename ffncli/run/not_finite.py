@@ -1,0 +1,41 @@
+"""Where NaN and Inf are in a trace: inputs, weights by name, and the first step that has any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ffncli.run.statistics import not_finite
+from ffncli.run.trace import Trace
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """A tensor with NaN or Inf. `kind` is input, weight or step; of the steps only the first one is named."""
+
+    kind: str
+    name: str
+    nan: int
+    inf: int
+
+    def __str__(self) -> str:
+        """`weight up.weight has 3 NaN and 1 Inf`."""
+        counts = " and ".join(f"{n:,} {what}" for n, what in ((self.nan, "NaN"), (self.inf, "Inf")) if n)
+        if self.kind == "step":
+            return f"'{self.name}' is the first step that is not finite, with {counts}"
+        return f"{self.kind} {self.name} has {counts}"
+
+
+def find_not_finite(result: Trace, weights: Mapping[str, Tensor]) -> tuple[NotFinite, ...]:
+    """Every input and weight that has NaN or Inf, and the first step that has; empty where all values are finite."""
+    found = [NotFinite("input", r.name, r.nan, r.inf) for r in result.steps if r.op == "input" and r.nan + r.inf]
+    for name, tensor in weights.items():
+        nan, inf = not_finite(tensor)
+        if nan + inf:
+            found.append(NotFinite("weight", name, nan, inf))
+    first = next((r for r in result.steps if r.op != "input" and r.nan + r.inf), None)
+    if first:
+        found.append(NotFinite("step", first.name, first.nan, first.inf))
+    return tuple(found)

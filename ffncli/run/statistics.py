@@ -1,0 +1,214 @@
+"""What a tensor holds, in numbers: one reading of memory, in chunks that stay in the processor's cache.
+
+A wide intermediate is gigabytes, and reading it is what costs: every chunk is copied, compared and counted while it
+lies in the cache, and nothing as large as the tensor is ever made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import frexp, gcd, inf, isfinite, sqrt
+
+import torch
+from torch import Tensor
+
+NEAR_ZERO = 1e-3  # |x| up to this is a near zero, rounded to float32 as the values are
+BINS = 32
+# Values read at once. With its float64 copy a chunk is 12 MB: small for a last-level cache, large beside the cost of a
+# call. Never above 2²⁴, up to which float32 counts exactly.
+_CHUNK = 1 << 20
+_CHUNK_ON_GPU = 1 << 24
+_MOST_IN_HISTOGRAM = 1 << 17  # a bar is then right within a hundredth of the highest
+_SAMPLE = 4096
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """min, max, mean and std (divisor n) of the finite values, None where there are none; counts of the rest.
+
+    `near_zeros` counts |x| ≤ NEAR_ZERO, zeros included. `histogram` counts finite values in BINS equal bins from min to
+    max, every `histogram_stride`-th value of the tensor (1: all); empty where all values are one.
+    """
+
+    min: float | None
+    max: float | None
+    mean: float | None
+    std: float | None
+    zeros: int
+    near_zeros: int
+    negatives: int
+    nan: int
+    inf: int
+    histogram: tuple[int, ...]
+    histogram_stride: int
+
+
+def statistics(tensor: Tensor) -> Statistics:
+    """The statistics of a tensor of any shape and floating type, in float64, infinite values counted as such."""
+    flat = tensor.detach().reshape(-1)
+    found = _read(flat, _pivot(flat))
+    if found.low < found.high:
+        if not 1e-280 < found.squares < inf:  # float64's range did not do
+            largest = max(abs(found.low), abs(found.high))
+            found = _read(flat, found.pivot, 2.0 ** max(min(-frexp(largest)[1], 1000), -1000))
+        if found.spread * 1000 < abs(found.shifted_mean):  # the few values of the pivot were unlike the others
+            found = _read(flat, found.mean, found.scale)
+    low, high, mean, std = (found.low, found.high, found.mean, found.std) if found.count else (None,) * 4
+    histogram, stride = _histogram(flat, tensor.shape[-1] if tensor.dim() else 1, found.low, found.high)
+    counts = (found.zeros, found.near, found.negatives + found.negative_inf, found.nan, found.inf)
+    return Statistics(low, high, mean, std, *counts, histogram, stride)
+
+
+def not_finite(tensor: Tensor) -> tuple[int, int]:
+    """How many values are NaN, and how many infinite."""
+    nan = infinite = 0
+    for piece in _chunks(tensor.detach().reshape(-1)):
+        low, high = piece.aminmax()
+        if not (isfinite(low.item()) and isfinite(high.item())):
+            nan += int(piece.isnan().sum())
+            infinite += int(piece.isinf().sum())
+    return nan, infinite
+
+
+def chunk_size(tensor: Tensor) -> int:
+    """How many values to take at once where this tensor lies."""
+    return _CHUNK_ON_GPU if tensor.is_cuda else _CHUNK
+
+
+def _chunks(flat: Tensor) -> Iterator[Tensor]:
+    size = chunk_size(flat)
+    for start in range(0, flat.numel(), size):
+        yield flat[start : start + size]
+
+
+@dataclass
+class _Sums:
+    """What has been read so far. `total` and `squares` are of scale · (x - pivot), so that nothing cancels."""
+
+    pivot: float
+    scale: float
+    count: int = 0
+    low: float = inf
+    high: float = -inf
+    total: float = 0.0
+    squares: float = 0.0
+    zeros: int = 0
+    near: int = 0
+    negatives: int = 0
+    nan: int = 0
+    inf: int = 0
+    negative_inf: int = 0
+
+    @property
+    def shifted_mean(self) -> float:
+        """The mean of scale · (x - pivot)."""
+        return self.total / self.count
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of scale · (x - pivot)."""
+        return sqrt(max(self.squares / self.count - self.shifted_mean**2, 0.0))
+
+    @property
+    def mean(self) -> float:
+        """The mean of x."""
+        return min(max(self.pivot + self.shifted_mean / self.scale, self.low), self.high)
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of x."""
+        return self.spread / self.scale
+
+
+def _read(flat: Tensor, pivot: float, scale: float = 1.0) -> _Sums:
+    """One pass over all values."""
+    sums = _Sums(pivot, scale)
+    size = min(chunk_size(flat), flat.numel())
+    wide = torch.empty(size, dtype=torch.float64, device=flat.device)
+    # float16 and bfloat16 are exact in float32, whose sums neither overflow nor stop counting at 256
+    work = flat.dtype if flat.dtype == torch.float64 else torch.float32
+    scratch = torch.empty(size, dtype=work, device=flat.device)
+    for piece in _chunks(flat):
+        _add(sums, piece.to(work), wide, scratch)
+    return sums
+
+
+def _add(sums: _Sums, piece: Tensor, wide: Tensor, scratch: Tensor) -> None:
+    """One chunk, in a few operations that find it in the cache."""
+    low, high = (end.item() for end in piece.aminmax())  # NaN where any value is
+    if not (isfinite(low) and isfinite(high)):
+        sums.nan += int(piece.isnan().sum())
+        sums.inf += int(piece.isinf().sum())
+        sums.negative_inf += int((piece == -inf).sum())
+        piece = piece[piece.isfinite()]
+        if not piece.numel():
+            return
+        low, high = (end.item() for end in piece.aminmax())
+    n = piece.numel()
+    sums.count += n
+    sums.low, sums.high = min(sums.low, low), max(sums.high, high)
+    wide = wide[:n].copy_(piece)
+    if sums.pivot:
+        wide.sub_(sums.pivot)
+    if sums.scale != 1:
+        wide.mul_(sums.scale)
+    sums.total += wide.sum().item()
+    sums.squares += torch.dot(wide, wide).item()
+    _count(sums, piece, low, high, scratch[:n])
+
+
+def _count(sums: _Sums, piece: Tensor, low: float, high: float, scratch: Tensor) -> None:
+    """Zeros, near zeros, negatives: signs are summed as floats.
+
+    That is four times as fast as a mask that is made and counted, and where zeros are many, ten times as
+    `count_nonzero` of floats, which branches.
+    """
+    n = piece.numel()
+    if low > 0 or high < 0:
+        sums.negatives += n if high < 0 else 0
+    else:
+        torch.sign(piece, out=scratch)
+        rest, difference = int(torch.dot(scratch, scratch)), int(scratch.sum())
+        sums.zeros += n - rest
+        sums.negatives += (rest - difference) // 2
+    bound = _near_zero(piece.dtype)
+    if low <= bound and high >= -bound:
+        torch.ops.aten.hardshrink.out(piece, bound, out=scratch)
+        scratch.sign_()
+        sums.near += n - int(torch.dot(scratch, scratch))
+
+
+def _near_zero(dtype: torch.dtype) -> float:
+    """NEAR_ZERO as a value of this type: what prints as 0.001 is near."""
+    return torch.tensor(NEAR_ZERO, dtype=dtype).item()
+
+
+def _pivot(flat: Tensor) -> float:
+    """A value of the tensor's where its values are far from zero beside their spread, else zero.
+
+    A sum of squares of x would leave no digit of their spread; a constant tensor has a std of exactly zero.
+    """
+    sample = flat[:: max(1, flat.numel() // _SAMPLE)].double()
+    sample = sample[sample.isfinite()]
+    if not sample.numel():
+        return 0.0
+    far = abs(sample.mean().item()) > 10 * sample.std(correction=0).item()
+    return sample.median().item() if far else 0.0
+
+
+def _histogram(flat: Tensor, width: int, low: float, high: float) -> tuple[tuple[int, ...], int]:
+    """(counts in equal bins from `low` to `high`, stride). In large tensors every stride-th value stands for all.
+
+    Binning costs more than all else together. The stride shares no factor with the rows' width: all columns are met.
+    """
+    stride = max(1, -(-flat.numel() // _MOST_IN_HISTOGRAM))
+    if not low < high:
+        return (), stride
+    while stride > 1 and gcd(stride, width) > 1:
+        stride += 1
+    sample = flat[::stride].double()
+    sample = sample[sample.isfinite()]
+    half = 1.0 if isfinite(high - low) else 0.5
+    sample = (sample * half - low * half) / (high * half - low * half)
+    return tuple(int(n) for n in torch.histc(sample, BINS, 0.0, 1.0).tolist()), stride

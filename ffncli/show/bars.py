@@ -1,0 +1,22 @@
+"""A histogram as one line of block characters (`encodable` has ASCII for them)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_FEWEST = 8
+
+
+def bars(counts: Sequence[int]) -> str:
+    """`▁▃▆█▅▂▁`, as high as the counts, the fullest bin a full block; a bin with nothing is a space.
+
+    Neighbours are taken together where there are fewer than three values per bar on average; empty where even 8 bars
+    would have no more.
+    """
+    while len(counts) > _FEWEST and sum(counts) < 3 * len(counts):
+        counts = [a + b for a, b in zip(counts[::2], counts[1::2], strict=True)]
+    if not counts or sum(counts) < 3 * len(counts):
+        return ""
+    most = max(counts)
+    return "".join(_BLOCKS[-(-len(_BLOCKS) * n // most) - 1] if n else " " for n in counts)

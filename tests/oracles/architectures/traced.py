@@ -1,0 +1,268 @@
+"""Tiny models as transformers saves them, traced: what our steps make of weights on disk, beside the module's own.
+
+Every parameter is random. The live model runs once on random tokens; what enters and leaves each layer's FFN is caught
+at the modules that `live_ffn` names, and so is what goes through its norms and what leaves its layer. One layer of each
+group is compared. Errors are max|a − b| / max|b| with transformers' tensor as b.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from tempfile import TemporaryDirectory
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffncli.block.steps import ffn_span, ffn_steps
+from ffncli.models.model import Layer
+from ffncli.models.source import load
+from ffncli.run.execute import run
+from ffncli.run.live import LiveFFN, live_ffn, live_weights
+from ffncli.run.prepare import Prepared, Request, prepare
+from tests.oracles.architectures import Architecture, build, text_architectures
+
+COLUMNS = ("model_type", "class", "layers", "relative_error", "norms", "block", "result", "reason")
+FP32 = 1e-6
+VOCAB, BATCH, TOKENS = 60, 2, 8
+_HEADS = {"num_key_value_heads": 4}
+# What a forward pass needs beyond the sizes that a count needs.
+SAID: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa",
+                     "longcat_flash", "minicpm3", "youtu"), _HEADS),
+    "dbrx": {"attn_config": {"rope_theta": 10_000.0, "clip_qkv": 8.0}},
+    "whisper": {"num_mel_bins": 8, "max_source_positions": TOKENS},
+}  # fmt: skip
+PAIRED = {
+    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "encoder-decoder", "fsmt", "led", "longt5", "m2m_100",
+    "marian", "mbart", "mt5", "musicgen", "musicgen_melody", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart",
+    "prophetnet", "seamless_m4t", "seamless_m4t_v2", "switch_transformers", "t5", "t5gemma", "t5gemma2", "umt5",
+    "whisper",
+}  # fmt: skip
+# Where what leaves the layer is not what leaves the block, so that it says nothing of it.
+_GATED = "the layer scales its output, or adds to it, once more"
+_NO_LAYER = "a layer has no module of its own"
+APART: Mapping[str, str] = {
+    **dict.fromkeys(("xlm", "flaubert"), _NO_LAYER),
+    "albert": "a layer's module holds several blocks", "zamba": "the layer goes on after the block that it shares",
+    **dict.fromkeys(("beam", "doge", "minimax"), "the residual is scaled: the block ends before it"),
+    **dict.fromkeys(("gemma3n", "gemma3n_text", "hy_v4", "qwen4_exp", "qwen4_exp_text"), "several residual streams"),
+    **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text", "gemma4_unified_assistant"),
+                    _GATED),
+    "longcat_flash": "a layer holds three FFNs", "xmod": "adapters of the language follow",
+    "mobilebert": "bottlenecks around its FFNs", "reformer": "a reversible layer has two streams",
+}  # fmt: skip
+NLLB = "transformers 5.23 encodes the choice twice: its experts are mixed here as its own router weighs them"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One layer's errors: of its FFN, of its norms, of the whole block's output against what leaves the layer.
+
+    `block` is None where these are not the same thing. `live` is where the FFN was found in memory, `same` whether the
+    weights there are, bit by bit, those that were read from disk; `strange` are parameters of the modules found there
+    that do not belong to the FFN or its norms.
+    """
+
+    layer: Layer
+    live: LiveFFN
+    ffn: float
+    norms: Mapping[str, float]
+    block: float | None
+    same: bool
+    strange: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """`decoder.3`."""
+        return f"{self.layer.stack}.{self.layer.index}"
+
+    @property
+    def reason(self) -> str:
+        """What is wrong; empty where nothing is."""
+        return "; ".join(f"{self.name}: {problem}" for problem in self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        if not self.ffn <= FP32:
+            yield f"the FFN departs by {self.ffn:.1e}"
+        for step, error in self.norms.items():
+            if not error <= FP32:
+                yield f"{step} departs by {error:.1e}"
+        if self.block is not None and not self.block <= FP32:
+            yield f"the block departs by {self.block:.1e}"
+        if not self.same:
+            yield "its weights in memory are not those on disk"
+        if self.strange:
+            yield f"{self.strange[0]} is none of the FFN's"
+        yield from (note for note in self.notes if "other branch" not in note)
+
+
+@dataclass
+class _Caught:
+    """What went into modules (their first tensor) and came out of them (the first of a tuple), the first time."""
+
+    given: dict[str, Tensor] = field(default_factory=dict)
+    made: dict[str, Tensor] = field(default_factory=dict)
+
+    def watch(self, model: nn.Module, names: Iterable[str]) -> None:
+        for name in {*names}:
+            model.get_submodule(name).register_forward_hook(self._hook(name), with_kwargs=True)
+
+    def _hook(self, name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+            first = next((t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)), None)
+            made = out[0] if isinstance(out, (tuple, list)) else out
+            if isinstance(first, Tensor) and isinstance(made, Tensor):
+                self.given.setdefault(name, first.clone())
+                self.made.setdefault(name, made.clone())
+
+        return hook
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def made(name: str, case: Architecture) -> nn.Module:
+    """The tiny model, ready to run: random values of fan-in scale everywhere, in the buffers that are stored too."""
+    model = build(name, replace(case, values={**case.values, **SAID.get(name, {})})).eval()
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
+    if hasattr(model, "set_default_language"):
+        model.set_default_language("en_XX")
+    if name == "nllb-moe":
+        for module in model.modules():
+            if type(module).__name__ == "NllbMoeExperts":
+                module.forward = MethodType(_mixed, module)
+    kept, generator = set(model.state_dict()), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for at, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if at not in kept or not tensor.is_floating_point() or at.endswith((".beta", ".eps")):  # constants
+                continue
+            scale = 1 / math.sqrt(tensor.shape[-1]) if tensor.dim() > 1 else 0.3
+            tensor.copy_(scale * torch.randn(tensor.shape, generator=generator))
+            if "norm" in at.lower() or ".ln_" in at:
+                tensor.add_(0.8)
+    return model
+
+
+def _mixed(self: Any, tokens: Tensor, _: Tensor, weights: Tensor) -> Tensor:
+    """NLLB's experts on `tokens` [tokens, d], each by its weight, shrunk by what training drops."""
+    mixed = sum(weights[:, e, None] * self[f"expert_{e}"](tokens) for e in range(self.num_experts))
+    return mixed * (1 - self.moe_token_dropout)
+
+
+def _given(name: str, model: Any) -> dict[str, Any]:
+    """Random inputs of one forward pass."""
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(3, VOCAB, (BATCH, TOKENS), generator=generator)
+    given: dict[str, Any] = {"input_ids": tokens, "use_cache": False}
+    if name in PAIRED:
+        rows = BATCH * (model.decoder.num_codebooks if name.startswith("musicgen") else 1)
+        given["decoder_input_ids"] = torch.randint(3, VOCAB, (rows, TOKENS - 2), generator=generator)
+    if name == "whisper":
+        del given["input_ids"]
+        given["input_features"] = torch.randn(BATCH, 8, 2 * TOKENS, generator=generator)
+    return given
+
+
+def _run(name: str, model: nn.Module, places: Mapping[Layer, LiveFFN], caught: _Caught) -> None:
+    """The forward pass; then, by itself, the module around every FFN that it does not come by.
+
+    Such are layers that only read an image (Mllama), and models that want speech (Voxtral) or another model's states.
+    """
+    with torch.no_grad():
+        with suppress(AttributeError, RuntimeError, ValueError):  # text alone does not carry all of them to the end
+            model(**_given(name, model))
+        for layer, live in places.items():
+            if live.enters not in caught.given:
+                x = torch.randn(1, TOKENS, layer.spec.d_model, generator=torch.Generator().manual_seed(4))
+                model.get_submodule(live.enters.rpartition(".")[0])(x)
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+def compare(name: str, case: Architecture) -> list[Compared]:
+    """One layer of every group of blocks, read from where transformers saved it, beside the live model's own."""
+    model = made(name, case)
+    with TemporaryDirectory() as at:
+        model.save_pretrained(at)  # type: ignore[operator]
+        ours = load(at)
+        layers = [Layer(group.stack, group.layers[0], group.spec) for group in ours.groups]
+        ready = [prepare(ours, Request(layer=f"{layer.stack}.{layer.index}")) for layer in layers]
+    places = {layer: live_ffn(model, ours, layer) for layer in layers}
+    weights = [live_weights(model, ours, layer) for layer in layers]
+    pairs = zip(ready, weights, strict=True)
+    same = [all(torch.equal(read.weights[n], t) for n, t in own.items()) for read, own in pairs]
+    caught = _Caught()
+    for live in places.values():
+        caught.watch(model, (live.enters, *live.leaves, live.layer, *live.norms.values()))
+    _run(name, model, places, caught)
+    with torch.no_grad():
+        found = [_compared(name, *one, caught) for one in zip(places.items(), ready, same, strict=True)]
+    return [replace(one, strange=_strange(model, case, one.live)) for one in found]
+
+
+def _compared(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool, caught: _Caught) -> Compared:
+    layer, live = at
+    x = caught.given[live.enters]
+    theirs = sum((caught.made[module].reshape(x.shape) for module in live.leaves), torch.zeros(()))
+    start, _ = ffn_span(ready.steps)
+    ours = run(ffn_steps(ready.steps), ready.weights, {start: x})
+    norms = {}
+    for step in ready.steps:
+        module = live.norms.get(step.output)
+        if module in caught.given:
+            normed = run((step,), ready.weights, {step.inputs[0]: caught.given[module]})
+            norms[step.output] = error(normed, x if step.output == start else caught.made[module])
+    return Compared(layer, live, error(ours, theirs), norms, _block(name, at, ready, caught), same, (), ready.notes)
+
+
+def _block(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, caught: _Caught) -> float | None:
+    """The error of the block's output against the layer's, where that is the same thing."""
+    live = at[1]
+    if name in APART or len(ready.inputs) > 1 or live.layer not in caught.made:
+        return None
+    x = caught.given[live.norms.get("norm", live.enters)]
+    out = run(ready.steps, ready.weights, {"x": x})
+    return error(out, caught.made[live.layer])
+
+
+def error(ours: Tensor, theirs: Tensor) -> float:
+    """max|a − b| / max|b|; infinite where there are not as many numbers."""
+    if ours.numel() != theirs.numel():
+        return math.inf
+    return float((ours.reshape(theirs.shape) - theirs).abs().max() / theirs.abs().max())
+
+
+def _strange(model: nn.Module, case: Architecture, live: LiveFFN) -> tuple[str, ...]:
+    """Parameters of the modules found that are none of the FFN's, by the case's patterns, which are written by hand."""
+    at = tuple(f"{name}." for name in (live.enters, *live.leaves))
+    own = re.compile(f"{case.ffn}|{case.norm}")
+    norm = re.compile(case.norm if case.norm != r"(?!)" else ".*")
+    wrong = [name for name, _ in model.named_parameters() if name.startswith(at) and not own.fullmatch(name)]
+    parts = [
+        name for name, _ in model.named_parameters() if name.startswith(tuple(f"{n}." for n in live.norms.values()))
+    ]
+    return (*wrong, *(name for name in parts if not norm.fullmatch(name)))
+
+
+def row(name: str, case: Architecture, found: Iterable[Compared] = ()) -> tuple[object, ...]:
+    """One line of the table (COLUMNS) for what was compared; one that a case gives a reason for is not traced."""
+    built = case.model or text_architectures()[name]
+    if case.reason:
+        return (name, built, None, None, None, None, "not counted", case.reason)
+    layers = [*found]
+    wrong = "; ".join(one.reason for one in layers if one.reason)
+    norms = dict.fromkeys(step for one in layers for step in one.norms)
+    block = "same" if any(one.block is not None for one in layers) else APART.get(name, "its other branch is not known")
+    return (
+        name, built, ";".join(one.name for one in layers), f"{max(one.ffn for one in layers):.1e}", ";".join(norms),
+        block, "differs" if wrong else "same", wrong or (NLLB if name == "nllb-moe" else ""),
+    )  # fmt: skip
