@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ffncli.errors import FFNError
-from ffncli.models import layout
+from ffncli.models import pieces
 from ffncli.models.arrangement import Order
 from ffncli.models.source import load
 from ffncli.run.checks.layouts import resplit
@@ -110,8 +110,8 @@ def test_the_place_of_every_tensor_is_said(zoo):
 
 def misread(monkeypatch, **fields):
     """Let our own table say something wrong of a family."""
-    right = layout.arrangement
-    monkeypatch.setattr(layout, "arrangement", lambda model_type: replace(right(model_type), **fields))
+    right = pieces.arrangement
+    monkeypatch.setattr(pieces, "arrangement", lambda model_type: replace(right(model_type), **fields))
 
 
 @pytest.mark.parametrize(
