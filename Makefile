@@ -11,8 +11,8 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers bench-trace-scale facts architectures \
-	trace-architectures clean
+.PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers bench-trace-scale bench-trace-read facts \
+	architectures trace-architectures clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -61,6 +61,9 @@ facts: $(VENV)/.installed
 
 bench-headers: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/headers.py $(ARGS)
+
+bench-trace-read: $(VENV)/.installed-test
+	@$(BIN)/python benchmarks/trace_read.py $(ARGS)
 
 bench-peers: $(VENV)/.installed-peers
 	@$(BIN)/python benchmarks/peers.py $(ARGS)

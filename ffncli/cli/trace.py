@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated
 
@@ -62,6 +63,7 @@ def command(
     prompt.check_model(model, run, inside)
 
     # From here on torch is needed; what can be wrong without it has been said.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take four times as long on a busy machine
     import torch
 
     from ffncli.run.not_finite import find_not_finite

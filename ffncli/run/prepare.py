@@ -19,7 +19,7 @@ from ffncli.models.model import Layer, Model
 from ffncli.run.execute import Mode
 from ffncli.run.inputs import make_input
 from ffncli.run.trace import Trace, trace
-from ffncli.run.weights import demand_memory, located_weights, random_weights, read_located
+from ffncli.run.weights import demand_memory, located_weights, packed_formats, random_weights, read_located
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def prepare(model: Model, request: Request, example: Example | None = None) -> P
     weights, origin, doubts = _weights(model, layer, block, example, generator, dtype, device)
     block, lost = known_part(block, weights)
     notes += [*doubts, *lost]
-    if model.from_tensors and layer.spec.moe:
+    if model.from_tensors and not model.model_type and layer.spec.moe:
         notes.append("assumed, since nothing says it: softmax over all experts, the chosen weights normalised")
     if example and not _fits(example, block):
         notes.append("the example's weights do not fit these dimensions: drawn at random")
@@ -161,8 +161,10 @@ def stored_layer(
         return None
     assumed = tuple(dict.fromkeys(item.assumed for item in located if item.assumed))
     doubts = tuple(f"assumed, since nothing says it: {text}" for text in assumed)
-    stored = read_located(model.checkpoint, located, dtype, device)
-    return stored, f"weights of {layer.stack} layer {layer.index}", doubts
+    stored = read_located(model.checkpoint, located, dtype, device, model.quantization)
+    packed = " and ".join(packed_formats(located))
+    origin = f"weights of {layer.stack} layer {layer.index}" + (f", unpacked from {packed}" if packed else "")
+    return stored, origin, doubts
 
 
 def _fits(example: Example, block: tuple[Step, ...]) -> bool:

@@ -227,7 +227,7 @@ def _reread(case: Case, located: Sequence[Located], other: Misreading) -> dict[s
     own, checkpoint = {item.parameter: item for item in located}, case.model.checkpoint
     changed = [item for item in other.located if item != own[item.parameter]]
     if checkpoint is not None:
-        again = read_located(checkpoint, changed, case.dtype, case.device)
+        again = read_located(checkpoint, changed, case.dtype, case.device, case.model.quantization)
     else:
         again = {item.parameter: canonical(case.ffn_weights[item.names[0]], item).contiguous() for item in changed}
     weights = {**case.ffn_weights, **again}
