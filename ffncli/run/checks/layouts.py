@@ -19,6 +19,7 @@ from ffncli.errors import FFNError, shown
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.layout import Located, Piece, canonical
 from ffncli.models.misreadings import Misreading, misreadings, mixed_misreadings
+from ffncli.models.model import Model
 from ffncli.run.capture import run_model
 from ffncli.run.checks.case import Case
 from ffncli.run.checks.row import Judge, Row, errors
@@ -59,8 +60,7 @@ def layout(case: Case) -> Iterator[Row]:
         proof, reason = transformers_module(case)
         proofs += [proof] if proof else []
         if reason:
-            why = "the evidence above decided" if located else ""
-            yield judge.skips("transformers", f"not proven by its module: {reason}; {why}")
+            yield judge.skips("transformers", f"not proven by its module, the evidence above decided: {reason}")
     proofs += [_other(case)] if case.against is not None else []
     for proof in proofs:
         yield from _held_to(case, judge, located or (), proof)
@@ -75,7 +75,7 @@ def transformers_module(case: Case) -> tuple[Proof | None, str]:
     try:
         run_model(case.model, [case.layer], Asked(ids=_IDS), request, lambda _, __, *seen: found.append(seen))
     except FFNError as error:
-        return None, error.message
+        return None, error.message.removeprefix("--input-ids: ")
     ((entering, leaving),) = found
     name = f"transformers' {case.model.model_type or 'model'}"
     return Proof(name, entering, leaving, f"on what enters it for tokens {_IDS[0]} to {_IDS[-1]}"), ""
@@ -115,8 +115,8 @@ def _other(case: Case) -> Proof:
     return Proof(other.source, case.x, reference, _differences(own.spec, spec), weights)
 
 
-def _stacks(model: object) -> int:
-    return len({group.stack for group in model.groups})  # type: ignore[attr-defined]
+def _stacks(model: Model) -> int:
+    return len({group.stack for group in model.groups})
 
 
 def _differences(own: FFNSpec, other: FFNSpec) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Dropout, ffn_steps, shapes
+from ffncli.errors import FFNError
 from ffncli.run.block_module import block_module
 from ffncli.run.checks.case import Case
 from ffncli.run.checks.row import Row
@@ -40,8 +41,11 @@ def module(case: Case) -> Iterator[Row]:
         own, runner = copy.deepcopy(case.own.module).to(case.device, case.dtype), case.own.runner
         subjects.append(Subject(type(own).__name__, own.eval(), lambda m: runner(m, case.inputs["x"])))
     for subject in subjects:
-        yield from _eval(case, subject)
-        yield from _train(case, subject)
+        try:
+            yield from _eval(case, subject)
+            yield from _train(case, subject)
+        except FFNError as error:  # the user's forward, in this dtype
+            yield case.judge("module").fails(subject.label, error.message)
 
 
 def _spec_of(case: Case) -> FFNSpec | None:
