@@ -193,3 +193,15 @@ def test_a_terminal_of_80_columns_cuts_nothing(call):
     out = call("verify")[1]
     table = [line for line in out.splitlines() if line.endswith(("yes", "passed", "-"))]
     assert max(map(len, table)) <= 80
+
+
+def test_against_a_module_of_ones_own(call, mine):
+    """It is run at the width that is compared; of one seed, its weights are those that a block of dimensions has."""
+    code, out, _ = call("verify", "8x32:gelu", "--against", f"{mine}:Needs3D", "--check", "layout", "--csv")
+    assert code == 0
+    assert out.splitlines()[1].startswith(f"layout,as read = {mine}:Needs3D,")
+    code, _, err = call("verify", "8x32:relu", "--against", f"{mine}:Needs3D", "--check", "layout")
+    assert code == 1
+    assert err.splitlines()[-1].startswith("error: not verified: layout, as read = ")
+    same = f"{mine}:built"
+    assert call("verify", same, "--against", same, "--check", "layout")[0] == 0

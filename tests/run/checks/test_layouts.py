@@ -385,3 +385,11 @@ def test_an_exchanged_axis_of_experts_is_named(zoo, tmp_path, monkeypatch):
     assert found["with the experts axis taken for d_model"].relative_error > 0.05
     failed = found[f"as read = {zoo(name)}"]
     assert failed.note == f"read with the experts axis taken for d_model, it agrees with {zoo(name)}"
+
+
+def test_a_misreading_without_effect_is_said(zoo, tmp_path):
+    def equal(tensors):
+        return {n: tensors[n.replace("up_proj", "gate_proj")] for n in tensors}
+
+    found = rows(copy(zoo("llama"), tmp_path, equal))["with gate and up swapped"]
+    assert (found.max_error, found.note) == (0.0, "makes no difference with these weights")
