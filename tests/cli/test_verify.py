@@ -137,6 +137,7 @@ def test_against_another_checkpoint(call, checkpoint, tmp_path):
     assert code == 1
     assert f"read with gate and up swapped, it agrees with {checkpoint}" in out
     assert "error: not verified: layout, as read = " in err
+    assert err.endswith(f"): read with gate and up swapped, it agrees with {checkpoint}\n")
     assert call("verify", checkpoint, "--against", checkpoint, "--check", "layout")[0] == 0
 
 
