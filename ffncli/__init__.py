@@ -25,9 +25,10 @@ _WHERE = {
     "load": ("ffncli.run.sources", "load"),
     "steps": ("ffncli.block.recipe", "steps"),
     "trace": ("ffncli.run.prepare", "trace_layer"),
+    "verify": ("ffncli.run.verify", "verify_layer"),
 }
 
-__all__ = ["FFNError", "FFNSpec", "MoE", "Request", "cost", "count", "load", "steps", "trace"]
+__all__ = ["FFNError", "FFNSpec", "MoE", "Request", "cost", "count", "load", "steps", "trace", "verify"]
 
 if TYPE_CHECKING:
     from ffncli.block.cost import cost
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ffncli.run.prepare import Request
     from ffncli.run.prepare import trace_layer as trace
     from ffncli.run.sources import load
+    from ffncli.run.verify import verify_layer as verify
 
 
 def __getattr__(name: str) -> Any:

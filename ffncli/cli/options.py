@@ -181,7 +181,7 @@ class TokenListOptions:
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class PlaceOptions:
     """--layer, --input and their kin: what is run, on what, where."""
 
     layer: Annotated[Text, _run("--layer", metavar="I", help="Layer from 0; decoder.3 where there are two stacks.")] = (
@@ -198,6 +198,12 @@ class RunOptions:
     threads: Annotated[
         Count, _run("--threads", metavar="N", parser=positive("--threads", 4096), help="CPU threads.")
     ] = None
+
+
+@dataclass(frozen=True)
+class RunOptions(PlaceOptions):
+    """The same, and in which mode."""
+
     train: Annotated[Flag, _run("--train/--eval", help="Whether dropout is active.")] = None
 
 

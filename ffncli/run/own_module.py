@@ -29,11 +29,16 @@ from ffncli.run.wiring import MOST_MATRICES, matrices
 
 @dataclass(frozen=True)
 class OwnModule:
-    """The model that a module turned out to be, its weights (canonical, [out, in], own dtype), and the module."""
+    """The model that a module turned out to be, its weights (canonical, [out, in], own dtype), and the module.
+
+    `runner` runs it on tokens [tokens, d_model], `match` says which of its parameters is which.
+    """
 
     model: Model
     weights: Mapping[str, Tensor]
     module: nn.Module
+    runner: Runner
+    match: Match
 
 
 def load_module(text: str, dimensions: Dimensions, seed: int = 0) -> OwnModule:
@@ -52,7 +57,8 @@ def load_module(text: str, dimensions: Dimensions, seed: int = 0) -> OwnModule:
         module, runner, taken = _built(target, dimensions, path, seed)
         match, dropout, remarks = _recognised(module, runner, path)
     shown_name = name if name and isinstance(target, nn.Module) else type(module).__name__
-    return _record(text, shown_name, module, match, dimensions, (dropout, taken, remarks))
+    model, weights = _record(text, shown_name, module, match, dimensions, (dropout, taken, remarks))
+    return OwnModule(model, weights, module, runner, match)
 
 
 def _built(
@@ -117,7 +123,7 @@ def _dropout(match: Match, own: Probe, captured: list[tuple[float, Tensor]]) -> 
 def _record(
     text: str, name: str, module: nn.Module, match: Match, said: Dimensions,
     extras: tuple[float, tuple[str, ...], tuple[str, ...]],
-) -> OwnModule:  # fmt: skip
+) -> tuple[Model, Mapping[str, Tensor]]:  # fmt: skip
     dropout, taken, remarks = extras
     parameters = {n: p.detach() for n, p in module.named_parameters()}
     spec = replace(match.spec(parameters), dropout=dropout)
@@ -129,8 +135,7 @@ def _record(
     weights = match.weights(parameters)
     model = block_model(spec, text, name, tuple(notes))
     evidence = tuple(_evidence(match, parameters, spec.d_ff))
-    model = replace(model, evidence=evidence, dtype=row.name if row else None, weights=weights)
-    return OwnModule(model, weights, module)
+    return replace(model, evidence=evidence, dtype=row.name if row else None, weights=weights), weights
 
 
 def _evidence(match: Match, parameters: Mapping[str, Tensor], d_ff: int) -> Iterator[str]:

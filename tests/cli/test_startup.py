@@ -12,7 +12,15 @@ import pytest
 from tests.oracles.checkpoints import LLAMA, MIXTRAL, folder, tensors
 
 HEAVY = {"torch", "pandas", "numpy"}
-LIGHT_COMMANDS = ("--help", "--version", "params llama-2-7b", "models", "params --help", "trace --help")
+LIGHT_COMMANDS = (
+    "--help",
+    "--version",
+    "params llama-2-7b",
+    "models",
+    "params --help",
+    "trace --help",
+    "verify --help",
+)
 PROBE = """
 import json, sys
 before = set(sys.modules)

@@ -1,0 +1,106 @@
+"""`ffn verify`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ffncli.cli.options import DimensionOptions, OutputOptions, PlaceOptions, TokenOptions, above_zero, spread
+from ffncli.cli.verify_page import answer, failure
+from ffncli.models.dimensions import Dimensions, with_dimensions
+from ffncli.models.examples import notebook
+from ffncli.models.model import Model
+from ffncli.run.sources import is_own, load
+
+if TYPE_CHECKING:
+    from ffncli.run.checks.case import Own
+
+_Texts = list[str] | None
+Source = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Model directory or name, 512x2048:gelu, my.py:Class (runs that file); default: a notebook's.",
+    ),
+]
+Checks = Annotated[
+    str | None, typer.Option("--check", metavar="NAME,...", help="Only these: module, tokens, layout, kernels, ...")
+]
+Kernels = Annotated[
+    _Texts,
+    typer.Option("--kernel", metavar="NAME,...", help="eager, packed, conv, or yours: [label=]file.py:name (runs it)."),
+]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        "--tolerance",
+        metavar="X",
+        parser=above_zero("--tolerance"),
+        help="Relative error that passes; default: dtype's.",
+    ),
+]
+Against = Annotated[
+    str | None, typer.Option("--against", metavar="SOURCE", help="The same layer of this model is the reference.")
+]
+
+
+@spread
+def command(
+    *,
+    source: Source = None,
+    checks: Checks = None,
+    kernels: Kernels = None,
+    against: Against = None,
+    tolerance: Tolerance = None,
+    place: PlaceOptions,
+    tokens: TokenOptions,
+    dimensions: DimensionOptions,
+    show: OutputOptions,
+) -> None:
+    """Prove that ways of computing a block agree, and how a file was read; exit 1 where they do not.
+
+    Try: ffn verify 512x2048:swiglu, ffn verify ./my-model --layer 1, ffn verify --kernel mine.py:mlp
+    """
+    output = show.output()
+    said, leading = dimensions.dimensions(), tokens.leading()
+    example = notebook() if source is None and said.d_model is None else None
+    if example:
+        model, own = with_dimensions(example.model, said), None
+    else:
+        model, own = _model(source, said, place.seed or 0)
+    other = _reference(against, model, place.seed or 0) if against is not None else None
+
+    # From here on torch is needed; what can be wrong without it has been said.
+    import torch
+
+    from ffncli.run.prepare import Request
+    from ffncli.run.verify import Question, verify_layer
+
+    if place.threads:
+        torch.set_num_threads(place.threads)
+    request = Request(place.layer, place.input, leading, place.dtype, place.device, place.seed)
+    names = None if checks is None else tuple(name.strip() for name in checks.split(","))
+    verdict = verify_layer(model, Question(request, names, tuple(kernels or ()), tolerance, own, other), example)
+    for note in (*model.notes, *map(str, model.differences), *verdict.ready.notes):
+        output.note(note)
+    output.show(answer(model, verdict, place.device))
+    if verdict.failed:
+        raise failure(verdict)
+
+
+def _reference(against: str, model: Model, seed: int) -> Model:
+    """The model to compare with; a module of one's own is run at the width that is compared."""
+    width = str(model.main.spec.d_model) if is_own(against) else None
+    return load(against, Dimensions(d_model=width), seed)
+
+
+def _model(source: str | None, said: Dimensions, seed: int) -> tuple[Model, Own | None]:
+    """The model, and the user's module where the source is one."""
+    if source is None or not is_own(source):
+        return load(source, said), None
+    from ffncli.run.checks.case import Own
+    from ffncli.run.own_module import load_module
+
+    found = load_module(source, said, seed)
+    return found.model, Own(found.module, found.runner)

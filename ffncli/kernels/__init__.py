@@ -1,0 +1,24 @@
+"""WAYS to compute a block: name → module, loaded when asked for. A new kernel is one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.kernels.kernel import REGISTERED, Kernel
+
+BUILT_IN: Mapping[str, str] = {
+    "eager": "ffncli.kernels.eager",
+    "packed": "ffncli.kernels.packed",
+    "conv": "ffncli.kernels.conv",
+}
+
+
+def built_in(name: str) -> Kernel:
+    """The kernel of that name; its module is imported now. Raises FFNError for an unknown one."""
+    if name not in BUILT_IN:
+        hint = did_you_mean(name, list(BUILT_IN), f"known: {', '.join(BUILT_IN)}; your own: --kernel file.py:name")
+        raise FFNError(f"--kernel: unknown kernel {shown(name)}", hint)
+    import_module(BUILT_IN[name])
+    return REGISTERED[name]

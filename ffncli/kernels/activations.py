@@ -1,0 +1,76 @@
+"""Activations as one would write them in torch: the native call where there is one, else a line of torch.
+
+Written apart from the formulas of `block.activations`, so that each checks the other; a row that is in neither table
+here runs by its own formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ffncli.block.activations import TABLE
+from ffncli.block.steps import Activation
+
+Learned = Mapping[str, Tensor]
+
+
+def _xielu(x: Tensor, own: Learned) -> Tensor:
+    """Huang & Schlag 2024, as transformers' XIELUActivation computes it."""
+    positive, negative = functional.softplus(own["alpha_p"]), 0.5 + functional.softplus(own["alpha_n"])
+    curve = torch.expm1(torch.clamp(x, max=-1e-6)) - x
+    return torch.where(x > 0, positive * x * x, negative * curve) + 0.5 * x
+
+
+_WRITTEN: Mapping[str, Callable[[Tensor, Learned], Tensor]] = {
+    "identity": lambda x, own: x,
+    "relu2": lambda x, own: functional.relu(x).square(),
+    "quick_gelu": lambda x, own: x * torch.sigmoid(1.702 * x),
+    "gelu_10": lambda x, own: functional.gelu(x).clamp(max=10.0),
+    "sqrtsoftplus": lambda x, own: functional.softplus(x, threshold=40.0).sqrt(),
+    "laplace": lambda x, own: 0.5 * (1.0 + torch.erf((x - 0.707107) / (0.282095 * math.sqrt(2.0)))),
+    "prelu": lambda x, own: functional.prelu(x, own["weight"]),
+    "xielu": _xielu,
+}
+
+
+def activation(op: Activation) -> Callable[[Tensor, Learned], Tensor]:
+    """f(clip(x, low, high)) + plus; the second argument holds what the function learns, by name."""
+    call = _function(op.function)
+    if op.low is None and op.high is None and not op.plus:
+        return call
+
+    def clipped(x: Tensor, own: Learned) -> Tensor:
+        if op.low is not None or op.high is not None:
+            x = x.clamp(op.low, op.high)
+        return call(x, own) + op.plus
+
+    return clipped
+
+
+def _function(name: str) -> Callable[[Tensor, Learned], Tensor]:
+    row = TABLE[name]
+    if row.native is not None:
+        native, options = row.native
+        return partial(_ignoring, partial(getattr(functional, native), **options))
+    return _WRITTEN.get(name) or partial(_by_formula, row.f)
+
+
+def _ignoring(call: Callable[[Tensor], Tensor], x: Tensor, own: Learned) -> Tensor:
+    return call(x)
+
+
+def _by_formula(f: Callable[[Any, Any], Any], x: Tensor, own: Learned) -> Tensor:
+    names = SimpleNamespace(**{name: getattr(torch, name) for name in _NAMES}, **own)
+    out: Tensor = f(x, names)
+    return out
+
+
+_NAMES = ("exp", "expm1", "log1p", "erf", "tanh", "sqrt", "sigmoid", "abs", "where")

@@ -1,0 +1,48 @@
+"""What happens between the matrices of a dense FFN: the activation, the gate, a norm. The same in every kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+from torch.nn import functional
+
+from ffncli.kernels.activations import activation
+from ffncli.kernels.pattern import Dense
+
+Weights = Mapping[str, Tensor]
+Between = Callable[[Tensor | None, Tensor, Weights], Tensor]
+
+
+def between(shape: Dense) -> Between:
+    """f(gate, up, weights) → what enters down, before any norm; `gate` is None in a plain block. Elementwise."""
+    act, lift = activation(shape.act), activation(shape.lift) if shape.lift else None
+
+    def plain(gate: Tensor | None, up: Tensor, w: Weights) -> Tensor:
+        return act(up, _learned(w, shape.prefix))
+
+    def gated(gate: Tensor | None, up: Tensor, w: Weights) -> Tensor:
+        assert gate is not None
+        gate = gate if shape.gate_scale == 1 else gate * shape.gate_scale
+        return act(gate, _learned(w, shape.prefix)) * (lift(up, {}) if lift else up)
+
+    return gated if shape.gated else plain
+
+
+def normed(shape: Dense, x: Tensor, w: Weights) -> Tensor:
+    """x [..., d_ff] after the block's norm over d_ff (BitNet), by torch's own functions; unchanged without one."""
+    op = shape.sub_norm
+    if op is None:
+        return x
+    weight, bias = w.get(f"{shape.prefix}sub_norm.weight"), w.get(f"{shape.prefix}sub_norm.bias")
+    weight = 1 + weight if op.weight == "one_plus" and weight is not None else weight
+    if op.kind == "layernorm":
+        return functional.layer_norm(x, (x.shape[-1],), weight, bias, op.eps)
+    out = functional.rms_norm(x, (x.shape[-1],), weight, op.eps)
+    return out if bias is None else out + bias
+
+
+def _learned(w: Weights, prefix: str) -> dict[str, Tensor]:
+    """What the activation learns, by its own names."""
+    start = f"{prefix}act."
+    return {name.removeprefix(start): tensor for name, tensor in w.items() if name.startswith(start)}

@@ -1,0 +1,38 @@
+"""conv: every Linear as a convolution of width 1 over [batch, d_model, tokens]; the same numbers, another routine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ffncli.block.steps import parameters
+from ffncli.kernels.between import between, normed
+from ffncli.kernels.kernel import Computes, Params, Steps, register
+from ffncli.kernels.pattern import dense, refuses_all_but_dense
+
+
+def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
+    """Matrices [out, in] as convolution weights [out, in, 1]; the rest as it is."""
+    own = [weights[name] for name in parameters(steps)]
+    return tuple(tensor[..., None] if tensor.dim() == 2 else tensor for tensor in own)
+
+
+@register("conv", prepare=prepare, refuses=refuses_all_but_dense)
+def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """x [tokens, d_model] → [1, d_model, tokens] → two or three convolutions → [tokens, d_model]."""
+    shape, names = dense(steps), tuple(parameters(steps))
+    assert shape is not None
+    middle = between(shape)
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        w = dict(zip(names, params, strict=True))
+        turned = x.T[None]  # [1, d_model, tokens]
+        gate = functional.conv1d(turned, w["gate.weight"], w.get("gate.bias")) if shape.gated else None
+        up = functional.conv1d(turned, w["up.weight"], w.get("up.bias"))
+        hidden = normed(shape, middle(gate, up, w).mT, w).mT  # the norm is over d_ff, here the second axis
+        return functional.conv1d(hidden, w["down.weight"], w.get("down.bias"))[0].T
+
+    return run

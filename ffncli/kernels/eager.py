@@ -1,0 +1,39 @@
+"""eager: the block in plain torch functions, as one would write it by hand. The baseline of every comparison."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ffncli.block.steps import parameters
+from ffncli.kernels.between import Weights, between, normed
+from ffncli.kernels.kernel import Computes, Params, Steps, register
+from ffncli.kernels.pattern import Dense, dense
+from ffncli.kernels.routing import Body, mixture, refuses_unknown_routing
+
+
+@register("eager", refuses=refuses_unknown_routing)
+def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """The function for a dense block or a mixture of experts, which loops over the experts that are chosen."""
+    shape = dense(steps)
+    compute = body(shape) if shape else mixture(steps, body)
+    names = tuple(parameters(steps))
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        return compute(x, dict(zip(names, params, strict=True)))
+
+    return run
+
+
+def body(shape: Dense) -> Body:
+    """One FFN: down(act(up(x))), or down(act(gate(x)) · up(x))."""
+    middle, p = between(shape), shape.prefix
+
+    def ffn(x: Tensor, w: Weights) -> Tensor:
+        gate = functional.linear(x, w[p + "gate.weight"], w.get(p + "gate.bias")) if shape.gated else None
+        up = functional.linear(x, w[p + "up.weight"], w.get(p + "up.bias"))
+        hidden = normed(shape, middle(gate, up, w), w)
+        return functional.linear(hidden, w[p + "down.weight"], w.get(p + "down.bias"))
+
+    return ffn

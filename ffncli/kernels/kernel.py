@@ -1,0 +1,99 @@
+"""Kernel: a way to compute an FFN, as a record of two functions; and the decorator by which ours register.
+
+`prepare` puts the weights into the form that a kernel wants (packed, say), once for each copy or placement of them.
+`build` makes the function that is called, once for each case; compiling belongs there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeAlias
+
+from ffncli.block.steps import Dropout, Experts, Op, Step, ffn_steps, parameters
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Steps: TypeAlias = Sequence[Step]
+Params: TypeAlias = "tuple[Tensor, ...]"
+Computes: TypeAlias = "Callable[[Tensor, Params], Tensor]"
+Prepare: TypeAlias = "Callable[[Steps, Mapping[str, Tensor]], Params]"
+Build: TypeAlias = "Callable[[Steps, str, torch.dtype], Computes]"
+Refuses: TypeAlias = Callable[[Steps], str | None]
+
+
+def canonical(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
+    """The weights as they are, in step order."""
+    return tuple(weights[name] for name in parameters(steps))
+
+
+def any_block(steps: Steps) -> str | None:
+    """Refuses nothing."""
+    return None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`prepare(steps, weights) -> params` and `build(steps, device, dtype) -> f(x, params)`.
+
+    `steps` run from ffn_input to ffn_output in eval mode (`kernel_steps`); `weights` are canonical, contiguous, on the
+    device, in the dtype, not to be changed. `f` maps x [tokens, d_model], not to be changed, to a tensor of the same
+    shape and dtype. `needs` names what must be there: `cuda`, or a module. `refuses(steps)` says why it cannot compute
+    a block, or None. `origin` says where a user's own kernel comes from.
+    """
+
+    name: str
+    build: Build
+    prepare: Prepare = canonical
+    needs: tuple[str, ...] = ()
+    refuses: Refuses = any_block
+    origin: str = ""
+
+    def missing(self, device: str) -> str | None:
+        """What it needs and has not, in words; None where all is there."""
+        for need in self.needs:
+            if need == "cuda" and not device.startswith("cuda"):
+                return "runs on a GPU only"
+            if need != "cuda" and find_spec(need) is None:
+                return f"needs the module {need}"
+        return None
+
+
+REGISTERED: dict[str, Kernel] = {}
+
+
+def register(
+    name: str, *, prepare: Prepare = canonical, needs: tuple[str, ...] = (), refuses: Refuses = any_block
+) -> Callable[[Build], Build]:
+    """Decorates the `build` of a kernel that comes with the package."""
+
+    def add(build: Build) -> Build:
+        REGISTERED[name] = Kernel(name, build, prepare, needs, refuses)
+        return build
+
+    return add
+
+
+def kernel_steps(steps: Steps) -> tuple[Step, ...]:
+    """The steps that a kernel computes: from ffn_input to ffn_output, without dropout, as in eval mode."""
+    return _without_dropout(ffn_steps(steps))
+
+
+def _without_dropout(steps: Steps) -> tuple[Step, ...]:
+    kept: list[Step] = []
+    same: dict[str, str] = {}  # a dropout's name → what it hands on
+    for step in steps:
+        inputs = tuple(same.get(name, name) for name in step.inputs)
+        if isinstance(step.op, Dropout):
+            same[step.output] = inputs[0]
+        else:
+            kept.append(replace(step, op=_eval(step), inputs=inputs))
+    return tuple(kept)
+
+
+def _eval(step: Step) -> Op:
+    """The step's op; experts without dropout too."""
+    return replace(step.op, program=_without_dropout(step.op.program)) if isinstance(step.op, Experts) else step.op

@@ -1,0 +1,51 @@
+"""packed: gate and up in one matrix, so that x is read once and one larger product is computed in place of two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ffncli.block.steps import parameters
+from ffncli.kernels.between import between, normed
+from ffncli.kernels.kernel import Computes, Params, Steps, register
+from ffncli.kernels.pattern import dense, refuses_all_but_dense
+
+
+def refuses(steps: Steps) -> str | None:
+    """A plain block has no gate to pack."""
+    shape = dense(steps)
+    return refuses_all_but_dense(steps) or (None if shape and shape.gated else "a plain block has no gate to pack")
+
+
+def _names(steps: Steps) -> tuple[list[str], list[str]]:
+    """(what is packed: weight, and bias where there is one; the other parameters in step order)."""
+    names = list(parameters(steps))
+    return (
+        [name.removeprefix("gate.") for name in names if name.startswith("gate.")],
+        [name for name in names if not name.startswith(("gate.", "up."))],
+    )
+
+
+def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
+    """gate over up, [2 · d_ff, d_model], and their biases so; then everything else as it is, in step order."""
+    packed, rest = _names(steps)
+    together = [torch.cat([weights[f"gate.{name}"], weights[f"up.{name}"]]) for name in packed]
+    return (*together, *(weights[name] for name in rest))
+
+
+@register("packed", prepare=prepare, refuses=refuses)
+def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """One product, two halves, the gate, and down."""
+    shape, (packed, rest) = dense(steps), _names(steps)
+    assert shape is not None
+    middle, names = between(shape), [*packed, *rest]
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        w = dict(zip(names, params, strict=True))
+        gate, up = functional.linear(x, w["weight"], w.get("bias")).chunk(2, -1)
+        return functional.linear(normed(shape, middle(gate, up, w), w), w["down.weight"], w.get("down.bias"))
+
+    return run

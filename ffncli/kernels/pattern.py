@@ -1,0 +1,47 @@
+"""What a kernel must know of a block, read off its steps: is it dense, gated, and what happens between the matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ffncli.block.steps import Activation, Add, Experts, Norm, Op, Step
+
+_OWN = ("gate", "up", "gate_scaled", "act", "lift", "hidden", "sub_norm", "down")
+
+
+@dataclass(frozen=True)
+class Dense:
+    """One FFN of two or three matrices. `prefix` stands before its steps' names (`shared.`).
+
+    `act` is the activation's op, `lift` what is done to up before the product (gpt-oss), `gate_scale` multiplies the
+    gate before its activation, `sub_norm` norms what enters down (BitNet).
+    """
+
+    gated: bool
+    act: Activation
+    lift: Activation | None
+    gate_scale: float
+    sub_norm: Norm | None
+    prefix: str = ""
+
+
+def dense(steps: Sequence[Step], prefix: str = "") -> Dense | None:
+    """The dense FFN that those of the steps whose names begin with `prefix` are; None where they are something else."""
+    by = {step.output.removeprefix(prefix): step for step in steps if step.output.startswith(prefix)}
+    if not {"up", "act", "down"} <= set(by) or (not prefix and not set(by) <= set(_OWN)):
+        return None
+    ops: dict[str, Op] = {name: step.op for name, step in by.items()}
+    act, lift, norm, scale = ops["act"], ops.get("lift"), ops.get("sub_norm"), ops.get("gate_scaled", Add())
+    assert isinstance(act, Activation)
+    assert isinstance(scale, Add)
+    assert lift is None or isinstance(lift, Activation)
+    assert norm is None or isinstance(norm, Norm)
+    return Dense("gate" in by, act, lift, scale.scale, norm, prefix)
+
+
+def refuses_all_but_dense(steps: Sequence[Step]) -> str | None:
+    """Why a kernel for dense FFNs cannot compute these steps."""
+    if dense(steps) is not None:
+        return None
+    return "computes no experts" if any(isinstance(step.op, Experts) for step in steps) else "computes no such block"

@@ -1,0 +1,180 @@
+"""The block as an nn.Module of torch's own layers, made from the spec and not from the steps: a second opinion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ffncli.block.activations import TABLE
+from ffncli.block.recipe import FFNSpec
+from ffncli.block.steps import Activation, Axis, Route
+from ffncli.kernels.activations import activation
+from ffncli.kernels.routing import choose
+
+_MODULES: Mapping[str, Callable[[], nn.Module]] = {
+    "identity": nn.Identity, "relu": nn.ReLU, "relu6": nn.ReLU6, "leaky_relu": nn.LeakyReLU, "prelu": nn.PReLU,
+    "gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU("tanh"), "silu": nn.SiLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh,
+    "mish": nn.Mish, "hardswish": nn.Hardswish, "softplus": lambda: nn.Softplus(threshold=40), "elu": nn.ELU,
+    "selu": nn.SELU,
+}  # fmt: skip
+
+
+class Act(nn.Module):
+    """An activation that torch has no module for, written out in `kernels.activations`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        for own, value in TABLE[name].learned.items():
+            self.register_parameter(own, nn.Parameter(torch.full((1,), value)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The activation of x."""
+        return activation(Activation(self.name))(x, dict(self.named_parameters()))
+
+
+class FeedForward(nn.Module):
+    """down(dropout(act(up(x)))), or with a gate down(dropout(act(gate(x)) · up(x)))."""
+
+    def __init__(self, spec: FFNSpec, d_model: int, d_ff: int, clamp: float | None) -> None:
+        super().__init__()
+        if spec.gated:
+            self.gate = nn.Linear(d_model, d_ff, bias=bool(spec.bias))
+        self.up = nn.Linear(d_model, d_ff, bias=bool(spec.bias))
+        self.act = _MODULES.get(spec.activation, lambda: Act(spec.activation))()
+        if spec.sub_norm:
+            self.sub_norm = norm_module(spec, d_ff)
+        self.dropout = nn.Dropout(spec.dropout)
+        self.down = nn.Linear(d_ff, d_model, bias=bool(spec.bias if spec.down_bias is None else spec.down_bias))
+        self.spec, self.clamp = spec, clamp
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, d_model] → [tokens, d_model]."""
+        spec, limit = self.spec, self.clamp
+        up = self.up(x)
+        driven = spec.gate_scale * self.gate(x) if spec.gated else up
+        hidden = self.act(driven if limit is None else driven.clamp(max=limit))
+        if spec.gated:
+            hidden = hidden * ((up if limit is None else up.clamp(-limit, limit)) + spec.up_plus)
+        if spec.sub_norm:
+            hidden = self.sub_norm(hidden)
+        out: Tensor = self.down(self.dropout(hidden))
+        return out
+
+
+class Mixture(nn.Module):
+    """Each expert on the tokens that chose it, times its weight; the shared ones on all."""
+
+    def __init__(self, spec: FFNSpec) -> None:
+        super().__init__()
+        assert spec.moe is not None
+        moe = self.moe = spec.moe
+        every, inner = moe.experts + moe.identity_experts, moe.latent or spec.d_model
+        self.router = nn.Linear(spec.d_model, every, bias=moe.router_bias)
+        if moe.correction:
+            self.correction = nn.Parameter(torch.zeros(every))
+        if moe.latent:
+            self.latent = nn.Linear(spec.d_model, inner, bias=False)
+            self.widened = nn.Linear(inner, spec.d_model, bias=False)
+        self.experts = nn.ModuleList(FeedForward(spec, inner, spec.d_ff, spec.clamp) for _ in range(moe.experts))
+        if moe.shared_experts:
+            clamp = spec.clamp if moe.shared_clamp else None
+            self.shared = FeedForward(spec, spec.d_model, spec.shared_width, clamp)
+        if moe.shared_gate:
+            self.shared_gate = nn.Linear(spec.d_model, 1, bias=False)
+        self.route = Route(
+            Axis("experts", every), moe.top_k, moe.score, moe.order, moe.renormalise, moe.scale, moe.groups,
+            moe.top_groups, moe.group_best, moe.correction, moe.score_dtype,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, d_model] → [tokens, d_model]."""
+        chosen, weights = choose(self.route, self.router(x), getattr(self, "correction", None))
+        inner = self.latent(x) if self.moe.latent else x
+        out = torch.stack([self._one(inner[t], chosen[t], weights[t]) for t in range(len(x))])
+        out = self.widened(out) if self.moe.latent else out
+        if self.moe.shared_experts:
+            shared = self.shared(x)
+            shared = torch.sigmoid(self.shared_gate(x)) * shared if self.moe.shared_gate else shared
+            out = out + self.moe.shared_scale * shared
+        return out
+
+    def _one(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """One token [d_model] through its experts."""
+        out = torch.zeros_like(x)
+        for e, weight in zip(chosen.tolist(), weights, strict=True):
+            run = self.experts[e] if e < self.moe.experts else nn.Identity()
+            out = out + (run(weight * x) if self.moe.weigh == "input" else weight * run(x))
+        return out
+
+
+class Block(nn.Module):
+    """Norms, the FFN and the residual, placed as the spec says; a parallel block also adds `attention`."""
+
+    def __init__(self, spec: FFNSpec) -> None:
+        super().__init__()
+        normed = spec.norm != "none"
+        self.norm = norm_module(spec, spec.d_model) if normed and spec.norm_position.startswith("pre") else None
+        self.ffn = Mixture(spec) if spec.moe else FeedForward(spec, spec.d_model, spec.d_ff, spec.clamp)
+        self.post_norm = norm_module(spec, spec.d_model) if normed and spec.norm_position != "pre" else None
+        self.spec = spec
+
+    def forward(self, x: Tensor, attention: Tensor | None = None) -> Tensor:
+        """x [tokens, d_model] → the block's output."""
+        spec = self.spec
+        out: Tensor = self.ffn(x if self.norm is None else self.norm(x))
+        last = spec.norm_position == "post"
+        out = out if self.post_norm is None or last else self.post_norm(out)
+        if spec.residual or spec.parallel:
+            out = x + spec.residual_scale * out if attention is None else x + attention + spec.residual_scale * out
+        return out if self.post_norm is None or not last else self.post_norm(out)
+
+
+class Norm(nn.Module):
+    """A norm with such parameters as torch's modules do not have: weights that are 1 + weight, a bias alone."""
+
+    def __init__(self, spec: FFNSpec, width: int) -> None:
+        super().__init__()
+        self.kind, self.eps, self.plus = spec.norm, spec.norm_eps, 1.0 if spec.norm_weight == "one_plus" else 0.0
+        if spec.norm_weight != "none":
+            self.weight = nn.Parameter(torch.ones(width))
+        if spec.norm_bias:
+            self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., width], normed."""
+        weight, bias = getattr(self, "weight", None), getattr(self, "bias", None)
+        weight = weight if weight is None else weight + self.plus
+        if self.kind == "layernorm":
+            return functional.layer_norm(x, (x.shape[-1],), weight, bias, self.eps)
+        out = functional.rms_norm(x, (x.shape[-1],), weight, self.eps)
+        return out if bias is None else out + bias
+
+
+def norm_module(spec: FFNSpec, width: int) -> nn.Module:
+    """torch's own norm where it can say it."""
+    plain = spec.norm_weight == "plain"
+    if plain and spec.norm == "layernorm":
+        return nn.LayerNorm(width, spec.norm_eps, bias=bool(spec.norm_bias))
+    if plain and spec.norm == "rmsnorm" and not spec.norm_bias:
+        return nn.RMSNorm(width, spec.norm_eps)
+    return Norm(spec, width)
+
+
+def block_module(spec: FFNSpec, weights: Mapping[str, Tensor]) -> Block:
+    """The block's module in eval mode on the very tensors of `weights` (canonical names): nothing is copied."""
+    with torch.device("meta"):
+        module = Block(spec)
+    state: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if name.startswith(("norm.", "post_norm.")):
+            state[name] = tensor
+        elif spec.moe and name.startswith(("gate.", "up.", "act.", "sub_norm.", "down.")):
+            state |= {f"ffn.experts.{e}.{name}": tensor[e] for e in range(spec.moe.experts)}
+        else:
+            state[f"ffn.{name.removeprefix('route.')}"] = tensor
+    module.load_state_dict(state, strict=True, assign=True)
+    return module.requires_grad_(False).eval()

@@ -1,0 +1,133 @@
+"""Why the activation matters: with `identity` a plain block is one matrix, with any other it is not linear.
+
+All of it in float64: these are statements about functions, and rounding would hide how small some differences are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ffncli.block.activations import TABLE
+from ffncli.block.steps import Activation, Linear, Norm, Step
+from ffncli.run.checks.case import Case, Dense
+from ffncli.run.checks.row import Row, errors
+from ffncli.run.execute import run
+from ffncli.run.functions import function
+
+_TOKENS = 4
+_ROWS = 64  # of the one matrix: all of it would take d_model / 64 times as long
+_STACK = 3
+
+
+def collapse(case: Case) -> Iterator[Row]:
+    """With identity as its activation a plain block, and a stack of three, is one matrix; a gated one is quadratic."""
+    judge, dense = case.judge("collapse", torch.float64), case.dense
+    if case.layer.spec.moe:
+        yield judge.skips("mixture", "the router chooses by the input, so the mixture is no matrix; below: one expert")
+    if any(isinstance(step.op, Norm) for step in dense.steps):
+        yield judge.skips(dense.label, "its norm over d_ff is not linear")
+        return
+    linear = _linear(dense)
+    weights = {name: tensor.double() for name, tensor in linear.weights.items()}
+    x = _drawn(dense, case.generator())
+    if "gate" in {step.output for step in linear.steps}:
+        yield from _quadratic(case, linear, weights, x)
+        return
+    for depth in (1, _STACK):
+        matrix, offset = _one_matrix(linear.steps, weights, depth)
+        found = x
+        for _ in range(depth):
+            found = run(linear.steps, weights, {linear.entry: found})
+        label = "one block" if depth == 1 else f"a stack of {depth}"
+        some = "" if len(matrix) == found.shape[-1] else f"the first {len(matrix)} rows of "
+        note = f"{some}one matrix [{found.shape[-1]}, {x.shape[-1]}] and one vector"
+        yield judge.equal(label, found[:, : len(matrix)], x @ matrix.T + offset, note)
+
+
+def _quadratic(case: Case, linear: Dense, weights: dict[str, Tensor], x: Tensor) -> Iterator[Row]:
+    """A gate times an up: no matrix, but a polynomial of degree 2, whose third differences are 0."""
+    judge = case.judge("collapse", torch.float64)
+
+    def f(points: Tensor) -> Tensor:
+        return run(linear.steps, weights, {linear.entry: points})
+
+    zero = torch.zeros_like(x)
+    a, b = x, x.flip(0)
+    note = "a gated block does not collapse: gate ⊙ up is quadratic; this is f(a) + f(b) - f(0) beside f(a + b)"
+    yield judge.figure("gated, as a matrix", f(a) + f(b) - f(zero), f(a + b), note)
+    note = "f(3x) = 3 f(2x) - 3 f(x) + f(0): a polynomial of degree 2"
+    yield judge.equal("gated, as a quadratic", 3 * f(2 * x) - 3 * f(x) + f(zero), f(3 * x), note)
+
+
+def _drawn(dense: Dense, generator: torch.Generator) -> Tensor:
+    """Random tokens, as wide as what enters."""
+    return torch.randn(_TOKENS, dense.x.shape[-1], generator=generator).to(dense.x.device, torch.float64)
+
+
+def _linear(dense: Dense) -> Dense:
+    """The dense FFN with identity in place of its activation and of its limits; what was learned takes no part."""
+    steps = tuple(
+        replace(step, op=Activation("identity")) if isinstance(step.op, Activation) else step for step in dense.steps
+    )
+    names = {name for step in steps for name in step.parameters()}
+    return replace(dense, steps=steps, weights={n: t for n, t in dense.weights.items() if n in names})
+
+
+def _one_matrix(steps: tuple[Step, ...], weights: dict[str, Tensor], depth: int) -> tuple[Tensor, Tensor]:
+    """(M [rows, d_model], c [rows]) with block(... block(x)) = M x + c in those rows, multiplied from the last Linear
+    back to the first, so that every product has `rows` rows.
+    """
+    linears = [step for step in steps if isinstance(step.op, Linear)] * depth
+    wide = weights[f"{linears[-1].output}.weight"].shape[0]
+    first = weights[f"{linears[0].output}.weight"]
+    matrix = torch.eye(min(wide, _ROWS), wide, dtype=first.dtype, device=first.device)
+    offset = torch.zeros(len(matrix), dtype=first.dtype, device=first.device)
+    for step in reversed(linears):
+        if f"{step.output}.bias" in weights:
+            offset = offset + matrix @ weights[f"{step.output}.bias"]
+        matrix = matrix @ weights[f"{step.output}.weight"]
+    return matrix, offset
+
+
+def nonlinearity(case: Case) -> Iterator[Row]:
+    """max |f(a + b) - f(a) - f(b) + f(0)|: 0 for every linear map with a bias, and for no other function here."""
+    judge, dense = case.judge("nonlinearity", torch.float64), case.dense
+    generator = case.generator()
+    a, b = (_drawn(dense, generator) for _ in range(2))
+    points = torch.cat([a + b, a, b, torch.zeros_like(a)])
+    gated = any(step.output == "gate" for step in dense.steps)
+    normed = any(isinstance(step.op, Norm) for step in dense.steps)
+    for name, output in zip(TABLE, _with_every_activation(dense, points), strict=True):
+        whole, one, other, zero = output.chunk(4)
+        _, relative, _ = errors(one + other - zero, whole, torch.float64)
+        defect = float((whole - one - other + zero).abs().max())
+        linear = name == "identity" and not gated and not normed
+        note = "linear: must be 0" if linear else "not linear: must not be 0"
+        note = "quadratic with a gate: must not be 0" if name == "identity" and gated else note
+        small = defect == 0 or (relative is not None and relative <= judge.tolerance)
+        yield Row(judge.check, name, defect, relative, None, judge.tolerance, small == linear, note)
+
+
+def _with_every_activation(dense: Dense, points: Tensor) -> list[Tensor]:
+    """The FFN's output for each activation of the table: the projections run once, for all of them."""
+    at = next(i for i, step in enumerate(dense.steps) if step.output == "act")
+    weights = {n: t.double() for n, t in dense.weights.items()}
+    known = {dense.entry: points}
+    for step in dense.steps[:at]:
+        own = {name: weights[name] for name in step.parameters()}
+        known[step.output] = run([step], own, {name: known[name] for name in step.inputs})
+    driven = known[dense.steps[at].inputs[0]]
+    acts = []
+    for name, row in TABLE.items():
+        learned = {
+            n: torch.tensor([value], dtype=driven.dtype, device=driven.device) for n, value in row.learned.items()
+        }
+        acts.append(function(name, learned)(driven))
+    after = {"act": torch.cat(acts)} | {n: t.repeat(len(TABLE), 1) for n, t in known.items() if n != dense.entry}
+    names = {name for step in dense.steps[at + 1 :] for name in step.parameters()}
+    rest = {n: t for n, t in weights.items() if n in names}
+    return list(run(dense.steps[at + 1 :], rest, after).chunk(len(TABLE)))

@@ -1,0 +1,214 @@
+"""Kernels that users bring: `[label=]file.py:name`, a plain function, an nn.Module (its class, or one), or a Kernel.
+
+A function's first argument is x, the others are named after the block's weights: `def mlp(x, gate, up, down)`; a bias
+is `up_bias`, what an activation learned `act_weight`, a shared expert's `shared__up`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ffncli.block.recipe import FFNSpec
+from ffncli.block.steps import parameters
+from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.kernels import BUILT_IN, built_in
+from ffncli.kernels.kernel import Computes, Kernel, Params, Steps
+from ffncli.models.dimensions import Dimensions
+from ffncli.models.strict_json import shown_path
+from ffncli.run.own_module import OwnModule, load_module
+from ffncli.run.user_code import import_file, user_code
+
+_FORM = re.compile(r"(?:(?P<label>[^=:/]+)=)?(?P<path>.+\.py)(?::(?P<name>\w+))?")
+
+
+def chosen_kernels(texts: Sequence[str], steps: Steps, spec: FFNSpec) -> tuple[Kernel, ...]:
+    """The kernels for `--kernel`: built-in ones by name (all where none is named), then the user's own.
+
+    `steps` are the kernel steps of the block of `spec`. Raises FFNError for an unknown name, for a file that does not
+    run, and for a kernel that asks for other weights than the block has.
+    """
+    words = [word.strip() for text in texts for word in text.split(",")]
+    named = [word for word in words if ".py" not in word]
+    mine = [user_kernel(word, steps, spec) for word in words if ".py" in word]
+    found = [*(built_in(name) for name in dict.fromkeys(named or BUILT_IN)), *mine]
+    twice = next((k.name for k in found if sum(k.name == other.name for other in found) > 1), None)
+    if twice:
+        raise FFNError(f"--kernel: two kernels are called {shown(twice)}", "give them labels: --kernel a=file.py:name")
+    return tuple(found)
+
+
+def user_kernel(text: str, steps: Steps, spec: FFNSpec) -> Kernel:
+    """The kernel in a user's file, which is executed."""
+    match = _FORM.fullmatch(text)
+    if not match:
+        raise FFNError(f"--kernel: {shown(text)} is no kernel", "write it as file.py:name or label=file.py:name")
+    path = Path(os.path.abspath(os.path.expanduser(match["path"])))
+    target, name = _target(path, match["name"])
+    label = match["label"] or f"{path.name}:{name}"
+    origin = f"{shown_path(path)}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
+    if isinstance(target, Kernel):
+        return _own_kernel(target, path, label, origin)
+    if inspect.isclass(target) or isinstance(target, nn.Module):
+        return replace(_module_kernel(f"{path}:{name}", path, label, steps, spec), origin=origin)
+    return replace(_function_kernel(target, path, label, steps), origin=origin)
+
+
+def argument(parameter: str) -> str:
+    """How a function names a weight: `up.weight` is up, `up.bias` up_bias, `shared.up.weight` shared__up."""
+    step, _, own = parameter.rpartition(".")
+    return step.replace(".", "__") + ("" if own == "weight" and step != "act" else f"_{own}")
+
+
+def _target(path: Path, name: str | None) -> tuple[Any, str]:
+    """(what the file has under the name, the name); without a name the only kernel that it has."""
+    module = import_file(path)
+    homes = (module.__name__, Kernel.__module__)
+    own = [n for n, v in vars(module).items() if _is_kernel(v) and v.__module__ in homes and v is not Kernel]
+    there = "it has " + (", ".join(own) or "no function, no nn.Module class and no Kernel")
+    if name is None:
+        if len(own) != 1:
+            raise FFNError(f"{shown_path(path)} has {len(own)} kernels", f"say which, as in {path.name}:name; {there}")
+        (name,) = own
+    if name not in vars(module):
+        raise FFNError(f"{shown_path(path)} has no {shown(name)}", did_you_mean(name, own, there))
+    found = vars(module)[name]
+    if not (_is_kernel(found) or (callable(found) and not inspect.isclass(found))):
+        kind = type(found).__name__
+        raise FFNError(f"{shown_path(path)}: {name} is no kernel (it is a {kind})", "a function, a class or a Kernel")
+    return found, name
+
+
+def _is_kernel(value: object) -> bool:
+    if inspect.isclass(value):
+        return issubclass(value, nn.Module)
+    return isinstance(value, Kernel) or inspect.isroutine(value)
+
+
+# --- the three kinds --------------------------------------------------------------------------------------------------
+
+
+def _own_kernel(kernel: Kernel, path: Path, label: str, origin: str) -> Kernel:
+    """A Kernel as it is, its exceptions made one line."""
+
+    def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
+        with user_code(path, "raised by its prepare"):
+            return kernel.prepare(steps, weights)
+
+    def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+        with user_code(path, "raised by its build"):
+            return _guarded(kernel.build(steps, device, dtype), path)
+
+    return replace(kernel, name=label, prepare=prepare, build=build, origin=origin)
+
+
+def _guarded(compute: Computes, path: Path) -> Computes:
+    def run(x: Tensor, params: Params) -> Tensor:
+        with user_code(path, "raised when it was called"), torch.no_grad():
+            return compute(x, params)
+
+    return run
+
+
+def _function_kernel(call: Callable[..., Any], path: Path, label: str, steps: Steps) -> Kernel:
+    _arguments(call, path, steps)
+
+    def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+        places, names = _arguments(call, path, steps), list(parameters(steps))
+
+        def compute(x: Tensor, params: Params) -> Tensor:
+            given = dict(zip(names, params, strict=True))
+            out: Tensor = call(x, **{argument: given[name] for argument, name in places.items()})
+            return out
+
+        return _guarded(compute, path)
+
+    return Kernel(label, build)
+
+
+def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, str]:
+    """Argument → the parameter that fills it. Raises FFNError for one that the block has not."""
+    known = {argument(name): name for name in parameters(steps)}
+    try:
+        own = list(inspect.signature(call).parameters.values())
+    except (ValueError, TypeError):
+        raise FFNError(f"{shown_path(path)}: the arguments of {shown(call)} cannot be seen", "give a def") from None
+    label = f"{shown_path(path)}: {getattr(call, '__name__', 'it')}({', '.join(map(str, own))})"
+    takes = ("positional-only", "positional or keyword")
+    if not own or own[0].kind.description not in takes:
+        raise FFNError(f"{label} takes no x", f"the first argument is the input, the others {', '.join(known)}")
+    if any(p.kind is p.VAR_KEYWORD for p in own):
+        return known
+    unknown = [p.name for p in own[1:] if p.name not in known and p.default is p.empty]
+    if unknown:
+        near = f"this block has {', '.join(known)}"
+        raise FFNError(f"{label} asks for {unknown[0]}, which this block does not have", near)
+    return {p.name: known[p.name] for p in own[1:] if p.name in known}
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """A user's module with other tensors in place of its parameters."""
+
+    own: OwnModule
+    module: nn.Module
+
+    def __call__(self, x: Tensor, params: Params) -> Tensor:
+        """Its output [tokens, d_model]."""
+        state = dict(zip(dict(self.module.named_parameters()), params, strict=True))
+        layout = self.own.runner.layout
+        out = functional_call(self.module, state, (layout.there(x),))
+        return layout.back(out[0] if isinstance(out, (tuple, list)) else out)
+
+
+def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpec) -> Kernel:
+    """A class, built with the block's dimensions; which of its parameters is which is found by matching its outputs."""
+    own = _built(text, spec)
+    views, wanted = own.match.views, list(parameters(steps))
+    if set(views) != set(wanted):
+        has = f"{shown_path(path)}: {type(own.module).__name__} computes a block with {', '.join(sorted(views))}"
+        raise FFNError(has, f"this one has {', '.join(sorted(wanted))}")
+
+    def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
+        like = weights["down.weight"]
+        state = {n: p.detach().to(like.device, like.dtype, copy=True) for n, p in own.module.named_parameters()}
+        for name, view in views.items():
+            view.of(state).copy_(weights[name])
+        return tuple(state.values())
+
+    def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+        return _guarded(_Filled(own, own.module.to(device, dtype)), path)
+
+    return Kernel(label, build, prepare)
+
+
+def _built(text: str, spec: FFNSpec) -> OwnModule:
+    """The module in the block's widths, given what its constructor takes of them, of the bias and of the activation."""
+    every = {"d_model": str(spec.d_model), "d_ff": str(spec.d_ff), "bias": spec.bias, "activation": spec.activation}
+    failure: FFNError | None = None
+    fewer = (("d_model", "d_ff", "activation"), ("d_model", "d_ff", "bias"), ("d_model", "d_ff"), ("d_model",))
+    for names in (tuple(every), *fewer):
+        said: dict[str, Any] = {name: every[name] for name in names}
+        try:
+            own = load_module(text, Dimensions(**said))
+        except FFNError as error:
+            failure = error
+            if "no argument of" not in error.message and "already built" not in error.message:
+                break
+        else:
+            found = own.model.main.spec
+            if (found.d_model, found.d_ff) != (spec.d_model, spec.d_ff):
+                raise FFNError(f"{text} is {found.d_model}x{found.d_ff}, this block {spec.d_model}x{spec.d_ff}")
+            return own
+    assert failure is not None
+    raise failure

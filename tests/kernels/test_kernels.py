@@ -1,0 +1,159 @@
+"""Every kernel computes what the reference computes, changes nothing it is given, and says what it cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ffncli.block.activations import TABLE
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.steps import Activation, Dropout, block_inputs, parameters
+from ffncli.errors import FFNError
+from ffncli.kernels import BUILT_IN, built_in
+from ffncli.kernels.activations import activation
+from ffncli.kernels.kernel import REGISTERED, Kernel, canonical, kernel_steps, register
+from ffncli.run.execute import run
+from tests.oracles.activations import ORACLES
+from tests.oracles.modules import ClampedGated, Gated, Plain, relative_error
+from tests.oracles.modules import MoE as Mixture
+
+PLAIN = {
+    "plain": FFNSpec(6, 24, "gelu", dropout=0.1, norm="layernorm", residual=True),
+    "no bias": FFNSpec(6, 24, "relu", bias=False),
+    "learned": FFNSpec(6, 24, "xielu"),
+}
+GATED = {
+    "gated": FFNSpec(6, 24, "swiglu", norm="rmsnorm", residual=True),
+    "bias": FFNSpec(6, 24, "geglu", bias=True),
+    "bias below only": FFNSpec(6, 24, "geglu", bias=False, down_bias=True),
+    "clamped": FFNSpec(6, 24, "quick_gelu", gated=True, bias=True, clamp=0.4, up_plus=1.0),
+    "scaled gate": FFNSpec(6, 24, "swiglu", gate_scale=0.3),
+    "norm inside": FFNSpec(6, 24, "relu2", gated=True, norm="rmsnorm", norm_weight="one_plus", sub_norm=True),
+    "layernorm inside": FFNSpec(6, 24, "relu2", gated=True, norm="layernorm", sub_norm=True),
+}
+MIXED = {
+    "mixtral": FFNSpec(6, 24, "swiglu", moe=MoE(4, 2)),
+    "gpt-oss": FFNSpec(
+        6, 24, "quick_gelu", gated=True, bias=True, clamp=0.4, up_plus=1.0,
+        moe=MoE(4, 2, order="choose_first", renormalise=False, router_bias=True),
+    ),
+    "deepseek": FFNSpec(
+        6, 24, "swiglu",
+        moe=MoE(16, 3, 2, groups=4, top_groups=2, group_best=2, score="sigmoid", correction=True, scale=2.5),
+    ),
+    "shared gate, dropout": FFNSpec(6, 24, "swiglu", dropout=0.5, moe=MoE(4, 2, 1, shared_gate=True)),
+    "weighed input": FFNSpec(6, 24, "swiglu", moe=MoE(4, 2, 1, shared_scale=0.5, weigh="input")),
+}  # fmt: skip
+BLOCKS = {**PLAIN, **GATED, **MIXED}
+
+
+def drawn(block, generator):
+    """Large weights, so that clips and kinks are met, and no norm is all ones."""
+    shapes = {name: [axis.size for axis in axes] for name, axes in parameters(block).items()}
+    return {name: 0.5 * torch.randn(shape, generator=generator).double() for name, shape in shapes.items()}
+
+
+def computed(kernel, block, weights, x):
+    return kernel.build(block, "cpu", x.dtype)(x, kernel.prepare(block, weights))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("label", BLOCKS)
+def test_every_kernel_is_the_reference_or_refuses(name, label):
+    generator = torch.Generator().manual_seed(0)
+    block, kernel = kernel_steps(steps(BLOCKS[label])), built_in(name)
+    weights, x = drawn(block, generator), torch.randn(9, 6, generator=generator).double()
+    before = {**{n: t.clone() for n, t in weights.items()}, "x": x.clone()}
+    refused = kernel.refuses(block)
+    supported = {"eager": BLOCKS, "packed": GATED, "conv": PLAIN | GATED}[name]
+    assert (refused is None) == (label in supported)
+    if refused is not None:
+        return
+    found = computed(kernel, block, weights, x)
+    expected = run(block, weights, {block_inputs(block)[0]: x})
+    assert found.shape == expected.shape
+    assert relative_error(found, expected) < 1e-14
+    assert all(torch.equal(before[n], t) for n, t in {**weights, "x": x}.items())
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize(
+    ("spec", "module"),
+    [
+        (FFNSpec(6, 24, "gelu"), Plain(6, 24, act=torch.nn.functional.gelu)),
+        (FFNSpec(6, 24, "swiglu"), Gated(6, 24)),
+        (FFNSpec(6, 24, "quick_gelu", gated=True, bias=True, clamp=7.0, up_plus=1.0), ClampedGated(6, 24, bias=True)),
+        (FFNSpec(6, 8, "swiglu", moe=MoE(4, 2, 1, score_dtype="input")), Mixture(6, 8, 4, 2, 1)),
+    ],
+)
+def test_every_kernel_is_the_module(name, spec, module):
+    block, module = kernel_steps(steps(spec)), module.double()
+    kernel, state = built_in(name), {n: p.detach() for n, p in module.named_parameters()}
+    if kernel.refuses(block):
+        return
+    if spec.moe:
+        for part in ("gate", "up", "down"):
+            state[f"{part}.weight"] = torch.stack([e.get_parameter(f"{part}.weight").detach() for e in module.experts])
+    x = torch.randn(9, 6, generator=torch.Generator().manual_seed(2)).double() * 4
+    with torch.no_grad():
+        expected = module(x)
+    assert relative_error(computed(kernel, block, state, x), expected) < 1e-14
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_activations_are_those_of_the_formulas(name):
+    x = torch.linspace(-12, 12, 97, dtype=torch.float64)
+    learned = {n: torch.tensor([v], dtype=torch.float64) for n, v in TABLE[name].learned.items()}
+    found = activation(Activation(name))(x, learned)
+    with torch.no_grad():
+        assert torch.allclose(found, ORACLES[name](x), rtol=1e-12, atol=1e-12)
+    shifted = activation(Activation(name, -1.0, 0.5, 2.0))(x, learned)
+    assert torch.allclose(shifted, activation(Activation(name))(x.clamp(-1.0, 0.5), learned) + 2.0)
+
+
+def test_a_function_that_is_not_written_out_runs_by_its_formula(monkeypatch):
+    monkeypatch.setattr("ffncli.kernels.activations._WRITTEN", {})
+    x = torch.linspace(-3, 3, 7, dtype=torch.float64)
+    assert torch.equal(activation(Activation("quick_gelu"))(x, {}), x * torch.sigmoid(1.702 * x))
+
+
+def test_kernels_see_no_dropout():
+    for spec in (PLAIN["plain"], MIXED["shared gate, dropout"]):
+        assert "dropout" in str(steps(spec))
+        assert not any(isinstance(step.op, Dropout) for step in kernel_steps(steps(spec)))
+        assert "Dropout" not in repr(kernel_steps(steps(spec)))
+    plain = kernel_steps(steps(PLAIN["plain"]))
+    assert (plain[0].inputs, plain[-1].output, plain[-1].inputs) == (("norm",), "down", ("act",))
+
+
+def test_what_is_refused_is_said():
+    wide = kernel_steps(steps(FFNSpec(6, 24, "swiglu", moe=MoE(4, 2, identity_experts=2))))
+    assert built_in("eager").refuses(wide) == "computes no identity experts"
+    narrow = kernel_steps(steps(FFNSpec(6, 24, "swiglu", moe=MoE(4, 2, latent=3))))
+    assert built_in("eager").refuses(narrow) == "computes no experts in a narrower space"
+    plain = kernel_steps(steps(PLAIN["plain"]))
+    assert built_in("packed").refuses(plain) == "a plain block has no gate to pack"
+    assert built_in("eager").refuses(plain[:1]) == "computes no such block"
+    with pytest.raises(FFNError, match=r"unknown kernel 'eagre'; did you mean 'eager'"):
+        built_in("eagre")
+
+
+def test_registration_and_needs(monkeypatch):
+    monkeypatch.setattr("ffncli.kernels.kernel.REGISTERED", dict(REGISTERED))
+    build = register("fast", needs=("cuda", "no_such_module"))(lambda steps, device, dtype: lambda x, params: x)
+    from ffncli.kernels.kernel import REGISTERED as now
+
+    assert now["fast"] == Kernel("fast", build, canonical, ("cuda", "no_such_module"))
+    assert now["fast"].missing("cpu") == "runs on a GPU only"
+    assert now["fast"].missing("cuda:1") == "needs the module no_such_module"
+    assert built_in("eager").missing("cpu") is None
+    assert all(built_in(name).name == name for name in BUILT_IN)
+
+
+def test_names_of_kernels_load_no_torch():
+    code = "import sys, ffncli.kernels; assert 'torch' not in sys.modules; print(*ffncli.kernels.BUILT_IN)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == list(BUILT_IN)

@@ -1,0 +1,220 @@
+"""`--kernel file.py:name`: functions, classes and Kernels of users, right ones and wrong ones."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.steps import block_inputs
+from ffncli.errors import FFNError
+from ffncli.kernels.kernel import kernel_steps
+from ffncli.models.model import block_model
+from ffncli.run.execute import run
+from ffncli.run.prepare import Request
+from ffncli.run.user_kernels import argument, chosen_kernels, user_kernel
+from ffncli.run.verify import Question, verify_layer
+from ffncli.run.weights import random_weights
+from tests.oracles.modules import relative_error
+from tests.oracles.own_modules import MODULES
+
+GATED = FFNSpec(8, 24, "swiglu")
+KERNELS = """
+import torch, torch.nn.functional as F
+from ffncli.kernels.kernel import Kernel
+
+def good(x, gate, up, down):
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+def swapped(x, gate, up, down):
+    return good(x, up, gate, down)
+def scaled(x, down, gate, up, scale=1.0):
+    return scale * good(x, gate, up, down)
+def everything(x, **w):
+    return good(x, w["gate"], w["up"], w["down"])
+def raises(x, gate, up, down):
+    raise ValueError("no such luck")
+def leaves(x, gate):
+    raise SystemExit(3)
+def shape(x, gate):
+    return F.linear(x, gate)
+def changes_x(x, gate, up, down):
+    y = good(x, gate, up, down)
+    x.zero_()
+    return y
+def changes_w(x, gate, up, down):
+    y = good(x, gate, up, down)
+    gate.mul_(1.5)
+    return y
+def halves(x, gate, up, down):
+    return good(x, gate, up, down).half()
+def nothing(x, gate):
+    pass
+def nan(x, gate):
+    return x * float("nan")
+_first = []
+def keeps(x, gate, up, down):
+    _first.append(good(x, gate, up, down))
+    return _first[0]
+def biased(x, up, up_bias, down, down_bias):
+    return F.linear(F.gelu(F.linear(x, up, up_bias)), down, down_bias)
+def forgets(x, up, down, down_bias):
+    return F.linear(F.gelu(F.linear(x, up)), down, down_bias)
+def no_x():
+    return 1
+class Callable:
+    def __call__(self, x, gate, up, down):
+        return good(x, gate, up, down)
+instance = Callable()
+number = 3
+record = Kernel("r", lambda steps, device, dtype: lambda x, p: good(x, *p))
+packed = Kernel("p", lambda steps, device, dtype: lambda x, p: x, lambda steps, w: (w["nope"],))
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(KERNELS + MODULES)
+    return path
+
+
+def verified(file, *names: str, spec: FFNSpec = GATED, **run):
+    question = Question(Request(**run), ("kernels",), tuple(f"{file}:{name}" for name in names))
+    rows = verify_layer(block_model(spec, "test"), question).rows
+    return {row.subject.removeprefix("mine.py:"): row for row in rows}
+
+
+@pytest.mark.parametrize("name", ["good", "scaled", "everything", "record", "SwiGLU", "instance"])
+def test_right_ones_pass(file, name):
+    row = verified(file, name)[name]
+    assert row.passed is True
+    assert row.note.endswith(f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp64"])
+def test_in_other_dtypes(file, dtype):
+    found = verified(file, "good", "SwiGLU", dtype=dtype)
+    assert found["good"].passed
+    assert found["SwiGLU"].passed
+
+
+def test_biases(file):
+    found = verified(file, "biased", "forgets", spec=FFNSpec(8, 24, "gelu"))
+    assert (found["biased"].passed, found["forgets"].passed) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("raises", "mine.py, line 14: ValueError: no such luck"),
+        ("leaves", "SystemExit: 3"),
+        ("shape", "gives shape [16, 24], expected [16, 8]"),
+        ("changes_x", "changes its input x"),
+        ("changes_w", "changes the weight gate.weight"),
+        ("halves", "gives float16, expected float32"),
+        ("nothing", "gives a NoneType, not a tensor"),
+        ("nan", "its output has 128 NaN"),
+        ("packed", "KeyError: 'nope'"),
+    ],
+)
+def test_wrong_ones_are_a_failed_row_with_the_reason(file, name, why):
+    row = verified(file, name)[name]
+    assert (row.passed, row.relative_error) == (False, None)
+    assert why in row.note
+
+
+@pytest.mark.parametrize("name", ["swapped", "keeps"])
+def test_wrong_numbers_fail(file, name):
+    row = verified(file, name)[name]
+    assert row.passed is False
+    assert row.relative_error > 0.01
+
+
+def test_a_kernel_that_writes_spoils_nothing_for_the_next(file):
+    found = verified(file, "changes_w", "good")
+    assert (found["changes_w"].passed, found["good"].passed) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("SwiGLU", GATED),
+        ("OtherOrder", FFNSpec(8, 24, "geglu_tanh")),
+        ("Fused", FFNSpec(8, 24, "geglu", bias=True)),
+        ("Pointwise", FFNSpec(8, 24, "relu")),
+        ("GPT2MLP", FFNSpec(8, 24, "gelu_tanh")),
+        ("Raw", FFNSpec(8, 24, "silu", bias=True)),
+        ("built", FFNSpec(8, 24, "gelu_tanh")),
+    ],
+)
+def test_a_class_runs_on_the_blocks_weights(file, name, spec):
+    """Whatever its parameters are called and however they lie: it gives what the block gives."""
+    block = kernel_steps(steps(spec))
+    weights = random_weights(block, torch.Generator().manual_seed(3), torch.float64)
+    kernel = user_kernel(f"{file}:{name}", block, spec)
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(4)).double()
+    found = kernel.build(block, "cpu", torch.float64)(x, kernel.prepare(block, weights))
+    assert relative_error(found, run(block, weights, {block_inputs(block)[0]: x})) < 1e-12
+
+
+def test_a_class_that_computes_another_function_fails(file):
+    """OtherOrder is a tanh-GELU block; its weights fit a SwiGLU block, its numbers do not."""
+    assert verified(file, "OtherOrder")["OtherOrder"].passed is False
+
+
+def refusal(file, text: str, spec: FFNSpec = GATED) -> str:
+    with pytest.raises(FFNError) as caught:
+        chosen_kernels([text.replace("FILE", str(file))], kernel_steps(steps(spec)), spec)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("FILE:biased", "asks for up_bias, which this block does not have; this block has gate, up, down"),
+        ("FILE:no_x", "no_x() takes no x"),
+        ("FILE:Callable", "Callable is no kernel (it is a type)"),
+        ("FILE:number", "number is no kernel (it is a int)"),
+        ("FILE:goood", "did you mean 'good'"),
+        ("FILE", "kernels; say which, as in mine.py:name"),
+        ("FILE:", "is no kernel; write it as file.py:name"),
+        ("/nowhere/x.py:f", "does not exist"),
+        ("FILE:good,FILE:good", "two kernels are called 'mine.py:good'"),
+        ("eagr", "did you mean 'eager'"),
+        ("FILE:Fused", "computes a block with down.bias"),
+        ("FILE:BadForward", "RuntimeError"),
+        ("FILE:Wants", "needs flavour, which nothing fills"),
+    ],
+)
+def test_what_cannot_be_a_kernel_is_one_line(file, text, why):
+    assert why in refusal(file, text)
+
+
+def test_a_file_that_does_not_run_is_one_line(tmp_path):
+    (tmp_path / "bad.py").write_text("import torch\n1 / 0\n")
+    assert "bad.py, line 2: ZeroDivisionError" in refusal(tmp_path / "bad.py", "FILE:f")
+
+
+def test_which_kernels_are_chosen(file):
+    block = kernel_steps(steps(GATED))
+
+    def names(*texts: str) -> list[str]:
+        return [k.name for k in chosen_kernels([t.replace("FILE", str(file)) for t in texts], block, GATED)]
+
+    assert names() == ["eager", "packed", "conv"]
+    assert names("conv") == ["conv"]
+    assert names("FILE:good") == ["eager", "packed", "conv", "mine.py:good"]
+    assert names("eager, a=FILE:good", "b=FILE:swapped") == ["eager", "a", "b"]
+
+
+def test_names_of_arguments():
+    assert [argument(n) for n in ("up.weight", "up.bias", "act.weight", "shared.up.weight", "route.correction")] == [
+        "up", "up_bias", "act_weight", "shared__up", "route_correction",
+    ]  # fmt: skip
+    moe = kernel_steps(steps(FFNSpec(8, 24, "swiglu", moe=MoE(4, 2, 1, shared_gate=True))))
+    from ffncli.block.steps import parameters
+
+    assert len({argument(name) for name in parameters(moe)}) == len(parameters(moe))
