@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated
 
@@ -11,8 +12,12 @@ from ffncli.cli.example_options import ExampleOptions
 from ffncli.cli.explain_options import ExplainOptions
 from ffncli.cli.insight import InsightOptions
 from ffncli.cli.options import DimensionOptions, OutputOptions, RunOptions, TokenOptions, natural, positive, spread
+from ffncli.cli.prompt_options import PromptOptions
+from ffncli.cli.prompt_page import completed, kept, labels
 from ffncli.cli.save_options import SaveOptions
+from ffncli.cli.survey_page import show_survey
 from ffncli.cli.trace_page import answer, block_of
+from ffncli.cli.unembed_page import unembedded
 from ffncli.errors import FFNError, shown
 from ffncli.models.model import Model
 
@@ -34,6 +39,7 @@ def command(
     source: Source = None,
     run: RunOptions,
     tokens: TokenOptions,
+    prompt: PromptOptions,
     expert: Expert = None,
     values: Values = "8",
     digits: Digits = 4,
@@ -49,39 +55,47 @@ def command(
     Try: ffn trace ./my-model --layer 1, ffn trace 512x2048:gelu
     """
     output = show.output()
+    prompt.check(run, tokens, dimensions)
     said = dimensions.dimensions()
     example, model = texts.chosen(source, said, run, tokens)
+    if run.layer == "all":
+        one = {"--explain": explain.explain, "--save": save.save, "--vocab": texts.vocab, "--expert": expert}
+        show_survey(model, run, tokens, prompt, insight, one, output)
+        return
     shown_values, inside, leading = _count("--show", values), _expert(expert, model, run.layer), tokens.leading()
     explain = explain.renamed(example.aliases if example else {})
     explain.spots()
     save.check(show.out, show.force)
+    prompt.check_model(model, run, inside, texts.vocab)
 
     # From here on torch is needed; what can be wrong without it has been said.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take four times as long on a busy machine
     import torch
 
     from ffncli.run.not_finite import find_not_finite
-    from ffncli.run.prepare import Request, prepare
+    from ffncli.run.prepare import Request
     from ffncli.run.trace import trace
 
     if run.threads:
         torch.set_num_threads(run.threads)
     vocab = texts.final_width(example)
     request = Request(run.layer, run.input, leading, run.dtype, run.device, run.seed, run.train, vocab)
-    ready = prepare(model, request, example)
+    ready, given = prompt.prepare(model, request, example)
     if run.train and not any(step.output == "dropout" for step in ready.steps):
         output.note("--train changes nothing: the block has no dropout")
     for note in (*model.notes, *map(str, model.differences), *ready.notes):
         output.note(note)
-    keep = frozenset({"probs"}) | explain.keep(ready.steps) | save.keep(ready, inside)
-    result = trace(
-        ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside, keep, insight.top_units or 0
-    )
+    keep = frozenset({"probs"}) | explain.keep(ready.steps) | save.keep(ready, inside) | kept(ready, prompt)
+    top = insight.top_units or 0
+    result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, shown_values, inside, keep, top)
     bad = find_not_finite(result, ready.weights)
     idle = [e for e in sorted(inside or ()) if not any(s.name.startswith(f"experts.{e}.") for s in result.steps)]
     if idle:
         output.note(f"no token is routed to expert {', '.join(map(str, idle))}")
-    page = answer(block_of(model, ready, run.device), result, digits, bad)
+    page = answer(block_of(model, ready, run.device), result, digits, bad, labels(given))
     save.write(page.body["block"], ready, result, output)
+    page = completed(page, prompt, ready, given, result, shown_values)
+    page = unembedded(page, prompt, model, request, ready, given, result, inside)
     page = texts.extended(page, result, ready, example, shown_values, digits)
     output.show(explain.with_answers(page, ready, result, digits))
     insight.judge(bad, output)

@@ -25,8 +25,14 @@ if TYPE_CHECKING:
 _MOST_COLUMNS = 80
 
 
-def answer(block: dict[str, Any], result: Trace, digits: int, not_finite: Sequence[NotFinite] = ()) -> Answer:
-    """A trace as JSON, CSV (one row per step, without values) and as a page to read."""
+def answer(
+    block: dict[str, Any], result: Trace, digits: int, not_finite: Sequence[NotFinite] = (),
+    labels: tuple[str, ...] = (),
+) -> Answer:  # fmt: skip
+    """A trace as JSON, CSV (one row per step, without values) and as a page to read.
+
+    `labels` name the rows of the input, one each, where they are more than numbers: a prompt's tokens.
+    """
     body = {
         "block": block,
         "ffn_input": result.ffn_input,
@@ -45,11 +51,11 @@ def answer(block: dict[str, Any], result: Trace, digits: int, not_finite: Sequen
         why = "every call draws its own, so two calls agree only with the same seed, or with --eval"
         parts.append(Line(f"dropout's mask: {block['mask']}; {why}", quiet=True))
     for record in result.steps:
-        parts += _step(record, result, digits)
+        parts += _step(record, result, digits, labels)
     return Answer("trace", {**body, "steps": steps}, rows, parts, CONVENTIONS)
 
 
-def _step(record: StepRecord, result: Trace, digits: int) -> list[Part]:
+def _step(record: StepRecord, result: Trace, digits: int, labels: tuple[str, ...]) -> list[Part]:
     """One step: its formula and shape, the values, what they are like, what it costs."""
     marks = {result.ffn_input: "enters the FFN", result.ffn_output: "leaves the FFN"}
     if result.ffn_output == "logits":  # a final layer alone is none
@@ -62,7 +68,9 @@ def _step(record: StepRecord, result: Trace, digits: int) -> list[Part]:
     if record.tokens is not None:
         about.append(f"token{'s' if len(record.tokens) != 1 else ''} {', '.join(map(str, _few(record.tokens)))}")
     parts: list[Part] = [Heading(head, ", ".join(about))]
-    parts.append(Excerpt(record.shape, record.values_index, record.values, digits, record.tokens))
+    rows = range(len(labels)) if record.tokens is None else record.tokens
+    names = tuple(labels[row] for row in rows) if labels else record.tokens
+    parts.append(Excerpt(record.shape, record.values_index, record.values, digits, names))
     lines = (*_statistics(record, digits), _counts(record), _weights(record))
     parts += [Line(text, quiet=True) for text in lines if text]
     if record.live is not None and record.dropped is not None:

@@ -78,6 +78,9 @@ _ROWS: Mapping[str, Arrangement] = {
     **{name: Arrangement(name, norms={"norm": ("../layer_norm2.{i}",), "post_norm": ("../layer_norm2.{i}",)})
        for name in ("xlm", "flaubert")},
     "chameleon": Arrangement("chameleon", norms={"post_norm": ("post_attention_layernorm",)}),  # where it is Swin's
+    "gguf": Arrangement(  # llama.cpp's names, the same for all families; gpt-oss has no ffn_norm
+        "GGUF", norms={"norm": ("ffn_norm", "post_attention_norm"), "post_norm": ("post_ffw_norm",)}
+    ),
     "longcat_flash": Arrangement("longcat_flash", norms={"norm": ("post_attention_layernorm.{n}",)}),
 }  # fmt: skip
 

@@ -22,6 +22,7 @@ from ffncli.models.families import BY_TYPE, family_of, refusal
 from ffncli.models.family import EXPERTS, TOP_K
 from ffncli.models.fields import REQUIRED, Fields
 from ffncli.models.gguf_file import GGUFFile, gguf_config
+from ffncli.models.gguf_model import checkpoint_of, confirmed, described
 from ffncli.models.inventory import Inventory
 from ffncli.models.matching import spots_by_name, stacks_of
 from ffncli.models.matrices import Item
@@ -45,6 +46,7 @@ class Said:
     `checks` are what the tensors are held to: our name → (its name there, its value); `width` is a dense d_ff that may
     mean gate and up together, or one of them. `extra_layers` may be stored beyond the number that is said. What is not
     `binding` is a config of an unknown model_type, whose fields may mean other things: it is noted where it differs.
+    `known` has the norms and the routing, for blocks that are as it says.
     `refused` is why its blocks cannot be said.
     """
 
@@ -58,6 +60,7 @@ class Said:
     tied: bool | None = None
     teller: str = "the config says"
     binding: bool = False
+    known: Model | None = None
     refused: str = ""
 
 
@@ -80,7 +83,8 @@ def from_gguf(file: GGUFFile, source: str) -> Model:
     items = {t.name: Item(t.shape, t.params, t.bytes, 1, t.format) for t in file.tensors}
     path = Path(source).absolute()
     name = path.stem if path.suffix == ".gguf" else path.name
-    return with_stored(_model(items, _from_metadata(file), file.where, source, name), items)
+    model = _model(items, _from_metadata(file), file.where, source, name)
+    return replace(with_stored(model, items), checkpoint=checkpoint_of(file))
 
 
 def _from_config(config: Fields) -> Said:
@@ -128,6 +132,7 @@ def _from_metadata(file: GGUFFile) -> Said:
         tied=all(tensor.name != "output.weight" for tensor in file.tensors),  # llama.cpp's rule
         teller="the metadata say",
         binding=True,
+        known=described(file),
     )
 
 
@@ -147,6 +152,10 @@ def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name:
     unknown |= {"top_k"} if any(found.experts for found in founds) and said.top_k is None else set()
     stacks = stacks_of(layers)
     groups = [group for prefix, seen in layers.items() for group in _groups(prefix, stacks[prefix], seen, said, where)]
+    evidence, model_type = said.evidence, ""
+    if (whole := confirmed(groups, said.known)) and said.known:
+        groups, unknown, model_type = whole, set(), said.known.model_type
+        evidence += (f"norms, routing and activation: those of {model_type}, as in llama.cpp",)
     stored = Stored(
         sum(f.params for f in founds), sum(f.bytes for f in founds),
         tuple(dict.fromkeys(fmt for f in founds for fmt in f.formats)),
@@ -158,11 +167,11 @@ def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name:
     told = tuple(_differences(groups, layers, items, said, tensor))
     differences = (*_unsaid(layers, said), *(told if said.binding else ()))
     doubts = () if said.binding else tuple(f"{difference}: the tensors count" for difference in told)
-    notes = (*said.notes, *doubts, unknown_note(unknown))
+    notes = (*said.notes, *doubts, *([unknown_note(unknown)] if unknown else []))
     model = Model(
-        name, source, tuple(groups), evidence=(gated, *said.evidence), unknown=frozenset(unknown), from_tensors=True,
+        name, source, tuple(groups), evidence=(gated, *evidence), unknown=frozenset(unknown), from_tensors=True,
         differences=differences, stored=stored, notes=(*notes, *not_counted(beside)), tied=said.tied,
-        spots=spots_by_name(layers), refused=said.refused,
+        spots=spots_by_name(layers), model_type=model_type, refused=said.refused,
     )  # fmt: skip
     if missing or len(layers) > 1 or differences:  # what lies beside the FFNs is told apart in one plain stack only
         return model

@@ -20,7 +20,7 @@ from ffncli.models.model import Layer, Model
 from ffncli.run.execute import Mode
 from ffncli.run.inputs import make_input
 from ffncli.run.trace import Trace, trace
-from ffncli.run.weights import demand_memory, located_weights, random_weights, read_located
+from ffncli.run.weights import demand_memory, located_weights, packed_formats, random_weights, read_located
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,14 @@ def prepare(model: Model, request: Request = Request(), example: Example | None 
     """
     layer = model.layer(request.layer)
     block = steps(layer.spec) if example is None or example.block is None else example.block
-    dtype: torch.dtype = getattr(torch, dtypes.dtype("fp32" if request.dtype is None else request.dtype).torch)
-    device = _device(request.device)
+    dtype, device = dtype_of(request.dtype), device_of(request.device)
     demand_known(model)
     generator = torch.Generator().manual_seed(request.seed or 0)
     notes: list[str] = []
     weights, origin, doubts = _weights(model, layer, block, example, generator, dtype, device)
     block, lost = known_part(block, weights)
     notes += [*doubts, *lost]
-    if model.from_tensors and layer.spec.moe:
+    if model.from_tensors and not model.model_type and layer.spec.moe:
         notes.append("assumed, since nothing says it: softmax over all experts, the chosen weights normalised")
     if example and example.weights and not _fits(example, block):
         notes.append("the example's weights do not fit these dimensions: drawn at random")
@@ -100,6 +99,14 @@ def prepare(model: Model, request: Request = Request(), example: Example | None 
     train = bool(example and example.dropped) if request.train is None else request.train
     mode = Mode(train, _masks(example, request, own, first), generator)
     return Prepared(layer, block, weights, inputs, mode, origin, tuple(notes))
+
+
+def _demand(tokens: int, block: tuple[Step, ...], dtype: torch.dtype) -> None:
+    """FFNError where memory will not do: two of the widest intermediates at once, and what is d_model wide."""
+    axis = feature_axis(block)
+    widest = max(axis.size for axes in parameters(block).values() for axis in axes)
+    size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
+    demand_memory(size, "the input and its intermediates", "give fewer tokens")
 
 
 def demand_known(model: Model) -> None:
@@ -132,14 +139,6 @@ def known_part(block: tuple[Step, ...], weights: Mapping[str, Tensor]) -> tuple[
     return block[: names.index(end) + 1], (f"the norm after the FFN is not known in this file: {where}",)
 
 
-def _demand(tokens: int, block: tuple[Step, ...], dtype: torch.dtype) -> None:
-    """FFNError where memory will not do: two of the widest intermediates at once, and what is d_model wide."""
-    axis = feature_axis(block)
-    widest = max(axis.size for axes in parameters(block).values() for axis in axes)
-    size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
-    demand_memory(size, "the input and its intermediates", "give fewer tokens")
-
-
 def trace_layer(
     model: Model, request: Request = Request(), *, show: int | None = 8, inside: frozenset[int] | None = frozenset()
 ) -> Trace:  # fmt: skip
@@ -162,13 +161,24 @@ def _weights(
         return {name: tensor.to(device, dtype) for name, tensor in given.items()}, "the notebook's weights", ()
     if model.weights is not None:
         return {n: tensor.to(device, dtype) for n, tensor in model.weights.items()}, "the module's own weights", ()
-    located = located_weights(model, layer)
-    if located is not None and model.checkpoint is not None:
-        assumed = tuple(dict.fromkeys(item.assumed for item in located if item.assumed))
-        doubts = tuple(f"assumed, since nothing says it: {text}" for text in assumed)
-        stored = read_located(model.checkpoint, located, dtype, device)
-        return stored, f"weights of {layer.stack} layer {layer.index}", doubts
+    found = stored_layer(model, layer, dtype, device)
+    if found is not None:
+        return found
     return random_weights(block, generator, dtype, device), f"random weights, seed {generator.initial_seed()}", ()
+
+
+def stored_layer(
+    model: Model, layer: Layer, dtype: torch.dtype, device: str
+) -> tuple[Mapping[str, Tensor], str, tuple[str, ...]] | None:
+    """(one layer's weights from the model's files, what they are, what was assumed of them); None without files."""
+    located = located_weights(model, layer)
+    if located is None or model.checkpoint is None:
+        return None
+    assumed = tuple(dict.fromkeys(item.assumed for item in located if item.assumed))
+    doubts = tuple(f"assumed, since nothing says it: {text}" for text in assumed)
+    packed = " and ".join(packed_formats(located))
+    origin = f"weights of {layer.stack} layer {layer.index}" + (f", unpacked from {packed}" if packed else "")
+    return read_located(model.checkpoint, located, dtype, device, model.quantization), origin, doubts
 
 
 def _given(example: Example, first: Tensor) -> Tensor:
@@ -202,7 +212,13 @@ def _masks(example: Example | None, request: Request, block: tuple[Step, ...], f
     return masks
 
 
-def _device(text: str) -> str:
+def dtype_of(text: str | None) -> torch.dtype:
+    """torch's dtype of a name (None: fp32). Raises FFNError for one that is unknown."""
+    found: torch.dtype = getattr(torch, dtypes.dtype("fp32" if text is None else text).torch)
+    return found
+
+
+def device_of(text: str) -> str:
     """`cpu`, `cuda` or `cuda:1`, if this machine has it."""
     match = re.fullmatch(r"cpu|cuda(?::(0|[1-9][0-9]{0,3}))?", text)
     if not match:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ffncli.show.text import clean, pad, width
+
 Values = Any  # nested lists of floats, one level per axis
 
 
@@ -18,7 +20,7 @@ class Excerpt:
     index: tuple[tuple[int, ...], ...]
     values: Values
     digits: int = 4
-    names: tuple[int, ...] | None = None  # what the first axis counts, where its rows have numbers of their own
+    names: tuple[int | str, ...] | None = None  # what the first axis counts, where its rows have names of their own
 
     @property
     def labelled(self) -> bool:
@@ -34,15 +36,16 @@ class Excerpt:
         style = _style([v for _, row in rows for v in row], self.digits)
         texts = [[style(v) for v in row] for _, row in rows]
         wide = max((len(t) for row in texts for t in row), default=1)
-        labels = [",".join(map(str, self._named(label))) for label, _ in rows]
-        label_wide = max(map(len, labels), default=0)
+        labels = [clean(",".join(map(str, self._named(label)))) for label, _ in rows]
+        label_wide = max(map(width, labels), default=0)
+        right = not any(isinstance(name, str) for name in self.names or ())  # numbers stand under each other
         out: list[list[tuple[str, float]]] = []
         before: tuple[int, ...] | None = None
         for (label, row), cells, name in zip(rows, texts, labels, strict=True):
             if before is not None and not _follows(before, label, self.shape):
                 out.append([("…".rjust(label_wide), math.nan)])
             before = label
-            line = [(name.rjust(label_wide), math.nan)] if label_wide else []
+            line = [(pad(name, label_wide, right), math.nan)] if label_wide else []
             out.append([*line, *self._with_gaps(row, cells, wide)])
         if before is not None and any(i != n - 1 for i, n in zip(before, self.shape, strict=False)):
             out.append([("…".rjust(label_wide), math.nan)])
@@ -53,7 +56,7 @@ class Excerpt:
         rows = _rows(self.values, self.index[:-1])
         return _style([v for _, row in rows for v in row], self.digits)(value)
 
-    def _named(self, label: tuple[int, ...]) -> tuple[int, ...]:
+    def _named(self, label: tuple[int, ...]) -> tuple[int | str, ...]:
         return (self.names[label[0]], *label[1:]) if self.names and label else label
 
     def _with_gaps(self, row: Sequence[float], cells: list[str], wide: int) -> list[tuple[str, float]]:

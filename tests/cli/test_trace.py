@@ -216,7 +216,7 @@ def test_csv_has_one_value_per_cell(call):
 
 def test_the_device_reaches_the_run(call, monkeypatch):
     asked: list[str] = []
-    monkeypatch.setattr("ffncli.run.prepare._device", lambda text: asked.append(text) or "cpu")
+    monkeypatch.setattr("ffncli.run.prepare.device_of", lambda text: asked.append(text) or "cpu")
     assert block(call, "4x8", "--device", "cuda:1")["device"] == "cuda:1"
     assert asked == ["cuda:1"]
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ffncli.block.steps import ffn_span, ffn_steps
-from ffncli.models import checkpoint
+from ffncli.models import checkpoint, values
 from ffncli.models.count import count
 from ffncli.models.source import load
 from ffncli.run.execute import execute
@@ -305,13 +305,14 @@ def test_stored_in_bfloat16(zoo: Zoo, tmp_path: Path) -> None:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """(file, tensor) of every tensor whose values were read."""
     seen: list[tuple[str, str]] = []
-    original = checkpoint._values
+    original = values.stored
 
-    def values(path: Path, name: str) -> Tensor:
-        seen.append((path.name, name))
-        return original(path, name)
+    def stored(opened: checkpoint.Checkpoint, name: str, *more: Any) -> Any:
+        found = original(opened, name, *more)
+        seen.append((found.place.path.name, name))
+        return found
 
-    monkeypatch.setattr(checkpoint, "_values", values)
+    monkeypatch.setattr(values, "stored", stored)
     return seen
 
 

@@ -172,6 +172,11 @@ def test_stacks_are_named_by_what_tells_their_prefixes_apart(prefixes: list[str]
     assert [*stacks_of(prefixes).values()] == named
 
 
+def test_a_gguf_file_of_an_unknown_architecture_needs_its_activation(call, tmp_path: Path):
+    written(tmp_path / "model.gguf", architecture="brand-new")
+    expect_refusal(call("trace", str(tmp_path / "model.gguf")), "does not say its activation", "--activation silu")
+
+
 def test_what_follows_from_layers_of_two_kinds(call, tmp_path: Path):
     stored = {n: t for n, t in tensors("llama").items() if "layers.0." in n}
     stored |= {n: t for n, t in tensors("mixtral").items() if "layers.1." in n}
@@ -321,7 +326,9 @@ def written(path: Path, kind: Q = Q.F32, experts: int = 0, architecture: str = "
 def test_a_gguf_file(kind: Q, dtype: str, experts: int, call, tmp_path: Path):
     stored = written(tmp_path / "model.gguf", kind, experts)
     numbers, size = (sum(column) for column in zip(*stored, strict=True))
-    row = row_of(call("params", str(tmp_path / "model.gguf"), "--json"), "norms and residuals")
+    code, out, err = call("params", str(tmp_path / "model.gguf"), "--json")
+    (row,) = json.loads(out)["rows"]
+    assert (code, err, row["norm_params_per_layer"]) == (0, "", D)
     assert row["ffn_params_total"] == row["ffn_params_stored"] == numbers
     assert (row["ffn_stored_bytes"], row["ffn_bits_per_weight"]) == (size, 8 * size / numbers)
     assert (row["stored_params"], row["stored_bytes"]) == (numbers + LAYERS * D, size + LAYERS * D * 4)

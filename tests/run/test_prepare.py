@@ -65,13 +65,13 @@ def test_trace_layer_passes_everything_on():
 
 @pytest.mark.parametrize(("device", "there"), [("cuda", 1), ("cuda:1", 2), ("cuda:0", 1)])
 def test_a_gpu_must_be_there(device: str, there: int, monkeypatch: pytest.MonkeyPatch):
-    from ffncli.run.prepare import _device
+    from ffncli.run.prepare import device_of
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    assert _device(device) == device
+    assert device_of(device) == device
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there - 1)
     with pytest.raises(FFNError, match="no such GPU"):
-        _device(device)
+        device_of(device)
 
 
 def renamed(was: str, now: str) -> dict[str, torch.Tensor]:

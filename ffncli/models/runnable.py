@@ -1,0 +1,31 @@
+"""Whether a source is something that transformers can run: a directory with a config and safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ffncli.errors import FFNError, shown
+from ffncli.models.model import Model
+from ffncli.models.strict_json import shown_path
+
+_HINT = "give a directory with config.json and safetensors"
+
+
+def folder_of(model: Model, option: str) -> Path:
+    """The directory that transformers can load, for an `option` that needs one.
+
+    Raises FFNError where the source is none: a known model's dimensions, pickled weights, a GGUF file, headers alone.
+    """
+    name, checkpoint, path = shown(model.source), model.checkpoint, Path(model.source)
+    if path.suffix == ".gguf" or (any(path.glob("*.gguf")) and not (path / "config.json").exists()):
+        raise FFNError(f"{option}: {name} is a GGUF file, which transformers is not given", _HINT)
+    if checkpoint is None:
+        if model.location and any(any(model.location.glob(f"*{end}")) for end in (".bin", ".pt", ".pth")):
+            where = shown_path(model.location)
+            raise FFNError(f"{option}: {where} has pickled weights alone, which are never loaded", "use safetensors")
+        raise FFNError(f"{option}: {name if model.source else 'the block'} is no directory with weights", _HINT)
+    if checkpoint.remote:
+        raise FFNError(f"{option}: of {name} only headers are fetched", "download the model and give its path")
+    if not (checkpoint.folder / "config.json").is_file():
+        raise FFNError(f"{option}: {shown_path(checkpoint.folder / 'config.json')} is missing", _HINT)
+    return checkpoint.folder

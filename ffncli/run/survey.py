@@ -1,0 +1,161 @@
+"""All layers of a model in one table: what each FFN does to its tokens. One layer's weights are in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ffncli.block.steps import Step, ffn_span
+from ffncli.errors import FFNError
+from ffncli.models.model import Layer, Model
+from ffncli.run.agreement import Agreement, agreement
+from ffncli.run.capture import prepared, run_model
+from ffncli.run.execute import EVAL, execute
+from ffncli.run.prepare import Request, prepare
+from ffncli.run.statistics import statistics
+from ffncli.run.tokens import Asked, Token
+from ffncli.run.units import unit_statistics
+
+
+@dataclass(frozen=True)
+class ActiveUnit:
+    """A hidden unit and its mean |act| over the tokens; of a routed expert over those that it received."""
+
+    unit: int
+    mean_abs: float
+    expert: int | None = None
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer's FFN over the tokens.
+
+    Of the values after the activation `zero_share` are exactly zero, `near_zero_share` within NEAR_ZERO of it (as
+    run/statistics.py has it). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for
+    every token, `near_dead_units` within NEAR_ZERO of it. Norms are mean L2 norms of a token, `gain` is the output's
+    over the input's. `agreement` is with the model's own FFN, None without a prompt.
+    """
+
+    stack: str
+    layer: int
+    tokens: int
+    zero_share: float | None
+    near_zero_share: float | None
+    units: int
+    dead_units: int
+    near_dead_units: int
+    most_active: tuple[ActiveUnit, ...]
+    input_norm: float
+    output_norm: float
+    gain: float | None
+    agreement: Agreement | None = None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Every layer that has an FFN, in order, what the model was given (each stack's tokens), and what is to be said."""
+
+    rows: tuple[LayerRow, ...]
+    tokens: Mapping[str, tuple[Token, ...]]
+    notes: tuple[str, ...]
+
+
+def survey(model: Model, request: Request, asked: Asked | None = None, top: int = 3) -> Survey:
+    """One row per layer: on what truly enters it when the model reads the prompt, else on the request's input.
+
+    With a prompt the model runs once; as soon as a layer has run, its own weights are read and run beside it.
+    """
+    layers, silent = layers_of(model), tuple[str, ...]()
+    if asked is not None and model.model_type == "whisper":  # its encoder takes sound
+        layers, silent = [layer for layer in layers if layer.stack == "decoder"], ("a prompt cannot reach the encoder",)
+    rows: dict[Layer, LayerRow] = {}
+    tokens: dict[str, tuple[Token, ...]] = {}
+    if asked is None:
+        notes: tuple[str, ...] = ()
+        for layer in layers:
+            ready = prepare(model, replace(request, layer=f"{layer.stack}.{layer.index}"))
+            rows[layer] = survey_layer(layer, ready.steps, ready.weights, ready.inputs, None, top)
+            notes = ready.notes
+        return Survey(tuple(rows[layer] for layer in layers), {}, notes)
+
+    def seen(layer: Layer, given: tuple[Token, ...], entering: Tensor, leaving: Tensor) -> None:
+        ready = prepared(model, layer, request, given, entering, leaving)
+        rows[layer] = survey_layer(layer, ready.steps, ready.weights, ready.inputs, leaving, top)
+        tokens[layer.stack] = given
+
+    notes = run_model(model, layers, asked, request, seen)
+    return Survey(tuple(rows[layer] for layer in layers if layer in rows), tokens, (*silent, *notes))
+
+
+def layers_of(model: Model) -> list[Layer]:
+    """Every layer that has an FFN, stack by stack. FFNError for bare dimensions, which have none."""
+    if model.bare:
+        raise FFNError(f"--layer all: {model.name} is one block and has no layers", "leave --layer out")
+    stacks = list(dict.fromkeys(group.stack for group in model.groups))
+    every = [Layer(group.stack, index, group.spec) for group in model.groups for index in group.layers]
+    return sorted(every, key=lambda layer: (stacks.index(layer.stack), layer.index))
+
+
+def survey_layer(
+    layer: Layer, steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor],
+    reference: Tensor | None, top: int,
+) -> LayerRow:  # fmt: skip
+    """Run one layer's steps and keep figures alone; `reference` is what the model's own FFN gives, where it ran."""
+    start, end = ffn_span(steps)
+    norms = {name: _mean_norm(tensor) for name, tensor in inputs.items()}
+    seen, rows, found = _Activations(top), next(iter(inputs.values())).shape[:-1].numel(), None
+    with torch.no_grad():
+        for event in execute(steps, weights, inputs, EVAL):
+            if event.name in (start, end):
+                norms[event.name] = _mean_norm(event.tensor)
+            if event.name == end and reference is not None:
+                found = agreement(event.tensor, reference)
+            if event.name.rpartition(".")[2] == "act":
+                seen.add(event.tensor, event.expert, event.name.startswith("shared"))
+    before, after = norms[start], norms[end]
+    return LayerRow(
+        layer.stack, layer.index, rows, *seen.shares(), seen.units, seen.dead, seen.near_dead, seen.most_active(),
+        before, after, after / before if before else None, found,
+    )  # fmt: skip
+
+
+def _mean_norm(tensor: Tensor) -> float:
+    """The mean L2 norm of a token."""
+    return float(torch.linalg.vector_norm(tensor.double(), dim=-1).mean())
+
+
+@dataclass
+class _Activations:
+    """Counts over all activations of a layer: one in a dense FFN, one per expert that has a token in a MoE."""
+
+    top: int
+    values: int = 0
+    zeros: int = 0
+    near_zeros: int = 0
+    units: int = 0
+    dead: int = 0
+    near_dead: int = 0
+    active: list[ActiveUnit] = field(default_factory=list)
+
+    def add(self, tensor: Tensor, expert: int | None, shared: bool) -> None:
+        """Count one activation's output [..., d_ff]."""
+        values, units = statistics(tensor), unit_statistics(tensor, self.top)
+        self.values += tensor.numel()
+        self.zeros += values.zeros
+        self.near_zeros += values.near_zeros
+        self.units += units.units
+        self.dead += units.dead
+        self.near_dead += units.near_dead
+        self.active += (ActiveUnit(unit.unit, unit.mean_abs, expert, shared) for unit in units.most_active)
+
+    def shares(self) -> tuple[float | None, float | None]:
+        """(zeros, near zeros) over all values; None where there are none."""
+        return (self.zeros / self.values, self.near_zeros / self.values) if self.values else (None, None)
+
+    def most_active(self) -> tuple[ActiveUnit, ...]:
+        """The units of largest mean |act|, the largest first."""
+        return tuple(sorted(self.active, key=lambda unit: -unit.mean_abs)[: self.top])

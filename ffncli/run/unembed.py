@@ -1,0 +1,147 @@
+"""The logit lens on an FFN: which tokens a vector promotes, through the model's own final norm and head.
+
+The vector is set in the place of what the last layer gives, and the model's own forward does the rest: its final norm,
+its projection (OPT-350m), its head with whatever scales or caps the logits (Granite, Cohere, Gemma-2). Of the layers
+only the first is loaded, and what it computes is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffncli.block.recipe import steps
+from ffncli.block.steps import Norm, Step, ffn_span
+from ffncli.errors import ExitCode, FFNError
+from ffncli.models.model import Layer, Model
+from ffncli.models.runnable import folder_of
+from ffncli.run.capture import cut, stand_in
+from ffncli.run.execute import norm
+from ffncli.run.live import live_ffn
+from ffncli.run.prepare import Prepared, Request, device_of, dtype_of
+from ffncli.run.pretrained import Pretrained, cannot, demanding, load, offline, read_config
+from ffncli.run.tokens import token_text, tokenizer_of
+from ffncli.run.weights import stored_weights
+
+_AT_ONCE = 64  # vectors whose logits are held together
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """A token and what the vector gives it: the logit, and the probability after a softmax over the vocabulary."""
+
+    id: int
+    text: str | None
+    logit: float
+    probability: float
+
+
+def unembed(
+    model: Model, layer: Layer, vectors: Tensor, request: Request, top: int
+) -> tuple[tuple[Promoted, ...], ...]:
+    """The `top` tokens of every vector [n, d_model], each of which is added to the residual stream by `layer`'s FFN.
+
+    Raises FFNError where no head reads that stream, and for models without a vocabulary.
+    """
+    folder = folder_of(model, "--unembed")
+    stacks = {group.stack for group in model.groups}
+    if not stacks <= {"encoder", "decoder"}:
+        names = ", ".join(sorted(stacks))
+        raise FFNError(
+            f"--unembed: {model.name} has the stacks {names}, and it is not known which of them the head reads"
+        )
+    vectors = _last_norm(model, layer, vectors, request)
+    with offline() as transformers:
+        config = read_config(transformers, folder)
+        tokenizer = tokenizer_of(transformers, folder)
+        where: list[str] = []
+
+        def shrink(module: Any, lean: bool) -> None:  # lean or not: a layer too many would change the answer
+            where.append(_first_alone(module, model, layer))
+
+        dtype, device = dtype_of(request.dtype), device_of(request.device)
+        loaded = load(transformers, folder, config, dtype, device, shrink, with_head=True)
+        out: list[tuple[Promoted, ...]] = []
+        for some in torch.split(vectors, _AT_ONCE):
+            out += (_best(row, tokenizer, top) for row in _logits(loaded, where[-1], some))
+    return tuple(out)
+
+
+def written(ready: Prepared, vectors: Tensor) -> Tensor:
+    """What the FFN's output becomes before it is added to the residual stream: Gemma-2 and OLMo-2 normalise it."""
+    block = steps(ready.layer.spec)
+    _, name = ffn_span(block)
+    for step in block[[s.output for s in block].index(name) + 1 :]:
+        if not (isinstance(step.op, Norm) and step.inputs == (name,)):
+            break
+        vectors, name = _normed(step, ready.weights, vectors), step.output
+    return vectors
+
+
+def _normed(step: Step, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    assert isinstance(step.op, Norm)
+    return norm(step.op, {name.rpartition(".")[2]: weights[name] for name in step.parameters()}, x)
+
+
+def _last_norm(model: Model, layer: Layer, vectors: Tensor, request: Request) -> Tensor:
+    """Post-norm models have no final norm: what the head reads has gone through the last layer's (BERT)."""
+    last = max((g for g in model.groups if g.stack == layer.stack), key=lambda g: max(g.layers))
+    if last.spec.norm_position != "post" or last.spec.norm == "none":
+        return vectors
+    at = Layer(layer.stack, max(last.layers), last.spec)
+    weights = stored_weights(model, at, dtype_of(request.dtype), request.device)
+    step = last.steps[-1]
+    return _normed(step, weights or {}, vectors) if isinstance(step.op, Norm) else vectors
+
+
+def _first_alone(module: Any, model: Model, layer: Layer) -> str:
+    """Leave the first layer of the stack that the head reads, none of an encoder beside it; the first's name."""
+    first = next(g for g in model.groups if g.stack == layer.stack and min(g.layers) == _lowest(model, layer.stack))
+    live = live_ffn(module, model, Layer(layer.stack, min(first.layers), first.spec))
+    beside = next((g for g in model.groups if g.stack != layer.stack), None)
+    if beside is not None:
+        cut(module, live_ffn(module, model, Layer(beside.stack, min(beside.layers), beside.spec)).layer, 0)
+    cut(module, live.layer, 1)
+    return live.layer
+
+
+def _lowest(model: Model, stack: str) -> int:
+    return min(min(group.layers) for group in model.groups if group.stack == stack)
+
+
+def _logits(loaded: Pretrained, layer: str, vectors: Tensor) -> Tensor:
+    """[n, vocabulary], in float64: the model's forward with `vectors` in the place of what `layer` gives."""
+    count, width = vectors.shape
+
+    def put(module: nn.Module, args: Any, output: Any) -> Any:
+        first = output[0] if isinstance(output, tuple) else output
+        if tuple(first.shape) != (count, 1, width):
+            kind = loaded.config.model_type
+            raise FFNError(f"--unembed: the layers of {kind} give {list(first.shape)}, not one vector per token")
+        inner = vectors.to(first.dtype)[:, None]
+        return (inner, *output[1:]) if isinstance(output, tuple) else inner
+
+    handle = loaded.module.get_submodule(layer).register_forward_hook(put)
+    try:
+        with torch.no_grad(), demanding(loaded):
+            logits: Tensor = loaded.module(**stand_in(loaded, count)).logits
+    except FFNError:
+        raise
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        kind = loaded.config.model_type
+        raise cannot(f"--unembed: transformers cannot run the head of {kind}", error, ExitCode.ENVIRONMENT) from None
+    finally:
+        handle.remove()
+    return logits.reshape(count, -1).double()
+
+
+def _best(logits: Tensor, tokenizer: Any, top: int) -> tuple[Promoted, ...]:
+    shares = logits.softmax(-1)
+    order = logits.sort(descending=True, stable=True).indices[:top].tolist()
+    return tuple(Promoted(i, token_text(tokenizer, i), float(logits[i]), float(shares[i])) for i in order)

@@ -1,0 +1,432 @@
+"""`ffn trace DIR --prompt`, `--layer all` and `--unembed` as a user asks them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.oracles.prompted import PROMPT, made
+
+FAMILIES = {
+    "llama": "1", "gpt2": "1", "bert": "1", "t5-gated-gelu": "decoder.1", "t5-relu": "encoder.0", "opt": "1",
+    "mixtral": "1", "deepseek_v3": "1", "gpt_oss": "1", "gemma2": "1", "qwen3_moe": "2",
+}  # fmt: skip
+
+
+def source(name: str) -> str:
+    return str(made(name).path)
+
+
+def answer(call, *arguments: str) -> dict:
+    code, out, _ = call("trace", *arguments, "--json")
+    assert code == 0
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_agrees_with_its_own_ffn(call, name):
+    found = answer(call, source(name), "--prompt", PROMPT, "--layer", FAMILIES[name])
+    assert found["model_run"]["prompt"] == PROMPT
+    assert found["model_run"]["agreement"]["relative_error"] <= 1e-6
+    tokens = found["model_run"]["tokens"]
+    assert found["steps"][0]["shape"] == [len(tokens), found["block"]["d_model"]]
+    assert found["steps"][0]["op"] == "input"
+    assert found["steps"][0]["name"] == found["ffn_input"]
+    assert found["steps"][-1]["name"] == found["ffn_output"]
+
+
+@pytest.mark.parametrize("style", ["table", "json", "csv", "md"])
+def test_every_format(call, style):
+    code, out, err = call("trace", source("mixtral"), "--prompt", PROMPT, "--unembed", "--format", style)
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out
+
+
+def test_rows_are_labelled_by_their_tokens(call):
+    out = call("trace", source("llama"), "--prompt", PROMPT, "--position", "-1,0")[1]
+    assert '2 tokens: 3 "sat", 0 "Hello"' in out
+    assert '\n  3 "sat"    ' in out
+    assert '\n  0 "Hello"  ' in out
+    assert "against the model's own FFN: max error" in out or "bit for bit" in out
+
+
+def test_rows_inside_an_expert_keep_their_tokens(call):
+    found = answer(call, source("mixtral"), "--prompt", PROMPT, "--expert", "all")
+    inside = [step for step in found["steps"] if step["tokens"]]
+    out = call("trace", source("mixtral"), "--prompt", PROMPT, "--expert", "all")[1]
+    for step in inside:
+        block = out[out.index(f"\n{step['name']} = ") :].splitlines()[2 : 2 + len(step["tokens"])]
+        assert [int(line.split()[0]) for line in block] == step["tokens"]
+        assert [line.split('"')[1] for line in block] == [PROMPT.split()[token] for token in step["tokens"]]
+
+
+def test_a_token_cannot_speak_to_the_terminal(call):
+    out = call("trace", source("llama"), "--prompt", "Hello \x1b[31mred")[1]
+    assert r'1 "\x1b[31mred"' in out
+    assert "\x1b" not in out
+
+
+def test_token_numbers_instead_of_a_prompt(call, tmp_path):
+    bare = shutil.copytree(made("llama").path, tmp_path / "bare")
+    (bare / "tokenizer.json").unlink()
+    found = answer(call, str(bare), "--input-ids", "3,5,6,7")
+    with_texts = answer(call, source("llama"), "--prompt", PROMPT)
+    assert found["steps"] == with_texts["steps"]
+    assert [token["text"] for token in found["model_run"]["tokens"]] == [None] * 4
+    assert (found["model_run"]["prompt"], found["model_run"]["tokens"][1]["id"]) == (None, 5)
+    assert "4 tokens: 0 #3, 1 #5, 2 #6, 3 #7" in call("trace", str(bare), "--input-ids", "3 5,6, 7")[1]
+
+
+def test_a_long_token_leaves_room_for_the_values(call, tmp_path):
+    from tests.oracles.prompted import WORDS, give_tokenizer
+
+    folder = shutil.copytree(made("llama").path, tmp_path / "model")
+    give_tokenizer(folder, (*WORDS, "extraordinarily-long"))
+    out = call("trace", str(folder), "--prompt", "Hello extraordinarily-long")[1]
+    assert '\n  1 "extraordina…"  ' in out
+    assert max(map(len, out.split("\nnorm")[1].splitlines())) <= 100
+    found = answer(call, str(folder), "--prompt", "extraordinarily-long")
+    assert found["model_run"]["tokens"][0]["text"] == "extraordinarily-long"
+
+
+# --- routes -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_chosen_experts_are_named(call):
+    found = answer(call, source("qwen3_moe"), "--prompt", PROMPT, "--show", "all", "--layer", "1")
+    (route,) = [step for step in found["steps"] if step["op"] == "route"]
+    for row in found["routes"]:
+        weights = route["values"][row["token"]]
+        assert row["weights"] == sorted((w for w in weights if w), reverse=True)
+        assert [weights[e] for e in row["experts"]] == row["weights"]
+        assert (len(row["experts"]), row["step"]) == (3, "route")
+    assert [row["token"] for row in found["routes"]] == [0, 1, 2, 3]
+    first = found["routes"][0]
+    said = ", ".join(f"{e}: {w:.4f}" for e, w in zip(first["experts"], first["weights"], strict=True))
+    assert f'0 "Hello"  {said}\n' in call("trace", source("qwen3_moe"), "--prompt", PROMPT, "--layer", "1")[1]
+
+
+def test_a_softmax_over_a_vocabulary_is_no_route(call):
+    assert "routes" not in answer(call, "8x16:relu", "--vocab", "9")
+
+
+def test_what_was_captured_can_be_explained_and_saved(call, tmp_path):
+    file = tmp_path / "trace.safetensors"
+    arguments = ("--prompt", PROMPT, "--explain", "down[3,0]", "--save", str(file))
+    code, out, _ = call("trace", source("llama"), *arguments, "--json", "--show", "all")
+    assert code == 0
+    found = json.loads(out)
+    assert found["explain"][0]["value"] == found["steps"][-1]["values"][3][0]
+    assert call("compare", str(file), str(file))[0] == 0
+
+
+def test_routes_without_a_prompt(call):
+    found = answer(call, "8x16:swiglu", "--experts", "4", "--tokens", "100")
+    assert [row["token"] for row in found["routes"]] == [0, 1, 2, 3, 96, 97, 98, 99]
+    assert len(answer(call, "8x16:swiglu", "--experts", "4", "--tokens", "100", "--show", "all")["routes"]) == 100
+    assert "routes" not in answer(call, "8x16:swiglu")
+
+
+def test_experts_that_return_the_token_as_it_is(call, tmp_path):
+    """LongCat-Flash's last experts are identities, which have no number of their own."""
+    from ffncli.models.source import load
+    from tests.oracles.prompted import built
+
+    experts = built("longcat_flash", tmp_path, zero_expert_num=4).config.n_routed_experts
+    (tmp_path / "model.safetensors").unlink()  # transformers gives the identities rows, published files do not
+    moe = next(f"{group.stack}.{group.layers[0]}" for group in load(str(tmp_path)).groups if group.spec.moe)
+    arguments = ("trace", str(tmp_path), "--tokens", "40", "--show", "all", "--layer", moe)
+    chosen = {e for row in json.loads(call(*arguments, "--json")[1])["routes"] for e in row["experts"]}
+    assert max(chosen) >= experts > min(chosen)
+    out = call(*arguments)[1]
+    assert f" identity {max(chosen)}: " in out
+    assert f" {min(chosen)}: " in out
+
+
+# --- all layers -------------------------------------------------------------------------------------------------------
+
+
+def test_all_layers(call):
+    found = answer(call, source("t5-gated-gelu"), "--prompt", PROMPT, "--layer", "all")
+    assert [(row["stack"], row["layer"]) for row in found["layers"]] == [
+        ("encoder", 0), ("encoder", 1), ("decoder", 0), ("decoder", 1), ("decoder", 2),
+    ]  # fmt: skip
+    assert all(row["relative_error"] <= 1e-6 for row in found["layers"])
+    assert [token["text"] for token in found["model"]["tokens"]["encoder"]] == PROMPT.split()
+    code, out, err = call("trace", source("t5-gated-gelu"), "--prompt", PROMPT, "--layer", "all")
+    assert (code, err) == (0, "note: the prompt goes to the encoder; the decoder gets its start token alone\n")
+    assert "\nencoder.1 " in out
+    table = out[out.index("\nlayer ") : out.index("\n  zeros")]
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_all_layers_as_csv(call):
+    out = call("trace", source("deepseek_v3"), "--prompt", PROMPT, "--layer", "all", "--csv")[1]
+    table = list(csv.DictReader(io.StringIO(out)))
+    same = answer(call, source("deepseek_v3"), "--prompt", PROMPT, "--layer", "all")["layers"]
+    assert [float(row["input_norm"]) for row in table] == [row["input_norm"] for row in same]
+    assert list(table[0]) == list(same[0])
+    places = [u for row in table for u in row["most_active"].split(";")]
+    assert any(":" in place for place in places)
+    assert len(table[0]["most_active"].split(";")) == 3
+
+
+def test_all_layers_of_a_known_model(call):
+    found = answer(call, "gpt2", "--d-model", "8", "--d-ff", "16", "--layer", "all")
+    assert len(found["layers"]) == 12
+    assert found["layers"][0]["max_error"] is None
+    assert found["model"]["tokens"] == {}
+    out = call("trace", "gpt2", "--d-model", "8", "--d-ff", "16", "--layer", "all")[1]
+    assert "error" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--expert", "0"], "--expert needs one layer; give --layer I instead of all"),
+        (["--unembed"], "--unembed needs one layer"),
+        (["--train"], "--train needs one layer"),
+        (["--fail-on-nonfinite"], "--fail-on-nonfinite needs one layer"),
+        (["--explain", "down[0,0]"], "--explain needs one layer"),
+        (["--save", "x.json"], "--save needs one layer"),
+        (["--vocab", "9"], "--vocab needs one layer"),
+    ],
+)
+def test_options_of_one_layer(call, arguments, said):
+    code, _, err = call("trace", source("mixtral"), "--layer", "all", *arguments)
+    assert code == 2
+    assert said in err
+
+
+# --- unembedding ------------------------------------------------------------------------------------------------------
+
+
+def test_the_output_at_the_last_position_is_unembedded(call):
+    found = answer(call, source("llama"), "--prompt", PROMPT, "--unembed")["unembed"]
+    assert [(row["row"], row["neuron"], row["sign"], len(row["promoted"])) for row in found] == [(3, None, None, 10)]
+    last = answer(call, source("llama"), "--prompt", PROMPT, "--unembed", "--position", "-1", "--top-tokens", "3")
+    ids = [t["id"] for t in last["unembed"][0]["promoted"]]
+    assert ids == [t["id"] for t in found[0]["promoted"]][:3]
+    some = answer(call, source("llama"), "--prompt", PROMPT, "--unembed", "--position", "0,3", "--top-tokens", "3")
+    assert [row["row"] for row in some["unembed"]] == [0, 1]
+    assert [t["id"] for t in some["unembed"][1]["promoted"]] == ids
+    out = call("trace", source("llama"), "--prompt", PROMPT, "--unembed")[1]
+    assert 'after token 3 "sat"\n' in out
+    assert "without the residual stream" in out
+
+
+def test_unembedding_is_transformers_own(call):
+    import torch
+
+    found = answer(call, source("gpt2"), "--prompt", PROMPT, "--layer", "0", "--unembed", "--show", "all")
+    down = torch.tensor(found["steps"][-1]["values"][-1])
+    model = made("gpt2").model
+    with torch.no_grad():
+        shares = model.lm_head(model.transformer.ln_f(down)).softmax(-1)
+    best = found["unembed"][0]["promoted"]
+    assert [t["id"] for t in best] == shares.argsort(descending=True)[:10].tolist()
+    assert [t["probability"] for t in best] == pytest.approx(shares[[t["id"] for t in best]].tolist(), rel=1e-4)
+
+
+def test_a_branch_norm_is_gone_through(call):
+    import torch
+
+    found = answer(call, source("gemma2"), "--prompt", PROMPT, "--unembed", "--show", "all", "--top-tokens", "60")
+    model = made("gemma2").model
+    with torch.no_grad():
+        down = torch.tensor(found["steps"][-1]["values"][-1])
+        added = model.model.layers[0].post_feedforward_layernorm(down)
+        logits = 30 * torch.tanh(model.lm_head(model.model.norm(added)) / 30)
+    assert [t["id"] for t in found["unembed"][0]["promoted"]] == logits.argsort(descending=True).tolist()
+
+
+def test_a_hidden_unit(call):
+    import torch
+
+    found = answer(call, source("gpt2"), "--layer", "1", "--unembed", "--neuron", "7", "--top-tokens", "60")["unembed"]
+    assert [(row["neuron"], row["sign"], row["row"]) for row in found] == [(7, 1, None), (7, -1, None)]
+    model = made("gpt2").model
+    column = model.transformer.h[1].mlp.c_proj.weight[7]  # Conv1D: [in, out]
+    with torch.no_grad():
+        for row, sign in zip(found, (1, -1), strict=True):
+            logits = model.lm_head(model.transformer.ln_f(sign * column))
+            assert [t["id"] for t in row["promoted"]] == logits.argsort(descending=True).tolist()
+    assert sum(t["probability"] for t in found[0]["promoted"]) == pytest.approx(1)
+
+
+def test_a_hidden_unit_of_an_expert(call):
+    import torch
+
+    found = answer(call, source("mixtral"), "--layer", "1", "--unembed", "--neuron", "7", "--expert", "1,3")["unembed"]
+    assert [(row["expert"], row["sign"]) for row in found] == [(1, 1), (1, -1), (3, 1), (3, -1)]
+    model = made("mixtral").model
+    column = model.model.layers[1].mlp.experts.down_proj[3][:, 7]
+    with torch.no_grad():
+        best = model.lm_head(model.model.norm(column)).argsort(descending=True)[:10].tolist()
+    assert [t["id"] for t in found[2]["promoted"]] == best
+    assert (
+        "unit 7 of expert 3, negative"
+        in call("trace", source("mixtral"), "--layer", "1", "--unembed", "--neuron", "7", "--expert", "3")[1]
+    )
+
+
+def test_unembedding_without_a_prompt(call):
+    found = answer(call, source("llama"), "--input", "ones", "--batch", "2", "--seq-len", "3", "--unembed")["unembed"]
+    assert [row["row"] for row in found] == [5]
+    found = answer(call, source("llama"), "--tokens", "3", "--unembed", "--position", "0:2")["unembed"]
+    assert [row["row"] for row in found] == [0, 1]
+
+
+# --- what cannot be ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("llama", ["--prompt", ""], "--prompt is empty; give some text, or --input-ids 1,2,3"),
+        ("llama", ["--prompt", "Hello", "--input-ids", "1"], "--prompt contradicts --input-ids; give one"),
+        ("llama", ["--prompt", "Hello", "--position", "1"], "--position 1 is out of range; the one token has"),
+        ("llama", ["--prompt", "Hello", "--position", "x"], "--position must be a number"),
+        ("llama", ["--position", "1"], "--position needs --prompt, --input-ids or --unembed"),
+        ("llama", ["--input-ids", "1,60"], "token 60 (position 1) is out of range; the model has 60 tokens"),
+        ("llama", ["--input-ids", "1,x"], "--input-ids must be a whole number"),
+        ("llama", ["--input-ids", ""], "--input-ids must be token numbers like 1,2,3, got ''"),
+        ("gpt2", ["--input-ids", ",".join("1" * 33)], "the prompt has 33 tokens, gpt2 has 32 positions; shorten it"),
+        ("roberta", ["--input-ids", ",".join("4" * 31)], "the prompt has 31 tokens, roberta has 30 positions"),
+        ("llama", ["--prompt", "Hello", "--layer", "2"], "--layer 2 is out of range; "),
+        ("t5-relu", ["--prompt", "Hello", "--layer", "1"], "--layer '1' is ambiguous; say encoder.1 or decoder.1"),
+        ("llama", ["--prompt", "Hello", "--input", "ones"], "--input contradicts --prompt; the model makes"),
+        ("llama", ["--input-ids", "1", "--tokens", "3"], "--tokens contradicts --input-ids"),
+        ("llama", ["--prompt", "Hello", "--d-ff", "3"], "--d-ff contradicts --prompt; the model is run as it is"),
+        ("llama", ["--prompt", "Hello", "--train"], "--train contradicts --prompt"),
+        ("llama", ["--prompt", "Hello", "--vocab", "9"], "--vocab contradicts --prompt; --unembed goes through"),
+        ("llama", ["--neuron", "1"], "--neuron needs --unembed"),
+        ("llama", ["--top-tokens", "1"], "--top-tokens needs --unembed"),
+        ("llama", ["--unembed", "--neuron", "40"], "--neuron 40 is out of range; d_ff is 40: 0 to 39"),
+        ("mixtral", ["--unembed", "--neuron", "1"], "--neuron 1: each of 4 experts has one; say which: --expert 0"),
+        ("t5-relu", ["--unembed", "--layer", "encoder.0"], "'s encoder; a decoder layer's output can be unembedded"),
+        ("vit", ["--input-ids", "1"], "vit takes pixel_values, not text"),
+        ("vit", ["--unembed"], "transformers has no language-model head for vit"),
+        ("whisper", ["--prompt", "Hello", "--layer", "encoder.0"], "not text; its decoder layers do"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(call, name, arguments, said):
+    code, out, err = call("trace", source(name), *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("typed", ["gpt2", "8x16", "llama-2-7b"])
+def test_dimensions_cannot_be_run(call, typed):
+    for option in (["--prompt", "Hello"], ["--unembed"]):
+        code, _, err = call("trace", typed, *option)
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"error: {option[0]}: '{typed}' is no directory with weights; give a directory with config.json" in err
+    assert "error: --prompt: the block is no directory with weights" in call("trace", "--prompt", "Hello")[2]
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    return shutil.copytree(made("llama").path, tmp_path / "model")
+
+
+def rewrite(folder: Path, **values: object) -> None:
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, **values}), "utf-8")
+
+
+def refused(call, folder: Path, code: int, said: str) -> None:
+    found, out, err = call("trace", str(folder), "--prompt", "Hello")
+    assert (found, out) == (code, "")
+    assert said in err
+    assert [line for line in err.splitlines() if not line.startswith("note: ")] == [err.splitlines()[-1]]
+
+
+def test_no_tokenizer(call, copied):
+    (copied / "tokenizer.json").unlink()
+    refused(call, copied, 2, "/model has no tokenizer (tokenizer.json); --input-ids 1,2,3 gives the tokens' numbers")
+
+
+def test_an_architecture_that_transformers_does_not_know(call, copied):
+    rewrite(copied, model_type="from-tomorrow")
+    refused(call, copied, 3, "does not know the model_type 'from-tomorrow'; `ffn trace` without a prompt may")
+
+
+def test_remote_code_alone(call, copied):
+    rewrite(copied, model_type="from-tomorrow", auto_map={"AutoModel": "evil.Model"})
+    (copied / "evil.py").write_text("raise SystemExit(9)")
+    refused(call, copied, 2, "'from-tomorrow' runs by code of its own alone, which is never run")
+
+
+def test_an_architecture_that_transformers_cannot_run(call, monkeypatch):
+    from transformers import LlamaModel
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise ValueError("needs a picture\nand a second line")
+
+    monkeypatch.setattr(LlamaModel, "forward", fail)
+    code, _, err = call("trace", source("llama"), "--prompt", "Hello")
+    assert (code, err) == (3, "error: transformers cannot run llama on this prompt: ValueError: needs a picture\n")
+
+
+def test_pickled_weights(call, copied):
+    (copied / "model.safetensors").unlink()
+    (copied / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
+    refused(call, copied, 2, "/model has pickled weights alone, which are never loaded; use safetensors")
+
+
+def test_a_gguf_file(call, tmp_path):
+    import gguf
+    import numpy
+
+    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
+    for key, value in (("embedding_length", 32), ("feed_forward_length", 64), ("block_count", 1)):
+        writer.add_uint32(f"llama.{key}", value)
+    for name, shape in (("ffn_gate", (64, 32)), ("ffn_up", (64, 32)), ("ffn_down", (32, 64)), ("ffn_norm", (32,))):
+        writer.add_tensor(f"blk.0.{name}.weight", numpy.ones(shape, numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for typed in (tmp_path / "m.gguf", tmp_path):
+        code, _, err = call("trace", str(typed), "--prompt", "Hello")
+        assert code == 2
+        assert "is a GGUF file, which transformers is not given" in err
+
+
+def test_without_transformers(call, monkeypatch):
+    for name in [n for n in sys.modules if n == "transformers" or n.startswith("transformers.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    code, _, err = call("trace", source("llama"), "--prompt", "Hello")
+    assert (code, err) == (3, "error: running a model needs the transformers library; pip install 'ffncli[models]'\n")
+
+
+def test_a_truncated_file_is_one_line(call, copied):
+    raw = (copied / "model.safetensors").read_bytes()
+    (copied / "model.safetensors").write_bytes(raw[:-10])
+    refused(call, copied, 2, "is truncated")
+
+
+def test_a_config_that_transformers_refuses(call, copied):
+    rewrite(copied, rope_parameters="many")
+    refused(call, copied, 2, "transformers refuses it")
+
+
+def test_every_key_is_described(call):
+    import re
+
+    from tests.test_docs import JSON_DOC, keys
+
+    documented = set(re.findall(r"`(\w+)`", JSON_DOC))
+    for arguments in (["--unembed"], ["--unembed", "--neuron", "1", "--expert", "1"], ["--layer", "all"]):
+        found = answer(call, source("mixtral"), "--prompt", PROMPT, *arguments)
+        assert keys(found) <= documented

@@ -1,0 +1,149 @@
+"""The logit lens against transformers' own final norm and head, each applied to the same vector by hand."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ffncli.errors import FFNError
+from ffncli.models.source import load
+from ffncli.run.capture import capture
+from ffncli.run.prepare import Prepared, Request
+from ffncli.run.tokens import Asked
+from ffncli.run.unembed import unembed, written
+from tests.oracles.huggingface import D_MODEL, VOCAB
+from tests.oracles.prompted import PROMPT, built, made
+
+Head = Callable[[Any, Tensor], Tensor]
+
+
+def _llama(m: Any, v: Tensor) -> Tensor:
+    return m.lm_head(m.model.norm(v))
+
+
+def _gemma2(m: Any, v: Tensor) -> Tensor:
+    logits = m.lm_head(m.model.norm(v))
+    return 30.0 * torch.tanh(logits / 30.0)
+
+
+def _t5(m: Any, v: Tensor) -> Tensor:
+    hidden = m.decoder.final_layer_norm(v)
+    return m.lm_head(hidden * (m.config.d_model**-0.5 if m.config.tie_word_embeddings else 1.0))
+
+
+# Families whose last layer is followed by one norm and the head, by the code of each.
+HEADS: dict[str, Head] = {
+    "llama": _llama, "mixtral": _llama, "qwen3_moe": _llama, "deepseek_v3": _llama, "gpt_oss": _llama, "olmo2": _llama,
+    "gemma2": _gemma2, "t5-gated-gelu": _t5,
+    "gpt2": lambda m, v: m.lm_head(m.transformer.ln_f(v)),
+    "gpt2-n_inner-null": lambda m, v: m.ln_f(v) @ m.wte.weight.T,  # saved without a head: tied
+    "opt": lambda m, v: m.lm_head(m.model.decoder.final_layer_norm(v)),
+    "whisper": lambda m, v: m.proj_out(m.model.decoder.layer_norm(v)),
+    # post-norm: the last layer's own norm is the last one there is
+    "bert": lambda m, v: m.cls(m.bert.encoder.layer[-1].output.LayerNorm(v)),
+    "opt-post-norm": lambda m, v: m.lm_head(
+        m.model.decoder.project_out(m.model.decoder.layers[-1].final_layer_norm(v))
+    ),
+}  # fmt: skip
+
+
+def vectors(count: int = 3) -> Tensor:
+    return torch.randn(count, D_MODEL, generator=torch.Generator().manual_seed(5))
+
+
+def check(found: Any, logits: Tensor) -> None:
+    """Every token in order of its logit, with it and its softmax probability."""
+    for tokens, row in zip(found, logits, strict=True):
+        shares = row.double().softmax(-1)
+        assert [t.id for t in tokens] == row.argsort(descending=True).tolist()[: len(tokens)]
+        for t in tokens:
+            assert t.logit == pytest.approx(float(row[t.id]), rel=1e-4, abs=1e-5)
+            assert t.probability == pytest.approx(float(shares[t.id]), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_logits_are_those_of_the_models_own_norm_and_head(name: str) -> None:
+    stack = "encoder" if name == "bert" else "decoder"
+    model = load(str(made(name).path))
+    found = unembed(model, model.layer(f"{stack}.1"), vectors(), Request(), VOCAB)
+    with torch.no_grad():
+        check(found, HEADS[name](made(name).model, vectors()))
+
+
+SCALED: dict[str, tuple[dict[str, Any], Head]] = {
+    "granite": ({"logits_scaling": 8.0}, lambda m, v: m.lm_head(m.model.norm(v)) / 8.0),
+    "cohere": ({"logit_scale": 0.25}, lambda m, v: m.lm_head(m.model.norm(v)) * 0.25),
+    "gemma2": ({"final_logit_softcapping": 2.0}, lambda m, v: 2.0 * torch.tanh(m.lm_head(m.model.norm(v)) / 2.0)),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_scaled_and_capped_logits(name: str, tmp_path: Path) -> None:
+    values, head = SCALED[name]
+    module: Any = built(name, tmp_path, **values)
+    model = load(str(tmp_path))
+    given = torch.randn(2, model.main.spec.d_model, generator=torch.Generator().manual_seed(5))
+    found = unembed(model, model.layer(None), given, Request(), 5)
+    with torch.no_grad():
+        check(found, head(module, given))
+
+
+def prepared(name: str) -> Prepared:
+    return capture(load(str(made(name).path)), Asked(PROMPT), Request(layer="1"))[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "norm"), [("gemma2", "post_feedforward_layernorm"), ("olmo2", "post_feedforward_layernorm")]
+)
+def test_a_branch_norm_comes_before_the_residual_stream(name: str, norm: str) -> None:
+    layer = made(name).layer("decoder", 1)
+    ready = prepared(name)
+    with torch.no_grad():
+        assert torch.allclose(written(ready, vectors()), layer.get_submodule(norm)(vectors()), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
+def test_other_branches_write_what_the_ffn_gives(name: str) -> None:
+    assert torch.equal(written(prepared(name), vectors()), vectors())
+
+
+def test_the_answer_does_not_depend_on_the_layer_or_on_what_stands_beside() -> None:
+    model = load(str(made("llama").path))
+    both = [unembed(model, model.layer(index), vectors(), Request(), 4) for index in ("0", "1")]
+    assert both[0] == both[1]
+    alone = unembed(model, model.layer("0"), vectors()[1:2], Request(), 4)
+    assert [t.id for t in alone[0]] == [t.id for t in both[0][1]]
+
+
+def test_many_vectors_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ffncli.run.unembed._AT_ONCE", 2)
+    model = load(str(made("llama").path))
+    found = unembed(model, model.layer("0"), vectors(5), Request(), 3)
+    with torch.no_grad():
+        check(found, _llama(made("llama").model, vectors(5)))
+
+
+def test_texts_are_the_tokenizers() -> None:
+    model = load(str(made("llama").path))
+    (tokens,) = unembed(model, model.layer("0"), vectors(1), Request(), VOCAB)
+    texts = {token.id: token.text for token in tokens}
+    assert (texts[3], texts[VOCAB - 1]) == ("Hello", None)
+
+
+def test_a_head_that_is_not_in_the_files_is_not_made_up(tmp_path: Path) -> None:
+    folder = shutil.copytree(made("llama-no-prefix").path, tmp_path / "model")
+    model = load(str(folder))
+    with pytest.raises(FFNError, match=r"the checkpoint has no 'lm_head\.weight', which the model needs to run"):
+        unembed(model, model.layer("0"), vectors(), Request(), 3)
+
+
+def test_pictures_have_no_vocabulary() -> None:
+    model = load(str(made("vit").path))
+    with pytest.raises(FFNError, match="transformers has no language-model head for vit"):
+        unembed(model, model.layer("0"), vectors(), Request(), 3)
