@@ -59,11 +59,10 @@ _INTERLEAVED = {"mlp1_weight"}  # OpenAI's own gpt-oss files
 # The usual names of the norms around an FFN, those that say most first.
 _PRE = (
     "pre_feedforward_layernorm", "pre_mlp_layernorm", "pre_ff_layernorm", "feedforward_layernorm",
-    "feedforward_layer_norm", "ff_norm", "ffn_layer_norm",
-    "ff_layer_norm", "layernorm_before_ffn", "ffn_norm", "norm_ffn", "mlp_norm", "channel_pre_norm",
-    "intermediate.LayerNorm", "post_attention_layernorm", "norm_attn_norm.norm_2", "ln_mlp", "ln_2", "norm_2", "norm2",
-    "layer_norm2", "layernorm2", "layernorm_after", "final_layer_norm", "layer_norm", "LayerNorm", "layernorm", "ln",
-    "norm",
+    "feedforward_layer_norm", "ff_norm", "ffn_layer_norm", "ff_layer_norm", "layernorm_before_ffn", "ffn_norm",
+    "norm_ffn", "mlp_norm", "channel_pre_norm", "intermediate.LayerNorm", "post_attention_layernorm",
+    "norm_attn_norm.norm_2", "ln_mlp", "ln_2", "norm_2", "norm2", "rms_norm2", "layer_norm2", "layernorm2",
+    "layernorm_after", "final_layer_norm", "layer_norm", "LayerNorm", "layernorm", "ln", "norm",
 )  # fmt: skip
 _POST = (
     "post_feedforward_layernorm", "post_mlp_layernorm", "post_ffn_norm", "post_ffw_norm", "post_norm2",
@@ -78,6 +77,7 @@ _ROWS: Mapping[str, Arrangement] = {
     "gpt_oss": Arrangement("gpt_oss", interleaved=True),
     **{name: Arrangement(name, norms={"norm": ("../layer_norm2.{i}",), "post_norm": ("../layer_norm2.{i}",)})
        for name in ("xlm", "flaubert")},
+    "chameleon": Arrangement("chameleon", norms={"post_norm": ("post_attention_layernorm",)}),  # where it is Swin's
     "gguf": Arrangement(  # llama.cpp's names, the same for all families; gpt-oss has no ffn_norm
         "GGUF", norms={"norm": ("ffn_norm", "post_attention_norm"), "post_norm": ("post_ffw_norm",)}
     ),

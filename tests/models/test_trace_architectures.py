@@ -12,6 +12,7 @@ import torch
 
 from tests.models.test_architectures_table import TABLE as COUNTED
 from tests.oracles.architectures import cases, text_architectures
+from tests.oracles.architectures.text_towers import CASES as TOWERS
 from tests.oracles.architectures.traced import APART, COLUMNS, FP32, compare, row
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "results" / "trace_architectures.csv"
@@ -47,6 +48,11 @@ def test_the_trace_is_the_models_own(name: str) -> None:
     assert [line[column] for column in kept] == [TABLE[name][column] for column in kept]
 
 
+@pytest.mark.parametrize("name", [name for name in TOWERS if name != "pix2struct_text_model"])  # it cannot be built
+def test_the_trace_of_a_text_tower_is_its_own(name: str) -> None:
+    assert [one.reason for one in compare(name, TOWERS[name]) if one.reason] == []
+
+
 def test_the_table_names_every_text_architecture_once_in_order() -> None:
     with open(FILE, encoding="utf-8", newline="") as file:
         first, *lines = csv.reader(file)
@@ -61,4 +67,4 @@ def test_whatever_is_counted_is_traced() -> None:
 
 def test_the_blocks_are_the_layers_but_for_those_with_a_reason() -> None:
     assert sum(line["block"] == "same" for line in TABLE.values()) >= WHOLE
-    assert {name for name, why in APART.items() if TABLE[name]["block"] != why} == set()
+    assert {name for name, why in APART.items() if name in TABLE and TABLE[name]["block"] != why} == set()

@@ -14,6 +14,7 @@ import torch
 from gguf import GGMLQuantizationType as Q
 from gguf.quants import quantize
 
+from ffncli.models.matching import stacks_of
 from tests.oracles.checkpoints import INDEX, LLAMA, MIXTRAL, expect_difference, expect_refusal, folder, harmful, tensors
 
 UNKNOWN = {**LLAMA, "model_type": "brand_new"}
@@ -143,6 +144,32 @@ def test_experts_of_an_unknown_model_need_their_top_k(call, tmp_path: Path):
     expect_refusal(call("trace", source), "does not say its top_k", "--top-k 2")
     code, _, err = call("trace", source, "--top-k", "3")
     assert (code, "assumed, since nothing says it: softmax over all experts" in err) == (0, True)
+
+
+def test_top_k_is_said_of_the_experts_where_dense_layers_are_more(call, tmp_path: Path):
+    stored = {n.replace("layers.1", "layers.2"): t for n, t in tensors("mixtral").items() if "layers.1" in n}
+    stored |= tensors("llama")
+    source = folder(tmp_path, None, stored)
+    code, out, err = call("trace", source, "--activation", "silu", "--top-k", "3", "--layer", "2", "--json")
+    assert (code, "widths and experts are changed" in err) == (0, False)
+    assert "top3" in next(step["formula"] for step in json.loads(out)["steps"] if step["name"] == "route")
+
+
+def test_a_bias_of_the_down_projection_alone(call, tmp_path: Path):
+    stored = {**tensors("llama"), **{f"model.layers.{i}.mlp.down_proj.bias": torch.ones(4) for i in range(2)}}
+    source = folder(tmp_path, None, stored)
+    row = row_of(call("params", source, "--json"))
+    assert (row["bias"], row["differences"], row["ffn_params_total"]) == (False, [], ffn_numbers(stored))
+
+
+@pytest.mark.parametrize(("prefixes", "named"), [
+    (["model.layers"], ["decoder"]), (["encoder.block", "decoder.block"], ["encoder", "decoder"]),
+    (["decoder.bert.encoder.layer", "encoder.encoder.layer"], ["decoder", "encoder"]),
+    (["model.L_module.layers", "model.H_module.layers"], ["L_module", "H_module"]),
+    (["a.layers", "a.b.layers"], ["decoder0", "b"]), (["x\x1b[31m.layers", "y.layers"], ["decoder0", "y"]),
+])  # fmt: skip
+def test_stacks_are_named_by_what_tells_their_prefixes_apart(prefixes: list[str], named: list[str]):
+    assert [*stacks_of(prefixes).values()] == named
 
 
 def test_a_gguf_file_of_an_unknown_architecture_needs_its_activation(call, tmp_path: Path):

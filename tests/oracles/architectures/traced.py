@@ -54,9 +54,10 @@ APART: Mapping[str, str] = {
     **dict.fromkeys(("xlm", "flaubert"), _NO_LAYER),
     "albert": "a layer's module holds several blocks", "zamba": "the layer goes on after the block that it shares",
     **dict.fromkeys(("beam", "doge", "minimax"), "the residual is scaled: the block ends before it"),
-    **dict.fromkeys(("gemma3n", "gemma3n_text", "hy_v4", "qwen4_exp", "qwen4_exp_text"), "several residual streams"),
-    **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text", "gemma4_unified_assistant"),
-                    _GATED),
+    **dict.fromkeys(("gemma3n", "gemma3n_text", "glm5_next_text", "hy_v4", "qwen4_exp", "qwen4_exp_text"),
+                    "several residual streams"),
+    **dict.fromkeys(("embedding_gemma2_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text",
+                     "gemma4_unified_assistant"), _GATED),
     "longcat_flash": "a layer holds three FFNs", "xmod": "adapters of the language follow",
     "mobilebert": "bottlenecks around its FFNs", "reformer": "a reversible layer has two streams",
 }  # fmt: skip
@@ -186,12 +187,13 @@ def _run(name: str, model: nn.Module, places: Mapping[Layer, LiveFFN], caught: C
     Such are layers that only read an image (Mllama), and models that want speech (Voxtral) or another model's states.
     """
     with torch.no_grad():
-        with suppress(AttributeError, RuntimeError, ValueError):  # text alone does not carry all of them to the end
+        with suppress(AttributeError, RuntimeError, TypeError, ValueError):  # text alone does not carry all to the end
             model(**_given(name, model))
         for layer, live in places.items():
             if live.enters not in caught.given:
                 x = torch.randn(1, TOKENS, layer.spec.d_model, generator=torch.Generator().manual_seed(4))
-                model.get_submodule(live.enters.rpartition(".")[0])(x)
+                whole = live.enters in live.leaves  # experts with their router
+                model.get_submodule(live.enters if whole else live.enters.rpartition(".")[0])(x)
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ def _compared(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool,
 def _block(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, caught: Caught) -> float | None:
     """The error of the block's output against the layer's, where that is the same thing."""
     live = at[1]
-    if name in APART or len(ready.inputs) > 1 or live.layer not in caught.made:
+    if name in APART or {*ready.inputs} != {"x"} or live.layer not in caught.made:
         return None
     x = caught.given[live.norms.get("norm", live.enters)]
     out = run(ready.steps, ready.weights, {"x": x})
