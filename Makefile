@@ -11,8 +11,8 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test check lint bench-startup bench-memory bench-headers bench-peers bench-trace-scale facts architectures \
-	trace-architectures claims clean
+.PHONY: run test check lint bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+    facts architectures trace-architectures claims clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -62,17 +62,20 @@ facts: $(VENV)/.installed
 bench-headers: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/headers.py $(ARGS)
 
+bench-trace-read: $(VENV)/.installed-test
+	@$(BIN)/python benchmarks/trace_read.py $(ARGS)
+
 bench-peers: $(VENV)/.installed-peers
 	@$(BIN)/python benchmarks/peers.py $(ARGS)
 
 architectures: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.architectures --save benchmarks/results/architectures.csv $(ARGS)
 
-trace-architectures: $(VENV)/.installed-test
-	@$(BIN)/python -m benchmarks.trace_architectures --save benchmarks/results/trace_architectures.csv $(ARGS)
-
 claims: $(VENV)/.installed
 	@$(BIN)/python -m benchmarks.claims > docs/claims.md.new && mv docs/claims.md.new docs/claims.md
+
+trace-architectures: $(VENV)/.installed-test
+	@$(BIN)/python -m benchmarks.trace_architectures --save benchmarks/results/trace_architectures.csv $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -40,6 +40,12 @@ class ExplainOptions:
         int | None,
         _explain("--depth", metavar="N", parser=positive("--depth", 99), help="Go on to the largest term's origin."),
     ] = None
+
+    def renamed(self, aliases: Mapping[str, str]) -> ExplainOptions:
+        """The same questions with a text's names (`H`) read as ours (`hidden`); `aliases` maps ours to theirs."""
+        ours = {theirs: name for name, theirs in aliases.items()}
+        texts = [re.sub(r"\w+(?=\[|:)", lambda m: ours.get(m[0], m[0]), text) for text in self.explain or ()]
+        return replace(self, explain=texts or None)
 
     def spots(self) -> list[Spot]:
         """(name, index) of every place asked for. Raises FFNError for what is no place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated
 
@@ -62,11 +63,13 @@ def command(
         show_survey(model, run, tokens, prompt, insight, one, output)
         return
     shown_values, inside, leading = _count("--show", values), _expert(expert, model, run.layer), tokens.leading()
+    explain = explain.renamed(example.aliases if example else {})
     explain.spots()
     save.check(show.out, show.force)
     prompt.check_model(model, run, inside, texts.vocab)
 
     # From here on torch is needed; what can be wrong without it has been said.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take four times as long on a busy machine
     import torch
 
     from ffncli.run.not_finite import find_not_finite

@@ -36,10 +36,15 @@ class Arrangement:
     interleaved: bool = False
     norms: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def order(self, way: Way) -> Order:
-        """How the two lie in the one matrix of `way`."""
+    def order(self, way: Way, biased_experts: bool = False) -> Order:
+        """How the two lie in the one matrix of `way`; `biased_experts`: it is that of all experts, with a bias."""
         if self.interleaved or way.up in _INTERLEAVED:
             return Order(True, True, f"gate and up by turns, as {self.family or way.up} has them")
+        if biased_experts and not self.family:
+            why = "experts with biases"
+            return Order(
+                True, True, f"gate and up by turns: {why}", f"{why} are read as gpt-oss's, gate and up by turns"
+            )
         if way.up in _UP_FIRST:
             return Order(False, False, f"up before gate, as {way.up} has them")
         if way.up in _GATE_FIRST or self.family:
@@ -61,10 +66,9 @@ _PRE = (
     "norm",
 )  # fmt: skip
 _POST = (
-    "post_feedforward_layernorm", "post_mlp_layernorm", "post_ffn_norm", "post_norm2", "output.LayerNorm",
-    "output_layer_norm", "full_layer_layer_norm", "feed_forward_layer_norm", "mlp_ln", "final_layer_norm", "ln_2",
-    "norm2",
-    "layer_norm2", "layer_norm", "LayerNorm",
+    "post_feedforward_layernorm", "post_mlp_layernorm", "post_ffn_norm", "post_ffw_norm", "post_norm2",
+    "output.LayerNorm", "output_layer_norm", "full_layer_layer_norm", "feed_forward_layer_norm", "mlp_ln",
+    "final_layer_norm", "ln_2", "norm2", "layer_norm2", "layer_norm", "LayerNorm",
 )  # fmt: skip
 _SHARED = ("input_layernorm", "ln_1")  # a parallel block's, which the attention reads too
 _SUB = ("ffn_sub_norm", "ffn_layernorm")
@@ -74,6 +78,9 @@ _ROWS: Mapping[str, Arrangement] = {
     "gpt_oss": Arrangement("gpt_oss", interleaved=True),
     **{name: Arrangement(name, norms={"norm": ("../layer_norm2.{i}",), "post_norm": ("../layer_norm2.{i}",)})
        for name in ("xlm", "flaubert")},
+    "gguf": Arrangement(  # llama.cpp's names, the same for all families; gpt-oss has no ffn_norm
+        "GGUF", norms={"norm": ("ffn_norm", "post_attention_norm"), "post_norm": ("post_ffw_norm",)}
+    ),
     "longcat_flash": Arrangement("longcat_flash", norms={"norm": ("post_attention_layernorm.{n}",)}),
 }  # fmt: skip
 

@@ -1,35 +1,38 @@
-"""A checkpoint on disk: which file has which tensor, and one layer's weights with torch, nothing more.
-
-Values come through the safetensors library, tensor by tensor, memory-mapped.
-"""
+"""A checkpoint on disk: which file has which tensor, and where in it; `values.py` reads what the tensors hold."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
-from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.errors import FFNError, shown
 from ffncli.models.headers import MOST_HEADER_BYTES, Columns, TensorInfo, named, read_columns
-from ffncli.models.layout import Located, canonical
+from ffncli.models.layout import Located
 from ffncli.models.strict_json import parse_index, shown_path
 
-if TYPE_CHECKING:
-    import torch
-
 INDEX = "model.safetensors.index.json"
-_READABLE = {"F64", "F32", "BF16", "F16"}
+PLAIN = {"F64", "F32", "BF16", "F16"}
+
+
+class Place(NamedTuple):
+    """Where a tensor's bytes lie: the file, the first of them, and what they are."""
+
+    path: Path
+    start: int
+    info: TensorInfo
 
 
 @dataclass
 class Checkpoint:
     """The tensors of a file or directory: which file has which name. Headers are read when first asked for.
 
-    Of a `remote` one only the headers were fetched.
+    Of a `remote` one only the headers were fetched. The tensors of a `gguf` one have GGML's formats as their dtypes.
     """
 
     where: str
@@ -38,6 +41,8 @@ class Checkpoint:
     remote: bool = False
     _columns: dict[str, Columns] = field(default_factory=dict)
     _headers: dict[str, dict[str, TensorInfo]] = field(default_factory=dict)
+    gguf: bool = False
+    _starts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
         """The file that has a tensor. Raises FFNError where it was not fetched."""
@@ -51,11 +56,25 @@ class Checkpoint:
         """A tensor's dtype and shape. Raises FFNError where its file does not have what the index promises."""
         file = self.files[name]
         if file not in self._headers:
-            self._headers[file] = named(self._columns.get(file) or read_columns(self.folder / file))
+            columns = self._columns.get(file) or read_columns(self.folder / file)
+            self._headers[file] = named(columns)
+            self._starts[file] = {
+                name: columns.data + at for name, at in zip(columns.names, columns.starts, strict=True)
+            }
         header = self._headers[file]
         if name not in header:
             raise _not_there(self.folder / file, name)
         return header[name]
+
+    @cached_property
+    def sorted_names(self) -> list[str]:
+        """All names in order, so that those with a common beginning lie together."""
+        return sorted(self.files)
+
+    def place(self, name: str) -> Place:
+        """Where a tensor's bytes lie. Raises FFNError where it was not fetched, or is not in its file."""
+        path, info = self.path(name), self.info(name)
+        return Place(path, self._starts[self.files[name]][name], info)
 
     def shards(self) -> Iterator[tuple[str, Columns | None]]:
         """Every file with its header, one after the other so that one is in memory; None for a file that is not there.
@@ -132,7 +151,7 @@ def check_shard_name(shard: str, where: str) -> None:
         raise FFNError(f"{where}: shard name {shown(shard)} leaves the directory", "it must be a plain file name")
 
 
-# --- values -----------------------------------------------------------------------------------------------------------
+# --- shapes -----------------------------------------------------------------------------------------------------------
 
 
 def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
@@ -143,70 +162,20 @@ def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
     for item in located:
         expected = item.stored_shape()
         for name in item.names:
-            path = checkpoint.path(name)
-            if not os.path.exists(path):
+            if name not in checkpoint.files or not os.path.exists(path := checkpoint.path(name)):
                 continue
             info = checkpoint.info(name)
-            if info.dtype in _READABLE and _wide(info.shape) != _wide(expected):
-                label = f"{shown_path(path)}: tensor {shown(name, 120)}"
-                sizes = ", ".join(f"{axis.name} = {axis.size}" for axis in item.axes)
-                raise FFNError(f"{label} has shape {list(info.shape)}, expected {list(expected)} ({sizes})")
+            if info.dtype in PLAIN and wide(info.shape) != wide(expected):
+                raise wrong_shape(path, name, info.shape, item)
 
 
-def _wide(shape: Iterable[int]) -> list[int]:
+def wide(shape: Iterable[int]) -> list[int]:
     """A shape without its axes of one: a correction may be [1, experts], a convolution [out, in, 1]."""
     return [size for size in shape if size != 1]
 
 
-def check_readable(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
-    """Raises FFNError for a tensor whose shard is missing or whose dtype is not a plain float."""
-    for item in located:
-        for name in item.names:
-            if name not in checkpoint.files:
-                base = name.removesuffix(".weight")
-                packed = next((n for n in checkpoint.files if n.startswith(base) and n != f"{base}_bias"), name)
-                problem = f"{checkpoint.where}: {shown(packed, 120)} is packed (quantized)"
-                raise FFNError(problem, "only unquantized weights are read")
-            info = checkpoint.info(name)
-            if info.dtype not in _READABLE:
-                label = f"{shown_path(checkpoint.path(name))}: tensor {shown(name, 120)}"
-                raise FFNError(f"{label} is stored as {info.dtype}", "only unquantized weights can be traced")
-
-
-def read_weights(
-    checkpoint: Checkpoint, located: tuple[Located, ...], dtype: torch.dtype, device: str = "cpu"
-) -> dict[str, torch.Tensor]:
-    """The located parameters in canonical form, contiguous, in `dtype` on `device`; no other tensor is touched.
-
-    A matrix stored as asked stays a view of the mapped file; any other is copied once into its place.
-    """
-    check_readable(checkpoint, located)
-    check_shapes(checkpoint, located)
-    return {item.parameter: _read(checkpoint, item, dtype, device) for item in located}
-
-
-def _read(checkpoint: Checkpoint, item: Located, dtype: torch.dtype, device: str) -> torch.Tensor:
-    import torch
-
-    shape = tuple(axis.size for axis in item.axes)
-    if not item.piece.per_expert:
-        stored = canonical(_values(checkpoint.path(item.names[0]), item.names[0]), item)
-        if stored.dtype == dtype and stored.is_contiguous() and device == "cpu":
-            return stored
-        return torch.empty(shape, dtype=dtype, device=device).copy_(stored)
-    out = torch.empty(shape, dtype=dtype, device=device)
-    for e, name in enumerate(item.names):
-        out[e].copy_(canonical(_values(checkpoint.path(name), name), item))
-    return out
-
-
-def _values(path: Path, name: str) -> torch.Tensor:
-    from safetensors import SafetensorError, safe_open
-
-    opened: Callable[..., Any] = safe_open
-    try:
-        with opened(path, "pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
-            return tensor
-    except (SafetensorError, OSError) as error:
-        raise FFNError(f"cannot read {shown_path(path)}: {error}", code=ExitCode.ENVIRONMENT) from None
+def wrong_shape(path: Path, name: str, found: tuple[int, ...], item: Located) -> FFNError:
+    """The error for a tensor that does not have the shape that its parameter needs."""
+    sizes = ", ".join(f"{axis.name} = {axis.size}" for axis in item.axes)
+    expected = f"{list(item.stored_shape())} ({sizes})"
+    return FFNError(f"{shown_path(path)}: tensor {shown(name, 120)} has shape {list(found)}, expected {expected}")

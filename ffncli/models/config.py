@@ -1,7 +1,7 @@
 """config.json → Model. A family's row (families/) says which fields hold what, and what the code fixes.
 
 Gatedness and most biases stand in no config field: the family's row says them (they follow from `model_type`), and
-tensor names, where there are any, overrule it (`layout.inspect`). Facts: transformers 5.23
+tensor names, where there are any, overrule it (`evidence.py`). Facts: transformers 5.23
 `configuration_*.py` and `modeling_*.py`.
 """
 

@@ -69,27 +69,38 @@ def with_dimensions(model: Model, said: Dimensions) -> Model:
     """The model with the options that were given put over its specs.
 
     Where dense and MoE layers mix, --d-ff and the MoE options mean the layers of the kind that the model has most of
-    (its "per layer" numbers); the others keep theirs, and a note says so.
+    (its "per layer" numbers); the others keep theirs, and a note says so. --top-k without --experts means the experts
+    that there are. What an option says is no longer unknown.
     """
     if not said.said():
         return model
     main = model.main.spec.moe is not None
     others = replace(said, d_ff=None, experts=None, top_k=None, shared_experts=None)
     mixed = any((group.spec.moe is not None) != main for group in model.groups)
-    specs = [_changed(g.spec, said if (g.spec.moe is not None) == main else others) for g in model.groups]
+    ours = said
+    if mixed and not main and said.experts is None:  # what only experts can mean is theirs
+        ours = replace(said, top_k=None, shared_experts=None)
+        others = replace(others, top_k=said.top_k, shared_experts=said.shared_experts)
+    specs = [_changed(g.spec, ours if (g.spec.moe is not None) == main else others) for g in model.groups]
     given = ", ".join(f.name for f in fields(said) if getattr(said, f.name) is not None)
     changed = replace(model.with_specs(specs), evidence=(f"changed by options: {given}", *model.evidence), stored=None)
-    if settled := {name for name in model.unknown if getattr(said, name) is not None}:
-        left = model.unknown - settled
-        was, now = unknown_note(model.unknown), [unknown_note(left)] if left else []
-        notes = [text for note in model.notes for text in (now if note == was else [note])]
-        changed = replace(changed, unknown=left, notes=tuple(notes))
+    changed = _settled(changed, said)
     if said.d_model is not None:
         changed = replace(changed, beside=None, measured=None)  # the attention's width would be another too
-    if not mixed or others == said:
+    if not mixed or others == said or (ours != said and said.d_ff is None):
         return changed
     kind = "MoE" if main else "dense"
     return replace(changed, notes=(*changed.notes, f"widths and experts are changed in the {kind} layers only"))
+
+
+def _settled(model: Model, said: Dimensions) -> Model:
+    """The model without those of its unknowns that the options say."""
+    left = frozenset(name for name in model.unknown if getattr(said, name) is None)
+    if left == model.unknown:
+        return model
+    was, now = unknown_note(model.unknown), [unknown_note(left)] if left else []
+    notes = [text for note in model.notes for text in (now if note == was else [note])]
+    return replace(model, unknown=left, notes=tuple(notes))
 
 
 def _changed(spec: FFNSpec, said: Dimensions) -> FFNSpec:

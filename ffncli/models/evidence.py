@@ -146,7 +146,8 @@ def layer_names(model: Model, checkpoint: Checkpoint, stack: str, index: int) ->
             return None
 
     here = _held(model, checkpoint, spot)
-    return layout.Names(here, checkpoint.files, model.model_type, checkpoint.where, spot.number, other)
+    family = "gguf" if checkpoint.gguf else model.model_type
+    return layout.Names(here, checkpoint.files, family, checkpoint.where, spot.number, other)
 
 
 def _held(model: Model, checkpoint: Checkpoint, spot: Spot) -> layout.Held:

@@ -12,7 +12,7 @@ import os
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,18 @@ _LEFT_OUT: Any = object()  # a value that nobody here needs: a vocabulary, a tex
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """One tensor: torch's shape (GGML's reversed: ffn_gate [d_ff, d_model]), format as in `Q4_0`, bytes in the file."""
+    """One tensor: torch's shape (GGML's reversed: ffn_gate [d_ff, d_model]), format as in `Q4_0`, bytes in the file.
+
+    `start` is its first byte in the file `path`.
+    """
 
     name: str
     shape: tuple[int, ...]
     format: str
     params: int
     bytes: int
+    path: Path = field(default=Path(), compare=False)
+    start: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,7 @@ def _read_file(path: Path, formats: Mapping[int, _Format]) -> GGUFFile:
             if size == 0:
                 raise FFNError(f"{where} is empty", "it should be a GGUF file")
             with mmap.mmap(file.fileno(), min(size, MOST_HEADER_BYTES), access=mmap.ACCESS_READ) as data:
-                return _parsed(_Cursor(data, size, where), formats)
+                return _parsed(_Cursor(data, size, where, path), formats)
     except OSError as error:
         raise FFNError(f"cannot read {where}: {error.strerror or error}") from None
 
@@ -159,6 +164,7 @@ class _Cursor:
     data: mmap.mmap
     size: int
     where: str
+    path: Path
     at: int = 0
 
     def step(self, count: int) -> int:
@@ -287,7 +293,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: Any, formats: Mapping[int, 
                 f"{label} ends at {start + offset + tensor.bytes}, past the file's {cursor.size} bytes; truncated"
             )
         expected = _aligned(offset + tensor.bytes, alignment)
-    return [tensor for tensor, _ in found]
+    return [replace(tensor, path=cursor.path, start=start + offset) for tensor, offset in found]
 
 
 def _tensor(cursor: _Cursor, formats: Mapping[int, _Format]) -> tuple[GGUFTensor, int]:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
 from operator import mul
@@ -38,12 +39,17 @@ class TensorInfo(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """A header, column by column: names, safetensors' dtype codes, shapes, bytes."""
+    """A header, column by column: names, safetensors' dtype codes, shapes, bytes, and where each tensor starts.
+
+    `starts` count from the first byte of data, which is byte `data` of the file.
+    """
 
     names: list[str]
     dtypes: list[str]
     shapes: list[tuple[int, ...]]
     bytes: list[int]
+    starts: Sequence[int] = ()
+    data: int = 0
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -126,7 +132,7 @@ def _quick_columns(raw: bytes, size: int) -> Columns | None:
         return None
     if len({*names, "__metadata__"}) != len(names) + 1 or not _are_text(names):
         return None
-    return Columns(names, dtypes, list(map(shapes.__getitem__, written)), lengths)
+    return Columns(names, dtypes, list(map(shapes.__getitem__, written)), lengths, cuts[:-1], 8 + len(raw))
 
 
 def _are_text(names: list[str]) -> bool:
@@ -181,7 +187,8 @@ def _careful_columns(raw: bytes, size: int, where: str) -> Columns:
     spans = [(name, *_entry(name, entry, where)) for name, entry in header.items()]
     _check_coverage(spans, size, where)
     infos = [info for _, info, _, _ in spans]
-    return Columns(list(header), [i.dtype for i in infos], [i.shape for i in infos], [i.bytes for i in infos])
+    dtypes, shapes, sizes = ([getattr(info, field) for info in infos] for field in TensorInfo._fields)
+    return Columns(list(header), dtypes, shapes, sizes, [start for _, _, start, _ in spans], 8 + len(raw))
 
 
 def _check_metadata(metadata: Any, where: str) -> None:

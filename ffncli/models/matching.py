@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TypeAlias
 
 from ffncli.block.recipe import FFNSpec
@@ -105,17 +107,34 @@ def spots(model: Model, layers: Layers) -> dict[tuple[str, int], Spot]:
     return out
 
 
-def stack_of(prefix: str) -> str:
-    """The stack that a prefix speaks of where no config names any."""
-    return next((name for name in ("encoder", "decoder") if name in prefix), "decoder")
+def stacks_of(layers: Iterable[str]) -> dict[str, str]:
+    """Prefix → what its stack is called where no config says it: encoder or decoder, as the prefix does; where several
+    would have the same name, by what tells their prefixes apart."""
+    every = [*layers]
+    named = {prefix: _stack_in(prefix, ("encoder", "decoder")) or "decoder" for prefix in every}
+    for stack in {*named.values()}:
+        alike = [prefix for prefix in every if named[prefix] == stack]
+        if len(alike) > 1:
+            parts = [prefix.split(".") for prefix in alike]
+            before, after = _shared(parts), _shared([part[::-1] for part in parts])
+            for n, (prefix, part) in enumerate(zip(alike, parts, strict=True)):
+                own = ".".join(part[before : len(part) - after])
+                named[prefix] = own if re.fullmatch(r"[\w.-]{1,40}", own, re.ASCII) else f"{stack}{n}"
+    return named
+
+
+def _shared(several: Sequence[Sequence[str]]) -> int:
+    """How many words all of them begin with."""
+    return sum(1 for _ in takewhile(lambda words: len({*words}) == 1, zip(*several, strict=False)))
 
 
 def spots_by_name(layers: Layers) -> dict[tuple[str, int], Spot]:
     """The same for blocks that are the tensors' own: a layer's several FFNs are numbered one after the other."""
     out: dict[tuple[str, int], Spot] = {}
+    named = stacks_of(layers)
     for prefix, seen in layers.items():
         per_layer = max(map(len, seen.values()))
         for layer, founds in seen.items():
             for n in range(len(founds)):
-                out.setdefault((stack_of(prefix), layer * per_layer + n), Spot(prefix, layer, n))
+                out[named[prefix], layer * per_layer + n] = Spot(prefix, layer, n)
     return out

@@ -102,15 +102,16 @@ class Stored:
 class Model:
     """`source` is what was typed, `location` where weights may be, `checkpoint` those that are; `bare`: no layers.
 
-    `dtype` is the stored one where known. `evidence` says, in order, what decided gatedness and widths. `names` are the
-    config's own names of our fields, `quantization` is its quantization_config, `extra_layers` how many layers it has
-    beyond its count (multi-token prediction). `differences` are those between config and tensors, `stored` is what the
-    tensors hold; None where no headers were read. `unknown` names fields of its specs that nothing said (`activation`,
-    `top_k`) and that were filled to have any. `from_tensors`: its blocks are the tensors' own, so that there is nothing
-    to compare them with. `weights` are the canonical tensors that a bare block brought along (a user's own module), of
-    its own dtype. `beside` is what surrounds the FFNs, where its family's attention is known; `measured` the same by
-    the tensors of a whole checkpoint. `tied` is the config's tie_word_embeddings. `spots` say, by stack and index,
-    where the tensors of each block are.
+    `dtype` is the stored one where known. `evidence` says, in order, what decided gatedness and widths. `names` are
+    the config's own names of our fields, `quantization` is its quantization_config, `extra_layers` how many layers
+    it has beyond its count (multi-token prediction). `differences` are those between config and tensors, `stored`
+    is what the tensors hold; None where no headers were read. `unknown` names fields of its specs that nothing said
+    (`activation`, `top_k`) and that were filled to have any; `refused` is why its blocks are counted and cannot be
+    run. `from_tensors`: its blocks are the tensors' own, so that there is nothing to compare them with. `weights`
+    are the canonical tensors that a bare block brought along (a user's own module), of its own dtype. `beside` is
+    what surrounds the FFNs, where its family's attention is known; `measured` the same by the tensors of a whole
+    checkpoint. `tied` is the config's tie_word_embeddings. `spots` say, by stack and index, where the tensors of
+    each block are.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Model:
     differences: tuple[Difference, ...] = ()
     stored: Stored | None = None
     unknown: frozenset[str] = frozenset()
+    refused: str = ""
     beside: Whole | None = None
     tied: bool | None = None
     measured: Beside | None = None

@@ -149,7 +149,7 @@ def _check_groups(anchor: Anchor, name: str, groups: int, inputs: int) -> None:
 # --- values in 8 bits, scaled -----------------------------------------------------------------------------------------
 
 
-def _scale_name(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
+def scale_name(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
     """The scales of `name`: DeepSeek-V3's `weight_scale_inv`, the usual `weight_scale`, DeepSeek-V4's `scale`."""
     names = [name + "_scale_inv", name + "_scale"]
     if name.endswith(".weight"):
@@ -171,7 +171,7 @@ def _float8(anchor: Anchor) -> Matrix:
 
 def _int8(anchor: Anchor) -> Matrix:
     """int8 values in place (compressed-tensors), or two FP4 values in each byte under E8M0 scales (DeepSeek-V4)."""
-    scale = anchor.tensors[_scale_name(anchor.name, anchor.tensors) or ""]
+    scale = anchor.tensors[scale_name(anchor.name, anchor.tensors) or ""]
     if scale.dtype in ("F8_E8M0", "U8"):
         return _microscaled(anchor)
     _blocks(anchor)
@@ -185,7 +185,7 @@ def _blocks(anchor: Anchor) -> str:
     Along each axis the scales are as many as equal blocks, the last perhaps shorter, that the axis falls into. Raises
     FFNError for other scales, or for blocks that are not the config's weight_block_size.
     """
-    name = _scale_name(anchor.name, anchor.tensors) or ""
+    name = scale_name(anchor.name, anchor.tensors) or ""
     shape, scales = anchor.info.shape, anchor.tensors[name].shape
     scales = (*scales, *(1,) * (len(shape) - len(scales)))  # one for each row, or for each expert
     if len(scales) != len(shape) or 0 in (*shape, *scales):
@@ -283,7 +283,7 @@ def _integer_weights(anchor: Anchor) -> list[tuple[int, int | None]]:
 def _microscaled(anchor: Anchor) -> Matrix:
     """Bytes [out, in/2] with a scale for 16 (NVFP4) or 32 (MXFP4) values of a row; MXFP6 has 4 values in 3 bytes."""
     base = anchor.name.removesuffix("_packed")
-    name = _scale_name(base, anchor.tensors)
+    name = scale_name(base, anchor.tensors)
     _, columns = anchor.matrix()
     scales = anchor.beside(name, len(anchor.info.shape)) if name else None
     if scales is None:
@@ -350,4 +350,4 @@ def reader(name: str, info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Ca
         return _mxfp4 if name[:-6] + "scales" in tensors else None
     if name.endswith(".weight") and info.dtype == "I8" and name.removesuffix("weight") + "SCB" in tensors:
         return _bitsandbytes_8bit
-    return _BY_SCALE.get(info.dtype) if _scale_name(name, tensors) else None
+    return _BY_SCALE.get(info.dtype) if scale_name(name, tensors) else None

@@ -127,7 +127,7 @@ def _matrices(
     for step, leaf in {**leaves, "up": p.way.up, "down": p.way.down}.items():
         why, assumed, halves = [f"named {leaf}", lie.because], lie.assumed, Piece("")
         if fused and step != "down":
-            order = rules.order(p.way)
+            order = rules.order(p.way, spec.moe is not None and not p.suffix and p.bias(leaf) in items)
             halves = Piece("", False, int((step == "gate") != order.gate_first), 2, order.interleaved)
             why.append(order.because)
             assumed = "; ".join(filter(None, (assumed, order.assumed)))

@@ -123,7 +123,12 @@ def _fits(held: Mapping[str, Item], p: Projections) -> bool:
 
 def _of_one(item: Item) -> int:
     """How many numbers one expert's matrix has, where all experts' are in one tensor."""
-    return item.params // item.shape[0] if item.shape and len(item.shape) == 3 else item.params
+    return item.params // item.shape[0] if item.shape and _is_stack(item.shape) else item.params
+
+
+def _is_stack(shape: tuple[int, ...]) -> bool:
+    """Whether these are several matrices; [out, in, 1] is a convolution of width 1."""
+    return len(shape) == 3 and shape[-1] > 1
 
 
 def _expert_count(held: Mapping[str, Item], p: Projections, rows: int) -> int:
@@ -131,7 +136,7 @@ def _expert_count(held: Mapping[str, Item], p: Projections, rows: int) -> int:
     down = held[p.name(p.way.down)]
     if "experts.#." in p.parent:
         return max(item.count for item in p.matrices(held).values())
-    if down.shape and len(down.shape) == 3 and down.shape[-1] > 1:  # [..., 1] is a convolution of width 1
+    if down.shape and _is_stack(down.shape):
         return down.shape[0]
     if _ONE_EXPERT.search(p.parent):
         return 1

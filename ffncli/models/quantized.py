@@ -82,6 +82,9 @@ def _check_plain(name: str, info: TensorInfo, quantization: Mapping[str, Any] | 
 
     Masks that GPT-2 and GPT-NeoX store as `bias` are no weights.
     """
+    if info.dtype == "U8" and len(info.shape) > 2 and name.endswith(("_blocks", ".blocks")):
+        scales = f"{where}: tensor {shown(name[:-6] + 'scales', 120)} is missing"
+        raise FFNError(scales, f"{shown(name, 120)} means nothing without it")
     if quantization is None or info.dtype not in PACKED_DTYPES or len(info.shape) < 2 or name.endswith("bias"):
         return
     method = quantization.get("quant_method")

@@ -48,6 +48,7 @@ class Found:
     d_ff: int | None
     gated: bool | None
     bias: bool
+    down_bias: bool
     experts: int
     shared_d_ff: int
     router_bias: bool
@@ -190,6 +191,7 @@ def _found(held: Mapping[str, Item], place: Place, members: Mapping[str, Item], 
         d_ff=d_ff,
         gated=True if p.way.gate else (fused if shown_here else None),
         bias=p.bias(p.way.up) in held,
+        down_bias=p.bias(p.way.down) in held,
         experts=place.experts,
         shared_d_ff=sum(width or 0 for _, width in shared),
         router_bias=bool(biases),

@@ -22,8 +22,9 @@ from ffncli.models.families import BY_TYPE, family_of, refusal
 from ffncli.models.family import EXPERTS, TOP_K
 from ffncli.models.fields import REQUIRED, Fields
 from ffncli.models.gguf_file import GGUFFile, gguf_config
+from ffncli.models.gguf_model import checkpoint_of, confirmed, described
 from ffncli.models.inventory import Inventory
-from ffncli.models.matching import spots_by_name, stack_of
+from ffncli.models.matching import spots_by_name, stacks_of
 from ffncli.models.matrices import Item
 from ffncli.models.model import IN_ALL, Difference, Group, Model, Stored, grouped, unknown_note
 from ffncli.models.recognise import Found, Layers, layer_numbers, recognise_all
@@ -45,6 +46,8 @@ class Said:
     `checks` are what the tensors are held to: our name → (its name there, its value); `width` is a dense d_ff that may
     mean gate and up together, or one of them. `extra_layers` may be stored beyond the number that is said. What is not
     `binding` is a config of an unknown model_type, whose fields may mean other things: it is noted where it differs.
+    `known` has the norms and the routing, for blocks that are as it says.
+    `refused` is why its blocks cannot be said.
     """
 
     d_model: int | None = None
@@ -57,6 +60,8 @@ class Said:
     tied: bool | None = None
     teller: str = "the config says"
     binding: bool = False
+    known: Model | None = None
+    refused: str = ""
 
 
 def from_tensors(inventory: Inventory, config: Fields | None, source: str, name: str) -> Model:
@@ -66,9 +71,10 @@ def from_tensors(inventory: Inventory, config: Fields | None, source: str, name:
     it has what is needed.
     """
     said = _from_config(config) if config else Said(evidence=("no config.json: everything from the tensors",))
-    items = items_of(inventory, quantization_of(config) if config else None)
+    quantization = quantization_of(config) if config else None
+    items = items_of(inventory, quantization)
     model = _model(items, said, inventory.where, source, name, gone(inventory) if inventory.missing else "")
-    model = with_stored(model, items, not inventory.missing)
+    model = replace(with_stored(model, items, not inventory.missing), quantization=quantization)
     return model.noted(f"{inventory.where}: {gone(inventory)}; no FFN is in them") if inventory.missing else model
 
 
@@ -77,7 +83,8 @@ def from_gguf(file: GGUFFile, source: str) -> Model:
     items = {t.name: Item(t.shape, t.params, t.bytes, 1, t.format) for t in file.tensors}
     path = Path(source).absolute()
     name = path.stem if path.suffix == ".gguf" else path.name
-    return with_stored(_model(items, _from_metadata(file), file.where, source, name), items)
+    model = _model(items, _from_metadata(file), file.where, source, name)
+    return replace(with_stored(model, items), checkpoint=checkpoint_of(file))
 
 
 def _from_config(config: Fields) -> Said:
@@ -93,6 +100,7 @@ def _from_config(config: Fields) -> Said:
         checks={ours: said for ours, said in checks.items() if type(said[1]) is int and said[1] > 0},
         evidence=(f"model_type {shown(kind)} {why}: widths, gate and biases from the tensors",),
         notes=(f"model_type {kind} is not covered: {reason}",) if reason else (),
+        refused=reason,
         extra_layers=_positive(config, PREDICTION) or 0,
         tied=tied if isinstance(tied := config.get("tie_word_embeddings", None), bool) else None,
     )
@@ -124,6 +132,7 @@ def _from_metadata(file: GGUFFile) -> Said:
         tied=all(tensor.name != "output.weight" for tensor in file.tensors),  # llama.cpp's rule
         teller="the metadata say",
         binding=True,
+        known=described(file),
     )
 
 
@@ -141,7 +150,12 @@ def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name:
     said = replace(said, activation=learned or said.activation)
     unknown = {"norm"} | ({"activation"} if said.activation is None else set())
     unknown |= {"top_k"} if any(found.experts for found in founds) and said.top_k is None else set()
-    groups = [group for prefix, seen in layers.items() for group in _groups(prefix, seen, said, where)]
+    stacks = stacks_of(layers)
+    groups = [group for prefix, seen in layers.items() for group in _groups(prefix, stacks[prefix], seen, said, where)]
+    evidence, model_type = said.evidence, ""
+    if (whole := confirmed(groups, said.known)) and said.known:
+        groups, unknown, model_type = whole, set(), said.known.model_type
+        evidence += (f"norms, routing and activation: those of {model_type}, as in llama.cpp",)
     stored = Stored(
         sum(f.params for f in founds), sum(f.bytes for f in founds),
         tuple(dict.fromkeys(fmt for f in founds for fmt in f.formats)),
@@ -153,18 +167,18 @@ def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name:
     told = tuple(_differences(groups, layers, items, said, tensor))
     differences = (*_unsaid(layers, said), *(told if said.binding else ()))
     doubts = () if said.binding else tuple(f"{difference}: the tensors count" for difference in told)
-    notes = (*said.notes, *doubts, unknown_note(unknown))
+    notes = (*said.notes, *doubts, *([unknown_note(unknown)] if unknown else []))
     model = Model(
-        name, source, tuple(groups), evidence=(gated, *said.evidence), unknown=frozenset(unknown), from_tensors=True,
+        name, source, tuple(groups), evidence=(gated, *evidence), unknown=frozenset(unknown), from_tensors=True,
         differences=differences, stored=stored, notes=(*notes, *not_counted(beside)), tied=said.tied,
-        spots=spots_by_name(layers),
+        spots=spots_by_name(layers), model_type=model_type, refused=said.refused,
     )  # fmt: skip
     if missing or len(layers) > 1 or differences:  # what lies beside the FFNs is told apart in one plain stack only
         return model
     return with_rest(model, items, layers)
 
 
-def _groups(prefix: str, seen: Mapping[int, tuple[Found, ...]], said: Said, where: str) -> list[Group]:
+def _groups(prefix: str, stack: str, seen: Mapping[int, tuple[Found, ...]], said: Said, where: str) -> list[Group]:
     """The layers under one prefix, in groups; a layer's several FFNs one after the other."""
     per_layer = max(map(len, seen.values()))
     specs = {
@@ -172,7 +186,7 @@ def _groups(prefix: str, seen: Mapping[int, tuple[Found, ...]], said: Said, wher
         for layer, founds in sorted(seen.items())
         for i, found in enumerate(founds)
     }
-    return grouped(stack_of(prefix), specs, 1, per_layer)
+    return grouped(stack, specs, 1, per_layer)
 
 
 def _spec(found: Found, said: Said, where: str) -> FFNSpec:
@@ -194,7 +208,11 @@ def _spec(found: Found, said: Said, where: str) -> FFNSpec:
             correction=found.correction,
             latent=found.latent or None,
         )
-    return FFNSpec(found.d_model, found.d_ff, said.activation or "silu", bool(found.gated), found.bias, moe=moe)
+    down_bias = found.down_bias if found.down_bias != found.bias else None
+    activation = said.activation or "silu"
+    return FFNSpec(
+        found.d_model, found.d_ff, activation, bool(found.gated), found.bias, down_bias=down_bias, moe=moe
+    )  # fmt: skip
 
 
 # --- what does not agree ----------------------------------------------------------------------------------------------

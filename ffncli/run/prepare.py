@@ -20,7 +20,7 @@ from ffncli.models.model import Layer, Model
 from ffncli.run.execute import Mode
 from ffncli.run.inputs import make_input
 from ffncli.run.trace import Trace, trace
-from ffncli.run.weights import demand_memory, located_weights, random_weights, read_located
+from ffncli.run.weights import demand_memory, located_weights, packed_formats, random_weights, read_located
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def prepare(model: Model, request: Request = Request(), example: Example | None 
     weights, origin, doubts = _weights(model, layer, block, example, generator, dtype, device)
     block, lost = known_part(block, weights)
     notes += [*doubts, *lost]
-    if model.from_tensors and layer.spec.moe:
+    if model.from_tensors and not model.model_type and layer.spec.moe:
         notes.append("assumed, since nothing says it: softmax over all experts, the chosen weights normalised")
     if example and example.weights and not _fits(example, block):
         notes.append("the example's weights do not fit these dimensions: drawn at random")
@@ -101,13 +101,24 @@ def prepare(model: Model, request: Request = Request(), example: Example | None 
     return Prepared(layer, block, weights, inputs, mode, origin, tuple(notes))
 
 
+def _demand(tokens: int, block: tuple[Step, ...], dtype: torch.dtype) -> None:
+    """FFNError where memory will not do: two of the widest intermediates at once, and what is d_model wide."""
+    axis = feature_axis(block)
+    widest = max(axis.size for axes in parameters(block).values() for axis in axes)
+    size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
+    demand_memory(size, "the input and its intermediates", "give fewer tokens")
+
+
 def demand_known(model: Model) -> None:
-    """Raises FFNError where nothing said what the blocks of an unknown model compute; an option may say it."""
+    """Raises FFNError where nothing says what a model's blocks compute; of an unknown one an option may say it."""
+    if model.refused:
+        raise FFNError(f"{shown(model.source)} cannot be run: {model.refused}", "`ffn params` counts it")
     options = {"activation": "--activation silu", "top_k": "--top-k 2"}
     if lacking := [name for name in options if name in model.unknown]:
         asked = " ".join(options[name] for name in lacking)
         raise FFNError(
-            f"{shown(model.source)} does not say its {' and '.join(lacking)}, so it cannot be run", f"say it: {asked}"
+            f"{shown(model.source)} does not say its {' and '.join(lacking)}, so it cannot be run",
+            f"say it, as in {asked}",
         )
 
 
@@ -120,22 +131,12 @@ def known_part(block: tuple[Step, ...], weights: Mapping[str, Tensor]) -> tuple[
     if not lost:
         return block, ()
     start, end = ffn_span(block)
-    inner = ffn_steps(block)
     if start in lost:
         where = f"the trace begins at ffn_input, which is '{start}', and ends at ffn_output"
-        return inner, (f"the norm before the FFN is not known in this file: {where}",)
-    names = [s.output for s in block]
-    return block[: names.index(end) + 1], (
-        f"the norm after the FFN is not known in this file: the trace ends at '{end}'",
-    )
-
-
-def _demand(tokens: int, block: tuple[Step, ...], dtype: torch.dtype) -> None:
-    """FFNError where memory will not do: two of the widest intermediates at once, and what is d_model wide."""
-    axis = feature_axis(block)
-    widest = max(axis.size for axes in parameters(block).values() for axis in axes)
-    size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
-    demand_memory(size, "the input and its intermediates", "give fewer tokens")
+        return ffn_steps(block), (f"the norm before the FFN is not known in this file: {where}",)
+    names = [step.output for step in block]
+    where = f"the trace ends at ffn_output, which is '{end}'"
+    return block[: names.index(end) + 1], (f"the norm after the FFN is not known in this file: {where}",)
 
 
 def trace_layer(
@@ -175,8 +176,10 @@ def stored_layer(
         return None
     assumed = tuple(dict.fromkeys(item.assumed for item in located if item.assumed))
     doubts = tuple(f"assumed, since nothing says it: {text}" for text in assumed)
-    stored = read_located(model.checkpoint, located, dtype, device)
-    return stored, f"weights of {layer.stack} layer {layer.index}", doubts
+    stored = read_located(model.checkpoint, located, dtype, device, model.quantization)
+    packed = " and ".join(packed_formats(located))
+    origin = f"weights of {layer.stack} layer {layer.index}" + (f", unpacked from {packed}" if packed else "")
+    return stored, origin, doubts
 
 
 def _given(example: Example, first: Tensor) -> Tensor:

@@ -13,16 +13,19 @@ from ffncli.run.places import Place, Scene, written
 def route(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Made:
     """An expert's weight: its score over the sum of the chosen ones' (where they are renormalised), times the scale.
 
-    Who was chosen is read off the result. `experts` lists them by weight, and the expert that was asked for.
+    Who was chosen is read off the result. `experts` lists them by weight, and the expert that was asked for; of a
+    softmax over its whole axis, which chooses nobody, the `most` with the largest weights.
     """
     op, expert = op_of(place, Route), index[-1]
     read = scene.read(place, 0, index[:-1])
     given = scene.tensors[place.name][index[:-1]].double()
     chosen = [e for e in given.argsort(descending=True, stable=True).tolist() if given[e] != 0]
     scores, choice = _scores(scene, place, op, read.row, chosen)
-    listed = [*chosen, *([] if expert in chosen else [expert])]
+    listed = chosen if op.chooses else chosen[:most]
+    listed = [*listed, *([] if expert in listed else [expert])]
+    took = {*chosen}
     made = tuple(
-        Choice(e, read.row[e].item(), _number(scores[e]), choice[e].item(), _group(op, given, e), e in chosen,
+        Choice(e, read.row[e].item(), _number(scores[e]), choice[e].item(), _group(op, given, e), e in took,
                given[e].item())
         for e in listed
     )  # fmt: skip
@@ -71,7 +74,9 @@ def _notes(op: Route, expert: int, chosen: list[int], choice: Tensor) -> list[st
     by = "logit" if op.order == "choose_first" else "score"
     by += " + correction" if op.correction else ""
     if expert in chosen:
-        rank = sum(bool(choice[e] > choice[expert]) for e in chosen) + 1
+        rank = int((choice[chosen] > choice[expert]).sum()) + 1
+        if not op.chooses:
+            return [*out, f"number {rank} of {len(chosen):,} by {by}"]
         return [*out, f"chosen: number {rank} of the {op.top_k} best by {by}"]
     least = min((choice[e].item() for e in chosen), default=0.0)
     return [*out, f"not chosen by its {by}, {choice[expert].item():.6g}: the last one chosen has {least:.6g}"]

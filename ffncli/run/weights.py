@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +15,10 @@ from ffncli.block.cost import cost
 from ffncli.block.steps import Activation, Experts, Linear, Norm, Step
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models import layout
-from ffncli.models.checkpoint import Checkpoint, read_weights
+from ffncli.models.checkpoint import PLAIN, Checkpoint
 from ffncli.models.evidence import layer_names
 from ffncli.models.model import Layer, Model
+from ffncli.models.values import read_weights
 
 Weights = Mapping[str, Tensor]
 
@@ -83,6 +85,11 @@ def located_weights(model: Model, layer: Layer) -> tuple[layout.Located, ...] | 
     return layout.locate(names, layer.spec)
 
 
+def packed_formats(located: Sequence[layout.Located]) -> tuple[str, ...]:
+    """The formats that reading them unpacks (`fp8-block128`, `Q4_0`), in order; none for plain floats."""
+    return tuple(dict.fromkeys(item.format for item in located if item.format not in ("", *PLAIN)))
+
+
 def stored_weights(model: Model, layer: Layer, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor] | None:
     """One layer's weights from the model's files, no other tensor read; None where the model has no files.
 
@@ -91,15 +98,22 @@ def stored_weights(model: Model, layer: Layer, dtype: torch.dtype, device: str =
     located = located_weights(model, layer)
     if located is None or model.checkpoint is None:
         return None
-    return read_located(model.checkpoint, located, dtype, device)
+    return read_located(model.checkpoint, located, dtype, device, model.quantization)
 
 
 def read_located(
-    checkpoint: Checkpoint, located: Sequence[layout.Located], dtype: torch.dtype, device: str = "cpu"
+    checkpoint: Checkpoint,
+    located: Sequence[layout.Located],
+    dtype: torch.dtype,
+    device: str = "cpu",
+    quantization: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """The same for what was located already. Raises FFNError (exit 3) where memory does not suffice."""
+    """The same for what was located already; `quantization` is the config's quantization_config.
+
+    Raises FFNError (exit 3) where memory does not suffice.
+    """
     demand_memory(sum(math.prod(axis.size for axis in item.axes) for item in located) * dtype.itemsize)
-    return read_weights(checkpoint, tuple(located), dtype, device)
+    return read_weights(checkpoint, tuple(located), dtype, device, quantization)
 
 
 def demand_memory(

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from ffncli.models import layout
 from ffncli.models.layout import Piece
+from ffncli.models.pieces import Reading
 from tests.oracles.checkpoints import expect_refusal
 from tests.oracles.huggingface import make
 
@@ -27,17 +29,18 @@ _HALVES: Change = {name: lambda piece: replace(piece, interleaved=False) for nam
 _WOVEN: Change = {name: lambda piece: replace(piece, interleaved=True) for name in _SWAP}
 
 
-def misread(monkeypatch: pytest.MonkeyPatch, family: str, change: Change) -> None:
-    """Change how the rows of a family say its tensors are stored."""
-    row = layout.LAYOUTS[family]
-    ways = {
-        kind: tuple(
-            {name: change[name](piece) if name in change else piece for name, piece in way.items()}
-            for way in getattr(row, kind)
-        )
-        for kind in ("dense", "moe")
-    }
-    monkeypatch.setitem(layout.LAYOUTS, family, replace(row, **ways))  # type: ignore[arg-type]
+def misread(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    """Change how tensors are taken to be stored."""
+    right = layout.pieces
+
+    def wrong(*asked: Any) -> dict[str, Reading]:
+        found = right(*asked)
+        return {
+            name: replace(reading, piece=change[name](reading.piece)) if name in change else reading
+            for name, reading in found.items()
+        }
+
+    monkeypatch.setattr(layout, "pieces", wrong)
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +63,10 @@ def save(call, path: Path, *arguments: object) -> Path:
     return path
 
 
-def twice(call, monkeypatch, tmp_path: Path, model: Path, family: str, change: Change, *options: str):
+def twice(call, monkeypatch, tmp_path: Path, model: Path, change: Change, *options: str):
     """(exit code, JSON, stderr) of comparing the model read rightly with the same read wrongly."""
     right = save(call, tmp_path / "right.safetensors", model, *options)
-    misread(monkeypatch, family, change)
+    misread(monkeypatch, change)
     wrong = save(call, tmp_path / "wrong.npz", model, *options)
     code, out, err = call("compare", str(right), str(wrong), "--json")
     return code, json.loads(out), err
@@ -87,7 +90,7 @@ WEIGHTS = [(), ("--no-save-weights",)]
 
 @pytest.mark.parametrize("options", WEIGHTS)
 def test_swapped_halves_are_named(call, monkeypatch, tmp_path, models, options):
-    code, found, err = twice(call, monkeypatch, tmp_path, models("phi3"), "phi3", _SWAP, *options)
+    code, found, err = twice(call, monkeypatch, tmp_path, models("phi3"), _SWAP, *options)
     assert (code, found["first"]) == (1, "gate")
     assert found["causes"][0] == "gate and up are swapped"
     assert err.startswith("error: gate departs first: gate[")
@@ -96,20 +99,20 @@ def test_swapped_halves_are_named(call, monkeypatch, tmp_path, models, options):
 
 @pytest.mark.parametrize("options", WEIGHTS)
 def test_halves_read_as_interleaved_are_named(call, monkeypatch, tmp_path, models, options):
-    code, found, _ = twice(call, monkeypatch, tmp_path, models("phi3"), "phi3", _WOVEN, *options)
+    code, found, _ = twice(call, monkeypatch, tmp_path, models("phi3"), _WOVEN, *options)
     assert (code, found["first"]) == (1, "gate")
     assert found["causes"][0] == "gate and up come from one fused matrix: halves were read as interleaved columns"
 
 
 @pytest.mark.parametrize("options", [(), ("--no-save-weights", "--expert", "all")])
 def test_interleaved_columns_read_as_halves_are_named(call, monkeypatch, tmp_path, models, options):
-    code, found, _ = twice(call, monkeypatch, tmp_path, models("gpt_oss"), "gpt_oss", _HALVES, *options)
+    code, found, _ = twice(call, monkeypatch, tmp_path, models("gpt_oss"), _HALVES, *options)
     assert (code, found["first"].split(".")[0]) == (1, "experts")
     assert found["causes"][0].endswith("come from one fused matrix: interleaved columns were read as halves")
 
 
 def test_a_wrong_way_as_reference_is_named_from_its_side(call, monkeypatch, tmp_path, models):
-    misread(monkeypatch, "gpt_oss", _HALVES)
+    misread(monkeypatch, _HALVES)
     wrong = save(call, tmp_path / "wrong.json", models("gpt_oss"))
     monkeypatch.undo()
     right = save(call, tmp_path / "right.json", models("gpt_oss"))
@@ -132,7 +135,7 @@ def square_gpt2(path: Path) -> Path:
 def test_a_square_conv1d_read_untransposed_is_named(call, monkeypatch, tmp_path, step):
     model = square_gpt2(tmp_path / "model")
     change: Change = {f"{step}.weight": lambda piece: replace(piece, transposed=False)}
-    code, found, _ = twice(call, monkeypatch, tmp_path, model, "gpt2", change)
+    code, found, _ = twice(call, monkeypatch, tmp_path, model, change)
     assert (code, found["first"], found["causes"]) == (1, step, [f"{step}.weight is transposed"])
     departing = [row["step"] for row in found["weights"] if not row["agrees"]]
     assert departing == [f"{step}.weight"]
@@ -141,7 +144,7 @@ def test_a_square_conv1d_read_untransposed_is_named(call, monkeypatch, tmp_path,
 def test_a_transposed_matrix_is_named_where_only_one_side_kept_it(call, monkeypatch, tmp_path):
     model = square_gpt2(tmp_path / "model")
     right = save(call, tmp_path / "right.npz", model)
-    misread(monkeypatch, "gpt2", {"up.weight": lambda piece: replace(piece, transposed=False)})
+    misread(monkeypatch, {"up.weight": lambda piece: replace(piece, transposed=False)})
     wrong = save(call, tmp_path / "wrong.npz", model, "--no-save-weights")
     for pair in ((right, wrong), (wrong, right)):
         code, out, _ = call("compare", *map(str, pair), "--json")

@@ -205,3 +205,8 @@ def test_every_key_is_described(call, arguments):
     found = asked(call, *arguments)
     found.pop("aliases", None)
     assert keys(found) <= set(re.findall(r"`(\w+)`", JSON_DOC))
+
+
+def test_a_texts_names_can_be_explained(call):
+    (found,) = asked(call, "--example", "llama", "--explain", "H[0,1,3]")["explain"]
+    assert (found["place"], found["op"]) == ("hidden[0,1,3]", "multiply")

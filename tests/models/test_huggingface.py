@@ -18,11 +18,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ffncli.block.steps import ffn_span, ffn_steps
-from ffncli.models import checkpoint
+from ffncli.models import checkpoint, values
 from ffncli.models.count import count
 from ffncli.models.source import load
 from ffncli.run.execute import execute
+from ffncli.run.live import live_ffn
 from ffncli.run.prepare import Prepared, Request, prepare
+from tests.oracles.architectures.traced import Caught
 from tests.oracles.huggingface import CASES, D_MODEL, DTYPES, Made, make
 
 Zoo = Callable[[str], Made]
@@ -115,6 +117,21 @@ def test_ffn_equals_the_module(zoo: Zoo, name: str, stack: str, dtype: str) -> N
 def test_block_equals_the_forward_pass(zoo: Zoo, name: str, stack: str) -> None:
     """Norms and residual included: what enters and leaves the block while transformers runs the whole model."""
     _assert_block_equals(zoo(name), stack, "fp32", FP32)
+
+
+@pytest.mark.parametrize(("name", "stack"), BLOCKS)
+def test_what_live_modules_catch_is_what_those_named_by_hand_catch(zoo: Zoo, name: str, stack: str) -> None:
+    made = zoo(name)
+    ours, caught = load(str(made.path)), Caught()
+    stacks = {group.stack for group in ours.groups}
+    live = live_ffn(made.model, ours, ours.layer(f"{stack}.1" if len(stacks) > 1 else "1"))
+    with caught.watch(made.model, (live.enters, *live.leaves, *live.norms.values())):
+        theirs = made.capture(stack, 1, "fp32")
+    assert torch.equal(caught.given[live.enters].reshape(theirs.ffn_input.shape), theirs.ffn_input)
+    (output,) = (caught.made[module] for module in live.leaves)
+    assert error(output.reshape(theirs.ffn_output.shape), theirs.ffn_output) == 0
+    if "norm" in live.norms:
+        assert torch.equal(caught.given[live.norms["norm"]].reshape(theirs.x.shape), theirs.x)
 
 
 @pytest.mark.parametrize(("name", "stack"), EXACT)
@@ -288,13 +305,14 @@ def test_stored_in_bfloat16(zoo: Zoo, tmp_path: Path) -> None:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """(file, tensor) of every tensor whose values were read."""
     seen: list[tuple[str, str]] = []
-    original = checkpoint._values
+    original = values.stored
 
-    def values(path: Path, name: str) -> Tensor:
-        seen.append((path.name, name))
-        return original(path, name)
+    def stored(opened: checkpoint.Checkpoint, name: str, *more: Any) -> Any:
+        found = original(opened, name, *more)
+        seen.append((found.place.path.name, name))
+        return found
 
-    monkeypatch.setattr(checkpoint, "_values", values)
+    monkeypatch.setattr(values, "stored", stored)
     return seen
 
 

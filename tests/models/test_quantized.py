@@ -73,7 +73,7 @@ WRONG: dict[str, tuple[dict[str, TensorInfo], Any, str]] = {
         {"e_blocks": info("U8", 2, 8, 4, 8), "e_scales": info("U8", 2, 8, 4)}, None, "16 bytes",
     ),
     "MXFP4 of one row": ({"e_blocks": info("U8", 4, 16), "e_scales": info("U8", 4)}, None, "16 bytes"),
-    "MXFP4 without scales": ({"e_blocks": info("U8", 2, 8, 4, 16)}, {"quant_method": "mxfp4"}, "unknown way"),
+    "MXFP4 without scales": ({"e_blocks": info("U8", 2, 8, 4, 16)}, {"quant_method": "mxfp4"}, "'e_scales' is missing"),
     "NVFP4 scales of another matrix": ({PACKED: info("U8", 48, 64), SC: info("F8_E4M3", 47, 8)}, None, SC),
     "bytes in groups of 12": ({PACKED: info("U8", 48, 96), SC: info("F8_E4M3", 48, 8)}, None, SC),
     "packed bytes without scales": ({PACKED: info("U8", 48, 64)}, None, "no scales"),

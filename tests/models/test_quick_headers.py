@@ -35,7 +35,8 @@ def test_a_header_as_writers_write_it_goes_the_quick_way(style, metadata):
     raw = _header(style, {**metadata, **ENTRIES})
     quick = headers._quick_columns(raw + b"   ", 20)
     assert quick is not None
-    assert quick == headers._careful_columns(raw, 20, "x")
+    assert quick == headers._careful_columns(raw + b"   ", 20, "x")
+    assert (quick.starts, quick.data) == ([0, 6, 10], 8 + len(raw) + 3)
     assert quick.shapes == [(2, 3), (), (5,)]
     assert quick.bytes == [6, 4, 10]
 

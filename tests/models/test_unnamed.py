@@ -14,7 +14,7 @@ import torch
 from gguf import GGMLQuantizationType as Q
 from gguf.quants import quantize
 
-from tests.oracles.checkpoints import INDEX, LLAMA, expect_difference, expect_refusal, folder, harmful, tensors
+from tests.oracles.checkpoints import INDEX, LLAMA, MIXTRAL, expect_difference, expect_refusal, folder, harmful, tensors
 
 UNKNOWN = {**LLAMA, "model_type": "brand_new"}
 D, F, E, LAYERS = 64, 96, 4, 2
@@ -131,12 +131,23 @@ def test_a_norm_that_an_option_names_is_read(call, tmp_path: Path):
     assert (code, steps[:2], err) == (0, ["x", "norm"], "")
 
 
+def test_a_block_that_no_list_of_steps_says_is_counted_and_not_run(call, tmp_path: Path):
+    source = folder(tmp_path, {**MIXTRAL, "model_type": "phimoe"}, tensors("mixtral"))
+    assert call("params", source)[0] == 0
+    expect_refusal(call("trace", source, "--activation", "silu"), "cannot be run", "SparseMixer", "`ffn params` counts")
+
+
 def test_experts_of_an_unknown_model_need_their_top_k(call, tmp_path: Path):
     config = {name: value for name, value in UNKNOWN.items() if "tok" not in name}
     source = folder(tmp_path, config, tensors("mixtral"))
     expect_refusal(call("trace", source), "does not say its top_k", "--top-k 2")
     code, _, err = call("trace", source, "--top-k", "3")
     assert (code, "assumed, since nothing says it: softmax over all experts" in err) == (0, True)
+
+
+def test_a_gguf_file_of_an_unknown_architecture_needs_its_activation(call, tmp_path: Path):
+    written(tmp_path / "model.gguf", architecture="brand-new")
+    expect_refusal(call("trace", str(tmp_path / "model.gguf")), "does not say its activation", "--activation silu")
 
 
 def test_what_follows_from_layers_of_two_kinds(call, tmp_path: Path):
@@ -288,7 +299,9 @@ def written(path: Path, kind: Q = Q.F32, experts: int = 0, architecture: str = "
 def test_a_gguf_file(kind: Q, dtype: str, experts: int, call, tmp_path: Path):
     stored = written(tmp_path / "model.gguf", kind, experts)
     numbers, size = (sum(column) for column in zip(*stored, strict=True))
-    row = row_of(call("params", str(tmp_path / "model.gguf"), "--json"), "norms and residuals")
+    code, out, err = call("params", str(tmp_path / "model.gguf"), "--json")
+    (row,) = json.loads(out)["rows"]
+    assert (code, err, row["norm_params_per_layer"]) == (0, "", D)
     assert row["ffn_params_total"] == row["ffn_params_stored"] == numbers
     assert (row["ffn_stored_bytes"], row["ffn_bits_per_weight"]) == (size, 8 * size / numbers)
     assert (row["stored_params"], row["stored_bytes"]) == (numbers + LAYERS * D, size + LAYERS * D * 4)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ffncli.block.final import final_layer
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.shard import shard
 from ffncli.block.steps import OPS
@@ -377,3 +378,17 @@ def test_sums():
     assert exact_sum([1e16, 1.0, -1e16]) == 1.0
     assert math.isnan(exact_sum([math.inf, -math.inf]))
     assert exact_sum([1e308, 1e308]) == math.inf
+
+
+def test_a_softmax_over_all_lists_the_largest_and_the_one_asked_for():
+    final = final_layer("x", 6, 50, bias=True)
+    weights = random_weights(final, torch.Generator().manual_seed(0))
+    x = torch.randn(1, 6, generator=torch.Generator().manual_seed(5))
+    found = Scene(final, weights, trace(final, weights, {"x": x}, keep=None).tensors)
+    probs = found.tensors["probs"][0]
+    (made,) = explain(found, "probs", (0, 7), most=3)
+    best = probs.argsort(descending=True)[:3].tolist()
+    assert [choice.expert for choice in made.experts] == [*best, *([] if 7 in best else [7])]
+    assert made.value == probs[7].item()
+    assert made.computed == pytest.approx(found.tensors["logits"][0].double().softmax(-1)[7].item(), rel=1e-12)
+    assert made.notes == (f"number {int((probs > probs[7]).sum()) + 1} of 50 by score",)

@@ -72,3 +72,32 @@ def test_a_gpu_must_be_there(device: str, there: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there - 1)
     with pytest.raises(FFNError, match="no such GPU"):
         device_of(device)
+
+
+def renamed(was: str, now: str) -> dict[str, torch.Tensor]:
+    """Llama's tensors with another name for a norm."""
+    return {name.replace(was, now): tensor for name, tensor in tensors("llama").items()}
+
+
+def test_without_the_norm_before_it_the_ffn_alone_is_run(tmp_path: Path):
+    ready = prepare(load(folder(tmp_path, LLAMA, renamed("post_attention_layernorm", "strange"))), Request(layer="1"))
+    assert [step.output for step in ready.steps] == ["gate", "up", "act", "hidden", "down"]
+    assert set(ready.inputs) == {"norm"}
+    (note,) = ready.notes
+    assert "norm before the FFN is not known" in note
+    assert "begins at ffn_input, which is 'norm'" in note
+
+
+def test_without_the_norm_after_it_the_block_ends_with_the_ffn(tmp_path: Path):
+    config = {**LLAMA, "model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh"}
+    stored = renamed("post_attention_layernorm", "pre_feedforward_layernorm")
+    ready = prepare(load(folder(tmp_path, config, stored)), Request())
+    assert [step.output for step in ready.steps] == ["norm", "gate", "up", "act", "hidden", "down"]
+    (note,) = ready.notes
+    assert "norm after the FFN is not known in this file: the trace ends at ffn_output, which is 'down'" in note
+
+
+def test_what_is_assumed_is_noted(tmp_path: Path):
+    stored = {f"layers.0.mlp.{n}.weight": torch.randn(shape) for n, shape in {"Wi": (12, 4), "Wo": (4, 6)}.items()}
+    ready = prepare(load(folder(tmp_path, None, stored), Dimensions(activation="gelu")), Request())
+    assert ready.notes == ("assumed, since nothing says it: Wi: the gate's half is read as the first",)

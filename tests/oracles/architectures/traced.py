@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MethodType
 from typing import Any
@@ -20,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from ffncli.block.steps import ffn_span, ffn_steps
-from ffncli.models.model import Layer
+from ffncli.models.dimensions import Dimensions
+from ffncli.models.model import Layer, Model
 from ffncli.models.source import load
 from ffncli.run.execute import run
 from ffncli.run.live import LiveFFN, live_ffn, live_weights
@@ -65,8 +68,8 @@ class Compared:
     """One layer's errors: of its FFN, of its norms, of the whole block's output against what leaves the layer.
 
     `block` is None where these are not the same thing. `live` is where the FFN was found in memory, `same` whether the
-    weights there are, bit by bit, those that were read from disk; `strange` are parameters of the modules found there
-    that do not belong to the FFN or its norms.
+    weights there are, bit by bit, those read from disk, and those read from there without a config; `strange` are
+    parameters of the modules found that do not belong to the FFN or its norms.
     """
 
     layer: Layer
@@ -97,22 +100,28 @@ class Compared:
         if self.block is not None and not self.block <= FP32:
             yield f"the block departs by {self.block:.1e}"
         if not self.same:
-            yield "its weights in memory are not those on disk"
+            yield "its weights in memory, or by names alone, are not those on disk"
         if self.strange:
             yield f"{self.strange[0]} is none of the FFN's"
         yield from (note for note in self.notes if "other branch" not in note)
 
 
 @dataclass
-class _Caught:
+class Caught:
     """What went into modules (their first tensor) and came out of them (the first of a tuple), the first time."""
 
     given: dict[str, Tensor] = field(default_factory=dict)
     made: dict[str, Tensor] = field(default_factory=dict)
 
-    def watch(self, model: nn.Module, names: Iterable[str]) -> None:
-        for name in {*names}:
-            model.get_submodule(name).register_forward_hook(self._hook(name), with_kwargs=True)
+    @contextmanager
+    def watch(self, model: nn.Module, names: Iterable[str]) -> Iterator[None]:
+        """Catch what goes through these modules while inside."""
+        hooks = [model.get_submodule(n).register_forward_hook(self._hook(n), with_kwargs=True) for n in {*names}]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _hook(self, name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -171,7 +180,7 @@ def _given(name: str, model: Any) -> dict[str, Any]:
     return given
 
 
-def _run(name: str, model: nn.Module, places: Mapping[Layer, LiveFFN], caught: _Caught) -> None:
+def _run(name: str, model: nn.Module, places: Mapping[Layer, LiveFFN], caught: Caught) -> None:
     """The forward pass; then, by itself, the module around every FFN that it does not come by.
 
     Such are layers that only read an image (Mllama), and models that want speech (Voxtral) or another model's states.
@@ -196,20 +205,35 @@ def compare(name: str, case: Architecture) -> list[Compared]:
         ours = load(at)
         layers = [Layer(group.stack, group.layers[0], group.spec) for group in ours.groups]
         ready = [prepare(ours, Request(layer=f"{layer.stack}.{layer.index}")) for layer in layers]
+        unnamed = [*_by_names_alone(Path(at), ours, layers)]
     places = {layer: live_ffn(model, ours, layer) for layer in layers}
     weights = [live_weights(model, ours, layer) for layer in layers]
-    pairs = zip(ready, weights, strict=True)
-    same = [all(torch.equal(read.weights[n], t) for n, t in own.items()) for read, own in pairs]
-    caught = _Caught()
-    for live in places.values():
-        caught.watch(model, (live.enters, *live.leaves, live.layer, *live.norms.values()))
-    _run(name, model, places, caught)
+    pairs = zip(ready, weights, unnamed, strict=True)
+    same = [
+        all(torch.equal(read.weights[n], t) for n, t in (*live.items(), *bare.items())) for read, live, bare in pairs
+    ]
+    caught = Caught()
+    watched = [(live.enters, *live.leaves, live.layer, *live.norms.values()) for live in places.values()]
+    with caught.watch(model, chain(*watched)):
+        _run(name, model, places, caught)
     with torch.no_grad():
         found = [_compared(name, *one, caught) for one in zip(places.items(), ready, same, strict=True)]
     return [replace(one, strange=_strange(model, case, one.live)) for one in found]
 
 
-def _compared(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool, caught: _Caught) -> Compared:
+def _by_names_alone(folder: Path, model: Model, layers: Iterable[Layer]) -> Iterator[dict[str, Tensor]]:
+    """The same layers' weights without a config.json: an option says what no tensor does, the activation."""
+    (folder / "config.json").unlink()
+    spec = model.main.spec
+    top_k = next((group.spec.moe.top_k for group in model.groups if group.spec.moe), None)
+    bare = load(str(folder), Dimensions(activation=spec.activation, top_k=top_k))
+    for layer in layers:
+        spot = model.spots[layer.stack, layer.index]
+        stack, index = next(at for at, theirs in bare.spots.items() if theirs == spot)
+        yield dict(prepare(bare, Request(layer=f"{stack}.{index}")).weights)
+
+
+def _compared(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool, caught: Caught) -> Compared:
     layer, live = at
     x = caught.given[live.enters]
     theirs = sum((caught.made[module].reshape(x.shape) for module in live.leaves), torch.zeros(()))
@@ -224,7 +248,7 @@ def _compared(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool,
     return Compared(layer, live, error(ours, theirs), norms, _block(name, at, ready, caught), same, (), ready.notes)
 
 
-def _block(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, caught: _Caught) -> float | None:
+def _block(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, caught: Caught) -> float | None:
     """The error of the block's output against the layer's, where that is the same thing."""
     live = at[1]
     if name in APART or len(ready.inputs) > 1 or live.layer not in caught.made:

@@ -1,0 +1,67 @@
+"""Bytes of files, just those that are asked for: positional reads into one buffer, and clear words for a short file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ffncli.errors import ExitCode, FFNError
+from ffncli.models.strict_json import shown_path
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from torch import Tensor
+
+MOST_AT_ONCE = 16 << 20  # bytes: Ctrl-C is heard between two reads
+
+
+class Files:
+    """Open files and the buffer that is read into; a context manager that closes them."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, int] = {}
+        self._buffer: Tensor | None = None
+        self._bytes: Any = None
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+
+    def read(self, path: Path, start: int, count: int) -> Tensor:
+        """`count` bytes from byte `start` on, as uint8. They are overwritten by the next read.
+
+        Raises FFNError where the file ends before (exit 2) or cannot be read (exit 3).
+        """
+        import torch
+
+        if self._buffer is None or self._buffer.numel() < count:
+            self._buffer = torch.empty(count, dtype=torch.uint8)
+            data: Any = self._buffer.numpy()
+            self._bytes = memoryview(data)
+        try:
+            if path not in self._open:
+                self._open[path] = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            self._fill(path, start, self._bytes[:count])
+        except FileNotFoundError:
+            raise FFNError(f"cannot read {shown_path(path)}: the file is not there") from None
+        except OSError as error:
+            what = f"cannot read {shown_path(path)}: {error.strerror or error}"
+            raise FFNError(what, code=ExitCode.ENVIRONMENT) from None
+        return self._buffer[:count]
+
+    def _fill(self, path: Path, start: int, into: memoryview) -> None:
+        at = 0
+        while at < len(into):
+            got = os.preadv(self._open[path], [into[at : at + MOST_AT_ONCE]], start + at)
+            if not got:
+                need = f"{shown_path(path)} is truncated: its tensors go on to byte {start + len(into)}"
+                raise FFNError(f"{need}, the file ends at {start + at}", "is the download complete?")
+            at += got
