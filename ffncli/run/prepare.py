@@ -176,10 +176,9 @@ def stored_layer(
         return None
     assumed = tuple(dict.fromkeys(item.assumed for item in located if item.assumed))
     doubts = tuple(f"assumed, since nothing says it: {text}" for text in assumed)
-    stored = read_located(model.checkpoint, located, dtype, device, model.quantization)
     packed = " and ".join(packed_formats(located))
     origin = f"weights of {layer.stack} layer {layer.index}" + (f", unpacked from {packed}" if packed else "")
-    return stored, origin, doubts
+    return read_located(model.checkpoint, located, dtype, device, model.quantization), origin, doubts
 
 
 def _given(example: Example, first: Tensor) -> Tensor:
