@@ -17,7 +17,7 @@ def folder_of(model: Model, option: str) -> Path:
     Raises FFNError where the source is none: a known model's dimensions, pickled weights, a GGUF file, headers alone.
     """
     name, checkpoint, path = shown(model.source), model.checkpoint, Path(model.source)
-    if path.suffix == ".gguf" or (any(path.glob("*.gguf")) and not (path / "config.json").exists()):
+    if path.suffix == ".gguf" or (checkpoint is not None and checkpoint.gguf):
         raise FFNError(f"{option}: {name} is a GGUF file, which transformers is not given", _HINT)
     if checkpoint is None:
         if model.location and any(any(model.location.glob(f"*{end}")) for end in (".bin", ".pt", ".pth")):

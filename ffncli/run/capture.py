@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ffncli.block.recipe import steps
 from ffncli.block.steps import ffn_span, ffn_steps
 from ffncli.errors import ExitCode, FFNError
+from ffncli.models.dequantize import stored
 from ffncli.models.model import Layer, Model
 from ffncli.models.runnable import folder_of
 from ffncli.run.execute import Mode
@@ -49,7 +50,6 @@ def capture(model: Model, asked: Asked, request: Request) -> tuple[Prepared, tup
     The weights of ours are read from the files on their own. Raises FFNError where the model cannot be run.
     """
     layer = model.layer(request.layer)
-    located_weights(model, layer)  # what cannot be read is said before the model runs
     found: list[tuple[tuple[Token, ...], Tensor, Tensor]] = []
     notes = run_model(model, [layer], asked, request, lambda _, *seen: found.append(seen))
     ((tokens, entering, leaving),) = found
@@ -80,6 +80,7 @@ def run_model(model: Model, layers: Sequence[Layer], asked: Asked, request: Requ
     """
     demand_known(model)
     folder = folder_of(model, asked.option)
+    _demand_readable(model, layers[0])
     device, dtype = device_of(request.device), dtype_of(request.dtype)
     with offline() as transformers:
         config = read_config(transformers, folder)
@@ -98,6 +99,13 @@ def run_model(model: Model, layers: Sequence[Layer], asked: Asked, request: Requ
         given = _given(loaded, tokens, tokenizer, layers)
         idle = _listen(loaded, found, given, asked, seen)
     return (*given.notes, *idle)
+
+
+def _demand_readable(model: Model, layer: Layer) -> None:
+    """FFNError for weights that are not read here (GPTQ), by headers alone, before the model is loaded for nothing."""
+    assert model.checkpoint is not None  # folder_of has seen it
+    for item in located_weights(model, layer) or ():
+        stored(model.checkpoint, item.names[0], model.quantization)
 
 
 # --- what is loaded ---------------------------------------------------------------------------------------------------

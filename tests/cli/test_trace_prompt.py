@@ -383,6 +383,43 @@ def test_pickled_weights(call, copied):
     refused(call, copied, 2, "/model has pickled weights alone, which are never loaded; use safetensors")
 
 
+def test_weights_that_are_not_read_are_named_before_the_model_runs(call, copied):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    stored = load_file(copied / "model.safetensors")
+    for name in [n for n in stored if n.endswith("_proj.weight") and ".mlp." in n]:
+        rows, columns = stored.pop(name).shape
+        stem = name.removesuffix("weight")
+        stored[f"{stem}qweight"] = torch.zeros(columns // 8, rows, dtype=torch.int32)
+        stored[f"{stem}qzeros"] = torch.zeros(1, rows // 8, dtype=torch.int32)
+        stored[f"{stem}scales"] = torch.ones(1, rows, dtype=torch.float16)
+        stored[f"{stem}g_idx"] = torch.zeros(columns, dtype=torch.int32)
+    save_file(stored, copied / "model.safetensors")
+    rewrite(copied, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128})
+    for more in ([], ["--layer", "all"]):
+        code, _, err = call("trace", str(copied), "--prompt", "Hello", *more)
+        assert code == 2
+        assert "gptq" in err.lower()
+        assert "transformers" not in err
+
+
+def test_eight_bit_weights_agree(call, copied):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    stored = load_file(copied / "model.safetensors")
+    for name in [n for n in stored if n.endswith("_proj.weight")]:
+        scale = stored[name].abs().max() / 448
+        stored[name] = (stored[name] / scale).to(torch.float8_e4m3fn)
+        stored[f"{name}_scale_inv"] = scale.reshape(1, 1)
+    save_file(stored, copied / "model.safetensors")
+    rewrite(copied, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"})
+    found = answer(call, str(copied), "--prompt", PROMPT, "--layer", "1")
+    assert found["model_run"]["agreement"]["relative_error"] <= 1e-6
+    assert "fp8" in found["block"]["weights"]
+
+
 def test_a_gguf_file(call, tmp_path):
     import gguf
     import numpy
