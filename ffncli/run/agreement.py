@@ -1,4 +1,4 @@
-"""How far two tensors are from each other, in the project's three figures."""
+"""How far two tensors are from each other: looked at once, piece by piece, and told in the project's three figures."""
 
 from __future__ import annotations
 
@@ -9,6 +9,29 @@ import torch
 from torch import Tensor
 
 from ffncli.errors import FFNError
+from ffncli.run.rounding import ulp
+
+_PIECE = 2**22  # values looked at together: what is compared is not copied whole
+
+
+@dataclass(frozen=True)
+class Gap:
+    """`largest` = max|a-b| where both are finite, first at flat element `at`; `size` = max|b| over finite values of b.
+
+    `unlike` counts places where one is NaN or infinite and the other is not the same, `first_unlike` is the first of
+    them. Two NaNs are the same, and so are two infinities of one sign. Without a place, `at` and `first_unlike` are -1.
+    """
+
+    largest: float = 0.0
+    at: int = -1
+    size: float = 0.0
+    unlike: int = 0
+    first_unlike: int = -1
+
+    @property
+    def relative(self) -> float:
+        """max|a-b| / max|b|; infinite where b is 0 everywhere and a is not."""
+        return self.largest / self.size if self.size else (math.inf if self.largest else 0.0)
 
 
 @dataclass(frozen=True)
@@ -28,12 +51,27 @@ def agreement(ours: Tensor, theirs: Tensor) -> Agreement:
     """How far `ours` is from `theirs`, of one shape, in units of the dtype of `ours`. FFNError for two shapes."""
     if ours.shape != theirs.shape:
         raise FFNError(f"shapes {list(ours.shape)} and {list(theirs.shape)} cannot be compared")
-    a, b = ours.detach().double(), theirs.detach().double()
-    same = (a == b) | (a.isnan() & b.isnan())
-    error = float(torch.where(same, 0.0, (a - b).abs()).nan_to_num(math.inf, math.inf).max()) if a.numel() else 0.0
-    largest = float(b[b.isfinite()].abs().max()) if b.isfinite().any() else 0.0
-    if not error:
-        return Agreement(0.0, 0.0, 0.0)
-    limits = torch.finfo(ours.dtype)
-    last_place = limits.eps * 2.0 ** math.floor(math.log2(max(largest, limits.tiny)))
-    return Agreement(error, error / largest if largest else math.inf, error / last_place)
+    found = gap(ours, theirs)
+    if found.unlike:
+        return Agreement(math.inf, math.inf, math.inf)
+    return Agreement(found.largest, found.relative, found.largest / ulp(found.size, ours.dtype))
+
+
+def gap(a: Tensor, b: Tensor) -> Gap:
+    """Two tensors of one shape, compared in float64."""
+    largest, at, size, unlike, first_unlike = 0.0, -1, 0.0, 0, -1
+    a_flat, b_flat = a.detach().flatten(), b.detach().flatten()
+    for start in range(0, a_flat.numel(), _PIECE):
+        x = a_flat[start : start + _PIECE].double()
+        y = b_flat[start : start + _PIECE].to(x.device, torch.float64)
+        both = x.isfinite() & y.isfinite()
+        odd = ~both & ~((x == y) | (x.isnan() & y.isnan()))
+        apart = torch.where(both, x - y, 0.0).abs()
+        worst = int(apart.argmax())
+        if apart[worst] > largest:
+            largest, at = apart[worst].item(), start + worst
+        size = max(size, torch.where(y.isfinite(), y, 0.0).abs().max().item())
+        if unlike == 0 and bool(odd.any()):
+            first_unlike = start + int(odd.nonzero()[0])
+        unlike += int(odd.sum())
+    return Gap(largest, at, size, unlike, first_unlike)

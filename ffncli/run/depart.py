@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ffncli.errors import FFNError, shown
+from ffncli.run.agreement import gap
 from ffncli.run.misread import causes
 from ffncli.run.places import unravel, written
 from ffncli.run.rounding import narrower, ulps
@@ -18,7 +18,6 @@ from ffncli.run.saved import Saved, SavedStep
 TOLERANCE: Mapping[torch.dtype, float] = {
     torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2,
 }  # fmt: skip
-_PIECE = 2**22  # values looked at together: what is compared is not copied whole
 _SAID = ("source", "name", "layer", "stack", "weights", "mode", "device", "dtype", "seed")
 
 
@@ -110,41 +109,27 @@ def compare(base: Saved, new: Saved, tolerance: float | None = None) -> Comparis
 
 
 def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> Row:
-    """Two tensors of one shape as a Row without names, piece by piece."""
+    """Two tensors of one shape as a Row without names."""
     dtype = narrower(new.dtype, base.dtype)
-    a_flat, b_flat = new.flatten(), base.flatten()
-    error, at, size, odd, first_odd = 0.0, -1, 0.0, 0, -1
-    for start in range(0, a_flat.numel(), _PIECE):
-        a, b = a_flat[start : start + _PIECE].double(), b_flat[start : start + _PIECE].double()
-        both = a.isfinite() & b.isfinite()
-        unlike = ~both & ~((a == b) | (a.isnan() & b.isnan()))
-        gap = torch.where(both, a - b, 0.0).abs()
-        worst = int(gap.argmax())
-        if gap[worst] > error:
-            error, at = gap[worst].item(), start + worst
-        size = max(size, torch.where(b.isfinite(), b, 0.0).abs().max().item())
-        if odd == 0 and bool(unlike.any()):
-            first_odd = start + int(unlike.nonzero()[0])
-        odd += int(unlike.sum())
-    at = first_odd if odd else at
-    relative = error / size if size else (math.inf if error else 0.0)
+    found = gap(new, base)
+    at = found.first_unlike if found.unlike else found.at
     limit = TOLERANCE[dtype] if tolerance is None else tolerance
-    values = (b_flat[at].double().item(), a_flat[at].double().item()) if at >= 0 else None
+    values = (base.flatten()[at].double().item(), new.flatten()[at].double().item()) if at >= 0 else None
     return Row(
         step="",
         op="",
         formula="",
         shape=tuple(base.shape),
         dtype=str(dtype).removeprefix("torch."),
-        max_error=error,
-        relative_error=relative,
+        max_error=found.largest,
+        relative_error=found.relative,
         ulps=ulps(values[1], values[0], dtype) if values else 0.0,
         worst=written("", unravel(at, base.shape)) if values else None,
         base=values[0] if values else None,
         new=values[1] if values else None,
-        nonfinite=odd,
+        nonfinite=found.unlike,
         tolerance=limit,
-        agrees=odd == 0 and relative <= limit,
+        agrees=found.unlike == 0 and found.relative <= limit,
     )
 
 

@@ -22,10 +22,15 @@ class NotFinite:
 
     def __str__(self) -> str:
         """`weight up.weight has 3 NaN and 1 Inf`."""
-        counts = " and ".join(f"{n:,} {what}" for n, what in ((self.nan, "NaN"), (self.inf, "Inf")) if n)
+        counts = in_words(self.nan, self.inf)
         if self.kind == "step":
             return f"'{self.name}' is the first step that is not finite, with {counts}"
         return f"{self.kind} {self.name} has {counts}"
+
+
+def in_words(nan: int, inf: int) -> str:
+    """`3 NaN`, `1 NaN and 2 Inf`; empty where there is neither."""
+    return " and ".join(f"{n:,} {what}" for n, what in ((nan, "NaN"), (inf, "Inf")) if n)
 
 
 def find_not_finite(result: Trace, weights: Mapping[str, Tensor]) -> tuple[NotFinite, ...]:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ffncli.block.recipe import FFNSpec, MoE, steps
-from ffncli.run import depart
+from ffncli.run import agreement as measured
 from ffncli.run.depart import compare, difference
 from ffncli.run.saved import kept_for_saving, open_saved, save
 from ffncli.run.trace import trace
@@ -44,7 +44,7 @@ def test_pieces_say_what_the_whole_says(monkeypatch):
     base, new = torch.randn(7, 11), torch.randn(7, 11)
     whole = difference(new, base)
     for piece in (1, 5, 77):
-        monkeypatch.setattr(depart, "_PIECE", piece)
+        monkeypatch.setattr(measured, "_PIECE", piece)
         assert difference(new, base) == whole
     odd = base.clone()
     odd[2, 3] = odd[5, 5] = nan

@@ -12,7 +12,6 @@ from torch import Tensor
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.source import load
 from ffncli.run import survey as survey_module
-from ffncli.run.agreement import agreement
 from ffncli.run.capture import capture
 from ffncli.run.prepare import Request
 from ffncli.run.survey import layers_of, survey
@@ -165,27 +164,6 @@ def test_one_layers_weights_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bare_dimensions_have_no_layers() -> None:
     with pytest.raises(FFNError, match="8x16 is one block and has no layers"):
         layers_of(load("8x16"))
-
-
-# --- the agreement ----------------------------------------------------------------------------------------------------
-
-
-def test_agreement_is_the_closed_form() -> None:
-    theirs = torch.tensor([1.0, -4.0, 2.0])
-    found = agreement(theirs + torch.tensor([0.0, 0.0, 2**-20]), theirs)
-    assert (found.max_error, found.relative_error) == (2**-20, 2**-22)
-    assert found.ulps == 2.0  # of 4, whose last place in float32 is 2⁻²¹
-    assert agreement(theirs, theirs).ulps == 0
-    assert agreement(theirs.bfloat16() * 1.0078125, theirs.bfloat16()).ulps == 1.0
-
-
-def test_agreement_where_not_all_is_finite() -> None:
-    nan, inf = float("nan"), float("inf")
-    assert agreement(torch.tensor([nan, inf, 1.0]), torch.tensor([nan, inf, 1.0])).max_error == 0
-    assert agreement(torch.tensor([nan, 1.0]), torch.tensor([1.0, 1.0])).max_error == inf
-    assert agreement(torch.tensor([1.0]), torch.tensor([0.0])).relative_error == inf
-    with pytest.raises(FFNError, match="cannot be compared"):
-        agreement(torch.zeros(2), torch.zeros(1, 2))
 
 
 def test_short_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

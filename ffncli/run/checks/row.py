@@ -8,6 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ffncli.run import statistics
+from ffncli.run.agreement import gap
+from ffncli.run.not_finite import in_words
+from ffncli.run.rounding import ulp
+
 CONVENTIONS = {
     "relative_error": "max|a - b| / max|b| over the whole tensor, b the reference; null where the reference is all 0",
     "ulps": "|a - b| where it is largest, in units in the last place of the reference's value there, in the dtype that"
@@ -77,31 +82,21 @@ class Judge:
 
 
 def errors(found: Tensor, reference: Tensor, dtype: torch.dtype) -> tuple[float, float | None, float | None]:
-    """(max_error, relative_error, ulps) as in CONVENTIONS; not a number where the tensors are not finite."""
-    a, b = found.detach().double().flatten().cpu(), reference.detach().double().flatten().cpu()
-    if not a.numel():
+    """(max_error, relative_error, ulps) as in CONVENTIONS; not a number where only one of two values is finite."""
+    apart = gap(found, reference)
+    if apart.unlike:
+        return math.nan, math.nan, math.nan
+    if apart.at < 0:
         return 0.0, 0.0, 0.0
-    apart = (a - b).abs()
-    worst = int(apart.argmax())
-    largest, size = float(apart[worst]), float(b.abs().max())
-    at = float(b[worst])
-    relative = 0.0 if largest == 0 else largest / size if size else None
-    return largest, relative, 0.0 if largest == 0 else largest / spacing(at, dtype) if at else None
-
-
-def spacing(value: float, dtype: torch.dtype) -> float:
-    """The distance from |value| to the next larger number of a dtype."""
-    info = torch.finfo(dtype)
-    if not math.isfinite(value):
-        return math.nan
-    _, exponent = math.frexp(value)
-    return max(math.ldexp(info.eps, exponent - 1), info.smallest_normal * info.eps)
+    there = abs(reference.flatten()[apart.at].item())
+    return (
+        apart.largest, apart.relative if apart.size else None, apart.largest / ulp(there, dtype) if there else None,
+    )  # fmt: skip
 
 
 def not_finite(tensor: Tensor) -> str:
     """`3 NaN`, `1 NaN and 2 Inf`."""
-    counts = ((int(tensor.isnan().sum()), "NaN"), (int(tensor.isinf().sum()), "Inf"))
-    return " and ".join(f"{n:,} {name}" for n, name in counts if n)
+    return in_words(*statistics.not_finite(tensor))
 
 
 def _joined(*texts: str) -> str:
