@@ -44,6 +44,8 @@ COMMANDS: dict[str, float | None] = {  # arguments → the most that its ratio m
     "models": None,
     "params --help": 1.6,
     "trace --help": 1.6,
+    "verify --help": 1.6,
+    "compare --help": 1.6,
 }
 WARM_UPS = 3
 SIZE = (40, 100)  # of the pseudo-terminal
