@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from ffncli.block.steps import Axis, Experts, Linear, Op, Route, Step, block_inputs, ffn_span, ffn_steps
+from ffncli.block.steps import Axis, Experts, Route, Step, block_inputs, ffn_span, ffn_steps
 from ffncli.kernels.kernel import Kernel, kernel_steps
 from ffncli.models.model import Layer, Model
 from ffncli.run.checks.row import Judge, tolerance_for
@@ -166,14 +166,3 @@ def alike(a: Tensor | None, b: Tensor | None, tokens: int) -> tuple[Tensor, str]
     same = (a == b).all(-1).cpu()
     apart = int((~same).sum())
     return same, f"{apart} of {tokens} tokens left out: rounding sent them to other experts" if apart else ""
-
-
-def with_biases(steps: Sequence[Step], bias: bool) -> tuple[Step, ...]:
-    """The steps with a bias in every Linear, or in none, inside experts too."""
-
-    def changed(op: Op) -> Op:
-        if isinstance(op, Experts):
-            return replace(op, program=with_biases(op.program, bias))
-        return replace(op, bias=bias) if isinstance(op, Linear) else op
-
-    return tuple(replace(step, op=changed(step.op)) for step in steps)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ffncli.block.activations import TABLE
-from ffncli.block.steps import Activation, Linear, Norm, Step
+from ffncli.block.steps import Linear, Norm, Step
+from ffncli.block.variants import without_nonlinearity
 from ffncli.run.checks.case import Case, Dense
 from ffncli.run.checks.row import Row, errors
 from ffncli.run.execute import run
@@ -70,9 +71,7 @@ def _drawn(dense: Dense, generator: torch.Generator) -> Tensor:
 
 def _linear(dense: Dense) -> Dense:
     """The dense FFN with identity in place of its activation and of its limits; what was learned takes no part."""
-    steps = tuple(
-        replace(step, op=Activation("identity")) if isinstance(step.op, Activation) else step for step in dense.steps
-    )
+    steps = without_nonlinearity(dense.steps)
     names = {name for step in steps for name in step.parameters()}
     return replace(dense, steps=steps, weights={n: t for n, t in dense.weights.items() if n in names})
 

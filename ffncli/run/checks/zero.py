@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.steps import Step, parameters
-from ffncli.run.checks.case import Case, with_biases
+from ffncli.block.variants import with_biases
+from ffncli.run.checks.case import Case
 from ffncli.run.checks.row import Row
 from ffncli.run.execute import run
 from ffncli.run.functions import function

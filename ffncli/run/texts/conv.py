@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.cost import cost
-from ffncli.block.steps import Activation, Step, ffn_steps, parameters
+from ffncli.block.steps import Step, ffn_steps, parameters
+from ffncli.block.variants import without_nonlinearity
 from ffncli.run.functions import function as activation
 from ffncli.run.prepare import Prepared
 from ffncli.run.texts.fact import (
+    ROUNDING,
     Fact,
     agrees,
     compared,
@@ -29,7 +30,6 @@ from ffncli.run.texts.fact import (
 )
 from ffncli.run.weights import random_weights
 
-ROUNDING = 1e-12
 WIDTHS = (4, 16, 64, 256)
 
 
@@ -72,7 +72,7 @@ def _convolutions(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
 
 def _collapse(steps: Sequence[Step], weights: Mapping[str, Tensor]) -> list[Fact]:
     """Without a non-linearity one block, and a stack of three, is one matrix and one bias."""
-    linear = tuple(replace(s, op=Activation("identity")) if isinstance(s.op, Activation) else s for s in steps)
+    linear = without_nonlinearity(steps)
     generator = torch.Generator().manual_seed(1)
     blocks = [weights, *(random_weights(steps, generator, torch.float64) for _ in range(2))]
     x, bent = drawn(4, 512), function(steps, weights)

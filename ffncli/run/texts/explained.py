@@ -12,6 +12,7 @@ from ffncli.block.cost import cost
 from ffncli.block.scalar import SCALAR
 from ffncli.run.prepare import Prepared
 from ffncli.run.texts.fact import (
+    ROUNDING,
     Fact,
     agrees,
     compared,
@@ -24,7 +25,6 @@ from ffncli.run.texts.fact import (
     number,
 )
 
-ROUNDING = 1e-12
 WORKED = (
     (0.12, "0.066"), (-0.08, "-0.037"), (0.25, "0.150"), (0.18, "0.103"),
     (0.19, "0.109"), (0.21, "0.115"), (-0.15, "-0.058"), (0.28, "0.168"),

@@ -15,6 +15,7 @@ from ffncli.run.prepare import Prepared
 
 Verdict = Literal["", "holds", "depends", "wrong"]
 Block = Callable[[Tensor], Tensor]
+ROUNDING = 1e-12  # what is below is rounding's alone, in float64
 
 
 @dataclass(frozen=True)

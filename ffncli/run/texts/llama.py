@@ -15,6 +15,7 @@ from ffncli.models.iso_params import iso_params
 from ffncli.models.tensor_parallel import all_gather_bytes, ring_all_reduce_bytes, split
 from ffncli.run.execute import run
 from ffncli.run.prepare import Prepared
+from ffncli.run.tensor_parallel import share_of
 from ffncli.run.texts.fact import Fact, Verdict, agrees, compared, error, intermediates, relative
 
 NODES = 4
@@ -95,16 +96,8 @@ def _whole(ready: Prepared, seen: Mapping[str, Tensor]) -> Fact:
 
 def _node(ready: Prepared, rank: int) -> Tensor:
     """One node's partial `down`: the steps of `shard` up to their AllReduce, on slices of the weights."""
-    steps = [s for s in shard(ready.steps, rank, NODES) if not isinstance(s.op, AllReduce)]
-    whole = parameters(ready.steps)
-    slices = {}
-    for name, axes in parameters(steps).items():
-        tensor = ready.weights[name]
-        for at, (axis, full) in enumerate(zip(axes, whole[name], strict=True)):
-            if axis.size != full.size:
-                tensor = tensor.narrow(at, rank * axis.size, axis.size)
-        slices[name] = tensor
-    return run(steps, slices, ready.inputs)
+    steps = tuple(s for s in shard(ready.steps, rank, NODES) if not isinstance(s.op, AllReduce))
+    return run(steps, share_of(ready.weights, ready.steps, steps, rank), ready.inputs)
 
 
 def _collectives(ready: Prepared) -> Fact:

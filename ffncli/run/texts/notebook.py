@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ffncli.block.steps import Activation, Step
+from ffncli.block.variants import without_nonlinearity
 from ffncli.run.execute import Mode, run
 from ffncli.run.prepare import Prepared
 from ffncli.run.texts.fact import (
+    ROUNDING,
     Block,
     Fact,
     Verdict,
@@ -30,7 +31,6 @@ from ffncli.run.texts.fact import (
     table,
 )
 
-ROUNDING = 1e-12
 P = 0.1
 
 
@@ -117,7 +117,7 @@ def _module(weights: Mapping[str, Tensor]) -> nn.Module:
 def _nonlinear(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
     """What shows a non-linearity, beside what the text takes for it."""
     a, b = seen["x"], drawn(2, 3, 4)
-    f, linear = function(ready.steps, ready.weights), function(_identity(ready.steps), ready.weights)
+    f, linear = function(ready.steps, ready.weights), function(without_nonlinearity(ready.steps), ready.weights)
     bent, straight = departure(f, a, b), departure(linear, a, b)
     y = linear(a)
     span = f"{number(float(y.min()))} … {number(float(y.max()))}"
@@ -134,11 +134,6 @@ def _nonlinear(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
             "a bias moves where each unit bends; it does not undo a shift of the input",
         ),
     ]  # fmt: skip
-
-
-def _identity(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The same block without its non-linearity."""
-    return tuple(replace(s, op=Activation("identity")) if isinstance(s.op, Activation) else s for s in steps)
 
 
 def _bias(ready: Prepared) -> list[Fact]:
