@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ffncli.cli.options import OutputOptions, spread
+from ffncli.cli.options import OutputOptions, from_zero, spread
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
@@ -27,23 +26,12 @@ CONVENTIONS = {
 }
 
 
-def _tolerance(text: str) -> float:
-    """A number from 0: 0 asks for equal values."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < inf:
-        raise FFNError(f"--tolerance must be a number from 0, got {shown(text)}")
-    return value
-
-
 Base = Annotated[str, typer.Argument(metavar="BASE", help="A trace saved by ffn trace --save, the reference.")]
 New = Annotated[str, typer.Argument(metavar="NEW", help="Another one, held to it.")]
 Tolerance = Annotated[
     float | None,
     typer.Option(
-        "--tolerance", metavar="T", parser=_tolerance,
+        "--tolerance", metavar="T", parser=from_zero("--tolerance"),
         help="Relative error allowed; default by dtype: 1e-5 for fp32, 1e-2 for bf16.",
     ),
 ]  # fmt: skip

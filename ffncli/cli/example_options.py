@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ffncli.block import dtypes
-from ffncli.cli.options import Count, RunOptions, Text, TokenOptions, positive
+from ffncli.cli.options import Count, RunOptions, Text, TokenOptions, positive, share
 from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import Dimensions, whole, with_dimensions
 from ffncli.models.examples import EXAMPLES, Example, final_layer_alone, find, notebook
@@ -23,17 +23,6 @@ if TYPE_CHECKING:
 
 _example = partial(typer.Option, rich_help_panel="Texts and final layer")
 TOP_K, TOP_P = 5, 0.9
-
-
-def _mass(text: str) -> float:
-    """A number above 0 and at most 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise FFNError(f"--sample-top-p must be above 0 and at most 1, got {shown(text)}")
-    return value
 
 
 @dataclass(frozen=True)
@@ -56,7 +45,10 @@ class ExampleOptions:
     sample_top_p: Annotated[
         float | None,
         _example(
-            "--sample-top-p", metavar="P", parser=_mass, help=f"Mark the likeliest that make up P, default {TOP_P}."
+            "--sample-top-p",
+            metavar="P",
+            parser=share("--sample-top-p"),
+            help=f"Mark the likeliest that make up P, default {TOP_P}.",
         ),
     ] = None
 

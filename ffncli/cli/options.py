@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from functools import partial, wraps
-from math import inf
+from math import inf, nan
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -46,34 +46,39 @@ def natural(option: str, high: int = 2**63 - 1) -> Callable[[str], int]:
     return parse
 
 
-def probability(option: str) -> Callable[[str], float]:
-    """A parser for a number of at least 0 and below 1."""
+def _number(option: str, allowed: Callable[[float], bool], words: str) -> Callable[[str], float]:
+    """A parser for a number that is `allowed`, which `words` say; NaN never is."""
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
-            value = -1.0
-        if not 0 <= value < 1:
-            raise FFNError(f"{option} must be at least 0 and below 1, got {shown(text)}")
+            value = nan
+        if not allowed(value):
+            raise FFNError(f"{option} must be {words}, got {shown(text)}")
         return value
 
     return parse
+
+
+def probability(option: str) -> Callable[[str], float]:
+    """A parser for a number of at least 0 and below 1."""
+    return _number(option, lambda value: 0 <= value < 1, "at least 0 and below 1")
+
+
+def share(option: str) -> Callable[[str], float]:
+    """A parser for a number above 0 and at most 1."""
+    return _number(option, lambda value: 0 < value <= 1, "above 0 and at most 1")
 
 
 def above_zero(option: str) -> Callable[[str], float]:
     """A parser for a finite number above 0."""
+    return _number(option, lambda value: 0 < value < inf, "a number above 0")
 
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = 0.0
-        if not 0 < value < inf:
-            raise FFNError(f"{option} must be a number above 0, got {shown(text)}")
-        return value
 
-    return parse
+def from_zero(option: str) -> Callable[[str], float]:
+    """A parser for a finite number of at least 0."""
+    return _number(option, lambda value: 0 <= value < inf, "a number from 0")
 
 
 _MOST_VALUES = 1000  # of a comma list

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ffncli.cli.options import DimensionOptions, OutputOptions, PlaceOptions, TokenOptions, above_zero, spread
+from ffncli.cli.options import DimensionOptions, OutputOptions, PlaceOptions, TokenOptions, from_zero, spread
 from ffncli.cli.verify_page import answer, failure
 from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.examples import notebook
@@ -36,7 +36,7 @@ Tolerance = Annotated[
     typer.Option(
         "--tolerance",
         metavar="X",
-        parser=above_zero("--tolerance"),
+        parser=from_zero("--tolerance"),
         help="Relative error that passes; default: dtype's.",
     ),
 ]

@@ -156,7 +156,7 @@ def test_nan_in_weights_fails_once(call, tmp_path):
     [
         (["--check", "modul"], 2, ["unknown check 'modul'", "did you mean 'module'?"]),
         (["--kernel", "fast"], 2, ["unknown kernel 'fast'", "eager, packed, conv"]),
-        (["--tolerance", "0"], 2, ["--tolerance must be a number above 0"]),
+        (["--tolerance", "-1"], 2, ["--tolerance must be a number from 0"]),
         (["--device", "cuda:77"], 3, ["this machine has no such GPU"]),
         (["--dtype", "int8"], 2, ["--dtype int8 counts bytes only"]),
         (["--layer", "3"], 2, ["--layer 3 is out of range"]),

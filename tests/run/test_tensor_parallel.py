@@ -24,7 +24,7 @@ def test_each_rank_has_its_own_rows_or_columns() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("moe", [None, MoE(4, 2, shared_experts=1)])
+@pytest.mark.parametrize("moe", [None, MoE(4, 2, shared_experts=1), MoE(4, 2, 1, latent=4)])
 def test_the_ranks_summed_are_the_whole(ranks: int, moe: MoE | None) -> None:
     block = steps(FFNSpec(6, 12, "silu", gated=True, bias=moe is None, moe=moe, norm="rmsnorm", residual=True))
     generator = torch.Generator().manual_seed(0)
