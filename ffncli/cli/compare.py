@@ -19,13 +19,6 @@ if TYPE_CHECKING:
     from ffncli.run.depart import Comparison, Row
     from ffncli.run.saved import Saved
 
-CONVENTIONS = {
-    "relative_error": "max |new - base| / max |base| over the step's finite values",
-    "ulps": "|new - base| at the worst element, in units in the last place of base's value there (narrower dtype)",
-    "tolerance": "for relative_error: 1e-12 fp64, 1e-5 fp32, 2e-3 fp16, 1e-2 bf16, by the narrower dtype of a step",
-}
-
-
 Base = Annotated[str, typer.Argument(metavar="BASE", help="A trace saved by ffn trace --save, the reference.")]
 New = Annotated[str, typer.Argument(metavar="NEW", help="Another one, held to it.")]
 Tolerance = Annotated[
@@ -82,6 +75,8 @@ def _are_activations(names: Sequence[str]) -> bool:
 
 def _answer(base: Saved, new: Saved, found: Comparison) -> Answer:
     """The comparison as JSON, as CSV (one row per step, then per weight) and as a page."""
+    from ffncli.run.depart import CONVENTIONS
+
     body = {"base": base.where, "new": new.where, **asdict(found)}
     columns = tuple(f.name for f in fields(found.rows[0]))
     every = [*found.rows, *found.weights]

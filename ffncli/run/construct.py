@@ -77,18 +77,22 @@ class Filled:
     formed: bool = False
 
 
+class NotTaken(FFNError):
+    """A dimension option that a user's module has no argument for."""
+
+
 def calls(cls: type[nn.Module], said: Dimensions) -> list[Filled]:
     """The arguments to build `cls` with; several where an activation can be given as name, as function, as class.
 
     The first that works is meant: which one a class wants is seen when it is built or runs. Raises FFNError for an
-    argument that nothing fills and for an option that fills none.
+    argument that nothing fills, NotTaken for an option that fills none.
     """
     values = _values(said)
     forms: tuple[Form, ...] = (str, _function, lambda name: lambda *_, **__: _function(name))
     first = _fill(cls, values, forms[0])
     given = [f.name for f in fields(said) if getattr(said, f.name) is not None]
     if unused := [option(name) for name in given if name not in first.used and name != "d_model"]:
-        raise FFNError(f"{' and '.join(unused)}: no argument of {signature_text(cls)} takes it", "leave it out")
+        raise NotTaken(f"{' and '.join(unused)}: no argument of {signature_text(cls)} takes it", "leave it out")
     return [first, *(_fill(cls, values, form) for form in forms[1:])] if first.formed else [first]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ffncli.block import dtypes
 from ffncli.errors import FFNError, shown
 from ffncli.run.agreement import gap
 from ffncli.run.misread import causes
@@ -18,6 +19,13 @@ from ffncli.run.saved import Saved, SavedStep
 TOLERANCE: Mapping[torch.dtype, float] = {
     torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2,
 }  # fmt: skip
+CONVENTIONS = {
+    "relative_error": "max |new - base| / max |base| over the step's finite values",
+    "ulps": "|new - base| at the worst element, in units in the last place of base's value there (narrower dtype)",
+    "tolerance": "for relative_error: "
+    + ", ".join(f"{limit:g} {dtypes.dtype(str(dtype)).name}" for dtype, limit in TOLERANCE.items())
+    + ", by the narrower dtype of a step",
+}
 _SAID = ("source", "name", "layer", "stack", "weights", "mode", "device", "dtype", "seed")
 
 

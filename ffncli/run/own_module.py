@@ -18,7 +18,7 @@ from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Model, block_model
 from ffncli.models.strict_json import shown_path
-from ffncli.run.construct import calls
+from ffncli.run.construct import NotTaken, calls
 from ffncli.run.execute import execute
 from ffncli.run.identify import Match, Probe, confirmed, identify
 from ffncli.run.probe import Runner, own_dtype, probes, runner_for, same_eps
@@ -67,7 +67,7 @@ def _built(
     """The module in eval mode, how to run it, and the defaults its constructor was given."""
     if isinstance(target, nn.Module):
         if said != Dimensions(d_model=said.d_model):
-            raise FFNError("the dimension options cannot change a module that is already built", "name its class")
+            raise NotTaken("the dimension options cannot change a module that is already built", "name its class")
         return target.eval(), runner_for(target, said, path), ()
     failures: list[FFNError] = []
     for call in calls(target, said):

@@ -150,12 +150,6 @@ def _said(value: Any) -> str:
 def open_saved(path: Path) -> Saved:
     """A file that `save` wrote. Raises FFNError, naming it and what is wrong, for anything else."""
     where = shown_path(path)
-    if not path.exists():
-        raise FFNError(f"{where} does not exist", "give two traces saved with ffn trace --save FILE")
-    if path.suffix == ".csv":
-        raise FFNError(
-            f"{where}: results of benchmarks cannot be compared yet", "give two traces saved by ffn trace --save"
-        )
     container = open_container(path)
     record = container.record
     if record.get("format") != _FORMAT:

@@ -26,6 +26,7 @@ from ffncli.kernels import BUILT_IN, built_in
 from ffncli.kernels.kernel import Computes, Kernel, Params, Steps
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.strict_json import shown_path
+from ffncli.run.construct import NotTaken
 from ffncli.run.own_module import OwnModule, load_module
 from ffncli.run.user_code import import_file, user_code
 
@@ -195,20 +196,16 @@ def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpe
 def _built(text: str, spec: FFNSpec) -> OwnModule:
     """The module in the block's widths, given what its constructor takes of them, of the bias and of the activation."""
     every = {"d_model": str(spec.d_model), "d_ff": str(spec.d_ff), "bias": spec.bias, "activation": spec.activation}
-    failure: FFNError | None = None
     fewer = (("d_model", "d_ff", "activation"), ("d_model", "d_ff", "bias"), ("d_model", "d_ff"), ("d_model",))
     for names in (tuple(every), *fewer):
         said: dict[str, Any] = {name: every[name] for name in names}
         try:
             own = load_module(text, Dimensions(**said))
-        except FFNError as error:
+        except NotTaken as error:
             failure = error
-            if "no argument of" not in error.message and "already built" not in error.message:
-                break
-        else:
-            found = own.model.main.spec
-            if (found.d_model, found.d_ff) != (spec.d_model, spec.d_ff):
-                raise FFNError(f"{text} is {found.d_model}x{found.d_ff}, this block {spec.d_model}x{spec.d_ff}")
-            return own
-    assert failure is not None
+            continue
+        found = own.model.main.spec
+        if (found.d_model, found.d_ff) != (spec.d_model, spec.d_ff):
+            raise FFNError(f"{text} is {found.d_model}x{found.d_ff}, this block {spec.d_model}x{spec.d_ff}")
+        return own
     raise failure
