@@ -35,6 +35,12 @@ def named(number: int, text: str | None) -> str:
     return f'"{text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"}"'
 
 
+def listed(tokens: Sequence[Token]) -> str:
+    """`3 tokens: 0 "Hello", 1 " my", 2 " dear"`, the first and the last of many."""
+    some = ", ".join(label(tokens[i]) for i in edges(len(tokens), 8))
+    return f"{len(tokens)} token{'s' * (len(tokens) != 1)}: {some}"
+
+
 def labels(tokens: Sequence[Token]) -> tuple[str, ...]:
     """Labels for the rows of a trace; none without a prompt."""
     return tuple(map(label, tokens))
@@ -67,8 +73,7 @@ def completed(
 def _with_model_run(page: Answer, prompt: str | None, tokens: Sequence[Token], found: Agreement) -> Answer:
     """The answer with what the model was given, and how far our output is from its own."""
     body = {"model_run": {"prompt": prompt, "tokens": [*map(asdict, tokens)], "agreement": asdict(found)}}
-    shown = ", ".join(map(label, (tokens[i] for i in edges(len(tokens), 8))))
-    lines: list[Part] = [Line(f"{len(tokens)} token{'s' * (len(tokens) != 1)}: {shown}"), Line(agreement_text(found))]
+    lines: list[Part] = [Line(listed(tokens)), Line(agreement_text(found))]
     return replace(page, body={**page.body, **body}, parts=[*page.parts[:2], *lines, *page.parts[2:]])
 
 

@@ -10,13 +10,12 @@ from ffncli.block.cost import CONVENTIONS
 from ffncli.cli.insight import InsightOptions
 from ffncli.cli.options import RunOptions, TokenOptions
 from ffncli.cli.prompt_options import PromptOptions
-from ffncli.cli.prompt_page import label
+from ffncli.cli.prompt_page import listed
 from ffncli.errors import FFNError
 from ffncli.models.model import Model
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
-from ffncli.show.tensors import edges
 
 if TYPE_CHECKING:
     from ffncli.run.survey import LayerRow, Survey
@@ -66,8 +65,7 @@ def survey_answer(model: Model, found: Survey, prompt: str | None) -> Answer:
     csv = Table(names, [tuple(_flat(row[name]) for name in names) for row in rows])
     parts: list[Part] = [Heading(model.name, f"{len(rows)} layers with an FFN")]
     for stack, tokens in found.tokens.items():
-        shown = ", ".join(label(tokens[i]) for i in edges(len(tokens), 8))
-        parts.append(Line(f"{stack}: {len(tokens)} token{'s' * (len(tokens) != 1)}: {shown}"))
+        parts.append(Line(f"{stack}: {listed(tokens)}"))
     parts.append(_table(found))
     parts += [Line(f"{name.replace('_', ' ')}: {text}", quiet=True) for name, text in _said(found).items()]
     return Answer("trace", body, csv, parts, {**CONVENTIONS, **SURVEY_CONVENTIONS})

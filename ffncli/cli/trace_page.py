@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -43,9 +43,7 @@ def answer(
     names = [name for name in steps[0] if name not in ("parameters", "values", "values_index", "tokens", "units")]
     rows = Table(tuple(names), [tuple(step[name] for name in names) for step in steps])
     parts: list[Part] = [Heading(block["name"], block["weights"])]
-    kind, bias = "gated" if block["gated"] else "plain", "bias" if block["bias"] else "no bias"
-    ffn = "" if block["d_ff"] is None else f", d_ff {block['d_ff']}, {block['activation']}, {kind}"
-    parts.append(Line(f"d_model {block['d_model']}{ffn}, {bias}"))
+    parts.append(Line(dimensions_text(block)))
     parts += [Line(text, quiet=True) for text in block["evidence"]]
     if block["mask"] is not None and block["mask"].startswith("drawn"):
         why = "every call draws its own, so two calls agree only with the same seed, or with --eval"
@@ -53,6 +51,13 @@ def answer(
     for record in result.steps:
         parts += _step(record, result, digits, labels)
     return Answer("trace", {**body, "steps": steps}, rows, parts, CONVENTIONS)
+
+
+def dimensions_text(block: Mapping[str, Any]) -> str:
+    """`d_model 4, d_ff 8, relu, plain, bias`; a final layer alone has neither d_ff nor activation."""
+    kind, bias = "gated" if block["gated"] else "plain", "bias" if block["bias"] else "no bias"
+    ffn = "" if block["d_ff"] is None else f", d_ff {block['d_ff']}, {block['activation']}, {kind}"
+    return f"d_model {block['d_model']}{ffn}, {bias}"
 
 
 def _step(record: StepRecord, result: Trace, digits: int, labels: tuple[str, ...]) -> list[Part]:

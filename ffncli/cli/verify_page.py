@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
-from ffncli.cli.trace_page import block_of
+from ffncli.cli.trace_page import block_of, dimensions_text
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Model
 from ffncli.show.parts import Answer, Heading, Line, Part
@@ -29,9 +29,7 @@ def answer(model: Model, verdict: Verdict, device: str) -> Answer:
     rows = verdict.rows
     names = tuple(f.name for f in fields(Row))
     table = Table(names, [tuple(getattr(row, name) for name in names) for row in rows])
-    parts: list[Part] = [Heading(block["name"], block["weights"])]
-    kind, bias = "gated" if block["gated"] else "plain", "bias" if block["bias"] else "no bias"
-    parts.append(Line(f"d_model {block['d_model']}, d_ff {block['d_ff']}, {block['activation']}, {kind}, {bias}"))
+    parts: list[Part] = [Heading(block["name"], block["weights"]), Line(dimensions_text(block))]
     for name in dict.fromkeys(row.check for row in rows):
         parts += _check(name, CHECKS[name].states, [row for row in rows if row.check == name])
     parts += [Heading(counted(rows))]
