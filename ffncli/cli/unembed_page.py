@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ffncli.cli.prompt_options import PromptOptions
@@ -13,27 +13,14 @@ from ffncli.show.parts import Answer, Heading, Part
 from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ffncli.run.prepare import Prepared, Request
     from ffncli.run.tokens import Token
     from ffncli.run.trace import Trace
-    from ffncli.run.unembed import Promoted
+    from ffncli.run.unembed import Added, Promoted
 
 TOP = 10
 _OUTPUT = "the FFN's direct contribution alone, through the final norm and head, without the residual stream"
 _UNIT = "the unit's column of the down projection alone, through the final norm and head; its sign is the activation's"
-
-
-@dataclass(frozen=True)
-class _Vector:
-    """One vector to unembed: how it is called, the row of the input or None, the sign and expert of a unit."""
-
-    title: str
-    value: Tensor
-    row: int | None = None
-    sign: int | None = None
-    expert: int | None = None
 
 
 def unembedded(
@@ -43,46 +30,31 @@ def unembedded(
     """The trace's answer with the tokens that are promoted, where that was asked for."""
     if not prompt.unembed:
         return page
-    import torch
-
-    from ffncli.run.unembed import unembed, written
+    from ffncli.run.tokens import positions
+    from ffncli.run.unembed import of_rows, of_unit, promoted
 
     if prompt.neuron is None:
-        vectors = _outputs(prompt, given, result)
+        output = result.tensors[result.ffn_output].flatten(0, -2)
+        asked = prompt.position if prompt.position is None or not given else "all"  # a prompt's rows are chosen already
+        added = of_rows(output, positions(asked or "-1", output.shape[0]))
     else:
-        vectors = _unit(prompt.neuron, ready, inside)
-    stacked = written(ready, torch.stack([vector.value for vector in vectors]))
-    found = unembed(model, ready.layer, stacked, request, prompt.top_tokens or TOP)
+        added = of_unit(ready, prompt.neuron, inside)
+    found = promoted(model, ready, added, request, prompt.top_tokens or TOP)
     rows: list[dict[str, Any]] = []
     parts: list[Part] = [Heading("unembed", _OUTPUT if prompt.neuron is None else _UNIT)]
-    for vector, tokens in zip(vectors, found, strict=True):
-        promoted = [asdict(token) for token in tokens]
-        rows.append({"row": vector.row, "neuron": prompt.neuron, "expert": vector.expert, "sign": vector.sign,
-                     "promoted": promoted})  # fmt: skip
-        parts.append(_table(vector.title, tokens))
+    for one, tokens in zip(added, found, strict=True):
+        rows.append({"row": one.row, "neuron": one.neuron, "expert": one.expert, "sign": one.sign,
+                     "promoted": [asdict(token) for token in tokens]})  # fmt: skip
+        parts.append(_table(_title(one, given), tokens))
     return replace(page, body={**page.body, "unembed": rows}, parts=[*page.parts, *parts])
 
 
-def _outputs(prompt: PromptOptions, given: Sequence[Token], result: Trace) -> list[_Vector]:
-    """The FFN's output at the asked positions; the last one where none was asked for."""
-    from ffncli.run.tokens import positions
-
-    rows = result.tensors[result.ffn_output].flatten(0, -2)
-    asked = prompt.position if prompt.position is None or not given else "all"  # a prompt's rows are chosen already
-    chosen = positions(asked or "-1", rows.shape[0])
-    return [_Vector(f"after token {label(given[i]) if given else i}", rows[i], i) for i in chosen]
-
-
-def _unit(neuron: int, ready: Prepared, inside: frozenset[int] | None) -> list[_Vector]:
-    """A hidden unit's column of the down projection, and its negative; of every asked expert in a MoE."""
-    spec, down = ready.layer.spec, ready.weights["down.weight"]
-    out = []
-    for expert in sorted(inside or ()) if spec.moe else (None,):
-        column = (down if expert is None else down[expert])[:, neuron]
-        name = f"unit {neuron}" + ("" if expert is None else f" of expert {expert}")
-        out.append(_Vector(f"{name}, positive", column, None, 1, expert))
-        out.append(_Vector(f"{name}, negative", -column, None, -1, expert))
-    return out
+def _title(one: Added, given: Sequence[Token]) -> str:
+    """`after token 3 "sat"`, `unit 7 of expert 3, negative`."""
+    if one.row is not None:
+        return f"after token {label(given[one.row]) if given else one.row}"
+    where = "" if one.expert is None else f" of expert {one.expert}"
+    return f"unit {one.neuron}{where}, {'positive' if one.sign == 1 else 'negative'}"
 
 
 def _table(title: str, tokens: Sequence[Promoted]) -> Table:

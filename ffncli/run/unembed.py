@@ -7,7 +7,7 @@ only the first is loaded, and what it computes is thrown away.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,44 @@ class Promoted:
     text: str | None
     logit: float
     probability: float
+
+
+@dataclass(frozen=True)
+class Added:
+    """A vector [d_model] that an FFN gives: its output for a `row` of the input, or what one hidden unit writes.
+
+    Of a unit it is the column `neuron` of the down projection (of `expert`'s, where there are several) times `sign`.
+    """
+
+    vector: Tensor
+    row: int | None = None
+    neuron: int | None = None
+    expert: int | None = None
+    sign: int | None = None
+
+
+def of_rows(output: Tensor, rows: Sequence[int]) -> list[Added]:
+    """What the FFN gives for some rows of its output [tokens, d_model]."""
+    return [Added(output[row], row) for row in rows]
+
+
+def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> list[Added]:
+    """What a hidden unit writes where its activation is positive, and where it is negative; in each of `experts`."""
+    down = ready.weights["down.weight"]
+    numbers = sorted(experts or ()) if ready.layer.spec.moe else (None,)
+    columns = [(expert, (down if expert is None else down[expert])[:, neuron]) for expert in numbers]
+    return [Added(sign * column, None, neuron, expert, sign) for expert, column in columns for sign in (1, -1)]
+
+
+def promoted(
+    model: Model, ready: Prepared, added: Sequence[Added], request: Request, top: int
+) -> tuple[tuple[Promoted, ...], ...]:
+    """The `top` tokens that each vector promotes, after the norm that it goes through first, if there is one.
+
+    Raises FFNError as `unembed`.
+    """
+    vectors = to_stream(ready, torch.stack([one.vector for one in added]))
+    return unembed(model, ready.layer, vectors, request, top)
 
 
 def unembed(
@@ -71,7 +109,7 @@ def unembed(
     return tuple(out)
 
 
-def written(ready: Prepared, vectors: Tensor) -> Tensor:
+def to_stream(ready: Prepared, vectors: Tensor) -> Tensor:
     """What the FFN's output becomes before it is added to the residual stream: Gemma-2 and OLMo-2 normalise it."""
     block = steps(ready.layer.spec)
     _, name = ffn_span(block)

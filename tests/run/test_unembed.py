@@ -16,7 +16,7 @@ from ffncli.models.source import load
 from ffncli.run.capture import capture
 from ffncli.run.prepare import Prepared, Request
 from ffncli.run.tokens import Asked
-from ffncli.run.unembed import unembed, written
+from ffncli.run.unembed import to_stream, unembed
 from tests.oracles.huggingface import D_MODEL, VOCAB
 from tests.oracles.prompted import PROMPT, built, made
 
@@ -105,12 +105,12 @@ def test_a_branch_norm_comes_before_the_residual_stream(name: str, norm: str) ->
     layer = made(name).layer("decoder", 1)
     ready = prepared(name)
     with torch.no_grad():
-        assert torch.allclose(written(ready, vectors()), layer.get_submodule(norm)(vectors()), atol=1e-6)
+        assert torch.allclose(to_stream(ready, vectors()), layer.get_submodule(norm)(vectors()), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
 def test_other_branches_write_what_the_ffn_gives(name: str) -> None:
-    assert torch.equal(written(prepared(name), vectors()), vectors())
+    assert torch.equal(to_stream(prepared(name), vectors()), vectors())
 
 
 def test_the_answer_does_not_depend_on_the_layer_or_on_what_stands_beside() -> None:
