@@ -12,8 +12,6 @@ from ffncli.show.tables import Table
 from ffncli.show.tensors import edges
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ffncli.cli.prompt_options import PromptOptions
     from ffncli.run.agreement import Agreement
     from ffncli.run.prepare import Prepared
@@ -48,13 +46,10 @@ def labels(tokens: Sequence[Token]) -> tuple[str, ...]:
 
 def kept(ready: Prepared, prompt: PromptOptions) -> frozenset[str]:
     """The steps whose whole tensors `completed` needs: the routes, and what leaves the FFN."""
+    from ffncli.run.chosen import routes
+
     wanted = prompt.unembed or ready.reference is not None
-    return frozenset(_routes(ready.steps) | ({ffn_span(ready.steps)[1]} if wanted else set()))
-
-
-def _routes(steps: Sequence[Step]) -> set[str]:
-    """The steps whose output says which experts a token is given to."""
-    return {step.inputs[1] for step in steps if isinstance(step.op, Experts)}
+    return frozenset(routes(ready.steps).keys() | ({ffn_span(ready.steps)[1]} if wanted else set()))
 
 
 def completed(
@@ -66,8 +61,7 @@ def completed(
 
         found = agreement(result.tensors[result.ffn_output], ready.reference)
         page = _with_model_run(page, prompt.prompt, tokens, found)
-    routed = {name: result.tensors[name] for name in _routes(ready.steps)}
-    return _with_routes(page, ready.steps, routed, labels(tokens), show) if routed else page
+    return _with_routes(page, ready.steps, result, labels(tokens), show)
 
 
 def _with_model_run(page: Answer, prompt: str | None, tokens: Sequence[Token], found: Agreement) -> Answer:
@@ -87,24 +81,20 @@ def agreement_text(found: Agreement) -> str:
     )
 
 
-def _with_routes(
-    page: Answer, steps: Sequence[Step], tensors: dict[str, Tensor], labels: Sequence[str], show: int | None
-) -> Answer:
+def _with_routes(page: Answer, steps: Sequence[Step], result: Trace, labels: Sequence[str], show: int | None) -> Answer:
     """The answer with a table of the experts that were chosen for each token, and their weights."""
-    rows, table = [], []
-    for name, tensor in tensors.items():
-        experts = next(s.op for s in steps if isinstance(s.op, Experts) and name in s.inputs)
-        assert isinstance(experts, Experts)
-        flat = tensor.flatten(0, -2)
-        for at in edges(flat.shape[0], flat.shape[0] if show is None else show):
-            weights = flat[at].double().cpu()
-            chosen = sorted(weights.nonzero().flatten().tolist(), key=lambda e: -float(weights[e].abs()))
-            numbers = [float(weights[e]) for e in chosen]
-            rows.append({"step": name, "token": at, "experts": chosen, "weights": numbers})
-            texts = [f"{_expert(e, experts)}: {w:.4f}" for e, w in zip(chosen, numbers, strict=True)]
-            table.append((labels[at] if labels else str(at), ", ".join(texts)))
+    from ffncli.run.chosen import chosen_experts, routes
+
+    found, experts = chosen_experts(steps, result.tensors, show), routes(steps)
+    if not found:
+        return page
+    table = []
+    for one in found:
+        pairs = zip(one.experts, one.weights, strict=True)
+        texts = [f"{_expert(e, experts[one.step])}: {weight:.4f}" for e, weight in pairs]
+        table.append((labels[one.token] if labels else str(one.token), ", ".join(texts)))
     parts = [*page.parts, Table(("token", "expert: weight"), table, title="The chosen experts, heaviest first")]
-    return replace(page, body={**page.body, "routes": rows}, parts=parts)
+    return replace(page, body={**page.body, "routes": [*map(asdict, found)]}, parts=parts)
 
 
 def _expert(number: int, op: Experts) -> str:

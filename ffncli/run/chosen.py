@@ -1,0 +1,41 @@
+"""The experts that a router chose for each token, read off its step's output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ffncli.block.steps import Experts, Step
+from ffncli.show.tensors import edges
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One token's experts by the size of their weights, the heaviest first. `token` is a row of the flattened input.
+
+    `step` is the route's name. Numbers from the count of experts on are identity experts.
+    """
+
+    step: str
+    token: int
+    experts: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+def routes(steps: Sequence[Step]) -> Mapping[str, Experts]:
+    """The steps whose output says which experts a token is given to → the experts that read it."""
+    return {step.inputs[1]: step.op for step in steps if isinstance(step.op, Experts)}
+
+
+def chosen_experts(steps: Sequence[Step], tensors: Mapping[str, Tensor], show: int | None = None) -> tuple[Chosen, ...]:
+    """The choice for the first and last tokens, `show` together (None: all); `tensors` must hold every route."""
+    out = []
+    for name in routes(steps):
+        flat = tensors[name].flatten(0, -2)
+        for token in edges(flat.shape[0], flat.shape[0] if show is None else show):
+            weights = flat[token].double().tolist()
+            order = sorted((e for e, w in enumerate(weights) if w), key=lambda e: -abs(weights[e]))
+            out.append(Chosen(name, token, tuple(order), tuple(weights[e] for e in order)))
+    return tuple(out)
