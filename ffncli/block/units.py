@@ -1,10 +1,15 @@
-"""Which steps show a block's hidden units: read off the axes, so that any block says it, experts included."""
+"""Which steps show a block's hidden units: read off the axes, so that any block says it, experts included.
+
+And what counts as near zero there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from ffncli.block.steps import Activation, Experts, Linear, Norm, Route, Step
+
+NEAR_ZERO = 1e-3  # |x| up to this is a near zero, rounded to float32 where values are
 
 
 def unit_steps(steps: Sequence[Step]) -> Mapping[str, str | None]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.options import Count, natural
 from ffncli.errors import ExitCode, FFNError
 from ffncli.show.parts import Line, Part
@@ -51,7 +52,7 @@ def unit_parts(record: StepRecord) -> list[Part]:
         return []
     parts: list[Part] = []
     if units.near_dead and units.tokens > 1:
-        near = f"{units.near_dead:,} within 0.001 of it" if units.near_dead > units.dead else ""
+        near = f"{units.near_dead:,} within {NEAR_ZERO:g} of it" if units.near_dead > units.dead else ""
         text = f"{units.dead:,} of {units.units:,} units are zero for every token"
         parts.append(Line(", ".join(filter(None, (text, near))), quiet=True))
     if units.largest_norm == units.most_active:

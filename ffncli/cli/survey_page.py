@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
+from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.insight import InsightOptions
 from ffncli.cli.options import RunOptions, TokenOptions
 from ffncli.cli.prompt_options import PromptOptions
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 TOP_UNITS = 3
 SURVEY_CONVENTIONS = {
-    "near_zero": "|x| <= 0.001 after the activation",
-    "dead_units": "units whose activation is exactly zero for every token; near_dead_units: within 0.001 of zero",
+    "near_zero": f"|x| <= {NEAR_ZERO:g} after the activation",
+    "dead_units": "units whose activation is exactly zero for every token; near_dead_units: "
+    f"within {NEAR_ZERO:g} of zero",
     "norms": "mean L2 norm of a token; gain = output_norm / input_norm",
     "agreement": "max|a-b|; over max|b|; in units in the last place of max|b|: a ours, b the model's own FFN",
 }
@@ -110,8 +112,8 @@ def _said(found: Survey) -> dict[str, str]:
     """What the columns mean."""
     moe = any(unit.expert is not None for row in found.rows for unit in row.most_active)
     out = {
-        "zeros, near": "share of values after the activation that are 0, and within 0.001 of 0",
-        "dead": "units within 0.001 of 0 for every token" + (", of the experts that have any" if moe else ""),
+        "zeros, near": f"share of values after the activation that are 0, and within {NEAR_ZERO:g} of 0",
+        "dead": f"units within {NEAR_ZERO:g} of 0 for every token" + (", of the experts that have any" if moe else ""),
         "most active": "the unit with the largest mean |act|" + (", as expert:unit" if moe else ""),
     }
     if any(row.agreement for row in found.rows):

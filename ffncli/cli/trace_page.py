@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.steps import Dropout, Linear, walk
+from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.insight import unit_parts
 from ffncli.models.model import Model
 from ffncli.show.bars import bars
@@ -104,7 +105,7 @@ def _counts(record: StepRecord) -> str:
     counts = [f"{record.negatives:,} negative", f"{record.zeros:,} zero{share}"]
     near = record.near_zero_share or 0.0
     if record.near_zeros > record.zeros and near >= 0.01:
-        counts.append(f"{record.near_zeros:,} within 0.001 of zero ({100 * near:.0f} %)")
+        counts.append(f"{record.near_zeros:,} within {NEAR_ZERO:g} of zero ({100 * near:.0f} %)")
     counts += [f"{n:,} {name}" for name, n in (("NaN", record.nan), ("Inf", record.inf)) if n]
     cost = [f"{record.params:,} parameters"] if record.params else []
     cost += [f"{record.flops:,} FLOPs"] if record.flops else []

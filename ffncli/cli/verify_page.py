@@ -37,7 +37,7 @@ def answer(model: Model, verdict: Verdict, device: str) -> Answer:
 
 
 def counted(rows: Sequence[Row]) -> str:
-    """`31 passed, 1 failed, 4 shown or not applicable`."""
+    """`31 passed, 1 failed, 4 without a verdict`."""
     counts = ((True, "passed"), (False, "failed"), (None, "without a verdict"))
     return ", ".join(f"{n} {word}" for value, word in counts if (n := sum(row.passed is value for row in rows)))
 

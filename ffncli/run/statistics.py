@@ -13,7 +13,8 @@ from math import frexp, gcd, inf, isfinite, sqrt
 import torch
 from torch import Tensor
 
-NEAR_ZERO = 1e-3  # |x| up to this is a near zero, rounded to float32 as the values are
+from ffncli.block.units import NEAR_ZERO
+
 BINS = 24  # of a histogram that fits 80 columns beside the statistics
 # Values read at once. With its float64 copy a chunk is 12 MB: small for a last-level cache, large beside the cost of a
 # call. Never above 2²⁴, up to which float32 counts exactly.

@@ -35,7 +35,7 @@ class LayerRow:
     """One layer's FFN over the tokens.
 
     Of the values after the activation `zero_share` are exactly zero, `near_zero_share` within NEAR_ZERO of it (as
-    run/statistics.py has it). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for
+    block/units.py has it). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for
     every token, `near_dead_units` within NEAR_ZERO of it. Norms are mean L2 norms of a token, `gain` is the output's
     over the input's. `agreement` is with the model's own FFN, None without a prompt.
     """

@@ -44,7 +44,7 @@ class Parameter:
 class StepRecord:
     """One line of a trace. Statistics are over finite values (None where there are none), std with divisor n.
 
-    `zeros`, `near_zeros` (|x| ≤ 0.001) and `negatives` count values, `near_zero_share` of all. `histogram` counts the
+    `zeros`, `near_zeros` (|x| ≤ NEAR_ZERO) and `negatives` count values, `near_zero_share` of all. `histogram` counts
     finite values in equal bins from min to max, every `histogram_stride`-th of them (1: all). `params` is what the step
     owns, `flops` its forward work on this input. Inside an expert, `tokens` are the flat indices of the tokens that it
     received, one per row; else None. Where dropout was active, `live` counts the values that were not zero before it,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ffncli.run.statistics import NEAR_ZERO, chunk_size
+from ffncli.block.units import NEAR_ZERO
+from ffncli.run.statistics import chunk_size
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ffncli.block.recipe import FFNSpec, MoE, steps
@@ -22,6 +22,7 @@ from ffncli.run.weights import random_weights
 nan, inf = math.nan, math.inf
 
 
+@settings(max_examples=40)
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=40), st.integers(0, 10**6))
 def test_the_worst_element_is_numpys(values, seed):
     base = torch.tensor(values, dtype=torch.float32)

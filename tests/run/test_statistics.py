@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ffncli.block.units import NEAR_ZERO
 from ffncli.run import statistics as module
-from ffncli.run.statistics import BINS, NEAR_ZERO, not_finite, statistics
+from ffncli.run.statistics import BINS, not_finite, statistics
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 COUNTS = ("zeros", "near_zeros", "negatives", "nan", "inf")
