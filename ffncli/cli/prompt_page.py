@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ffncli.cli.prompt_options import PromptOptions
+    from ffncli.cli.traced import Traced
     from ffncli.run.agreement import Agreement
     from ffncli.run.prepare import Prepared
     from ffncli.run.tokens import Token
-    from ffncli.run.trace import Trace
 
 _LONGEST = 12  # characters of a token's text in a label: a row of eight values still fits 100 columns
 
@@ -41,7 +41,7 @@ def labels(tokens: Sequence[Token]) -> tuple[str, ...]:
 
 
 def kept(ready: Prepared, prompt: PromptOptions) -> frozenset[str]:
-    """The steps whose whole tensors `completed` needs: the routes, and what leaves the FFN."""
+    """The steps whose whole tensors `with_prompt` needs: the routes, and what leaves the FFN."""
     wanted = prompt.unembed or ready.reference is not None
     return frozenset(_routes(ready.steps) | ({ffn_span(ready.steps)[1]} if wanted else set()))
 
@@ -51,17 +51,16 @@ def _routes(steps: Sequence[Step]) -> set[str]:
     return {step.inputs[1] for step in steps if isinstance(step.op, Experts)}
 
 
-def completed(
-    page: Answer, prompt: PromptOptions, ready: Prepared, tokens: Sequence[Token], result: Trace, show: int | None
-) -> Answer:
+def with_prompt(page: Answer, prompt: PromptOptions, traced: Traced) -> Answer:
     """The trace's answer with what a run of the model adds, and with the chosen experts where there are any."""
+    ready, tokens, result = traced.ready, traced.given, traced.result
     if ready.reference is not None:
         from ffncli.run.agreement import agreement
 
         found = agreement(result.tensors[result.ffn_output], ready.reference)
         page = _with_model_run(page, prompt.prompt, tokens, found)
     routed = {name: result.tensors[name] for name in _routes(ready.steps)}
-    return _with_routes(page, ready.steps, routed, labels(tokens), show) if routed else page
+    return _with_routes(page, ready.steps, routed, labels(tokens), traced.show) if routed else page
 
 
 def _with_model_run(page: Answer, prompt: str | None, tokens: Sequence[Token], found: Agreement) -> Answer:

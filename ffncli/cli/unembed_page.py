@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.cli.prompt_options import PromptOptions
 from ffncli.cli.prompt_page import label, named
-from ffncli.models.model import Model
 from ffncli.show.parts import Answer, Heading, Part
 from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ffncli.run.prepare import Prepared, Request
+    from ffncli.cli.traced import Traced
+    from ffncli.run.prepare import Prepared
     from ffncli.run.tokens import Token
     from ffncli.run.trace import Trace
     from ffncli.run.unembed import Promoted
@@ -36,10 +36,7 @@ class _Vector:
     expert: int | None = None
 
 
-def unembedded(
-    page: Answer, prompt: PromptOptions, model: Model, request: Request, ready: Prepared, given: Sequence[Token],
-    result: Trace, inside: frozenset[int] | None,
-) -> Answer:  # fmt: skip
+def with_unembedded(page: Answer, prompt: PromptOptions, traced: Traced) -> Answer:
     """The trace's answer with the tokens that are promoted, where that was asked for."""
     if not prompt.unembed:
         return page
@@ -47,12 +44,13 @@ def unembedded(
 
     from ffncli.run.unembed import unembed, written
 
+    ready = traced.ready
     if prompt.neuron is None:
-        vectors = _outputs(prompt, given, result)
+        vectors = _outputs(prompt, traced.given, traced.result)
     else:
-        vectors = _unit(prompt.neuron, ready, inside)
+        vectors = _unit(prompt.neuron, ready, traced.inside)
     stacked = written(ready, torch.stack([vector.value for vector in vectors]))
-    found = unembed(model, ready.layer, stacked, request, prompt.top_tokens or TOP)
+    found = unembed(traced.model, ready.layer, stacked, traced.request, prompt.top_tokens or TOP)
     rows: list[dict[str, Any]] = []
     parts: list[Part] = [Heading("unembed", _OUTPUT if prompt.neuron is None else _UNIT)]
     for vector, tokens in zip(vectors, found, strict=True):

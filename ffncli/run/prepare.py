@@ -13,7 +13,7 @@ from torch import Tensor
 from ffncli.block import dtypes
 from ffncli.block.final import final_layer
 from ffncli.block.recipe import steps
-from ffncli.block.steps import Dropout, Norm, Step, block_inputs, feature_axis, ffn_span, ffn_steps, parameters
+from ffncli.block.steps import Dropout, Norm, Step, block_inputs, feature_axis, ffn_span, ffn_steps, parameters, walk
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.examples import Example
 from ffncli.models.model import Layer, Model
@@ -97,6 +97,8 @@ def prepare(model: Model, request: Request = Request(), example: Example | None 
         inputs[name] = torch.randn(first.shape, generator=generator).to(device, dtype)
         notes.append(f"'{name}', the layer's other branch, is drawn at random")
     train = bool(example and example.dropped) if request.train is None else request.train
+    if request.train and not any(isinstance(step.op, Dropout) for _, step in walk(block)):
+        notes.append("--train changes nothing: the block has no dropout")
     mode = Mode(train, _masks(example, request, own, first), generator)
     return Prepared(layer, block, weights, inputs, mode, origin, tuple(notes))
 
