@@ -18,7 +18,7 @@ from ffncli.cli.survey_page import show_survey
 from ffncli.cli.trace_page import answer
 from ffncli.cli.traced import Traced
 from ffncli.cli.unembed_page import with_unembedded
-from ffncli.cli.view_options import ViewOptions, idle
+from ffncli.cli.view_options import ViewOptions, idle, kept_text
 
 Source = Annotated[
     str | None,
@@ -46,7 +46,7 @@ def command(
 ) -> None:
     """Run a block step by step and print every intermediate.
 
-    Try: ffn trace ./my-model --layer 1, ffn trace 512x2048:gelu
+    Try: ffn trace ./my-model --layer 1, ffn trace 512x2048:gelu --explain 'up[0,3]'
     """
     output = show.output()
     prompt.check(run, tokens, dimensions)
@@ -77,8 +77,11 @@ def command(
     ready, given = prompt.prepare(model, request, example)
     output.notes(*model.notes, *map(str, model.differences), *ready.notes)
     keep = frozenset({"probs"}) | explain.keep(ready.steps) | save.keep(ready, inside) | kept(ready, prompt)
+    keep |= view.all_of(ready, inside)
     top = insight.top_units or 0
     result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, values, inside, keep, top)
+    if view.keep:
+        output.note(kept_text(result))
     if unused := idle(inside, result):
         output.note(f"no token is routed to expert {', '.join(map(str, unused))}")
     bad = find_not_finite(result, ready.weights)

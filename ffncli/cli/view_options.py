@@ -1,4 +1,4 @@
-"""--show, --digits and --expert of `ffn trace`: how much of what ran is shown."""
+"""--show, --digits, --expert and --keep of `ffn trace`: how much of what ran is shown, and stays."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from ffncli.errors import FFNError, shown
 from ffncli.models.model import Model
 
 if TYPE_CHECKING:
+    from ffncli.run.prepare import Prepared
     from ffncli.run.trace import Trace
 
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """--expert, --show and --digits."""
+    """--expert, --show, --digits and --keep."""
 
     expert: Annotated[
         str | None, typer.Option("--expert", metavar="I,J|all", help="Show the steps inside experts.")
@@ -27,6 +28,10 @@ class ViewOptions:
     digits: Annotated[
         int, typer.Option("--digits", metavar="N", parser=natural("--digits", 17), help="Digits shown.")
     ] = 4
+
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep every intermediate in memory to the end, not the two largest alone.")
+    ] = False
 
     def values(self) -> int | None:
         """Values per axis, None for all."""
@@ -51,8 +56,22 @@ class ViewOptions:
             raise FFNError(f"--expert {max(chosen)} is out of range", last)
         return chosen
 
+    def all_of(self, ready: Prepared, inside: frozenset[int] | None) -> frozenset[str]:
+        """With --keep every tensor that is recorded, by its printed name; else none."""
+        if not self.keep:
+            return frozenset()
+        from ffncli.run.saved import kept_for_saving
+
+        return kept_for_saving(ready.steps, ready.inputs, inside)
+
 
 def idle(inside: frozenset[int] | None, result: Trace) -> list[int]:
     """The experts among those asked for that no token is routed to."""
     names = [record.name for record in result.steps]
     return [e for e in sorted(inside or ()) if not any(name.startswith(f"experts.{e}.") for name in names)]
+
+
+def kept_text(result: Trace) -> str:
+    """How many tensors were kept, and how much memory they hold."""
+    size = sum(tensor.numel() * tensor.element_size() for tensor in result.tensors.values())
+    return f"kept {len(result.tensors)} tensors, {size / 1e6:,.1f} MB"

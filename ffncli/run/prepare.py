@@ -142,15 +142,16 @@ def known_part(block: tuple[Step, ...], weights: Mapping[str, Tensor]) -> tuple[
 
 
 def trace_layer(
-    model: Model, request: Request = Request(), *, show: int | None = 8, inside: frozenset[int] | None = frozenset()
+    model: Model, request: Request = Request(), *, show: int | None = 8, inside: frozenset[int] | None = frozenset(),
+    keep: frozenset[str] | None = frozenset(),
 ) -> Trace:  # fmt: skip
-    """Trace one layer of a model: `prepare`, then `trace.trace` with the same `show` and `inside`.
+    """Trace one layer of a model: `prepare`, then `trace.trace` with the same `show`, `inside` and `keep`.
 
     >>> trace_layer(load("512x2048:gelu"), Request(leading=(2,))).step("down").shape
     (2, 512)
     """
     ready = prepare(model, request)
-    return trace(ready.steps, ready.weights, ready.inputs, ready.mode, show, inside)
+    return trace(ready.steps, ready.weights, ready.inputs, ready.mode, show, inside, keep)
 
 
 def _weights(
