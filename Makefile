@@ -12,7 +12,7 @@ NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
 .PHONY: run test check lint bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
-    facts architectures trace-architectures claims clean
+    facts architectures trace-architectures claims picture clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -70,6 +70,9 @@ bench-peers: $(VENV)/.installed-peers
 
 architectures: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.architectures --save benchmarks/results/architectures.csv $(ARGS)
+
+picture: $(VENV)/.installed
+	@$(BIN)/python -m docs.picture
 
 claims: $(VENV)/.installed
 	@$(BIN)/python -m benchmarks.claims > docs/claims.md.new && mv docs/claims.md.new docs/claims.md

@@ -156,3 +156,26 @@ def test_the_contract_of_trace(call):
 def test_changelog_names_every_command():
     text = (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert all(f"`ffn {name}`" in text for name in COMMANDS)
+
+
+# --- the picture ------------------------------------------------------------------------------------------------------
+
+
+def test_the_picture_is_what_a_terminal_of_100_columns_shows(call):
+    """Text stays text in the SVG: its lines are those of a pipe, none is cut, and no font comes from elsewhere."""
+    from html import unescape
+
+    from docs.picture import COLUMNS, picture
+
+    drawn = (ROOT / "docs" / "trace.svg").read_text("utf-8")
+    assert drawn == picture()
+    assert "![" in README
+    assert "(docs/trace.svg)" in README
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", drawn)
+    rows: dict[float, str] = {}
+    for x, y, text in re.findall(r'<text class="ffn-r\d+" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>', drawn):
+        plain = unescape(text).replace("\xa0", " ")
+        rows[float(y)] = rows.get(float(y), "").ljust(round(float(x) / 12)) + plain
+    lines = [line.rstrip() for _, line in sorted(rows.items())]
+    assert [line for line in lines if line] == [line for line in call("trace")[1].splitlines() if line]
+    assert max(map(len, lines)) <= COLUMNS

@@ -17,8 +17,7 @@ from ffncli.models.model import Model
 from ffncli.run.sources import load
 
 if TYPE_CHECKING:
-    from ffncli.run.prepare import Prepared
-    from ffncli.run.trace import Trace
+    from ffncli.cli.traced import Traced
     from ffncli.show.parts import Answer
 
 _example = partial(typer.Option, rich_help_panel="Texts and final layer")
@@ -87,22 +86,18 @@ class ExampleOptions:
             return None
         return self.vocab
 
-    def extended(
-        self, page: Answer, result: Trace, ready: Prepared, example: Example | None, show: int | None, digits: int
-    ) -> Answer:
-        """The answer with the sets of a final layer, and with an example's picture and facts.
-
-        `result` must have kept `probs`. `page` is the trace's, with `show` values per axis.
-        """
-        if "probs" in result.tensors:
+    def extended(self, page: Answer, traced: Traced) -> Answer:
+        """The trace's answer with the sets of a final layer (`probs` must be kept), an example's picture and facts."""
+        if "probs" in traced.result.tensors:
             from ffncli.cli.sampling_page import with_sampling
 
-            page = with_sampling(page, result, self.sample_top_k or TOP_K, self.sample_top_p or TOP_P, show, digits)
-        if self.example is not None and example is not None:
+            page = with_sampling(page, traced, self.sample_top_k or TOP_K, self.sample_top_p or TOP_P)
+        if self.example is not None and traced.example is not None:
             from ffncli.cli.facts_page import with_facts
             from ffncli.run.texts import facts
 
-            page = with_facts(page, ready.steps, example, facts(self.example.strip().lower(), ready))
+            found = facts(self.example.strip().lower(), traced.ready)
+            page = with_facts(page, traced.ready.steps, traced.example, found)
         return page
 
 

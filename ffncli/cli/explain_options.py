@@ -15,8 +15,7 @@ from ffncli.errors import FFNError, shown
 
 if TYPE_CHECKING:
     from ffncli.block.steps import Step
-    from ffncli.run.prepare import Prepared
-    from ffncli.run.trace import Trace
+    from ffncli.cli.traced import Traced
     from ffncli.show.parts import Answer
 
 Spot = tuple[str, tuple[int, ...]]
@@ -63,7 +62,7 @@ class ExplainOptions:
         except FFNError as error:
             raise FFNError(f"--explain: {error.message}", error.hint) from None
 
-    def with_answers(self, answer: Answer, ready: Prepared, result: Trace, digits: int) -> Answer:
+    def with_answers(self, answer: Answer, traced: Traced) -> Answer:
         """A trace's answer with what there is to say of each place at its end; unchanged where nothing was asked.
 
         Raises FFNError for an index that is out of range.
@@ -74,13 +73,14 @@ class ExplainOptions:
         from ffncli.run.explain import explain
         from ffncli.run.places import Scene
 
+        ready, result = traced.ready, traced.result
         scene = Scene(ready.steps, ready.weights, result.tensors, ready.mode)
         found = [
             one
             for name, index in self.spots()
             for one in explain(scene, name, index, self.terms or 8, self.depth or 1, "--explain")
         ]
-        parts = [*answer.parts, *explanation_parts(found, result, digits, ready.tokens)]
+        parts = [*answer.parts, *explanation_parts(found, result, traced.digits, ready.tokens)]
         return replace(answer, body={**answer.body, "explain": explanations_json(found)}, parts=parts)
 
 

@@ -41,8 +41,7 @@ class InsightOptions:
         """After the answer: a note each, or, where it was asked for, FFNError (exit 1) with all of them."""
         if found and self.fail_on_nonfinite:
             raise FFNError(f"not finite: {'; '.join(map(str, found))}", code=ExitCode.FAILED)
-        for one in found:
-            output.note(str(one))
+        output.notes(*map(str, found))
 
 
 def unit_parts(record: StepRecord) -> list[Part]:

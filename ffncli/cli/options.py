@@ -207,8 +207,12 @@ class PlaceOptions:
 
 @dataclass(frozen=True)
 class RunOptions(PlaceOptions):
-    """The same, and in which mode."""
+    """The same, of all layers too, and in which mode."""
 
+    layer: Annotated[
+        Text,
+        _run("--layer", metavar="I|all", help="Layer from 0; decoder.3 where there are two stacks; a row for all."),
+    ] = None
     train: Annotated[Flag, _run("--train/--eval", help="Whether dropout is active.")] = None
 
 

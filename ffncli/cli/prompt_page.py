@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from ffncli.block.steps import Experts, Step, ffn_span
+from ffncli.block.steps import Experts, ffn_span
 from ffncli.show.parts import Answer, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import edges
 
 if TYPE_CHECKING:
     from ffncli.cli.prompt_options import PromptOptions
+    from ffncli.cli.traced import Traced
     from ffncli.run.agreement import Agreement
     from ffncli.run.prepare import Prepared
     from ffncli.run.tokens import Token
-    from ffncli.run.trace import Trace
 
 _LONGEST = 12  # characters of a token's text in a label: a row of eight values still fits 100 columns
 
@@ -45,23 +45,22 @@ def labels(tokens: Sequence[Token]) -> tuple[str, ...]:
 
 
 def kept(ready: Prepared, prompt: PromptOptions) -> frozenset[str]:
-    """The steps whose whole tensors `completed` needs: the routes, and what leaves the FFN."""
+    """The steps whose whole tensors `with_prompt` needs: the routes, and what leaves the FFN."""
     from ffncli.run.chosen import routes
 
     wanted = prompt.unembed or ready.reference is not None
     return frozenset(routes(ready.steps).keys() | ({ffn_span(ready.steps)[1]} if wanted else set()))
 
 
-def completed(
-    page: Answer, prompt: PromptOptions, ready: Prepared, tokens: Sequence[Token], result: Trace, show: int | None
-) -> Answer:
+def with_prompt(page: Answer, prompt: PromptOptions, traced: Traced) -> Answer:
     """The trace's answer with what a run of the model adds, and with the chosen experts where there are any."""
+    ready, tokens, result = traced.ready, traced.given, traced.result
     if ready.reference is not None:
         from ffncli.run.agreement import agreement
 
         found = agreement(result.tensors[result.ffn_output], ready.reference)
         page = _with_model_run(page, prompt.prompt, tokens, found)
-    return _with_routes(page, ready.steps, result, labels(tokens), show)
+    return _with_routes(page, traced)
 
 
 def _with_model_run(page: Answer, prompt: str | None, tokens: Sequence[Token], found: Agreement) -> Answer:
@@ -81,18 +80,19 @@ def agreement_text(found: Agreement) -> str:
     )
 
 
-def _with_routes(page: Answer, steps: Sequence[Step], result: Trace, labels: Sequence[str], show: int | None) -> Answer:
+def _with_routes(page: Answer, traced: Traced) -> Answer:
     """The answer with a table of the experts that were chosen for each token, and their weights."""
     from ffncli.run.chosen import chosen_experts, routes
 
-    found, experts = chosen_experts(steps, result.tensors, show), routes(steps)
+    steps, rows = traced.ready.steps, labels(traced.given)
+    found, experts = chosen_experts(steps, traced.result.tensors, traced.show), routes(steps)
     if not found:
         return page
     table = []
     for one in found:
         pairs = zip(one.experts, one.weights, strict=True)
         texts = [f"{_expert(e, experts[one.step])}: {weight:.4f}" for e, weight in pairs]
-        table.append((labels[one.token] if labels else str(one.token), ", ".join(texts)))
+        table.append((rows[one.token] if rows else str(one.token), ", ".join(texts)))
     parts = [*page.parts, Table(("token", "expert: weight"), table, title="The chosen experts, heaviest first")]
     return replace(page, body={**page.body, "routes": [*map(asdict, found)]}, parts=parts)
 

@@ -11,17 +11,17 @@ from ffncli.show.tables import Table
 from ffncli.show.tensors import number_text
 
 if TYPE_CHECKING:
+    from ffncli.cli.traced import Traced
     from ffncli.run.sampling import Sampling
-    from ffncli.run.trace import Trace
 
 
-def with_sampling(page: Answer, result: Trace, top_k: int, top_p: float, show: int | None, digits: int) -> Answer:
-    """The trace's answer with `sampling`: one record and one table per position, `show` per axis."""
+def with_sampling(page: Answer, traced: Traced, top_k: int, top_p: float) -> Answer:
+    """The trace's answer with `sampling`: one record and one table per position."""
     from ffncli.run.sampling import sampling
 
-    found = sampling(result.tensors["probs"], top_k, top_p, show)
-    vocab = result.step("probs").shape[-1]
-    tables: list[Part] = [_table(one, vocab, digits) for one in found]
+    found = sampling(traced.result.tensors["probs"], top_k, top_p, traced.show)
+    vocab = traced.result.step("probs").shape[-1]
+    tables: list[Part] = [_table(one, vocab, traced.digits) for one in found]
     body = {**page.body, "sampling": [asdict(one) for one in found]}
     return replace(page, body=body, parts=[*page.parts, *tables])
 

@@ -15,8 +15,8 @@ from ffncli.errors import FFNError, shown
 from ffncli.show.files import TENSOR_SUFFIXES, check_writable
 
 if TYPE_CHECKING:
+    from ffncli.cli.traced import Traced
     from ffncli.run.prepare import Prepared
-    from ffncli.run.trace import Trace
     from ffncli.show.output import Output
 
 _save = partial(typer.Option, rich_help_panel="Output")
@@ -59,12 +59,16 @@ class SaveOptions:
 
         return kept_for_saving(ready.steps, ready.inputs, inside)
 
-    def write(self, block: Mapping[str, Any], ready: Prepared, result: Trace, output: Output) -> None:
-        """Save the trace, and note where. Raises FFNError (exit 3) where that is not possible."""
+    def write(self, block: Mapping[str, Any], traced: Traced, output: Output) -> None:
+        """Save the trace with what its answer says of the `block`, and note where.
+
+        Raises FFNError (exit 3) where that is not possible.
+        """
         if self.save is None:
             return
         from ffncli.run.saved import SMALL_WEIGHTS, save
 
+        ready, result = traced.ready, traced.result
         size = sum(tensor.numel() * tensor.element_size() for tensor in ready.weights.values())
         wanted = size <= SMALL_WEIGHTS if self.save_weights is None else self.save_weights
         weights = ready.weights if wanted else {}

@@ -50,8 +50,7 @@ def show_survey(
     request = Request(None, run.input, leading, run.dtype, run.device, run.seed)
     top = TOP_UNITS if insight.top_units is None else insight.top_units
     found = survey(model, request, prompt.asked() if prompt.runs_model else None, top)
-    for note in (*model.notes, *map(str, model.differences), *found.notes):
-        output.note(note)
+    output.notes(*model.notes, *map(str, model.differences), *found.notes)
     output.show(survey_answer(model, found, prompt.prompt))
 
 

@@ -11,6 +11,8 @@ from ffncli.block.cost import CONVENTIONS
 from ffncli.block.steps import Dropout, Linear, walk
 from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.insight import unit_parts
+from ffncli.cli.prompt_page import labels
+from ffncli.cli.traced import Traced
 from ffncli.models.model import Model
 from ffncli.show.bars import bars
 from ffncli.show.parts import Answer, Heading, Line, Part
@@ -26,14 +28,12 @@ if TYPE_CHECKING:
 _MOST_COLUMNS = 80
 
 
-def answer(
-    block: dict[str, Any], result: Trace, digits: int, not_finite: Sequence[NotFinite] = (),
-    labels: tuple[str, ...] = (),
-) -> Answer:  # fmt: skip
+def answer(traced: Traced, not_finite: Sequence[NotFinite] = ()) -> Answer:
     """A trace as JSON, CSV (one row per step, without values) and as a page to read.
 
-    `labels` name the rows of the input, one each, where they are more than numbers: a prompt's tokens.
+    Its rows are named by the prompt's tokens where there was one.
     """
+    block, result = block_of(traced.model, traced.ready, traced.request.device), traced.result
     body = {
         "block": block,
         "ffn_input": result.ffn_input,
@@ -50,7 +50,7 @@ def answer(
         why = "every call draws its own, so two calls agree only with the same seed, or with --eval"
         parts.append(Line(f"dropout's mask: {block['mask']}; {why}", quiet=True))
     for record in result.steps:
-        parts += _step(record, result, digits, labels)
+        parts += _step(record, result, traced.digits, labels(traced.given))
     return Answer("trace", {**body, "steps": steps}, rows, parts, CONVENTIONS)
 
 
@@ -61,7 +61,7 @@ def dimensions_text(block: Mapping[str, Any]) -> str:
     return f"d_model {block['d_model']}{ffn}, {bias}"
 
 
-def _step(record: StepRecord, result: Trace, digits: int, labels: tuple[str, ...]) -> list[Part]:
+def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...]) -> list[Part]:
     """One step: its formula and shape, the values, what they are like, what it costs."""
     marks = {result.ffn_input: "enters the FFN", result.ffn_output: "leaves the FFN"}
     if result.ffn_output == "logits":  # a final layer alone is none
@@ -74,8 +74,8 @@ def _step(record: StepRecord, result: Trace, digits: int, labels: tuple[str, ...
     if record.tokens is not None:
         about.append(f"token{'s' if len(record.tokens) != 1 else ''} {', '.join(map(str, _few(record.tokens)))}")
     parts: list[Part] = [Heading(head, ", ".join(about))]
-    rows = range(len(labels)) if record.tokens is None else record.tokens
-    names = tuple(labels[row] for row in rows) if labels else record.tokens
+    at = range(len(rows)) if record.tokens is None else record.tokens
+    names = tuple(rows[row] for row in at) if rows else record.tokens
     parts.append(Excerpt(record.shape, record.values_index, record.values, digits, names))
     lines = (*_statistics(record, digits), _counts(record), _weights(record))
     parts += [Line(text, quiet=True) for text in lines if text]

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.cli.prompt_options import PromptOptions
 from ffncli.cli.prompt_page import label, named
-from ffncli.models.model import Model
 from ffncli.show.parts import Answer, Heading, Part
 from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
-    from ffncli.run.prepare import Prepared, Request
+    from ffncli.cli.traced import Traced
     from ffncli.run.tokens import Token
-    from ffncli.run.trace import Trace
     from ffncli.run.unembed import Added, Promoted
 
 TOP = 10
@@ -23,29 +21,27 @@ _OUTPUT = "the FFN's direct contribution alone, through the final norm and head,
 _UNIT = "the unit's column of the down projection alone, through the final norm and head; its sign is the activation's"
 
 
-def unembedded(
-    page: Answer, prompt: PromptOptions, model: Model, request: Request, ready: Prepared, given: Sequence[Token],
-    result: Trace, inside: frozenset[int] | None,
-) -> Answer:  # fmt: skip
+def with_unembedded(page: Answer, prompt: PromptOptions, traced: Traced) -> Answer:
     """The trace's answer with the tokens that are promoted, where that was asked for."""
     if not prompt.unembed:
         return page
     from ffncli.run.tokens import positions
     from ffncli.run.unembed import of_rows, of_unit, promoted
 
+    ready = traced.ready
     if prompt.neuron is None:
-        output = result.tensors[result.ffn_output].flatten(0, -2)
-        asked = prompt.position if prompt.position is None or not given else "all"  # a prompt's rows are chosen already
-        added = of_rows(output, positions(asked or "-1", output.shape[0]))
+        output = traced.result.tensors[traced.result.ffn_output].flatten(0, -2)
+        chosen = bool(traced.given) and prompt.position is not None  # a prompt's rows are only those already
+        added = of_rows(output, positions("all" if chosen else prompt.position or "-1", output.shape[0]))
     else:
-        added = of_unit(ready, prompt.neuron, inside)
-    found = promoted(model, ready, added, request, prompt.top_tokens or TOP)
+        added = of_unit(ready, prompt.neuron, traced.inside)
+    found = promoted(traced.model, ready, added, traced.request, prompt.top_tokens or TOP)
     rows: list[dict[str, Any]] = []
     parts: list[Part] = [Heading("unembed", _OUTPUT if prompt.neuron is None else _UNIT)]
     for one, tokens in zip(added, found, strict=True):
         rows.append({"row": one.row, "neuron": one.neuron, "expert": one.expert, "sign": one.sign,
                      "promoted": [asdict(token) for token in tokens]})  # fmt: skip
-        parts.append(_table(_title(one, given), tokens))
+        parts.append(_table(_title(one, traced.given), tokens))
     return replace(page, body={**page.body, "unembed": rows}, parts=[*page.parts, *parts])
 
 

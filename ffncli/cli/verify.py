@@ -82,8 +82,7 @@ def command(
     request = Request(place.layer, place.input, leading, place.dtype, place.device, place.seed)
     names = None if checks is None else tuple(name.strip() for name in checks.split(","))
     verdict = verify_layer(model, Question(request, names, tuple(kernels or ()), tolerance, own, other), example)
-    for note in (*model.notes, *map(str, model.differences), *verdict.ready.notes):
-        output.note(note)
+    output.notes(*model.notes, *map(str, model.differences), *verdict.ready.notes)
     output.show(answer(model, verdict, place.device))
     if verdict.failed:
         raise failure(verdict)

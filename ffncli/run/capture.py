@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -91,11 +91,13 @@ def run_model(model: Model, layers: Sequence[Layer], asked: Asked, request: Requ
         found: dict[Layer, LiveFFN] = {}
 
         def shrink(module: Any, lean: bool) -> None:
-            found.update({layer: live_ffn(module, model, layer) for layer in layers})
-            if lean:
+            with suppress(FFNError):  # what shares weights is recognised when it has them (Zamba)
+                found.update({layer: live_ffn(module, model, layer) for layer in layers})
+            if lean and len(found) == len(layers):
                 _cut_behind(module, model, found)
 
         loaded = load(transformers, folder, config, dtype, device, shrink)
+        found = found or {layer: live_ffn(loaded.module, model, layer) for layer in layers}
         given = _given(loaded, tokens, tokenizer, layers)
         idle = _listen(loaded, found, given, asked, seen)
     return (*given.notes, *idle)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ffncli.block import dtypes
 from ffncli.block.final import final_layer
 from ffncli.block.recipe import steps
-from ffncli.block.steps import Dropout, Norm, Step, block_inputs, feature_axis, ffn_span, ffn_steps, parameters
+from ffncli.block.steps import Dropout, Norm, Step, block_inputs, feature_axis, ffn_span, ffn_steps, parameters, walk
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.examples import Example
 from ffncli.models.model import Layer, Model
@@ -97,6 +97,8 @@ def prepare(model: Model, request: Request = Request(), example: Example | None 
         inputs[name] = torch.randn(first.shape, generator=generator).to(device, dtype)
         notes.append(f"'{name}', the layer's other branch, is drawn at random")
     train = bool(example and example.dropped) if request.train is None else request.train
+    if request.train and not any(isinstance(step.op, Dropout) for _, step in walk(block)):
+        notes.append("--train changes nothing: the block has no dropout")
     mode = Mode(train, _masks(example, request, own, first), generator)
     return Prepared(layer, block, weights, inputs, mode, origin, tuple(notes))
 
@@ -140,15 +142,16 @@ def known_part(block: tuple[Step, ...], weights: Mapping[str, Tensor]) -> tuple[
 
 
 def trace_layer(
-    model: Model, request: Request = Request(), *, show: int | None = 8, inside: frozenset[int] | None = frozenset()
+    model: Model, request: Request = Request(), *, show: int | None = 8, inside: frozenset[int] | None = frozenset(),
+    keep: frozenset[str] | None = frozenset(),
 ) -> Trace:  # fmt: skip
-    """Trace one layer of a model: `prepare`, then `trace.trace` with the same `show` and `inside`.
+    """Trace one layer of a model: `prepare`, then `trace.trace` with the same `show`, `inside` and `keep`.
 
     >>> trace_layer(load("512x2048:gelu"), Request(leading=(2,))).step("down").shape
     (2, 512)
     """
     ready = prepare(model, request)
-    return trace(ready.steps, ready.weights, ready.inputs, ready.mode, show, inside)
+    return trace(ready.steps, ready.weights, ready.inputs, ready.mode, show, inside, keep)
 
 
 def _weights(

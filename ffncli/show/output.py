@@ -48,6 +48,11 @@ class Output:
         if not self.quiet:
             print_error(f"note: {text}")
 
+    def notes(self, *texts: str) -> None:
+        """Several of them."""
+        for text in texts:
+            self.note(text)
+
     def show(self, answer: Answer) -> None:
         """Render and write. A file is written whole or not at all."""
         if self.path not in (None, "-"):

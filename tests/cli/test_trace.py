@@ -230,3 +230,10 @@ def test_experts_are_those_of_the_chosen_layer(call):
 @pytest.mark.parametrize("device", ["cuda:00", "cuda:", "cpu:0", "gpu"])
 def test_devices_that_are_none(call, device):
     assert call("trace", "--device", device)[2].startswith(f"error: --device: unknown device '{device}'")
+
+
+def test_keep_holds_every_intermediate(call):
+    code, _, err = call("trace", "8x16:swiglu", "--tokens", "4", "--keep")
+    sizes = {"x": 8, "gate": 16, "up": 16, "act": 16, "hidden": 16, "down": 8}
+    assert (code, err) == (0, f"note: kept {len(sizes)} tensors, {4 * 4 * sum(sizes.values()) / 1e6:,.1f} MB\n")
+    assert "kept" not in call("trace", "8x16:swiglu", "--tokens", "4")[2]

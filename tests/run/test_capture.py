@@ -124,6 +124,19 @@ def test_a_head_that_is_also_an_embedding_stays(tmp_path: Path) -> None:
     assert close(ready.reference, seen["output"])
 
 
+def test_a_block_that_layers_share_is_recognised_once_it_has_weights(tmp_path: Path) -> None:
+    module = built("zamba", tmp_path)
+    model = load(str(tmp_path))
+    ready, _ = capture(model, Asked(None, IDS), Request(layer=f"{model.groups[0].stack}.0"))
+    (name,) = {
+        n.rpartition(".")[0] for n, _ in module.named_parameters() if n.endswith("feed_forward.down_proj.weight")
+    }
+    seen = through(module, {"output": name}, input_ids=ids())
+    assert ready.reference is not None
+    assert close(ready.reference, seen["output"])
+    assert close(run(ready.steps, ready.weights, ready.inputs), seen["output"])
+
+
 def test_a_class_of_another_model_is_not_taken(tmp_path: Path) -> None:
     """A file may name any class of transformers."""
     folder = shutil.copytree(made("llama").path, tmp_path / "model")

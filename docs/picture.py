@@ -1,0 +1,75 @@
+"""The picture of `ffn trace` in the README: what a terminal of 100 columns shows, as an SVG.
+
+    python -m docs.picture [FILE]
+
+Text stays text, so that it can be searched and copied, and no font is fetched from anywhere.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import DIMMED_MONOKAI
+
+from ffncli.cli.trace_page import answer
+from ffncli.cli.traced import Traced
+from ffncli.models.examples import notebook
+from ffncli.run.prepare import Request, prepare
+from ffncli.run.trace import trace
+from ffncli.show.terminal import Terminal
+
+COLUMNS = 100
+FILE = Path(__file__).parent / "trace.svg"
+_SVG = """\
+<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+  <style>
+  .{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+    font-size: {char_height}px; line-height: {line_height}px; white-space: pre; }}
+  .{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: sans-serif; }}
+  {styles}
+  </style>
+  <defs>
+  <clipPath id="{unique_id}-clip-terminal">
+    <rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" />
+  </clipPath>
+  {lines}
+  </defs>
+  {chrome}
+  <g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+  {backgrounds}
+  <g class="{unique_id}-matrix">
+  {matrix}
+  </g>
+  </g>
+</svg>
+"""
+
+
+def picture() -> str:
+    """The SVG of the default trace."""
+    return _console().export_svg(
+        title="ffn trace", theme=DIMMED_MONOKAI, code_format=_SVG, unique_id="ffn", font_aspect_ratio=0.6
+    )
+
+
+def _console() -> Console:
+    """A terminal that remembers what the default trace printed on it."""
+    example = notebook()
+    ready = prepare(example.model, Request(), example)
+    result = trace(ready.steps, ready.weights, ready.inputs, ready.mode)
+    page = answer(Traced(example.model, Request(), example, ready, (), result, frozenset(), 8, 4))
+    terminal = Terminal(io.StringIO(), color=True)
+    terminal.console = Console(
+        file=io.StringIO(), record=True, width=COLUMNS, force_terminal=True, color_system="truecolor",
+        markup=False, highlight=False, emoji=False,
+    )  # fmt: skip
+    terminal.encoding = "utf-8"
+    terminal.show(page.parts)
+    return terminal.console
+
+
+if __name__ == "__main__":
+    (Path(sys.argv[1]) if len(sys.argv) > 1 else FILE).write_text(picture(), encoding="utf-8")
