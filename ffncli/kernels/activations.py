@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.activations import TABLE
+from ffncli.block.scalar import with_learned
 from ffncli.block.steps import Activation
 
 Learned = Mapping[str, Tensor]
@@ -68,9 +68,5 @@ def _ignoring(call: Callable[[Tensor], Tensor], x: Tensor, own: Learned) -> Tens
 
 
 def _by_formula(f: Callable[[Any, Any], Any], x: Tensor, own: Learned) -> Tensor:
-    names = SimpleNamespace(**{name: getattr(torch, name) for name in _NAMES}, **own)
-    out: Tensor = f(x, names)
+    out: Tensor = f(x, with_learned(torch, own))
     return out
-
-
-_NAMES = ("exp", "expm1", "log1p", "erf", "tanh", "sqrt", "sigmoid", "abs", "where")

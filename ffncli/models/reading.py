@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_AT_ONCE = 16 << 20  # bytes: Ctrl-C is heard between two reads
+
+
+def named_tensor(path: Path, name: str) -> Tensor:
+    """One tensor of a .safetensors file, by the library. Raises FFNError, naming the file, where it cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    opened: Callable[..., Any] = safe_open
+    try:
+        with opened(path, "pt") as file:
+            found: Tensor = file.get_tensor(name)
+    except SafetensorError as error:
+        raise FFNError(f"cannot read {shown_path(path)}: {error}") from None
+    except OSError as error:
+        raise FFNError(f"cannot read {shown_path(path)}: {error.strerror or error}") from None
+    return found
 
 
 class Files:

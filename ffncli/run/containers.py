@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ffncli.errors import FFNError, shown
 from ffncli.models.headers import MOST_HEADER_BYTES, read_header
+from ffncli.models.reading import named_tensor
 from ffncli.models.strict_json import parse_object, read_object, shown_path
 from ffncli.show.files import TENSOR_SUFFIXES
 
@@ -102,15 +103,7 @@ class _Safetensors:
     shapes: dict[str, tuple[int, ...]]
 
     def tensor(self, name: str) -> Tensor:
-        from safetensors import SafetensorError, safe_open
-
-        opened: Callable[..., Any] = safe_open
-        try:
-            with opened(self.path, "pt") as file:
-                found: Tensor = file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise FFNError(f"cannot read {shown_path(self.path)}: {error}") from None
-        return found
+        return named_tensor(self.path, name)
 
 
 def _open_safetensors(path: Path) -> _Safetensors:

@@ -7,9 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -163,19 +161,13 @@ def _npy(path: Path, where: str) -> Tensor:
 
 
 def _safetensors(path: Path, where: str) -> Tensor:
-    from safetensors import SafetensorError, safe_open
-
     from ffncli.models.headers import read_header
+    from ffncli.models.reading import named_tensor
 
     names = list(read_header(path))
     if len(names) != 1 and "x" not in names:
         raise FFNError(f"{where} holds {len(names)} tensors", "it should hold one, or one named x")
-    opened: Callable[..., Any] = safe_open
-    try:
-        with opened(path, "pt") as file:
-            found: Tensor = file.get_tensor("x" if "x" in names else names[0])
-    except SafetensorError as error:
-        raise FFNError(f"cannot read {where}: {error}") from None
+    found = named_tensor(path, "x" if "x" in names else names[0])
     if found.is_complex():
         raise FFNError(f"{where} holds complex numbers, not real ones")
     return found

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ffncli.run.fused import halves_by_turns, turns_as_halves
 from ffncli.run.saved import Saved, SavedStep
 
 _MOST_VALUES = 64  # values per unit that are looked at: enough to tell units apart
@@ -148,12 +149,9 @@ def _pair(gate: Pair, up: Pair, name: str, tolerance: float) -> str | None:
     if _same(new_gate, base_up, tolerance) and _same(new_up, base_gate, tolerance):
         return f"{names} are swapped"
     for first, second, order in ((base_gate, base_up, ""), (base_up, base_gate, ", up first")):
-        woven = torch.stack((first, second), 1).flatten(0, 1)
-        joined = torch.cat((first, second))
-        half = len(first)
         cuts = {
-            f"interleaved columns were read as halves{order}": (woven[:half], woven[half:]),
-            f"halves were read as interleaved columns{order}": (joined[0::2], joined[1::2]),
+            f"interleaved columns were read as halves{order}": turns_as_halves(first, second),
+            f"halves were read as interleaved columns{order}": halves_by_turns(first, second),
         }
         for said, (as_gate, as_up) in cuts.items():
             if _same(new_gate, as_gate, tolerance) and _same(new_up, as_up, tolerance):

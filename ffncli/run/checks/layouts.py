@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from ffncli.block.recipe import FFNSpec
@@ -24,6 +23,7 @@ from ffncli.run.capture import run_model
 from ffncli.run.checks.case import Case
 from ffncli.run.checks.row import Judge, Row, errors
 from ffncli.run.execute import run
+from ffncli.run.fused import halves_by_turns, turns_as_halves
 from ffncli.run.prepare import Request, prepare
 from ffncli.run.tokens import Asked
 from ffncli.run.weights import located_weights, read_located
@@ -198,7 +198,7 @@ def resplit(weights: Mapping[str, Tensor], prefix: str = "") -> Iterator[tuple[s
     pairs = [(f"{prefix}gate.{own}", f"{prefix}up.{own}", axis) for own, axis in (("weight", -2), ("bias", -1))]
     pairs = [(gate, up, axis) for gate, up, axis in pairs if gate in weights]
     where = f" in the {prefix.rstrip('.')} experts" if prefix else ""
-    for name, split in (("taken by turns", _by_turns), ("cut into halves", _as_halves)) if pairs else ():
+    for name, split in (("taken by turns", halves_by_turns), ("cut into halves", turns_as_halves)) if pairs else ():
         for before, after in ((False, False), (False, True), (True, False)):
             out = dict(weights)
             for gate, up, axis in pairs:
@@ -207,19 +207,6 @@ def resplit(weights: Mapping[str, Tensor], prefix: str = "") -> Iterator[tuple[s
                 out[gate], out[up] = made[::-1] if after else made
             words = "up and gate" if before else "gate and up"
             yield f"{words}, put together, {name}{where}" + (", and swapped" if after else ""), out
-
-
-def _by_turns(gate: Tensor, up: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """The halves put together and taken by turns."""
-    rows = torch.cat([gate, up], axis).movedim(axis, 0)
-    return rows[::2].movedim(0, axis).contiguous(), rows[1::2].movedim(0, axis).contiguous()
-
-
-def _as_halves(gate: Tensor, up: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Every other row put together and cut in the middle."""
-    rows = torch.stack([gate.movedim(axis, 0), up.movedim(axis, 0)], 1).flatten(0, 1)
-    half = len(rows) // 2
-    return rows[:half].movedim(0, axis).contiguous(), rows[half:].movedim(0, axis).contiguous()
 
 
 def _reread(case: Case, located: Sequence[Located], other: Misreading) -> dict[str, Tensor]:
