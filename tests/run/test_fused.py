@@ -19,6 +19,7 @@ def test_rows_written_out() -> None:
 def test_one_undoes_the_other_along_any_axis(axis: int) -> None:
     pair = tuple(torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(n)) for n in (0, 1))
     made = turns_as_halves(*pair, axis)
+    assert made[0].shape == pair[0].shape
     assert not torch.equal(made[0], pair[0])
     for found, was in zip(halves_by_turns(*made, axis), pair, strict=True):
         assert torch.equal(found, was)
