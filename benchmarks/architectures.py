@@ -18,29 +18,37 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
 
 import transformers
 
 from benchmarks.common import save
-from tests.oracles.architectures import cases
+from tests.oracles.architectures import Architecture, cases
 from tests.oracles.architectures.saved import COLUMNS, row
 
 
 def main() -> int:
     """Count, print, save; 1 where any architecture differs."""
-    parser = argparse.ArgumentParser(description="FFN parameters of every text architecture, counted in three ways.")
+    about = "FFN parameters of every text architecture, counted in three ways."
+    return report(about, COLUMNS, row, "text architectures agree")
+
+
+def report(about: str, columns: Sequence[str], row: Callable[[str, Architecture], Sequence[object]], said: str) -> int:
+    """A row for each architecture: those with a reason printed, all saved where --save asks; 1 where any differs."""
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--save", metavar="FILE", help="write the results there as CSV")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     rows = [row(name, case) for name, case in sorted(cases().items())]
-    results = Counter(line[COLUMNS.index("result")] for line in rows)
+    result, reason = columns.index("result"), columns.index("reason")
+    results = Counter(line[result] for line in rows)
     for line in rows:
-        if line[COLUMNS.index("reason")]:
-            print(f"{line[0]}: {line[COLUMNS.index('result')]}: {line[COLUMNS.index('reason')]}")
-    print(f"transformers {transformers.__version__}: {results['same']} of {len(rows)} text architectures agree")
+        if line[reason]:
+            print(f"{line[0]}: {line[result]}: {line[reason]}")
+    print(f"transformers {transformers.__version__}: {results['same']} of {len(rows)} {said}")
     if options.save:
-        save(options.save, COLUMNS, rows, {})
+        save(options.save, columns, rows, {})
     return int(results["differs"] > 0)
 
 

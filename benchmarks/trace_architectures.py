@@ -17,37 +17,26 @@ and run. transformers' own model runs once on random tokens:
 
 from __future__ import annotations
 
-import argparse
 import sys
 import warnings
-from collections import Counter
 
 import torch
-import transformers
 
-from benchmarks.common import save
-from tests.oracles.architectures import cases
+from benchmarks.architectures import report
+from tests.oracles.architectures import Architecture
 from tests.oracles.architectures.traced import COLUMNS, compare, row
 
 
 def main() -> int:
     """Trace, print, save; 1 where any architecture differs."""
-    parser = argparse.ArgumentParser(description="Every text architecture's FFN, traced beside transformers' own.")
-    parser.add_argument("--save", metavar="FILE", help="write the results there as CSV")
-    options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    rows = [row(name, case, () if case.reason else compare(name, case)) for name, case in sorted(cases().items())]
-    results = Counter(line[COLUMNS.index("result")] for line in rows)
-    for line in rows:
-        if line[COLUMNS.index("reason")]:
-            print(f"{line[0]}: {line[COLUMNS.index('result')]}: {line[COLUMNS.index('reason')]}")
-    print(f"transformers {transformers.__version__}: {results['same']} of {len(rows)} text architectures traced alike")
-    if options.save:
-        save(options.save, COLUMNS, rows, {})
-    return int(results["differs"] > 0)
+    about = "Every text architecture's FFN, traced beside transformers' own."
+    return report(about, COLUMNS, _row, "text architectures traced alike")
+
+
+def _row(name: str, case: Architecture) -> tuple[object, ...]:
+    return row(name, case, () if case.reason else compare(name, case))
 
 
 if __name__ == "__main__":
