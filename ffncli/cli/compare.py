@@ -110,4 +110,5 @@ def _verdict(row: Row) -> str:
     at = f"{row.step} departs first: {row.worst} is {row.base!r} in BASE, {row.new!r} in NEW"
     if row.nonfinite:
         return f"{at} ({row.nonfinite:,} values are not finite in one alone)"
-    return f"{at}; relative error {row.relative_error:.3g} > {row.tolerance:g}, {row.ulps:.4g} ulps of {row.dtype}"
+    ulps = "" if row.ulps is None else f", {row.ulps:.4g} ulps of {row.dtype}"
+    return f"{at}; relative error {row.relative_error:.3g} > {row.tolerance:g}{ulps}"

@@ -21,7 +21,8 @@ TOLERANCE: Mapping[torch.dtype, float] = {
 }  # fmt: skip
 CONVENTIONS = {
     "relative_error": "max |new - base| / max |base| over the step's finite values",
-    "ulps": "|new - base| at the worst element, in units in the last place of base's value there (narrower dtype)",
+    "ulps": "|new - base| at the worst element, in units in the last place of base's value there (narrower dtype);"
+    " null where that value is 0",
     "tolerance": "for relative_error: "
     + ", ".join(f"{limit:g} {dtypes.dtype(str(dtype)).name}" for dtype, limit in TOLERANCE.items())
     + ", by the narrower dtype of a step",
@@ -35,9 +36,9 @@ class Row:
 
     `max_error` is the largest |new - base| of the places where both are finite, `relative_error` that over the largest
     finite |base|, `ulps` |new - base| at the worst element in units in the last place of base's value there, in the
-    narrower `dtype` of the two. `nonfinite` counts places where one is NaN or infinite and the other is not the same:
-    the first of them is then `worst`, and the step departs. NaN in both, or the same infinity, agrees. `worst` is None
-    where all is equal. It `agrees` where relative_error ≤ tolerance.
+    narrower `dtype` of the two; None where that value is 0. `nonfinite` counts places where one is NaN or infinite and
+    the other is not the same: the first of them is then `worst`, and the step departs. NaN in both, or the same
+    infinity, agrees. `worst` is None where all is equal. It `agrees` where relative_error ≤ tolerance.
     """
 
     step: str
@@ -47,7 +48,7 @@ class Row:
     dtype: str
     max_error: float
     relative_error: float
-    ulps: float
+    ulps: float | None
     worst: str | None
     base: float | None
     new: float | None
@@ -131,7 +132,7 @@ def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> Row
         dtype=str(dtype).removeprefix("torch."),
         max_error=found.largest,
         relative_error=found.relative,
-        ulps=ulps(values[1], values[0], dtype) if values else 0.0,
+        ulps=0.0 if values is None else ulps(values[1], values[0], dtype) if values[0] else None,
         worst=written("", unravel(at, base.shape)) if values else None,
         base=values[0] if values else None,
         new=values[1] if values else None,
