@@ -74,10 +74,9 @@ def agreement_text(found: Agreement) -> str:
     """One line: how far our steps are from the model's own FFN."""
     if not found.max_error:
         return "the model's own FFN gives the same, bit for bit"
-    return (
-        f"against the model's own FFN: max error {found.max_error:.2e}, relative {found.relative_error:.2e}, "
-        f"{found.ulps:.3g} units in the last place of the largest value"
-    )
+    ulps = "" if found.ulps is None else f", {found.ulps:.3g} units in the last place there"
+    error, relative = f"max error {found.max_error:.2e}", f"relative {found.relative_error:.2e}"
+    return f"against the model's own FFN: {error}, {relative}{ulps}"
 
 
 def _with_routes(page: Answer, traced: Traced) -> Answer:

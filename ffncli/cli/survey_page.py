@@ -27,7 +27,7 @@ SURVEY_CONVENTIONS = {
     "dead_units": "units whose activation is exactly zero for every token; near_dead_units: "
     f"within {NEAR_ZERO:g} of zero",
     "norms": "mean L2 norm of a token; gain = output_norm / input_norm",
-    "agreement": "max|a-b|; over max|b|; in units in the last place of max|b|: a ours, b the model's own FFN",
+    "agreement": "max|a-b|; over max|b|; in units in the last place of b there: a ours, b the model's own FFN",
 }
 
 

@@ -31,8 +31,8 @@ def test_ulp_in_bfloat16() -> None:
 def test_a_gap_is_told_with_its_place_and_what_is_not_finite_beside_it() -> None:
     a = torch.tensor([[1.0, NAN, 5.0], [INF, 2.0, -INF]])
     b = torch.tensor([[1.0, NAN, 4.0], [INF, -8.0, INF]])
-    assert gap(a, b) == Gap(10.0, 4, 8.0, 1, 5)
-    assert gap(b, b) == Gap(0.0, -1, 8.0, 0, -1)
+    assert gap(a, b) == Gap(10.0, 4, abs(b.flatten()[4].item()), 8.0, 1, 5)
+    assert gap(b, b) == Gap(0.0, -1, 0.0, 8.0, 0, -1)
     assert gap(torch.ones(2), torch.zeros(2)).relative == INF
     assert gap(torch.zeros(0), torch.zeros(0)) == Gap()
 
@@ -52,7 +52,8 @@ def test_agreement_is_the_closed_form() -> None:
     theirs = torch.tensor([1.0, -4.0, 2.0])
     found = agreement(theirs + torch.tensor([0.0, 0.0, 2**-20]), theirs)
     assert (found.max_error, found.relative_error) == (2**-20, 2**-22)
-    assert found.ulps == 2.0  # of 4, whose last place in float32 is 2⁻²¹
+    assert found.ulps == 4.0  # of 2, where they differ: its last place in float32 is 2⁻²²
+    assert agreement(torch.tensor([0.5, 4.0]), torch.tensor([0.0, 4.0])).ulps is None
     assert agreement(theirs, theirs).ulps == 0
     assert agreement(theirs.bfloat16() * 1.0078125, theirs.bfloat16()).ulps == 1.0
 
