@@ -91,11 +91,11 @@ def _dot_product(one: Explanation, digits: int) -> Table:
 
 
 def _experts(one: Explanation, digits: int) -> Table:
-    """The chosen experts, and the one that was asked for."""
+    """The chosen experts, and the one that was asked for; of the final layer the likeliest tokens, by their ids."""
     grouped = one.experts[0].group is not None
     corrected = any(e.score is not None and e.choice != e.score for e in one.experts)
     columns = (
-        "expert",
+        "id" if one.name == "probs" else "expert",
         *(["group"] if grouped else []),
         "logit",
         "score",

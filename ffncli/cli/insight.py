@@ -37,7 +37,7 @@ class InsightOptions:
         bool, _insight("--fail-on-nonfinite", help="Exit with 1 where input, weights or steps have NaN or Inf.")
     ] = False
 
-    def judge(self, found: Sequence[NotFinite], output: Output) -> None:
+    def judge(self, found: Sequence[NotFinite | str], output: Output) -> None:
         """After the answer: a note each, or, where it was asked for, FFNError (exit 1) with all of them."""
         if found and self.fail_on_nonfinite:
             raise FFNError(f"not finite: {'; '.join(map(str, found))}", code=ExitCode.FAILED)

@@ -73,7 +73,7 @@ def _with_model_run(page: Answer, prompt: str | None, tokens: Sequence[Token], f
 def agreement_text(found: Agreement) -> str:
     """One line: how far our steps are from the model's own FFN."""
     if not found.max_error:
-        return "the model's own FFN gives the same, bit for bit"
+        return "the model's own FFN gives the same"  # NaN for NaN, and 0 for -0: equal, and not always bit for bit
     ulps = "" if found.ulps is None else f", {found.ulps:.3g} units in the last place there"
     error, relative = f"max error {found.max_error:.2e}", f"relative {found.relative_error:.2e}"
     return f"against the model's own FFN: {error}, {relative}{ulps}"

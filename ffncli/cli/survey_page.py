@@ -36,7 +36,7 @@ def show_survey(
     one: Mapping[str, object], output: Output,
 ) -> None:  # fmt: skip
     """Survey all layers and show them. Raises FFNError for options that mean one layer, `one` among them."""
-    alone = {"--unembed": prompt.unembed, "--train": run.train, "--fail-on-nonfinite": insight.fail_on_nonfinite, **one}
+    alone = {"--unembed": prompt.unembed, "--train": run.train, **one}
     if said := next((option for option, given in alone.items() if given), None):
         raise FFNError(f"{said} needs one layer", "give --layer I instead of all")
     leading = tokens.leading()
@@ -51,11 +51,19 @@ def show_survey(
     top = TOP_UNITS if insight.top_units is None else insight.top_units
     found = survey(model, request, prompt.asked() if prompt.runs_model else None, top)
     output.notes(*model.notes, *map(str, model.differences), *found.notes)
-    output.show(survey_answer(model, found, prompt.prompt))
+    output.show(survey_answer(model, found, prompt.prompt, insight.top_units or 1))
+    insight.judge(_not_finite(found), output)
 
 
-def survey_answer(model: Model, found: Survey, prompt: str | None) -> Answer:
-    """All layers: `layers` in JSON, one row each in CSV and in the table."""
+def _not_finite(found: Survey) -> list[str]:
+    """The first layer with NaN or Inf, and how many more there are: one makes all that come after it so."""
+    bad = [row for row in found.rows if row.not_finite]
+    said = [f"{row.stack} layer {row.layer}: {fault}" for row in bad[:1] for fault in row.not_finite]
+    return said + ([f"{len(bad) - 1} more of the layers have NaN or Inf"] if len(bad) > 1 else [])
+
+
+def survey_answer(model: Model, found: Survey, prompt: str | None, units: int = 1) -> Answer:
+    """All layers: `layers` in JSON, one row each in CSV and in the table, which names that many active `units`."""
     body = {
         "model": {"name": model.name, "source": model.source, "prompt": prompt,
                   "tokens": {stack: [*map(asdict, tokens)] for stack, tokens in found.tokens.items()}},
@@ -67,8 +75,8 @@ def survey_answer(model: Model, found: Survey, prompt: str | None) -> Answer:
     parts: list[Part] = [Heading(model.name, f"{len(rows)} layers with an FFN")]
     for stack, tokens in found.tokens.items():
         parts.append(Line(f"{stack}: {listed(tokens)}"))
-    parts.append(_table(found))
-    parts += [Line(f"{name.replace('_', ' ')}: {text}", quiet=True) for name, text in _said(found).items()]
+    parts.append(_table(found, units))
+    parts += [Line(f"{name.replace('_', ' ')}: {text}", quiet=True) for name, text in _said(found, units).items()]
     return Answer("trace", body, csv, parts, {**CONVENTIONS, **SURVEY_CONVENTIONS})
 
 
@@ -81,17 +89,20 @@ def _keys(row: LayerRow) -> dict[str, Any]:
 
 
 def _flat(value: Any) -> Any:
-    """A CSV cell: active units as `3`, `7:3` inside expert 7, `shared:3`."""
+    """A CSV cell: active units as `3`, `7:3` inside expert 7, `shared:3`; what is not finite as `weight up.weight`."""
     if not isinstance(value, tuple):
         return value
-    return tuple(_place(unit["unit"], unit["expert"], unit["shared"]) for unit in value)
+    return tuple(
+        f"{one['kind']} {one['name']}" if "kind" in one else _place(one["unit"], one["expert"], one["shared"])
+        for one in value
+    )
 
 
 def _place(unit: int, expert: int | None, shared: bool) -> str:
     return f"{expert}:{unit}" if expert is not None else f"shared:{unit}" if shared else f"{unit}"
 
 
-def _table(found: Survey) -> Table:
+def _table(found: Survey, units: int) -> Table:
     columns = ["layer", "zeros %", "near %", "dead", "|in|", "|out|", "gain", "most active"]
     ran = any(row.agreement for row in found.rows)
     several = len({row.stack for row in found.rows}) > 1
@@ -101,19 +112,20 @@ def _table(found: Survey) -> Table:
         cells = [
             name, *(None if s is None else round(100 * s, 2) for s in (row.zero_share, row.near_zero_share)),
             row.near_dead_units, row.input_norm, row.output_norm, row.gain,
-            next((_place(unit.unit, unit.expert, unit.shared) for unit in row.most_active), None),
+            ", ".join(_place(unit.unit, unit.expert, unit.shared) for unit in row.most_active[:units]) or None,
         ]  # fmt: skip
         rows.append(tuple([*cells, row.agreement.relative_error if row.agreement else None] if ran else cells))
     return Table(tuple([*columns, "error"] if ran else columns), rows)
 
 
-def _said(found: Survey) -> dict[str, str]:
+def _said(found: Survey, units: int) -> dict[str, str]:
     """What the columns mean."""
     moe = any(unit.expert is not None for row in found.rows for unit in row.most_active)
     out = {
         "zeros, near": f"share of values after the activation that are 0, and within {NEAR_ZERO:g} of 0",
         "dead": f"units within {NEAR_ZERO:g} of 0 for every token" + (", of the experts that have any" if moe else ""),
-        "most active": "the unit with the largest mean |act|" + (", as expert:unit" if moe else ""),
+        "most active": f"the {'unit' if units == 1 else 'units'} with the largest mean |act|"
+        + (", as expert:unit" if moe else ""),
     }
     if any(row.agreement for row in found.rows):
         out["error"] = "max|ours - the model's own| over max|the model's own|"

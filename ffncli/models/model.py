@@ -162,9 +162,8 @@ class Model:
         stack, _, number = (str(next(iter(counts.values()))[0]) if text is None else text).rpartition(".")
         if not (number.isascii() and number.isdigit() and len(number) < 10):
             example = next(iter(counts)) + ".0" if len(counts) > 1 else "0"
-            raise FFNError(
-                f"--layer must be a whole number from 0, as in {example}, got {shown(text)}", f"there is {known}"
-            )
+            advice = f"there is {known}" if self.bare else f"{self.name} has {known}"
+            raise FFNError(f"--layer must be a whole number from 0, as in {example}, got {shown(text)}", advice)
         if stack and stack not in counts:
             raise FFNError(f"--layer {shown(text)}: no stack '{stack}'", f"{self.name} has {known}")
         if not stack and len(counts) > 1 and text is not None:

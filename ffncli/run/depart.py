@@ -172,16 +172,19 @@ def _check_same_block(base: Saved, new: Saved) -> None:
     where = f"{new.where} was saved from another block than {base.where}"
     for a, b in zip(ours, theirs, strict=False):
         if (a.name, a.op) != (b.name, b.op):
-            raise FFNError(f"{where}: {a.name} = {a.formula} there, {b.name} = {b.formula} here")
+            raise FFNError(f"{where}: {_assignment(a)} in {base.where}, {_assignment(b)} in {new.where}")
         if a.shape != b.shape:
             inputs = f"{new.where} was traced on another input than {base.where}"
             same = a.shape[-1] == b.shape[-1]
-            raise FFNError(
-                f"{inputs if same else where}: {a.name} has shape {list(a.shape)} there, {list(b.shape)} here"
-            )
+            shapes = f"{list(a.shape)} in {base.where}, {list(b.shape)} in {new.where}"
+            raise FFNError(f"{inputs if same else where}: {a.name} has shape {shapes}")
     if len(ours) != len(theirs):
         longer, which = (ours, base) if len(ours) > len(theirs) else (theirs, new)
         raise FFNError(f"{where}: only {which.where} has the step {longer[min(len(ours), len(theirs))].name}")
+
+
+def _assignment(step: SavedStep) -> str:
+    return f"the input is {step.name}" if step.op == "input" else f"{step.name} = {step.formula}"
 
 
 def _mismatches(base: Saved, new: Saved) -> list[Mismatch]:

@@ -50,12 +50,18 @@ def _named(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
 def _stdin() -> str:
     if sys.stdin is None:
         raise FFNError("--input -: standard input is closed")
+    no_text = FFNError("standard input is not text", "give numbers or JSON; .npy and .safetensors as files")
     try:
-        return sys.stdin.read(MOST_TEXT_BYTES)
-    except UnicodeDecodeError:
-        raise FFNError("standard input is not text", "give numbers or JSON; .npy and .safetensors as files") from None
+        text = sys.stdin.read(MOST_TEXT_BYTES)
+        if not text.isascii():
+            text.encode()  # where the locale is C, bytes that are no text come as halves of surrogate pairs
+    except UnicodeError:
+        raise no_text from None
     except OSError as error:
         raise FFNError(f"cannot read standard input: {error.strerror}") from None
+    if "\0" in text:
+        raise no_text
+    return text
 
 
 def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Tensor:

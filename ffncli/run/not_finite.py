@@ -33,13 +33,16 @@ def in_words(nan: int, inf: int) -> str:
     return " and ".join(f"{n:,} {what}" for n, what in ((nan, "NaN"), (inf, "Inf")) if n)
 
 
+def where_not_finite(kind: str, tensors: Mapping[str, Tensor]) -> list[NotFinite]:
+    """Those of the tensors that have NaN or Inf, in order."""
+    counts = [(name, *not_finite(tensor)) for name, tensor in tensors.items()]
+    return [NotFinite(kind, name, nan, inf) for name, nan, inf in counts if nan + inf]
+
+
 def find_not_finite(result: Trace, weights: Mapping[str, Tensor]) -> tuple[NotFinite, ...]:
     """Every input and weight that has NaN or Inf, and the first step that has; empty where all values are finite."""
     found = [NotFinite("input", r.name, r.nan, r.inf) for r in result.steps if r.op == "input" and r.nan + r.inf]
-    for name, tensor in weights.items():
-        nan, inf = not_finite(tensor)
-        if nan + inf:
-            found.append(NotFinite("weight", name, nan, inf))
+    found += where_not_finite("weight", weights)
     first = next((r for r in result.steps if r.op != "input" and r.nan + r.inf), None)
     if first:
         found.append(NotFinite("step", first.name, first.nan, first.inf))

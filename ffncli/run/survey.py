@@ -14,6 +14,7 @@ from ffncli.models.model import Layer, Model
 from ffncli.run.agreement import Agreement, agreement
 from ffncli.run.capture import prepared, run_model
 from ffncli.run.execute import EVAL, execute
+from ffncli.run.not_finite import NotFinite, where_not_finite
 from ffncli.run.prepare import Request, prepare
 from ffncli.run.statistics import statistics
 from ffncli.run.tokens import Asked, Token
@@ -37,7 +38,8 @@ class LayerRow:
     Of the values after the activation `zero_share` are exactly zero, `near_zero_share` within NEAR_ZERO of it (as
     block/units.py has it). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for
     every token, `near_dead_units` within NEAR_ZERO of it. Norms are mean L2 norms of a token, `gain` is the output's
-    over the input's. `agreement` is with the model's own FFN, None without a prompt.
+    over the input's. `agreement` is with the model's own FFN, None without a prompt. `not_finite` are the inputs and
+    weights with NaN or Inf, and the first step with any.
     """
 
     stack: str
@@ -53,6 +55,7 @@ class LayerRow:
     output_norm: float
     gain: float | None
     agreement: Agreement | None = None
+    not_finite: tuple[NotFinite, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,12 @@ def survey_layer(
     start, end = ffn_span(steps)
     norms = {name: _mean_norm(tensor) for name, tensor in inputs.items()}
     seen, rows, found = _Activations(top), next(iter(inputs.values())).shape[:-1].numel(), None
+    bad = [*where_not_finite("input", inputs), *where_not_finite("weight", weights)]
+    finite = True
     with torch.no_grad():
         for event in execute(steps, weights, inputs, EVAL):
+            if finite and (first := where_not_finite("step", {event.name: event.tensor})):
+                finite, bad = False, [*bad, *first]
             if event.name in (start, end):
                 norms[event.name] = _mean_norm(event.tensor)
             if event.name == end and reference is not None:
@@ -119,7 +126,7 @@ def survey_layer(
     before, after = norms[start], norms[end]
     return LayerRow(
         layer.stack, layer.index, rows, *seen.shares(), seen.units, seen.dead, seen.near_dead, seen.most_active(),
-        before, after, after / before if before else None, found,
+        before, after, after / before if before else None, found, tuple(bad),
     )  # fmt: skip
 
 

@@ -247,9 +247,13 @@ def test_another_block_is_refused(call, tmp_path):
     wide = save(call, tmp_path / "wide.npz", "8x32:gelu")
     more = save(call, tmp_path / "more.npz", "8x16:gelu", "--tokens", "5")
     longer = save(call, tmp_path / "longer.npz", "8x16:gelu", "--residual")
-    expect_refusal(call("compare", str(gated), str(plain)), "from another block", "gate = x · W1 there, up = x · W1")
-    expect_refusal(call("compare", str(plain), str(wide)), "from another block", "up has shape [4, 16] there, [4, 32]")
-    expect_refusal(call("compare", str(plain), str(more)), "another input", "x has shape [4, 8] there, [5, 8] here")
+    expect_refusal(
+        call("compare", str(gated), str(plain)), "from another block", f"gate = x · W1 in {gated}, up = x · W1"
+    )
+    shapes = f"up has shape [4, 16] in {plain}, [4, 32] in {wide}"
+    expect_refusal(call("compare", str(plain), str(wide)), "from another block", shapes)
+    shapes = f"x has shape [4, 8] in {plain}, [5, 8] in {more}"
+    expect_refusal(call("compare", str(plain), str(more)), "another input", shapes)
     expect_refusal(call("compare", str(plain), str(longer)), "only", "longer.npz has the step out")
 
 

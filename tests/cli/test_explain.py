@@ -188,3 +188,9 @@ def test_a_token_with_a_text_is_named(call, monkeypatch):
     assert "up[1,2,0] in up = x · W1 + b1  token 5 '\\x1b[2J'\n" in out
     inner = call("trace", "8x16:swiglu", "--experts", "2", "--explain", "experts.1.up[2,5]")[1]
     assert "in experts.1.up = x · W3  token 2 'are'\n" in inner
+
+
+def test_the_final_layers_choices_are_ids_and_no_experts(call):
+    out = call("trace", "8x16:gelu", "--vocab", "12", "--explain", "probs[0,1]")[1]
+    assert "\nid  logit" in out
+    assert "expert" not in out

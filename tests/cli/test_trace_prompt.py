@@ -53,7 +53,7 @@ def test_rows_are_labelled_by_their_tokens(call):
     assert '2 tokens: 3 "sat", 0 "Hello"' in out
     assert '\n  3 "sat"    ' in out
     assert '\n  0 "Hello"  ' in out
-    assert "against the model's own FFN: max error" in out or "bit for bit" in out
+    assert "against the model's own FFN: max error" in out or "the model's own FFN gives the same" in out
 
 
 def test_rows_inside_an_expert_keep_their_tokens(call):
@@ -192,7 +192,6 @@ def test_all_layers_of_a_known_model(call):
         (["--expert", "0"], "--expert needs one layer; give --layer I instead of all"),
         (["--unembed"], "--unembed needs one layer"),
         (["--train"], "--train needs one layer"),
-        (["--fail-on-nonfinite"], "--fail-on-nonfinite needs one layer"),
         (["--explain", "down[0,0]"], "--explain needs one layer"),
         (["--save", "x.json"], "--save needs one layer"),
         (["--vocab", "9"], "--vocab needs one layer"),
@@ -202,6 +201,49 @@ def test_options_of_one_layer(call, arguments, said):
     code, _, err = call("trace", source("mixtral"), "--layer", "all", *arguments)
     assert code == 2
     assert said in err
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """One NaN and one Inf in a weight of layer 1."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(made("llama").path, tmp_path / "broken")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][0, :2] = torch.tensor([float("nan"), float("inf")])
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
+@pytest.mark.parametrize("given", [[], ["--prompt", PROMPT]])
+def test_what_is_not_finite_in_any_layer(call, broken, given):
+    first, second = answer(call, broken, "--layer", "all", *given)["layers"]
+    assert first["not_finite"] == []
+    weight, step = second["not_finite"]
+    assert weight == {"kind": "weight", "name": "up.weight", "nan": 1, "inf": 1}
+    assert (step["kind"], step["name"]) == ("step", "up")
+    assert step["nan"] + step["inf"] == 4  # one unit of four tokens
+    code, out, err = call("trace", broken, "--layer", "all", *given)
+    assert code == 0
+    assert "note: decoder layer 1: weight up.weight has 1 NaN and 1 Inf\n" in err
+    code, judged, err = call("trace", broken, "--layer", "all", "--fail-on-nonfinite", *given)
+    assert (code, judged) == (1, out)
+    assert "error: not finite: decoder layer 1: weight up.weight has 1 NaN and 1 Inf; decoder layer 1: 'up'" in err
+    table = call("trace", broken, "--layer", "all", "--csv", *given)[1]
+    assert [row["not_finite"] for row in csv.DictReader(io.StringIO(table))] == ["", "weight up.weight;step up"]
+
+
+def test_all_layers_are_finite(call):
+    assert call("trace", source("llama"), "--layer", "all", "--fail-on-nonfinite")[::2] == (0, "")
+
+
+def test_as_many_active_units_as_asked_for(call):
+    found = answer(call, source("llama"), "--layer", "all")["layers"]
+    out = call("trace", source("llama"), "--layer", "all", "--top-units", "3")[1]
+    for row in found:
+        assert f"  {', '.join(str(unit['unit']) for unit in row['most_active'])}\n" in out
+    assert "most active: the units with" in out
 
 
 # --- unembedding ------------------------------------------------------------------------------------------------------
@@ -331,6 +373,15 @@ def test_dimensions_cannot_be_run(call, typed):
         assert (code, err.count("\n")) == (2, 1)
         assert f"error: {option[0]}: '{typed}' is no directory with weights; give a directory with config.json" in err
     assert "error: --prompt: the block is no directory with weights" in call("trace", "--prompt", "Hello")[2]
+
+
+def test_a_directory_that_has_a_known_models_name(call, tmp_path, monkeypatch):
+    shutil.copytree(made("gpt2").path, tmp_path / "gpt2")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call("trace", "gpt2", "--prompt", "Hello")
+    assert code == 2
+    assert err == "error: --prompt: 'gpt2' is the known model, which has no weights; the directory is ./gpt2\n"
+    assert call("trace", "./gpt2", "--prompt", "Hello")[0] == 0
 
 
 @pytest.fixture

@@ -206,3 +206,20 @@ def test_against_a_module_of_ones_own(call, mine):
     assert err.splitlines()[-1].startswith("error: not verified: layout, as read = ")
     same = f"{mine}:built"
     assert call("verify", same, "--against", same, "--check", "layout")[0] == 0
+
+
+def test_a_layer_with_nan_is_told_apart_from_nothing(call, tmp_path):
+    import shutil
+
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from tests.oracles.prompted import made
+
+    broken = shutil.copytree(made("llama").path, tmp_path / "broken")
+    stored = load_file(broken / "model.safetensors")
+    stored["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.nan
+    save_file(stored, broken / "model.safetensors", {"format": "pt"})
+    found = {row["subject"]: row for row in rows(call, str(broken), "--layer", "1", "--check", "layout")}
+    assert found["with gate and up swapped"]["note"] == "the output has NaN or Inf, so nothing is told apart"
+    assert found["as read = transformers' llama"]["note"].startswith("no other reading agrees; the reference has ")

@@ -56,6 +56,14 @@ def test_stdin(monkeypatch):
     assert made("-").tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+@pytest.mark.parametrize("head", [b"\x93NUMPY\x01\x00", b"@\x00\x00\x00\x00\x00\x00\x00{"])
+def test_stdin_that_is_not_text(monkeypatch, errors, head):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(head), "utf-8", errors))
+    with pytest.raises(FFNError, match="standard input is not text"):
+        made("-")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -268,8 +268,30 @@ def test_ratios_and_formats(of_llama):
     assert f"{3 * 4096 * 11008:,}" in of_llama["SwiGLU is a stronger non-linearity"].note
 
 
-def small_llama() -> Prepared:
-    spec = FFNSpec(16, 32, "swiglu", norm="rmsnorm")
+def test_q80_is_the_format_of_the_library():
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize, quantize
+
+    values = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)) * 3
+    values[1, 32:] = 0
+    kind = GGMLQuantizationType.Q8_0
+    theirs = torch.from_numpy(dequantize(quantize(values.numpy(), kind), kind))
+    assert torch.equal(llama.q80(values), theirs)
+
+
+def test_what_q80_between_the_steps_changes():
+    run = small_llama(64)
+    seen = intermediates(run)
+    w = run.weights
+    norm = llama.q80(seen["norm"])
+    hidden = llama.q80(functional.silu(norm @ w["gate.weight"].T) * (norm @ w["up.weight"].T))
+    apart = (hidden @ w["down.weight"].T - seen["down"]).abs().max() / seen["down"].abs().max()
+    assert 0.001 < apart < 0.1
+    assert llama._between_the_steps(run, seen).found == f"Y moves by {100 * apart:.1f} %"
+
+
+def small_llama(d_model: int = 16) -> Prepared:
+    spec = FFNSpec(d_model, 32, "swiglu", norm="rmsnorm")
     example = Example(block_model(spec, ""), {}, "randn", (3, 16), block=merged_first(steps(spec)))
     return prepare(example.model, Request(), example)
 

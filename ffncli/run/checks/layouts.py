@@ -7,6 +7,7 @@ that one is named.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -149,6 +150,8 @@ def _held_to(case: Case, judge: Judge, located: Sequence[Located], proof: Proof)
         said = f"read with {agreeing.subject}, it agrees with {proof.name}"
     elif nearest is not None and nearest.relative_error is not None:
         said = f"no other reading agrees; nearest: {nearest.subject}, off by {nearest.relative_error:.2g}"
+    elif nearest is not None:
+        said = "no other reading agrees"
     else:
         said = "there is no other reading that fits its shapes"
     notes = "; ".join(filter(None, (said, row.note)))
@@ -172,6 +175,8 @@ def _misread(case: Case, judge: Judge, located: Sequence[Located], x: Tensor) ->
         _, relative, _ = errors(theirs, ours, case.dtype)
         told = relative is None or relative > judge.tolerance
         note = "read so, the output would be off by this" if told else "makes no difference with these weights"
+        if relative is not None and math.isnan(relative):
+            note = "the output has NaN or Inf, so nothing is told apart"
         yield judge.figure(f"with {other.name}", theirs, ours, note)
 
 

@@ -23,11 +23,11 @@ ROUNDING = 1e-5  # of float32 sums of 11008 terms
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Names, the merge-add, the norm, the split over nodes with what it sends, ratios and formats."""
+    """Names, the merge-add, the norm, the split over nodes with what it sends, ratios, formats, what Q80 changes."""
     seen = intermediates(ready)
     return (
         *_names(ready.steps), *_order(ready, seen), *_slices(ready), _whole(ready, seen), _collectives(ready),
-        *_ratios(), _at_equal_parameters(ready), _experts(), *_formats(),
+        *_ratios(), _at_equal_parameters(ready), _experts(), *_formats(), _between_the_steps(ready, seen),
     )  # fmt: skip
 
 
@@ -159,3 +159,23 @@ def _formats() -> list[Fact]:
         note = f"{form.block} weights and one fp16 scale in {form.block_bytes} bytes ({ours})"
         out.append(compared(f"bits per weight of {name}", said, f"{form.bits_per_weight:g}", note))
     return out
+
+
+def _between_the_steps(ready: Prepared, seen: Mapping[str, Tensor]) -> Fact:
+    """The engine rounds what enters W1 and W3, and H before W2, to Q80: how far that moves Y."""
+    names = [step.output for step in ready.steps]
+    after_norm, after_hidden = names.index("norm") + 1, names.index("hidden") + 1
+    hidden = run(ready.steps[after_norm:after_hidden], ready.weights, {"norm": q80(seen["norm"])})
+    down = run(ready.steps[after_hidden:], ready.weights, {"hidden": q80(hidden)})
+    return Fact(
+        "activations quantized to Q80 between the steps",
+        f"Y moves by {100 * relative(down, seen['down']):.1f} %",
+        note="what enters W1 and W3, and H: max difference over max |Y|, with weights in full",
+    )
+
+
+def q80(values: Tensor) -> Tensor:
+    """The values as Q80 stores them: signed bytes, one fp16 scale (largest of the block / 127) per 32 of a row."""
+    blocks = values.reshape(-1, dtypes.storage("q8_0").block)
+    scale = blocks.abs().amax(-1, keepdim=True) / 127
+    return ((blocks / scale).nan_to_num().round() * scale.half().to(values.dtype)).reshape(values.shape)
