@@ -374,7 +374,18 @@ def test_an_architecture_that_transformers_cannot_run(call, monkeypatch):
 
     monkeypatch.setattr(LlamaModel, "forward", fail)
     code, _, err = call("trace", source("llama"), "--prompt", "Hello")
-    assert (code, err) == (3, "error: transformers cannot run llama on this prompt: ValueError: needs a picture\n")
+    said = "ValueError: needs a picture and a second line"
+    assert (code, err) == (3, f"error: transformers cannot run llama on this prompt: {said}\n")
+
+
+def test_the_reason_that_a_config_is_refused_is_in_the_second_line(call, copied):
+    rewrite(copied, num_attention_heads=7, num_key_value_heads=7, head_dim=None)
+    refused(call, copied, 2, "is not a multiple of the number of attention heads (7)")
+
+
+def test_a_config_of_another_model(call, copied):
+    rewrite(copied, vocab_size=7)
+    refused(call, copied, 2, "tensor 'model.embed_tokens.weight' has shape [60, 16], its model [7, 16]; config.json")
 
 
 def test_pickled_weights(call, copied):
