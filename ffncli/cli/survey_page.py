@@ -57,7 +57,7 @@ def show_survey(
 def survey_answer(model: Model, found: Survey, prompt: str | None) -> Answer:
     """All layers: `layers` in JSON, one row each in CSV and in the table."""
     body = {
-        "model": {"name": model.name, "source": model.source, "prompt": prompt,
+        "model": {"name": model.name, "source": model.source, "prompt": prompt, "input": found.input,
                   "tokens": {stack: [*map(asdict, tokens)] for stack, tokens in found.tokens.items()}},
         "layers": [_keys(row) for row in found.rows],
     }  # fmt: skip
@@ -65,6 +65,8 @@ def survey_answer(model: Model, found: Survey, prompt: str | None) -> Answer:
     names = tuple(rows[0])
     csv = Table(names, [tuple(_flat(row[name]) for name in names) for row in rows])
     parts: list[Part] = [Heading(model.name, f"{len(rows)} layers with an FFN")]
+    if found.input is not None:
+        parts.append(Line(f"input: {found.input}"))
     for stack, tokens in found.tokens.items():
         shown = ", ".join(label(tokens[i]) for i in edges(len(tokens), 8))
         parts.append(Line(f"{stack}: {len(tokens)} token{'s' * (len(tokens) != 1)}: {shown}"))

@@ -186,6 +186,18 @@ def test_all_layers_of_a_known_model(call):
     assert "error" not in out
 
 
+def test_all_layers_without_a_model_say_on_what(call):
+    """Random weights and a random input give figures that look like a model's."""
+    assert "random weights" not in call("trace", source("llama"), "--layer", "all")[2]
+    code, out, err = call("trace", "gpt2", "--d-model", "8", "--d-ff", "16", "--layer", "all", "--tokens", "3")
+    assert code == 0
+    assert "  input: randn, 3 tokens, the same for every layer\n" in out
+    assert "random weights, seed 0, the same in all layers of one shape: no file holds" in err
+    found = answer(call, source("llama"), "--layer", "all", "--input", "ones", "--tokens", "1")
+    assert found["model"]["input"] == "ones, 1 token, the same for every layer"
+    assert answer(call, source("llama"), "--layer", "all", "--prompt", PROMPT)["model"]["input"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
