@@ -18,6 +18,13 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
+class Terminated(SystemExit):
+    """SIGTERM, on its way out through every `finally`; unlike the SystemExit of a user's file, nobody answers it."""
+
+    def __init__(self) -> None:
+        super().__init__(int(ExitCode.TERMINATED))
+
+
 class FFNError(Exception):
     """Something the user can mend. `message` says what is wrong and where, `hint` what to do."""
 

@@ -47,7 +47,11 @@ class ExplainOptions:
         return replace(self, explain=texts or None)
 
     def spots(self) -> list[Spot]:
-        """(name, index) of every place asked for. Raises FFNError for what is no place."""
+        """(name, index) of every place asked for. Raises FFNError for what is no place, and for options of none."""
+        if not self.explain:
+            for option, value in (("--terms", self.terms), ("--depth", self.depth)):
+                if value is not None:
+                    raise FFNError(f"{option} needs --explain")
         found = [_spot(text) for texts in self.explain or () for text in _apart(texts)]
         if len(found) > _MOST:
             raise FFNError(f"--explain takes at most {_MOST} places, got {len(found)}")

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from ffncli import __version__
-from ffncli.errors import ExitCode, FFNError, did_you_mean
+from ffncli.errors import ExitCode, FFNError, Terminated, did_you_mean
 
 # name → (module with a function `command`, the line that `ffn --help` and the README show)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -219,7 +219,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def _terminated(number: int, frame: object) -> NoReturn:
-    raise SystemExit(int(ExitCode.TERMINATED))  # so that `finally` runs
+    raise Terminated  # so that `finally` runs
 
 
 def _leave(code: int) -> NoReturn:

@@ -65,7 +65,7 @@ def _not_finite(found: Survey) -> list[str]:
 def survey_answer(model: Model, found: Survey, prompt: str | None, units: int = 1) -> Answer:
     """All layers: `layers` in JSON, one row each in CSV and in the table, which names that many active `units`."""
     body = {
-        "model": {"name": model.name, "source": model.source, "prompt": prompt,
+        "model": {"name": model.name, "source": model.source, "prompt": prompt, "input": found.input,
                   "tokens": {stack: [*map(asdict, tokens)] for stack, tokens in found.tokens.items()}},
         "layers": [_keys(row) for row in found.rows],
     }  # fmt: skip
@@ -73,6 +73,8 @@ def survey_answer(model: Model, found: Survey, prompt: str | None, units: int = 
     names = tuple(rows[0])
     csv = Table(names, [tuple(_flat(row[name]) for name in names) for row in rows])
     parts: list[Part] = [Heading(model.name, f"{len(rows)} layers with an FFN")]
+    if found.input is not None:
+        parts.append(Line(f"input: {found.input}"))
     for stack, tokens in found.tokens.items():
         parts.append(Line(f"{stack}: {listed(tokens)}"))
     parts.append(_table(found, units))

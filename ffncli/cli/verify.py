@@ -8,6 +8,7 @@ import typer
 
 from ffncli.cli.options import DimensionOptions, OutputOptions, PlaceOptions, TokenOptions, from_zero, spread
 from ffncli.cli.verify_page import answer, failure
+from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.examples import notebook
 from ffncli.models.model import Model
@@ -25,7 +26,7 @@ Source = Annotated[
     ),
 ]
 Checks = Annotated[
-    str | None, typer.Option("--check", metavar="NAME,...", help="Only these: module, tokens, layout, kernels, ...")
+    _Texts, typer.Option("--check", metavar="NAME,...", help="Only these: module, tokens, layout, kernels, ...")
 ]
 Kernels = Annotated[
     _Texts,
@@ -63,6 +64,7 @@ def command(
     Try: ffn verify 512x2048:swiglu, ffn verify ./my-model --layer 1, ffn verify --kernel mine.py:mlp
     """
     output = show.output()
+    names = _names(checks, kernels)
     said, leading = dimensions.dimensions(), tokens.leading()
     example = notebook() if source is None and said.d_model is None else None
     if example:
@@ -80,12 +82,24 @@ def command(
     if place.threads:
         torch.set_num_threads(place.threads)
     request = Request(place.layer, place.input, leading, place.dtype, place.device, place.seed)
-    names = None if checks is None else tuple(name.strip() for name in checks.split(","))
     verdict = verify_layer(model, Question(request, names, tuple(kernels or ()), tolerance, own, other), example)
     output.notes(*model.notes, *map(str, model.differences), *verdict.ready.notes)
     output.show(answer(model, verdict, place.device))
     if verdict.failed:
         raise failure(verdict)
+
+
+def _names(checks: _Texts, kernels: _Texts) -> tuple[str, ...] | None:
+    """The checks asked for, None for all. Raises FFNError where kernels are named and their check is left out."""
+    if not checks:
+        return None
+    names = tuple(name.strip() for text in checks for name in text.split(","))
+    if kernels and "kernels" not in names:
+        said = ",".join(names)
+        raise FFNError(
+            f"--kernel contradicts --check {shown(said)}", "no kernel would be looked at: add kernels to --check"
+        )
+    return names
 
 
 def _reference(against: str, model: Model, seed: int) -> Model:

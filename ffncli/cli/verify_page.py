@@ -47,7 +47,8 @@ def failure(verdict: Verdict) -> FFNError:
     said = []
     for row in verdict.failed[:3]:
         size = f"relative error {row.relative_error:.2g}" if row.relative_error is not None else row.note
-        why = f": {row.note}" if row.check == "layout" and row.note else ""  # it names the misreading
+        named = row.check == "layout" and row.note and row.relative_error is not None  # it names the misreading
+        why = f": {row.note}" if named else ""
         said.append(f"{row.check}, {row.subject} ({size}){why}")
     more = f" and {len(verdict.failed) - 3} more" if len(verdict.failed) > 3 else ""
     return FFNError(f"not verified: {'; '.join(said)}{more}", code=ExitCode.FAILED)

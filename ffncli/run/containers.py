@@ -271,7 +271,10 @@ class _Json:
         if len(flat) != math.prod(self.shapes[name]) or not all(type(v) in wanted for v in flat):
             raise FFNError(f"{shown_path(self.path)}: the values of {shown(name, 120)} do not make up its shape")
         kind = torch.int64 if integer else torch.float64
-        found = torch.tensor(flat, dtype=kind).reshape(self.shapes[name])
+        try:
+            found = torch.tensor(flat, dtype=kind).reshape(self.shapes[name])
+        except (OverflowError, RuntimeError, ValueError):  # JSON's whole numbers have no end
+            raise FFNError(f"{shown_path(self.path)}: a value of {shown(name, 120)} is too large for {kind}") from None
         return found if integer else found.to(getattr(torch, entry["dtype"]))
 
 
@@ -285,7 +288,7 @@ def _open_json(path: Path) -> _Json:
         shape = entry.get("shape") if isinstance(entry, dict) else None
         if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape) or "values" not in entry:
             raise FFNError(f"{shown_path(path)}: tensor {shown(name, 120)} has no shape or no values")
-        if entry.get("dtype") not in {str(dtype).removeprefix("torch.") for dtype in _CODES}:
+        if entry.get("dtype") not in [str(dtype).removeprefix("torch.") for dtype in _CODES]:  # it may be a list
             raise FFNError(f"{shown_path(path)}: tensor {shown(name, 120)} has dtype {shown(entry.get('dtype'))}")
         shapes[name] = tuple(shape)
     return _Json(path, record, tensors, shapes)

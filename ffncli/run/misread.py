@@ -197,8 +197,8 @@ def _permuted(base: Tensor, new: Tensor, tolerance: float) -> bool:
 
 
 def _same(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Whether two matrices are one, but for rounding."""
-    if a.shape != b.shape:
+    """Whether two matrices are one, but for rounding. What is not finite is like nothing: beside Inf all is small."""
+    if a.shape != b.shape or not (a.isfinite().all() and b.isfinite().all()):
         return False
     size = b.abs().max().item() if b.numel() else 0.0
     return bool(((a - b).abs() <= max(tolerance, 1e-12) * size).all())

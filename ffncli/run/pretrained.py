@@ -23,6 +23,7 @@ from ffncli.models.config import MOST_CONFIG_BYTES
 from ffncli.models.strict_json import read_object, shown_path
 from ffncli.run.weights import demand_memory
 
+_LONGEST = 200  # characters of somebody else's exception
 _HEADS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
 
 
@@ -112,7 +113,7 @@ def load(
 
     options = {
         "config": config, "dtype": dtype, "local_files_only": True, "use_safetensors": True,
-        "trust_remote_code": False, "output_loading_info": True,
+        "trust_remote_code": False, "output_loading_info": True, "ignore_mismatched_sizes": True,
     }  # fmt: skip
     for lean in (True, False):
         try:
@@ -126,13 +127,18 @@ def load(
                 continue
             code = ExitCode.ENVIRONMENT if isinstance(error, (ImportError, MemoryError)) else ExitCode.USAGE
             raise cannot(f"{shown_path(folder)}: transformers cannot load it", error, code) from None
+    if unlike := sorted(info["mismatched_keys"]):  # asked to ignore them, transformers says which; else only that
+        name, found, expected = unlike[0]
+        what = f"{shown_path(folder)}: tensor {shown(name, 120)} has shape {list(found)}, its model {list(expected)}"
+        raise FFNError(what, "config.json and the tensors are not of the same model")
     return Pretrained(module.eval().to(device), config, tuple(sorted(info["missing_keys"])))
 
 
 def cannot(what: str, error: BaseException, code: ExitCode = ExitCode.USAGE) -> FFNError:
     """One line of somebody else's exception."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return FFNError(f"{what}: {type(error).__name__}: {lines[0][:200]}", code=code)
+    text = " ".join(str(error).split())  # the reason is often in the second line
+    text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return FFNError(": ".join(filter(None, (what, type(error).__name__, text))), code=code)
 
 
 @contextmanager

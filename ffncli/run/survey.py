@@ -60,11 +60,15 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class Survey:
-    """Every layer that has an FFN, in order, what the model was given (each stack's tokens), and what is to be said."""
+    """Every layer that has an FFN, in order, what the model was given (each stack's tokens), and what is to be said.
+
+    `input` is what each layer was given where no model ran.
+    """
 
     rows: tuple[LayerRow, ...]
     tokens: Mapping[str, tuple[Token, ...]]
     notes: tuple[str, ...]
+    input: str | None = None
 
 
 def survey(model: Model, request: Request, asked: Asked | None = None, top: int = 3) -> Survey:
@@ -83,7 +87,11 @@ def survey(model: Model, request: Request, asked: Asked | None = None, top: int 
             ready = prepare(model, replace(request, layer=f"{layer.stack}.{layer.index}"))
             rows[layer] = survey_layer(layer, ready.steps, ready.weights, ready.inputs, None, top)
             notes = ready.notes
-        return Survey(tuple(rows[layer] for layer in layers), {}, notes)
+            if ready.origin.startswith("random"):
+                notes += (f"{ready.origin}, the same in all layers of one shape: no file holds {model.name}'s",)
+        count, given = rows[layers[0]].tokens, request.input or "randn"
+        said = f"{given}, {count} token{'s' * (count != 1)}, the same for every layer"
+        return Survey(tuple(rows[layer] for layer in layers), {}, notes, said)
 
     def seen(layer: Layer, given: tuple[Token, ...], entering: Tensor, leaving: Tensor) -> None:
         ready = prepared(model, layer, request, given, entering, leaving)

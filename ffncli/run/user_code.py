@@ -15,7 +15,7 @@ from types import ModuleType
 
 from torch import nn
 
-from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.errors import FFNError, Terminated, did_you_mean, shown
 from ffncli.models.strict_json import shown_path
 
 
@@ -31,7 +31,7 @@ def user_code(path: Path, doing: str) -> Iterator[None]:
     try:
         with redirect_stdout(sys.stderr):
             yield
-    except (MemoryError, FFNError, KeyboardInterrupt):
+    except (MemoryError, FFNError, KeyboardInterrupt, Terminated):
         raise
     except BaseException as error:  # SystemExit, and whatever else the file makes up
         if "can't allocate memory" in str(error):

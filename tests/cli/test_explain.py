@@ -163,6 +163,11 @@ def test_options_that_are_none(call, option):
     expect_refusal(call("trace", "--explain", "up[0,0,0]", *option), option[0])
 
 
+@pytest.mark.parametrize("option", [("--terms", "3"), ("--depth", "2")])
+def test_options_of_nothing(call, option):
+    expect_refusal(call("trace", *option), f"{option[0]} needs --explain")
+
+
 def test_too_many_places(call):
     expect_refusal(call("trace", "--explain", ",".join(["up[0,0,0]"] * 101)), "at most 100 places, got 101")
 

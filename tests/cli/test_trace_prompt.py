@@ -186,6 +186,18 @@ def test_all_layers_of_a_known_model(call):
     assert "error" not in out
 
 
+def test_all_layers_without_a_model_say_on_what(call):
+    """Random weights and a random input give figures that look like a model's."""
+    assert "random weights" not in call("trace", source("llama"), "--layer", "all")[2]
+    code, out, err = call("trace", "gpt2", "--d-model", "8", "--d-ff", "16", "--layer", "all", "--tokens", "3")
+    assert code == 0
+    assert "  input: randn, 3 tokens, the same for every layer\n" in out
+    assert "random weights, seed 0, the same in all layers of one shape: no file holds" in err
+    found = answer(call, source("llama"), "--layer", "all", "--input", "ones", "--tokens", "1")
+    assert found["model"]["input"] == "ones, 1 token, the same for every layer"
+    assert answer(call, source("llama"), "--layer", "all", "--prompt", PROMPT)["model"]["input"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -425,7 +437,18 @@ def test_an_architecture_that_transformers_cannot_run(call, monkeypatch):
 
     monkeypatch.setattr(LlamaModel, "forward", fail)
     code, _, err = call("trace", source("llama"), "--prompt", "Hello")
-    assert (code, err) == (3, "error: transformers cannot run llama on this prompt: ValueError: needs a picture\n")
+    said = "ValueError: needs a picture and a second line"
+    assert (code, err) == (3, f"error: transformers cannot run llama on this prompt: {said}\n")
+
+
+def test_the_reason_that_a_config_is_refused_is_in_the_second_line(call, copied):
+    rewrite(copied, num_attention_heads=7, num_key_value_heads=7, head_dim=None)
+    refused(call, copied, 2, "is not a multiple of the number of attention heads (7)")
+
+
+def test_a_config_of_another_model(call, copied):
+    rewrite(copied, vocab_size=7)
+    refused(call, copied, 2, "tensor 'model.embed_tokens.weight' has shape [60, 16], its model [7, 16]; config.json")
 
 
 def test_pickled_weights(call, copied):

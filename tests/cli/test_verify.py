@@ -155,6 +155,7 @@ def test_nan_in_weights_fails_once(call, tmp_path):
     ("arguments", "code", "parts"),
     [
         (["--check", "modul"], 2, ["unknown check 'modul'", "did you mean 'module'?"]),
+        (["--kernel", "eager", "--check", "tokens"], 2, ["--kernel contradicts --check 'tokens'", "add kernels to"]),
         (["--kernel", "fast"], 2, ["unknown kernel 'fast'", "eager, packed, conv"]),
         (["--tolerance", "-1"], 2, ["--tolerance must be a number from 0"]),
         (["--device", "cuda:77"], 3, ["this machine has no such GPU"]),
@@ -168,6 +169,11 @@ def test_nan_in_weights_fails_once(call, tmp_path):
 )
 def test_what_cannot_be_is_one_line(call, arguments, code, parts):
     expect_refusal(call("verify", *arguments), *parts, code=code)
+
+
+def test_checks_as_a_list_and_one_by_one(call):
+    found = rows(call, "--check", "tokens, fused", "--check", "shards")
+    assert list(dict.fromkeys(row["check"] for row in found)) == ["tokens", "shards", "fused"]
 
 
 def test_another_width_cannot_be_compared(call, checkpoint):

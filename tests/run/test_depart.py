@@ -173,6 +173,20 @@ def test_input_columns_in_another_order(tmp_path):
     assert found.causes == ("the columns (inputs) of gate.weight are in another order",)
 
 
+@pytest.mark.parametrize("value", [inf, -inf, nan])
+def test_one_value_that_is_not_finite_is_no_pattern(tmp_path, value):
+    """Beside an infinite value every difference is small: no cause may be made of that."""
+
+    def spoiled(weights):
+        weight = weights["gate.weight"].clone()
+        weight[2, 1] = value
+        return {"gate.weight": weight}
+
+    fine, odd = saved(tmp_path / "fine.npz", GATED), saved(tmp_path / "odd.npz", GATED, spoiled)
+    assert compare(fine, odd).causes == ("gate.weight differs",)
+    assert compare(odd, fine).causes == ("gate.weight differs",)
+
+
 def test_equal_weights_leave_the_arithmetic(tmp_path):
     base, new = saved(tmp_path / "b.npz", GATED), saved(tmp_path / "n.npz", GATED)
     wrong = replace(new, container=_Changed(new.container, "down"))

@@ -166,6 +166,8 @@ def edited(path: Path, change) -> Path:
         (lambda w: w["tensors"]["x"].pop("shape"), "has no shape or no values"),
         (lambda w: w["tensors"]["x"].update(shape=[-1, 4]), "has no shape or no values"),
         (lambda w: w["tensors"]["x"].update(dtype="object"), "has dtype 'object'"),
+        (lambda w: w["tensors"]["x"].update(dtype=["float32"]), "has dtype ['float32']"),
+        (lambda w: w["tensors"]["x"]["values"][0].__setitem__(0, 10**400), "a value of 'x' is too large"),
         (lambda w: w["tensors"]["x"]["values"][0].pop(), "do not make up its shape"),
         (lambda w: w["tensors"]["x"]["values"][0].__setitem__(0, "zero"), "do not make up its shape"),
         (lambda w: w["tensors"]["x"]["values"][0].__setitem__(0, True), "do not make up its shape"),

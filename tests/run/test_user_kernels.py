@@ -9,11 +9,13 @@ import torch
 
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs
+from ffncli.cli.main import _terminated
 from ffncli.errors import FFNError
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import block_model
 from ffncli.run.execute import run
 from ffncli.run.prepare import Request
+from ffncli.run.user_code import user_code
 from ffncli.run.user_kernels import argument, chosen_kernels, user_kernel
 from ffncli.run.verify import Question, verify_layer
 from ffncli.run.weights import random_weights
@@ -191,6 +193,14 @@ def refusal(file, text: str, spec: FFNSpec = GATED) -> str:
 )
 def test_what_cannot_be_a_kernel_is_one_line(file, text, why):
     assert why in refusal(file, text)
+
+
+def test_a_termination_is_no_failure_of_the_users_code(tmp_path):
+    with pytest.raises(SystemExit) as stop, user_code(tmp_path / "mine.py", "raised"):
+        _terminated(15, None)
+    assert stop.value.code == 143
+    with pytest.raises(FFNError, match="SystemExit: 3"), user_code(tmp_path / "mine.py", "raised"):
+        raise SystemExit(3)
 
 
 def test_a_file_that_does_not_run_is_one_line(tmp_path):

@@ -174,6 +174,26 @@ def test_nonlinearity_is_the_blocks_own_sum_written_out():
     assert relu.max_error == pytest.approx(defect, rel=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("spec", [FFNSpec(1, 1, "relu"), FFNSpec(1, 1, "swiglu"), FFNSpec(2, 1, "relu", bias=False)])
+def test_a_block_of_one_unit_is_not_linear_either(spec, seed):
+    """A few tokens may all lie on one side of the one bend there is."""
+    found = verified(spec, "nonlinearity", seed=seed)
+    assert [row.subject for row in found.failed] == []
+
+
+def test_where_weights_are_all_zero_nothing_is_said_of_activations(monkeypatch):
+    from ffncli.run import prepare
+
+    drawn = prepare.random_weights
+    monkeypatch.setattr(
+        prepare, "random_weights", lambda *args: {name: 0 * tensor for name, tensor in drawn(*args).items()}
+    )
+    rows = verified(FFNSpec(4, 8, "swiglu"), "nonlinearity").rows
+    assert {row.passed for row in rows} == {None}
+    assert {row.note for row in rows} == {"gate.weight is all 0: nothing goes through the activation"}
+
+
 def test_gated_blocks_are_not_linear_with_identity_either():
     row = verified(SPECS["gated"], "nonlinearity").rows[0]
     assert (row.subject, row.passed, row.note) == ("identity", True, "quadratic with a gate: must not be 0")
