@@ -7,7 +7,6 @@ that one is named.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -175,7 +174,7 @@ def _misread(case: Case, judge: Judge, located: Sequence[Located], x: Tensor) ->
         _, relative, _ = errors(theirs, ours, case.dtype)
         told = relative is None or relative > judge.tolerance
         note = "read so, the output would be off by this" if told else "makes no difference with these weights"
-        if relative is not None and math.isnan(relative):
+        if not bool(ours.isfinite().all()):
             note = "the output has NaN or Inf, so nothing is told apart"
         yield judge.figure(f"with {other.name}", theirs, ours, note)
 
