@@ -28,6 +28,10 @@ from ffncli.run.pretrained import Pretrained, cannot, demanding, load, offline, 
 from ffncli.run.tokens import Asked, Token, positions, tokenizer_of, tokens_of, with_texts
 from ffncli.run.weights import located_weights
 
+# What is known to be wrong in transformers itself, in the MoE layers of a model_type.
+FAULTS: Mapping[str, str] = {
+    "nllb-moe": "transformers (5.23 at least) encodes this router's choice twice, so its own output is another"
+}
 Seen = Callable[[Layer, tuple[Token, ...], Tensor, Tensor], None]
 
 
@@ -100,7 +104,8 @@ def run_model(model: Model, layers: Sequence[Layer], asked: Asked, request: Requ
         found = found or {layer: live_ffn(loaded.module, model, layer) for layer in layers}
         given = _given(loaded, tokens, tokenizer, layers)
         idle = _listen(loaded, found, given, asked, seen)
-    return (*given.notes, *idle)
+    fault = FAULTS.get(model.model_type or "") if any(layer.spec.moe for layer in layers) else None
+    return (*given.notes, *idle, *([fault] if fault else []))
 
 
 def _demand_readable(model: Model, layer: Layer) -> None:
