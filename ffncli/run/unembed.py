@@ -119,14 +119,16 @@ def _logits(loaded: Pretrained, layer: str, vectors: Tensor) -> Tensor:
     The last one is there twice, under two tokens: were its logits to differ, something went past that place.
     """
     vectors = torch.cat([vectors, vectors[-1:]])
-    count, width = vectors.shape
+    count, _width = vectors.shape
     kind = loaded.config.model_type
 
     def put(module: nn.Module, args: Any, output: Any) -> Any:
         first = output[0] if isinstance(output, (tuple, list)) else output
-        if tuple(first.shape) != (count, 1, width):
+        places = (vectors[:, None], vectors[None])  # XLNet: time goes before the batch
+        placed = next((place for place in places if place.shape == first.shape), None)
+        if placed is None:
             raise FFNError(f"--unembed: the layers of {kind} give {list(first.shape)}, not one vector per token")
-        inner = vectors.to(first.dtype)[:, None]
+        inner = placed.to(first.dtype)
         if isinstance(output, list):  # GPT-1
             return [inner, *output[1:]]
         return (inner, *output[1:]) if isinstance(output, tuple) else inner
@@ -149,6 +151,8 @@ def _logits(loaded: Pretrained, layer: str, vectors: Tensor) -> Tensor:
         raise cannot(what, error, ExitCode.ENVIRONMENT) from None
     finally:
         handle.remove()
+    if logits.numel() != count * logits.shape[-1]:
+        raise FFNError(f"--unembed: {kind} has several heads: {list(logits.shape)} logits for {count} vectors")
     logits = logits.reshape(count, -1).double()
     if (logits[-1] - logits[-2]).abs().max() > 1e-3 * logits[-1].abs().max():
         raise FFNError(f"--unembed: what the head of {kind} reads is not what its layers give alone")

@@ -192,3 +192,22 @@ def test_a_class_that_cannot_be_made_of_the_config_is_passed_over(tmp_path: Path
     model = load(str(tmp_path))
     with pytest.raises(FFNError, match=r"the checkpoint has no 'lm_head\.weight'"):
         unembed(model, model.layer("0"), vectors(1), Request(), 3)
+
+
+def test_time_may_go_before_the_batch(tmp_path: Path) -> None:
+    """As it does in XLNet."""
+    module: Any = built("xlnet", tmp_path)
+    given = torch.randn(3, 16, generator=torch.Generator().manual_seed(5))
+    found = unembed(load(str(tmp_path)), load(str(tmp_path)).layer(None), given, Request(), 5)
+    with torch.no_grad():
+        check(found, module.lm_loss(module.transformer.layer[-1].ff.layer_norm(given)))
+
+
+def test_several_heads_are_refused(tmp_path: Path) -> None:
+    """Musicgen has one for each token of sound that stands at one position; its FFN can be traced all the same."""
+    built("musicgen", tmp_path)
+    model = load(str(tmp_path))
+    ready, _ = capture(model, Asked(ids=(5, 6, 7)), Request())
+    assert ready.steps
+    with pytest.raises(FFNError, match="musicgen has several heads"):
+        unembed(model, model.layer(None), torch.ones(1, model.main.spec.d_model), Request(), 5)
