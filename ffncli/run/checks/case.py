@@ -177,20 +177,26 @@ def routing(steps: Sequence[Step]) -> tuple[Step, ...]:
 def steady(steps: Sequence[Step], weights: Weights, inputs: Weights, dtype: torch.dtype) -> tuple[Tensor, str]:
     """(which tokens go to the same experts however another program rounds, a remark where some do not).
 
-    The router runs in the dtype, in float64, and there on inputs that are off by what a few roundings make of them.
+    The router runs in the dtype, in float64, and there on inputs and weights that are off by what a few roundings make of them.
     """
     before, (first, *_) = routing(steps), inputs.values()
     same, remark = torch.ones(first.shape[0], dtype=torch.bool), ""
     if before:
         _, here = chosen(before, weights, inputs)
         generator, off = torch.Generator().manual_seed(0), 4 * torch.finfo(dtype).eps
+        own = {name: weights[name] for step in before for name in step.parameters()}
         for scale in (0.0, off, off, off):
-            noise = {n: torch.randn(t.shape, generator=generator).to(t.device).double() for n, t in inputs.items()}
-            _, there = wide(before, weights, {n: t.double() * (1 + scale * noise[n]) for n, t in inputs.items()})
+            given, held = ({n: _off(t, scale, generator) for n, t in of.items()} for of in (inputs, own))
+            _, there = wide(before, held, given)
             same &= alike(here, there, len(same))[0]
         apart = int((~same).sum())
         remark = f"{apart} of {len(same)} tokens left out: rounding decides to which experts they go" if apart else ""
     return same, remark
+
+
+def _off(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
+    """In float64, every number off by about that share of itself."""
+    return tensor.double() * (1 + scale * torch.randn(tensor.shape, generator=generator).to(tensor.device))
 
 
 def with_biases(steps: Sequence[Step], bias: bool) -> tuple[Step, ...]:

@@ -454,19 +454,21 @@ def test_float64_allows_what_transformers_computes_in_float32(zoo):
     assert found.passed is True
 
 
-def test_tokens_whose_experts_rounding_decides_are_left_out(zoo, tmp_path):
+@pytest.mark.parametrize("step", [0.01, 1e-3])
+def test_tokens_whose_experts_rounding_decides_are_left_out(zoo, tmp_path, step):
     """The experts' router rows differ by a hundredth, about what one rounding to bf16 makes of a logit."""
 
     def tied(tensors):
         (name,) = (name for name in tensors if name.startswith("model.layers.1.") and name.endswith(".gate.weight"))
         router = tensors[name]
-        return {**tensors, name: router[:1] * (1 + 0.01 * torch.arange(len(router))[:, None])}
+        return {**tensors, name: router[:1].expand_as(router) * (1 + step * torch.arange(len(router))[:, None])}
 
     found = verify_layer(
         load(str(copy(zoo("mixtral"), tmp_path, tied))), Question(Request(layer="1", dtype="bf16"), ("module",))
     ).rows
-    assert found[0].passed is True
-    assert found[0].note.endswith(" of 16 tokens left out: rounding decides to which experts they go")
+    assert found[0].passed in (True, None)
+    left_out = int(found[0].note.split(" of 16 tokens left out: rounding decides")[0])
+    assert (found[0].passed is None) == (left_out == 16)  # of no token at all nothing is proven
 
 
 def test_a_known_fault_of_transformers_is_no_misreading(tmp_path):
