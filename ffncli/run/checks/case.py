@@ -185,9 +185,9 @@ def steady(steps: Sequence[Step], weights: Weights, inputs: Weights, dtype: torc
         _, here = chosen(before, weights, inputs)
         generator, off = torch.Generator().manual_seed(0), 4 * torch.finfo(dtype).eps
         own = {name: weights[name] for step in before for name in step.parameters()}
-        for scale in (0.0, off, off, off):
-            given, held = ({n: _off(t, scale, generator) for n, t in of.items()} for of in (inputs, own))
-            _, there = wide(before, held, given)
+        for scale in (0.0, *(off,) * 16):
+            given = {n: _off(t, scale, generator) for n, t in inputs.items()}
+            _, there = wide(before, {n: _off(t, scale, generator) for n, t in own.items()}, given)
             same &= alike(here, there, len(same))[0]
         apart = int((~same).sum())
         remark = f"{apart} of {len(same)} tokens left out: rounding decides to which experts they go" if apart else ""
