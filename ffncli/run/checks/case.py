@@ -177,7 +177,7 @@ def routing(steps: Sequence[Step]) -> tuple[Step, ...]:
 def steady(steps: Sequence[Step], weights: Weights, inputs: Weights, dtype: torch.dtype) -> tuple[Tensor, str]:
     """(which tokens go to the same experts however another program rounds, a remark where some do not).
 
-    The router runs in the dtype, in float64, and there on inputs and weights that are off by what a few roundings make of them.
+    The router runs in the dtype, in float64, and there with numbers that are off by what a few roundings make of them.
     """
     before, (first, *_) = routing(steps), inputs.values()
     same, remark = torch.ones(first.shape[0], dtype=torch.bool), ""
