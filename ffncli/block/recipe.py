@@ -30,7 +30,7 @@ class MoE:
     `shared_clamp` False: the block's clamp is for the routed experts alone. `identity_experts` are routed to like
     others and return the token as it is (LongCat-Flash); what is active is counted as if no token went there. `latent`
     is the width of a narrower space in which the routed experts work, one projection leads there and one back
-    (Nemotron-H).
+    (Nemotron-H). `eps` is added to the sum of the chosen weights that renormalises them (LFM2).
     """
 
     experts: int
@@ -53,6 +53,7 @@ class MoE:
     weigh: Weigh = "output"
     identity_experts: int = 0
     latent: int | None = None
+    eps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ def _moe(spec: FFNSpec, x: str) -> list[Step]:
     routed = Axis("experts", moe.experts + moe.identity_experts)
     route = Route(
         routed, moe.top_k, moe.score, moe.order, moe.renormalise, moe.scale, moe.groups, moe.top_groups,
-        moe.group_best, moe.correction, moe.score_dtype,
+        moe.group_best, moe.correction, moe.score_dtype, moe.eps,
     )  # fmt: skip
     inner = Axis("latent", moe.latent) if moe.latent else d_model
     mix = Experts(tuple(ffn(spec, "x", inner)), experts, moe.weigh, moe.identity_experts)

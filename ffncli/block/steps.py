@@ -192,7 +192,7 @@ class Route(Op):
     scores those (gpt-oss). With groups, only experts of the `top_groups` best groups may be chosen; a group is judged
     by the sum of its `group_best` best scores (DeepSeek-V2: 1, V3: 2). `correction` is added to the scores for the
     choice alone (to the logits where these are chosen first). Scores are computed in `score_dtype` ("fp32", or "input"
-    for the logits' own).
+    for the logits' own). `eps` is added to the sum that renormalises (LFM2).
     """
 
     experts: Axis
@@ -206,6 +206,7 @@ class Route(Op):
     group_best: int = 1
     correction: bool = False
     score_dtype: Literal["fp32", "input"] = "fp32"
+    eps: float = 0.0
 
     @property
     def chooses(self) -> bool:
@@ -230,7 +231,8 @@ class Route(Op):
             text = f"{self.score}(top{self.top_k}({inputs[0]}{bar}))"
         else:
             text = f"top{self.top_k}({self.score}({inputs[0]}){bar})"
-            text = f"normalise({text})" if self.renormalise else text
+            plus = f", sum + {self.eps:g}" if self.eps else ""
+            text = f"normalise({text}{plus})" if self.renormalise else text
         return text if self.scale == 1 else f"{self.scale:g} · {text}"
 
     def into_axis(self) -> Axis:

@@ -80,5 +80,5 @@ def choose(op: Route, logits: Tensor, correction: Tensor | None) -> tuple[Tensor
     if not first:
         share = score(share)
     elif op.renormalise:
-        share = share / share.sum(-1, keepdim=True)
+        share = share / (share.sum(-1, keepdim=True) + op.eps)
     return chosen, (share * op.scale).to(logits.dtype)

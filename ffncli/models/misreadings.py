@@ -58,8 +58,12 @@ def _changes(own: Readings) -> Iterator[tuple[str, _Change]]:
         where = f" in the {prefix.rstrip('.')} experts" if prefix else ""
         for one, two in (("gate", "up"), ("up", "down"), ("gate", "down")):
             yield f"{one} and {two} swapped{where}", partial(_swapped, one=prefix + one, two=prefix + two)
-    yield "gate and up as halves", partial(_regrouped, interleaved=True)
-    yield "gate and up by turns", partial(_regrouped, interleaved=False)
+    for how, interleaved in (("as halves", True), ("by turns", False)):
+        yield f"gate and up {how}", partial(_regrouped, interleaved=interleaved)
+        fused = {item.parameter.startswith("shared.") for item in own if item.piece.parts > 1}
+        for shared in (False, True) if len(fused) > 1 else ():
+            where = "shared" if shared else "routed"
+            yield f"gate and up {how} in the {where} experts", partial(_regrouped, interleaved=interleaved, only=shared)
     square = [item.parameter for item in own if _turned(item) is not None]
     if len(square) > 1:
         yield "all square matrices transposed", partial(_transposed, names=square)
@@ -83,13 +87,17 @@ def _swapped(items: Readings, one: str, two: str) -> Readings | None:
     return tuple(out) if {f"{one}.weight", f"{two}.weight"} <= by.keys() else None
 
 
-def _regrouped(items: Readings, interleaved: bool) -> Readings | None:
-    """Rows that alternate read as halves, or halves as rows that alternate."""
-    if not any(item.piece.parts > 1 and item.piece.interleaved == interleaved for item in items):
+def _regrouped(items: Readings, interleaved: bool, only: bool | None = None) -> Readings | None:
+    """Rows that alternate read as halves, or halves as rows that alternate; `only` in the shared experts, or others."""
+
+    def fused(item: Located) -> bool:
+        shared = item.parameter.startswith("shared.")
+        return item.piece.parts > 1 and item.piece.interleaved == interleaved and only in (None, shared)
+
+    if not any(map(fused, items)):
         return None
     return tuple(
-        replace(item, piece=replace(item.piece, interleaved=not interleaved)) if item.piece.parts > 1 else item
-        for item in items
+        replace(item, piece=replace(item.piece, interleaved=not interleaved)) if fused(item) else item for item in items
     )
 
 

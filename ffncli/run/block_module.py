@@ -87,7 +87,7 @@ class Mixture(nn.Module):
             self.shared_gate = nn.Linear(spec.d_model, 1, bias=False)
         self.route = Route(
             Axis("experts", every), moe.top_k, moe.score, moe.order, moe.renormalise, moe.scale, moe.groups,
-            moe.top_groups, moe.group_best, moe.correction, moe.score_dtype,
+            moe.top_groups, moe.group_best, moe.correction, moe.score_dtype, moe.eps,
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:

@@ -28,6 +28,10 @@ from ffncli.run.pretrained import Pretrained, cannot, demanding, load, offline, 
 from ffncli.run.tokens import Asked, Token, positions, tokenizer_of, tokens_of, with_texts
 from ffncli.run.weights import located_weights
 
+# What is known to be wrong in transformers itself, in the MoE layers of a model_type.
+FAULTS: Mapping[str, str] = {
+    "nllb-moe": "transformers (5.23 at least) encodes this router's choice twice, so its own output is another"
+}
 Seen = Callable[[Layer, tuple[Token, ...], Tensor, Tensor], None]
 
 
@@ -100,7 +104,8 @@ def run_model(model: Model, layers: Sequence[Layer], asked: Asked, request: Requ
         found = found or {layer: live_ffn(loaded.module, model, layer) for layer in layers}
         given = _given(loaded, tokens, tokenizer, layers)
         idle = _listen(loaded, found, given, asked, seen)
-    return (*given.notes, *idle)
+    fault = FAULTS.get(model.model_type or "") if any(layer.spec.moe for layer in layers) else None
+    return (*given.notes, *idle, *([fault] if fault else []))
 
 
 def _demand_readable(model: Model, layer: Layer) -> None:
@@ -158,7 +163,8 @@ def _given(loaded: Pretrained, tokens: tuple[Token, ...], tokenizer: Any, layers
     start = _decoder_start(module)
     if "input_ids" in takes:
         decoder = with_texts([start], tokenizer)
-        arguments = {"input_ids": ids, "decoder_input_ids": torch.tensor([[start]], device=module.device)}
+        starts = torch.full((_codebooks(module), 1), start, device=module.device)
+        arguments = {"input_ids": ids, "decoder_input_ids": starts}
         decoded = any(layer.stack == "decoder" for layer in layers)
         note = ("the prompt goes to the encoder; the decoder gets its start token alone",) if decoded else ()
         return Given(arguments, {"": tokens, "decoder": decoder}, note)
@@ -175,7 +181,12 @@ def stand_in(loaded: Pretrained, count: int) -> dict[str, Tensor]:
     ids = torch.zeros(count, 1, dtype=torch.long, device=module.device)
     takes = inspect.signature(module.forward).parameters
     out = {"input_ids": ids} if "input_ids" in takes else {"input_features": _silence(module, config, count)}
-    return out | ({"decoder_input_ids": ids} if config.is_encoder_decoder else {})
+    return out | ({"decoder_input_ids": ids.repeat(_codebooks(module), 1)} if config.is_encoder_decoder else {})
+
+
+def _codebooks(module: Any) -> int:
+    """How many tokens stand side by side at one position of the decoder: Musicgen has several of sound."""
+    return int(getattr(getattr(module, "decoder", None), "num_codebooks", 1))
 
 
 def _silence(module: Any, config: Any, count: int) -> Tensor:

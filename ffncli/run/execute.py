@@ -231,7 +231,7 @@ def route(op: Route, correction: Tensor | None, logits: Tensor) -> Tensor:
         chosen = _within_groups(op, choice).topk(op.top_k, -1).indices
         values = scores.gather(-1, chosen)
         if op.renormalise:
-            values = values / values.sum(-1, keepdim=True)
+            values = values / (values.sum(-1, keepdim=True) + op.eps)
     values = values if op.scale == 1 else values * op.scale
     return torch.zeros_like(work).scatter(-1, chosen, values).to(logits.dtype)
 

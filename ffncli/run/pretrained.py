@@ -178,7 +178,8 @@ def _prepared(kind: Any, prepare: Callable[[Any], None]) -> Any:
 def _class(transformers: Any, config: Any, with_head: bool) -> Any:
     """The class that the config names, or that transformers builds for it. Raises FFNError where there is none."""
     named = [getattr(transformers, str(name), None) for name in getattr(config, "architectures", None) or ()]
-    tables = [f"MODEL_FOR_{head}_MAPPING" for head in _HEADS]
+    heads = sorted(_HEADS, key=lambda head: config.is_encoder_decoder and "SEQ_TO_SEQ" not in head)  # BART has both
+    tables = [f"MODEL_FOR_{head}_MAPPING" for head in heads]
     tables = tables if with_head else ["MODEL_MAPPING", *tables]
     built = [getattr(transformers, table).get(type(config), None) for table in tables]
     models: list[Any] = [k for k in named if isinstance(k, type) and issubclass(k, transformers.PreTrainedModel)]
@@ -192,8 +193,12 @@ def _class(transformers: Any, config: Any, with_head: bool) -> Any:
 
 
 def _has_head(kind: Any, config: Any) -> bool:
-    with torch.device("meta"):
-        return kind(config).get_output_embeddings() is not None
+    """Whether a class has a head. One of a model's text alone cannot be made of the whole model's config."""
+    try:
+        with torch.device("meta"):
+            return kind(config).get_output_embeddings() is not None
+    except Exception:
+        return False
 
 
 def _without_head(module: Any) -> None:

@@ -42,7 +42,9 @@ def route(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Made
         if op.order == "score_first" and op.renormalise:
             together = scores[chosen].sum().item()
             quantities.append(Quantity("sum of the chosen scores", together))
-            total /= together
+            if op.eps:
+                quantities.append(Quantity("added to the sum", op.eps))
+            total /= together + op.eps
         if op.scale != 1:
             quantities.append(Quantity("scale", op.scale))
         total *= op.scale

@@ -152,31 +152,49 @@ def _lowest(model: Model, stack: str) -> int:
 
 
 def _logits(loaded: Pretrained, layer: str, vectors: Tensor) -> Tensor:
-    """[n, vocabulary], in float64: the model's forward with `vectors` in the place of what `layer` gives."""
-    count, width = vectors.shape
+    """[n, vocabulary], in float64: the model's forward with `vectors` in the place of what `layer` gives.
+
+    The last one is there twice, under two tokens: were its logits to differ, something went past that place.
+    """
+    vectors = torch.cat([vectors, vectors[-1:]])
+    count, _width = vectors.shape
+    kind = loaded.config.model_type
 
     def put(module: nn.Module, args: Any, output: Any) -> Any:
-        first = output[0] if isinstance(output, tuple) else output
-        if tuple(first.shape) != (count, 1, width):
-            kind = loaded.config.model_type
+        first = output[0] if isinstance(output, (tuple, list)) else output
+        places = (vectors[:, None], vectors[None])  # XLNet: time goes before the batch
+        placed = next((place for place in places if place.shape == first.shape), None)
+        if placed is None:
             raise FFNError(f"--unembed: the layers of {kind} give {list(first.shape)}, not one vector per token")
-        inner = vectors.to(first.dtype)[:, None]
+        inner = placed.to(first.dtype)
+        if isinstance(output, list):  # GPT-1
+            return [inner, *output[1:]]
         return (inner, *output[1:]) if isinstance(output, tuple) else inner
 
+    given = stand_in(loaded, count)
+    for name in ("input_ids", "decoder_input_ids"):
+        if name in given:
+            given[name] = given[name].clone()
+            given[name][-1] = 1
     handle = loaded.module.get_submodule(layer).register_forward_hook(put)
     try:
         with torch.no_grad(), demanding(loaded):
-            logits: Tensor = loaded.module(**stand_in(loaded, count)).logits
+            logits: Tensor = loaded.module(**given).logits
     except FFNError:
         raise
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        kind = loaded.config.model_type
-        raise cannot(f"--unembed: transformers cannot run the head of {kind}", error, ExitCode.ENVIRONMENT) from None
+        what = f"--unembed: {kind} does not run with its first layer alone and vectors in the place of its output"
+        raise cannot(what, error, ExitCode.ENVIRONMENT) from None
     finally:
         handle.remove()
-    return logits.reshape(count, -1).double()
+    if logits.numel() != count * logits.shape[-1]:
+        raise FFNError(f"--unembed: {kind} has several heads: {list(logits.shape)} logits for {count} vectors")
+    logits = logits.reshape(count, -1).double()
+    if (logits[-1] - logits[-2]).abs().max() > 1e-3 * logits[-1].abs().max():
+        raise FFNError(f"--unembed: what the head of {kind} reads is not what its layers give alone")
+    return logits[:-1]
 
 
 def _best(logits: Tensor, tokenizer: Any, top: int) -> tuple[Promoted, ...]:

@@ -147,3 +147,67 @@ def test_pictures_have_no_vocabulary() -> None:
     model = load(str(made("vit").path))
     with pytest.raises(FFNError, match="transformers has no language-model head for vit"):
         unembed(model, model.layer("0"), vectors(), Request(), 3)
+
+
+def test_layers_that_give_a_list(tmp_path: Path) -> None:
+    """GPT-1's do; it has no final norm, but the last layer's own."""
+    model: Any = built("openai-gpt", tmp_path)
+    (found,) = unembed(load(str(tmp_path)), load(str(tmp_path)).layer("0"), vectors(1), Request(), 3)
+    with torch.no_grad():
+        logits = model.lm_head(model.transformer.h[-1].ln_2(vectors(1)))[0]
+    assert [token.id for token in found] == logits.argsort(descending=True)[:3].tolist()
+    assert [token.logit for token in found] == pytest.approx(logits.sort(descending=True).values[:3].tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("layers", "why"), [(1, "not what its layers give"), (2, "first layer alone")])
+def test_a_layer_without_a_module_of_its_own_is_refused(tmp_path: Path, layers: int, why: str) -> None:
+    """XLM adds what an FFN gives to what the head reads: nothing stands in the place of a whole layer's output."""
+    built("xlm", tmp_path, n_layers=layers, num_hidden_layers=layers)
+    model = load(str(tmp_path))
+    with pytest.raises(FFNError, match=why):
+        unembed(model, model.layer("0"), vectors(1), Request(), 3)
+
+
+def test_an_encoder_decoder_saved_without_its_head(tmp_path: Path) -> None:
+    """BART has a class of its decoder alone too; the head of the whole one is tied."""
+    from tests.oracles.architectures import build, cases
+
+    whole: Any = build("bart", cases()["bart"]).eval()
+    whole.model.save_pretrained(tmp_path)
+    model = load(str(tmp_path))
+    (found,) = unembed(model, model.layer("decoder.0"), vectors(1), Request(), 3)
+    with torch.no_grad():
+        logits = whole.lm_head(whole.model.decoder.layers[-1].final_layer_norm(vectors(1)))[0]
+    assert [token.id for token in found] == logits.argsort(descending=True)[:3].tolist()
+
+
+def test_a_class_that_cannot_be_made_of_the_config_is_passed_over(tmp_path: Path) -> None:
+    """The text model's head is a class beside that of text and pictures; only the latter takes the whole config."""
+    from tests.oracles.architectures import build, cases
+
+    whole: Any = build("qwen3_5", cases()["qwen3_5"])
+    base = whole.base_model
+    base.config = whole.config
+    base.save_pretrained(tmp_path)
+    model = load(str(tmp_path))
+    with pytest.raises(FFNError, match=r"the checkpoint has no 'lm_head\.weight'"):
+        unembed(model, model.layer("0"), vectors(1), Request(), 3)
+
+
+def test_time_may_go_before_the_batch(tmp_path: Path) -> None:
+    """As it does in XLNet."""
+    module: Any = built("xlnet", tmp_path)
+    given = torch.randn(3, 16, generator=torch.Generator().manual_seed(5))
+    found = unembed(load(str(tmp_path)), load(str(tmp_path)).layer(None), given, Request(), 5)
+    with torch.no_grad():
+        check(found, module.lm_loss(module.transformer.layer[-1].ff.layer_norm(given)))
+
+
+def test_several_heads_are_refused(tmp_path: Path) -> None:
+    """Musicgen has one for each token of sound that stands at one position; its FFN can be traced all the same."""
+    built("musicgen", tmp_path)
+    model = load(str(tmp_path))
+    ready, _ = capture(model, Asked(ids=(5, 6, 7)), Request())
+    assert ready.steps
+    with pytest.raises(FFNError, match="musicgen has several heads"):
+        unembed(model, model.layer(None), torch.ones(1, model.main.spec.d_model), Request(), 5)

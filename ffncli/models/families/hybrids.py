@@ -83,6 +83,7 @@ def _lfm2_routing(config: Fields) -> Extra:
     return {
         "score": "sigmoid", "score_dtype": "input", "correction": config.flag("use_expert_bias", True),
         "renormalise": config.flag("norm_topk_prob", True), "scale": config.number("routed_scaling_factor", 1.0),
+        "eps": 1e-6,
     }  # fmt: skip
 
 

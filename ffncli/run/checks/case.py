@@ -166,3 +166,34 @@ def alike(a: Tensor | None, b: Tensor | None, tokens: int) -> tuple[Tensor, str]
     same = (a == b).all(-1).cpu()
     apart = int((~same).sum())
     return same, f"{apart} of {tokens} tokens left out: rounding sent them to other experts" if apart else ""
+
+
+def routing(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps that come to the choice of experts; none in a dense block."""
+    at = next((n for n, step in enumerate(steps) if isinstance(step.op, Route)), -1)
+    return tuple(steps[: at + 1])
+
+
+def steady(steps: Sequence[Step], weights: Weights, inputs: Weights, dtype: torch.dtype) -> tuple[Tensor, str]:
+    """(which tokens go to the same experts however another program rounds, a remark where some do not).
+
+    The router runs in the dtype, in float64, and there with numbers that are off by what a few roundings make of them.
+    """
+    before, (first, *_) = routing(steps), inputs.values()
+    same, remark = torch.ones(first.shape[0], dtype=torch.bool), ""
+    if before:
+        _, here = chosen(before, weights, inputs)
+        generator, off = torch.Generator().manual_seed(0), 4 * torch.finfo(dtype).eps
+        own = {name: weights[name] for step in before for name in step.parameters()}
+        for scale in (0.0, *(off,) * 16):
+            given = {n: _off(t, scale, generator) for n, t in inputs.items()}
+            _, there = wide(before, {n: _off(t, scale, generator) for n, t in own.items()}, given)
+            same &= alike(here, there, len(same))[0]
+        apart = int((~same).sum())
+        remark = f"{apart} of {len(same)} tokens left out: rounding decides to which experts they go" if apart else ""
+    return same, remark
+
+
+def _off(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
+    """In float64, every number off by about that share of itself."""
+    return tensor.double() * (1 + scale * torch.randn(tensor.shape, generator=generator).to(tensor.device))

@@ -8,19 +8,21 @@ that one is named.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from ffncli.block.recipe import FFNSpec
-from ffncli.block.steps import parameters
+from ffncli.block.steps import Norm, parameters
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.layout import Located, Piece, canonical
 from ffncli.models.misreadings import Misreading, misreadings, mixed_misreadings
 from ffncli.models.model import Model
-from ffncli.run.capture import run_model
-from ffncli.run.checks.case import Case
+from ffncli.run.capture import FAULTS, run_model
+from ffncli.run.checks.case import Case, steady
+from ffncli.run.checks.reach import reached, reaching, unreached
 from ffncli.run.checks.row import Judge, Row, errors
 from ffncli.run.execute import run
 from ffncli.run.fused import halves_by_turns, turns_as_halves
@@ -36,7 +38,9 @@ _WHERE = 120  # letters of a tensor's name
 class Proof:
     """What another program makes of `x` [tokens, d_model] with the same layer; `name` says which program.
 
-    `weights` are its canonical ones, where they can be compared with ours.
+    `weights` are its canonical ones, where they can be compared with ours, and `norms` what its norms make of x. It is
+    `single` if it computes parts in float32 whatever the dtype. `same` are the tokens that are compared; None: all.
+    `fault` is what is known to be wrong with it.
     """
 
     name: str
@@ -44,6 +48,10 @@ class Proof:
     reference: Tensor
     remark: str = ""
     weights: Mapping[str, Tensor] = field(default_factory=dict)
+    norms: Mapping[str, Tensor] = field(default_factory=dict)
+    single: bool = False
+    same: Tensor | None = None
+    fault: str = ""
 
 
 def layout(case: Case) -> Iterator[Row]:
@@ -63,7 +71,8 @@ def layout(case: Case) -> Iterator[Row]:
             yield judge.skips("transformers", f"not proven by its module, the evidence above decided: {reason}")
     proofs += [_other(case)] if case.against is not None else []
     for proof in proofs:
-        yield from _held_to(case, judge, located or (), proof)
+        yield from _held_to(case, _judge(case, proof), located or (), proof)
+        yield from _beside(case, judge, proof)
     if located is not None:
         yield from _misread(case, judge, located, proofs[0].x if proofs else case.x)
 
@@ -78,7 +87,13 @@ def transformers_module(case: Case) -> tuple[Proof | None, str]:
         return None, error.message.removeprefix("--input-ids: ")
     ((entering, leaving),) = found
     name = f"transformers' {case.model.model_type or 'model'}"
-    return Proof(name, entering, leaving, f"on what enters it for tokens {_IDS[0]} to {_IDS[-1]}"), ""
+    same, left_out = steady(case.ffn, case.ffn_weights, {case.entry: entering}, case.dtype)
+    seen = reached(case, entering)
+    some = f"they go to {int(seen.sum())} of {len(seen)} experts" if seen is not None and not seen.all() else ""
+    remarks = (f"on what enters it for tokens {_IDS[0]} to {_IDS[-1]}", some, left_out)
+    fault = FAULTS.get(case.model.model_type or "", "") if case.layer.spec.moe else ""
+    said = "; ".join(filter(None, remarks))
+    return Proof(name, entering, leaving, said, single=True, same=same, fault=fault), ""
 
 
 def _located(case: Case) -> tuple[Located, ...] | None:
@@ -111,8 +126,14 @@ def _other(case: Case) -> Proof:
     names = {name for step in block for name in step.parameters()}
     weights = {name: tensor for name, tensor in ready.weights.items() if name in names}
     (entry,) = {step.inputs[0] for step in block} - {step.output for step in block}
-    reference = run(block, weights, {entry: case.x})
-    return Proof(other.source, case.x, reference, _differences(own.spec, spec), weights)
+    x = reaching(case)
+    reference = run(block, weights, {entry: x})
+    norms = {
+        step.output: run((step,), ready.weights, {step.inputs[0]: case.x})
+        for step in ready.steps
+        if isinstance(step.op, Norm) and step not in block and step.op.axis.name == "d_model"
+    }
+    return Proof(other.source, x, reference, _differences(own.spec, spec), weights, norms)
 
 
 def _stacks(model: Model) -> int:
@@ -130,17 +151,41 @@ def _differences(own: FFNSpec, other: FFNSpec) -> str:
 # --- readings against a reference -------------------------------------------------------------------------------------
 
 
+def _judge(case: Case, proof: Proof) -> Judge:
+    """What counts as equal to a proof: in float64 no more than float32 gives, where it computes in that."""
+    own = case.judge("layout")
+    if case.tolerance is not None or not proof.single:
+        return own
+    return replace(own, tolerance=max(own.tolerance, case.judge("layout", torch.float32).tolerance))
+
+
+def _beside(case: Case, judge: Judge, proof: Proof) -> Iterator[Row]:
+    """What the tokens do not reach of another model, and the norms beside the FFN, which no output of it shows."""
+    if proof.weights and (row := unreached(case, judge, proof.x, proof.name, proof.weights)) is not None:
+        yield row
+    for step in case.steps:
+        if step.output in proof.norms:
+            ours = run((step,), case.weights, {step.inputs[0]: case.x})
+            yield judge.equal(f"{step.output} = {proof.name}", ours, proof.norms[step.output])
+
+
 def _held_to(case: Case, judge: Judge, located: Sequence[Located], proof: Proof) -> Iterator[Row]:
     """Our reading against a proof; where it fails, the misreading that agrees, or the one that comes nearest."""
-    row = judge.equal(
-        f"as read = {proof.name}", _computed(case, case.ffn_weights, proof.x), proof.reference, proof.remark
-    )
+    if proof.same is not None and not proof.same.any():
+        yield judge.skips(f"as read = {proof.name}", f"not proven by its module: {proof.remark}")
+        return
+    same = slice(None) if proof.same is None else proof.same
+    ours, theirs = _computed(case, case.ffn_weights, proof.x)[same], proof.reference[same]
+    row = judge.equal(f"as read = {proof.name}", ours, theirs, proof.remark)
     if row.passed:
         yield row
         return
+    if proof.fault:
+        yield judge.skips(row.subject, f"not proven by its module: {proof.fault}")
+        return
     tried: list[Row] = []
     for name, weights in _readings(case, located):
-        tried.append(judge.equal(name, _computed(case, weights, proof.x), proof.reference))
+        tried.append(judge.equal(name, _computed(case, weights, proof.x)[same], theirs))
         if tried[-1].passed:
             break
     agreeing = next((found for found in tried if found.passed), None)

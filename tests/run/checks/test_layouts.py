@@ -393,3 +393,117 @@ def test_a_misreading_without_effect_is_said(zoo, tmp_path):
 
     found = rows(copy(zoo("llama"), tmp_path, equal))["with gate and up swapped"]
     assert (found.max_error, found.note) == (0.0, "makes no difference with these weights")
+
+
+# --- what no token shows ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("expert", range(4))
+def test_an_expert_that_few_tokens_reach_is_compared(zoo, tmp_path, expert):
+    """One token goes to three experts of twelve: the others are given tokens of their own."""
+    name = f"model.layers.1.mlp.experts.{expert}.down_proj.weight"
+    port = copy(zoo(MANY), tmp_path, lambda tensors: {**tensors, name: tensors[name] * 0})
+    assert rows(port, zoo(MANY), leading=(1,))[f"as read = {zoo(MANY)}"].passed is False
+    assert rows(zoo(MANY), zoo(MANY), leading=(1,))[f"as read = {zoo(MANY)}"].max_error == 0
+
+
+@pytest.mark.parametrize("expert", [0, 3])
+def test_an_expert_that_no_token_reaches_is_run_by_itself(zoo, tmp_path, expert):
+    """A correction keeps every token away from the group of expert 0; of its experts the broken one is named."""
+
+    def away(tensors):
+        out = dict(tensors)
+        for name, tensor in tensors.items():
+            if "e_score_correction_bias" in name:
+                out[name] = torch.where(torch.arange(len(tensor)) == 0, -9.0, 0.0)
+        return out
+
+    base = copy(zoo("deepseek_v3"), _folder(tmp_path / "base"), away)
+    name = f"model.layers.1.mlp.experts.{expert}.down_proj.weight"
+    port = copy(base, _folder(tmp_path / "port"), lambda tensors: {**tensors, name: tensors[name] * 2})
+    found = rows(port, base)
+    assert found[f"as read = {base}"].passed is (expert == 0)
+    row = next(row for subject, row in found.items() if subject.startswith("experts 0"))
+    assert (row.passed, row.note) == (expert != 0, "no token goes there: run by themselves")
+    if expert == 0:
+        assert row.relative_error == pytest.approx(1)
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def test_a_norm_that_differs_is_named(zoo, tmp_path):
+    """The FFN's output says nothing of the norm that stands before it."""
+    name = "model.layers.1.post_attention_layernorm.weight"
+    port = copy(zoo("llama"), tmp_path, lambda tensors: {**tensors, name: tensors[name] * 1.5})
+    found = rows(port, zoo("llama"))
+    assert found[f"as read = {zoo('llama')}"].passed is True
+    assert found[f"norm = {zoo('llama')}"].passed is False
+    assert found[f"norm = {zoo('llama')}"].relative_error == pytest.approx(0.5)
+
+
+# --- rounding that is no misreading -----------------------------------------------------------------------------------
+
+
+def test_float64_allows_what_transformers_computes_in_float32(zoo):
+    """BLOOM's GELU has eight digits of its constant."""
+    found = rows(zoo("bloom"), dtype="fp64")["as read = transformers' bloom"]
+    assert 1e-12 < found.relative_error < 1e-8
+    assert found.passed is True
+
+
+@pytest.mark.parametrize("step", [0.01, 1e-3])
+def test_tokens_whose_experts_rounding_decides_are_left_out(zoo, tmp_path, step):
+    """The experts' router rows differ by a hundredth, about what one rounding to bf16 makes of a logit."""
+
+    def tied(tensors):
+        (name,) = (name for name in tensors if name.startswith("model.layers.1.") and name.endswith(".gate.weight"))
+        router = tensors[name]
+        return {**tensors, name: router[:1].expand_as(router) * (1 + step * torch.arange(len(router))[:, None])}
+
+    found = verify_layer(
+        load(str(copy(zoo("mixtral"), tmp_path, tied))), Question(Request(layer="1", dtype="bf16"), ("module",))
+    ).rows
+    assert found[0].passed in (True, None)
+    left_out = int(found[0].note.split(" of 16 tokens left out: rounding decides")[0])
+    assert (found[0].passed is None) == (left_out == 16)  # of no token at all nothing is proven
+
+
+def test_a_known_fault_of_transformers_is_no_misreading(tmp_path):
+    """Its NLLB-MoE gives something else than its own router says."""
+    from tests.oracles.prompted import built
+
+    built("nllb-moe", tmp_path)
+    verdict = verify_layer(load(str(tmp_path)), Question(Request(layer="encoder.1"), ("layout",)))
+    (row,) = [row for row in verdict.rows if row.subject.startswith("as read")]
+    assert (row.passed, verdict.failed) == (None, ())
+    assert "not proven by its module: transformers (5.23 at least) encodes" in row.note
+
+
+def test_the_sum_that_renormalises_has_its_epsilon(tmp_path):
+    """LFM2 adds a millionth: a sum of small sigmoids shows it, in float64 beyond doubt."""
+    from tests.oracles.prompted import built
+
+    built("lfm2_moe", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.startswith("model.layers.2.") and name.endswith(".gate.weight"))
+    save_file({**tensors, name: tensors[name] * 3}, file, {"format": "pt"})
+    found = rows(tmp_path, layer="2", dtype="fp64")["as read = transformers' lfm2_moe"]
+    assert found.relative_error < 2e-7
+
+
+def test_shared_experts_packed_otherwise_than_the_routed_ones(tmp_path):
+    """Either of the two may have been written by turns."""
+    from tests.oracles.prompted import built
+
+    base = _folder(tmp_path / "base")
+    built("granitemoeshared", base)
+    name = "model.layers.1.block_sparse_moe.input_linear.weight"
+    port = copy(
+        base, _folder(tmp_path / "port"), lambda ts: {**ts, name: torch.stack(ts[name].chunk(2, 1), 2).flatten(1, 2)}
+    )
+    failed = rows(port, base)[f"as read = {base}"]
+    assert failed.note == f"read with gate and up by turns in the routed experts, it agrees with {base}"
