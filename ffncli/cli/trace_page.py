@@ -46,8 +46,8 @@ def answer(traced: Traced, not_finite: Sequence[NotFinite] = ()) -> Answer:
     parts: list[Part] = [Heading(block["name"], block["weights"])]
     parts.append(Line(dimensions_text(block)))
     parts += [Line(text, quiet=True) for text in block["evidence"]]
-    if block["mask"] is not None and block["mask"].startswith("drawn"):
-        why = "every call draws its own, so two calls agree only with the same seed, or with --eval"
+    if block["mask"] is not None:
+        why = "every call draws its own, so two differ; with --eval they agree"
         parts.append(Line(f"dropout's mask: {block['mask']}; {why}", quiet=True))
     for record in result.steps:
         parts += _step(record, result, traced.digits, labels(traced.given))
@@ -83,6 +83,8 @@ def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...])
         share = f" ({100 * record.dropped / record.live:.0f} %)" if record.live else ""
         text = f"dropped {record.dropped} of {record.live} live values{share}, the kept ones scaled"
         parts.append(Line(text, quiet=True))
+    elif record.op == "dropout":
+        parts.append(Line("eval mode: passes everything on", quiet=True))
     return parts + unit_parts(record)
 
 

@@ -197,7 +197,10 @@ def test_a_drawn_mask_is_said_with_its_seed(call):
     assert asked(call)["block"]["mask"] == "the notebook's"
     assert asked(call, "--eval")["block"]["mask"] is None
     assert asked(call, "--seed", "0")["block"]["mask"] == "drawn, seed 0"
-    assert "dropout's mask" not in call("trace")[1]
+    assert "dropout's mask: the notebook's; every call draws its own" in call("trace")[1]
+    page = call("trace", "--eval")[1]
+    assert "dropout's mask" not in page
+    assert "eval mode: passes everything on" in page
 
 
 @pytest.mark.parametrize("arguments", [["--example", "notebook"], ["4x8", "--vocab", "9"]])
