@@ -86,6 +86,14 @@ _dims = partial(typer.Option, rich_help_panel="Dimensions: make a block, or over
 _run = partial(typer.Option, rich_help_panel="The run")
 _show = partial(typer.Option, rich_help_panel="Output")
 
+Source = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Model directory or name, 512x2048:gelu, my.py:Class (runs that file); default: a notebook's.",
+    ),
+]
+
 Text = str | None
 Count = int | None
 Flag = bool | None

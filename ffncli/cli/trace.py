@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
-
-import typer
 
 from ffncli.cli.example_options import ExampleOptions
 from ffncli.cli.explain_options import ExplainOptions
 from ffncli.cli.insight import InsightOptions
-from ffncli.cli.options import DimensionOptions, OutputOptions, RunOptions, TokenOptions, spread
+from ffncli.cli.options import DimensionOptions, OutputOptions, RunOptions, Source, TokenOptions, spread
 from ffncli.cli.prompt_options import PromptOptions
 from ffncli.cli.prompt_page import kept, with_prompt
 from ffncli.cli.save_options import SaveOptions
@@ -18,15 +15,7 @@ from ffncli.cli.survey_page import show_survey
 from ffncli.cli.trace_page import answer
 from ffncli.cli.traced import Traced
 from ffncli.cli.unembed_page import with_unembedded
-from ffncli.cli.view_options import ViewOptions, idle, kept_text
-
-Source = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="SOURCE",
-        help="Model directory or name, 512x2048:gelu, my.py:Class (runs that file); default: a notebook's.",
-    ),
-]
+from ffncli.cli.view_options import ViewOptions
 
 
 @spread
@@ -80,10 +69,7 @@ def command(
     keep |= view.all_of(ready, inside)
     top = insight.top_units or 0
     result = trace(ready.steps, ready.weights, ready.inputs, ready.mode, values, inside, keep, top)
-    if view.keep:
-        output.note(kept_text(result))
-    if unused := idle(inside, result):
-        output.note(f"no token is routed to expert {', '.join(map(str, unused))}")
+    output.notes(*view.remarks(inside, result))
     bad = find_not_finite(result, ready.weights)
     traced = Traced(model, request, example, ready, given, result, inside, values, view.digits)
     page = answer(traced, bad)

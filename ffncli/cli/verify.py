@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ffncli.cli.options import DimensionOptions, OutputOptions, PlaceOptions, TokenOptions, from_zero, spread
+from ffncli.cli.options import DimensionOptions, OutputOptions, PlaceOptions, Source, TokenOptions, from_zero, spread
 from ffncli.cli.verify_page import answer, failure
 from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import Dimensions, with_dimensions
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from ffncli.run.checks.case import Own
 
 _Texts = list[str] | None
-Source = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="SOURCE",
-        help="Model directory or name, 512x2048:gelu, my.py:Class (runs that file); default: a notebook's.",
-    ),
-]
 Checks = Annotated[
     _Texts, typer.Option("--check", metavar="NAME,...", help="Only these: module, tokens, layout, kernels, ...")
 ]

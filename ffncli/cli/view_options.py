@@ -64,14 +64,12 @@ class ViewOptions:
 
         return kept_for_saving(ready.steps, ready.inputs, inside)
 
-
-def idle(inside: frozenset[int] | None, result: Trace) -> list[int]:
-    """The experts among those asked for that no token is routed to."""
-    names = [record.name for record in result.steps]
-    return [e for e in sorted(inside or ()) if not any(name.startswith(f"experts.{e}.") for name in names)]
-
-
-def kept_text(result: Trace) -> str:
-    """How many tensors were kept, and how much memory they hold."""
-    size = sum(tensor.numel() * tensor.element_size() for tensor in result.tensors.values())
-    return f"kept {len(result.tensors)} tensors, {size / 1e6:,.1f} MB"
+    def remarks(self, inside: frozenset[int] | None, result: Trace) -> list[str]:
+        """What was kept, and the experts among those asked for that no token is routed to."""
+        out = []
+        if self.keep:
+            size = sum(tensor.numel() * tensor.element_size() for tensor in result.tensors.values())
+            out.append(f"kept {len(result.tensors)} tensors, {size / 1e6:,.1f} MB")
+        names = [record.name for record in result.steps]
+        idle = [e for e in sorted(inside or ()) if not any(name.startswith(f"experts.{e}.") for name in names)]
+        return out + ([f"no token is routed to expert {', '.join(map(str, idle))}"] if idle else [])
