@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ffncli.block import dtypes
+from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.shard import shard
 from ffncli.block.steps import AllReduce, Norm, Step, parameters, weight_symbol
 from ffncli.models import catalog
@@ -16,7 +17,19 @@ from ffncli.models.tensor_parallel import all_gather_bytes, ring_all_reduce_byte
 from ffncli.run.execute import run
 from ffncli.run.prepare import Prepared
 from ffncli.run.tensor_parallel import share_of
-from ffncli.run.texts.fact import Fact, Verdict, agrees, compared, error, intermediates, relative
+from ffncli.run.texts.fact import (
+    Fact,
+    Verdict,
+    agrees,
+    compared,
+    departure,
+    drawn,
+    error,
+    function,
+    intermediates,
+    relative,
+)
+from ffncli.run.weights import random_weights
 
 NODES = 4
 ROUNDING = 1e-5  # of float32 sums of 11008 terms
@@ -27,7 +40,7 @@ def facts(ready: Prepared) -> tuple[Fact, ...]:
     seen = intermediates(ready)
     return (
         *_names(ready.steps), *_order(ready, seen), *_slices(ready), _whole(ready, seen), _collectives(ready),
-        *_ratios(), _at_equal_parameters(ready), _experts(), *_formats(), _between_the_steps(ready, seen),
+        *_ratios(), _at_equal_parameters(ready), _bends(), _experts(), *_formats(), _between_the_steps(ready, seen),
     )  # fmt: skip
 
 
@@ -138,6 +151,29 @@ def _at_equal_parameters(ready: Prepared) -> Fact:
         f"compare at equal parameters ({pair.gated_params:,}): it has three matrices, so a plain block may be half as "
         "wide again; which of the two is better is a matter of training, not of the formula",
         "ffn params 4096x11008:swiglu --iso-params",
+    )  # fmt: skip
+
+
+def bends(d_model: int) -> dict[str, float]:
+    """How far blocks of equal size are from linear maps: `departure` over max |f|, by activation.
+
+    The gated one is 8/3 d_model wide, the plain ones 4 d_model; weights as nn.Linear draws them, 512 drawn inputs.
+    """
+    a, b = drawn(512, d_model), drawn(512, d_model, seed=1)
+    out = {}
+    widths = {"swiglu": 8 * d_model // 3, **dict.fromkeys(("silu", "gelu", "relu"), 4 * d_model)}
+    for name, width in widths.items():
+        block = steps(FFNSpec(d_model, width, name, bias=False))
+        f = function(block, random_weights(block, torch.Generator().manual_seed(0), torch.float64))
+        out[name] = departure(f, a, b) / float(f(a + b).abs().max())
+    return out
+
+
+def _bends() -> Fact:
+    found = ", ".join(f"{name} {value:.2f}" for name, value in bends(96).items())
+    return Fact(
+        "departure from a linear map at equal parameters, max |f(a+b) − f(a) − f(b) + f(0)| / max |f|", found,
+        note="d_model 96, gated d_ff 256, plain d_ff 384, drawn weights; the gate multiplies, so it grows as x²",
     )  # fmt: skip
 
 
