@@ -325,9 +325,8 @@ def test_the_sets_of_what_is_promoted(call):
     assert [line.split()[-2:] for line in table[2:12]] == [
         ["yes" if at < 3 else "no", "yes" if at < needed else "no"] for at in range(10)
     ]
-    assert table[12] == (
-        f"  top 3 with mass {float(mass[2]):.4f}, top-p 0.5 needs {needed} of 60 with mass {float(mass[needed - 1]):.4f}"
-    )
+    three, half = float(mass[2]), float(mass[needed - 1])
+    assert table[12] == f"  top 3 with mass {three:.4f}, top-p 0.5 needs {needed} of 60 with mass {half:.4f}"
     assert len(table) == 13
     assert max(map(len, table)) <= 80
 

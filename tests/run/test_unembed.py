@@ -118,7 +118,7 @@ def test_a_samplers_sets_are_torchs(name: str, top: int, top_k: int, top_p: floa
         enough = min(int((mass < top_p - 1e-7).sum()) + 1, VOCAB)
         assert (one.vocab, found.argmax, found.top_k, found.top_p) == (VOCAB, int(row.argmax()), k, top_p)
         assert found.top_k_mass == pytest.approx(float(best.values.sum()), rel=1e-4)
-        assert found.top_p_count == pytest.approx(enough, abs=top_p == 1)  # the last of all is within rounding
+        assert found.top_p_count == pytest.approx(enough, abs=int(top_p == 1))  # the last of all is within rounding
         assert found.top_p_mass == pytest.approx(float(mass[enough - 1]), rel=1e-4)
         assert [t.cumulative for t in one.promoted] == pytest.approx(mass[:top].tolist(), rel=1e-4)
         assert [t.id for t in one.promoted if t.in_top_k] == best.indices[:top].tolist()
