@@ -52,17 +52,20 @@ class ExampleOptions:
     ] = None
 
     def chosen(
-        self, source: str | None, said: Dimensions, run: RunOptions, tokens: TokenOptions
+        self, source: str | None, said: Dimensions, run: RunOptions, tokens: TokenOptions, unembed: bool = False
     ) -> tuple[Example | None, Model]:
-        """The example, if it is one, and the model to run. Raises FFNError for options that contradict each other."""
+        """The example, if it is one, and the model to run. Raises FFNError for options that contradict each other.
+
+        With `unembed` there are the probabilities of a model's own head, whose vocabulary is not known yet.
+        """
         if self.example is not None:
             example = find(self.example)
             _check(self.example, example, source, said, run, tokens)
             if self.vocab and not example.vocab:
                 raise FFNError(f"--example {self.example} contradicts --vocab", "only conv's text has a final layer")
-            self._check_vocab(example.vocab)
+            self._check_vocab(example.vocab, unembed)
             return example, example.model
-        self._check_vocab(0)
+        self._check_vocab(0, unembed)
         if self.vocab and source is None and said.d_model is not None and not _block_said(said):
             d_model = whole("--d-model", said.d_model)
             example = final_layer_alone(d_model, self.vocab, said.bias is not False)
@@ -72,13 +75,23 @@ class ExampleOptions:
             return example, with_dimensions(example.model, said)
         return None, load(source, said, run.seed or 0)
 
-    def _check_vocab(self, given: int) -> None:
-        vocab = self.vocab or given
-        for option, value in (("--sample-top-k", self.sample_top_k), ("--sample-top-p", self.sample_top_p)):
-            if value is not None and not vocab:
-                raise FFNError(f"{option} needs --vocab", "without a final layer there are no probabilities")
+    @property
+    def sets(self) -> tuple[int, float]:
+        """The K and P of the sets that are marked."""
+        return self.sample_top_k or TOP_K, self.sample_top_p or TOP_P
+
+    def check_top_k(self, vocab: int) -> None:
+        """Raises FFNError for a --sample-top-k above the vocabulary."""
         if self.sample_top_k is not None and self.sample_top_k > vocab:
             raise FFNError(f"--sample-top-k {self.sample_top_k} exceeds the vocabulary of {vocab}")
+
+    def _check_vocab(self, given: int, unembed: bool) -> None:
+        vocab = self.vocab or given
+        for option, value in (("--sample-top-k", self.sample_top_k), ("--sample-top-p", self.sample_top_p)):
+            if value is not None and not vocab and not unembed:
+                raise FFNError(f"{option} needs --vocab or --unembed", "without logits there are no probabilities")
+        if vocab:
+            self.check_top_k(vocab)
 
     def final_width(self, example: Example | None) -> int | None:
         """The vocabulary of the final layer that is to be put behind the block; None for none, or where it is there."""
@@ -91,7 +104,7 @@ class ExampleOptions:
         if "probs" in traced.result.tensors:
             from ffncli.cli.sampling_page import with_sampling
 
-            page = with_sampling(page, traced, self.sample_top_k or TOP_K, self.sample_top_p or TOP_P)
+            page = with_sampling(page, traced, *self.sets)
         if self.example is not None and traced.example is not None:
             from ffncli.cli.facts_page import with_facts
             from ffncli.run.texts import facts

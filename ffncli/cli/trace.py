@@ -40,7 +40,7 @@ def command(
     output = show.output()
     prompt.check(run, tokens, dimensions)
     said = dimensions.dimensions()
-    example, model = texts.chosen(source, said, run, tokens)
+    example, model = texts.chosen(source, said, run, tokens, prompt.unembed)
     if run.layer == "all":
         one = {"--explain": explain.explain, "--save": save.save, "--vocab": texts.vocab, "--expert": view.expert}
         show_survey(model, run, tokens, prompt, insight, one, output)
@@ -74,6 +74,6 @@ def command(
     traced = Traced(model, request, example, ready, given, result, inside, values, view.digits)
     page = answer(traced, bad)
     save.write(page.body["block"], traced, output)
-    page = with_unembedded(with_prompt(page, prompt, traced), prompt, traced)
+    page = with_unembedded(with_prompt(page, prompt, traced), prompt, texts, traced)
     output.show(explain.with_answers(texts.extended(page, traced), traced))
     insight.judge(bad, output)

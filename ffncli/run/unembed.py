@@ -8,7 +8,7 @@ only the first is loaded, and what it computes is thrown away.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from ffncli.run.execute import norm
 from ffncli.run.live import live_ffn
 from ffncli.run.prepare import Prepared, Request, device_of, dtype_of
 from ffncli.run.pretrained import Pretrained, cannot, demanding, load, offline, read_config
+from ffncli.run.sampling import Sampling, sampling
 from ffncli.run.tokens import token_text, tokenizer_of
 from ffncli.run.weights import stored_weights
 
@@ -32,12 +33,39 @@ _AT_ONCE = 64  # vectors whose logits are held together
 
 @dataclass(frozen=True)
 class Promoted:
-    """A token and what the vector gives it: the logit, and the probability after a softmax over the vocabulary."""
+    """A token and what the vector gives it: the logit, and the probability after a softmax over the vocabulary.
+
+    `cumulative` is the mass of all that are at least as probable, its own included.
+    """
 
     id: int
     text: str | None
     logit: float
     probability: float
+    cumulative: float
+    in_top_k: bool
+    in_top_p: bool
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How many tokens are listed, and which sets of all are made: the `top_k` likeliest, those that make up `top_p`."""
+
+    top: int
+    top_k: int
+    top_p: float
+
+
+@dataclass(frozen=True)
+class Unembedded:
+    """The tokens that a vector promotes, of largest logit first, and the sets of the whole vocabulary as a sampler's.
+
+    Where a logit is no number, nothing is promoted and nothing picked, as in `Sampling`.
+    """
+
+    vocab: int
+    sets: Sampling
+    promoted: tuple[Promoted, ...]
 
 
 @dataclass(frozen=True)
@@ -68,20 +96,18 @@ def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> lis
 
 
 def promoted(
-    model: Model, ready: Prepared, added: Sequence[Added], request: Request, top: int
-) -> tuple[tuple[Promoted, ...], ...]:
-    """The `top` tokens that each vector promotes, after the norm that it goes through first, if there is one.
+    model: Model, ready: Prepared, added: Sequence[Added], request: Request, wanted: Wanted
+) -> tuple[Unembedded, ...]:
+    """The tokens that each vector promotes, after the norm that it goes through first, if there is one.
 
     Raises FFNError as `unembed`.
     """
     vectors = to_stream(ready, torch.stack([one.vector for one in added]))
-    return unembed(model, ready.layer, vectors, request, top)
+    return unembed(model, ready.layer, vectors, request, wanted)
 
 
-def unembed(
-    model: Model, layer: Layer, vectors: Tensor, request: Request, top: int
-) -> tuple[tuple[Promoted, ...], ...]:
-    """The `top` tokens of every vector [n, d_model], each of which is added to the residual stream by `layer`'s FFN.
+def unembed(model: Model, layer: Layer, vectors: Tensor, request: Request, wanted: Wanted) -> tuple[Unembedded, ...]:
+    """The tokens that every vector [n, d_model] promotes; each vector is added to the residual stream by `layer`'s FFN.
 
     Raises FFNError where no head reads that stream, and for models without a vocabulary.
     """
@@ -103,9 +129,9 @@ def unembed(
 
         dtype, device = dtype_of(request.dtype), device_of(request.device)
         loaded = load(transformers, folder, config, dtype, device, shrink, with_head=True)
-        out: list[tuple[Promoted, ...]] = []
+        out: list[Unembedded] = []
         for some in torch.split(vectors, _AT_ONCE):
-            out += (_best(row, tokenizer, top) for row in _logits(loaded, where[-1], some))
+            out += (_best(row, tokenizer, wanted) for row in _logits(loaded, where[-1], some))
     return tuple(out)
 
 
@@ -197,7 +223,15 @@ def _logits(loaded: Pretrained, layer: str, vectors: Tensor) -> Tensor:
     return logits[:-1]
 
 
-def _best(logits: Tensor, tokenizer: Any, top: int) -> tuple[Promoted, ...]:
-    shares = logits.softmax(-1)
-    order = logits.sort(descending=True, stable=True).indices[:top].tolist()
-    return tuple(Promoted(i, token_text(tokenizer, i), float(logits[i]), float(shares[i])) for i in order)
+def _best(logits: Tensor, tokenizer: Any, wanted: Wanted) -> Unembedded:
+    # By the logits: far behind the first, probabilities are 0 and in no order.
+    logits, ids = logits.sort(descending=True, stable=True)
+    sets = sampling(logits.softmax(-1), wanted.top_k, wanted.top_p, wanted.top)[0]
+    rows = zip(sets.candidates[: wanted.top], logits.tolist(), ids.tolist(), strict=False)
+    tokens = tuple(
+        Promoted(i, token_text(tokenizer, i), logit, one.probability, one.cumulative, one.in_top_k, one.in_top_p)
+        for one, logit, i in rows
+    )
+    # A place in that order is no token's number.
+    argmax = tokens[0].id if tokens else None
+    return Unembedded(len(logits), replace(sets, argmax=argmax, candidates=()), tokens)

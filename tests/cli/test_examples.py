@@ -172,7 +172,18 @@ def test_sets_are_marked(call):
     rows = out[out.index("probs of token 0") :].splitlines()[2:]
     assert [row.split()[-2:] for row in rows[:4]] == [["yes", "yes"], ["yes", "yes"], ["yes", "no"], ["no", "no"]]
     assert len(rows) == 8
+    assert "more in the top-p set" not in out
     assert "enters the FFN" not in out
+
+
+def test_what_is_left_of_a_set_is_said(call):
+    asked_for = ("--d-model", "8", "--vocab", "20", "--tokens", "1")
+    count = asked(call, *asked_for)["sampling"][0]["top_p_count"]
+    assert count > 8
+    assert call("trace", *asked_for)[1].endswith(
+        f"\n  … {count - 8} more in the top-p set; --show {count} shows them\n"
+    )
+    assert "more in the top-p set" not in call("trace", *asked_for, "--show", str(count))[1]
 
 
 def test_nothing_is_picked_from_what_is_no_number(call):

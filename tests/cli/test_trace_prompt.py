@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -271,7 +272,7 @@ def test_the_output_at_the_last_position_is_unembedded(call):
     assert [row["row"] for row in some["unembed"]] == [0, 1]
     assert [t["id"] for t in some["unembed"][1]["promoted"]] == ids
     out = call("trace", source("llama"), "--prompt", PROMPT, "--unembed")[1]
-    assert 'after token 3 "sat"\n' in out
+    assert re.search(r'^after token 3 "sat": argmax \S+$', out, re.M)
     assert "without the residual stream" in out
 
 
@@ -298,6 +299,57 @@ def test_a_branch_norm_is_gone_through(call):
         added = model.model.layers[0].post_feedforward_layernorm(down)
         logits = 30 * torch.tanh(model.lm_head(model.model.norm(added)) / 30)
     assert [t["id"] for t in found["unembed"][0]["promoted"]] == logits.argsort(descending=True).tolist()
+
+
+def test_the_sets_of_what_is_promoted(call):
+    import torch
+
+    arguments = (source("gpt2"), "--prompt", PROMPT, "--unembed", "--sample-top-k", "3", "--sample-top-p", "0.5")
+    found = answer(call, *arguments, "--show", "all")
+    model = made("gpt2").model
+    with torch.no_grad():
+        down = torch.tensor(found["steps"][-1]["values"][-1])
+        shares = model.lm_head(model.transformer.ln_f(down)).double().softmax(-1)
+    mass = shares.sort(descending=True).values.cumsum(0)
+    needed = int((mass < 0.5).sum()) + 1
+    (row,) = found["unembed"]
+    assert (row["argmax"], row["top_k"], row["top_p"], row["top_p_count"]) == (int(shares.argmax()), 3, 0.5, needed)
+    assert row["top_k_mass"] == pytest.approx(float(shares.topk(3).values.sum()), rel=1e-4)
+    assert row["top_p_mass"] == pytest.approx(float(mass[needed - 1]), rel=1e-4)
+    assert [t["cumulative"] for t in row["promoted"]] == pytest.approx(mass[:10].tolist(), rel=1e-4)
+    assert [t["in_top_k"] for t in row["promoted"]] == [True] * 3 + [False] * 7
+    assert [t["in_top_p"] for t in row["promoted"]] == [True] * needed + [False] * (10 - needed)
+
+    table = call("trace", *arguments)[1].partition("after token")[2].splitlines()
+    assert table[1].split(maxsplit=5)[-1] == "top 3  top-p 0.5"
+    assert [line.split()[-2:] for line in table[2:12]] == [
+        ["yes" if at < 3 else "no", "yes" if at < needed else "no"] for at in range(10)
+    ]
+    three, half = float(mass[2]), float(mass[needed - 1])
+    assert table[12] == f"  top 3 with mass {three:.4f}, top-p 0.5 needs {needed} of 60 with mass {half:.4f}"
+    assert len(table) == 13
+    assert max(map(len, table)) <= 80
+
+
+def test_what_is_left_of_a_set_is_said(call):
+    """--top-tokens says how many exactly; without it the whole top-k set is listed."""
+    asked = (source("gpt2"), "--layer", "1", "--unembed", "--neuron", "7")
+    row = answer(call, *asked)["unembed"][0]
+    assert (row["top_k"], row["top_p"], len(row["promoted"])) == (5, 0.9, 10)
+    count = row["top_p_count"]
+    out = call("trace", *asked)[1]
+    assert f"\n  … {count - 10} more in the top-p set; --top-tokens {count} shows them\n" in out
+    assert f"\n  … {count - 2} more in" in call("trace", *asked, "--top-tokens", "2")[1]
+    assert f"; --top-tokens {count} " not in call("trace", *asked, "--top-tokens", str(count))[1]
+    assert len(answer(call, *asked, "--sample-top-k", "13")["unembed"][0]["promoted"]) == 13
+    assert len(answer(call, *asked, "--sample-top-k", "13", "--top-tokens", "4")["unembed"][0]["promoted"]) == 4
+
+
+def test_nothing_is_promoted_by_what_is_no_number(call):
+    asked = (source("gpt2"), "--input", "nan" + ",1" * 15, "--unembed")
+    (row,) = answer(call, *asked)["unembed"]
+    assert (row["argmax"], row["top_k_mass"], row["top_p_count"], row["promoted"]) == (None, None, None, [])
+    assert "\nafter token 0: some are no numbers, so there is nothing to pick\n" in call("trace", *asked)[1]
 
 
 def test_a_hidden_unit(call):
@@ -362,6 +414,8 @@ def test_unembedding_without_a_prompt(call):
         ("llama", ["--prompt", "Hello", "--vocab", "9"], "--vocab contradicts --prompt; --unembed goes through"),
         ("llama", ["--neuron", "1"], "--neuron needs --unembed"),
         ("llama", ["--top-tokens", "1"], "--top-tokens needs --unembed"),
+        ("llama", ["--prompt", "Hello", "--sample-top-k", "3"], "--sample-top-k needs --vocab or --unembed; without"),
+        ("llama", ["--unembed", "--sample-top-k", "61"], "--sample-top-k 61 exceeds the vocabulary of 60"),
         ("llama", ["--unembed", "--neuron", "40"], "--neuron 40 is out of range; d_ff is 40: 0 to 39"),
         ("mixtral", ["--unembed", "--neuron", "1"], "--neuron 1: each of 4 experts has one; say which: --expert 0"),
         ("t5-relu", ["--unembed", "--layer", "encoder.0"], "'s encoder; a decoder layer's output can be unembedded"),
@@ -533,8 +587,6 @@ def test_a_config_that_transformers_refuses(call, copied):
 
 
 def test_every_key_is_described(call):
-    import re
-
     from tests.test_docs import JSON_DOC, keys
 
     documented = set(re.findall(r"`(\w+)`", JSON_DOC))

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from ffncli.errors import FFNError
+from ffncli.models.model import Layer, Model
 from ffncli.models.source import load
 from ffncli.run.capture import capture
 from ffncli.run.prepare import Prepared, Request
 from ffncli.run.tokens import Asked
-from ffncli.run.unembed import to_stream, unembed
+from ffncli.run.unembed import Promoted, Unembedded, Wanted, to_stream
+from ffncli.run.unembed import unembed as unembedded
 from tests.oracles.huggingface import D_MODEL, VOCAB
 from tests.oracles.prompted import PROMPT, built, made
 
@@ -51,6 +53,11 @@ HEADS: dict[str, Head] = {
         m.model.decoder.project_out(m.model.decoder.layers[-1].final_layer_norm(v))
     ),
 }  # fmt: skip
+
+
+def unembed(model: Model, layer: Layer, given: Tensor, request: Request, top: int) -> list[tuple[Promoted, ...]]:
+    """The promoted tokens alone."""
+    return [one.promoted for one in unembedded(model, layer, given, request, Wanted(top, 5, 0.9))]
 
 
 def vectors(count: int = 3) -> Tensor:
@@ -92,6 +99,46 @@ def test_scaled_and_capped_logits(name: str, tmp_path: Path) -> None:
     found = unembed(model, model.layer(None), given, Request(), 5)
     with torch.no_grad():
         check(found, head(module, given))
+
+
+def sets(name: str, given: Tensor, *wanted: Any) -> tuple[Unembedded, ...]:
+    model = load(str(made(name).path))
+    return unembedded(model, model.layer("1"), given, Request(), Wanted(*wanted))
+
+
+@pytest.mark.parametrize(("top", "top_k", "top_p"), [(10, 5, 0.9), (3, 7, 0.5), (VOCAB, 1, 0.1), (10, VOCAB + 9, 1.0)])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_samplers_sets_are_torchs(name: str, top: int, top_k: int, top_p: float) -> None:
+    with torch.no_grad():
+        shares = HEADS[name](made(name).model, vectors()).double().softmax(-1)
+    for one, row in zip(sets(name, vectors(), top, top_k, top_p), shares, strict=True):
+        found, k = one.sets, min(top_k, VOCAB)
+        best = row.topk(k)
+        mass = row.sort(descending=True).values.cumsum(0)
+        enough = min(int((mass < top_p - 1e-7).sum()) + 1, VOCAB)
+        assert (one.vocab, found.argmax, found.top_k, found.top_p) == (VOCAB, int(row.argmax()), k, top_p)
+        assert found.top_k_mass == pytest.approx(float(best.values.sum()), rel=1e-4)
+        assert found.top_p_count == pytest.approx(enough, abs=int(top_p == 1))  # the last of all is within rounding
+        assert found.top_p_mass == pytest.approx(float(mass[enough - 1]), rel=1e-4)
+        assert [t.cumulative for t in one.promoted] == pytest.approx(mass[:top].tolist(), rel=1e-4)
+        assert [t.id for t in one.promoted if t.in_top_k] == best.indices[:top].tolist()
+        assert [t.in_top_p for t in one.promoted] == [at < enough for at in range(top)]
+
+
+def test_tokens_that_are_out_of_reach_keep_their_order() -> None:
+    """Where probabilities have become 0, the logits still differ."""
+    from ffncli.run.unembed import _best
+
+    logits = torch.tensor([-3000.0, 0.0, -1000.0, -2000.0], dtype=torch.float64)
+    found = _best(logits, None, Wanted(4, 2, 0.9))
+    assert [t.id for t in found.promoted] == [1, 2, 3, 0]
+    assert [t.probability for t in found.promoted] == [1, 0, 0, 0]
+    assert (found.sets.argmax, found.sets.top_p_count) == (1, 1)
+
+
+def test_nothing_is_picked_from_what_is_no_number() -> None:
+    (one,) = sets("gpt2", torch.full((1, D_MODEL), float("nan")), 10, 5, 0.9)
+    assert (one.promoted, one.sets.argmax, one.sets.top_p_count, one.sets.top_k_mass) == ((), None, None, None)
 
 
 def prepared(name: str) -> Prepared:
