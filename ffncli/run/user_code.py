@@ -43,11 +43,14 @@ def user_code(path: Path, doing: str) -> Iterator[None]:
         _forget_neighbours(Path(folder), before)
 
 
-def import_file(path: Path) -> ModuleType:
-    """The file as a module, under a name that no import statement can ask for. Raises FFNError for any failure."""
+def import_file(path: Path, form: str = "my.py:ClassName") -> ModuleType:
+    """The file as a module, under a name that no import statement can ask for.
+
+    Raises FFNError for any failure; where there is no such file, it says in which `form` one is named.
+    """
     where = shown_path(path)
     if not path.is_file():
-        raise FFNError(f"{where} " + ("is a directory" if path.is_dir() else "does not exist"), "give my.py:ClassName")
+        raise FFNError(f"{where} " + ("is a directory" if path.is_dir() else "does not exist"), f"give {form}")
     name = "ffn source " + re.sub(r"\W", "_", str(path))
     spec = spec_from_file_location(name, path)
     assert spec is not None  # true of every name that ends in .py

@@ -183,7 +183,7 @@ def refusal(file, text: str, spec: FFNSpec = GATED) -> str:
         ("FILE:goood", "did you mean 'good'"),
         ("FILE", "kernels; say which, as in mine.py:name"),
         ("FILE:", "is no kernel; write it as file.py:name"),
-        ("/nowhere/x.py:f", "does not exist"),
+        ("/nowhere/x.py:f", "does not exist; give file.py:name"),
         ("FILE:good,FILE:good", "two kernels are called 'mine.py:good'"),
         ("eagr", "did you mean 'eager'"),
         ("FILE:Fused", "computes a block with down.bias"),
