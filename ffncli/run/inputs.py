@@ -80,7 +80,8 @@ def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Te
 def _parse(text: str, where: str) -> Tensor:
     """Numbers from JSON (nested lists, or an object with x or one list) or from text: commas, semicolons, white space.
 
-    A line is a row, one number per line a flat list. A byte order mark, and a first line without any number (a table's header), are passed over.
+    A line is a row, one number per line a flat list. A byte order mark, and a first line without any number (a
+    table's header), are passed over.
     """
     text = text.removeprefix("\ufeff")
     if text.lstrip()[:1] in ("[", "{"):

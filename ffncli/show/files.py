@@ -37,7 +37,8 @@ def _cannot_be_written(path: str) -> str:
         return ""
     folder = os.path.dirname(os.path.realpath(path))  # of a link, where its file lies
     if not os.path.isdir(folder):
-        return f"{clean(folder)} is no directory" if os.path.exists(folder) else f"there is no directory {clean(folder)}"
+        where = clean(folder)
+        return f"{where} is no directory" if os.path.exists(folder) else f"there is no directory {where}"
     return "" if os.access(folder, os.W_OK | os.X_OK) else f"nothing may be written into {clean(folder)}"
 
 
