@@ -129,12 +129,12 @@ class FFNSpec:
         return self.moe.shared_d_ff or self.moe.shared_experts * self.d_ff
 
 
-def size(field: str, value: Any) -> int:
-    """`value` if it can be the size of an axis, else FFNError naming `field`."""
+def size(field: str, value: Any, high: int = MAX_SIZE) -> int:
+    """`value` if it can be the size of an axis, at most `high`, else FFNError naming `field`."""
     if type(value) is not int:
         raise FFNError(f"{field} must be a whole number, got {shown(value)}")
-    if not 1 <= value <= MAX_SIZE:
-        raise FFNError(f"{field} must be between 1 and {MAX_SIZE}, got {shown(value)}")
+    if not 1 <= value <= high:
+        raise FFNError(f"{field} must be between 1 and {high}, got {shown(value)}")
     return value
 
 

@@ -25,10 +25,7 @@ def positive(option: str, high: int = MAX_SIZE) -> Callable[[str], int]:
     """A parser for a whole number from 1 to `high`; its FFNError names the option."""
 
     def parse(text: str) -> int:
-        value = whole(option, text)
-        if value > high:
-            raise FFNError(f"{option} must be at most {high}, got {shown(value)}")
-        return value
+        return whole(option, text, high)
 
     return parse
 

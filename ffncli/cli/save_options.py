@@ -42,8 +42,9 @@ class SaveOptions:
     def check(self, out: str | None, force: bool) -> None:
         """Say what is wrong before anything runs: an unknown suffix, a file that exists, the same file as -o."""
         if self.save is None:
-            if self.save_weights:
-                raise FFNError("--save-weights saves nothing without --save FILE")
+            if self.save_weights is not None:
+                option = "--save-weights" if self.save_weights else "--no-save-weights"
+                raise FFNError(f"{option} says nothing without --save FILE")
             return
         if Path(self.save).suffix not in TENSOR_SUFFIXES:
             raise FFNError(f"--save {shown(self.save)}: the name must end in one of {', '.join(TENSOR_SUFFIXES)}")

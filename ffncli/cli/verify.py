@@ -12,6 +12,7 @@ from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.examples import notebook
 from ffncli.models.model import Model
+from ffncli.models.strict_json import shown_path
 from ffncli.run.sources import is_own, load
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def command(
         model, own = with_dimensions(example.model, said), None
     else:
         model, own = _model(source, said, place.seed or 0)
+        _demand_tensors(model)
     other = _reference(against, model, place.seed or 0) if against is not None else None
 
     # From here on torch is needed; what can be wrong without it has been said.
@@ -99,6 +101,22 @@ def _reference(against: str, model: Model, seed: int) -> Model:
     """The model to compare with; a module of one's own is run at the width that is compared."""
     width = str(model.main.spec.d_model) if is_own(against) else None
     return load(against, Dimensions(d_model=width), seed)
+
+
+def _demand_tensors(model: Model) -> None:
+    """Raises FFNError for a directory without tensors: what holds for random weights proves nothing of its own.
+
+    A config.json that was named as such is asked about with random weights.
+    """
+    folder = model.location
+    if model.checkpoint is not None or folder is None or model.source.endswith(".json"):
+        return
+    pickled = any(any(folder.glob(f"*{end}")) for end in (".bin", ".pt", ".pth"))
+    there = "pickled weights alone, which are never loaded" if pickled else "no safetensors"
+    config = shown_path(folder / "config.json")
+    raise FFNError(
+        f"nothing to verify: {shown_path(folder)} has {there}", f"{config} can be verified with random weights"
+    )
 
 
 def _model(source: str | None, said: Dimensions, seed: int) -> tuple[Model, Own | None]:

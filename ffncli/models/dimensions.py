@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from ffncli.block import activations
-from ffncli.block.recipe import FFNSpec, MoE, NormKind, NormPosition, one_of, size
+from ffncli.block.recipe import MAX_SIZE, FFNSpec, MoE, NormKind, NormPosition, one_of, size
 from ffncli.errors import FFNError, shown
 from ffncli.models.model import Model, block_model, unknown_note
 
@@ -155,10 +155,10 @@ def _moe(said: Dimensions, given: MoE | None) -> MoE | None:
     return moe
 
 
-def whole(option: str, text: str) -> int:
-    """A size from text: `4096`. Raises FFNError for zero, negative, huge, or no whole number."""
+def whole(option: str, text: str, high: int = MAX_SIZE) -> int:
+    """A size from text: `4096`. Raises FFNError for zero, negative, above `high`, or no whole number."""
     if re.fullmatch(r"[-+]?[0-9]{1,4000}", text.strip()):
-        return size(option, int(text))
+        return size(option, int(text), high)
     raise FFNError(f"{option} must be a whole number, got {shown(text)}")
 
 

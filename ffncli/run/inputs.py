@@ -80,7 +80,8 @@ def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Te
 def _parse(text: str, where: str) -> Tensor:
     """Numbers from JSON (nested lists, or an object with x or one list) or from text: commas, semicolons, white space.
 
-    A byte order mark, and a first line without any number (a table's header), are passed over.
+    A line is a row, one number per line a flat list. A byte order mark, and a first line without any number (a
+    table's header), are passed over.
     """
     text = text.removeprefix("\ufeff")
     if text.lstrip()[:1] in ("[", "{"):
@@ -93,7 +94,7 @@ def _parse(text: str, where: str) -> Tensor:
     if len({len(words) for words in rows}) > 1:
         raise FFNError(f"{where}: its lines have {len(rows[0])} and other numbers of values", "give one token per line")
     numbers = torch.tensor([[float(word) for word in words] for words in rows], dtype=torch.float64)
-    return numbers if len(rows) > 1 else numbers.flatten()
+    return numbers if len(rows) > 1 and len(rows[0]) > 1 else numbers.flatten()
 
 
 def _one(value: object, where: str) -> object:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from traceback import extract_tb
@@ -21,15 +22,16 @@ from ffncli.models.strict_json import shown_path
 
 @contextmanager
 def user_code(path: Path, doing: str) -> Iterator[None]:
-    """Run what the user wrote in `path`: neighbours import, prints go to stderr, exceptions are one FFNError.
+    """Run what the user wrote in `path`: neighbours import, what it writes goes to stderr, exceptions are one FFNError.
 
-    Nothing stays behind: neither the directory on sys.path nor the neighbours in sys.modules, whose names another
-    source's neighbours may have too. A lack of memory stays what it is.
+    That holds for file descriptor 1 too, to which C code writes, and the programs that it starts. Nothing stays behind:
+    neither the directory on sys.path nor the neighbours in sys.modules, whose names another source's neighbours may
+    have too. A lack of memory stays what it is.
     """
     folder, before = str(path.parent), set(sys.modules)
     sys.path.insert(0, folder)
     try:
-        with redirect_stdout(sys.stderr):
+        with _descriptor_1_to_2(), redirect_stdout(sys.stderr):
             yield
     except (MemoryError, FFNError, KeyboardInterrupt, Terminated):
         raise
@@ -43,11 +45,57 @@ def user_code(path: Path, doing: str) -> Iterator[None]:
         _forget_neighbours(Path(folder), before)
 
 
-def import_file(path: Path) -> ModuleType:
-    """The file as a module, under a name that no import statement can ask for. Raises FFNError for any failure."""
+@contextmanager
+def _descriptor_1_to_2() -> Iterator[None]:
+    """Make file descriptor 1 mean what 2 means, or nothing where 2 is closed; then what it was, closed included."""
+    _flush()
+    open_1, open_2 = _is_open(1), _is_open(2)
+    if not open_2:  # first, so that the copy below is not given this number
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        if nowhere != 2:
+            os.close(nowhere)
+    before = os.dup(1) if open_1 else None
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        _flush()
+        if before is None:
+            os.close(1)
+        else:
+            os.dup2(before, 1)
+            os.close(before)
+        if not open_2:
+            os.close(2)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _flush() -> None:
+    """Write out what Python and C hold back for descriptor 1, to wherever it leads now."""
+    for stream in (sys.stdout, sys.__stdout__):
+        with suppress(OSError, ValueError):  # what cannot be written now is said where the answer is written
+            if stream is not None:
+                stream.flush()
+    if os.name == "posix":
+        ctypes.CDLL(None).fflush(None)
+
+
+def import_file(path: Path, form: str = "my.py:ClassName") -> ModuleType:
+    """The file as a module, under a name that no import statement can ask for.
+
+    Raises FFNError for any failure; where there is no such file, it says in which `form` one is named.
+    """
     where = shown_path(path)
     if not path.is_file():
-        raise FFNError(f"{where} " + ("is a directory" if path.is_dir() else "does not exist"), "give my.py:ClassName")
+        raise FFNError(f"{where} " + ("is a directory" if path.is_dir() else "does not exist"), f"give {form}")
     name = "ffn source " + re.sub(r"\W", "_", str(path))
     spec = spec_from_file_location(name, path)
     assert spec is not None  # true of every name that ends in .py

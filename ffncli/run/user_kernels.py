@@ -73,7 +73,7 @@ def argument(parameter: str) -> str:
 
 def _target(path: Path, name: str | None) -> tuple[Any, str]:
     """(what the file has under the name, the name); without a name the only kernel that it has."""
-    module = import_file(path)
+    module = import_file(path, "file.py:name")
     homes = (module.__name__, Kernel.__module__)
     own = [n for n, v in vars(module).items() if _is_kernel(v) and v.__module__ in homes and v is not Kernel]
     there = "it has " + (", ".join(own) or "no function, no nn.Module class and no Kernel")

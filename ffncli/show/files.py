@@ -16,13 +16,30 @@ TENSOR_SUFFIXES = (".safetensors", ".npz", ".json")  # what tensors are written 
 
 
 def check_writable(path: str, force: bool, option: str) -> None:
-    """Raises FFNError for a file that may not be written: a directory, no name, or one that exists without `force`."""
-    if not path or path.endswith(os.sep):
-        raise FFNError(f"cannot write {clean(path) or '.'}: it is a directory", code=ExitCode.ENVIRONMENT)
-    if "\0" in path:
-        raise FFNError(f"cannot write {clean(path)}: no file has such a name", code=ExitCode.ENVIRONMENT)
+    """Raises FFNError for a file that may not be written, before anything is computed for it.
+
+    That is a directory, no name, a place that is not there or not open to the user (exit 3); and a file that exists
+    without `force`.
+    """
+    if why := _cannot_be_written(path):
+        raise FFNError(f"cannot write {clean(path) or '.'}: {why}", code=ExitCode.ENVIRONMENT)
     if not force and _would_be_lost(path):
         raise FFNError(f"{clean(path)} exists already", f"choose another {option} FILE, or give --force")
+
+
+def _cannot_be_written(path: str) -> str:
+    """Why no file can be made there; empty where it can, as far as that shows without writing."""
+    if "\0" in path:
+        return "no file has such a name"
+    if not path or path.endswith(os.sep) or os.path.isdir(path):
+        return "it is a directory"
+    if path == "-" or (os.path.exists(path) and not os.path.isfile(path)):  # a device or a pipe is opened as it is
+        return ""
+    folder = os.path.dirname(os.path.realpath(path))  # of a link, where its file lies
+    if not os.path.isdir(folder):
+        where = clean(folder)
+        return f"{where} is no directory" if os.path.exists(folder) else f"there is no directory {where}"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else f"nothing may be written into {clean(folder)}"
 
 
 def _would_be_lost(path: str) -> bool:

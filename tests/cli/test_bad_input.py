@@ -290,6 +290,29 @@ def test_a_place_that_cannot_be_written(name: str, call, tmp_path: Path, monkeyp
     assert os.listdir() == ["file"]
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("none/x.npz", "there is no directory "), ("file/x.npz", "file is no directory"),
+        ("dir.npz", "it is a directory"), ("link.npz", "there is no directory "), ("closed/x.npz", "into "),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("option", ["-o", "--save"])
+def test_a_place_that_cannot_be_written_is_said_before_the_run(
+    option: str, name: str, why: str, call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The block would not fit this machine, so whatever ran first would say that."""
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    Path("link.npz").symlink_to("none/x.npz")
+    for folder in ("dir.npz", "closed"):
+        Path(folder).mkdir()
+    granted = os.access  # to root everything is
+    monkeypatch.setattr(os, "access", lambda path, mode: "closed" not in str(path) and granted(path, mode))
+    words = ("trace", "2147483647x2147483647", "--force", option, name)
+    expect_refusal(call(*words), f"cannot write {name}: ", why, code=3)
+
+
 def test_a_full_disk(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

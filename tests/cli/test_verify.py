@@ -171,6 +171,21 @@ def test_what_cannot_be_is_one_line(call, arguments, code, parts):
     expect_refusal(call("verify", *arguments), *parts, code=code)
 
 
+@pytest.mark.parametrize(
+    ("file", "why"), [("pytorch_model.bin", "has pickled weights alone"), (None, "has no safetensors")]
+)
+def test_a_directory_without_tensors_is_not_verified(call, tmp_path, file, why):
+    """Random weights agree with themselves, whatever the directory was to hold."""
+    here = folder(tmp_path / "model", LLAMA)
+    if file:
+        (tmp_path / "model" / file).write_bytes(b"cos\nsystem\n")
+    config = f"{here}/config.json"
+    expect_refusal(call("verify", here), "nothing to verify", why, f"{config} can be verified with random weights")
+    code, out, err = call("verify", config, "--check", "tokens")
+    assert (code, err) == (0, "")
+    assert "random weights, seed 0" in out
+
+
 def test_checks_as_a_list_and_one_by_one(call):
     found = rows(call, "--check", "tokens, fused", "--check", "shards")
     assert list(dict.fromkeys(row["check"] for row in found)) == ["tokens", "shards", "fused"]

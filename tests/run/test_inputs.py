@@ -56,6 +56,19 @@ def test_stdin(monkeypatch):
     assert made("-").tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
+def test_one_number_per_line_is_a_flat_list(monkeypatch, tmp_path):
+    lines = "".join(f"{n}\n" for n in range(1, 25))
+    wanted = torch.arange(1, 25.0).double().reshape(6, 4)
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    assert torch.equal(made("-"), wanted)
+    (tmp_path / "x.csv").write_text("x\n" + lines)
+    assert torch.equal(made(tmp_path / "x.csv", (2, 3)), wanted.reshape(2, 3, 4))
+    assert made(tmp_path / "x.csv", d_model=1).shape == (24, 1)
+    (tmp_path / "x.csv").write_text("1\n2\n3\n")
+    with pytest.raises(FFNError, match="3 values, which make no tokens of d_model = 4"):
+        made(tmp_path / "x.csv")
+
+
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
 @pytest.mark.parametrize("head", [b"\x93NUMPY\x01\x00", b"@\x00\x00\x00\x00\x00\x00\x00{"])
 def test_stdin_that_is_not_text(monkeypatch, errors, head):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+from contextlib import suppress
 
 import pytest
 import torch
@@ -183,7 +186,7 @@ def refusal(file, text: str, spec: FFNSpec = GATED) -> str:
         ("FILE:goood", "did you mean 'good'"),
         ("FILE", "kernels; say which, as in mine.py:name"),
         ("FILE:", "is no kernel; write it as file.py:name"),
-        ("/nowhere/x.py:f", "does not exist"),
+        ("/nowhere/x.py:f", "does not exist; give file.py:name"),
         ("FILE:good,FILE:good", "two kernels are called 'mine.py:good'"),
         ("eagr", "did you mean 'eager'"),
         ("FILE:Fused", "computes a block with down.bias"),
@@ -193,6 +196,55 @@ def refusal(file, text: str, spec: FFNSpec = GATED) -> str:
 )
 def test_what_cannot_be_a_kernel_is_one_line(file, text, why):
     assert why in refusal(file, text)
+
+
+LOUD = """
+import ctypes, os, torch.nn.functional as F
+def mlp(x, gate, up, down):
+    print("by print")
+    os.write(1, b"by descriptor\\n")
+    os.system("echo by a program")
+    ctypes.CDLL(None).puts(b"by C")
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+"""
+
+
+def test_what_a_kernel_writes_leaves_the_answer_whole(ffn, tmp_path):
+    (tmp_path / "loud.py").write_text(LOUD)
+    words = ("verify", "8x24:swiglu", "--check", "kernels", "--kernel", "loud.py:mlp", "--json")
+    done = ffn(*words, cwd=tmp_path)
+    assert done.returncode == 0
+    assert any("loud.py:mlp" in row["subject"] for row in json.loads(done.stdout)["rows"])
+    assert all(f"by {what}\n" in done.stderr for what in ("print", "descriptor", "a program", "C"))
+
+
+@pytest.mark.parametrize("closed", [(), (1,), (2,), (1, 2)])
+def test_descriptors_are_afterwards_what_they_were(closed, tmp_path):
+    """Also after an exception, and where the user's program was started without one of them."""
+    before = {number: os.dup(number) for number in (1, 2)}
+    files = {number: os.open(tmp_path / str(number), os.O_CREAT | os.O_RDWR) for number in (1, 2)}
+    try:
+        for number in (1, 2):
+            os.dup2(files[number], number)
+        for number in closed:
+            os.close(number)
+        with suppress(FFNError), user_code(tmp_path / "mine.py", "raised"):
+            os.write(1, b"loud")
+            raise ValueError
+        found = []
+        for number in (1, 2):
+            try:
+                found.append(os.fstat(number).st_ino)
+            except OSError:
+                found.append(None)
+    finally:
+        for number in (1, 2):
+            os.dup2(before[number], number)
+            os.close(before[number])
+            os.close(files[number])
+    texts = [(tmp_path / str(number)).read_bytes() for number in (1, 2)]
+    assert texts == [b"", b"" if 2 in closed else b"loud"]
+    assert found == [None if number in closed else (tmp_path / str(number)).stat().st_ino for number in (1, 2)]
 
 
 def test_a_termination_is_no_failure_of_the_users_code(tmp_path):

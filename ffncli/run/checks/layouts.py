@@ -28,7 +28,7 @@ from ffncli.run.execute import run
 from ffncli.run.fused import halves_by_turns, turns_as_halves
 from ffncli.run.prepare import Request, prepare
 from ffncli.run.tokens import Asked
-from ffncli.run.weights import located_weights, read_located
+from ffncli.run.weights import located_weights, packed_formats, read_located
 
 _IDS = tuple(range(5, 13))  # tokens that any vocabulary has, and that mean nothing special
 _WHERE = 120  # letters of a tensor's name
@@ -62,7 +62,7 @@ def layout(case: Case) -> Iterator[Row]:
         yield judge.skips("file", "the weights come from no file, so nothing was read")
         return
     for item in located or ():
-        yield judge.skips(item.parameter, _words(item))
+        yield judge.skips(item.parameter, _words(item, case.model))
     proofs = []
     if located is not None:
         proof, reason = transformers_module(case)
@@ -102,12 +102,15 @@ def _located(case: Case) -> tuple[Located, ...] | None:
     return None if found is None else tuple(item for item in found if item.parameter in case.ffn_weights)
 
 
-def _words(item: Located) -> str:
-    """`model.layers.0.mlp.gate_up_proj.weight [80, 16], concatenated 1 of 2; named gate_up_proj, ...`."""
+def _words(item: Located, model: Model) -> str:
+    """`model.layers.0.mlp.gate_up_proj.weight [80, 16], concatenated 1 of 2; stored as mxfp4, ...; named ...`."""
     many = f" and {len(item.names) - 1} more" if len(item.names) > 1 else ""
     shape = f"[{', '.join(map(str, item.stored_shape()))}]"
     how = ", ".join(filter(None, (f"{item.names[0][:_WHERE]}{many} {shape}", item.piece.words)))
-    return "; ".join(filter(None, (how, item.evidence, item.assumed and f"assumed: {item.assumed}")))
+    packed = " and ".join(packed_formats((item,)))
+    blocks = model.checkpoint is not None and model.checkpoint.gguf  # which hold their scales themselves
+    stored = packed and f"stored as {packed}, unpacked" + ("" if blocks else " with its scales")
+    return "; ".join(filter(None, (how, stored, item.evidence, item.assumed and f"assumed: {item.assumed}")))
 
 
 def _other(case: Case) -> Proof:
