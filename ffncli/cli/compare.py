@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -45,7 +47,8 @@ def command(*, base: Base, new: New, tolerance: Tolerance = None, show: OutputOp
 
     saved = [open_saved(path) for path in paths]
     found = compare(saved[0], saved[1], tolerance)
-    output.show(_answer(saved[0], saved[1], found))
+    same_screen = output.path is None and all(stream and stream.isatty() for stream in (sys.stdout, sys.stderr))
+    output.show(_answer(saved[0], saved[1], found, verdict=not same_screen))  # there the error says it
     if found.first is not None:
         raise FFNError(_verdict(found.row(found.first)), "; ".join(found.causes), ExitCode.FAILED)
 
@@ -73,8 +76,11 @@ def _are_activations(names: Sequence[str]) -> bool:
     return all(name.lower().replace("-", "_") in known_names() for name in names)
 
 
-def _answer(base: Saved, new: Saved, found: Comparison) -> Answer:
-    """The comparison as JSON, as CSV (one row per step, then per weight) and as a page."""
+def _answer(base: Saved, new: Saved, found: Comparison, verdict: bool = True) -> Answer:
+    """The comparison as JSON, as CSV (one row per step, then per weight) and as a page.
+
+    Without `verdict` the page leaves to the error what that says: which step departs first, and why.
+    """
     from ffncli.run.depart import CONVENTIONS
 
     body = {"base": base.where, "new": new.where, **asdict(found)}
@@ -87,11 +93,11 @@ def _answer(base: Saved, new: Saved, found: Comparison) -> Answer:
     if found.weights:
         parts.append(_table(found.weights, "weight", None))
     if found.first is None:
-        parts.append(Line(f"all {len(found.rows)} steps agree"))
+        parts.append(Heading(f"all {len(found.rows)} steps agree"))
         if other := [row.step for row in found.weights if not row.agrees]:
             parts.append(Line(f"though weights differ: {', '.join(other)}"))
-    else:
-        parts.append(Line(_verdict(found.row(found.first))))
+    elif verdict:
+        parts.append(Heading(_verdict(found.row(found.first))))
         parts += [Line(cause) for cause in found.causes]
     return Answer("compare", body, rows, parts, CONVENTIONS)
 
@@ -99,10 +105,15 @@ def _answer(base: Saved, new: Saved, found: Comparison) -> Answer:
 def _table(rows: tuple[Row, ...], first_column: str, first: str | None) -> Table:
     columns = (first_column, "max error", "relative", "ulps", "worst element", "base", "new", "ok")
     cells = [
-        (row.step, row.max_error, row.relative_error, row.ulps, row.worst, row.base, row.new, row.agrees)
+        (row.step, row.max_error, _finite(row.relative_error), row.ulps, row.worst, row.base, row.new, row.agrees)
         for row in rows
     ]
     return Table(columns, cells, emphasis=frozenset(at for at, row in enumerate(rows) if row.step == first))
+
+
+def _finite(relative: float) -> float | None:
+    """A relative error as a page has it: None where BASE is 0 everywhere, as in JSON."""
+    return relative if math.isfinite(relative) else None
 
 
 def _verdict(row: Row) -> str:
@@ -110,5 +121,10 @@ def _verdict(row: Row) -> str:
     at = f"{row.step} departs first: {row.worst} is {row.base!r} in BASE, {row.new!r} in NEW"
     if row.nonfinite:
         return f"{at} ({row.nonfinite:,} values are not finite in one alone)"
-    ulps = "" if row.ulps is None else f", {row.ulps:.4g} ulps of {row.dtype}"
+    if _finite(row.relative_error) is None:
+        return f"{at}; all of it is 0 in BASE, so that no error is relative to it"
+    near = row.base is not None and row.new is not None and abs(row.new - row.base) <= abs(row.base)
+    ulps = (
+        f", {row.ulps:.4g} ulps of {row.dtype}" if near and row.ulps is not None else ""
+    )  # else the unit says nothing
     return f"{at}; relative error {row.relative_error:.3g} > {row.tolerance:g}{ulps}"

@@ -172,7 +172,10 @@ def _check_same_block(base: Saved, new: Saved) -> None:
     where = f"{new.where} was saved from another block than {base.where}"
     for a, b in zip(ours, theirs, strict=False):
         if (a.name, a.op) != (b.name, b.op):
-            raise FFNError(f"{where}: {_assignment(a)} in {base.where}, {_assignment(b)} in {new.where}")
+            mine, other = _assignment(a), _assignment(b)
+            if mine == other:  # the formula does not tell them apart
+                mine, other = f"{mine} is {_kind(a, b)}", _kind(b, a)
+            raise FFNError(f"{where}: {mine} in {base.where}, {other} in {new.where}")
         if a.shape != b.shape:
             inputs = f"{new.where} was traced on another input than {base.where}"
             same = a.shape[-1] == b.shape[-1]
@@ -185,6 +188,12 @@ def _check_same_block(base: Saved, new: Saved) -> None:
 
 def _assignment(step: SavedStep) -> str:
     return f"the input is {step.name}" if step.op == "input" else f"{step.name} = {step.formula}"
+
+
+def _kind(step: SavedStep, other: SavedStep) -> str:
+    """The step's op with those of its fields that the other has not: `linear (into d_model 8, bias False)`."""
+    own = ", ".join(f"{key} {value}" for key, value in step.detail.items() if other.detail.get(key) != value)
+    return f"{step.op} ({own})" if own else step.op
 
 
 def _mismatches(base: Saved, new: Saved) -> list[Mismatch]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -298,4 +300,52 @@ def test_the_page_names_the_first_step_and_why(call, tmp_path):
     assert "act departs first: act[" in out
     assert "all 2 steps" not in out
     assert "\x1b" not in out
-    assert "all 4 steps agree" in call("compare", str(base), str(base))[1]
+    assert out.split("\n\n")[-1].startswith("act departs first: act[")
+    assert "\n\nall 4 steps agree\n" in call("compare", str(base), str(base))[1]
+
+
+@pytest.mark.parametrize("both", [True, False, None])
+def test_on_a_terminal_the_verdict_is_said_once(call, tmp_path, monkeypatch, both):
+    """By the error under the page; where stderr goes elsewhere, by the page."""
+    base = save(call, tmp_path / "a.npz", "8x16:gelu")
+    new = save(call, tmp_path / "b.npz", "8x16:relu")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    if both is None:
+        monkeypatch.setattr(sys, "stderr", None)  # closed
+    else:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: both)
+    code, out, err = call("compare", str(base), str(new), "--no-color")
+    assert code == 1
+    assert err.startswith("error: act departs first: act[") == (both is not None)
+    assert ("departs first" in out, "act: formula is" in out) == (not both, not both)
+
+
+def test_a_step_that_is_zero_in_base_has_no_relative_error(call, tmp_path):
+    base = save(call, tmp_path / "a.npz", "4x8", "--no-bias", "--input", "zeros")
+    new = save(call, tmp_path / "b.npz", "4x8", "--no-bias", "--input", "ones")
+    code, out, err = call("compare", str(base), str(new))
+    assert code == 1
+    assert "x departs first: x[0,0] is 0.0 in BASE, 1.0 in NEW; all of it is 0 in BASE" in err
+    assert not re.search(r"\binf\b|ulps of", out + err)
+
+
+def test_ulps_are_said_of_values_that_are_near(call, tmp_path):
+    base, far, near = (
+        save(call, tmp_path / f"{name}.npz", "4x8", "--input", values)
+        for name, values in (("a", "1e-30,0,0,1"), ("b", "2,0,0,1"), ("c", "1.5e-30,0,0,1.5"))
+    )
+    assert "ulps of" not in call("compare", str(base), str(far))[2]
+    assert "4.194e+06 ulps of float32" in call("compare", str(base), str(near))[2]
+
+
+def test_another_op_under_the_same_formula_is_named(call, tmp_path):
+    base = save(call, tmp_path / "a.json", "4x8")
+    record = base.read_text()
+    assert record.count('"linear"') == 2
+    other = tmp_path / "b.json"
+    other.write_text(record.replace('"linear"', '"conv"', 1).replace('"bias": "True"', '"bias": "False"', 1))
+    code, _, err = call("compare", str(base), str(other))
+    assert code == 2
+    assert re.search(
+        r"up = x · W1 \+ b1 is linear \(bias True\) in \S+a\.json, conv \(bias False\) in \S+b\.json", err
+    ), err

@@ -261,6 +261,14 @@ def llama(path: Path, **options: Any) -> str:
     return written(path, "llama", tensors, kinds_of(Q.Q8_0), {**metadata, **EPS}, **options)
 
 
+def test_the_evidence_names_the_format(call, tmp_path: Path):
+    """Whose blocks have their scales in them."""
+    code, out, err = call("verify", llama(tmp_path / "model.gguf"), "--check", "layout", "--json")
+    assert code == 0, err
+    notes = {row["subject"]: row["note"] for row in json.loads(out)["rows"]}
+    assert all("; stored as Q8_0, unpacked; " in f"{notes[f'{n}.weight']}; " for n in ("gate", "up", "down"))
+
+
 def test_a_layer_in_the_second_shard(call, tmp_path: Path):
     whole = llama(tmp_path / "whole.gguf")
     llama(tmp_path / "part.gguf", split_max_tensors=4)
