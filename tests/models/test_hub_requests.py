@@ -209,7 +209,10 @@ def test_interrupting_ends_it(tmp_path: Path):
     with serving(REPO, SHARDED, **dict.fromkeys(NAMES, Fault(wait=60))) as server:
         command = [sys.executable, "-c", DRIVER, f"hf://{REPO}", "12"]
         env = environment(tmp_path, server.url)
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's child would ignore it
+        )  # fmt: skip
         while "GET" not in server.methods("config.json"):
             time.sleep(0.02)
         time.sleep(0.5)
