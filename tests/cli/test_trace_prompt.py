@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.oracles.checkpoints import expect_refusal
 from tests.oracles.prompted import PROMPT, made
 
 FAMILIES = {
@@ -460,27 +461,27 @@ def rewrite(folder: Path, **values: object) -> None:
     (folder / "config.json").write_text(json.dumps({**config, **values}), "utf-8")
 
 
-def refused(call, folder: Path, code: int, said: str) -> None:
-    found, out, err = call("trace", str(folder), "--prompt", "Hello")
-    assert (found, out) == (code, "")
-    assert said in err
-    assert [line for line in err.splitlines() if not line.startswith("note: ")] == [err.splitlines()[-1]]
+def expect_refused(call, folder: Path, code: int, said: str) -> None:
+    """One line without the notes, which speak of the checkpoint."""
+    expect_refusal(call("trace", str(folder), "--prompt", "Hello", "-q"), said, code=code)
 
 
 def test_no_tokenizer(call, copied):
     (copied / "tokenizer.json").unlink()
-    refused(call, copied, 2, "/model has no tokenizer (tokenizer.json); --input-ids 1,2,3 gives the tokens' numbers")
+    expect_refused(
+        call, copied, 2, "/model has no tokenizer (tokenizer.json); --input-ids 1,2,3 gives the tokens' numbers"
+    )
 
 
 def test_an_architecture_that_transformers_does_not_know(call, copied):
     rewrite(copied, model_type="from-tomorrow")
-    refused(call, copied, 3, "does not know the model_type 'from-tomorrow'; `ffn trace` without a prompt may")
+    expect_refused(call, copied, 3, "does not know the model_type 'from-tomorrow'; `ffn trace` without a prompt may")
 
 
 def test_remote_code_alone(call, copied):
     rewrite(copied, model_type="from-tomorrow", auto_map={"AutoModel": "evil.Model"})
     (copied / "evil.py").write_text("raise SystemExit(9)")
-    refused(call, copied, 2, "'from-tomorrow' runs by code of its own alone, which is never run")
+    expect_refused(call, copied, 2, "'from-tomorrow' runs by code of its own alone, which is never run")
 
 
 def test_an_architecture_that_transformers_cannot_run(call, monkeypatch):
@@ -497,18 +498,20 @@ def test_an_architecture_that_transformers_cannot_run(call, monkeypatch):
 
 def test_the_reason_that_a_config_is_refused_is_in_the_second_line(call, copied):
     rewrite(copied, num_attention_heads=7, num_key_value_heads=7, head_dim=None)
-    refused(call, copied, 2, "is not a multiple of the number of attention heads (7)")
+    expect_refused(call, copied, 2, "is not a multiple of the number of attention heads (7)")
 
 
 def test_a_config_of_another_model(call, copied):
     rewrite(copied, vocab_size=7)
-    refused(call, copied, 2, "tensor 'model.embed_tokens.weight' has shape [60, 16], its model [7, 16]; config.json")
+    expect_refused(
+        call, copied, 2, "tensor 'model.embed_tokens.weight' has shape [60, 16], its model [7, 16]; config.json"
+    )
 
 
 def test_pickled_weights(call, copied):
     (copied / "model.safetensors").unlink()
     (copied / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
-    refused(call, copied, 2, "/model has pickled weights alone, which are never loaded; use safetensors")
+    expect_refused(call, copied, 2, "/model has pickled weights alone, which are never loaded; use safetensors")
 
 
 def test_weights_that_are_not_read_are_named_before_the_model_runs(call, copied):
@@ -578,12 +581,12 @@ def test_without_transformers(call, monkeypatch):
 def test_a_truncated_file_is_one_line(call, copied):
     raw = (copied / "model.safetensors").read_bytes()
     (copied / "model.safetensors").write_bytes(raw[:-10])
-    refused(call, copied, 2, "is truncated")
+    expect_refused(call, copied, 2, "is truncated")
 
 
 def test_a_config_that_transformers_refuses(call, copied):
     rewrite(copied, rope_parameters="many")
-    refused(call, copied, 2, "transformers refuses it")
+    expect_refused(call, copied, 2, "transformers refuses it")
 
 
 def test_every_key_is_described(call):
