@@ -20,7 +20,11 @@ Function = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Row:
-    """One activation: its names, its mathematics, where it is used and where its definition comes from."""
+    """One activation: its names, its mathematics, where it is used and where its definition comes from.
+
+    `kinks` holds (x, order) wherever a derivative jumps: order 1 where the slope does, 2 where the slope is continuous
+    and the second derivative is not, 0 where f itself does. Between and beyond them f is smooth.
+    """
 
     name: str
     formula: str
@@ -31,6 +35,7 @@ class Row:
     learned: Mapping[str, float] = field(default_factory=dict)  # parameter → initial value, one number each
     used_by: str = ""
     source: str = ""
+    kinks: tuple[tuple[float, int], ...] = ()
 
 
 # --- shared pieces ----------------------------------------------------------------------------------------------------
@@ -171,6 +176,7 @@ _ROWS = (
         ("relu", {}),
         used_by="Transformer (2017), OPT, T5 v1.0",
         source="Nair & Hinton 2010",
+        kinks=((0.0, 1),),
     ),
     Row(
         "relu2",
@@ -180,6 +186,7 @@ _ROWS = (
         ("relu_squared", "squared_relu"),
         used_by="Primer, Nemotron, nanochat",
         source="So et al. 2021, arXiv:2109.08668",
+        kinks=((0.0, 2),),
     ),
     Row(
         "relu6",
@@ -190,8 +197,17 @@ _ROWS = (
         ("relu6", {}),
         used_by="MobileNet",
         source="Krizhevsky 2010",
+        kinks=((0.0, 1), (6.0, 1)),
     ),
-    Row("leaky_relu", "x if x > 0 else 0.01 x", *_leaky(0.01), (), ("leaky_relu", {}), source="Maas et al. 2013"),
+    Row(
+        "leaky_relu",
+        "x if x > 0 else 0.01 x",
+        *_leaky(0.01),
+        (),
+        ("leaky_relu", {}),
+        source="Maas et al. 2013",
+        kinks=((0.0, 1),),
+    ),
     Row(
         "prelu",
         "x if x > 0 else a x, a learned",
@@ -200,6 +216,7 @@ _ROWS = (
         (),
         learned={"weight": 0.25},
         source="He et al. 2015, arXiv:1502.01852",
+        kinks=((0.0, 1),),
     ),
     Row(
         "gelu",
@@ -237,6 +254,7 @@ _ROWS = (
         lambda x, m: m.where(_gelu(x, m) <= 10.0, _gelu_slope(x, m), _zero(x, m)),
         ("gelu_clipped",),
         source="transformers ClippedGELU; arXiv:2004.09602",
+        kinks=((10.0, 1),),
     ),
     Row(
         "silu",
@@ -285,6 +303,7 @@ _ROWS = (
         ("hardswish", {}),
         used_by="MobileNetV3",
         source="Howard et al. 2019, arXiv:1905.02244",
+        kinks=((-3.0, 1), (3.0, 1)),
     ),
     Row(
         "softplus",
@@ -311,6 +330,7 @@ _ROWS = (
         (),
         ("elu", {}),
         source="Clevert et al. 2015, arXiv:1511.07289",
+        kinks=((0.0, 2),),
     ),
     Row(
         "selu",
@@ -319,6 +339,7 @@ _ROWS = (
         (),
         ("selu", {}),
         source="Klambauer et al. 2017, arXiv:1706.02515",
+        kinks=((0.0, 1),),
     ),
     Row(
         "laplace",
@@ -338,6 +359,7 @@ _ROWS = (
         learned={"alpha_p": _inverse_softplus(0.8), "alpha_n": _inverse_softplus(0.3)},
         used_by="Apertus",
         source="Huang & Schlag 2024, arXiv:2411.13010; initial values as in transformers",
+        kinks=((_XIELU_EPS, 1), (0.0, 0)),
     ),
 )
 

@@ -1,0 +1,1 @@
+"""What an activation function does, in numbers, on Python floats: no torch, no numpy."""
