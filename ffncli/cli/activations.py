@@ -9,6 +9,7 @@ import typer
 from ffncli.block.activations import TABLE
 from ffncli.cli.activations_page import answer
 from ffncli.cli.options import OutputOptions, above_zero, spread
+from ffncli.cli.plot_options import PlotOptions
 from ffncli.cli.points import points
 
 _Names = Annotated[
@@ -27,6 +28,7 @@ def command(
     std: Annotated[
         float, typer.Option("--std", metavar="S", parser=above_zero("--std"), help="Width of the normal input.")
     ] = 1.0,
+    plot: PlotOptions,
     show: OutputOptions,
 ) -> None:
     """Compare activation functions: values, slopes, extremes, what they do to a normal input.

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ffncli.errors import FFNError, shown
+from ffncli.show.braille import drawn
 from ffncli.show.files import check_writable, written_whole
 from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.plots import Plot
 from ffncli.show.tables import Table, csv_text
 from ffncli.show.tensors import Excerpt
 from ffncli.show.text import clean, encodable, json_safe, pad, width
@@ -142,7 +144,13 @@ def _plain(parts: Sequence[Part]) -> str:
                 lines += ["  " + "  ".join(text for text, _ in line) for line in part.lines()]
             case Table():
                 lines += ([""] if lines else []) + _plain_table(part)
+            case Plot():
+                lines += ([""] if lines else []) + _plain_plot(part)
     return "".join(line.rstrip() + "\n" for line in lines)
+
+
+def _plain_plot(plot: Plot) -> list[str]:
+    return ["".join(text for text, _ in line) for line in drawn(plot)]
 
 
 def _plain_table(table: Table) -> list[str]:
@@ -166,6 +174,8 @@ def _markdown(parts: Sequence[Part]) -> str:
                 out += ["```text", *("  ".join(text for text, _ in line).rstrip() for line in part.lines()), "```", ""]
             case Table():
                 out += ["", *([f"**{_md(part.title)}**", ""] if part.title else []), *_markdown_table(part), ""]
+            case Plot():
+                out += ["", "```text", *_plain_plot(part), "```", ""]
     text = "\n".join(out).strip("\n") + "\n"
     return re.sub(r"\n{3,}", "\n\n", text)
 

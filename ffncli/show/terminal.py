@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from ffncli.show.parts import Heading, Line, Part
+from ffncli.show.plots import Plot
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt
 from ffncli.show.text import clean, encodable, pad, width
@@ -41,6 +42,8 @@ class Terminal:
                     self._excerpt(part)
                 case Table():
                     self._table(part, first=at == 0)
+                case Plot():
+                    self._plot(part, first=at == 0)
 
     def _fit(self, text: str) -> str:
         return encodable(clean(text), self.encoding)
@@ -59,6 +62,16 @@ class Terminal:
                 line.append(("  " if at else "") + self._fit(text), _sign_style(value))
                 used += (2 if at else 0) + width(text)
             self.console.print(line)
+
+    def _plot(self, plot: Plot, first: bool) -> None:
+        from rich.text import Text
+
+        from ffncli.show.braille import drawn
+
+        if not first:
+            self.console.print()
+        for spans in drawn(plot, self.console.width, self.encoding):
+            self.console.print(Text.assemble(*((text, "") for text, _ in spans)))
 
     def _table(self, table: Table, first: bool) -> None:
         from rich.box import SIMPLE_HEAD
