@@ -21,6 +21,13 @@ class Short(int):
         return f"{int(self)}"
 
 
+class Fixed(float):
+    """A float that reads with four decimals in a table, `0.0000` at zero; what those cannot say is scientific."""
+
+    def __str__(self) -> str:
+        return f"{float(self):.4f}" if self == 0 or 1e-3 <= abs(self) < 1e5 else f"{float(self):.3e}"
+
+
 @dataclass(frozen=True)
 class Table:
     """`rows` hold raw values, one per column. `emphasis` names rows to set in bold (totals).
@@ -62,7 +69,7 @@ def cell_text(value: Cell) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, Short):
+    if isinstance(value, (Short, Fixed)):
         return str(value)
     if isinstance(value, int):
         return f"{value:,}"
