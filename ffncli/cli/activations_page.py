@@ -36,7 +36,7 @@ def row(one: Facts) -> dict[str, Any]:
         "monotone": s.monotone, "smoothness_at_0": one.smoothness_at_0, "kinks": list(one.kinks),
         "std": one.std, "zero_share": one.zero_share, "exact_zero_share": one.exact_zero_share,
         "mean": one.mean, "variance": one.variance, "gain": one.gain, "gradient_gain": one.gradient_gain,
-        "used_by": one.used_by or None, "source": one.source,
+        "used_by": one.used_by or None, "source": one.source or None,
     }  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def _normal(found: Sequence[Facts]) -> list[Part]:
     rows = [
         (
             one.name, round(100 * one.exact_zero_share, 2), round(100 * one.zero_share, 2),
-            *map(Fixed, (one.mean, one.variance, one.gain, one.gradient_gain)),
+            *(Fixed(round(v, 12)) for v in (one.mean, one.variance, one.gain, one.gradient_gain)),
         )
         for one in found
     ]  # fmt: skip
@@ -126,4 +126,4 @@ def _number(value: float | None) -> Fixed | None:
 
 
 def _sources(found: Sequence[Facts]) -> Table:
-    return Table(("name", "used by", "source"), [(one.name, one.used_by or "-", one.source) for one in found])
+    return Table(("name", "used by", "source"), [(one.name, one.used_by or "-", one.source or "-") for one in found])

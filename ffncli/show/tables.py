@@ -25,7 +25,10 @@ class Fixed(float):
     """A float that reads with four decimals in a table, `0.0000` at zero; what those cannot say is scientific."""
 
     def __str__(self) -> str:
-        return f"{float(self):.4f}" if self == 0 or 1e-3 <= abs(self) < 1e5 else f"{float(self):.3e}"
+        value = float(self)
+        if value == 0.0:
+            return "0.0000"  # of either sign
+        return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 else f"{value:.3e}"
 
 
 @dataclass(frozen=True)

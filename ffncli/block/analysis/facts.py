@@ -19,8 +19,8 @@ CONVENTIONS = {
     "several places the one nearest to 0; maximum likewise",
     "lipschitz": "the least L with |f(a) - f(b)| <= L |a - b|, null where there is none",
     "smoothness_at_0": "how many derivatives are continuous at 0: null for all, -1 where f itself jumps",
-    "zero_share": f"share of a normal input of mean 0 and that std with |f(x)| <= {NEAR_ZERO:g}; exact_zero_share: with "
-    "f(x) = 0, in exact arithmetic",
+    "zero_share": f"share of a normal input of mean 0 and that std with |f(x)| <= {NEAR_ZERO:g}; exact_zero_share: "
+    "with f(x) = 0, in exact arithmetic",
     "mean, variance": "of f(x) for that input, by quadrature",
     "gain": "std / sqrt(E[f(x)^2]): weights of standard deviation gain / sqrt(fan_in) keep the second moment",
     "gradient_gain": "1 / sqrt(E[f'(x)^2]): the same for the gradient",
