@@ -131,7 +131,7 @@ class Terminal:
                 self.console.print(Text(pad(name, wide) + "  ", "dim").append(cell, "not dim"))
 
 
-_CURVES = (
+_CURVES = ("cyan", "magenta", "green", "red", "yellow", "blue", "", "bright_black")  # seen on black and white
     "cyan",
     "magenta",
     "green",
