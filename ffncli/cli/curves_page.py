@@ -31,9 +31,10 @@ def curve_plots(names: Sequence[str], at: Sequence[float], against: str | None =
             frame, out = _frame(lines)
             beyond = f" ({' and '.join(out)} leave{'s' * (len(out) == 1)} the frame)" if out else ""
             plots.append(Plot(title + beyond, "x", y, lines, frame=frame))
-    for i in range(0, len(names) if against else 0, MOST_CURVES):
-        plots.append(difference_plot(names[i : i + MOST_CURVES], str(against), at))
-    return [plot for plot in plots if plot.lines]
+    if against:
+        others = [name for name in names if name != against]
+        plots += [difference_plot(others[i : i + MOST_CURVES], against, at) for i in range(0, len(others), MOST_CURVES)]
+    return plots
 
 
 def difference_plot(names: Sequence[str], against: str, at: Sequence[float]) -> Plot:
