@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 SUFFIXES = (".svg", ".png", ".pdf")
 NEEDS = "pip install 'ffncli[plots]'"
 _SIZE = (8.0, 4.2)  # inches, of one plot
-_LARGEST = 1e150  # what matplotlib can still square
 # Okabe and Ito's colours, which people with any colour vision can tell apart, and lines that need no colour at all.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7F7F7F")
 _DASHES = (
@@ -93,13 +92,13 @@ def _fill(figure: Figure, plots: Sequence[Plot]) -> None:
 
 
 def _drawable(line: Series, plot: Plot) -> tuple[list[float], list[float]]:
-    """The points with NaN for what has no place; huge ones are left out too, as nothing would be seen beside them."""
+    """The points with NaN for what has no place."""
     points = [(x, y) if _fits(x, plot.log_x) and _fits(y, plot.log_y) else (math.nan, math.nan) for x, y in line.points]
     return [x for x, _ in points], [y for _, y in points]
 
 
 def _fits(value: float, log: bool) -> bool:
-    return abs(value) <= _LARGEST and (value > 0 or not log)
+    return math.isfinite(value) and (value > 0 or not log)
 
 
 def _lone(y: Sequence[float]) -> str:

@@ -170,7 +170,10 @@ def test_a_pipe_gets_the_picture_without_escapes(capsys):
 
 def test_markdown_keeps_it_in_a_block(capsys):
     Output(format="md").show(PAGE)
-    assert capsys.readouterr().out.split("```text\n")[1].startswith("Waves\n")
+    before, block, after = capsys.readouterr().out.split("```")
+    assert block.startswith("text\nWaves\n")
+    assert block.endswith("b line\n")
+    assert "Waves" not in before + after
 
 
 @pytest.mark.parametrize("format", ["json", "csv"])
