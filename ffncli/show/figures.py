@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".svg", ".png", ".pdf")
 NEEDS = "pip install 'ffncli[plots]'"
 _SIZE = (8.0, 4.2)  # inches, of one plot
+_LARGEST = 1e300  # beyond it matplotlib's own arithmetic overflows
 # Okabe and Ito's colours, which people with any colour vision can tell apart, and lines that need no colour at all.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7F7F7F")
 _DASHES = (
@@ -92,13 +93,13 @@ def _fill(figure: Figure, plots: Sequence[Plot]) -> None:
 
 
 def _drawable(line: Series, plot: Plot) -> tuple[list[float], list[float]]:
-    """The points with NaN for what has no place."""
+    """The points with NaN for what has no place, as what is too large to be drawn."""
     points = [(x, y) if _fits(x, plot.log_x) and _fits(y, plot.log_y) else (math.nan, math.nan) for x, y in line.points]
     return [x for x, _ in points], [y for _, y in points]
 
 
 def _fits(value: float, log: bool) -> bool:
-    return math.isfinite(value) and (value > 0 or not log)
+    return abs(value) <= _LARGEST and (value > 0 or not log)
 
 
 def _lone(y: Sequence[float]) -> str:
