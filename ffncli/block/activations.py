@@ -36,6 +36,12 @@ class Row:
     used_by: str = ""
     source: str = ""
     kinks: tuple[tuple[float, int], ...] = ()
+    stable: Function | None = None  # the same function without the cancellation that costs f its digits in a tail
+
+    @property
+    def accurate(self) -> Function:
+        """f to nearly all digits of float64, in the tails too: what errors are measured against."""
+        return self.stable or self.f
 
 
 # --- shared pieces ----------------------------------------------------------------------------------------------------
@@ -65,6 +71,10 @@ def _gelu(x: Any, m: Any) -> Any:
 
 def _gelu_slope(x: Any, m: Any) -> Any:
     return _cdf(x, m) + x * _INV_SQRT_2PI * m.exp(-0.5 * x * x)
+
+
+def _gelu_stable(x: Any, m: Any) -> Any:
+    return 0.5 * x * m.erfc(-x * _SQRT_HALF)  # of 1 + erf(x) nothing is left below -6
 
 
 def _tanh_argument(x: Any) -> Any:
@@ -130,9 +140,12 @@ def _laplace_slope(x: Any, m: Any) -> Any:
     return m.exp(-z * z) / (0.282095 * math.sqrt(2.0 * math.pi))
 
 
-def _clip10(x: Any, m: Any) -> Any:
-    y = _gelu(x, m)
-    return m.where(y > 10.0, _zero(x, m) + 10.0, y)
+def _clip10(gelu: Function) -> Function:
+    def clipped(x: Any, m: Any) -> Any:
+        y = gelu(x, m)
+        return m.where(y > 10.0, _zero(x, m) + 10.0, y)
+
+    return clipped
 
 
 _XIELU_BETA, _XIELU_EPS = 0.5, -1e-6
@@ -225,6 +238,7 @@ _ROWS = (
         ("gelu", {}),
         used_by="BERT, ViT, Falcon, Whisper",
         source=_HENDRYCKS,
+        stable=_gelu_stable,
     ),
     Row(
         "gelu_tanh",
@@ -235,6 +249,7 @@ _ROWS = (
         ("gelu", {"approximate": "tanh"}),
         used_by="GPT-2, GPT-3, T5 v1.1, Gemma, BLOOM, Phi-2",
         source=_HENDRYCKS,
+        stable=lambda x, m: x * m.sigmoid(2.0 * _tanh_argument(x)),
     ),
     Row(
         "quick_gelu",
@@ -248,11 +263,12 @@ _ROWS = (
     Row(
         "gelu_10",
         "min(x Φ(x), 10)",
-        _clip10,
+        _clip10(_gelu),
         lambda x, m: m.where(_gelu(x, m) <= 10.0, _gelu_slope(x, m), _zero(x, m)),
         ("gelu_clipped",),
         source="transformers ClippedGELU; arXiv:2004.09602",
         kinks=((10.0, 1),),
+        stable=_clip10(_gelu_stable),
     ),
     Row(
         "silu",
@@ -273,14 +289,7 @@ _ROWS = (
         ("sigmoid", {}),
         used_by="GLU, MoE routers",
     ),
-    Row(
-        "tanh",
-        "tanh(x)",
-        lambda x, m: m.tanh(x),
-        lambda x, m: 1.0 - m.tanh(x) * m.tanh(x),
-        (),
-        ("tanh", {}),
-    ),
+    Row("tanh", "tanh(x)", lambda x, m: m.tanh(x), lambda x, m: 1.0 - m.tanh(x) * m.tanh(x), (), ("tanh", {})),
     Row(
         "mish",
         "x tanh(softplus(x))",
@@ -345,6 +354,7 @@ _ROWS = (
         (),
         used_by="MEGA",
         source="Ma et al. 2022, arXiv:2209.10655",
+        stable=lambda x, m: 0.5 * m.erfc(-_laplace_argument(x)),
     ),
     Row(
         "xielu",
