@@ -11,6 +11,7 @@ from ffncli.block.analysis.facts import facts
 from ffncli.cli.activations_page import answer
 from ffncli.cli.options import OutputOptions, above_zero, spread
 from ffncli.cli.points import points
+from ffncli.cli.rounding_options import RoundingOptions
 
 _Names = Annotated[
     list[str] | None, typer.Argument(metavar="NAME", help="gelu, silu, swiglu, ...; default: what known models use.")
@@ -29,6 +30,7 @@ def command(
     std: Annotated[
         float, typer.Option("--std", metavar="S", parser=above_zero("--std"), help="Width of the normal input.")
     ] = 1.0,
+    precision: RoundingOptions,
     show: OutputOptions,
 ) -> None:
     """Compare activation functions: values, slopes, extremes, what they do to a normal input.
@@ -38,5 +40,8 @@ def command(
     output = show.output()
     chosen = [resolve(name, "NAME")[0] for name in names or IN_USE]
     xs = points(DEFAULT_AT if at is None else at)
+    precision.check()
     found = [facts(name, xs, std) for name in dict.fromkeys(chosen)]
-    output.show(answer(found, ratios=at is not None))
+    page = precision.extended(answer(found, ratios=at is not None), [one.name for one in found], std)
+    output.show(page)
+    precision.judge([one.name for one in found])

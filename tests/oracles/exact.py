@@ -66,4 +66,3 @@ EXACT: dict[str, Function] = {
     "laplace": laplace,
     "xielu": xielu,
 }
-

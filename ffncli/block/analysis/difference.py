@@ -60,7 +60,7 @@ def difference(name: str, against: str, std: float = 1.0) -> Difference:
         x, most = _within(d)
         return Difference(name, against, None, None, _mirrored(d, x), None, (x, most), mean, rms)
     if at is None:
-        far = max((-2.0**20, 2.0**20), key=lambda x: abs(d.f(x)))
+        far = max((-(2.0**20), 2.0**20), key=lambda x: abs(d.f(x)))
         return Difference(name, against, top, None, False, math.copysign(math.inf, far), None, mean, rms)
     symmetric = _mirrored(d, at)
     return Difference(name, against, top, abs(at) if symmetric else at, symmetric, None, None, mean, rms)

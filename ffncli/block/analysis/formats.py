@@ -62,7 +62,7 @@ class Format:
     @cached_property
     def ordinal(self) -> Callable[[float], int]:
         """x → how many steps from 0 the nearest number is, below 0 negative; infinity is the one after the largest."""
-        spacing, frexp, end, half = self._spacing, math.frexp, self._end, 2 ** (self.precision - 1)
+        spacing, frexp, end, half = self._spacing, math.frexp, self._end, 1 << (self.precision - 1)
         below = tuple(max(e - 1 - self.lowest, 0) * half for e in self._exponents)
         last = (self.highest - self.lowest + 2) * half
 
@@ -78,15 +78,14 @@ class Format:
 
     def value(self, ordinal: int) -> float:
         """The number of an ordinal; ±inf for the one after the largest."""
-        half, n = 2 ** (self.precision - 1), abs(ordinal)
+        half, n = 1 << (self.precision - 1), abs(ordinal)
         e = max(n // half - 1, 0)
         size = math.ldexp(n - e * half, self.lowest + 1 - self.precision + e)
         return math.copysign(size if size <= self.largest else math.inf, ordinal)
 
 
-FORMATS = {
-    f.name: f for f in (Format("bf16", 8, -126, 127), Format("fp16", 11, -14, 15), Format("fp32", 24, -126, 127, _STRIDE))
-}
+_ALL = (Format("bf16", 8, -126, 127), Format("fp16", 11, -14, 15), Format("fp32", 24, -126, 127, _STRIDE))
+FORMATS = {form.name: form for form in _ALL}
 
 
 @cache

@@ -13,12 +13,12 @@ from ffncli.block.analysis.formats import Format, inputs, shares
 
 @dataclass(frozen=True)
 class Meeting:
-    """Two activations at one number x of a format: their rounded values, and how many steps of it they are apart."""
+    """Two activations at one number x of a format: their values, rounded, and how many steps of it they are apart."""
 
     x: float
     value: float
     reference: float
-    steps: int
+    ulps: int
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,13 @@ class Survival:
     at_difference: tuple[Meeting, ...]
     noise: float
     ratio: float | None
+
+    @property
+    def verdict(self) -> str:
+        """Does the difference survive? no: nowhere; in part: some numbers differ, yet by less than rounding; or yes."""
+        if self.largest is None:
+            return "no"
+        return "yes" if self.ratio is None or self.ratio >= 1 else "in part"
 
 
 def survival(d: Difference, form: Format, std: float = 1.0) -> Survival:
