@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ffncli.block.activations import resolve
-from ffncli.block.analysis.difference import difference
-from ffncli.block.analysis.formats import Format, formats
-from ffncli.block.analysis.survival import survival
-from ffncli.cli.against_page import Compared, excess_text, with_differences
 from ffncli.cli.options import Text, from_zero
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.show.parts import Answer
+
+if TYPE_CHECKING:
+    from ffncli.block.analysis.formats import Format
 
 option = partial(typer.Option, rich_help_panel="Differences and rounding")
 DEFAULT_FORMATS = "bf16,fp16"
@@ -41,7 +40,8 @@ class AgainstOptions:
     def check(self) -> None:
         """Raises FFNError for an option that is wrong or that would do nothing; before anything is computed."""
         self.reference()
-        self.formats()
+        if self.dtype is not None:
+            self.formats()
         if self.tolerance is not None and self.against is None:
             raise FFNError("--tolerance is for differences", "say from what with --against NAME")
 
@@ -59,6 +59,8 @@ class AgainstOptions:
 
     def formats(self) -> tuple[Format, ...]:
         """The formats to round to."""
+        from ffncli.block.analysis.formats import formats
+
         return formats(DEFAULT_FORMATS if self.dtype is None else self.dtype)
 
     def extended(self, page: Answer, names: Sequence[str], std: float) -> Answer:
@@ -66,6 +68,10 @@ class AgainstOptions:
         reference = self.reference()
         if reference is None:
             return page
+        from ffncli.block.analysis.difference import difference
+        from ffncli.block.analysis.survival import survival
+        from ffncli.cli.against_page import Compared, with_differences
+
         found = [difference(name, reference, std) for name in names]
         compared = [Compared(d, tuple(survival(d, form, std) for form in self.formats())) for d in found]
         return with_differences(page, compared, std)
@@ -75,6 +81,9 @@ class AgainstOptions:
         reference = self.reference()
         if reference is None or self.tolerance is None:
             return
+        from ffncli.block.analysis.difference import difference
+        from ffncli.cli.against_page import excess_text
+
         found = [difference(name, reference) for name in names]
         over = [d for d in found if d.maximum is None or d.maximum > self.tolerance]
         if over:

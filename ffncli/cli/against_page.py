@@ -106,7 +106,9 @@ def place_text(d: Difference) -> str:
 
 def excess_text(d: Difference) -> str:
     """A difference that is too large, as an error says it: `silu by 0.193 at x = ±1.965`."""
-    return f"{d.name} without bound" if d.maximum is None else f"{d.name} by {d.maximum:.3g} at x = {place_text(d)}"
+    if d.maximum is None:
+        return f"{d.name} without bound"
+    return f"{d.name} by {d.maximum:.3g} {'' if d.towards else 'at x = '}{place_text(d)}"
 
 
 def _table(compared: Sequence[Compared]) -> Table:
@@ -131,8 +133,8 @@ def _survivals(compared: Sequence[Compared], std: float) -> list[Part]:
     against = others[0].difference.against
     said = (
         f"yes: its rms is above that of rounding {against} itself; in part: below it, yet some numbers differ · "
-        "1 ulp: from a number of the format to the next · x: where the exact difference is largest, then where the ulps "
-        f"are most, with both numbers · inputs are normal, of std {std:g}"
+        "1 ulp: from a number of the format to the next · x: where the exact difference is largest, then where the "
+        f"ulps are most, with both numbers · inputs are normal, of std {std:g}"
     )
     rows = [(f"{d.name} in {s.dtype}", _sentence(d, s)) for d, s in pairs]
     return [Table(("", ""), rows, "Does the difference survive rounding?"), Line(said, quiet=True)]

@@ -8,7 +8,6 @@ from typing import Annotated
 
 from ffncli.cli.against_options import AgainstOptions, option
 from ffncli.cli.options import Text
-from ffncli.cli.rounding_page import with_rounding
 from ffncli.errors import FFNError
 from ffncli.show.parts import Answer
 
@@ -35,6 +34,7 @@ class RoundingOptions(AgainstOptions):
         page = super().extended(page, names, std)
         if not self.rounding:
             return page
+        from ffncli.cli.rounding_page import with_rounding
         from ffncli.run.activation_rounding import rounding_errors
         from ffncli.run.prepare import device_of
 

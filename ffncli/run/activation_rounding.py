@@ -51,7 +51,10 @@ class RoundingError:
 def rounding_errors(
     names: Sequence[str], formats: Sequence[str], std: float = 1.0, device: str = "cpu"
 ) -> list[RoundingError]:
-    """Every way of every activation (canonical names) in every dtype (fp16, bf16, fp32), in this order."""
+    """Every way of every activation (canonical names) in every dtype (fp16, bf16, fp32), in this order.
+
+    Each is computed for all numbers in one tensor; for a handful of them torch may round otherwise.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for so few numbers threads cost more than they bring
     try:

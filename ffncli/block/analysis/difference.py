@@ -9,7 +9,7 @@ from itertools import pairwise
 from ffncli.block.activations import Row
 from ffncli.block.analysis.curve import Curve, curve
 from ffncli.block.analysis.quadrature import expectation
-from ffncli.block.analysis.shape import bisect, shape
+from ffncli.block.analysis.shape import bisect, golden, shape
 
 SHOWN = 10.0  # an unbounded difference is looked at on [-10, 10]
 _SAME = 1e-9  # relative: |difference| at x and at -x
@@ -91,8 +91,14 @@ def _crossings(d: Curve) -> tuple[float, ...]:
 
 
 def _within(d: Curve) -> tuple[float, float]:
-    """(x, |f - g|) where it is largest on [-SHOWN, SHOWN]: at an end, at a kink or where the slope changes its sign."""
-    turns = [bisect(d.slope, a, b) for a, b in pairwise(_GRID) if d.slope(a) * d.slope(b) < 0]
-    places = [-SHOWN, SHOWN, *(k for k in d.kinks if abs(k) < SHOWN), *turns]
-    x = max(places, key=lambda x: (abs(d.f(x)), x))
-    return x, abs(d.f(x))
+    """(x, |f - g|) where it is largest on [-SHOWN, SHOWN]."""
+
+    def size(x: float) -> float:
+        return abs(d.f(x))
+
+    sizes = [size(x) for x in _GRID]
+    peaks = (i for i in range(1, len(_GRID) - 1) if sizes[i] >= max(sizes[i - 1], sizes[i + 1]))
+    places = [*_GRID, *(k for k in d.kinks if abs(k) < SHOWN)]
+    places += [golden(size, _GRID[i - 1], _GRID[i + 1]) for i in peaks]
+    x = max(places, key=lambda x: (size(x), x))
+    return x, size(x)
