@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
-from ffncli.block.activations import resolve
+from ffncli.block.activations import TABLE, resolve
 from ffncli.block.analysis.facts import facts
 from ffncli.cli.activations_page import answer
+from ffncli.cli.expect_options import ExpectOptions, judge, with_checked
 from ffncli.cli.options import OutputOptions, above_zero, spread
 from ffncli.cli.points import points
 from ffncli.cli.rounding_options import RoundingOptions
+from ffncli.errors import FFNError
 
 _Names = Annotated[
     list[str] | None, typer.Argument(metavar="NAME", help="gelu, silu, swiglu, ...; default: what known models use.")
@@ -30,18 +32,32 @@ def command(
     std: Annotated[
         float, typer.Option("--std", metavar="S", parser=above_zero("--std"), help="Width of the normal input.")
     ] = 1.0,
+    everything: Annotated[bool, typer.Option("--all", help="Every activation of the table.")] = False,
+    expected: ExpectOptions,
     precision: RoundingOptions,
     show: OutputOptions,
 ) -> None:
-    """Compare activation functions: values, slopes, extremes, what they do to a normal input.
+    """Compare activations: values, slopes, extremes, differences, what becomes of a normal input.
 
     Try: ffn activations gelu silu --at -3:3:0.5
     """
     output = show.output()
-    chosen = [resolve(name, "NAME")[0] for name in names or IN_USE]
-    xs = points(DEFAULT_AT if at is None else at)
+    chosen = chosen_names(names, everything)
     precision.check()
-    found = [facts(name, xs, std) for name in dict.fromkeys(chosen)]
-    page = precision.extended(answer(found, ratios=at is not None), [one.name for one in found], std)
+    claims = expected.checked(chosen)
+    xs = points(at) if at is not None else tuple(dict.fromkeys(one.x for one in claims)) or points(DEFAULT_AT)
+    found = [facts(name, xs, std) for name in chosen]
+    page = precision.extended(with_checked(answer(found, ratios=at is not None), claims), chosen, std)
     output.show(page)
-    precision.judge([one.name for one in found])
+    precision.judge(chosen)
+    judge(claims)
+
+
+def chosen_names(names: list[str] | None, everything: bool) -> list[str]:
+    """Canonical names, each once: those asked for, all of them, or those in use. Raises FFNError for an unknown one."""
+    if everything and names:
+        raise FFNError("--all and a NAME contradict each other", "give one or the other")
+    if everything:
+        return list(TABLE)
+    asked = [part for text in names or IN_USE for part in text.split(",")]
+    return list(dict.fromkeys(resolve(name, "NAME")[0] for name in asked))
