@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ffncli.block.activations import TABLE
+from ffncli.block.activations import resolve
+from ffncli.block.analysis.facts import facts
 from ffncli.cli.activations_page import answer
 from ffncli.cli.options import OutputOptions, above_zero, spread
 from ffncli.cli.points import points
@@ -15,6 +16,7 @@ _Names = Annotated[
     list[str] | None, typer.Argument(metavar="NAME", help="gelu, silu, swiglu, ...; default: what known models use.")
 ]
 IN_USE = ("relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "xielu")
+DEFAULT_AT = "-3:3:1"
 
 
 @spread
@@ -34,4 +36,7 @@ def command(
     Try: ffn activations gelu silu --at -3:3:0.5
     """
     output = show.output()
-    output.show(answer([TABLE[name].name for name in names or IN_USE], points(at or "-3:3:1"), std))
+    chosen = [resolve(name, "NAME")[0] for name in names or IN_USE]
+    xs = points(DEFAULT_AT if at is None else at)
+    found = [facts(name, xs, std) for name in dict.fromkeys(chosen)]
+    output.show(answer(found, ratios=at is not None))
