@@ -6,9 +6,12 @@ from typing import Annotated
 
 import typer
 
-from ffncli.block.activations import resolve
 from ffncli.block.analysis.facts import facts
+from ffncli.block.analysis.gated import split
+from ffncli.cli import gated_page
 from ffncli.cli.activations_page import answer
+from ffncli.cli.gated_options import GatedOptions
+from ffncli.cli.iso_options import IsoOptions
 from ffncli.cli.options import OutputOptions, above_zero, spread
 from ffncli.cli.points import points
 
@@ -29,6 +32,8 @@ def command(
     std: Annotated[
         float, typer.Option("--std", metavar="S", parser=above_zero("--std"), help="Width of the normal input.")
     ] = 1.0,
+    gated: GatedOptions,
+    iso: IsoOptions,
     show: OutputOptions,
 ) -> None:
     """Compare activation functions: values, slopes, extremes, what they do to a normal input.
@@ -36,7 +41,9 @@ def command(
     Try: ffn activations gelu silu --at -3:3:0.5
     """
     output = show.output()
-    chosen = [resolve(name, "NAME")[0] for name in names or IN_USE]
+    plain, units = split(names or IN_USE)
     xs = points(DEFAULT_AT if at is None else at)
-    found = [facts(name, xs, std) for name in dict.fromkeys(chosen)]
-    output.show(answer(found, ratios=at is not None))
+    widths = iso.found(units)
+    ups = gated.ups(units, xs)
+    found = [facts(name, xs, std) for name in plain]
+    output.show(answer(found, gated_page.rows(units, xs, ups, std, widths), ratios=at is not None))

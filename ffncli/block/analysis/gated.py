@@ -39,7 +39,7 @@ class GatedUnit:
 
     def value(self, gate: float, up: float) -> float:
         """y."""
-        return self.f(gate, up, SCALAR)
+        return float(self.f(gate, up, SCALAR))
 
     def slopes(self, gate: float, up: float) -> tuple[float, float]:
         """(∂y/∂gate, ∂y/∂up); at a kink or a limit torch's."""
@@ -82,7 +82,7 @@ UNITS: dict[str, GatedUnit] = {
 
 
 def split(names: Sequence[str], option: str = "NAME") -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(canonical names of plain functions, names of gated units) for any spelling, comma lists too; each once, in order.
+    """(canonical names of plain functions, names of gated units), each once, in order; any spelling, comma lists too.
 
     Raises FFNError for an unknown name, with the nearest known ones.
     """
@@ -96,7 +96,7 @@ def split(names: Sequence[str], option: str = "NAME") -> tuple[tuple[str, ...], 
         elif key in CANONICAL:
             plain[CANONICAL[key]] = None
         else:
-            known = [*known_names(), *LIMITED]
+            known = [*known_names(), *(n for n in UNITS if n not in GATED)]
             hint = did_you_mean(key, known, "known: " + ", ".join([*TABLE, *UNITS]))
             raise FFNError(f"{option}: unknown activation {shown(name)}", hint)
     return tuple(plain), tuple(gated)

@@ -13,13 +13,21 @@ from itertools import pairwise
 
 from ffncli.block.activations import Row
 from ffncli.block.analysis.curve import Curve
+from ffncli.block.analysis.facts import check_width
 from ffncli.block.analysis.gated import GatedUnit, factor
 from ffncli.block.analysis.quadrature import expectation, normal_share
-from ffncli.block.analysis.shape import Shape, exact_zero_share, near_zero_share, shape
+from ffncli.block.analysis.shape import Shape, exact_zero_share, shape
 from ffncli.block.units import NEAR_ZERO
 
 _INF = math.inf
 _FAR = 2.0**20
+CONVENTIONS = {
+    "gate, up": "of a gated unit: independent, both normal of mean 0 and that std; slope is by gate, slope_up by up",
+    "growth": "of a gated unit: the power with which it grows along gate = up",
+    "linear_share": "of a gated unit: the share of its variance that the best straight function of gate and up has;"
+    " linear_share_of_gate_function: the same of its gate's function alone; product_share: the further share that the"
+    " bare product gate * up has",
+}
 
 
 @dataclass(frozen=True)
@@ -48,13 +56,12 @@ class GatedFacts:
 
 
 def gated_facts(unit: GatedUnit, std: float = 1.0) -> GatedFacts:
-    """All of it for gate, up ~ N(0, std²), independent."""
+    """All of it for gate, up ~ N(0, std²), independent. Raises FFNError as `facts.facts` for the std."""
+    check_width(std)
     gate, up = factor(unit.gate), factor(unit.up)
     shape_a, shape_b = shape(gate), shape(up)
     a, b = _moments(gate, std), _moments(up, std)
-    mean = a.mean * b.mean
-    second = a.square * b.square
-    variance = second - mean * mean
+    variance = a.variance * (b.variance + b.mean**2) + a.mean**2 * b.variance
     straight = (a.slope * b.mean) ** 2 + (a.mean * b.slope) ** 2
     zeros = [exact_zero_share(c, std) for c in (gate, up)]
     return GatedFacts(
@@ -64,26 +71,26 @@ def gated_facts(unit: GatedUnit, std: float = 1.0) -> GatedFacts:
         round(math.log2(abs(unit.value(2 * _FAR, 2 * _FAR) / unit.value(_FAR, _FAR))), 6),
         _zero_share(unit, gate, std),
         zeros[0] + zeros[1] - zeros[0] * zeros[1],
-        mean,
+        a.mean * b.mean,
         variance,
-        std / math.sqrt(second),
-        straight / variance,
-        (a.slope * b.slope) ** 2 / variance,
+        std / math.sqrt(variance + (a.mean * b.mean) ** 2),
+        min(1.0, straight / variance),
+        min(1.0, (a.slope * b.slope) ** 2 / variance),
     )
 
 
 def linear_share(c: Curve, std: float = 1.0) -> float:
     """The share of Var f(X), X ~ N(0, std²), that the best straight line explains: Cov(f, X)² / (std² Var f)."""
     m = _moments(c, std)
-    return m.slope**2 / (m.square - m.mean**2)
+    return min(1.0, m.slope**2 / m.variance)
 
 
 @dataclass(frozen=True)
 class _Moments:
-    """E[f(X)], E[f(X)²], and E[f(X) X] / std: the best straight line's slope, in units of the input's width."""
+    """E[f(X)], Var f(X), and E[f(X) X] / std: the best straight line's slope, in units of the input's width."""
 
     mean: float
-    square: float
+    variance: float
     slope: float
 
 
@@ -93,9 +100,10 @@ def _moments(c: Curve, std: float) -> _Moments:
     def mean(g: Callable[[float], float]) -> float:
         return expectation(g, std, tuple(sorted({*c.kinks, *(-k for k in c.kinks)})))
 
+    middle = mean(lambda x: 0.5 * (c.f(x) + c.f(-x)))
     return _Moments(
-        mean(lambda x: 0.5 * (c.f(x) + c.f(-x))),
-        mean(lambda x: c.f(x) ** 2),
+        middle,
+        mean(lambda x: (c.f(x) - middle) ** 2),
         mean(lambda x: 0.5 * (c.f(x) - c.f(-x)) * (x / std)),
     )
 
@@ -121,7 +129,7 @@ def _product(x: float, y: float) -> float:
 
 
 def _lipschitz(gate: Curve, a: Shape, b: Shape) -> float | None:
-    """sup √((a' b)² + (a b')²) for an up that is a straight line within its limits: at the limit where |b| is largest."""
+    """sup √((a' b)² + (a b')²) for an up that is a straight line within limits: it is at the one with larger |b|."""
     size_b = max(abs(b.minimum), abs(b.maximum))
     if not all(map(math.isfinite, (size_b, a.minimum, a.maximum, a.lipschitz))):
         return None

@@ -2,9 +2,9 @@
 
 What is written twice is counted once, `where` computes both sides, as tensors do, and constants are folded: numbers
 that do not depend on the input (a learned α and what is made of it once per tensor) cost nothing per element, nor does
-multiplying by 1, adding 0 or asking whether a number is one (x == x). A fused kernel may do it otherwise, with a max for
-a comparison and a selection say. `block/cost.py` counts 1 FLOP per element for an activation whatever it is; this is
-the finer figure beside it.
+multiplying by 1, adding 0 or asking whether a number is one (x == x). A fused kernel may do it otherwise, say with a
+max for a comparison and a selection. `block/cost.py` counts 1 FLOP per element for an activation whatever it is; this
+is the finer figure beside it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias, Unpack
 
 from ffncli.block.activations import TABLE
 from ffncli.block.scalar import SCALAR, with_learned
@@ -54,9 +54,9 @@ class Operations:
         return ", ".join(f"{count} {name}" for name, count in said if count) or "none"
 
     def record(self) -> dict[str, Any]:
-        """The same for JSON: every kind, `functions` by name, `total`."""
+        """The same for JSON: every kind, `functions` by name, `total`, `text`."""
         kinds = {kind: getattr(self, kind) for kind in _SHORT}
-        return {**kinds, "functions": dict(self.functions), "total": self.total}
+        return {**kinds, "functions": dict(self.functions), "total": self.total, "text": self.text}
 
     def _kinds(self) -> list[tuple[str, int]]:
         return [(short, getattr(self, kind)) for kind, short in _SHORT.items()]
@@ -85,14 +85,16 @@ def counted(function: Callable[..., Any], inputs: int = 1) -> Operations:
 
 # --- numbers that record ----------------------------------------------------------------------------------------------
 
+_Key: TypeAlias = tuple[str, Hashable, Unpack[tuple[Hashable, ...]]]  # kind, how, operands
+
 
 class _Tape:
     """Every distinct value computed so far, by what it was computed from."""
 
     def __init__(self) -> None:
-        self.values: dict[tuple[Hashable, ...], _Value] = {}
+        self.values: dict[_Key, _Value] = {}
 
-    def value(self, key: tuple[Hashable, ...]) -> _Value:
+    def value(self, key: _Key) -> _Value:
         return self.values.setdefault(key, _Value(self, len(self.values)))
 
     def do(self, kind: str, how: str, *operands: Any) -> _Value:
