@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, TypeAlias, Unpack
+from typing import Any, TypeAlias
 
 from ffncli.block.activations import TABLE
 from ffncli.block.scalar import SCALAR, with_learned
@@ -77,7 +77,7 @@ def operations(name: str, slope: bool = False) -> Operations:
 def counted(function: Callable[..., Any], inputs: int = 1) -> Operations:
     """What a function of so many elements costs; it takes its functions from `COUNTING`."""
     tape = _Tape()
-    function(*(tape.value(("input", i)) for i in range(inputs)))
+    function(*(tape.value(("input", (i,))) for i in range(inputs)))
     kinds = [key[0] for key in tape.values if key[0] != "input"]
     plain = {kind: kinds.count(kind) for kind in _SHORT}
     return Operations(**plain, functions={k: kinds.count(k) for k in dict.fromkeys(kinds) if k not in _SHORT})
@@ -85,7 +85,7 @@ def counted(function: Callable[..., Any], inputs: int = 1) -> Operations:
 
 # --- numbers that record ----------------------------------------------------------------------------------------------
 
-_Key: TypeAlias = tuple[str, Hashable, Unpack[tuple[Hashable, ...]]]  # kind, how, operands
+_Key: TypeAlias = tuple[str, tuple[Hashable, ...]]  # kind; how, and on what
 
 
 class _Tape:
@@ -99,7 +99,7 @@ class _Tape:
 
     def do(self, kind: str, how: str, *operands: Any) -> _Value:
         parts = (("value", o.index) if isinstance(o, _Value) else ("constant", o) for o in operands)
-        return self.value((kind, how, *parts))
+        return self.value((kind, (how, *parts)))
 
 
 class _Value:
