@@ -6,14 +6,17 @@ from typing import Annotated
 
 import typer
 
+from ffncli.block.activations import TABLE
 from ffncli.block.analysis.facts import facts
 from ffncli.block.analysis.gated import split
 from ffncli.cli import gated_page
 from ffncli.cli.activations_page import answer
+from ffncli.cli.expect_options import ExpectOptions, judge, with_checked
 from ffncli.cli.gated_options import GatedOptions
 from ffncli.cli.iso_options import IsoOptions
 from ffncli.cli.options import OutputOptions, above_zero, spread
 from ffncli.cli.points import points
+from ffncli.errors import FFNError
 
 _Names = Annotated[
     list[str] | None, typer.Argument(metavar="NAME", help="gelu, silu, swiglu, ...; default: what known models use.")
@@ -32,18 +35,36 @@ def command(
     std: Annotated[
         float, typer.Option("--std", metavar="S", parser=above_zero("--std"), help="Width of the normal input.")
     ] = 1.0,
+    everything: Annotated[bool, typer.Option("--all", help="Every activation of the table.")] = False,
+    expected: ExpectOptions,
     gated: GatedOptions,
     iso: IsoOptions,
     show: OutputOptions,
 ) -> None:
-    """Compare activation functions: values, slopes, extremes, what they do to a normal input.
+    """Compare activations: values, slopes, extremes, differences, what becomes of a normal input.
 
     Try: ffn activations gelu silu --at -3:3:0.5
     """
     output = show.output()
-    plain, units = split(names or IN_USE)
-    xs = points(DEFAULT_AT if at is None else at)
-    widths = iso.found(units)
-    ups = gated.ups(units, xs)
-    found = [facts(name, xs, std) for name in plain]
-    output.show(answer(found, gated_page.rows(units, xs, ups, std, widths), ratios=at is not None))
+    chosen, units = chosen_names(names, everything)
+    if units and expected.expect:
+        raise FFNError("--expect is about functions of one number, not gated units", f"leave out {', '.join(units)}")
+    claims = expected.checked(chosen)
+    xs = points(at) if at is not None else tuple(dict.fromkeys(one.x for one in claims)) or points(DEFAULT_AT)
+    ups, widths = gated.ups(units, xs), iso.found(units)
+    found = [facts(name, xs, std) for name in chosen]
+    beside = gated_page.rows(units, xs, ups, std, widths)
+    output.show(with_checked(answer(found, beside, ratios=at is not None), claims))
+    judge(claims)
+
+
+def chosen_names(names: list[str] | None, everything: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Canonical names of plain functions, and of gated units: those asked for, every function, or those in use.
+
+    Raises FFNError for an unknown one.
+    """
+    if everything and names:
+        raise FFNError("--all and a NAME contradict each other", "give one or the other")
+    if everything:
+        return tuple(TABLE), ()
+    return split(names or IN_USE)

@@ -105,13 +105,15 @@ def _facts(found: Sequence[Row]) -> list[Part]:
     title = f"Gate and up normal, independent, of mean 0 and std {std:g}"
     normal = Table(("", *(row["name"] for row in found)), _lines(lines), title, side_by_side=True)
     said = [
-        f"near zero: |y| ≤ {NEAR_ZERO:g} · gain: down weights of std gain / √fan_in keep the second moment",
-        "linear: what the best straight function of gate and up explains of the variance,",
-        "and of f's alone, the gate's function; product: what gate · up explains beside it",
+        f"near zero: |y| ≤ {NEAR_ZERO:g} · gain: weights of std gain / √fan_in keep E[y²]",
+        "linear: the share of y's variance that a straight function of gate and up has;",
+        "f alone: the same of the gate's function of one input; product: what gate · up",
+        "has beside it",
     ]
-    costs = [Line(f"{row['name']}: {row['operations']['text']}, per element", quiet=True) for row in found]
-    along = [Line("growth: y grows as t^growth along gate = up = t; a plain gelu or silu has 1", quiet=True)]
-    return [shape, *costs, *along, normal, *(Line(text, quiet=True) for text in said)]
+    along = Line("growth: y grows as t^growth along gate = up = t; silu and gelu alone have 1", quiet=True)
+    costs = [(row["name"], row["operations"]["text"]) for row in found]
+    costs_table = Table(("gated unit", "operations per element"), costs)
+    return [shape, along, costs_table, normal, *(Line(text, quiet=True) for text in said)]
 
 
 def _lines(lines: Sequence[tuple[str, Sequence[Any]]]) -> list[tuple[Any, ...]]:
@@ -156,24 +158,22 @@ def _at(x: float) -> float | int:
 
 
 def _iso(found: Sequence[Row]) -> list[Part]:
-    """The plain block and, beside it, the gated one of each unit: what is alike is said once."""
+    """Both blocks, whose sizes are the same for every unit; then what lies between their projections."""
     first = found[0]["iso_params"]
-    title = f"As many parameters as a plain block {first['d_model']}x{first['plain_d_ff']} (no biases)"
-    if first["multiple_of"] > 1:
-        title += f", d_ff a multiple of {first['multiple_of']}"
-    lines: list[tuple[str, list[Any]]] = []
-    for label, key in (
-        ("plain d_ff", "plain_d_ff"), ("d_ff", "gated_d_ff"),
-        ("plain parameters", "plain_params"), ("parameters", "gated_params"), ("difference", "difference_percent"),
-        ("plain elementwise FLOPs per token", "plain_elementwise_flops_per_token"),
-        ("elementwise FLOPs per token", "gated_elementwise_flops_per_token"),
-        ("plain operations per token", "plain_operations_per_token"),
-        ("operations per token", "gated_operations_per_token"),
-    ):  # fmt: skip
-        cells = [row["iso_params"][key] for row in found]
-        lines.append((label, [f"{cell:+.2f} %" for cell in cells] if key == "difference_percent" else cells))
-    said = "plain: with the gate's function · FLOPs: 1 per element of each step · operations: as counted above"
+    rounded = f", d_ff a multiple of {first['multiple_of']}" if first["multiple_of"] > 1 else ""
+    blocks = [
+        ("plain", first["plain_d_ff"], first["plain_params"], ""),
+        ("gated", first["gated_d_ff"], first["gated_params"], f"{first['difference_percent']:+.2f} %"),
+    ]
+    title = f"Blocks of equal size, d_model {first['d_model']:,}, no biases{rounded}"
+    lines = [
+        (row["name"], *(row["iso_params"][f"{kind}_{what}_per_token"]
+                        for what in ("elementwise_flops", "operations") for kind in ("plain", "gated")))
+        for row in found
+    ]  # fmt: skip
+    columns = ("gated unit", "plain FLOPs", "gated FLOPs", "plain operations", "gated operations")
     return [
-        Table(("", *(row["name"] for row in found)), _lines(lines), title, side_by_side=True),
-        Line(said, quiet=True),
+        Table(("block", "d_ff", "parameters", "difference"), blocks, title),
+        Table(columns, lines, "Elementwise, per token"),
+        Line("plain: with the gate's function · FLOPs: 1 per element of a step", quiet=True),
     ]

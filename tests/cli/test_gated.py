@@ -74,8 +74,10 @@ def test_what_people_read(call):
     assert "swiglu_oai quick_gelu(min(gate, 7)) ⊙ (clip(up, -7, 7) + 1)" in text
     assert "range (-∞, ∞) [-41.9997, 55.9996]" in text
     assert "linear % 12 43.14" in text
-    assert "swiglu_oai: 3 mul, 1 add, 3 compare, 3 select, 1 sigmoid" in text
-    assert "As many parameters as a plain block 512x2048 (no biases)" in text
+    assert "swiglu_oai 3 mul, 1 add, 3 compare, 3 select, 1 sigmoid" in text
+    assert "Blocks of equal size, d_model 512, no biases" in text
+    assert "plain 2,048 2,097,152 gated 1,365 2,096,640 -0.02 %" in text
+    assert "swiglu_oai 2,048 4,095 10,240 15,015" in text
     assert [f"{title} at up = {up}" in text for title in ("Value", "∂/∂gate", "∂/∂up") for up in (1, -2)] == [True] * 6
 
 
@@ -123,6 +125,7 @@ def test_no_torch_and_no_numpy(ffn):
         (["swiglu", "--up", ""], ["--up"]),
         (["swiglu", "--at", "0:10:0.01", "--up", "0:10:1"], ["--up: 1,001 points at 11 values of up", "10,000"]),
         (["swiglu", "--std", "1e7"], ["--std must be from"]),
+        (["silu", "swiglu", "--expect", "1=2"], ["--expect is about functions of one number", "leave out swiglu"]),
     ],
 )
 def test_refusals(call, arguments, said):
