@@ -368,6 +368,12 @@ GATED: dict[str, str] = {
     "geglu_tanh": "gelu_tanh",
 }  # fmt: skip
 
+# Gated units whose gate and up are limited too, spelling → name: a block says so by its limits (FFNSpec's clamp and
+# up_plus), so these name no activation of a block; `analysis/gated.py` has them whole.
+LIMITED: dict[str, str] = dict.fromkeys(
+    ("swiglu_oai", "swigluoai", "swiglu_clamped", "clamped_swiglu", "gpt_oss_swiglu"), "swiglu_oai"
+)
+
 
 def known_names() -> list[str]:
     """Every spelling a user may type, canonical names first."""
@@ -377,12 +383,18 @@ def known_names() -> list[str]:
 def resolve(name: str, field: str = "--activation") -> tuple[str, bool | None]:
     """(canonical name, gated) for any spelling; gated is True for the name of a gated unit, else None (not said).
 
-    Raises FFNError for an unknown name, with the nearest known ones. Names are looked up, never evaluated.
+    Raises FFNError for an unknown name, with the nearest known ones, and for one of LIMITED. Names are looked up, never
+    evaluated.
     """
     key = name.strip().lower().replace("-", "_")
     if key in GATED:
         return GATED[key], True
     if key in CANONICAL:
         return CANONICAL[key], None
+    if key in LIMITED:
+        raise FFNError(
+            f"{field}: {shown(name)} also limits gate and up, which the name of an activation cannot say",
+            f"a block that has it: gpt-oss-20b; the unit itself: ffn activations {LIMITED[key]}",
+        )
     hint = did_you_mean(key, known_names(), "known: " + ", ".join([*TABLE, *GATED]))
     raise FFNError(f"{field}: unknown activation {shown(name)}", hint)

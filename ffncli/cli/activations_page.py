@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ffncli.block.analysis.facts import CONVENTIONS, Facts
 from ffncli.block.analysis.shape import Shape
 from ffncli.block.units import NEAR_ZERO
+from ffncli.cli import gated_page
 from ffncli.show.parts import Answer, Line, Part
 from ffncli.show.tables import Fixed, Table
 
 
-def answer(found: Sequence[Facts], ratios: bool) -> Answer:
-    """A row per activation; `ratios` says whether people see f(x) / x too."""
+def answer(found: Sequence[Facts], gated: Sequence[Mapping[str, Any]], ratios: bool) -> Answer:
+    """A row per activation, then those of gated units (`gated_page.rows`); `ratios`: people see f(x) / x too."""
     rows = [row(one) for one in found]
     flat = [{**{k: v for k, v in row.items() if k != "values"}, **_columns(row["values"])} for row in rows]
-    table = Table(tuple(flat[0]), [tuple(line.values()) for line in flat])
-    parts: list[Part] = [Table(("name", "formula"), [(one.name, one.formula) for one in found])]
-    parts += [_shapes(found), *_normal(found), *_values(found, ratios), _sources(found)]
-    return Answer("activations", {"rows": rows}, table, parts, CONVENTIONS)
+    flat += [gated_page.flat(row) for row in gated]
+    columns = tuple(dict.fromkeys(key for line in flat for key in line))
+    table = Table(columns, [tuple(line.get(key) for key in columns) for line in flat])
+    parts: list[Part] = []
+    if found:
+        parts += [Table(("name", "formula"), [(one.name, one.formula) for one in found])]
+        parts += [_shapes(found), *_normal(found), *_values(found, ratios), _sources(found)]
+    parts += gated_page.parts(gated)
+    conventions = CONVENTIONS | (gated_page.CONVENTIONS if gated else {})
+    return Answer("activations", {"rows": [*rows, *gated]}, table, parts, conventions)
 
 
 def row(one: Facts) -> dict[str, Any]:
