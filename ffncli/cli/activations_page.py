@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ffncli.block.analysis.facts import CONVENTIONS, Facts
+from ffncli.block.analysis.operations import CONVENTION, operations
 from ffncli.block.analysis.shape import Shape
 from ffncli.block.units import NEAR_ZERO
 from ffncli.cli import gated_page
@@ -17,16 +18,16 @@ from ffncli.show.tables import Fixed, Table
 def answer(found: Sequence[Facts], gated: Sequence[Mapping[str, Any]], ratios: bool) -> Answer:
     """A row per activation, then those of gated units (`gated_page.rows`); `ratios`: people see f(x) / x too."""
     rows = [row(one) for one in found]
-    flat = [{**{k: v for k, v in row.items() if k != "values"}, **_columns(row["values"])} for row in rows]
+    flat = [_flat(row) for row in rows]
     flat += [gated_page.flat(row) for row in gated]
     columns = tuple(dict.fromkeys(key for line in flat for key in line))
     table = Table(columns, [tuple(line.get(key) for key in columns) for line in flat])
     parts: list[Part] = []
     if found:
         parts += [Table(("name", "formula"), [(one.name, one.formula) for one in found])]
-        parts += [_shapes(found), *_normal(found), *_values(found, ratios), _sources(found)]
+        parts += [_shapes(found), *_normal(found), *_values(found, ratios), _costs(found), _sources(found)]
     parts += gated_page.parts(gated)
-    conventions = CONVENTIONS | (gated_page.CONVENTIONS if gated else {})
+    conventions = {**CONVENTIONS, "operations": CONVENTION} | (gated_page.CONVENTIONS if gated else {})
     return Answer("activations", {"rows": [*rows, *gated]}, table, parts, conventions)
 
 
@@ -43,8 +44,15 @@ def row(one: Facts) -> dict[str, Any]:
         "monotone": s.monotone, "smoothness_at_0": one.smoothness_at_0, "kinks": list(one.kinks),
         "std": one.std, "zero_share": one.zero_share, "exact_zero_share": one.exact_zero_share,
         "mean": one.mean, "variance": one.variance, "gain": one.gain, "gradient_gain": one.gradient_gain,
+        "operations": operations(one.name).record(), "slope_operations": operations(one.name, slope=True).record(),
         "used_by": one.used_by or None, "source": one.source or None,
     }  # fmt: skip
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row for CSV: values as lists, one per key; of operations their total."""
+    counts = {key: row[key]["total"] for key in ("operations", "slope_operations")}
+    return {**{k: v for k, v in row.items() if k != "values"}, **counts, **_columns(row["values"])}
 
 
 def _columns(values: Sequence[dict[str, float | None]]) -> dict[str, list[float | None]]:
@@ -136,6 +144,11 @@ def _at(x: float) -> float | int:
 
 def _number(value: float | None) -> Fixed | None:
     return None if value is None else Fixed(value)
+
+
+def _costs(found: Sequence[Facts]) -> Table:
+    columns = ("name", "operations per element", "of its slope")
+    return Table(columns, [(o.name, *(operations(o.name, slope).text for slope in (False, True))) for o in found])
 
 
 def _sources(found: Sequence[Facts]) -> Table:
