@@ -218,7 +218,7 @@ _ROWS = (
         ("leaky_relu", {}),
         source="Maas et al. 2013",
         kinks=((0.0, 1),),
-    ),
+    ),  # fmt: skip
     Row(
         "prelu",
         "x if x > 0 else a x, a learned",
@@ -288,7 +288,7 @@ _ROWS = (
         ("logistic",),
         ("sigmoid", {}),
         used_by="GLU, MoE routers",
-    ),
+    ),  # fmt: skip
     Row("tanh", "tanh(x)", lambda x, m: m.tanh(x), lambda x, m: 1.0 - m.tanh(x) * m.tanh(x), (), ("tanh", {})),
     Row(
         "mish",
@@ -318,7 +318,7 @@ _ROWS = (
         (),
         ("softplus", {"threshold": 40.0}),
         source="Dugas et al. 2000",
-    ),
+    ),  # fmt: skip
     Row(
         "sqrtsoftplus",
         "√log(1 + eˣ)",
@@ -378,6 +378,12 @@ GATED: dict[str, str] = {
     "geglu_tanh": "gelu_tanh",
 }  # fmt: skip
 
+# Gated units whose gate and up are limited too, spelling → name: a block says so by its limits (FFNSpec's clamp and
+# up_plus), so these name no activation of a block; `analysis/gated.py` has them whole.
+LIMITED: dict[str, str] = dict.fromkeys(
+    ("swiglu_oai", "swigluoai", "swiglu_clamped", "clamped_swiglu", "gpt_oss_swiglu"), "swiglu_oai"
+)
+
 
 def known_names() -> list[str]:
     """Every spelling a user may type, canonical names first."""
@@ -387,12 +393,18 @@ def known_names() -> list[str]:
 def resolve(name: str, field: str = "--activation") -> tuple[str, bool | None]:
     """(canonical name, gated) for any spelling; gated is True for the name of a gated unit, else None (not said).
 
-    Raises FFNError for an unknown name, with the nearest known ones. Names are looked up, never evaluated.
+    Raises FFNError for an unknown name, with the nearest known ones, and for one of LIMITED. Names are looked up, never
+    evaluated.
     """
     key = name.strip().lower().replace("-", "_")
     if key in GATED:
         return GATED[key], True
     if key in CANONICAL:
         return CANONICAL[key], None
+    if key in LIMITED:
+        raise FFNError(
+            f"{field}: {shown(name)} also limits gate and up, which the name of an activation cannot say",
+            f"a block that has it: gpt-oss-20b; the unit itself: ffn activations {LIMITED[key]}",
+        )
     hint = did_you_mean(key, known_names(), "known: " + ", ".join([*TABLE, *GATED]))
     raise FFNError(f"{field}: unknown activation {shown(name)}", hint)

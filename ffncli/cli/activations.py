@@ -6,10 +6,14 @@ from typing import Annotated
 
 import typer
 
-from ffncli.block.activations import TABLE, resolve
+from ffncli.block.activations import TABLE
 from ffncli.block.analysis.facts import facts
+from ffncli.block.analysis.gated import split
+from ffncli.cli import gated_page
 from ffncli.cli.activations_page import answer
 from ffncli.cli.expect_options import ExpectOptions, judge, with_checked
+from ffncli.cli.gated_options import GatedOptions
+from ffncli.cli.iso_options import IsoOptions
 from ffncli.cli.options import OutputOptions, above_zero, spread
 from ffncli.cli.points import points
 from ffncli.cli.rounding_options import RoundingOptions
@@ -34,6 +38,8 @@ def command(
     ] = 1.0,
     everything: Annotated[bool, typer.Option("--all", help="Every activation of the table.")] = False,
     expected: ExpectOptions,
+    gated: GatedOptions,
+    iso: IsoOptions,
     precision: RoundingOptions,
     show: OutputOptions,
 ) -> None:
@@ -42,22 +48,28 @@ def command(
     Try: ffn activations gelu silu --at -3:3:0.5
     """
     output = show.output()
-    chosen = chosen_names(names, everything)
-    precision.check()
+    chosen, units = chosen_names(names, everything)
+    if units and expected.expect:
+        raise FFNError("--expect is about functions of one number, not gated units", f"leave out {', '.join(units)}")
+    precision.check(units)
     claims = expected.checked(chosen)
     xs = points(at) if at is not None else tuple(dict.fromkeys(one.x for one in claims)) or points(DEFAULT_AT)
+    ups, widths = gated.ups(units, xs), iso.found(units)
     found = [facts(name, xs, std) for name in chosen]
-    page = precision.extended(with_checked(answer(found, ratios=at is not None), claims), chosen, std)
-    output.show(page)
+    beside = gated_page.rows(units, xs, ups, std, widths)
+    page = with_checked(answer(found, beside, ratios=at is not None), claims)
+    output.show(precision.extended(page, chosen, std))
     precision.judge(chosen)
     judge(claims)
 
 
-def chosen_names(names: list[str] | None, everything: bool) -> list[str]:
-    """Canonical names, each once: those asked for, all of them, or those in use. Raises FFNError for an unknown one."""
+def chosen_names(names: list[str] | None, everything: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Canonical names of plain functions, and of gated units: those asked for, every function, or those in use.
+
+    Raises FFNError for an unknown one.
+    """
     if everything and names:
         raise FFNError("--all and a NAME contradict each other", "give one or the other")
     if everything:
-        return list(TABLE)
-    asked = [part for text in names or IN_USE for part in text.split(",")]
-    return list(dict.fromkeys(resolve(name, "NAME")[0] for name in asked))
+        return tuple(TABLE), ()
+    return split(names or IN_USE)

@@ -37,11 +37,13 @@ class AgainstOptions:
         Text, option("--dtype", metavar="NAME,...", help=f"Round to these, default {DEFAULT_FORMATS}; fp32 too.")
     ] = None
 
-    def check(self) -> None:
-        """Raises FFNError for an option that is wrong or that would do nothing; before anything is computed."""
+    def check(self, units: Sequence[str]) -> None:
+        """Raises FFNError for an option that is wrong or would do nothing, and for gated units; before computing."""
         self.reference()
         if self.dtype is not None:
             self.formats()
+        if self.against is not None and units:
+            raise FFNError("--against is for functions of one number, not gated units", f"leave out {', '.join(units)}")
         if self.tolerance is not None and self.against is None:
             raise FFNError("--tolerance is for differences", "say from what with --against NAME")
 

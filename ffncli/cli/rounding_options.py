@@ -21,9 +21,13 @@ class RoundingOptions(AgainstOptions):
         None
     )
 
-    def check(self) -> None:
-        """Raises FFNError for an option that is wrong or that would do nothing; before anything is computed."""
-        super().check()
+    def check(self, units: Sequence[str]) -> None:
+        """Raises FFNError for an option that is wrong or would do nothing, and for gated units; before computing."""
+        super().check(units)
+        if self.rounding and units:
+            raise FFNError(
+                "--rounding is for functions of one number, not gated units", f"leave out {', '.join(units)}"
+            )
         if self.device is not None and not self.rounding:
             raise FFNError("--device says where --rounding computes", "add --rounding")
         if self.dtype is not None and not self.rounding and self.against is None:

@@ -136,6 +136,8 @@ def test_tolerance_decides_the_exit_code(call):
     [
         (("--against", "gelo"), 2, "--against: unknown activation 'gelo'; did you mean 'gelu'"),
         (("--against", "swiglu"), 2, "--against 'swiglu' is a gated unit, a function of two inputs; compare with the"),
+        (("swiglu", "--against", "gelu"), 2, "--against is for functions of one number, not gated units; leave"),
+        (("geglu", "--rounding"), 2, "--rounding is for functions of one number, not gated units; leave out geglu"),
         (("--against", ""), 2, "--against: unknown activation ''"),
         (("--against", "gelu", "--dtype", "bf17"), 2, "--dtype: unknown dtype 'bf17'; did you mean"),
         (("--against", "gelu", "--dtype", "fp64"), 2, "--dtype fp64 is the reference"),

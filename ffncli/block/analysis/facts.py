@@ -70,8 +70,7 @@ def facts(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
 
     Raises FFNError for a std that is not between NARROWEST and WIDEST.
     """
-    if not NARROWEST <= std <= WIDEST:
-        raise FFNError(f"--std must be from {NARROWEST:g} to {WIDEST:g}, got {std:g}")
+    check_width(std)
     c = curve(name)
     mean = expectation(c.f, std, c.kinks)
     variance = expectation(lambda x: (c.f(x) - mean) ** 2, std, c.kinks)
@@ -82,6 +81,12 @@ def facts(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
         std, near_zero_share(c, std), exact_zero_share(c, std), mean, variance,
         std / math.sqrt(variance + mean * mean), 1.0 / math.sqrt(slope_square), c.row.used_by, c.row.source,
     )  # fmt: skip
+
+
+def check_width(std: float) -> None:
+    """Raises FFNError for a std that is not between NARROWEST and WIDEST."""
+    if not NARROWEST <= std <= WIDEST:
+        raise FFNError(f"--std must be from {NARROWEST:g} to {WIDEST:g}, got {std:g}")
 
 
 def _value(value: float, slope: float, x: float) -> Value:
