@@ -218,7 +218,7 @@ _ROWS = (
         ("leaky_relu", {}),
         source="Maas et al. 2013",
         kinks=((0.0, 1),),
-    ),  # fmt: skip
+    ),
     Row(
         "prelu",
         "x if x > 0 else a x, a learned",
@@ -288,7 +288,7 @@ _ROWS = (
         ("logistic",),
         ("sigmoid", {}),
         used_by="GLU, MoE routers",
-    ),  # fmt: skip
+    ),
     Row("tanh", "tanh(x)", lambda x, m: m.tanh(x), lambda x, m: 1.0 - m.tanh(x) * m.tanh(x), (), ("tanh", {})),
     Row(
         "mish",
@@ -318,7 +318,7 @@ _ROWS = (
         (),
         ("softplus", {"threshold": 40.0}),
         source="Dugas et al. 2000",
-    ),  # fmt: skip
+    ),
     Row(
         "sqrtsoftplus",
         "√log(1 + eˣ)",

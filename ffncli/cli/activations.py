@@ -11,10 +11,12 @@ from ffncli.block.analysis.facts import facts
 from ffncli.block.analysis.gated import split
 from ffncli.cli import gated_page
 from ffncli.cli.activations_page import answer
+from ffncli.cli.curves_page import curve_plots
 from ffncli.cli.expect_options import ExpectOptions, judge, with_checked
 from ffncli.cli.gated_options import GatedOptions
 from ffncli.cli.iso_options import IsoOptions
 from ffncli.cli.options import OutputOptions, above_zero, spread
+from ffncli.cli.plot_options import PlotOptions
 from ffncli.cli.points import points
 from ffncli.cli.rounding_options import RoundingOptions
 from ffncli.errors import FFNError
@@ -41,6 +43,7 @@ def command(
     gated: GatedOptions,
     iso: IsoOptions,
     precision: RoundingOptions,
+    plot: PlotOptions,
     show: OutputOptions,
 ) -> None:
     """Compare activations: values, slopes, extremes, differences, what becomes of a normal input.
@@ -52,13 +55,15 @@ def command(
     if units and expected.expect:
         raise FFNError("--expect is about functions of one number, not gated units", f"leave out {', '.join(units)}")
     precision.check(units)
+    plot.check(show.force, show.out)
     claims = expected.checked(chosen)
     xs = points(at) if at is not None else tuple(dict.fromkeys(one.x for one in claims)) or points(DEFAULT_AT)
     ups, widths = gated.ups(units, xs), iso.found(units)
     found = [facts(name, xs, std) for name in chosen]
     beside = gated_page.rows(units, xs, ups, std, widths)
     page = with_checked(answer(found, beside, ratios=at is not None), claims)
-    output.show(precision.extended(page, chosen, std))
+    page = precision.extended(page, chosen, std)
+    output.show(plot.extended(page, curve_plots(chosen, xs), output) if plot.wanted else page)
     precision.judge(chosen)
     judge(claims)
 

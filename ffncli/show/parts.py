@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ffncli.show.plots import Plot
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt
 
@@ -26,7 +27,7 @@ class Line:
     quiet: bool = False
 
 
-Part = Table | Excerpt | Heading | Line
+Part = Table | Excerpt | Heading | Line | Plot
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Line:
-    """One curve: its name in the legend and its points (x, y), from left to right; NaN breaks it."""
+class Series:
+    """One curve: its name in the legend and its points (x, y), from left to right; what is not finite breaks it."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -16,11 +16,23 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """Curves in one frame. `x` and `y` name the axes."""
+    """Curves in one frame. `x` and `y` name the axes.
+
+    `marks` says that the points are measurements, each worth a mark, and the lines between them only lead the eye. A
+    log axis shows what is above 0 alone. `frame` is the y-axis from its low end to its high one, None for as much as
+    the points need; what leaves it is cut off.
+    """
 
     title: str
     x: str
     y: str
-    lines: Sequence[Line]
+    lines: Sequence[Series]
     log_x: bool = False
     log_y: bool = False
+    marks: bool = False
+    frame: tuple[float, float] | None = None
+
+
+def letter(curve: int) -> str:
+    """What a curve is called in its frame."""
+    return "abcdefghijklmnopqrstuvwxyz"[curve % 26]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from ffncli.show.parts import Heading, Line, Part
+from ffncli.show.plots import Plot
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt
 from ffncli.show.text import clean, encodable, pad, width
@@ -41,6 +42,8 @@ class Terminal:
                     self._excerpt(part)
                 case Table():
                     self._table(part, first=at == 0)
+                case Plot():
+                    self._plot(part, first=at == 0)
 
     def _fit(self, text: str) -> str:
         return encodable(clean(text), self.encoding)
@@ -59,6 +62,18 @@ class Terminal:
                 line.append(("  " if at else "") + self._fit(text), _sign_style(value))
                 used += (2 if at else 0) + width(text)
             self.console.print(line)
+
+    def _plot(self, plot: Plot, first: bool) -> None:
+        from rich.text import Text
+
+        from ffncli.show.braille import drawn
+
+        if not first:
+            self.console.print()
+        # The Linux console has no Braille in its font.
+        encoding = "ascii" if os.environ.get("TERM") == "linux" else self.encoding
+        for spans in drawn(plot, self.console.width, encoding):
+            self.console.print(Text.assemble(*((text, _curve_style(style)) for text, style in spans)))
 
     def _table(self, table: Table, first: bool) -> None:
         from rich.box import SIMPLE_HEAD
@@ -115,6 +130,14 @@ class Terminal:
                 if not cell:
                     continue
                 self.console.print(Text(pad(name, wide) + "  ", "dim").append(cell, "not dim"))
+
+
+# Seen on black and on white; "" is the colour of text.
+_CURVES = ("cyan", "magenta", "green", "red", "yellow", "blue", "", "bright_black")
+
+
+def _curve_style(style: int | str) -> str:
+    return _CURVES[style % len(_CURVES)] if isinstance(style, int) else style
 
 
 def _sign_style(value: float) -> str:

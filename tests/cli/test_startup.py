@@ -18,6 +18,7 @@ LIGHT_COMMANDS = (
     "params llama-2-7b",
     "models",
     "activations",
+    "activations --plot",
     "activations --help",
     "params --help",
     "trace --help",
