@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -11,7 +12,6 @@ from ffncli.block.analysis.facts import facts
 from ffncli.block.analysis.gated import split
 from ffncli.cli import gated_page
 from ffncli.cli.activations_page import answer
-from ffncli.cli.curves_page import curve_plots
 from ffncli.cli.expect_options import ExpectOptions, judge, with_checked
 from ffncli.cli.gated_options import GatedOptions
 from ffncli.cli.iso_options import IsoOptions
@@ -20,12 +20,16 @@ from ffncli.cli.plot_options import PlotOptions
 from ffncli.cli.points import points
 from ffncli.cli.rounding_options import RoundingOptions
 from ffncli.errors import FFNError
+from ffncli.show.output import Output
+from ffncli.show.parts import Answer
 
 _Names = Annotated[
     list[str] | None, typer.Argument(metavar="NAME", help="gelu, silu, swiglu, ...; default: what known models use.")
 ]
 IN_USE = ("relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "xielu")
 DEFAULT_AT = "-3:3:1"
+_Plain = tuple[Sequence[str], Sequence[float], str | None]
+_Gated = tuple[Sequence[str], Sequence[float], Sequence[float]]
 
 
 @spread
@@ -63,9 +67,18 @@ def command(
     beside = gated_page.rows(units, xs, ups, std, widths)
     page = with_checked(answer(found, beside, ratios=at is not None), claims)
     page = precision.extended(page, chosen, std)
-    output.show(plot.extended(page, curve_plots(chosen, xs), output) if plot.wanted else page)
+    output.show(_pictured(page, plot, output, (chosen, xs, precision.reference()), (units, xs, ups)))
     precision.judge(chosen)
     judge(claims)
+
+
+def _pictured(page: Answer, plot: PlotOptions, output: Output, plain: _Plain, gated: _Gated) -> Answer:
+    """The page with the curves that were asked for, in it or in a file."""
+    if not plot.wanted:
+        return page
+    from ffncli.cli.curves_page import curve_plots, unit_plots
+
+    return plot.extended(page, [*curve_plots(*plain), *unit_plots(*gated)], output)
 
 
 def chosen_names(names: list[str] | None, everything: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
