@@ -174,6 +174,7 @@ def _inverse_softplus(y: float) -> float:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 _HENDRYCKS = "Hendrycks & Gimpel 2016, arXiv:1606.08415"
+_SIGMA: Function = lambda x, m: m.sigmoid(x)  # noqa: E731
 _SIGMOID_SLOPE: Function = lambda x, m: m.sigmoid(x) * (1.0 - m.sigmoid(x))  # noqa: E731
 
 _ROWS = (
@@ -280,15 +281,7 @@ _ROWS = (
         used_by="Llama, Mistral, Qwen, DeepSeek, PaLM",
         source="Elfwing et al. 2017, arXiv:1702.03118",
     ),
-    Row(
-        "sigmoid",
-        "1 / (1 + e⁻ˣ)",
-        lambda x, m: m.sigmoid(x),
-        _SIGMOID_SLOPE,
-        ("logistic",),
-        ("sigmoid", {}),
-        used_by="GLU, MoE routers",
-    ),
+    Row("sigmoid", "1 / (1 + e⁻ˣ)", _SIGMA, _SIGMOID_SLOPE, ("logistic",), ("sigmoid", {}), used_by="GLU, MoE routers"),
     Row("tanh", "tanh(x)", lambda x, m: m.tanh(x), lambda x, m: 1.0 - m.tanh(x) * m.tanh(x), (), ("tanh", {})),
     Row(
         "mish",
@@ -311,13 +304,7 @@ _ROWS = (
         kinks=((-3.0, 1), (3.0, 1)),
     ),
     Row(
-        "softplus",
-        "log(1 + eˣ)",
-        _softplus,
-        lambda x, m: m.sigmoid(x),
-        (),
-        ("softplus", {"threshold": 40.0}),
-        source="Dugas et al. 2000",
+        "softplus", "log(1 + eˣ)", _softplus, _SIGMA, (), ("softplus", {"threshold": 40.0}), source="Dugas et al. 2000"
     ),
     Row(
         "sqrtsoftplus",
