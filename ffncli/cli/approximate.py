@@ -50,7 +50,7 @@ class TrainingOptions:
     samples: Annotated[
         Count,
         _train("--samples", metavar="N", parser=positive("--samples", MAX_SAMPLES),
-               help="Samples to train on, default 256; with --noise 32."),
+               help="Samples to train on, default 256 (and: 1024); with --noise 32."),
     ] = None  # fmt: skip
     steps: Annotated[
         Count,

@@ -50,7 +50,7 @@ def answer(question: Question, rows: Sequence[Row], asked: int) -> Answer:
     seen = overfitting(rows) if question.noise else []
     body: dict[str, Any] = {
         "targets": about, "seeds": question.seeds, "seed": question.seed, "steps": question.steps,
-        "samples": question.points, "noise": question.noise, "rows_asked": asked, "complete": len(rows) == asked,
+        "noise": question.noise, "rows_asked": asked, "complete": len(rows) == asked,
         "rows": [asdict(row) for row in rows], "overfitting": [asdict(one) for one in seen],
     }  # fmt: skip
     names = tuple(body["rows"][0]) if rows else ()
@@ -104,7 +104,8 @@ def _height(value: float | None) -> float:
 
 def _about(question: Question, name: str) -> dict[str, Any]:
     target = TARGETS[name]
-    return {"name": name, "formula": target.formula, "inputs": target.inputs, "domain": question.domain_of(target)}
+    return {"name": name, "formula": target.formula, "inputs": target.inputs, "domain": question.domain_of(target),
+            "samples": question.samples_of(target)}  # fmt: skip
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ def _target(question: Question, about: dict[str, Any], rows: Sequence[Row], seen
     """One target: what it is, a row per block, the same errors side by side, what was seen of overfitting."""
     low, high = about["domain"]
     inputs = "a and b" if about["inputs"] == 2 else "x"
-    where = f"{inputs} in [{low:.4g}, {high:.4g}], {question.points:,} samples"
+    where = f"{inputs} in [{low:.4g}, {high:.4g}], {about['samples']:,} samples"
     where += f" with noise {question.noise:g}" if question.noise else ""
     parts: list[Part] = [Heading(f"{about['name']}: {about['formula']}", f"{where}, {_counted(question.seeds)}")]
     parts.append(_noisy(rows) if question.noise else _exact(rows, about["inputs"]))

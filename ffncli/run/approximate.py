@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import median
 from typing import Any
@@ -128,7 +128,7 @@ def _judged(
     spec, name = case.spec, case.target.name
     asked = (name, case.name, spec.activation, bool(spec.gated), spec.d_ff, case.d_ff_plain, case.params)
     diverged = question.seeds - len(found)
-    rest = (data.floor, question.noise, question.points, question.seeds, diverged)
+    rest = (data.floor, question.noise, question.samples_of(case.target), question.seeds, diverged)
     if not found:
         return Fit(Row(*asked, None, None, None, None, None, None, *rest, None), case, {})
     best, seed, error, _, weights = min(found, key=lambda one: one[:2])
@@ -139,8 +139,6 @@ def _judged(
 
 
 def _again(fit: Fit, case: Case) -> Fit:
-    from dataclasses import replace
-
     return Fit(replace(fit.row, d_ff_plain=case.d_ff_plain), case, fit.weights)
 
 
@@ -148,7 +146,7 @@ def _again(fit: Fit, case: Case) -> Fit:
 
 
 def _data(question: Question, target: Target) -> _Data:
-    domain, count = question.domain_of(target), question.points
+    domain, count = question.domain_of(target), question.samples_of(target)
     seeds = range(question.seed, question.seed + question.seeds)
     drawn = [_samples(question, target, domain, count, seed) for seed in seeds]
     points = _grid(domain, target.inputs)

@@ -16,7 +16,8 @@ from ffncli.run.targets import Domain, Target, find
 
 ACTIVATIONS = ("relu", "gelu", "silu", "sigmoid", "tanh", "identity", "swiglu", "geglu")
 WIDTHS = ("1", "2", "4", "8", "16", "32", "64")
-SAMPLES, NOISY_SAMPLES = 256, 32
+SAMPLES = {1: 256, 2: 1024}  # inputs → without noise
+NOISY_SAMPLES = 32
 STEPS = 300
 
 MAX_WIDTH, MAX_SEEDS, MAX_SAMPLES, MAX_STEPS, MAX_ROWS = 4096, 100, 100_000, 100_000, 1000
@@ -30,9 +31,9 @@ CONVENTIONS: Mapping[str, str] = {
     "d_ff": "of one projection; a gated block takes the width whose parameters are nearest to the plain block's of"
     " d_ff_plain, biases counted; 4x is 4 times the number of inputs",
     "training": "every seed draws its own weights, with bends all over the domain; inputs scaled to unit variance over"
-    " the domain; Adam in float32 on all samples at once, learning rate 0.1 falling as a cosine; without noise the"
+    " the domain; Adam in float32 on all samples at once, learning rate 0.2/√d_ff, at most 0.1, falling as a cosine; without noise the"
     " output layer is then refitted in float64 by least squares",
-    "samples": "without noise evenly over the domain, its ends included (two inputs: Roberts' R2 sequence); with noise"
+    "samples": "256 (1,024 for two inputs), with noise 32, unless told; without noise evenly over the domain, its ends included (two inputs: Roberts' R2 sequence); with noise"
     " drawn uniformly by each seed, and normal noise of that width added to the target",
     "errors": "in float64 against the target without noise, at points evenly over the domain that are not the samples"
     " (2,048; 64 × 64 for two inputs); best, median and largest are over seeds: the best one's largest error",
@@ -45,7 +46,7 @@ CONVENTIONS: Mapping[str, str] = {
 class Question:
     """What is asked: every target with every activation in every width.
 
-    `widths` are of plain blocks, numbers or multiples of the inputs (`4x`). `samples` None: 256, with noise 32.
+    `widths` are of plain blocks, numbers or multiples of the inputs (`4x`). `samples` None: 256 (1,024 of two inputs), with noise 32.
     `domain` None: each target's own. Seeds are `seed`, `seed` + 1, ... Raises FFNError for what cannot be.
     """
 
@@ -71,10 +72,9 @@ class Question:
         if self.domain is not None:
             _check_domain(self.domain)
 
-    @property
-    def points(self) -> int:
+    def samples_of(self, target: Target) -> int:
         """How many samples a block is trained on."""
-        return self.samples or (NOISY_SAMPLES if self.noise else SAMPLES)
+        return self.samples or (NOISY_SAMPLES if self.noise else SAMPLES[target.inputs])
 
     def domain_of(self, target: Target) -> Domain:
         """Where its inputs lie, each of them."""
@@ -114,7 +114,7 @@ def cases(question: Question) -> tuple[Case, ...]:
     out = []
     for target in targets:
         widths = list(dict.fromkeys(_width(text, target) for text in question.widths))
-        _bounded(question, max(widths))
+        _bounded(question.seeds, question.samples_of(target), max(widths))
         out += [_case(target, name, d_ff) for name in names for d_ff in widths]
     return tuple(out)
 
@@ -166,11 +166,11 @@ def _width(text: str, target: Target) -> int:
     return found
 
 
-def _bounded(question: Question, widest: int) -> None:
-    values = question.seeds * question.points * widest
+def _bounded(seeds: int, samples: int, widest: int) -> None:
+    values = seeds * samples * widest
     if values > MAX_VALUES:
         raise FFNError(
-            f"{question.seeds} seeds × {question.points:,} samples × d_ff {widest:,} are {values:,} values in"
+            f"{seeds} seeds × {samples:,} samples × d_ff {widest:,} are {values:,} values in"
             f" every step, the limit is {MAX_VALUES:,}",
             "take fewer --seeds, --samples or a smaller --d-ff",
         )

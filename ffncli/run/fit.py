@@ -17,10 +17,9 @@ from ffncli.run.functions import NAMESPACE, function
 
 Weights = dict[str, Tensor]
 Advance = Callable[[int], None]
-LEARNING_RATE = 0.1
 SPREAD = math.sqrt(3)  # half the width of a uniform variable of unit variance
 SLOPES = (0.5, 3.0)
-RCOND = 1e-14
+RCOND = 1e-14  # of the largest singular value: smaller ones are rounding's
 _TICK = 50  # steps of training between two signs of progress
 
 
@@ -69,9 +68,10 @@ def train(
     unit = torch.where(unit == 0, torch.ones_like(unit), unit)  # a constant is left as it is
     x, y = x.float(), (y / unit).float()
     weights = {name: torch.stack([own[name] for own in start]).float().requires_grad_() for name in start[0]}
-    adam = torch.optim.Adam(list(weights.values()), lr=LEARNING_RATE, fused=True)
+    most = min(0.1, 0.2 / math.sqrt(weights[f"{steps[-1].output}.weight"].shape[-1]))  # by d_ff
+    adam = torch.optim.Adam(list(weights.values()), lr=most, fused=True)
     for at in range(count):
-        adam.param_groups[0]["lr"] = _rate(at, count)
+        adam.param_groups[0]["lr"] = most * _rate(at, count)
         adam.zero_grad()
         error = _together(steps, weights, x) - y
         error.square().mean(1).sum().backward()  # type: ignore[no-untyped-call]
@@ -86,11 +86,11 @@ def train(
 
 
 def _rate(at: int, count: int) -> float:
-    """The learning rate: rises over a twentieth of the steps, then falls as a cosine."""
+    """What the learning rate is of its largest: it rises over a twentieth of the steps, then falls as a cosine."""
     rise = max(1, count // 20)
     if at < rise:
-        return LEARNING_RATE * (at + 1) / rise
-    return LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * (at - rise) / max(1, count - rise)))
+        return (at + 1) / rise
+    return 0.5 * (1 + math.cos(math.pi * (at - rise) / max(1, count - rise)))
 
 
 def unscaled(steps: Sequence[Step], weights: Weights, middle: float, scale: float) -> Weights:
