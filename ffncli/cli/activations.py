@@ -8,6 +8,7 @@ import typer
 
 from ffncli.block.activations import TABLE
 from ffncli.cli.activations_page import answer
+from ffncli.cli.curves_page import curve_plots
 from ffncli.cli.options import OutputOptions, above_zero, spread
 from ffncli.cli.plot_options import PlotOptions
 from ffncli.cli.points import points
@@ -36,4 +37,7 @@ def command(
     Try: ffn activations gelu silu --at -3:3:0.5
     """
     output = show.output()
-    output.show(answer([TABLE[name].name for name in names or IN_USE], points(at or "-3:3:1"), std))
+    plot.check(show.force, show.out)
+    chosen, xs = [TABLE[name].name for name in names or IN_USE], points(at or "-3:3:1")
+    page = answer(chosen, xs, std)
+    output.show(plot.extended(page, curve_plots(chosen, xs), output) if plot.wanted else page)

@@ -13,12 +13,12 @@ from typing import Annotated
 import typer
 
 from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.show.figures import NEEDS, SUFFIXES, write
 from ffncli.show.files import check_writable
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
 from ffncli.show.plots import Plot
 
-SUFFIXES = (".svg", ".png", ".pdf")
 _plot = partial(typer.Option, rich_help_panel="Output")
 
 
@@ -54,8 +54,8 @@ class PlotOptions:
         check_writable(self.path, force, "--plot-file")
         if out is not None and os.path.realpath(os.path.expanduser(out)) == os.path.realpath(self.path):
             raise FFNError("--plot-file and -o name the same file", "give two names")
-        if not _installed("matplotlib"):
-            raise FFNError("--plot-file needs matplotlib", "pip install 'ffncli[plots]'", ExitCode.ENVIRONMENT)
+        if find_spec("matplotlib") is None:
+            raise FFNError("--plot-file needs matplotlib", NEEDS, ExitCode.ENVIRONMENT)
 
     def extended(self, page: Answer, plots: Sequence[Plot], output: Output) -> Answer:
         """`page` with the plots at its end where --plot asks for them; writes them to --plot-file and notes it.
@@ -63,8 +63,6 @@ class PlotOptions:
         Raises FFNError (exit 3) where the file cannot be written.
         """
         if self.plot_file is not None:
-            from ffncli.show.figures import write
-
             write(Path(self.path), plots)
             output.note(f"wrote {self.plot_file}")
         if not self.plot:
@@ -72,10 +70,3 @@ class PlotOptions:
         if output.format in ("json", "csv"):
             output.note(f"--plot is a picture: {output.format.upper()} has the numbers alone")
         return replace(page, parts=[*page.parts, *plots])
-
-
-def _installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ValueError:  # in sys.modules without a spec, or barred from it
-        return False

@@ -58,7 +58,7 @@ class Output:
     def show(self, answer: Answer) -> None:
         """Render and write. A file is written whole or not at all."""
         if self.path not in (None, "-"):
-            text = self._render(answer)
+            text = self._render(answer, "utf-8")
             with written_whole(Path(str(self.path))) as file:
                 file.write(text.encode())
         elif self.format == "table" and sys.stdout.isatty():
@@ -68,15 +68,17 @@ class Output:
         else:
             if self.format in ("json", "csv") and isinstance(sys.stdout, io.TextIOWrapper):
                 sys.stdout.reconfigure(encoding="utf-8")  # data does not depend on the locale
-            sys.stdout.write(encodable(self._render(answer), sys.stdout.encoding or "utf-8"))
+            encoding = sys.stdout.encoding or "utf-8"
+            sys.stdout.write(encodable(self._render(answer, encoding), encoding))
             sys.stdout.flush()
 
-    def _render(self, answer: Answer) -> str:
+    def _render(self, answer: Answer, encoding: str) -> str:
         if self.format == "json":
             return _json(answer)
         if self.format == "csv":
             return _csv(answer.rows)
-        return _markdown(answer.parts) if self.format == "md" else _plain(answer.parts)
+        people = _markdown if self.format == "md" else _plain
+        return people(answer.parts, encoding)
 
 
 _LONGEST_LINE = 2000  # what a file or an argument says may be any length
@@ -132,7 +134,7 @@ def _csv(table: Table) -> str:
 # --- people -----------------------------------------------------------------------------------------------------------
 
 
-def _plain(parts: Sequence[Part]) -> str:
+def _plain(parts: Sequence[Part], encoding: str) -> str:
     lines: list[str] = []
     for part in parts:
         match part:
@@ -145,12 +147,12 @@ def _plain(parts: Sequence[Part]) -> str:
             case Table():
                 lines += ([""] if lines else []) + _plain_table(part)
             case Plot():
-                lines += ([""] if lines else []) + _plain_plot(part)
+                lines += ([""] if lines else []) + _plain_plot(part, encoding)
     return "".join(line.rstrip() + "\n" for line in lines)
 
 
-def _plain_plot(plot: Plot) -> list[str]:
-    return ["".join(text for text, _ in line) for line in drawn(plot)]
+def _plain_plot(plot: Plot, encoding: str) -> list[str]:
+    return ["".join(text for text, _ in line).rstrip() for line in drawn(plot, encoding=encoding)]
 
 
 def _plain_table(table: Table) -> list[str]:
@@ -162,7 +164,7 @@ def _plain_table(table: Table) -> list[str]:
     return out + ["  ".join(pad(c, w, r) for c, w, r in zip(row, widths, right, strict=True)) for row in rows]
 
 
-def _markdown(parts: Sequence[Part]) -> str:
+def _markdown(parts: Sequence[Part], encoding: str) -> str:
     out: list[str] = []
     for part in parts:
         match part:
@@ -175,7 +177,7 @@ def _markdown(parts: Sequence[Part]) -> str:
             case Table():
                 out += ["", *([f"**{_md(part.title)}**", ""] if part.title else []), *_markdown_table(part), ""]
             case Plot():
-                out += ["", "```text", *_plain_plot(part), "```", ""]
+                out += ["", "```text", *_plain_plot(part, encoding), "```", ""]
     text = "\n".join(out).strip("\n") + "\n"
     return re.sub(r"\n{3,}", "\n\n", text)
 

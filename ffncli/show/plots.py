@@ -18,8 +18,9 @@ class Series:
 class Plot:
     """Curves in one frame. `x` and `y` name the axes.
 
-    `marks` says that the points are measurements, each worth a mark, and the lines between them only lead the eye. A log
-    axis shows what is above 0 alone.
+    `marks` says that the points are measurements, each worth a mark, and the lines between them only lead the eye. A
+    log axis shows what is above 0 alone. `frame` is the y-axis from its low end to its high one, None for as much as
+    the points need; what leaves it is cut off.
     """
 
     title: str
@@ -29,3 +30,9 @@ class Plot:
     log_x: bool = False
     log_y: bool = False
     marks: bool = False
+    frame: tuple[float, float] | None = None
+
+
+def letter(curve: int) -> str:
+    """What a curve is called in its frame."""
+    return "abcdefghijklmnopqrstuvwxyz"[curve % 26]

@@ -70,8 +70,10 @@ class Terminal:
 
         if not first:
             self.console.print()
-        for spans in drawn(plot, self.console.width, self.encoding):
-            self.console.print(Text.assemble(*((text, "") for text, _ in spans)))
+        # The Linux console has no Braille in its font.
+        encoding = "ascii" if os.environ.get("TERM") == "linux" else self.encoding
+        for spans in drawn(plot, self.console.width, encoding):
+            self.console.print(Text.assemble(*((text, _curve_style(style)) for text, style in spans)))
 
     def _table(self, table: Table, first: bool) -> None:
         from rich.box import SIMPLE_HEAD
@@ -127,6 +129,22 @@ class Terminal:
                 if not cell:
                     continue
                 self.console.print(Text(pad(name, wide) + "  ", "dim").append(cell, "not dim"))
+
+
+_CURVES = (
+    "cyan",
+    "magenta",
+    "green",
+    "red",
+    "yellow",
+    "blue",
+    "bright_cyan",
+    "bright_magenta",
+)  # seen on black and white
+
+
+def _curve_style(style: int | str) -> str:
+    return _CURVES[style % len(_CURVES)] if isinstance(style, int) else style
 
 
 def _sign_style(value: float) -> str:

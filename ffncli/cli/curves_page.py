@@ -1,0 +1,80 @@
+"""The pictures of `ffn activations`: curves, slopes, and the differences from one of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from ffncli.block.analysis.curve import Curve, curve
+from ffncli.show.plots import Plot, Series
+
+STEPS = 240
+MOST_CURVES = 8  # in one frame
+_LEAVES = 2.5  # times the height of most curves: what is higher would flatten them
+
+Function = Callable[[float], float]
+
+
+def curve_plots(names: Sequence[str], at: Sequence[float]) -> list[Plot]:
+    """The values, then the slopes of canonical names, from the least to the greatest of the points.
+
+    More than 8 curves are shown in several frames of each kind.
+    """
+    curves = [curve(name) for name in dict.fromkeys(names)]
+    frames = [curves[i : i + MOST_CURVES] for i in range(0, len(curves), MOST_CURVES)]
+    plots = []
+    for title, y, slope in (("Values", "f(x)", False), ("Slopes", "slope of f at x", True)):
+        for some in frames:
+            lines = [Series(c.name, _points([c], c.slope if slope else c.f, at, jumps=int(slope))) for c in some]
+            frame, out = _frame(lines)
+            beyond = f" ({' and '.join(out)} leave{'s' * (len(out) == 1)} the frame)" if out else ""
+            plots.append(Plot(title + beyond, "x", y, lines, frame=frame))
+    return plots
+
+
+def difference_plot(names: Sequence[str], against: str, at: Sequence[float]) -> Plot:
+    """f(x) less the f(x) of `against` for each other name; canonical names, the range as in `curve_plots`."""
+    other = curve(against)
+    curves = [curve(name) for name in dict.fromkeys(names) if name != against]
+    lines = [Series(c.name, _points([c, other], _less(c.f, other.f), at, jumps=0)) for c in curves]
+    return Plot(f"Difference from {against}", "x", f"f(x) - {against}(x)", lines)
+
+
+def _less(f: Function, g: Function) -> Function:
+    return lambda x: f(x) - g(x)
+
+
+def _points(curves: Sequence[Curve], f: Function, at: Sequence[float], jumps: int) -> list[tuple[float, float]]:
+    """f as near as a picture shows, every kink of the curves exactly; broken at kinks of an order up to `jumps`."""
+    low, high = min(at), max(at)
+    if low == high:
+        low, high = low - 1.0, high + 1.0
+    kinks = {x: order for c in curves for x, order in reversed(c.row.kinks) if low < x < high}
+    even = (low + (high / STEPS - low / STEPS) * i for i in range(STEPS))
+    return [point for x in sorted({*even, high, *kinks}) for point in _around(x, f, kinks.get(x, jumps + 1) <= jumps)]
+
+
+def _around(x: float, f: Function, jump: bool) -> Iterator[tuple[float, float]]:
+    """The point at x; where f jumps the points on both sides, and between them nothing to draw."""
+    if jump:
+        before, after = math.nextafter(x, -math.inf), math.nextafter(x, math.inf)
+        yield from ((before, f(before)), (x, math.nan), (after, f(after)))
+    else:
+        yield x, f(x)
+
+
+def _frame(lines: Sequence[Series]) -> tuple[tuple[float, float] | None, list[str]]:
+    """The y-axis that shows most curves well, and the few that leave it; (None, []) where none does."""
+    ranges = [_range(line) for line in lines]
+    heights = sorted(high - low for low, high in ranges)
+    limit = _LEAVES * heights[len(heights) // 2]
+    inside = [(low, high) for low, high in ranges if high - low <= limit]
+    if limit == 0 or 2 * len(inside) <= len(ranges) or len(inside) == len(ranges):
+        return None, []
+    out = [line.name for line, (low, high) in zip(lines, ranges, strict=True) if high - low > limit]
+    return (min(low for low, _ in inside), max(high for _, high in inside)), out
+
+
+def _range(line: Series) -> tuple[float, float]:
+    values = [y for _, y in line.points if math.isfinite(y)]
+    return min(values, default=0.0), max(values, default=0.0)
