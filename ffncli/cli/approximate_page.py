@@ -143,10 +143,8 @@ def _width(row: Row, gated: bool) -> tuple[int | str, ...]:
 def _exact(rows: Sequence[Row], inputs: int) -> Table:
     gated = any(row.gated for row in rows)
     line = "best line" if inputs == 1 else "best plane"
-    columns = ("activation", "d_ff", *(("for",) if gated else ()), "params", "rmse", "median", "max error", "at", line)
-    lines = [
-        (r.activation, *_width(r, gated), r.params, r.rmse, r.median_rmse, r.max_error, r.worst, r.floor) for r in rows
-    ]
+    columns = ("activation", "d_ff", *(("for",) if gated else ()), "params", "rmse", "median", "max error", line)
+    lines = [(r.activation, *_width(r, gated), r.params, r.rmse, r.median_rmse, r.max_error, r.floor) for r in rows]
     return Table(columns, lines)
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -220,4 +221,4 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-_NAMES = type("Names", (), {**vars(NAMESPACE), "sin": staticmethod(torch.sin)})
+_NAMES = SimpleNamespace(**vars(NAMESPACE), sin=torch.sin)

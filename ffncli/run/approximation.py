@@ -31,12 +31,13 @@ CONVENTIONS: Mapping[str, str] = {
     "d_ff": "of one projection; a gated block takes the width whose parameters are nearest to the plain block's of"
     " d_ff_plain, biases counted; 4x is 4 times the number of inputs",
     "training": "every seed draws its own weights, with bends all over the domain; inputs scaled to unit variance over"
-    " the domain; Adam in float32 on all samples at once, learning rate 0.2/√d_ff, at most 0.1, falling as a cosine; without noise the"
-    " output layer is then refitted in float64 by least squares",
-    "samples": "256 (1,024 for two inputs), with noise 32, unless told; without noise evenly over the domain, its ends included (two inputs: Roberts' R2 sequence); with noise"
-    " drawn uniformly by each seed, and normal noise of that width added to the target",
+    " the domain; Adam in float32 on all samples at once, learning rate 0.2/√d_ff, at most 0.1, falling as a cosine;"
+    " without noise the output layer is then refitted in float64 by least squares (with noise that would fit the noise)",
+    "samples": "256 (1,024 for two inputs), with noise 32, unless told; without noise evenly over the domain, its ends"
+    " included (two inputs: Roberts' R2 sequence); with noise drawn uniformly by each seed, and normal noise of that"
+    " width added to the target",
     "errors": "in float64 against the target without noise, at points evenly over the domain that are not the samples"
-    " (2,048; 64 × 64 for two inputs); best, median and largest are over seeds: the best one's largest error",
+    " (2,048; 64 × 64 for two inputs); best and median over seeds; the largest error is the best seed's",
     "floor": "root-mean-square error of the straight line (two inputs: plane) that is nearest at those points",
     "seeds": "a seed whose training ends in NaN or Inf counts as diverged and is in no other number",
 }
@@ -46,8 +47,8 @@ CONVENTIONS: Mapping[str, str] = {
 class Question:
     """What is asked: every target with every activation in every width.
 
-    `widths` are of plain blocks, numbers or multiples of the inputs (`4x`). `samples` None: 256 (1,024 of two inputs), with noise 32.
-    `domain` None: each target's own. Seeds are `seed`, `seed` + 1, ... Raises FFNError for what cannot be.
+    `widths` are of plain blocks, numbers or multiples of the inputs (`4x`). `samples` None: 256, of two inputs
+    1,024, with noise 32. `domain` None: each target's own. Seeds are `seed`, `seed` + 1, ... Raises FFNError for what cannot be.
     """
 
     targets: tuple[str, ...] = ("sin",)
