@@ -118,7 +118,8 @@ def _target(question: Question, about: dict[str, Any], rows: Sequence[Row], seen
     where = f"{inputs} in [{low:.4g}, {high:.4g}], {about['samples']:,} samples"
     where += f" with noise {question.noise:g}" if question.noise else ""
     parts: list[Part] = [Heading(f"{about['name']}: {about['formula']}", f"{where}, {_counted(question.seeds)}")]
-    parts.append(_noisy(rows) if question.noise else _exact(rows, about["inputs"]))
+    line = "best line" if about["inputs"] == 1 else "best plane"
+    parts.append((_noisy if question.noise else _exact)(rows, line))
     if any(row.gated and row.d_ff != row.d_ff_plain for row in rows):
         parts.append(Line("for: the plain width whose parameters a gated block comes nearest to", quiet=True))
     said = [one for one in seen if one.target == about["name"]]
@@ -140,17 +141,16 @@ def _width(row: Row, gated: bool) -> tuple[int | str, ...]:
     return (row.d_ff, row.d_ff_plain if row.gated else "") if gated else (row.d_ff,)
 
 
-def _exact(rows: Sequence[Row], inputs: int) -> Table:
+def _exact(rows: Sequence[Row], line: str) -> Table:
     gated = any(row.gated for row in rows)
-    line = "best line" if inputs == 1 else "best plane"
     columns = ("activation", "d_ff", *(("for",) if gated else ()), "params", "rmse", "median", "max error", line)
     lines = [(r.activation, *_width(r, gated), r.params, r.rmse, r.median_rmse, r.max_error, r.floor) for r in rows]
     return Table(columns, lines)
 
 
-def _noisy(rows: Sequence[Row]) -> Table:
+def _noisy(rows: Sequence[Row], line: str) -> Table:
     gated = any(row.gated for row in rows)
-    columns = ("activation", "d_ff", *(("for",) if gated else ()), "params", "train", "held-out", "best", "best line")
+    columns = ("activation", "d_ff", *(("for",) if gated else ()), "params", "train", "held-out", "best", line)
     lines = [(r.activation, *_width(r, gated), r.params, r.train_rmse, r.held_out_rmse, r.rmse, r.floor) for r in rows]
     return Table(columns, lines, "rmse: medians over seeds, on the noisy samples and held out without noise")
 

@@ -32,7 +32,7 @@ CONVENTIONS: Mapping[str, str] = {
     " d_ff_plain, biases counted; 4x is 4 times the number of inputs",
     "training": "every seed draws its own weights, with bends all over the domain; inputs scaled to unit variance over"
     " the domain; Adam in float32 on all samples at once, learning rate 0.2/√d_ff, at most 0.1, falling as a cosine;"
-    " without noise the output layer is then refitted in float64 by least squares (with noise that would fit the noise)",
+    " without noise the output layer is then refitted in float64 by least squares, which with noise would fit that",
     "samples": "256 (1,024 for two inputs), with noise 32, unless told; without noise evenly over the domain, its ends"
     " included (two inputs: Roberts' R2 sequence); with noise drawn uniformly by each seed, and normal noise of that"
     " width added to the target",
@@ -48,7 +48,8 @@ class Question:
     """What is asked: every target with every activation in every width.
 
     `widths` are of plain blocks, numbers or multiples of the inputs (`4x`). `samples` None: 256, of two inputs
-    1,024, with noise 32. `domain` None: each target's own. Seeds are `seed`, `seed` + 1, ... Raises FFNError for what cannot be.
+    1,024, with noise 32. `domain` None: each target's own. Seeds are `seed`, `seed` + 1, ... Raises
+    FFNError for what cannot be.
     """
 
     targets: tuple[str, ...] = ("sin",)
