@@ -41,9 +41,12 @@ COMMANDS: dict[str, float | None] = {  # arguments → the most that its ratio m
     "--help": 1.35,
     "--version": 1.35,
     "params llama-2-7b": 1.35,
+    "activations": 1.35,
+    "activations --all": None,
     "models": None,
     "params --help": 1.6,
     "trace --help": 1.6,
+    "activations --help": 1.6,
     "verify --help": 1.6,
     "compare --help": 1.6,
 }

@@ -164,9 +164,7 @@ _HENDRYCKS = "Hendrycks & Gimpel 2016, arXiv:1606.08415"
 _SIGMOID_SLOPE: Function = lambda x, m: m.sigmoid(x) * (1.0 - m.sigmoid(x))  # noqa: E731
 
 _ROWS = (
-    Row(
-        "identity", "x", lambda x, m: x, lambda x, m: _zero(x, m) + 1.0, ("linear",), used_by="bilinear GLU", source="-"
-    ),
+    Row("identity", "x", lambda x, m: x, lambda x, m: _zero(x, m) + 1.0, ("linear",), used_by="bilinear GLU"),
     Row(
         "relu",
         "max(x, 0)",
@@ -274,7 +272,6 @@ _ROWS = (
         ("logistic",),
         ("sigmoid", {}),
         used_by="GLU, MoE routers",
-        source="-",
     ),
     Row(
         "tanh",
@@ -283,7 +280,6 @@ _ROWS = (
         lambda x, m: 1.0 - m.tanh(x) * m.tanh(x),
         (),
         ("tanh", {}),
-        source="-",
     ),
     Row(
         "mish",

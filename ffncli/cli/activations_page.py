@@ -2,16 +2,128 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
-from ffncli.block.analysis.curve import curve
-from ffncli.show.parts import Answer
-from ffncli.show.tables import Table
+from ffncli.block.analysis.facts import CONVENTIONS, Facts
+from ffncli.block.analysis.shape import Shape
+from ffncli.block.units import NEAR_ZERO
+from ffncli.show.parts import Answer, Line, Part
+from ffncli.show.tables import Fixed, Table
 
 
-def answer(names: Sequence[str], at: Sequence[float], std: float) -> Answer:
-    """A row per activation."""
-    curves = [curve(name) for name in names]
-    rows = [{"name": c.name, "values": [{"x": x, "value": c.f(x), "slope": c.slope(x)} for x in at]} for c in curves]
-    table = Table(("x", *names), [(x, *(c.f(x) for c in curves)) for x in at])
-    return Answer("activations", {"rows": rows}, table, [table])
+def answer(found: Sequence[Facts], ratios: bool) -> Answer:
+    """A row per activation; `ratios` says whether people see f(x) / x too."""
+    rows = [row(one) for one in found]
+    flat = [{**{k: v for k, v in row.items() if k != "values"}, **_columns(row["values"])} for row in rows]
+    table = Table(tuple(flat[0]), [tuple(line.values()) for line in flat])
+    parts: list[Part] = [Table(("name", "formula"), [(one.name, one.formula) for one in found])]
+    parts += [_shapes(found), *_normal(found), *_values(found, ratios), _sources(found)]
+    return Answer("activations", {"rows": rows}, table, parts, CONVENTIONS)
+
+
+def row(one: Facts) -> dict[str, Any]:
+    """A row under the keys of docs/json.md."""
+    s = one.shape
+    return {
+        "name": one.name,
+        "formula": one.formula,
+        "values": [{"x": v.x, "value": v.value, "slope": v.slope, "ratio": v.ratio} for v in one.values],
+        "minimum": _finite(s.minimum), "minimum_at": s.minimum_at,
+        "maximum": _finite(s.maximum), "maximum_at": s.maximum_at,
+        "lipschitz": _finite(s.lipschitz), "steepest_at": s.steepest_at,
+        "monotone": s.monotone, "smoothness_at_0": one.smoothness_at_0, "kinks": list(one.kinks),
+        "std": one.std, "zero_share": one.zero_share, "exact_zero_share": one.exact_zero_share,
+        "mean": one.mean, "variance": one.variance, "gain": one.gain, "gradient_gain": one.gradient_gain,
+        "used_by": one.used_by or None, "source": one.source or None,
+    }  # fmt: skip
+
+
+def _columns(values: Sequence[dict[str, float | None]]) -> dict[str, list[float | None]]:
+    """Values as lists, one per key: what CSV joins."""
+    return {key: [v[key] for v in values] for key in ("x", "value", "slope", "ratio")}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def _shapes(found: Sequence[Facts]) -> Table:
+    columns = ("name", "range", "lowest at", "Lipschitz", "steepest at", "monotone", "at 0", "kinks at")
+    rows = [
+        (
+            one.name, _range(one.shape), _place(one.shape.minimum_at),
+            "unbounded" if math.isinf(one.shape.lipschitz) else Fixed(one.shape.lipschitz),
+            _place(one.shape.steepest_at), one.shape.monotone, _smoothness(one.smoothness_at_0),
+            ", ".join(f"{x:g}" for x in one.kinks) or "-",
+        )
+        for one in found
+    ]  # fmt: skip
+    return Table(columns, rows, "Shape")
+
+
+def _range(s: Shape) -> str:
+    """`[-0.1700, ∞)`: a bracket where the bound is reached."""
+    low = "(-∞" if math.isinf(s.minimum) else f"{'(' if s.minimum_at is None else '['}{_short(s.minimum)}"
+    high = "∞)" if math.isinf(s.maximum) else f"{_short(s.maximum)}{')' if s.maximum_at is None else ']'}"
+    return f"{low}, {high}"
+
+
+def _short(value: float) -> str:
+    return f"{value:g}" if value == int(value) else str(Fixed(value))
+
+
+def _place(x: float | None) -> Fixed | str:
+    return "-" if x is None else Fixed(x)
+
+
+def _smoothness(order: int | None) -> str:
+    return "smooth" if order is None else {-1: "jumps", 0: "kink"}.get(order, f"C{order}")
+
+
+def _normal(found: Sequence[Facts]) -> list[Part]:
+    columns = ("name", "zero %", "near zero %", "mean", "variance", "gain", "gradient gain")
+    rows = [
+        (
+            one.name, round(100 * one.exact_zero_share, 2), round(100 * one.zero_share, 2),
+            *(Fixed(round(v, 12)) for v in (one.mean, one.variance, one.gain, one.gradient_gain)),
+        )
+        for one in found
+    ]  # fmt: skip
+    said = f"near zero: |f(x)| ≤ {NEAR_ZERO:g} · gain: weights of std gain / √fan_in keep the second moment"
+    return [Table(columns, rows, f"A normal input of mean 0 and std {found[0].std:g}"), Line(said, quiet=True)]
+
+
+def _values(found: Sequence[Facts], ratios: bool) -> list[Part]:
+    """f, slope and f / x: one table each, or one table together where there is one activation."""
+    xs = [v.x for v in found[0].values]
+    if not xs:
+        return []
+    if len(found) == 1:
+        lines = [(_at(v.x), *map(_number, (v.value, v.slope, v.ratio))) for v in found[0].values]
+        return [Table(("x", "f(x)", "slope", "f(x)/x"), lines, found[0].name)]
+    kinds = [("f(x)", "value"), ("Slope", "slope"), *([("f(x)/x", "ratio")] if ratios else [])]
+    return [
+        Table(
+            ("x", *(one.name for one in found)),
+            [(_at(x), *(_number(getattr(one.values[i], key)) for one in found)) for i, x in enumerate(xs)],
+            title, side_by_side=True,
+        )
+        for title, key in kinds
+    ]  # fmt: skip
+
+
+def _at(x: float) -> float | int:
+    return int(x) if x == int(x) and abs(x) < 1e6 else x
+
+
+def _number(value: float | None) -> Fixed | None:
+    return None if value is None else Fixed(value)
+
+
+def _sources(found: Sequence[Facts]) -> Table:
+    return Table(("name", "used by", "source"), [(one.name, one.used_by or "-", one.source or "-") for one in found])

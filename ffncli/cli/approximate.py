@@ -88,7 +88,7 @@ def command(
     plot: PlotOptions,
     show: OutputOptions,
 ) -> None:
-    """Train blocks of growing width on a function: how well each activation fits it.
+    """Train blocks of growing width on a function: how well they fit.
 
     Try: ffn approximate --target sin --d-ff 1,4,16,64, ffn approximate --noise 0.3 --d-ff 1x,4x,8x
     """

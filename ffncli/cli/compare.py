@@ -55,11 +55,10 @@ def command(*, base: Base, new: New, tolerance: Tolerance = None, show: OutputOp
 
 def _files(*names: str) -> list[Path]:
     """The two files. Raises FFNError for names that are no files, and for what cannot be compared."""
-    from ffncli.cli.main import COMMANDS
 
     paths = [Path(os.path.expanduser(name)) for name in names]
     missing = [name for name, path in zip(names, paths, strict=True) if not os.path.isfile(path)]
-    if missing and "activations" in COMMANDS and _are_activations(names):
+    if missing and _are_activations(names):
         raise FFNError("ffn compare compares files", f"did you mean `ffn activations {' '.join(names)}`?")
     if missing:
         what = "is no file" if os.path.exists(os.path.expanduser(missing[0])) else "does not exist"

@@ -15,12 +15,14 @@ _LEAVES = 2.5  # times the height of most curves: what is higher would flatten t
 Function = Callable[[float], float]
 
 
-def curve_plots(names: Sequence[str], at: Sequence[float]) -> list[Plot]:
+def curve_plots(names: Sequence[str], at: Sequence[float], against: str | None = None) -> list[Plot]:
     """The values, then the slopes of canonical names, from the least to the greatest of the points.
 
-    More than 8 curves are shown in several frames of each kind.
+    More than 8 curves are shown in several frames of each kind. With `against`, a canonical name, its curve is among
+    them, and the differences from it come last.
     """
-    curves = [curve(name) for name in dict.fromkeys(names)]
+    names = list(dict.fromkeys([*names, *([against] if against else [])]))
+    curves = [curve(name) for name in names]
     frames = [curves[i : i + MOST_CURVES] for i in range(0, len(curves), MOST_CURVES)]
     plots = []
     for title, y, slope in (("Values", "f(x)", False), ("Slopes", "slope of f at x", True)):
@@ -29,6 +31,9 @@ def curve_plots(names: Sequence[str], at: Sequence[float]) -> list[Plot]:
             frame, out = _frame(lines)
             beyond = f" ({' and '.join(out)} leave{'s' * (len(out) == 1)} the frame)" if out else ""
             plots.append(Plot(title + beyond, "x", y, lines, frame=frame))
+    if against:
+        others = [name for name in names if name != against]
+        plots += [difference_plot(others[i : i + MOST_CURVES], against, at) for i in range(0, len(others), MOST_CURVES)]
     return plots
 
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 from ffncli.errors import FFNError, shown
 
 MOST = 10_000
+FARTHEST = 1e9
 
 
 def points(text: str, option: str = "--at") -> tuple[float, ...]:
@@ -41,11 +42,13 @@ def _range(text: str, option: str, most: int) -> list[float]:
 
 
 def _number(text: str, option: str) -> Fraction:
-    """A finite number, exactly as it is written; a float's range bounds it."""
+    """A number of at most FARTHEST, exactly as it is written."""
     try:
         value = float(text)
-        if not math.isfinite(value) or len(text) > 400:
-            raise ValueError
-        return Fraction(text.strip().replace("_", "")) if value else Fraction(0)
-    except (ValueError, ZeroDivisionError):
-        raise FFNError(f"{option}: {shown(text)} is no finite number", "for example 0.5 or -3:3:0.5") from None
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise FFNError(f"{option}: {shown(text)} is no finite number", "for example 0.5 or -3:3:0.5")
+    if abs(value) > FARTHEST:
+        raise FFNError(f"{option}: {shown(text)} is too far out", f"between -{FARTHEST:g} and {FARTHEST:g}")
+    return Fraction(text.strip()) if abs(value) > 1e-300 else Fraction(value)

@@ -9,6 +9,7 @@ from decimal import Decimal
 from itertools import pairwise
 
 Tick = tuple[float, str]  # where, as a share of the axis; its label
+_HIGHEST = 308.25  # the power of ten of the largest float
 _FLAT = 1e-12  # a range this small beside its values has no digits left for labels
 
 
@@ -24,25 +25,23 @@ class Axis:
         """0 at the axis's low end, 1 at its high end; NaN for what has no place, a value below 0 on a log axis too."""
         if self.log:
             value = math.log10(value) if value > 0 else math.nan
-        if not math.isfinite(value):
-            return math.nan
+        return self._share(value) if math.isfinite(value) else math.nan
+
+    def _share(self, place: float) -> float:
         # Halves, because the difference of two floats may be more than a float can hold.
-        return (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
+        return (place / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
 
     def ticks(self, most: int) -> list[Tick]:
         """At most so many: multiples of 1, 2 or 5 times a power of ten; on a log axis powers of ten where they fit."""
-        if self.log:
-            for values in _decades(self.low, self.high):
-                if len(values) <= most:
-                    break
-            if len(values) > 1:
-                return [(self.share(float(value)), number(value)) for value in values]
-            low, high = 10**self.low, 10**self.high
-        else:
-            low, high = self.low, self.high
-        values = _steps(low, high, most)
-        text = number if self.log else _alike(values)
-        return [(self.share(float(value)), text(value)) for value in values]
+        if not self.log:
+            values = _steps(self.low, self.high, most)
+            text = _alike(values)
+            return [(self._share(float(value)), text(value)) for value in values]
+        values = next(some for some in _decades(self.low, self.high) if len(some) <= most)
+        if len(values) < 2:  # a small part of a decade
+            values = [v for v in _steps(10**self.low, 10 ** min(self.high, _HIGHEST), most) if v > 0]
+        # Not through a float, in which the least power of ten may be 0.
+        return [(self._share(float(value.log10())), number(value)) for value in values]
 
 
 def axis(values: Iterable[float], log: bool = False) -> Axis | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffncli.errors import ExitCode, FFNError
+from ffncli.show.axes import axis
 from ffncli.show.files import written_whole
 from ffncli.show.plots import Plot, Series
 from ffncli.show.text import clean
@@ -106,20 +107,31 @@ def _lone(y: Sequence[float]) -> str:
     return "o" if sum(map(math.isfinite, y)) == 1 else ""
 
 
+def _log_ticks(values: Sequence[float]) -> tuple[list[float], list[str]]:
+    """Where a log axis has ticks and what they say, as in a terminal."""
+    place = axis(values, log=True)
+    ticks = place.ticks(8) if place else []
+    return [10 ** (place.low + share * (place.high - place.low)) for share, _ in ticks if place], [t for _, t in ticks]
+
+
 def _scale(axes: Axes, plot: Plot) -> None:
     """Log scales, the frame that the plot asks for, ticks at measured points, and lines of zero where they show."""
+    drawn = [_drawable(line, plot) for line in plot.lines]
+    xs, ys = [x for some, _ in drawn for x in some], [y for _, some in drawn for y in some]
     if plot.log_x:
         axes.set_xscale("log")
+        axes.set_xticks(*_log_ticks(xs))
     if plot.log_y:
         axes.set_yscale("log")
+        axes.set_yticks(*_log_ticks(ys))
+    axes.minorticks_off()
     if plot.frame:
         low, high = plot.frame
         room = 0.03 * (high - low) if not plot.log_y else 0.0
         axes.set_ylim(low - room, high + room)
-    measured = sorted({x for line in plot.lines for x in _drawable(line, plot)[0] if math.isfinite(x)})
+    measured = sorted({x for x in xs if math.isfinite(x)})
     if plot.marks and 0 < len(measured) <= 16:
         axes.set_xticks(measured, [f"{x:g}" for x in measured])
-        axes.minorticks_off()
     if not plot.log_y and axes.get_ylim()[0] < 0 < axes.get_ylim()[1]:
         axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
     if not plot.log_x and axes.get_xlim()[0] < 0 < axes.get_xlim()[1]:

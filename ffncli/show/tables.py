@@ -21,6 +21,16 @@ class Short(int):
         return f"{int(self)}"
 
 
+class Fixed(float):
+    """A float that reads with four decimals in a table, `0.0000` at zero; what those cannot say is scientific."""
+
+    def __str__(self) -> str:
+        value = float(self)
+        if value == 0.0:
+            return "0.0000"  # of either sign
+        return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 else f"{value:.3e}"
+
+
 @dataclass(frozen=True)
 class Table:
     """`rows` hold raw values, one per column. `emphasis` names rows to set in bold (totals).
@@ -62,7 +72,7 @@ def cell_text(value: Cell) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, Short):
+    if isinstance(value, (Short, Fixed)):
         return str(value)
     if isinstance(value, int):
         return f"{value:,}"

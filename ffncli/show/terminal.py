@@ -131,16 +131,8 @@ class Terminal:
                 self.console.print(Text(pad(name, wide) + "  ", "dim").append(cell, "not dim"))
 
 
-_CURVES = (
-    "cyan",
-    "magenta",
-    "green",
-    "red",
-    "yellow",
-    "blue",
-    "bright_cyan",
-    "bright_magenta",
-)  # seen on black and white
+# Seen on black and on white; "" is the colour of text.
+_CURVES = ("cyan", "magenta", "green", "red", "yellow", "blue", "", "bright_black")
 
 
 def _curve_style(style: int | str) -> str:

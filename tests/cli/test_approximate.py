@@ -15,6 +15,7 @@ import pytest
 from ffncli.cli.approximate_page import overfitting, plots
 from ffncli.errors import Terminated
 from ffncli.run import approximate as module
+from tests.cli.test_startup import HEAVY, loaded_by
 from tests.oracles.checkpoints import expect_refusal
 
 JSON_DOC = (Path(__file__).parents[2] / "docs" / "json.md").read_text("utf-8")
@@ -181,3 +182,7 @@ def test_a_pipe_gets_no_progress(ffn):
     done = ffn("approximate", "--d-ff", "1", "--activation", "identity", *QUICK)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
+
+
+def test_help_loads_no_tensor_library():
+    assert not loaded_by("approximate --help") & HEAVY

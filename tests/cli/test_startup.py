@@ -17,6 +17,9 @@ LIGHT_COMMANDS = (
     "--version",
     "params llama-2-7b",
     "models",
+    "activations",
+    "activations --plot",
+    "activations --help",
     "params --help",
     "trace --help",
     "verify --help",
@@ -49,7 +52,7 @@ def test_a_command_without_tensors_loads_no_tensor_library(command: str) -> None
     assert not loaded_by(command) & HEAVY
 
 
-@pytest.mark.parametrize("command", ["params llama-2-7b", "models"])
+@pytest.mark.parametrize("command", ["params llama-2-7b", "models", "activations"])
 def test_rich_stays_away_from_a_pipe(command: str) -> None:
     assert "rich" not in loaded_by(command)
 

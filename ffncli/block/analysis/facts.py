@@ -1,0 +1,88 @@
+"""Everything that `ffn activations` knows of one function, as a record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ffncli.block.analysis.curve import curve
+from ffncli.block.analysis.quadrature import expectation
+from ffncli.block.analysis.shape import Shape, exact_zero_share, near_zero_share, shape
+from ffncli.block.units import NEAR_ZERO
+from ffncli.errors import FFNError
+
+NARROWEST, WIDEST = 1e-6, 1e6  # of the normal input: beyond, every activation is one of its asymptotes
+CONVENTIONS = {
+    "slope": "df/dx; at a kink torch's",
+    "minimum": "the greatest lower bound, null where there is none; minimum_at is null where it is only approached; of "
+    "several places the one nearest to 0; maximum likewise",
+    "lipschitz": "the least L with |f(a) - f(b)| <= L |a - b|, null where there is none",
+    "smoothness_at_0": "how many derivatives are continuous at 0: null for all, -1 where f itself jumps",
+    "zero_share": f"share of a normal input of mean 0 and that std with |f(x)| <= {NEAR_ZERO:g}; exact_zero_share: "
+    "with f(x) = 0, in exact arithmetic",
+    "mean, variance": "of f(x) for that input, by quadrature",
+    "gain": "std / sqrt(E[f(x)^2]): weights of standard deviation gain / sqrt(fan_in) keep the second moment",
+    "gradient_gain": "1 / sqrt(E[f'(x)^2]): the same for the gradient",
+    "learned": "what an activation learns stands at its initial value",
+}
+
+
+@dataclass(frozen=True)
+class Value:
+    """f and its slope at x; `ratio` is f(x) / x, None at 0."""
+
+    x: float
+    value: float
+    slope: float
+    ratio: float | None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One activation: its definition, its shape, its values, and what it does to x ~ N(0, std²).
+
+    `kinks` are the places where a derivative jumps, `smoothness_at_0` the number of derivatives that are continuous at
+    0 (None: all, -1: not even f). Shares are of the input's probability: `zero_share` has |f(x)| ≤ NEAR_ZERO,
+    `exact_zero_share` f(x) = 0. `gain` is std / √E[f²] and `gradient_gain` 1 / √E[f′²] (He et al. 2015,
+    arXiv:1502.01852, for relu √2).
+    """
+
+    name: str
+    formula: str
+    values: tuple[Value, ...]
+    shape: Shape
+    kinks: tuple[float, ...]
+    smoothness_at_0: int | None
+    std: float
+    zero_share: float
+    exact_zero_share: float
+    mean: float
+    variance: float
+    gain: float
+    gradient_gain: float
+    used_by: str
+    source: str
+
+
+def facts(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
+    """The facts of an activation by its canonical name, with its values at `at`.
+
+    Raises FFNError for a std that is not between NARROWEST and WIDEST.
+    """
+    if not NARROWEST <= std <= WIDEST:
+        raise FFNError(f"--std must be from {NARROWEST:g} to {WIDEST:g}, got {std:g}")
+    c = curve(name)
+    mean = expectation(c.f, std, c.kinks)
+    variance = expectation(lambda x: (c.f(x) - mean) ** 2, std, c.kinks)
+    slope_square = expectation(lambda x: c.slope(x) ** 2, std, c.kinks)
+    return Facts(
+        name, c.row.formula, tuple(_value(c.f(x), c.slope(x), x) for x in at), shape(c), c.kinks,
+        next((order - 1 for x, order in c.row.kinks if x == 0), None),
+        std, near_zero_share(c, std), exact_zero_share(c, std), mean, variance,
+        std / math.sqrt(variance + mean * mean), 1.0 / math.sqrt(slope_square), c.row.used_by, c.row.source,
+    )  # fmt: skip
+
+
+def _value(value: float, slope: float, x: float) -> Value:
+    return Value(x, value, slope, value / x if x else None)

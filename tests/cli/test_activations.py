@@ -1,0 +1,96 @@
+"""`ffn activations` from the outside."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+
+import pytest
+
+from ffncli.block.activations import TABLE
+from ffncli.cli.activations import IN_USE
+from ffncli.models import catalog
+
+
+def body(call, *arguments):
+    code, out, err = call("activations", *arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_json_says_what_the_contract_promises(call):
+    (row,) = body(call, "gelu", "--at", "0.12,-0.08")["rows"]
+    assert row["name"] == "gelu"
+    assert row["formula"] == "x Φ(x)"
+    first = row["values"][0]
+    assert (first["x"], round(first["value"], 3), round(first["ratio"], 4)) == (0.12, 0.066, 0.5478)
+    assert {"minimum", "minimum_at", "lipschitz", "zero_share", "mean", "variance"} <= set(row)
+    assert row["mean"] == pytest.approx(1 / (2 * math.sqrt(math.pi)), abs=1e-14)
+    assert row["maximum"] is None
+
+
+def test_the_default_is_what_known_models_use(call):
+    used = {group.spec.activation for name in catalog.names() for group in catalog.find(name).groups}
+    assert used <= set(IN_USE)
+    assert [row["name"] for row in body(call)["rows"]] == list(IN_USE)
+    assert all(TABLE[name].used_by for name in IN_USE)
+
+
+def test_names_in_any_spelling_and_as_a_list(call):
+    rows = body(call, "GELU-New,swish", "gelu_tanh", "relu")["rows"]
+    assert [row["name"] for row in rows] == ["gelu_tanh", "silu", "relu"]
+    assert [row["name"] for row in body(call, "--all")["rows"]] == list(TABLE)
+
+
+def test_csv_has_a_line_per_activation_in_full_precision(call):
+    _, out, _ = call("activations", "relu", "tanh", "--at", "0.5,2", "--csv")
+    lines = list(csv.DictReader(io.StringIO(out)))
+    assert [line["name"] for line in lines] == ["relu", "tanh"]
+    assert lines[1]["value"] == f"{math.tanh(0.5)!r};{math.tanh(2)!r}"
+    assert (lines[0]["maximum"], lines[0]["monotone"], lines[0]["x"]) == ("", "true", "0.5;2.0")
+
+
+def test_the_page_reads(call):
+    code, out, _ = call("activations", "gelu", "relu")
+    assert code == 0
+    lines = [line.split() for line in out.splitlines()]
+    assert ["gelu", "[-0.1700,", "∞)", "-0.7518", "1.1289", "1.4142", "no", "smooth", "-"] in lines
+    assert ["relu", "50", "50.04", "0.3989", "0.3408", "1.4142", "1.4142"] in lines
+    assert ["-1", "-0.1587", "0.0000"] in lines
+    assert "f(x)/x" not in out
+    assert "f(x)/x" in call("activations", "gelu", "relu", "--at", "1")[1]
+
+
+def test_stated_values_are_marked_and_decide_the_exit_code(call):
+    code, out, err = call("activations", "gelu", "--expect", "0.12=0.066,0.21=0.115", "--expect=-0.15=-0.058")
+    assert code == 1
+    verdicts = [line.split()[-1] for line in out.splitlines()[2:5]]
+    assert verdicts == ["right", "wrong", "wrong"]
+    assert err.startswith("error: 2 of 3 stated values wrong: gelu(0.21) = 0.1225, not 0.115")
+    assert call("activations", "gelu", "--expect", "0.12=0.066")[0] == 0
+    (one,) = body(call, "gelu", "--expect", "0.18=0.103")["expected"]
+    assert (one["right"], round(one["ratio"], 3)) == (True, 0.571)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("gelo",), "NAME: unknown activation 'gelo'; did you mean 'gelu'"),
+        (("gelu,",), "NAME: unknown activation ''"),
+        (("gelu", "--all"), "--all and a NAME contradict each other"),
+        (("--at", "3:-3"), "--at: the range '3:-3' is empty"),
+        (("--at", "0:1:1e-12"), "more than 10,000 points"),
+        (("--at", "inf"), "no finite number"),
+        (("--std", "0"), "--std must be a number above 0, got '0'"),
+        (("--std", "1e7"), "--std must be from 1e-06 to 1e+06"),
+        (("--expect", "1"), "--expect: '1' is not X=Y"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_line(call, arguments, said):
+    code, out, err = call("activations", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert said in err
