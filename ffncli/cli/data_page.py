@@ -66,11 +66,12 @@ def answer(model: Model, found: Data, prompt: str | None, given: str) -> Answer:
     one = len(found.layers) == 1
     owns = " and ".join(dict.fromkeys(entered.made[0].name for _, entered in places))
     where = f", {found.layers[0].stack} layer {found.layers[0].layer}" if one and not model.bare else ""
-    several = "" if one else f"{len(found.layers)} layers; "
-    parts: list[Part] = [Heading(f"{model.name}{where}: what enters {owns}", several + found.layers[0].weights)]
+    origins = list(dict.fromkeys(layer.weights for layer in found.layers))
+    origin = origins[0] if len(origins) == 1 else f"{len(found.layers)} layers, each with its own weights"
+    parts: list[Part] = [Heading(f"{model.name}{where}: what enters {owns}", origin)]
     if one or not ran:
         tokens = found.layers[0].tokens
-        drawn = f"input: {given}, {tokens} token{'s' * (tokens != 1)}"
+        drawn = f"input: {given}, {tokens:,} token{'s' * (tokens != 1)}{'' if one else ', the same for every layer'}"
         parts += [Line(listed(t)) for t in found.tokens.values()] if ran else [Line(drawn)]
     else:
         parts += [Line(f"{stack}: {listed(tokens)}") for stack, tokens in found.tokens.items()]
@@ -156,7 +157,7 @@ def _nearest(d: Distribution) -> str:
 def _own(entered: Entered, tokens: int) -> tuple[str, ...]:
     own, near = entered.made[0], f"within {NEAR_ZERO:g} of it"
     values = f"{own.name} makes {100 * own.exact_zero_share:.3g} % of them zero, {100 * own.zero_share:.3g} % {near}"
-    every = "each token that it got" if entered.experts is not None else f"all {tokens} tokens"
+    every = "every token of their expert" if entered.experts is not None else f"all {tokens} tokens"
     every = "the one token" if tokens == 1 else every
     units = f"{own.dead_units:,} of {entered.units:,} units are zero for {every}, {own.near_dead_units:,} {near}"
     return values, units

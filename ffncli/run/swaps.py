@@ -66,6 +66,7 @@ class _Differences:
 
     apart: float = 0.0
     own: float = 0.0
+    any: bool = False
 
     def add(self, y: Tensor, own: Tensor) -> Tensor:
         """Count two tensors in float64; returns y - y₀, 0 where one is not finite."""
@@ -75,15 +76,18 @@ class _Differences:
             both = y.isfinite().flatten() & own.isfinite()
             gap, own = torch.where(both, gap, 0.0), torch.where(both, own, 0.0)
             apart, square = torch.dot(gap, gap).item(), torch.dot(own, own).item()
+            self.any |= bool(both.any())
+        else:
+            self.any = True
         self.apart += apart
         self.own += square
         return gap
 
     @property
     def relative(self) -> float | None:
-        """‖y - y₀‖ / ‖y₀‖; None where y₀ is 0 throughout and y is not."""
+        """‖y - y₀‖ / ‖y₀‖; None where y₀ is 0 throughout and y is not, and where nothing was finite."""
         if not self.own:
-            return None if self.apart else 0.0
+            return None if self.apart or not self.any else 0.0
         found = sqrt(self.apart) / sqrt(self.own)
         return found if found < inf else None
 
@@ -118,7 +122,7 @@ class _Making:
         mean, variance = (t.mean, t.variance) if t.finite else (None, None)
         return Made(
             name, mean, variance, t.near_zeros / t.values, t.zeros / t.values, dead, near, t.nan, t.inf,
-            self.largest if t.finite else None, self.at, self.differences.relative if t.finite else None, change,
+            self.largest if self.differences.any else None, self.at, self.differences.relative, change,
         )  # fmt: skip
 
 
