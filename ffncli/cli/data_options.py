@@ -14,18 +14,25 @@ from ffncli.cli.prompt_options import GivenOptions, input_options
 from ffncli.errors import FFNError
 
 if TYPE_CHECKING:
+    from ffncli.models.model import Model
     from ffncli.show.output import Output
 
 _data = partial(typer.Option, rich_help_panel="On real data")
 
 
 @dataclass(frozen=True)
-class DataOptions(GivenOptions, TokenOptions, InputOptions):
-    """--source, what it is run on, and which of its layers are looked at."""
+class SourceOption:
+    """--source, before what it is run on."""
 
     source: Annotated[
-        Text, _data("--source", metavar="SOURCE", help="What enters this model's activation: a directory, gpt2, ...")
+        Text, _data("--source", metavar="SOURCE", help="Look at what enters this model's activation: DIR, gpt2, ...")
     ] = None
+
+
+@dataclass(frozen=True)
+class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
+    """The same, what it is run on, and which of its layers are looked at."""
+
     layer: Annotated[
         Text,
         _data("--layer", metavar="I|all", help="With --source: layer from 0, decoder.3, or a row for each; default 0."),
@@ -46,7 +53,7 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions):
                 raise FFNError(f"{said} needs --source", "name the model whose activation it is: --source DIR")
             return
         if said := next((name for name, value in others.items() if value is not None), None):
-            raise FFNError(f"{said} contradicts --source", "the model's own numbers are what its activations get")
+            raise FFNError(f"{said} contradicts --source", "it is about the numbers that a model has")
         self.check_given(made)
         if self.position is not None and not self.runs_model:
             raise FFNError("--position needs --prompt or --input-ids")
@@ -54,10 +61,8 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions):
     def run(self, names: Sequence[str], output: Output, dtype: str | None = None) -> None:
         """Look at the model's layers, with the activations of these (canonical) names in the place of its own."""
         from ffncli.cli.data_page import answer, remarks
-        from ffncli.models.dimensions import Dimensions
-        from ffncli.run.sources import load
 
-        model, leading = load(self.source, Dimensions(), self.seed or 0), self.leading()
+        model, leading = self._model(), self.leading()
         if self.layer != "all":
             model.layer(self.layer)
         if self.runs_model:
@@ -78,5 +83,18 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions):
             torch.set_num_threads(self.threads)
         request = Request(self.layer, self.input, leading, dtype, self.device, self.seed)
         found = entering(model, request, self.asked() if self.runs_model else None, names)
-        output.notes(*model.notes, *map(str, model.differences), *found.notes, *remarks(model, found, self.layer))
-        output.show(answer(model, found, self.prompt, self.input or "randn"))
+        output.notes(
+            *model.notes, *map(str, model.differences), *found.notes, *remarks(model, found, self.layer, self.input)
+        )
+        output.show(answer(model, found, self.prompt, self.input))
+
+    def _model(self) -> Model:
+        """The model of --source; its dimensions are its own. Raises FFNError where it needs to be told some."""
+        from ffncli.run.sources import is_own, load
+
+        try:
+            return load(self.source, None, self.seed or 0)
+        except FFNError as error:
+            if is_own(self.source or "") and error.hint.startswith("give --"):
+                raise FFNError(error.message, "here it cannot be told: give it a default") from None
+            raise

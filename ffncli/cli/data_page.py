@@ -29,33 +29,38 @@ CONVENTIONS = {
     "relative_difference": "||f(x) - own(x)|| / ||own(x)||",
     "output_change": "the same of the FFN's output, with every activation of the layer replaced",
 }
+_LONGEST = 40  # characters of an --input
+_FAULTS = 4  # named one by one
 _FAR = 0.1  # of a std: a mean that no normal about 0 has
 
 
-def remarks(model: Model, found: Data, layer: str | None) -> list[str]:
-    """What there is to say on stderr: the layer that nobody chose, what is drawn at random, what is not finite."""
+def remarks(model: Model, found: Data, layer: str | None, given: str | None) -> list[str]:
+    """What there is to say on stderr: the layer that nobody chose, what is drawn at random, what is not finite.
+
+    `given` is the --input, None where it was drawn.
+    """
     out = []
     if layer is None and (model.layer_count or 1) > 1:
         one = found.layers[0]
         out.append(f"{one.stack} layer {one.layer} of {model.name}: --layer I shows another, --layer all every one")
-    drawn = any(one.weights.startswith("random") for one in found.layers)
     if not found.tokens:
-        what = "weights and input are drawn at random" if drawn else "the input is drawn or given"
-        way = "with a directory that has them, --prompt TEXT" if drawn else "--prompt TEXT"
-        out.append(f"{what}: {way} shows what truly enters")
-    bad = [(one, fault) for one in found.layers for fault in one.not_finite]
-    out += [f"{one.stack} layer {one.layer}: {fault}" for one, fault in bad[:4]]
-    return out + ([f"{len(bad) - 4} more inputs and weights have NaN or Inf"] if len(bad) > 4 else [])
+        drawn = ["weights"] if any(one.weights.startswith("random") for one in found.layers) else []
+        way = "--prompt TEXT shows what truly enters" + (" a model with weights" if model.checkpoint is None else "")
+        drawn += ["input"] if given is None else []
+        out += [f"{' and '.join(drawn)} drawn at random: {way}"] if drawn else []
+    places = {id(one): "" if model.bare else f"{one.stack} layer {one.layer}: " for one in found.layers}
+    bad = [f"{places[id(one)]}{fault}" for one in found.layers for fault in one.not_finite]
+    return out + bad[:_FAULTS] + ([f"{len(bad) - _FAULTS} more have NaN or Inf"] if len(bad) > _FAULTS else [])
 
 
-def answer(model: Model, found: Data, prompt: str | None, given: str) -> Answer:
+def answer(model: Model, found: Data, prompt: str | None, given: str | None) -> Answer:
     """One layer in full, or a row for each of several; CSV has a line per activation and layer."""
     ran = bool(found.tokens)
     places = [(layer, entered) for layer in found.layers for entered in layer.activations]
     rows = [_row(layer, entered, made) for layer, entered in places for made in entered.made]
     body = {
         "data": {
-            "name": model.name, "source": model.source, "prompt": prompt, "input": None if ran else given,
+            "name": model.name, "source": model.source, "prompt": prompt, "input": None if ran else given or "randn",
             "tokens": {stack: [*map(asdict, tokens)] for stack, tokens in found.tokens.items()},
             "layers": [_layer(layer) for layer in found.layers],
         },
@@ -71,11 +76,13 @@ def answer(model: Model, found: Data, prompt: str | None, given: str) -> Answer:
     parts: list[Part] = [Heading(f"{model.name}{where}: what enters {owns}", origin)]
     if one or not ran:
         tokens = found.layers[0].tokens
-        drawn = f"input: {given}, {tokens:,} token{'s' * (tokens != 1)}{'' if one else ', the same for every layer'}"
+        text = given or "randn"
+        text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+        drawn = f"input: {text}, {tokens:,} token{'s' * (tokens != 1)}{'' if one else ', the same for every layer'}"
         parts += [Line(listed(t)) for t in found.tokens.values()] if ran else [Line(drawn)]
     else:
         parts += [Line(f"{stack}: {listed(tokens)}") for stack, tokens in found.tokens.items()]
-    parts += _one(found.layers[0]) if one else _all(model, found)
+    parts += _one(found.layers[0]) if one else _all(found)
     return Answer("activations", body, csv, parts, CONVENTIONS)
 
 
@@ -116,7 +123,7 @@ def _distribution(entered: Entered) -> list[Part]:
     """Range, moments, bars, percentiles, and how far all that is from a normal."""
     d = entered.input
     numbers = (("min", d.min), ("max", d.max), ("mean", d.mean), ("std", d.std))
-    parts: list[Part] = [Line(_said(numbers)), Line(_counts(entered))]
+    parts: list[Part] = [*([Line(_said(numbers))] if d.mean is not None else []), Line(_counts(entered))]
     if bar := bars(d.histogram):
         sampled = f", 1 in {d.histogram_stride:,} values" if d.histogram_stride > 1 else ""
         parts.append(Line(f"{bar}  from {cell_text(d.min)} to {cell_text(d.max)}{sampled}"))
@@ -124,7 +131,7 @@ def _distribution(entered: Entered) -> list[Part]:
         parts.append(Line(_said([(f"{p.percent} %", p.value) for p in d.percentiles])))
     if d.excess_kurtosis is not None:
         shape = (("skewness", d.skewness), ("excess kurtosis", d.excess_kurtosis), ("max |F - Φ|", d.normal_distance))
-        parts.append(Line(f"beside a normal of that mean and std: {_said(shape)}"))
+        parts.append(Line(f"{_said([(name, _short(value)) for name, value in shape])}  (a normal: 0)"))
     return parts + ([Line(text)] if (text := _nearest(d)) else [])
 
 
@@ -150,8 +157,8 @@ def _nearest(d: Distribution) -> str:
     """Which --std makes the table of normal inputs speak of this one."""
     if not d.rms or d.mean is None or d.std is None:
         return ""
-    off = f", though the mean is {d.mean / d.std:+.2g} std from 0" if d.std and abs(d.mean) > _FAR * d.std else ""
-    return f"the normal input nearest to it: ffn activations --std {d.rms:.4g}{off}"
+    off = f" (the mean is {d.mean / d.std:+.2g} std off)" if d.std and abs(d.mean) > _FAR * d.std else ""
+    return f"nearest normal input: ffn activations --std {d.rms:.4g}{off}"
 
 
 def _own(entered: Entered, tokens: int) -> tuple[str, ...]:
@@ -164,51 +171,53 @@ def _own(entered: Entered, tokens: int) -> tuple[str, ...]:
 
 
 _MEANING = {
-    "zero %, near %": f"values that are 0, that are within {NEAR_ZERO:g} of 0; dead: units so near for every token",
-    "max diff, at": "max |f(x) - own(x)|, and that x",
-    "diff %": "||f(x) - own(x)|| / ||own(x)||",
-    "output %": "the same of the FFN's output",
+    "zero %, near %": f"values that are 0, within {NEAR_ZERO:g} of 0",
+    "dead": f"units within {NEAR_ZERO:g} of 0 for every token",
+    "max |d|": "max |f(x) - own(x)|; d %: ||f(x) - own(x)|| / ||own(x)||",
+    "out %": "the same of the FFN's output, all of the layer's activations replaced",
 }
 
 
 def _table(entered: Entered) -> Table:
-    columns = ("activation", "mean", "variance", "zero %", "near %", "dead", "max diff", "at", "diff %", "output %")
+    columns = ("activation", "mean", "var", "zero %", "near %", "dead", "max |d|", "d %", "out %")
     rows = []
     for made in entered.made:
-        own = made is entered.made[0]
-        apart = (made.max_difference, made.max_difference_at, _of_100(made.relative_difference))
-        rows.append((
-            f"{made.name} (own)" if own else made.name, made.mean, made.variance,
-            *map(_of_100, (made.exact_zero_share, made.zero_share)), made.near_dead_units,
-            *((None,) * 4 if own else (*apart, _of_100(made.output_change))),
-        ))  # fmt: skip
-    return Table(columns, rows, "Each in its place, on the same input", frozenset({0}), side_by_side=True)
+        shares = map(_of_100, (made.exact_zero_share, made.zero_share))
+        changes = (_short(made.max_difference), *map(_of_100, (made.relative_difference, made.output_change)))
+        cells = (made.name, _short(made.mean), _short(made.variance), *shares, made.near_dead_units)
+        rows.append((*cells, *((None,) * 3 if made is entered.made[0] else changes)))
+    title = "In its place, on the same input; first the model's own"
+    return Table(columns, rows, title, frozenset({0}), side_by_side=True)
+
+
+def _short(value: float | None) -> float | None:
+    """Three digits: all columns then fit 80."""
+    return None if value is None else float(f"{value:.3g}")
 
 
 def _of_100(share: float | None) -> float | None:
-    return None if share is None else float(f"{100 * share:.3g}")
+    return None if share is None else _short(100 * share)
 
 
 # --- several layers ---------------------------------------------------------------------------------------------------
 
 
-def _all(model: Model, found: Data) -> list[Part]:
+def _all(found: Data) -> list[Part]:
     """A row per layer for what enters, and one for what the other activations change."""
     stacks = {layer.stack for layer in found.layers}
-    steps = {entered.step for layer in found.layers for entered in layer.activations}
     inputs, changes = [], []
     names = list(dict.fromkeys(m.name for layer in found.layers for e in layer.activations for m in e.made))
     for layer in found.layers:
         name = f"{layer.stack}.{layer.layer}" if len(stacks) > 1 else f"{layer.layer}"
-        inputs += [(name, *((e.step,) if len(steps) > 1 else ()), *_cells(e)) for e in layer.activations]
+        several = len(layer.activations) > 1
+        inputs += [(f"{name} {e.step.partition('.')[0]}" if several else name, *_cells(e)) for e in layer.activations]
         made = {m.name: m for m in layer.activations[0].made}
         changes.append((name, *(_of_100(made[n].output_change) if n in made else None for n in names)))
-    columns = ("layer", *(("step",) if len(steps) > 1 else ()), *_COLUMNS)
     own = {entered.made[0].name for layer in found.layers for entered in layer.activations}
     if len(own) == 1:  # its change is 0
         changes = [tuple(c for i, c in enumerate(row) if not i or names[i - 1] not in own) for row in changes]
         names = [name for name in names if name not in own]
-    parts: list[Part] = [Table(columns, inputs, side_by_side=True)]
+    parts: list[Part] = [Table(("layer", *_COLUMNS), inputs, side_by_side=True)]
     meaning = {**_ALL_MEANING, **({"output": _MEANING_OF_OUTPUT} if names else {})}
     if names:
         title = "What the FFN's output changes by, in %, with another activation"
@@ -216,9 +225,9 @@ def _all(model: Model, found: Data) -> list[Part]:
     return parts + [Line(f"{name}: {text}", quiet=True) for name, text in meaning.items()]
 
 
-_COLUMNS = ("mean", "std", "min", "max", "neg %", "kurtosis", "zero %", "near %", "dead", "from min to max")
+_COLUMNS = ("mean", "std", "min", "max", "neg %", "kurt", "zero %", "near %", "dead", "from min to max")
 _ALL_MEANING: Mapping[str, str] = {
-    "mean to kurtosis": "of what enters; kurtosis is the excess over a normal's",
+    "mean to kurt": "of what enters; kurt: its kurtosis above a normal's",
     "zero %, near %": f"of what leaves: values that are 0, that are within {NEAR_ZERO:g} of 0",
     "dead": f"units within {NEAR_ZERO:g} of 0 for every token",
 }
@@ -229,4 +238,5 @@ def _cells(entered: Entered) -> tuple[Any, ...]:
     d, own = entered.input, entered.made[0]
     negatives = _of_100(d.negatives / d.values)
     zeros = map(_of_100, (own.exact_zero_share, own.zero_share))
-    return (d.mean, d.std, d.min, d.max, negatives, d.excess_kurtosis, *zeros, own.near_dead_units, bars(d.histogram))
+    moments = map(_short, (d.mean, d.std, d.min, d.max))
+    return (*moments, negatives, _short(d.excess_kurtosis), *zeros, own.near_dead_units, bars(d.histogram))

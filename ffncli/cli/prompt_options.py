@@ -40,7 +40,7 @@ class GivenOptions:
     """--prompt, --input-ids and --position: what the model reads, and which of that is looked at."""
 
     prompt: Annotated[
-        str | None, _model("--prompt", metavar="TEXT", help="Run the model on it: what enters the FFN is its own.")
+        str | None, _model("--prompt", metavar="TEXT", help="Run the model on it: what then enters its FFN.")
     ] = None
     input_ids: Annotated[
         Any, _model("--input-ids", metavar="N,...", parser=_ids, help="Token numbers instead of a prompt.")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ffncli.run.statistics import histogram, near_zero, stride_of
 
-PERCENTS = (1, 5, 25, 50, 75, 95, 99)
+PERCENTS = (1, 5, 50, 95, 99)
 
 
 @dataclass

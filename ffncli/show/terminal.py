@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TextIO
 
 from ffncli.show.parts import Heading, Line, Part
@@ -78,9 +79,8 @@ class Terminal:
             if fitting < 2:
                 self._vertical(names, texts)
                 return
-            for part in table.parts(fitting):
-                self._table(part, first)
-                first = False
+            for at, part in enumerate(replace(table, title="").parts(fitting)):  # the title stands above the first
+                self._table(part, first=at == 0)
             return
         # Only a table of two columns (name, text) may wrap: its text folds, nothing is cut.
         rich = RichTable(
