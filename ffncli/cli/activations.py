@@ -12,6 +12,7 @@ from ffncli.block.analysis.facts import facts
 from ffncli.block.analysis.gated import split
 from ffncli.cli import gated_page
 from ffncli.cli.activations_page import answer
+from ffncli.cli.data_options import DataOptions
 from ffncli.cli.expect_options import ExpectOptions, judge, with_checked
 from ffncli.cli.gated_options import GatedOptions
 from ffncli.cli.iso_options import IsoOptions
@@ -48,6 +49,7 @@ def command(
     iso: IsoOptions,
     precision: RoundingOptions,
     plot: PlotOptions,
+    data: DataOptions,
     show: OutputOptions,
 ) -> None:
     """Compare activations: values, slopes, extremes, differences, what becomes of a normal input.
@@ -56,9 +58,18 @@ def command(
     """
     output = show.output()
     chosen, units = chosen_names(names, everything)
+    precision.check(units, data.source)
+    others = {
+        "--at": at, "--std": std != 1.0, "--expect": expected.expect, "--up": gated.up, "--iso-params": iso.iso_params,
+        "--against": precision.against, "--rounding": precision.rounding, "--plot": plot.plot,
+        "--plot-file": plot.plot_file, "a gated unit": units,
+    }  # fmt: skip
+    data.check(others, precision.rounding)
+    if data.source is not None:
+        data.run(chosen, output, precision.dtype)
+        return
     if units and expected.expect:
         raise FFNError("--expect is about functions of one number, not gated units", f"leave out {', '.join(units)}")
-    precision.check(units)
     plot.check(show.force, show.out)
     claims = expected.checked(chosen)
     xs = points(at) if at is not None else tuple(dict.fromkeys(one.x for one in claims)) or points(DEFAULT_AT)
@@ -66,7 +77,7 @@ def command(
     found = [facts(name, xs, std) for name in chosen]
     beside = gated_page.rows(units, xs, ups, std, widths)
     page = with_checked(answer(found, beside, ratios=at is not None), claims)
-    page = precision.extended(page, chosen, std)
+    page = precision.extended(page, chosen, std, data.device)
     output.show(_pictured(page, plot, output, (chosen, xs, precision.reference()), (units, xs, ups)))
     precision.judge(chosen)
     judge(claims)

@@ -37,10 +37,10 @@ class AgainstOptions:
         Text, option("--dtype", metavar="NAME,...", help=f"Round to these, default {DEFAULT_FORMATS}; fp32 too.")
     ] = None
 
-    def check(self, units: Sequence[str]) -> None:
+    def check(self, units: Sequence[str], source: str | None = None) -> None:
         """Raises FFNError for an option that is wrong or would do nothing, and for gated units; before computing."""
         self.reference()
-        if self.dtype is not None:
+        if self.dtype is not None and source is None:
             self.formats()
         if self.against is not None and units:
             raise FFNError("--against is for functions of one number, not gated units", f"leave out {', '.join(units)}")
@@ -65,7 +65,7 @@ class AgainstOptions:
 
         return formats(DEFAULT_FORMATS if self.dtype is None else self.dtype)
 
-    def extended(self, page: Answer, names: Sequence[str], std: float) -> Answer:
+    def with_differences(self, page: Answer, names: Sequence[str], std: float) -> Answer:
         """`page` with the difference of each of `names` (canonical, in the order of its rows) from --against."""
         reference = self.reference()
         if reference is None:
