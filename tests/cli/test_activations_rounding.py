@@ -146,7 +146,7 @@ def test_tolerance_decides_the_exit_code(call):
         (("--tolerance", "1"), 2, "--tolerance is for differences; say from what with --against NAME"),
         (("--against", "gelu", "--tolerance", "-1"), 2, "--tolerance must be a number from 0, got '-1'"),
         (("--against", "gelu", "--tolerance", "nan"), 2, "--tolerance must be a number from 0, got 'nan'"),
-        (("--device", "cuda"), 2, "--device says where --rounding computes; add --rounding"),
+        (("--device", "cuda"), 2, "--device says where --source and --rounding compute; add one of them"),
         (("--rounding", "--device", "tpu"), 2, "--device: unknown device 'tpu'; use cpu, cuda or cuda:1"),
         (("--rounding", "--device", "cuda:99"), 3, "--device cuda:99: this machine has no such GPU; use --device cpu"),
     ],
