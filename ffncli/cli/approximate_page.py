@@ -90,11 +90,20 @@ def plots(rows: Sequence[Row]) -> list[Plot]:
             curves.setdefault(row.activation, []).append(point)
         lines = [Series(name, sorted(points)) for name, points in curves.items()]
         widths = [row.d_ff_plain for row in own]
-        lines.append(Series("best line", [(min(widths), _height(own[0].floor)), (max(widths), _height(own[0].floor))]))
+        lines.append(
+            Series(
+                _straight(TARGETS[target].inputs),
+                [(min(widths), _height(own[0].floor)), (max(widths), _height(own[0].floor))],
+            )
+        )
         y = "median held-out rmse" if noisy else "rmse of the best seed"
         x = "d_ff" + (" (gated: of the plain block with as many parameters)" if any(r.gated for r in own) else "")
         out.append(Plot(f"{target}: error against width", x, y, lines, log_x=True, log_y=True, marks=True))
     return out
+
+
+def _straight(inputs: int) -> str:
+    return "best line" if inputs == 1 else "best plane"
 
 
 def _height(value: float | None) -> float:
@@ -118,8 +127,7 @@ def _target(question: Question, about: dict[str, Any], rows: Sequence[Row], seen
     where = f"{inputs} in [{low:.4g}, {high:.4g}], {about['samples']:,} samples"
     where += f" with noise {question.noise:g}" if question.noise else ""
     parts: list[Part] = [Heading(f"{about['name']}: {about['formula']}", f"{where}, {_counted(question.seeds)}")]
-    line = "best line" if about["inputs"] == 1 else "best plane"
-    parts.append((_noisy if question.noise else _exact)(rows, line))
+    parts.append((_noisy if question.noise else _exact)(rows, _straight(about["inputs"])))
     if any(row.gated and row.d_ff != row.d_ff_plain for row in rows):
         parts.append(Line("for: the plain width whose parameters a gated block comes nearest to", quiet=True))
     said = [one for one in seen if one.target == about["name"]]
