@@ -85,6 +85,7 @@ def keys(value: object) -> set[str]:
         ["params", "gpt2", "--iso-params", "--json"],
         ["trace", "8x16:swiglu", "--experts", "4", "--json"],
         ["verify", "--json"],
+        ["activations", "swiglu", "--iso-params", "--json"],
         ["trace", "gpt2", "--d-model", "4", "--d-ff", "8", "--layer", "all", "--json"],
         ["trace", "8x16:swiglu", "--experts", "4", "--json", "--explain", "experts[0,1],route[0,0]", "--depth", "2"],
         ["activations", "gelu", "relu", "--expect", "0=0", "--json"],

@@ -36,6 +36,12 @@ class Row:
     used_by: str = ""
     source: str = ""
     kinks: tuple[tuple[float, int], ...] = ()
+    stable: Function | None = None  # the same function without the cancellation that costs f its digits in a tail
+
+    @property
+    def accurate(self) -> Function:
+        """f to nearly all digits of float64, in the tails too: what errors are measured against."""
+        return self.stable or self.f
 
 
 # --- shared pieces ----------------------------------------------------------------------------------------------------
@@ -65,6 +71,10 @@ def _gelu(x: Any, m: Any) -> Any:
 
 def _gelu_slope(x: Any, m: Any) -> Any:
     return _cdf(x, m) + x * _INV_SQRT_2PI * m.exp(-0.5 * x * x)
+
+
+def _gelu_stable(x: Any, m: Any) -> Any:
+    return 0.5 * x * m.erfc(-x * _SQRT_HALF)  # of 1 + erf(x) nothing is left below -6
 
 
 def _tanh_argument(x: Any) -> Any:
@@ -130,9 +140,12 @@ def _laplace_slope(x: Any, m: Any) -> Any:
     return m.exp(-z * z) / (0.282095 * math.sqrt(2.0 * math.pi))
 
 
-def _clip10(x: Any, m: Any) -> Any:
-    y = _gelu(x, m)
-    return m.where(y > 10.0, _zero(x, m) + 10.0, y)
+def _clip10(gelu: Function) -> Function:
+    def clipped(x: Any, m: Any) -> Any:
+        y = gelu(x, m)
+        return m.where(y > 10.0, _zero(x, m) + 10.0, y)
+
+    return clipped
 
 
 _XIELU_BETA, _XIELU_EPS = 0.5, -1e-6
@@ -161,6 +174,7 @@ def _inverse_softplus(y: float) -> float:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 _HENDRYCKS = "Hendrycks & Gimpel 2016, arXiv:1606.08415"
+_SIGMA: Function = lambda x, m: m.sigmoid(x)  # noqa: E731
 _SIGMOID_SLOPE: Function = lambda x, m: m.sigmoid(x) * (1.0 - m.sigmoid(x))  # noqa: E731
 
 _ROWS = (
@@ -225,6 +239,7 @@ _ROWS = (
         ("gelu", {}),
         used_by="BERT, ViT, Falcon, Whisper",
         source=_HENDRYCKS,
+        stable=_gelu_stable,
     ),
     Row(
         "gelu_tanh",
@@ -235,6 +250,7 @@ _ROWS = (
         ("gelu", {"approximate": "tanh"}),
         used_by="GPT-2, GPT-3, T5 v1.1, Gemma, BLOOM, Phi-2",
         source=_HENDRYCKS,
+        stable=lambda x, m: x * m.sigmoid(2.0 * _tanh_argument(x)),
     ),
     Row(
         "quick_gelu",
@@ -248,11 +264,12 @@ _ROWS = (
     Row(
         "gelu_10",
         "min(x Φ(x), 10)",
-        _clip10,
+        _clip10(_gelu),
         lambda x, m: m.where(_gelu(x, m) <= 10.0, _gelu_slope(x, m), _zero(x, m)),
         ("gelu_clipped",),
         source="transformers ClippedGELU; arXiv:2004.09602",
         kinks=((10.0, 1),),
+        stable=_clip10(_gelu_stable),
     ),
     Row(
         "silu",
@@ -264,23 +281,8 @@ _ROWS = (
         used_by="Llama, Mistral, Qwen, DeepSeek, PaLM",
         source="Elfwing et al. 2017, arXiv:1702.03118",
     ),
-    Row(
-        "sigmoid",
-        "1 / (1 + e⁻ˣ)",
-        lambda x, m: m.sigmoid(x),
-        _SIGMOID_SLOPE,
-        ("logistic",),
-        ("sigmoid", {}),
-        used_by="GLU, MoE routers",
-    ),
-    Row(
-        "tanh",
-        "tanh(x)",
-        lambda x, m: m.tanh(x),
-        lambda x, m: 1.0 - m.tanh(x) * m.tanh(x),
-        (),
-        ("tanh", {}),
-    ),
+    Row("sigmoid", "1 / (1 + e⁻ˣ)", _SIGMA, _SIGMOID_SLOPE, ("logistic",), ("sigmoid", {}), used_by="GLU, MoE routers"),
+    Row("tanh", "tanh(x)", lambda x, m: m.tanh(x), lambda x, m: 1.0 - m.tanh(x) * m.tanh(x), (), ("tanh", {})),
     Row(
         "mish",
         "x tanh(softplus(x))",
@@ -302,13 +304,7 @@ _ROWS = (
         kinks=((-3.0, 1), (3.0, 1)),
     ),
     Row(
-        "softplus",
-        "log(1 + eˣ)",
-        _softplus,
-        lambda x, m: m.sigmoid(x),
-        (),
-        ("softplus", {"threshold": 40.0}),
-        source="Dugas et al. 2000",
+        "softplus", "log(1 + eˣ)", _softplus, _SIGMA, (), ("softplus", {"threshold": 40.0}), source="Dugas et al. 2000"
     ),
     Row(
         "sqrtsoftplus",
@@ -345,6 +341,7 @@ _ROWS = (
         (),
         used_by="MEGA",
         source="Ma et al. 2022, arXiv:2209.10655",
+        stable=lambda x, m: 0.5 * m.erfc(-_laplace_argument(x)),
     ),
     Row(
         "xielu",
@@ -368,6 +365,12 @@ GATED: dict[str, str] = {
     "geglu_tanh": "gelu_tanh",
 }  # fmt: skip
 
+# Gated units whose gate and up are limited too, spelling → name: a block says so by its limits (FFNSpec's clamp and
+# up_plus), so these name no activation of a block; `analysis/gated.py` has them whole.
+LIMITED: dict[str, str] = dict.fromkeys(
+    ("swiglu_oai", "swigluoai", "swiglu_clamped", "clamped_swiglu", "gpt_oss_swiglu"), "swiglu_oai"
+)
+
 
 def known_names() -> list[str]:
     """Every spelling a user may type, canonical names first."""
@@ -377,12 +380,18 @@ def known_names() -> list[str]:
 def resolve(name: str, field: str = "--activation") -> tuple[str, bool | None]:
     """(canonical name, gated) for any spelling; gated is True for the name of a gated unit, else None (not said).
 
-    Raises FFNError for an unknown name, with the nearest known ones. Names are looked up, never evaluated.
+    Raises FFNError for an unknown name, with the nearest known ones, and for one of LIMITED. Names are looked up, never
+    evaluated.
     """
     key = name.strip().lower().replace("-", "_")
     if key in GATED:
         return GATED[key], True
     if key in CANONICAL:
         return CANONICAL[key], None
+    if key in LIMITED:
+        raise FFNError(
+            f"{field}: {shown(name)} also limits gate and up, which the name of an activation cannot say",
+            f"a block that has it: gpt-oss-20b; the unit itself: ffn activations {LIMITED[key]}",
+        )
     hint = did_you_mean(key, known_names(), "known: " + ", ".join([*TABLE, *GATED]))
     raise FFNError(f"{field}: unknown activation {shown(name)}", hint)

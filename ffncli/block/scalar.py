@@ -27,6 +27,7 @@ SCALAR = SimpleNamespace(
     expm1=lambda x: math.inf if x >= 709.0 else math.expm1(x),
     log1p=math.log1p,
     erf=math.erf,
+    erfc=math.erfc,
     tanh=math.tanh,
     sqrt=math.sqrt,
     sigmoid=_sigmoid,

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from ffncli.block.activations import TABLE, resolve
+from ffncli.block.activations import TABLE
 from ffncli.block.analysis.facts import facts
+from ffncli.block.analysis.gated import split
+from ffncli.cli import gated_page
 from ffncli.cli.activations_page import answer
-from ffncli.cli.curves_page import curve_plots
+from ffncli.cli.data_options import DataOptions
 from ffncli.cli.expect_options import ExpectOptions, judge, with_checked
+from ffncli.cli.gated_options import GatedOptions
+from ffncli.cli.iso_options import IsoOptions
 from ffncli.cli.options import OutputOptions, above_zero, spread
 from ffncli.cli.plot_options import PlotOptions
 from ffncli.cli.points import points
+from ffncli.cli.rounding_options import RoundingOptions
 from ffncli.errors import FFNError
+from ffncli.show.output import Output
+from ffncli.show.parts import Answer
 
 _Names = Annotated[
     list[str] | None, typer.Argument(metavar="NAME", help="gelu, silu, swiglu, ...; default: what known models use.")
 ]
 IN_USE = ("relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "xielu")
 DEFAULT_AT = "-3:3:1"
+_Plain = tuple[Sequence[str], Sequence[float], str | None]
+_Gated = tuple[Sequence[str], Sequence[float], Sequence[float]]
 
 
 @spread
@@ -35,29 +45,60 @@ def command(
     ] = 1.0,
     everything: Annotated[bool, typer.Option("--all", help="Every activation of the table.")] = False,
     expected: ExpectOptions,
+    gated: GatedOptions,
+    iso: IsoOptions,
+    precision: RoundingOptions,
     plot: PlotOptions,
+    data: DataOptions,
     show: OutputOptions,
 ) -> None:
     """Compare activations: values, slopes, extremes, differences, what becomes of a normal input.
 
-    Try: ffn activations gelu silu --at -3:3:0.5
+    Try: ffn activations gelu silu --plot, ffn activations gelu_tanh --against gelu, ffn activations --source DIR
     """
     output = show.output()
-    chosen = chosen_names(names, everything)
+    chosen, units = chosen_names(names, everything)
+    precision.check(units, data.source)
+    others = {
+        "--at": at, "--std": std != 1.0, "--expect": expected.expect, "--up": gated.up, "--iso-params": iso.iso_params,
+        "--against": precision.against, "--rounding": precision.rounding, "--plot": plot.plot,
+        "--plot-file": plot.plot_file, "a gated unit": units,
+    }  # fmt: skip
+    data.check(others, precision.rounding)
+    if data.source is not None:
+        data.run(chosen, output, precision.dtype)
+        return
+    if units and expected.expect:
+        raise FFNError("--expect is about functions of one number, not gated units", f"leave out {', '.join(units)}")
     plot.check(show.force, show.out)
     claims = expected.checked(chosen)
     xs = points(at) if at is not None else tuple(dict.fromkeys(one.x for one in claims)) or points(DEFAULT_AT)
+    ups, widths = gated.ups(units, xs), iso.found(units)
     found = [facts(name, xs, std) for name in chosen]
-    page = with_checked(answer(found, ratios=at is not None), claims)
-    output.show(plot.extended(page, curve_plots(chosen, xs), output) if plot.wanted else page)
+    beside = gated_page.rows(units, xs, ups, std, widths)
+    page = with_checked(answer(found, beside, ratios=at is not None), claims)
+    page = precision.extended(page, chosen, std, data.device)
+    output.show(_pictured(page, plot, output, (chosen, xs, precision.reference()), (units, xs, ups)))
+    precision.judge(chosen)
     judge(claims)
 
 
-def chosen_names(names: list[str] | None, everything: bool) -> list[str]:
-    """Canonical names, each once: those asked for, all of them, or those in use. Raises FFNError for an unknown one."""
+def _pictured(page: Answer, plot: PlotOptions, output: Output, plain: _Plain, gated: _Gated) -> Answer:
+    """The page with the curves that were asked for, in it or in a file."""
+    if not plot.wanted:
+        return page
+    from ffncli.cli.curves_page import curve_plots, unit_plots
+
+    return plot.extended(page, [*curve_plots(*plain), *unit_plots(*gated)], output)
+
+
+def chosen_names(names: list[str] | None, everything: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Canonical names of plain functions, and of gated units: those asked for, every function, or those in use.
+
+    Raises FFNError for an unknown one.
+    """
     if everything and names:
         raise FFNError("--all and a NAME contradict each other", "give one or the other")
     if everything:
-        return list(TABLE)
-    asked = [part for text in names or IN_USE for part in text.split(",")]
-    return list(dict.fromkeys(resolve(name, "NAME")[0] for name in asked))
+        return tuple(TABLE), ()
+    return split(names or IN_USE)

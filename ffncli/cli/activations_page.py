@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ffncli.block.analysis.facts import CONVENTIONS, Facts
+from ffncli.block.analysis.operations import CONVENTION, operations
 from ffncli.block.analysis.shape import Shape
 from ffncli.block.units import NEAR_ZERO
+from ffncli.cli import gated_page
 from ffncli.show.parts import Answer, Line, Part
 from ffncli.show.tables import Fixed, Table
 
 
-def answer(found: Sequence[Facts], ratios: bool) -> Answer:
-    """A row per activation; `ratios` says whether people see f(x) / x too."""
+def answer(found: Sequence[Facts], gated: Sequence[Mapping[str, Any]], ratios: bool) -> Answer:
+    """A row per activation, then those of gated units (`gated_page.rows`); `ratios`: people see f(x) / x too."""
     rows = [row(one) for one in found]
-    flat = [{**{k: v for k, v in row.items() if k != "values"}, **_columns(row["values"])} for row in rows]
-    table = Table(tuple(flat[0]), [tuple(line.values()) for line in flat])
-    parts: list[Part] = [Table(("name", "formula"), [(one.name, one.formula) for one in found])]
-    parts += [_shapes(found), *_normal(found), *_values(found, ratios), _sources(found)]
-    return Answer("activations", {"rows": rows}, table, parts, CONVENTIONS)
+    flat = [_flat(row) for row in rows]
+    flat += [gated_page.flat(row) for row in gated]
+    columns = tuple(dict.fromkeys(key for line in flat for key in line))
+    table = Table(columns, [tuple(line.get(key) for key in columns) for line in flat])
+    parts: list[Part] = []
+    if found:
+        parts += [Table(("name", "formula"), [(one.name, one.formula) for one in found])]
+        parts += [_shapes(found), *_normal(found), *_values(found, ratios), _costs(found), _sources(found)]
+    parts += gated_page.parts(gated)
+    conventions = {**CONVENTIONS, "operations": CONVENTION} | (gated_page.CONVENTIONS if gated else {})
+    return Answer("activations", {"rows": [*rows, *gated]}, table, parts, conventions)
 
 
 def row(one: Facts) -> dict[str, Any]:
@@ -36,8 +44,15 @@ def row(one: Facts) -> dict[str, Any]:
         "monotone": s.monotone, "smoothness_at_0": one.smoothness_at_0, "kinks": list(one.kinks),
         "std": one.std, "zero_share": one.zero_share, "exact_zero_share": one.exact_zero_share,
         "mean": one.mean, "variance": one.variance, "gain": one.gain, "gradient_gain": one.gradient_gain,
+        "operations": operations(one.name).record(), "slope_operations": operations(one.name, slope=True).record(),
         "used_by": one.used_by or None, "source": one.source or None,
     }  # fmt: skip
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row for CSV: values as lists, one per key; of operations their total."""
+    counts = {key: row[key]["total"] for key in ("operations", "slope_operations")}
+    return {**{k: v for k, v in row.items() if k != "values"}, **counts, **_columns(row["values"])}
 
 
 def _columns(values: Sequence[dict[str, float | None]]) -> dict[str, list[float | None]]:
@@ -49,21 +64,27 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+_AT_0 = 1e-3  # a kink as near as that stands in the column "at 0"; xielu has one at -1e-6
+
+
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
 def _shapes(found: Sequence[Facts]) -> Table:
-    columns = ("name", "range", "lowest at", "Lipschitz", "steepest at", "monotone", "at 0", "kinks at")
-    rows = [
-        (
+    columns = ["name", "range", "lowest at", "Lipschitz", "steepest at", "monotone", "at 0"]
+    rows: list[list[Any]] = [
+        [
             one.name, _range(one.shape), _place(one.shape.minimum_at),
             "unbounded" if math.isinf(one.shape.lipschitz) else Fixed(one.shape.lipschitz),
             _place(one.shape.steepest_at), one.shape.monotone, _smoothness(one.smoothness_at_0),
-            ", ".join(f"{x:g}" for x in one.kinks) or "-",
-        )
+        ]
         for one in found
     ]  # fmt: skip
-    return Table(columns, rows, "Shape")
+    if any(abs(x) > _AT_0 for one in found for x in one.kinks):
+        columns.append("kinks at")
+        for line, one in zip(rows, found, strict=True):
+            line.append(", ".join(f"{x:g}" for x in one.kinks) or "-")
+    return Table(tuple(columns), [tuple(line) for line in rows], "Shape")
 
 
 def _range(s: Shape) -> str:
@@ -123,6 +144,11 @@ def _at(x: float) -> float | int:
 
 def _number(value: float | None) -> Fixed | None:
     return None if value is None else Fixed(value)
+
+
+def _costs(found: Sequence[Facts]) -> Table:
+    columns = ("name", "operations per element", "of its slope")
+    return Table(columns, [(o.name, *(operations(o.name, slope).text for slope in (False, True))) for o in found])
 
 
 def _sources(found: Sequence[Facts]) -> Table:

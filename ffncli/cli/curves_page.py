@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from ffncli.block.analysis.curve import Curve, curve
+from ffncli.block.analysis.gated import UNITS, GatedUnit, factor
 from ffncli.show.plots import Plot, Series
 
 STEPS = 240
@@ -35,6 +36,27 @@ def curve_plots(names: Sequence[str], at: Sequence[float], against: str | None =
         others = [name for name in names if name != against]
         plots += [difference_plot(others[i : i + MOST_CURVES], against, at) for i in range(0, len(others), MOST_CURVES)]
     return plots
+
+
+def unit_plots(names: Sequence[str], at: Sequence[float], ups: Sequence[float]) -> list[Plot]:
+    """The values of gated units over the gate, and their slopes by it, at each value of up; 8 curves to a frame."""
+    plots = []
+    pairs = [(UNITS[name], up) for name in names for up in ups]
+    for title, y, slope in (("Gated units", "y", False), ("Slopes by the gate", "∂y/∂gate", True)):
+        for start in range(0, len(pairs), MOST_CURVES):
+            lines = [
+                Series(
+                    unit.name if len(ups) == 1 else f"{unit.name} at up {up:g}",
+                    _points([factor(unit.gate)], _over_gate(unit, up, slope), at, jumps=int(slope)),
+                )
+                for unit, up in pairs[start : start + MOST_CURVES]
+            ]
+            plots.append(Plot(f"{title} at up = {', '.join(f'{up:g}' for up in ups)}", "gate", y, lines))
+    return plots
+
+
+def _over_gate(unit: GatedUnit, up: float, slope: bool) -> Function:
+    return (lambda gate: unit.slopes(gate, up)[0]) if slope else (lambda gate: unit.value(gate, up))
 
 
 def difference_plot(names: Sequence[str], against: str, at: Sequence[float]) -> Plot:

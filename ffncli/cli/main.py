@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "trace": ("ffncli.cli.trace", "Run a block step by step and print every intermediate."),
     "params": ("ffncli.cli.params", "Count parameters, FLOPs and bytes, per layer and in total."),
     "activations": ("ffncli.cli.activations", "Compare activations: values, slopes, extremes, differences."),
+    "approximate": ("ffncli.cli.approximate", "Train blocks of growing width on a function: how well they fit."),
     "verify": ("ffncli.cli.verify", "Prove that ways of computing a block agree."),
     "models": ("ffncli.cli.models", "List the known models, with their sources."),
     "compare": ("ffncli.cli.compare", "Compare two saved traces: the first step that departs, and why."),

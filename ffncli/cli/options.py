@@ -191,7 +191,7 @@ class TokenListOptions:
 
 
 @dataclass(frozen=True)
-class PlaceOptions:
+class InputOptions:
     """--layer, --input and their kin: what is run, on what, where."""
 
     layer: Annotated[Text, _run("--layer", metavar="I", help="Layer from 0; decoder.3 where there are two stacks.")] = (
@@ -200,7 +200,6 @@ class PlaceOptions:
     input: Annotated[Text, _run("--input", metavar="X", help="arange, randn, zeros, ones, 0.1,0.2,..., FILE or -.")] = (
         None
     )
-    dtype: Annotated[Text, _run("--dtype", metavar="NAME", help="Compute in fp32 (default), fp64, bf16, fp16.")] = None
     device: Annotated[str, _run("--device", metavar="WHERE", help="cpu, cuda or cuda:1.")] = "cpu"
     seed: Annotated[
         Count, _run("--seed", metavar="N", parser=natural("--seed"), help="For random weights and input, default 0.")
@@ -208,6 +207,13 @@ class PlaceOptions:
     threads: Annotated[
         Count, _run("--threads", metavar="N", parser=positive("--threads", 4096), help="CPU threads.")
     ] = None
+
+
+@dataclass(frozen=True)
+class PlaceOptions(InputOptions):
+    """The same, and in which dtype."""
+
+    dtype: Annotated[Text, _run("--dtype", metavar="NAME", help="Compute in fp32 (default), fp64, bf16, fp16.")] = None
 
 
 @dataclass(frozen=True)

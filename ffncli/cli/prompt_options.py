@@ -1,16 +1,16 @@
-"""Options of `ffn trace` that run a real model: what it is given, and what is looked at."""
+"""Options that run a real model: what it is given, and what `ffn trace` looks at."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ffncli.cli.options import DimensionOptions, RunOptions, TokenOptions, natural, positive
+from ffncli.cli.options import DimensionOptions, InputOptions, RunOptions, TokenOptions, natural, positive
 from ffncli.errors import FFNError, shown
-from ffncli.models.runnable import folder_of
 
 if TYPE_CHECKING:
     from ffncli.models.examples import Example
@@ -30,27 +30,23 @@ def _ids(text: str) -> tuple[int, ...]:
     return tuple(map(natural("--input-ids", 2**31 - 1), words))
 
 
+def input_options(place: InputOptions, tokens: TokenOptions) -> dict[str, object]:
+    """The options that make an FFN's input without any model, each with what was given."""
+    return {"--input": place.input, "--tokens": tokens.tokens, "--batch": tokens.batch, "--seq-len": tokens.seq_len}
+
+
 @dataclass(frozen=True)
-class PromptOptions:
-    """--prompt and its kin."""
+class GivenOptions:
+    """--prompt, --input-ids and --position: what the model reads, and which of that is looked at."""
 
     prompt: Annotated[
-        str | None, _model("--prompt", metavar="TEXT", help="Run the model on it; trace what enters the FFN.")
+        str | None, _model("--prompt", metavar="TEXT", help="Run the model on it: what then enters its FFN.")
     ] = None
     input_ids: Annotated[
         Any, _model("--input-ids", metavar="N,...", parser=_ids, help="Token numbers instead of a prompt.")
     ] = None
     position: Annotated[
         str | None, _model("--position", metavar="I,...", help="Which tokens: -1 (the last), 0,3 or 2:5; default all.")
-    ] = None
-    unembed: Annotated[bool, _model("--unembed", help="The tokens that the FFN's output promotes.")] = False
-    neuron: Annotated[
-        int | None,
-        _model("--neuron", metavar="I", parser=natural("--neuron"), help="With --unembed: of one hidden unit."),
-    ] = None
-    top_tokens: Annotated[
-        int | None,
-        _model("--top-tokens", metavar="N", parser=positive("--top-tokens"), help="With --unembed: how many, 10."),
     ] = None
 
     @property
@@ -69,6 +65,28 @@ class PromptOptions:
 
         return Asked(self.prompt, self.input_ids, self.position)
 
+    def check_given(self, made: Mapping[str, object]) -> None:
+        """Raises FFNError for a prompt beside token numbers, or beside an option of `made`, which make the input."""
+        if self.prompt is not None and self.input_ids is not None:
+            raise FFNError("--prompt contradicts --input-ids", "give one")
+        if self.runs_model and (said := next((name for name, value in made.items() if value is not None), None)):
+            raise FFNError(f"{said} contradicts {self.option}", "the model makes the FFN's input")
+
+
+@dataclass(frozen=True)
+class PromptOptions(GivenOptions):
+    """The same, and --unembed and its kin."""
+
+    unembed: Annotated[bool, _model("--unembed", help="The tokens that the FFN's output promotes.")] = False
+    neuron: Annotated[
+        int | None,
+        _model("--neuron", metavar="I", parser=natural("--neuron"), help="With --unembed: of one hidden unit."),
+    ] = None
+    top_tokens: Annotated[
+        int | None,
+        _model("--top-tokens", metavar="N", parser=positive("--top-tokens"), help="With --unembed: how many, 10."),
+    ] = None
+
     def prepare(self, model: Model, request: Request, example: Example | None) -> tuple[Prepared, tuple[Token, ...]]:
         """A layer ready to run: on what enters it in the model, with the tokens; else on the request's input."""
         if self.runs_model:
@@ -83,6 +101,8 @@ class PromptOptions:
         self, model: Model, run: RunOptions, experts: frozenset[int] | None, vocab: int | None = None
     ) -> None:
         """Raises FFNError for what the model or its layer cannot answer, before anything large is loaded."""
+        from ffncli.models.runnable import folder_of
+
         if self.runs_model:
             folder_of(model, self.option)
             if vocab:
@@ -106,8 +126,7 @@ class PromptOptions:
 
     def check(self, run: RunOptions, tokens: TokenOptions, dimensions: DimensionOptions) -> None:
         """Raises FFNError for options that contradict each other, or that say something to nobody."""
-        if self.prompt is not None and self.input_ids is not None:
-            raise FFNError("--prompt contradicts --input-ids", "give one")
+        self.check_given(input_options(run, tokens))
         if not self.unembed:
             for option, value in (("--neuron", self.neuron), ("--top-tokens", self.top_tokens)):
                 if value is not None:
@@ -116,9 +135,6 @@ class PromptOptions:
             if self.position is not None and not self.unembed:
                 raise FFNError("--position needs --prompt, --input-ids or --unembed")
             return
-        others = {"--input": run.input, "--tokens": tokens.tokens, "--batch": tokens.batch, "--seq-len": tokens.seq_len}
-        if said := next((name for name, value in others.items() if value is not None), None):
-            raise FFNError(f"{said} contradicts {self.option}", "the model makes the FFN's input")
         if changed := [f.name for f in fields(dimensions) if getattr(dimensions, f.name) is not None]:
             name = changed[0].replace("_", "-")
             raise FFNError(f"--{name} contradicts {self.option}", "the model is run as it is")

@@ -7,6 +7,7 @@ overwritten by a step that is elementwise, where the caller allows it: of three 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -93,10 +94,8 @@ def execute(
         else:
             own = {name.rpartition(".")[2]: weights[name] for name in step.parameters()}
             last = [known[name] for name in step.inputs if name in free and last_use[name] == at]
-            try:
+            with possible(step, arguments[0]):
                 result, fresh = _result(step, own, arguments, mode, last)
-            except NotImplementedError:  # torch: "…" not implemented for 'Half'
-                raise _impossible(step, arguments[0]) from None
             del last
         if not fresh:
             free -= set(step.inputs)
@@ -122,11 +121,15 @@ def run(
     return tensor
 
 
-def _impossible(step: Step, x: Tensor) -> FFNError:
-    """What torch cannot compute in this dtype on this device."""
-    dtype = str(x.dtype).removeprefix("torch.")
-    message = f"step '{step.output}' cannot be computed in {dtype} on {x.device.type}: torch has no code for it"
-    return FFNError(message, "use --dtype fp32", ExitCode.ENVIRONMENT)
+@contextmanager
+def possible(step: Step, x: Tensor) -> Iterator[None]:
+    """Says as an FFNError what torch cannot compute in this dtype on this device."""
+    try:
+        yield
+    except NotImplementedError:  # torch: "…" not implemented for 'Half'
+        dtype = str(x.dtype).removeprefix("torch.")
+        message = f"step '{step.output}' cannot be computed in {dtype} on {x.device.type}: torch has no code for it"
+        raise FFNError(message, "use --dtype fp32", ExitCode.ENVIRONMENT) from None
 
 
 def _result(
@@ -138,7 +141,7 @@ def _result(
         for over in last:
             if tuple(over.shape) == shape and all(tensor.dtype == over.dtype for tensor in x):
                 return _overwrite(over, step, own, x, mode), True
-    result = _apply(step, own, x, mode)
+    result = apply(step, own, x, mode)
     return result, not isinstance(step.op, AllReduce) and all(result is not tensor for tensor in x)
 
 
@@ -153,17 +156,18 @@ def _overwrite(over: Tensor, step: Step, own: Mapping[str, Tensor], x: Sequence[
     size = max(1, _CHUNK // max(1, width))
     for start in range(0, out.shape[0], size):
         part = slice(start, start + size)
-        out[part] = _apply(step, own, [tensor[part] for tensor in parts], mode)
+        out[part] = apply(step, own, [tensor[part] for tensor in parts], mode)
     return over
 
 
-def _apply(step: Step, own: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode) -> Tensor:
+def apply(step: Step, own: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode = EVAL) -> Tensor:
+    """The output of one step that is no Experts; `own` are its parameters by their last names."""
     op: Op = step.op
     match op:
         case Linear():
             return functional.linear(x[0], own["weight"], own.get("bias"))
         case Activation():
-            return _activation(op, own, x[0])
+            return activation(op, own, x[0])
         case Multiply():
             out = x[0]
             for factor in x[1:]:
@@ -183,7 +187,8 @@ def _apply(step: Step, own: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mod
             raise AssertionError(f"execute has no arm for {type(op).__name__}")
 
 
-def _activation(op: Activation, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def activation(op: Activation, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """f(clip(x)) + plus, with what f learns in `own`."""
     if op.low is not None or op.high is not None:
         x = x.clamp(op.low, op.high)
     y = function(op.function, own)(x)
@@ -261,19 +266,52 @@ def _experts(
     """Run the program of every chosen expert on the tokens routed to it; returns the mixed output."""
     x, chosen = arguments
     flat, share = x.flatten(0, -2), chosen.flatten(0, -2)
-    out = torch.zeros(*flat.shape[:-1], step.op.shape(tuple(flat.shape))[-1], dtype=flat.dtype, device=flat.device)
+    out = unmixed(op, flat, share)
     (entry,) = block_inputs(op.program)
-    if op.identity:
-        out += flat * share[:, op.experts.size :].sum(-1, keepdim=True)
-    for e in share[:, : op.experts.size].any(0).nonzero().flatten().tolist():
-        tokens = share[:, e].nonzero().flatten()
-        weight = share[tokens, e, None]
-        own = {name: weights[name][e] for name in op.parameters()}
-        received = flat[tokens] * weight if op.weigh == "input" else flat[tokens]
-        result, prefix = received, f"{step.output}.{e}."
+    for one in received(op, flat, share, weights):
+        result, prefix = one.x, f"{step.output}.{one.expert}."
         kept = None if keep is None else frozenset(n.removeprefix(prefix) for n in keep if n.startswith(prefix))
-        for event in execute(op.program, own, {entry: received}, mode, kept):
+        for event in execute(op.program, one.weights, {entry: one.x}, mode, kept):
             result = event.tensor
-            yield Event(prefix + event.name, event.step, event.tensor, e, tokens)
-        out.index_add_(0, tokens, result * weight if op.weigh == "output" else result)
+            yield Event(prefix + event.name, event.step, event.tensor, one.expert, one.tokens)
+        mix(out, one, result)
     return out.reshape(*x.shape[:-1], out.shape[-1])
+
+
+@dataclass(frozen=True)
+class Received:
+    """What one expert gets: flat indices of its tokens, their rows, its own weights.
+
+    `share` [rows, 1] multiplies what it makes of them; None where the rows have been multiplied by it.
+    """
+
+    expert: int
+    tokens: Tensor
+    x: Tensor
+    share: Tensor | None
+    weights: Mapping[str, Tensor]
+
+
+def received(op: Experts, x: Tensor, route: Tensor, weights: Mapping[str, Tensor]) -> Iterator[Received]:
+    """One after the other, the experts that get any of the tokens x [tokens, d] by their route [tokens, experts]."""
+    for e in route[:, : op.experts.size].any(0).nonzero().flatten().tolist():
+        tokens = route[:, e].nonzero().flatten()
+        share = route[tokens, e, None]
+        own = {name: weights[name][e] for name in op.parameters()}
+        if op.weigh == "input":
+            yield Received(e, tokens, x[tokens] * share, None, own)
+        else:
+            yield Received(e, tokens, x[tokens], share, own)
+
+
+def unmixed(op: Experts, x: Tensor, route: Tensor) -> Tensor:
+    """The output [tokens, d] before any expert: zeros, and what goes to those experts that are identities."""
+    out = torch.zeros(x.shape[0], op.shape(tuple(x.shape))[-1], dtype=x.dtype, device=x.device)
+    if op.identity:
+        out += x * route[:, op.experts.size :].sum(-1, keepdim=True)
+    return out
+
+
+def mix(out: Tensor, one: Received, result: Tensor) -> None:
+    """Add what an expert made of its rows to the output of its tokens."""
+    out.index_add_(0, one.tokens, result if one.share is None else result * one.share)

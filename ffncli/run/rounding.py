@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 
 def ulp(value: float, dtype: torch.dtype) -> float:
@@ -18,6 +19,13 @@ def ulp(value: float, dtype: torch.dtype) -> float:
     limits = torch.finfo(dtype)
     _, exponent = math.frexp(max(abs(value), limits.tiny))  # |value| in [2^(exponent-1), 2^exponent)
     return math.ldexp(limits.eps, exponent - 1)
+
+
+def ulp_each(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """`ulp` of every one of finite float64 values, in float64."""
+    limits = torch.finfo(dtype)
+    _, exponents = torch.frexp(values.abs().clamp(min=limits.tiny))
+    return torch.ldexp(torch.full_like(values, limits.eps), exponents - 1)
 
 
 def ulps(value: float, reference: float, dtype: torch.dtype) -> float:

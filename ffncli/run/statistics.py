@@ -173,14 +173,14 @@ def _count(sums: _Sums, piece: Tensor, low: float, high: float, scratch: Tensor)
         rest, difference = int(torch.dot(scratch, scratch)), int(scratch.sum())
         sums.zeros += n - rest
         sums.negatives += (rest - difference) // 2
-    bound = _near_zero(piece.dtype)
+    bound = near_zero(piece.dtype)
     if low <= bound and high >= -bound:
         torch.ops.aten.hardshrink.out(piece, bound, out=scratch)
         scratch.sign_()
         sums.near += n - int(torch.dot(scratch, scratch))
 
 
-def _near_zero(dtype: torch.dtype) -> float:
+def near_zero(dtype: torch.dtype) -> float:
     """NEAR_ZERO as a value of this type: what prints as 0.001 is near."""
     return torch.tensor(NEAR_ZERO, dtype=dtype).item()
 
@@ -201,15 +201,24 @@ def _pivot(flat: Tensor) -> float:
 def _histogram(flat: Tensor, width: int, low: float, high: float) -> tuple[tuple[int, ...], int]:
     """(counts in equal bins from `low` to `high`, stride). In large tensors every stride-th value stands for all.
 
-    Binning costs more than all else together. The stride shares no factor with the rows' width: all columns are met.
+    Binning costs more than all else together.
     """
-    stride = max(1, -(-flat.numel() // _MOST_IN_HISTOGRAM))
-    if not low < high:
-        return (), stride
+    stride = stride_of(flat.numel(), width)
+    return (histogram(flat[::stride], low, high) if low < high else ()), stride
+
+
+def stride_of(values: int, width: int) -> int:
+    """Every how manieth of so many values is binned. It shares no factor with the rows' width: all columns are met."""
+    stride = max(1, -(-values // _MOST_IN_HISTOGRAM))
     while stride > 1 and gcd(stride, width) > 1:
         stride += 1
-    sample = flat[::stride].double()
+    return stride
+
+
+def histogram(sample: Tensor, low: float, high: float) -> tuple[int, ...]:
+    """How many finite values of a flat tensor lie in each of BINS equal bins from `low` to `high`, the last with it."""
+    sample = sample.double()
     sample = sample[sample.isfinite()]
     half = 1.0 if isfinite(high - low) else 0.5
     sample = (sample * half - low * half) / (high * half - low * half)
-    return tuple(int(n) for n in torch.histc(sample, BINS, 0.0, 1.0).tolist()), stride
+    return tuple(int(n) for n in torch.histc(sample, BINS, 0.0, 1.0).tolist())

@@ -76,9 +76,7 @@ def survey(model: Model, request: Request, asked: Asked | None = None, top: int 
 
     With a prompt the model runs once; as soon as a layer has run, its own weights are read and run beside it.
     """
-    layers, silent = layers_of(model), tuple[str, ...]()
-    if asked is not None and model.model_type == "whisper":  # its encoder takes sound
-        layers, silent = [layer for layer in layers if layer.stack == "decoder"], ("a prompt cannot reach the encoder",)
+    layers = layers_of(model)
     rows: dict[Layer, LayerRow] = {}
     tokens: dict[str, tuple[Token, ...]] = {}
     if asked is None:
@@ -98,6 +96,7 @@ def survey(model: Model, request: Request, asked: Asked | None = None, top: int 
         rows[layer] = survey_layer(layer, ready.steps, ready.weights, ready.inputs, leaving, top)
         tokens[layer.stack] = given
 
+    layers, silent = reached(model, layers)
     notes = run_model(model, layers, asked, request, seen)
     return Survey(tuple(rows[layer] for layer in layers if layer in rows), tokens, (*silent, *notes))
 
@@ -109,6 +108,13 @@ def layers_of(model: Model) -> list[Layer]:
     stacks = list(dict.fromkeys(group.stack for group in model.groups))
     every = [Layer(group.stack, index, group.spec) for group in model.groups for index in group.layers]
     return sorted(every, key=lambda layer: (stacks.index(layer.stack), layer.index))
+
+
+def reached(model: Model, layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]:
+    """(those of the layers that a prompt can reach, what there is to say of the others): Whisper's encoder hears."""
+    if model.model_type != "whisper" or all(layer.stack == "decoder" for layer in layers):
+        return list(layers), ()
+    return [layer for layer in layers if layer.stack == "decoder"], ("a prompt cannot reach the encoder",)
 
 
 def survey_layer(

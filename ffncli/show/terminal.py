@@ -80,22 +80,23 @@ class Terminal:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        if not first:
-            self.console.print()
-        if table.title:
-            self.console.print(Text(self._fit(table.title), "bold"))
         texts = [[self._fit(cell) for cell in row] for row in table.texts()]
         names = [self._fit(name) for name in table.columns]
         widest = [max([width(c), *(width(row[i]) for row in texts)]) for i, c in enumerate(names)]
         natural = sum(widest) + 2 * (len(widest) - 1)
-        if natural > self.console.width and len(table.columns) > 2:
-            fitting = self._fitting(widest) if table.side_by_side else 1
-            if fitting < 2:
-                self._vertical(names, texts)
-                return
-            for part in table.parts(fitting):
+        wide = natural > self.console.width and len(table.columns) > 2
+        fitting = self._fitting(widest) if wide and table.side_by_side else 1
+        if fitting > 1:
+            for part in table.parts(fitting):  # each with the title
                 self._table(part, first)
                 first = False
+            return
+        if not first:
+            self.console.print()
+        if table.title:
+            self.console.print(Text(self._fit(table.title), "bold"))
+        if wide:
+            self._vertical(names, texts)
             return
         # Only a table of two columns (name, text) may wrap: its text folds, nothing is cut.
         rich = RichTable(

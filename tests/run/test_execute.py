@@ -344,7 +344,7 @@ def test_a_dtype_that_the_device_cannot_compute_is_said(monkeypatch):
     def refuse(*_, **__):
         raise NotImplementedError("\"silu_cpu\" not implemented for 'Half'")
 
-    monkeypatch.setattr("ffncli.run.execute._activation", refuse)
+    monkeypatch.setattr("ffncli.run.execute.activation", refuse)
     block = steps(FFNSpec(8, 16, "swiglu"))
     weights = random_weights(block, generator(), torch.float16)
     with pytest.raises(FFNError, match="step 'act' cannot be computed in float16 on cpu") as error:

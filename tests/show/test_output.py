@@ -250,6 +250,8 @@ def test_columns_side_by_side_become_several_tables(monkeypatch):
     assert len(re.findall(r"^\x1b\[1mtotal", text, re.M)) == 4
     heads = [line.split() for line in screen(monkeypatch, 24, table, color=False).splitlines() if "quantity" in line]
     assert heads == [["quantity", "one", "two"], ["quantity", "three", "four"]]
+    titles = [line for line in screen(monkeypatch, 24, table, color=False).splitlines() if line == "T"]
+    assert len(titles) == 2  # one each, and none before them
     assert table.parts(3)[1].columns == ("quantity", "three", "four")
 
 

@@ -32,4 +32,5 @@ def curve(name: str) -> Curve:
     """The curve of a canonical name (a key of `activations.TABLE`)."""
     row = TABLE[name]
     m = with_learned(SCALAR, row.learned) if row.learned else SCALAR
-    return Curve(row, lambda x: row.f(x, m), lambda x: row.slope(x, m))
+    f = row.accurate
+    return Curve(row, lambda x: f(x, m), lambda x: row.slope(x, m))

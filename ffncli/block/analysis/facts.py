@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ffncli.block.activations import resolve
 from ffncli.block.analysis.curve import curve
 from ffncli.block.analysis.quadrature import expectation
 from ffncli.block.analysis.shape import Shape, exact_zero_share, near_zero_share, shape
@@ -70,8 +71,7 @@ def facts(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
 
     Raises FFNError for a std that is not between NARROWEST and WIDEST.
     """
-    if not NARROWEST <= std <= WIDEST:
-        raise FFNError(f"--std must be from {NARROWEST:g} to {WIDEST:g}, got {std:g}")
+    check_width(std)
     c = curve(name)
     mean = expectation(c.f, std, c.kinks)
     variance = expectation(lambda x: (c.f(x) - mean) ** 2, std, c.kinks)
@@ -82,6 +82,23 @@ def facts(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
         std, near_zero_share(c, std), exact_zero_share(c, std), mean, variance,
         std / math.sqrt(variance + mean * mean), 1.0 / math.sqrt(slope_square), c.row.used_by, c.row.source,
     )  # fmt: skip
+
+
+def activation(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
+    """The facts of an activation by any of its names, `gelu_new` for one.
+
+    Raises FFNError as `facts`, and for an unknown name or that of a gated unit.
+    """
+    canonical, gated = resolve(name, "name")
+    if gated:
+        raise FFNError(f"{name} is a gated unit, a function of two inputs", f"its gate's function is {canonical}")
+    return facts(canonical, at, std)
+
+
+def check_width(std: float) -> None:
+    """Raises FFNError for a std that is not between NARROWEST and WIDEST."""
+    if not NARROWEST <= std <= WIDEST:
+        raise FFNError(f"--std must be from {NARROWEST:g} to {WIDEST:g}, got {std:g}")
 
 
 def _value(value: float, slope: float, x: float) -> Value:

@@ -61,9 +61,9 @@ def near_zero_share(c: Curve, std: float = 1.0, bound: float = NEAR_ZERO) -> flo
     for (a, at_a), (b, at_b) in pairwise(zip(xs, values, strict=True)):
         marks.append((a, abs(at_a) > bound))
         if at_a * at_b < 0:
-            marks.append((_bisect(c.f, a, b), False))
+            marks.append((bisect(c.f, a, b), False))
     marks.append((xs[-1], abs(values[-1]) > bound))
-    edges = [_bisect(beyond, a, b) for (a, above), (b, after) in pairwise(marks) if above != after]
+    edges = [bisect(beyond, a, b) for (a, above), (b, after) in pairwise(marks) if above != after]
     ends = [-math.inf, *edges, math.inf]
     quiet = [(a, b) for i, (a, b) in enumerate(pairwise(ends)) if (i % 2 == 1) == marks[0][1]]
     return math.fsum(normal_share(a, b, std) for a, b in quiet)
@@ -94,7 +94,7 @@ def _turns(c: Curve, xs: list[float], slopes: list[float]) -> list[float]:
     signed = [(x, slope) for x, slope in zip(xs, slopes, strict=True) if slope != 0.0]
     for (a, before), (b, after) in pairwise(signed):
         if before * after < 0 and not any(a < k < b for k in c.kinks):
-            out.append(_bisect(c.slope, a, b))
+            out.append(bisect(c.slope, a, b))
     return out
 
 
@@ -121,11 +121,11 @@ def _steepest(c: Curve, xs: list[float], sizes: list[float]) -> tuple[float, flo
     if beside:
         return best, beside[0]
     at = xs.index(places[0])
-    x = _golden(lambda x: abs(c.slope(x)), xs[at - 1], xs[at + 1])
+    x = golden(lambda x: abs(c.slope(x)), xs[at - 1], xs[at + 1])
     return (abs(c.slope(x)), x) if abs(c.slope(x)) > best else (best, places[0])
 
 
-def _bisect(g: Callable[[float], float], low: float, high: float) -> float:
+def bisect(g: Callable[[float], float], low: float, high: float) -> float:
     """A zero of g between two places of different sign, to the last bit."""
     rising = g(high) > 0
     for _ in range(200):
@@ -139,7 +139,7 @@ def _bisect(g: Callable[[float], float], low: float, high: float) -> float:
     return min(low, high, key=lambda x: abs(g(x)))
 
 
-def _golden(g: Callable[[float], float], low: float, high: float) -> float:
+def golden(g: Callable[[float], float], low: float, high: float) -> float:
     """Where g, with one maximum between low and high, has it; to the square root of float64's precision."""
     a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     at_a, at_b = g(a), g(b)

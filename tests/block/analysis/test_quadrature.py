@@ -62,9 +62,11 @@ def test_widths_from_narrow_to_wide(name, exact, std):
         {0.0, *(s * end * scale for s in (-1, 1) for end in (1, 3, 6, 12) for scale in (1, 5, std, std / 30))}
     )
     marks = [-12 * std, *(m for m in marks if abs(m) < 12 * std), 12 * std]
-    with mpmath.workdps(25):
-        value = float(mpmath.quad(lambda x: exact(x) ** 2 * mpmath.npdf(x, 0, std), marks))
-    assert expectation(lambda x: c.f(x) ** 2, std, c.kinks) == pytest.approx(value, rel=1e-10)
+    for power in (1, 2):
+        with mpmath.workdps(25):
+            value = float(mpmath.quad(lambda x, p=power: exact(x) ** p * mpmath.npdf(x, 0, std), marks))
+        found = expectation(lambda x, p=power: c.f(x) ** p, std, c.kinks)
+        assert found == pytest.approx(value, rel=1e-8), power
 
 
 def test_weights_sum_to_one_and_stand_in_order():
@@ -83,3 +85,9 @@ def test_shares_of_a_normal_input():
         with mpmath.workdps(60):
             exact = float(mpmath.ncdf(high) - mpmath.ncdf(low))
         assert normal_share(low, high) == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("std", [0.3, 1.0, 50.0])
+def test_a_jump_is_no_obstacle_where_it_is_known(std):
+    found = expectation(lambda x: float(x > 0.7), std, (0.7,))
+    assert found == pytest.approx(normal_share(0.7, math.inf, std), abs=1e-13)

@@ -1,0 +1,67 @@
+"""How long `ffn approximate --target sin --d-ff 1,4,16,64` takes, and whether its errors do what theory says.
+
+What: the wall and processor time of the whole process, default activations and seeds, and four marks: under 30 seconds;
+gelu's error at width 64 at most a hundredth of that at width 1; identity's nowhere below the best straight line, nor
+more than a thousandth above it; a second run the same bytes.
+
+Limits: one machine's wall time, with whatever else it does; nothing is compared with another program.
+
+    python benchmarks/approximate.py [--save FILE]
+
+The exit code is 1 where a mark is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+
+from common import machine, save
+
+COMMAND = ["approximate", "--target", "sin", "--d-ff", "1,4,16,64", "--json"]
+LIMIT_S, FALL, NEAR = 30.0, 100.0, 1.001
+
+
+def timed() -> tuple[bytes, float, float]:
+    """(what the command prints, wall seconds, processor seconds)."""
+    before, start = os.times(), time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", "ffncli", *COMMAND], capture_output=True, check=False)
+    wall, after = time.perf_counter() - start, os.times()
+    if done.returncode != 0:
+        raise SystemExit(f"ffn {' '.join(COMMAND)} failed:\n{done.stderr.decode(errors='replace')}")
+    used = sum(getattr(after, n) - getattr(before, n) for n in ("children_user", "children_system"))
+    return done.stdout, wall, used
+
+
+def main() -> int:
+    """Run twice, print, save; 1 where a mark is missed."""
+    parser = argparse.ArgumentParser(description="Time and marks of ffn approximate.")
+    parser.add_argument("--save", metavar="FILE", help="write the marks there as CSV")
+    options = parser.parse_args()
+    about = machine("torch")
+    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    (first, wall, used), (second, again, _) = timed(), timed()
+    rows = {(row["activation"], row["d_ff_plain"]): row for row in json.loads(first)["rows"]}
+    gelu = rows["gelu", 1]["rmse"] / rows["gelu", 64]["rmse"]
+    line = [row["rmse"] / row["floor"] for (name, _), row in rows.items() if name == "identity"]
+    print(f"ffn {' '.join(COMMAND)}: {wall:.1f} s, again {again:.1f} s; {used:.1f} s of processor; {len(rows)} rows")
+    marks = [
+        ("seconds", wall, f"under {LIMIT_S:g}", wall < LIMIT_S),
+        ("gelu: error at width 1 over that at 64", gelu, f"at least {FALL:g}", gelu >= FALL),
+        ("identity: least error over the best line's", min(line), "not below 1", min(line) >= 1 - 1e-9),
+        ("identity: largest error over the best line's", max(line), f"at most {NEAR:g}", max(line) <= NEAR),
+        ("the same bytes again", first == second, "true", first == second),
+    ]
+    for name, value, demanded, passed in marks:
+        print(f"{name:<46} {value:>12.6g}  {demanded:<14}  {'pass' if passed else 'MISS'}")
+    if options.save:
+        save(options.save, ("mark", "value", "demanded", "passed"), marks, about)
+    return int(not all(passed for *_, passed in marks))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""What a gated unit does: its range, how steep it is, what it makes of normal inputs. No sampling.
+
+Gate and up are independent and normal, N(0, std²) each, as two projections of one input are at initialisation; then
+every moment of a(g) · b(u) is a product of two integrals over one variable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ffncli.block.activations import Row
+from ffncli.block.analysis.curve import Curve
+from ffncli.block.analysis.facts import check_width
+from ffncli.block.analysis.gated import GatedUnit, factor
+from ffncli.block.analysis.quadrature import expectation, normal_share
+from ffncli.block.analysis.shape import Shape, exact_zero_share, shape
+from ffncli.block.units import NEAR_ZERO
+
+_INF = math.inf
+_FAR = 2.0**20
+CONVENTIONS = {
+    "gate, up": "of a gated unit: independent, both normal of mean 0 and that std; slope is by gate, slope_up by up",
+    "growth": "of a gated unit: the power with which it grows along gate = up",
+    "linear_share": "of a gated unit: the share of its variance that the best straight function of gate and up has;"
+    " linear_share_of_gate_function: the same of its gate's function alone; product_share: the further share that the"
+    " bare product gate * up has",
+}
+
+
+@dataclass(frozen=True)
+class GatedFacts:
+    """Bounds are None where there are none; `minimum_at` is (gate, up), None where the bound is only approached.
+
+    `lipschitz` is the least L with |y(p) - y(q)| ≤ L ‖p - q‖ over the plane of (gate, up), Euclidean. `growth` is the
+    power with which y grows along gate = up: y(2t, 2t) = 2^growth · y(t, t) for large t. `linear_share` is the share
+    of the output's variance that the best straight function of gate and up explains (R²), `product_share` the further
+    share that gate · up itself does. `gain` is std / √E[y²].
+    """
+
+    minimum: float | None
+    minimum_at: tuple[float, float] | None
+    maximum: float | None
+    maximum_at: tuple[float, float] | None
+    lipschitz: float | None
+    growth: float
+    zero_share: float
+    exact_zero_share: float
+    mean: float
+    variance: float
+    gain: float
+    linear_share: float
+    product_share: float
+
+
+def gated_facts(unit: GatedUnit, std: float = 1.0) -> GatedFacts:
+    """All of it for gate, up ~ N(0, std²), independent. Raises FFNError as `facts.facts` for the std."""
+    check_width(std)
+    gate, up = factor(unit.gate), factor(unit.up)
+    shape_a, shape_b = shape(gate), shape(up)
+    a, b = _moments(gate, std), _moments(up, std)
+    variance = a.variance * (b.variance + b.mean**2) + a.mean**2 * b.variance
+    straight = (a.slope * b.mean) ** 2 + (a.mean * b.slope) ** 2
+    zeros = [exact_zero_share(c, std) for c in (gate, up)]
+    return GatedFacts(
+        *_bound(shape_a, shape_b, -1.0),
+        *_bound(shape_a, shape_b, 1.0),
+        _lipschitz(gate, shape_a, shape_b),
+        round(math.log2(abs(unit.value(2 * _FAR, 2 * _FAR) / unit.value(_FAR, _FAR))), 6),
+        _zero_share(unit, gate, std),
+        zeros[0] + zeros[1] - zeros[0] * zeros[1],
+        a.mean * b.mean,
+        variance,
+        std / math.sqrt(variance + (a.mean * b.mean) ** 2),
+        min(1.0, straight / variance),
+        min(1.0, (a.slope * b.slope) ** 2 / variance),
+    )
+
+
+def linear_share(c: Curve, std: float = 1.0) -> float:
+    """The share of Var f(X), X ~ N(0, std²), that the best straight line explains: Cov(f, X)² / (std² Var f)."""
+    m = _moments(c, std)
+    return min(1.0, m.slope**2 / m.variance)
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """E[f(X)], Var f(X), and E[f(X) X] / std: the best straight line's slope, in units of the input's width."""
+
+    mean: float
+    variance: float
+    slope: float
+
+
+def _moments(c: Curve, std: float) -> _Moments:
+    """Even and odd parts are taken apart, so that what is 0 by symmetry is exactly 0."""
+
+    def mean(g: Callable[[float], float]) -> float:
+        return expectation(g, std, tuple(sorted({*c.kinks, *(-k for k in c.kinks)})))
+
+    middle = mean(lambda x: 0.5 * (c.f(x) + c.f(-x)))
+    return _Moments(
+        middle,
+        mean(lambda x: (c.f(x) - middle) ** 2),
+        mean(lambda x: 0.5 * (c.f(x) - c.f(-x)) * (x / std)),
+    )
+
+
+# --- extremes ---------------------------------------------------------------------------------------------------------
+
+
+def _bound(a: Shape, b: Shape, sign: float) -> tuple[float | None, tuple[float, float] | None]:
+    """(the least or greatest value of a · b, where): a corner of the rectangle of both ranges."""
+    corners = [
+        (_product(x, y), x_at, y_at)
+        for x, x_at in ((a.minimum, a.minimum_at), (a.maximum, a.maximum_at))
+        for y, y_at in ((b.minimum, b.minimum_at), (b.maximum, b.maximum_at))
+    ]
+    best, x_at, y_at = max(corners, key=lambda corner: sign * corner[0])
+    if not math.isfinite(best):
+        return None, None
+    return best, None if x_at is None or y_at is None else (x_at, y_at)
+
+
+def _product(x: float, y: float) -> float:
+    return 0.0 if x == 0 or y == 0 else x * y  # a bound of 0 times no bound: the other corners decide
+
+
+def _lipschitz(gate: Curve, a: Shape, b: Shape) -> float | None:
+    """sup √((a' b)² + (a b')²) for an up that is a straight line within limits: it is at the one with larger |b|."""
+    size_b = max(abs(b.minimum), abs(b.maximum))
+    if not all(map(math.isfinite, (size_b, a.minimum, a.maximum, a.lipschitz))):
+        return None
+
+    def steepness(x: float, _: object) -> float:
+        return math.hypot(gate.slope(x) * size_b, gate.f(x) * b.lipschitz)
+
+    def rise(x: float, _: object) -> float:  # only its sign is asked for
+        return steepness(x + 1e-6, _) - steepness(x - 1e-6, _)
+
+    row = Row("steepness", "", steepness, rise, kinks=gate.row.kinks)
+    return shape(Curve(row, lambda x: steepness(x, None), lambda x: rise(x, None))).maximum
+
+
+# --- near zero --------------------------------------------------------------------------------------------------------
+
+
+def _zero_share(unit: GatedUnit, gate: Curve, std: float) -> float:
+    """P(|a(g) b(u)| ≤ NEAR_ZERO) = E over g of P(|b(u)| ≤ NEAR_ZERO / |a(g)|); the inner one is closed.
+
+    It changes fast about the zeros of a(g), so that the panels grow from there by a factor; it jumps where the value of
+    a limit comes within the bound.
+    """
+    lift = unit.up
+    assert lift.function == "identity", "another up needs its own closed form"
+    low = -_INF if lift.low is None else lift.low
+    high = _INF if lift.high is None else lift.high
+
+    def share(g: float) -> float:
+        size = abs(gate.f(g))
+        most = NEAR_ZERO / size if size > NEAR_ZERO * 1e-300 else _INF
+        start, end = -most - lift.plus, most - lift.plus  # of the clipped up
+        if start > high or end < low:
+            return 0.0
+        return normal_share(-_INF if start <= low else start, _INF if end >= high else end, std)
+
+    levels = [NEAR_ZERO / abs(x + lift.plus) for x in (low, high) if math.isfinite(x) and x + lift.plus]
+    places = [x for level in levels for x in _crossings(gate, level)]
+    finest = NEAR_ZERO / (64.0 * max(std, 1.0))
+    fan = [finest * math.sqrt(2.0) ** k for k in range(1, 2 * math.ceil(math.log2(64.0 / finest)))]
+    breaks = {*gate.kinks, *places, *fan, *(-x for x in fan), 0.0}
+    return expectation(share, std, tuple(sorted(breaks)))
+
+
+def _crossings(c: Curve, level: float) -> list[float]:
+    """Where |f| passes a level, between -40 and 40."""
+    xs = sorted({*(i / 8 for i in range(-320, 321)), *c.kinks})
+    out = []
+    for low, high in pairwise(xs):
+        if (abs(c.f(low)) > level) == (abs(c.f(high)) > level):
+            continue
+        above = abs(c.f(low)) > level
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if (abs(c.f(middle)) > level) == above else (low, middle)
+        out.append(high)
+    return out

@@ -1,0 +1,182 @@
+"""Operations per element, counted by running a formula of the table on numbers that record what is done to them.
+
+What is written twice is counted once, `where` computes both sides, as tensors do, and constants are folded: numbers
+that do not depend on the input (a learned α and what is made of it once per tensor) cost nothing per element, nor does
+multiplying by 1, adding 0 or asking whether a number is one (x == x). A fused kernel may do it otherwise, say with a
+max for a comparison and a selection. `block/cost.py` counts 1 FLOP per element for an activation whatever it is; this
+is the finer figure beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+from ffncli.block.activations import TABLE
+from ffncli.block.scalar import SCALAR, with_learned
+
+CONVENTION = (
+    "per element, as the table's formula computes it: what is written twice is counted once, a selection computes both"
+    " sides, constants and learned parameters are not per element; a max is a comparison and a selection; an abs or a"
+    " negation is `sign`; exp, erf, tanh, sigmoid and the like are one each; a fused kernel may do it otherwise"
+)
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Counts per element. `add` holds subtractions, `compare` logical ands, `sign` is abs and negation."""
+
+    multiply: int = 0
+    add: int = 0
+    divide: int = 0
+    compare: int = 0
+    select: int = 0
+    sign: int = 0
+    functions: Mapping[str, int] = field(default_factory=dict)  # exp, erf, tanh, ... → how many
+
+    @property
+    def total(self) -> int:
+        """All of them, a function as one."""
+        return sum(count for _, count in self._kinds()) + self.transcendental
+
+    @property
+    def transcendental(self) -> int:
+        """The functions among them, square roots too."""
+        return sum(self.functions.values())
+
+    @property
+    def text(self) -> str:
+        """`3 mul, 1 add, 1 erf`; `none` for the identity."""
+        said = [*self._kinds(), *self.functions.items()]
+        return ", ".join(f"{count} {name}" for name, count in said if count) or "none"
+
+    def record(self) -> dict[str, Any]:
+        """The same for JSON: every kind, `functions` by name, `total`, `text`."""
+        kinds = {kind: getattr(self, kind) for kind in _SHORT}
+        return {**kinds, "functions": dict(self.functions), "total": self.total, "text": self.text}
+
+    def _kinds(self) -> list[tuple[str, int]]:
+        return [(short, getattr(self, kind)) for kind, short in _SHORT.items()]
+
+
+_SHORT = {"multiply": "mul", "add": "add", "divide": "div", "compare": "compare", "select": "select", "sign": "sign"}
+
+
+@cache
+def operations(name: str, slope: bool = False) -> Operations:
+    """What f of a canonical name (a key of `activations.TABLE`) costs per element; with `slope` its slope alone."""
+    row = TABLE[name]
+    m = with_learned(COUNTING, row.learned)
+    function = row.slope if slope else row.f
+    return counted(lambda x: function(x, m))
+
+
+def counted(function: Callable[..., Any], inputs: int = 1) -> Operations:
+    """What a function of so many elements costs; it takes its functions from `COUNTING`."""
+    tape = _Tape()
+    function(*(tape.value(("input", (i,))) for i in range(inputs)))
+    kinds = [key[0] for key in tape.values if key[0] != "input"]
+    plain = {kind: kinds.count(kind) for kind in _SHORT}
+    return Operations(**plain, functions={k: kinds.count(k) for k in dict.fromkeys(kinds) if k not in _SHORT})
+
+
+# --- numbers that record ----------------------------------------------------------------------------------------------
+
+_Key: TypeAlias = tuple[str, tuple[Hashable, ...]]  # kind; how, and on what
+
+
+class _Tape:
+    """Every distinct value computed so far, by what it was computed from."""
+
+    def __init__(self) -> None:
+        self.values: dict[_Key, _Value] = {}
+
+    def value(self, key: _Key) -> _Value:
+        return self.values.setdefault(key, _Value(self, len(self.values)))
+
+    def do(self, kind: str, how: str, *operands: Any) -> _Value:
+        parts = (("value", o.index) if isinstance(o, _Value) else ("constant", o) for o in operands)
+        return self.value((kind, (how, *parts)))
+
+
+class _Value:
+    """A number, or a truth, that depends on the input."""
+
+    def __init__(self, tape: _Tape, index: int) -> None:
+        self.tape, self.index = tape, index
+
+    def __add__(self, other: Any) -> _Value:
+        return self if _is(other, 0.0) else self.tape.do("add", "+", self, other)
+
+    def __radd__(self, other: Any) -> _Value:
+        return self if _is(other, 0.0) else self.tape.do("add", "+", other, self)
+
+    def __sub__(self, other: Any) -> _Value:
+        return self if _is(other, 0.0) else self.tape.do("add", "-", self, other)
+
+    def __rsub__(self, other: Any) -> _Value:
+        return self.tape.do("add", "-", other, self)
+
+    def __mul__(self, other: Any) -> _Value:
+        return self if _is(other, 1.0) else self.tape.do("multiply", "*", self, other)
+
+    def __rmul__(self, other: Any) -> _Value:
+        return self if _is(other, 1.0) else self.tape.do("multiply", "*", other, self)
+
+    def __truediv__(self, other: Any) -> _Value:
+        return self if _is(other, 1.0) else self.tape.do("divide", "/", self, other)
+
+    def __rtruediv__(self, other: Any) -> _Value:
+        return self.tape.do("divide", "/", other, self)
+
+    def __neg__(self) -> _Value:
+        return self.tape.do("sign", "-", self)
+
+    def __abs__(self) -> _Value:
+        return self.tape.do("sign", "abs", self)
+
+    def __lt__(self, other: Any) -> _Value:
+        return self.tape.do("compare", "<", self, other)
+
+    def __le__(self, other: Any) -> _Value:
+        return self.tape.do("compare", "<=", self, other)
+
+    def __gt__(self, other: Any) -> _Value:
+        return self.tape.do("compare", ">", self, other)
+
+    def __ge__(self, other: Any) -> _Value:
+        return self.tape.do("compare", ">=", self, other)
+
+    def __eq__(self, other: Any) -> Any:
+        same = isinstance(other, _Value) and other.index == self.index  # asks for NaN: of a number it is true
+        return same or self.tape.do("compare", "==", self, other)
+
+    def __and__(self, other: Any) -> _Value:
+        return self.tape.do("compare", "&", self, other)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a formula of the table branches with where, not with if")
+
+
+def _is(other: Any, number: float) -> bool:
+    return not isinstance(other, _Value) and bool(other == number)
+
+
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    if not isinstance(condition, _Value):
+        return a if condition else b
+    return condition.tape.do("select", "where", condition, a, b)
+
+
+def _function(name: str) -> Callable[[Any], Any]:
+    def call(x: Any) -> Any:
+        return x.tape.do(name, name, x) if isinstance(x, _Value) else getattr(SCALAR, name)(x)
+
+    return call
+
+
+_OWN = {"abs": abs, "where": _where}
+COUNTING: Any = SimpleNamespace(**{name: _OWN.get(name) or _function(name) for name in vars(SCALAR)})

@@ -1,0 +1,93 @@
+"""`ffn activations --against`: its options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ffncli.block.activations import resolve
+from ffncli.cli.options import Text, from_zero
+from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.show.parts import Answer
+
+if TYPE_CHECKING:
+    from ffncli.block.analysis.formats import Format
+
+option = partial(typer.Option, rich_help_panel="Differences and rounding")
+DEFAULT_FORMATS = "bf16,fp16"
+
+
+@dataclass(frozen=True)
+class AgainstOptions:
+    """--against, its --tolerance, and the formats of --dtype."""
+
+    against: Annotated[Text, option("--against", metavar="NAME", help="How far is each from this one, and where?")] = (
+        None
+    )
+    tolerance: Annotated[
+        float | None,
+        option("--tolerance", metavar="X", parser=from_zero("--tolerance"),
+                 help="Exit with 1 where a difference from --against is larger."),
+    ] = None  # fmt: skip
+    dtype: Annotated[
+        Text, option("--dtype", metavar="NAME,...", help=f"Round to these, default {DEFAULT_FORMATS}; fp32 too.")
+    ] = None
+
+    def check(self, units: Sequence[str], source: str | None = None) -> None:
+        """Raises FFNError for an option that is wrong or would do nothing, and for gated units; before computing."""
+        self.reference()
+        if self.dtype is not None and source is None:
+            self.formats()
+        if self.against is not None and units:
+            raise FFNError("--against is for functions of one number, not gated units", f"leave out {', '.join(units)}")
+        if self.tolerance is not None and self.against is None:
+            raise FFNError("--tolerance is for differences", "say from what with --against NAME")
+
+    def reference(self) -> str | None:
+        """The canonical name of --against. Raises FFNError for a gated unit, which is no function of one number."""
+        if self.against is None:
+            return None
+        name, gated = resolve(self.against, "--against")
+        if gated:
+            raise FFNError(
+                f"--against {shown(self.against)} is a gated unit, a function of two inputs",
+                f"compare with the function of its gate: --against {name}",
+            )
+        return name
+
+    def formats(self) -> tuple[Format, ...]:
+        """The formats to round to."""
+        from ffncli.block.analysis.formats import formats
+
+        return formats(DEFAULT_FORMATS if self.dtype is None else self.dtype)
+
+    def with_differences(self, page: Answer, names: Sequence[str], std: float) -> Answer:
+        """`page` with the difference of each of `names` (canonical, in the order of its rows) from --against."""
+        reference = self.reference()
+        if reference is None:
+            return page
+        from ffncli.block.analysis.difference import difference
+        from ffncli.block.analysis.survival import survival
+        from ffncli.cli.against_page import Compared, with_differences
+
+        found = [difference(name, reference, std) for name in names]
+        compared = [Compared(d, tuple(survival(d, form, std) for form in self.formats())) for d in found]
+        return with_differences(page, compared, std)
+
+    def judge(self, names: Sequence[str]) -> None:
+        """After the answer: FFNError (exit 1) where --tolerance is exceeded."""
+        reference = self.reference()
+        if reference is None or self.tolerance is None:
+            return
+        from ffncli.block.analysis.difference import difference
+        from ffncli.cli.against_page import excess_text
+
+        found = [difference(name, reference) for name in names]
+        over = [d for d in found if d.maximum is None or d.maximum > self.tolerance]
+        if over:
+            said = ", ".join(map(excess_text, over))
+            raise FFNError(f"more than --tolerance {self.tolerance:g} from {reference}: {said}", code=ExitCode.FAILED)

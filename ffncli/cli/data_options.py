@@ -1,0 +1,102 @@
+"""--source and its kin: `ffn activations` on what truly enters a model's activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ffncli.cli.options import InputOptions, Text, TokenOptions
+from ffncli.cli.prompt_options import GivenOptions, input_options
+from ffncli.errors import FFNError
+
+if TYPE_CHECKING:
+    from ffncli.models.model import Model
+    from ffncli.show.output import Output
+
+_data = partial(typer.Option, rich_help_panel="On real data")
+
+
+@dataclass(frozen=True)
+class SourceOption:
+    """--source, before what it is run on."""
+
+    source: Annotated[
+        Text, _data("--source", metavar="SOURCE", help="Look at what enters this model's activation: DIR, gpt2, ...")
+    ] = None
+
+
+@dataclass(frozen=True)
+class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
+    """The same, what it is run on, and which of its layers are looked at."""
+
+    layer: Annotated[
+        Text,
+        _data("--layer", metavar="I|all", help="With --source: layer from 0, decoder.3, or a row for each; default 0."),
+    ] = None
+
+    def check(self, others: Mapping[str, object], rounding: bool) -> None:
+        """Raises FFNError for options without the --source that they speak of, and for contradictions.
+
+        `others` are those options of the command that are not about data, each with what was given, if anything was;
+        `rounding` computes on a --device too.
+        """
+        made = input_options(self, self)
+        if self.source is None:
+            if self.device != "cpu" and not rounding:
+                raise FFNError("--device says where --source and --rounding compute", "add one of them")
+            where = {"--seed": self.seed, "--threads": self.threads}
+            given = {"--prompt": self.prompt, "--input-ids": self.input_ids, "--position": self.position}
+            needing = {"--layer": self.layer, **given, **made, **where}
+            if said := next((name for name, value in needing.items() if value is not None), None):
+                raise FFNError(f"{said} needs --source", "name the model whose activation it is: --source DIR")
+            return
+        if said := next((name for name, value in others.items() if value), None):
+            raise FFNError(f"{said} contradicts --source", "it is about the numbers that a model has")
+        self.check_given(made)
+        if self.position is not None and not self.runs_model:
+            raise FFNError("--position needs --prompt or --input-ids")
+
+    def run(self, names: Sequence[str], output: Output, dtype: str | None = None) -> None:
+        """Look at the model's layers, with the activations of these (canonical) names in the place of its own."""
+        from ffncli.cli.data_page import answer, remarks
+
+        model, leading = self._model(), self.leading()
+        if self.layer != "all":
+            model.layer(self.layer)
+        if self.runs_model:
+            from ffncli.models.runnable import folder_of
+
+            folder_of(model, self.option)
+
+        # From here on torch is needed; what can be wrong without it has been said.
+        import os
+
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        import torch
+
+        from ffncli.run.entering import entering
+        from ffncli.run.prepare import Request
+
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        request = Request(self.layer, self.input, leading, dtype, self.device, self.seed)
+        found = entering(model, request, self.asked() if self.runs_model else None, names)
+        output.notes(
+            *model.notes, *map(str, model.differences), *found.notes, *remarks(model, found, self.layer, self.input)
+        )
+        output.show(answer(model, found, self.prompt, self.input))
+
+    def _model(self) -> Model:
+        """The model of --source; its dimensions are its own. Raises FFNError where it needs to be told some."""
+        from ffncli.run.sources import is_own, load
+
+        try:
+            return load(self.source, None, self.seed or 0)
+        except FFNError as error:
+            if is_own(self.source or "") and error.hint.startswith("give --"):
+                raise FFNError(error.message, "here it cannot be told: give it a default") from None
+            raise

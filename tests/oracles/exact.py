@@ -1,0 +1,68 @@
+"""Every activation in mpmath, from its definition in the literature: exact to the digits that are asked for.
+
+Constants are the double nearest to the decimal that the definition gives, as in any implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mpmath import erf, exp, expm1, log1p, mpf, ncdf, pi, sqrt, tanh
+
+Function = Callable[[mpf], mpf]
+
+
+def sigmoid(x: mpf) -> mpf:
+    return 1 / (1 + exp(-x))
+
+
+def softplus(x: mpf) -> mpf:
+    return log1p(exp(x))
+
+
+def gelu_tanh(x: mpf) -> mpf:
+    return x / 2 * (1 + tanh(sqrt(2 / pi) * (x + mpf(0.044715) * x**3)))
+
+
+def gelu(x: mpf) -> mpf:
+    return x * ncdf(x)
+
+
+def elu(x: mpf) -> mpf:
+    return x if x > 0 else expm1(x)
+
+
+def laplace(x: mpf) -> mpf:
+    return (1 + erf((x - mpf(0.707107)) / (mpf(0.282095) * sqrt(mpf(2))))) / 2
+
+
+def xielu(x: mpf) -> mpf:
+    """α₊ = 0.8 and α₋ = 0.3 + 0.5 at first (transformers' XIELUActivation); its eps is -1e-6."""
+    if x > 0:
+        return mpf("0.8") * x * x + x / 2
+    return (expm1(min(x, mpf(-1e-6))) - x) * mpf("0.8") + x / 2
+
+
+EXACT: dict[str, Function] = {
+    "identity": lambda x: x,
+    "relu": lambda x: max(x, mpf(0)),
+    "relu2": lambda x: max(x, mpf(0)) ** 2,
+    "relu6": lambda x: min(max(x, mpf(0)), mpf(6)),
+    "leaky_relu": lambda x: x if x > 0 else mpf(0.01) * x,
+    "prelu": lambda x: x if x > 0 else x / 4,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "quick_gelu": lambda x: x * sigmoid(mpf(1.702) * x),
+    "gelu_10": lambda x: min(gelu(x), mpf(10)),
+    "silu": lambda x: x * sigmoid(x),
+    "sigmoid": sigmoid,
+    "tanh": tanh,
+    "mish": lambda x: x * tanh(softplus(x)),
+    "hardswish": lambda x: x * min(max(x + 3, mpf(0)), mpf(6)) / 6,
+    "softplus": softplus,
+    "sqrtsoftplus": lambda x: sqrt(softplus(x)),
+    "elu": elu,
+    "selu": lambda x: mpf(1.0507009873554805) * (x if x > 0 else mpf(1.6732632423543772) * expm1(x)),
+    "laplace": laplace,
+    "xielu": xielu,
+}
