@@ -159,3 +159,12 @@ def test_any_range_can_be_drawn(call, at, tmp_path):
     code, out, _ = call("activations", "--all", "--plot", "--at", at, "--plot-file", str(tmp_path / "a.svg"))
     assert code == 0
     assert "Slopes" in out
+
+
+def test_differences_come_last_and_gated_units_have_names_in_ascii(ffn, call):
+    code, out, _ = call("activations", "gelu_tanh", "--against", "gelu", "--plot", "--at", "-6:6")
+    assert code == 0
+    assert out.index("Values\n") < out.index("Slopes\n") < out.index("Difference from gelu\n")
+    done = ffn("activations", "swiglu", "--plot", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert done.returncode == 0
+    assert "dy/dgate" in done.stdout
