@@ -22,7 +22,9 @@ def curve_plots(names: Sequence[str], at: Sequence[float], against: str | None =
     More than 8 curves are shown in several frames of each kind. With `against`, a canonical name, its curve is among
     them, and the differences from it come last.
     """
-    names = list(dict.fromkeys([*names, *([against] if against else [])]))
+    names = list(dict.fromkeys(names))
+    if against:  # last: the others then look the same where it is left out
+        names = [*(name for name in names if name != against), against]
     curves = [curve(name) for name in names]
     frames = [curves[i : i + MOST_CURVES] for i in range(0, len(curves), MOST_CURVES)]
     plots = []
