@@ -94,3 +94,17 @@ def test_wrong_input_is_one_line(call, arguments, said):
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert said in err
+
+
+def test_an_option_may_be_repeated_or_hold_a_comma_list(call):
+    asked = {
+        ("gelu", "--at", "0,1", "--at", "-0.5:0:0.5"): ("gelu", "--at", "0,1,-0.5:0:0.5"),
+        ("swiglu", "--up", "1,2", "--up", "-1"): ("swiglu", "--up", "1,2,-1"),
+        ("gelu", "--against", "silu", "--dtype", "bf16", "--dtype", "fp16,fp32"): (
+            "gelu", "--against", "silu", "--dtype", "bf16,fp16,fp32",
+        ),
+        ("gelu", "--expect", "1=0.841", "--expect", "2=1.9545"): ("gelu", "--expect", "1=0.841,2=1.9545"),
+    }  # fmt: skip
+    for repeated, once in asked.items():
+        assert body(call, *repeated) == body(call, *once)
+    assert [v["x"] for v in body(call, "gelu", "--at", "1", "--at", "2")["rows"][0]["values"]] == [1, 2]
