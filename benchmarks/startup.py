@@ -47,6 +47,7 @@ COMMANDS: dict[str, float | None] = {  # arguments → the most that its ratio m
     "params --help": 1.6,
     "trace --help": 1.6,
     "activations --help": 1.6,
+    "approximate --help": 1.6,
     "verify --help": 1.6,
     "compare --help": 1.6,
 }

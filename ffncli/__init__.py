@@ -20,6 +20,7 @@ _WHERE = {
     "FFNSpec": ("ffncli.block.recipe", "FFNSpec"),
     "MoE": ("ffncli.block.recipe", "MoE"),
     "Request": ("ffncli.run.prepare", "Request"),
+    "activation": ("ffncli.block.analysis.facts", "activation"),
     "approximate": ("ffncli.run.approximate", "approximate"),
     "cost": ("ffncli.block.cost", "cost"),
     "count": ("ffncli.models.count", "count"),
@@ -29,9 +30,23 @@ _WHERE = {
     "verify": ("ffncli.run.verify", "verify_layer"),
 }
 
-__all__ = ["FFNError", "FFNSpec", "MoE", "Request", "approximate", "cost", "count", "load", "steps", "trace", "verify"]
+__all__ = [
+    "FFNError",
+    "FFNSpec",
+    "MoE",
+    "Request",
+    "activation",
+    "approximate",
+    "cost",
+    "count",
+    "load",
+    "steps",
+    "trace",
+    "verify",
+]
 
 if TYPE_CHECKING:
+    from ffncli.block.analysis.facts import activation
     from ffncli.block.cost import cost
     from ffncli.block.recipe import FFNSpec, MoE, steps
     from ffncli.errors import FFNError

@@ -54,7 +54,7 @@ def command(
 ) -> None:
     """Compare activations: values, slopes, extremes, differences, what becomes of a normal input.
 
-    Try: ffn activations gelu silu --at -3:3:0.5
+    Try: ffn activations gelu silu --plot, ffn activations gelu_tanh --against gelu, ffn activations --source DIR
     """
     output, at = show.output(), joined(places)
     chosen, units = chosen_names(names, everything)

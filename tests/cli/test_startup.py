@@ -20,6 +20,8 @@ LIGHT_COMMANDS = (
     "activations",
     "activations --plot",
     "activations --help",
+    "activations gelu_tanh --against gelu --plot",
+    "approximate --help",
     "params --help",
     "trace --help",
     "verify --help",

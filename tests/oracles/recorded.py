@@ -21,7 +21,7 @@ ACTS = {
     "llama": ("mlp.act_fn",), "gemma2": ("mlp.act_fn",), "gpt2": ("mlp.act",), "opt": ("activation_fn",),
     "bert": ("intermediate.intermediate_act_fn",), "t5-gated-gelu": ("DenseReluDense.act",),
     "mixtral": ("mlp.experts.act_fn",), "deepseek_v3": ("mlp.experts.act_fn", "mlp.shared_experts.act_fn"),
-    "gpt_oss": ("mlp.experts",),
+    "qwen2_moe": ("mlp.experts.act_fn", "mlp.shared_expert.act_fn"), "gpt_oss": ("mlp.experts",),
 }  # fmt: skip
 
 

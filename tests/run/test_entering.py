@@ -25,7 +25,7 @@ OTHERS = ("relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid")
 CASES = [
     ("llama", "decoder", 1), ("gemma2", "decoder", 0), ("gpt2", "decoder", 1), ("opt", "decoder", 1),
     ("bert", "encoder", 1), ("t5-gated-gelu", "encoder", 1), ("mixtral", "decoder", 1), ("gpt_oss", "decoder", 0),
-    ("deepseek_v3", "decoder", 1),
+    ("deepseek_v3", "decoder", 1), ("qwen2_moe", "decoder", 2),
 ]  # fmt: skip
 CLOSE = 2e-5  # float32, summed in another order
 

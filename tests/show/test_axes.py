@@ -72,6 +72,7 @@ def test_a_log_axis_never_fails(one, other, most):
     assert all(-1e-6 <= share <= 1 + 1e-6 for share, _ in axis([one, other], log=True).ticks(most))
 
 
+@example([-1.7e308, 1.7e308], False)
 @given(st.lists(st.floats(), min_size=1), st.booleans())
 def test_all_values_lie_inside(values, log):
     placed = [v for v in values if math.isfinite(v) and (v > 0 or not log)]

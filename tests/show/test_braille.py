@@ -7,7 +7,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ffncli.show.braille import drawn
@@ -133,10 +133,13 @@ def test_a_frame_cuts_off_what_leaves_it():
     assert (labels[0], labels[-1]) == ("1.0", "-1.0")
 
 
+LONG = Plot("t" * 200, "x" * 200, "激活" * 100, [Series("n" * 200, [(-1e-300, 1.0), (1e300, 123456.7)])] * 3)
 NAMES = st.text(max_size=200)
 POINTS = st.lists(st.tuples(st.floats(), st.floats()), max_size=8)
 
 
+@example(LONG, 40, "utf-8")
+@example(LONG, 81, "ascii")
 @given(
     st.builds(
         Plot, title=NAMES, x=NAMES, y=NAMES, lines=st.lists(st.builds(Series, NAMES, POINTS), max_size=4),

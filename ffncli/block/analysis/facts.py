@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ffncli.block.activations import resolve
 from ffncli.block.analysis.curve import curve
 from ffncli.block.analysis.quadrature import expectation
 from ffncli.block.analysis.shape import Shape, exact_zero_share, near_zero_share, shape
@@ -81,6 +82,17 @@ def facts(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
         std, near_zero_share(c, std), exact_zero_share(c, std), mean, variance,
         std / math.sqrt(variance + mean * mean), 1.0 / math.sqrt(slope_square), c.row.used_by, c.row.source,
     )  # fmt: skip
+
+
+def activation(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
+    """The facts of an activation by any of its names, `gelu_new` for one.
+
+    Raises FFNError as `facts`, and for an unknown name or that of a gated unit.
+    """
+    canonical, gated = resolve(name, "name")
+    if gated:
+        raise FFNError(f"{name} is a gated unit, a function of two inputs", f"its gate's function is {canonical}")
+    return facts(canonical, at, std)
 
 
 def check_width(std: float) -> None:

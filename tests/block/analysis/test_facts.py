@@ -54,6 +54,15 @@ def test_smoothness_at_zero():
     assert found == {**dict.fromkeys(TABLE), **kinks}
 
 
+def test_the_librarys_call_takes_any_name():
+    import ffncli
+
+    assert ffncli.activation("GELU-new", at=(1.0,)) == facts("gelu_tanh", (1.0,))
+    for name, said in (("gelo", "unknown activation 'gelo'"), ("swiglu", "is a gated unit")):
+        with pytest.raises(FFNError, match=said):
+            ffncli.activation(name)
+
+
 @pytest.mark.parametrize("std", [0.0, NARROWEST / 2, WIDEST * 2, math.nan, math.inf])
 def test_a_width_that_says_nothing_is_refused(std):
     with pytest.raises(FFNError, match="--std must be from 1e-06 to 1e"):
