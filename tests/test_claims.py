@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -11,10 +12,17 @@ from benchmarks.claims import page
 from ffncli.models.examples import EXAMPLES
 from ffncli.run.texts import TEXTS
 from ffncli.run.texts.claims import FIRST, Claim, claims
+from ffncli.run.texts.explained import WORKED
 
 PAGE = Path(__file__).parent.parent / "docs" / "claims.md"
 COMMANDS = [f"ffn trace --example {name}" for name in EXAMPLES]
-COMMANDS += ["ffn params bert-base", "ffn params qwen3-30b-a3b", "ffn params 4096x11008:swiglu --iso-params"]
+COMMANDS += [f"ffn activations gelu --expect {x:g}={said}" for x, said in WORKED]
+COMMANDS += [
+    "ffn activations gelu --at 0.18",
+    "ffn params bert-base",
+    "ffn params qwen3-30b-a3b",
+    "ffn params 4096x11008:swiglu --iso-params",
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +58,15 @@ def test_the_list_of_commands_is_whole(found):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_shows_its_figures(call, found, command):
     code, out, _ = call(*shlex.split(command)[1:])
-    assert code == 0
-    for claim in found:
-        if claim.command == command:
-            assert claim.figure in out, claim.claim
+    shown = [claim for claim in found if claim.command == command]
+    assert code == ("--expect" in command and shown[0].verdict == "wrong")
+    for claim in shown:
+        assert claim.figure in out, claim.claim
+
+
+def test_commands_that_a_reason_names_run(call, found):
+    named = {text for c in found for text in re.findall(": (ffn .+)$", c.why)}
+    assert len(named) >= 6
+    for command in named:
+        quick = ("--seeds", "1", "--steps", "1") if "approximate" in command else ()
+        assert call(*shlex.split(command)[1:], *quick)[0] == 0, command

@@ -16,7 +16,7 @@ from ffncli.cli.data_options import DataOptions
 from ffncli.cli.expect_options import ExpectOptions, judge, with_checked
 from ffncli.cli.gated_options import GatedOptions
 from ffncli.cli.iso_options import IsoOptions
-from ffncli.cli.options import OutputOptions, above_zero, spread
+from ffncli.cli.options import OutputOptions, above_zero, joined, spread
 from ffncli.cli.plot_options import PlotOptions
 from ffncli.cli.points import points
 from ffncli.cli.rounding_options import RoundingOptions
@@ -37,8 +37,8 @@ _Gated = tuple[Sequence[str], Sequence[float], Sequence[float]]
 def command(
     *,
     names: _Names = None,
-    at: Annotated[
-        str | None, typer.Option("--at", metavar="X,...|A:B:STEP", help="Where to show values, default -3:3:1.")
+    places: Annotated[
+        list[str] | None, typer.Option("--at", metavar="X,...|A:B:STEP", help="Where to show values, default -3:3:1.")
     ] = None,
     std: Annotated[
         float, typer.Option("--std", metavar="S", parser=above_zero("--std"), help="Width of the normal input.")
@@ -56,7 +56,7 @@ def command(
 
     Try: ffn activations gelu silu --plot, ffn activations gelu_tanh --against gelu, ffn activations --source DIR
     """
-    output = show.output()
+    output, at = show.output(), joined(places)
     chosen, units = chosen_names(names, everything)
     precision.check(units, data.source)
     others = {

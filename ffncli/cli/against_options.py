@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ffncli.block.activations import resolve
-from ffncli.cli.options import Text, from_zero
+from ffncli.cli.options import Text, from_zero, joined
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.show.parts import Answer
 
@@ -33,9 +33,15 @@ class AgainstOptions:
         option("--tolerance", metavar="X", parser=from_zero("--tolerance"),
                  help="Exit with 1 where a difference from --against is larger."),
     ] = None  # fmt: skip
-    dtype: Annotated[
-        Text, option("--dtype", metavar="NAME,...", help=f"Round to these, default {DEFAULT_FORMATS}; fp32 too.")
+    dtypes: Annotated[
+        list[str] | None,
+        option("--dtype", metavar="NAME,...", help=f"Round to these, default {DEFAULT_FORMATS}; fp32 too."),
     ] = None
+
+    @property
+    def dtype(self) -> str | None:
+        """What --dtype said, however often, as one comma list."""
+        return joined(self.dtypes)
 
     def check(self, units: Sequence[str], source: str | None = None) -> None:
         """Raises FFNError for an option that is wrong or would do nothing, and for gated units; before computing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
 from typing import Annotated
 
 import typer
@@ -42,24 +43,42 @@ def with_checked(page: Answer, found: Sequence[Checked]) -> Answer:
     several = len({one.name for one in found}) > 1
     columns = ("name", "x", "stated", "f(x)", "f(x)/x", "verdict")
     rows = [
-        (one.name, one.x, one.stated, Fixed(one.value), None if one.ratio is None else Fixed(one.ratio), _verdict(one))
+        (one.name, one.x, _Written(one.stated, one.text), _beside(one),
+         None if one.ratio is None else Fixed(one.ratio), "right" if one.right else "wrong")
         for one in found
-    ]
+    ]  # fmt: skip
     wrong = frozenset(i for i, one in enumerate(found) if not one.right)
     start = 0 if several else 1
     title = "As stated" if several else f"{found[0].name} as stated"
     table = Table(columns[start:], [row[start:] for row in rows], title, wrong)
-    return replace(page, body={**page.body, "expected": [asdict(one) for one in found]}, parts=[table, *page.parts])
+    expected = [{key: value for key, value in asdict(one).items() if key != "text"} for one in found]
+    return replace(page, body={**page.body, "expected": expected}, parts=[table, *page.parts])
 
 
 def judge(found: Sequence[Checked]) -> None:
     """Raises FFNError, exit 1, where a claim is wrong; the answer has been shown before."""
     wrong = [one for one in found if not one.right]
     if wrong:
-        said = ", ".join(f"{one.name}({one.x:g}) = {one.value:.4f}, not {one.stated:g}" for one in wrong[:5])
+        said = ", ".join(f"{one.name}({one.x:g}) = {_beside(one)}, not {one.text}" for one in wrong[:5])
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise FFNError(f"{len(wrong)} of {len(found)} stated values wrong: {said}{more}", code=ExitCode.FAILED)
 
 
-def _verdict(one: Checked) -> str:
-    return "right" if one.right else "wrong"
+class _Written(Fixed):
+    """A number that reads as it was written."""
+
+    text: str
+
+    def __new__(cls, value: float, text: str) -> _Written:
+        made = super().__new__(cls, value)
+        made.text = text
+        return made
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _beside(one: Checked) -> Fixed:
+    """f(x) with at least one decimal more than what is stated."""
+    decimals = 1 - int(Decimal(one.text).as_tuple().exponent)
+    return _Written(one.value, f"{one.value:.{decimals}f}") if 4 < decimals <= 17 else Fixed(one.value)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ffncli.cli.options import Text
+from ffncli.cli.options import joined
 from ffncli.cli.points import MOST, points
 from ffncli.errors import FFNError
 
@@ -23,9 +23,15 @@ DEFAULT_UP = (1.0,)
 class GatedOptions:
     """--up: the other input of a gated unit; --at is its gate."""
 
-    up: Annotated[
-        Text, _gated("--up", metavar="U,...", help="Values of up to show gated units at, default 1; --at is the gate.")
+    up_lists: Annotated[
+        list[str] | None,
+        _gated("--up", metavar="U,...", help="Values of up to show gated units at, default 1; --at is the gate."),
     ] = None
+
+    @property
+    def up(self) -> str | None:
+        """What --up said, however often, as one comma list."""
+        return joined(self.up_lists)
 
     def ups(self, gated: Sequence[str], at: Sequence[float]) -> tuple[float, ...]:
         """The values of up. Raises FFNError where no unit has one, and for too many places."""

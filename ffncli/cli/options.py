@@ -78,6 +78,11 @@ def from_zero(option: str) -> Callable[[str], float]:
     return _number(option, lambda value: 0 <= value < inf, "a number from 0")
 
 
+def joined(values: list[str] | None) -> str | None:
+    """One comma list of an option that may be repeated; None where it was not given."""
+    return ",".join(values) if values else None
+
+
 _MOST_VALUES = 1000  # of a comma list
 _dims = partial(typer.Option, rich_help_panel="Dimensions: make a block, or override the SOURCE's")
 _run = partial(typer.Option, rich_help_panel="The run")

@@ -94,3 +94,28 @@ def test_wrong_input_is_one_line(call, arguments, said):
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert said in err
+
+
+def test_an_option_may_be_repeated_or_hold_a_comma_list(call):
+    asked = {
+        ("gelu", "--at", "0,1", "--at", "-0.5:0:0.5"): ("gelu", "--at", "0,1,-0.5:0:0.5"),
+        ("swiglu", "--up", "1,2", "--up", "-1"): ("swiglu", "--up", "1,2,-1"),
+        ("gelu", "--against", "silu", "--dtype", "bf16", "--dtype", "fp16,fp32"): (
+            "gelu", "--against", "silu", "--dtype", "bf16,fp16,fp32",
+        ),
+        ("gelu", "--expect", "1=0.841", "--expect", "2=1.9545"): ("gelu", "--expect", "1=0.841,2=1.9545"),
+    }  # fmt: skip
+    for repeated, once in asked.items():
+        assert body(call, *repeated) == body(call, *once)
+    assert [v["x"] for v in body(call, "gelu", "--at", "1", "--at", "2")["rows"][0]["values"]] == [1, 2]
+
+
+def test_what_is_stated_reads_as_it_was_written_beside_digits_enough_to_judge_it(call):
+    code, out, err = call("activations", "gelu", "--expect", "0.25=0.150,1=0.841345,1=0.8413451,-3=-4.05e-3")
+    assert code == 1
+    lines = [line.split() for line in out.splitlines()]
+    assert ["0.25", "0.150", "0.1497", "0.5987", "right"] in lines
+    assert ["1", "0.841345", "0.8413447", "0.8413", "right"] in lines  # Φ(1) = 0.841344746...
+    assert ["1", "0.8413451", "0.84134475", "0.8413", "wrong"] in lines
+    assert ["-3", "-4.05e-3", "-0.004050", "0.0013", "right"] in lines
+    assert "1 of 4 stated values wrong: gelu(1) = 0.84134475, not 0.8413451" in err

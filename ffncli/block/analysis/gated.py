@@ -62,8 +62,10 @@ class GatedUnit:
 
 
 _USED_BY = {
-    "swiglu": "Llama, Mistral, Qwen, DeepSeek, PaLM", "geglu": "ModernBERT", "geglu_tanh": "T5 v1.1, Gemma",
-}  # fmt: skip
+    "swiglu": "Llama, Mistral, Mixtral, Qwen, DeepSeek, OLMo, Phi-3, Phi-4, Granite, PaLM",
+    "geglu": "ModernBERT, Zamba",
+    "geglu_tanh": "T5 v1.1, mT5, Gemma",
+}
 _SOURCE = {"glu": "Dauphin et al. 2016, arXiv:1612.08083"}
 
 _LIMITED_UNITS = (
@@ -71,7 +73,7 @@ _LIMITED_UNITS = (
         "swiglu_oai",
         Activation("quick_gelu", high=7.0),
         Activation("identity", -7.0, 7.0, 1.0),
-        used_by="gpt-oss",
+        used_by="gpt-oss, MiniMax-M3",
         source="gpt-oss model card, arXiv:2508.10925; transformers GptOssExperts",
     ),
 )

@@ -12,11 +12,15 @@ from ffncli.errors import FFNError, shown
 
 @dataclass(frozen=True)
 class Claim:
-    """Somebody says that f(x) is `stated`, known to within `half_unit`, half a unit of its last decimal."""
+    """Somebody says that f(x) is `stated`, known to within `half_unit`, half a unit of its last decimal.
+
+    `text` is that number as it was written: 0.150 says more than 0.15.
+    """
 
     x: float
     stated: float
     half_unit: float
+    text: str
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Checked:
     value: float
     ratio: float | None
     right: bool
+    text: str
 
 
 def claim(text: str, option: str) -> Claim:
@@ -43,7 +48,7 @@ def claim(text: str, option: str) -> Claim:
             raise InvalidOperation
     except InvalidOperation:
         raise FFNError(f"{option}: {shown(text)} is not X=Y, two numbers", "for example 0.12=0.066") from None
-    return Claim(float(at), float(stated), 0.5 * 10.0**exponent)
+    return Claim(float(at), float(stated), 0.5 * 10.0**exponent, y.strip())
 
 
 def check(name: str, claims: Sequence[Claim]) -> tuple[Checked, ...]:
@@ -52,5 +57,5 @@ def check(name: str, claims: Sequence[Claim]) -> tuple[Checked, ...]:
     for one in claims:
         value = c.f(one.x)
         right = abs(value - one.stated) <= one.half_unit * (1 + 1e-9)  # the claim's own rounding to binary
-        out.append(Checked(name, one.x, one.stated, value, value / one.x if one.x else None, right))
+        out.append(Checked(name, one.x, one.stated, value, value / one.x if one.x else None, right, one.text))
     return tuple(out)

@@ -82,12 +82,14 @@ def _gelu(x: float, said: str) -> Fact:
     note = f"f(x)/x = Φ(x) = {number(exact / x)}"
     if not holds:
         note += f", and {said}/{x:g} = {number(float(said) / x)}"
-    return Fact(f"gelu({x:g})", number(exact), said, "holds" if holds else "wrong", note)
+    return Fact(f"gelu({x:g})", number(exact), said, "holds" if holds else "wrong", note,
+                f"ffn activations gelu --expect {x:g}={said}")  # fmt: skip
 
 
 def _phi() -> Fact:
     exact = float(TABLE["gelu"].f(0.18, SCALAR)) / 0.18
-    return compared("Φ(0.18)", "0.572", number(exact, 3), f"more exactly {number(exact, 5)}")
+    return compared("Φ(0.18)", "0.572", number(exact, 3), f"f(x)/x; more exactly {number(exact, 5)}",
+                    "ffn activations gelu --at 0.18")  # fmt: skip
 
 
 def _positions(ready: Prepared) -> Fact:

@@ -149,7 +149,8 @@ def _at_equal_parameters(ready: Prepared) -> Fact:
         f"gated d_ff {pair.gated_d_ff:,} and plain d_ff {pair.plain_d_ff:,} differ by {pair.difference_percent:+.2f} %",
         "", "depends",
         f"compare at equal parameters ({pair.gated_params:,}): it has three matrices, so a plain block may be half as "
-        "wide again; which of the two is better is a matter of training, not of the formula",
+        "wide again; which of the two is better is a matter of training, not of the formula: "
+        "ffn approximate --activation swiglu,silu",
         "ffn params 4096x11008:swiglu --iso-params",
     )  # fmt: skip
 

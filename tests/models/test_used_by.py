@@ -1,0 +1,84 @@
+"""Who uses which activation: `used_by` of the tables against the catalog and against transformers' configs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import pytest
+
+from ffncli.block.activations import CANONICAL, TABLE
+from ffncli.block.analysis.gated import UNITS
+from ffncli.models import catalog
+
+# A family's name in the table → its model_type in transformers and the field of the config that says the activation.
+CONFIGURED = {
+    "BERT": "bert", "RoBERTa": "roberta", "BART": "bart", "ViT": "vit", "wav2vec 2.0": "wav2vec2",
+    "Whisper": "whisper", "Falcon": "falcon", "Pythia": "gpt_neox", "ModernBERT": "modernbert", "Zamba": "zamba",
+    "OPT": "opt", "Switch Transformers": "switch_transformers", "M2M-100": "m2m_100", "NLLB-MoE": "nllb-moe",
+    "DETR": "detr", "DAB-DETR": "dab-detr", "T5 v1.0": "t5",
+    "Nemotron": "nemotron", "nanochat": "nanochat", "Persimmon": "persimmon", "Arcee": "arcee", "BitNet": "bitnet",
+    "GPT-2": "gpt2", "GPT-J": "gptj", "Phi-2": "phi", "StarCoder": "gpt_bigcode", "SigLIP": "siglip_text_model",
+    "Gemma": "gemma", "mT5": "mt5",
+    "CLIP": "clip_text_model", "OWL-ViT": "owlvit_text_model", "ImageGPT": "imagegpt",
+    "Llama": "llama", "Mistral": "mistral", "Mixtral": "mixtral", "Qwen": "qwen2", "DeepSeek": "deepseek_v3",
+    "OLMo": "olmo2", "Phi-3": "phi3", "Phi-4": "phi3", "Granite": "granite", "Apertus": "apertus",
+    "MobileNet": "mobilenet_v2", "DeepSeek-V4's router": "deepseek_v4",
+}  # fmt: skip
+FIELDS = ("scoring_func", "dense_act_fn", "hidden_activation", "hidden_act", "activation_function", "activation")
+# What no config of transformers says: older than it, a part of a model, or decided by the model's code or its version.
+ELSEWHERE = {
+    "Transformer (2017)", "Primer", "GPT-3", "PaLM", "GPT-NeoX-20B", "BLOOM", "T5 v1.1", "gpt-oss", "MiniMax-M3",
+    "bilinear GLU", "GLU", "MoE routers", "MEGA", "YOLOv4", "EnCodec", "MobileNetV3",
+}  # fmt: skip
+
+
+def families(used_by: str) -> list[str]:
+    """`T5 v1.1, Gemma (gated)` → T5 v1.1 and Gemma; a year in brackets belongs to the name."""
+    return [part.strip() for part in re.split("[,;]", re.sub(r" \((?!\d)[^)]*\)", "", used_by)) if part.strip()]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", re.sub(r"\(\d+\)", "", name).lower())
+
+
+def _named_by(model: str, table: Mapping[str, str]) -> set[str]:
+    """The rows one of whose families the catalog's model belongs to: its name begins with the family's."""
+    return {
+        row for row, used_by in table.items() if any(_plain(model).startswith(_plain(f)) for f in families(used_by))
+    }
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_known_model_stands_at_its_activation_and_nowhere_else(name):
+    model = catalog.find(name)
+    assert model is not None
+    functions = {group.spec.activation for group in model.groups}
+    assert _named_by(name, {row.name: row.used_by for row in TABLE.values()}) == functions
+    units = {
+        unit
+        for unit, row in UNITS.items()
+        for spec in (group.spec for group in model.groups)
+        if spec.gated and (row.gate.function, row.gate.high, row.up.plus) == (spec.activation, spec.clamp, spec.up_plus)
+    }
+    assert _named_by(name, {unit.name: unit.used_by for unit in UNITS.values()}) == units
+    assert len(units) == sum({bool(group.spec.gated) for group in model.groups})
+
+
+def test_every_family_is_held_by_something():
+    said = {f for row in (*TABLE.values(), *UNITS.values()) for f in families(row.used_by)}
+    assert said == CONFIGURED.keys() | ELSEWHERE
+
+
+@pytest.mark.parametrize("family", CONFIGURED)
+def test_families_have_the_activation_that_their_config_says(family):
+    pytest.importorskip("transformers")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[CONFIGURED[family]]()
+    said = next((value for field in FIELDS if isinstance(value := getattr(config, field, None), str)), "")
+    if family == "DeepSeek":  # its scoring_func is the router's
+        said = config.hidden_act
+    rows = [row.name for row in TABLE.values() if family in families(row.used_by)]
+    gates = [unit.gate.function for unit in UNITS.values() if family in families(unit.used_by)]
+    assert set(rows + gates) == {CANONICAL[said.lower()]}
