@@ -94,3 +94,17 @@ def test_wrong_input_is_one_line(call, arguments, said):
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert said in err
+
+
+def test_a_narrow_input_keeps_its_moments_on_the_page(call):
+    """E[f²] of x ~ N(0, s²): of relu s² / 2, with mean s / √(2π); of tanh the mean is 0, whatever rounding leaves."""
+    table = call("activations", "relu", "tanh", "--std", "1e-6", "--at", "0")[1]
+    relu, tanh = (
+        next(line for line in table.splitlines() if line.startswith(n) and " 100 " in line) for n in ("relu", "tanh")
+    )
+    mean = 1e-6 / math.sqrt(2 * math.pi)
+    assert relu.split()[3:5] == [f"{mean:.3e}", f"{5e-13 - mean**2:.3e}"]
+    assert tanh.split()[3:5] == ["0.0000", "1.000e-12"]
+    assert "0.0000" in next(
+        x for x in call("activations", "tanh", "--at", "0")[1].splitlines() if x.startswith("tanh  ") and "0.3943" in x
+    )
