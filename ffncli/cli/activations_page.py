@@ -111,12 +111,17 @@ def _normal(found: Sequence[Facts]) -> list[Part]:
     rows = [
         (
             one.name, round(100 * one.exact_zero_share, 2), round(100 * one.zero_share, 2),
-            *(Fixed(round(v, 12)) for v in (one.mean, one.variance, one.gain, one.gradient_gain)),
+            *map(Fixed, (_mean(one), one.variance, one.gain, one.gradient_gain)),
         )
         for one in found
     ]  # fmt: skip
     said = f"near zero: |f(x)| ≤ {NEAR_ZERO:g} · gain: weights of std gain / √fan_in keep the second moment"
     return [Table(columns, rows, f"A normal input of mean 0 and std {found[0].std:g}"), Line(said, quiet=True)]
+
+
+def _mean(one: Facts) -> float:
+    """The mean, 0 where it is nothing but rounding beside the spread: of tanh 1e-17. A narrow input's is small too."""
+    return one.mean if abs(one.mean) > 1e-12 * math.sqrt(one.variance) else 0.0
 
 
 def _values(found: Sequence[Facts], ratios: bool) -> list[Part]:

@@ -82,7 +82,12 @@ def command(
         _Texts, typer.Option("--activation", metavar="NAME,...", help=f"Default: {', '.join(ACTIVATIONS)}.")
     ] = None,
     widths: Annotated[
-        _Texts, typer.Option("--d-ff", metavar="N|4x,...", help="Plain widths, default 1, 2, 4, ..., 64.")
+        _Texts,
+        typer.Option(
+            "--d-ff",
+            metavar="N|4x,...",
+            help="Widths of plain blocks (gated: equal parameters), default 1, 2, 4, ..., 64.",
+        ),
     ] = None,
     training: TrainingOptions,
     plot: PlotOptions,
@@ -90,7 +95,7 @@ def command(
 ) -> None:
     """Train blocks of growing width on a function: how well they fit.
 
-    Try: ffn approximate --target sin --d-ff 1,4,16,64, ffn approximate --noise 0.3 --d-ff 1x,4x,8x
+    Try: ffn approximate --target sin --d-ff 1,4,16,64 · ffn approximate --noise 0.3 --d-ff 1x,4x,8x
     """
     output = show.output()
     plot.check(show.force, show.out)

@@ -40,7 +40,11 @@ class Overfitting:
         if self.wider_d_ff is None or self.wider_rmse is None:
             return f"{least}, the widest: no overfitting seen"
         times = f"{self.wider_rmse / self.best_rmse:.2f} times that at d_ff {self.wider_d_ff:,}"
-        return f"{least} and {times}: {'overfits' if self.overfits else 'no overfitting to speak of'}"
+        if self.overfits:
+            return f"{least} and {times}: overfits"
+        if self.wider_rmse > _OVERFITS * self.best_rmse:
+            return f"{least} and {times}, yet it fits its samples no better: badly trained, not overfitting"
+        return f"{least} and {times}: no overfitting to speak of"
 
 
 def answer(question: Question, rows: Sequence[Row], asked: int) -> Answer:
@@ -124,7 +128,7 @@ def _target(question: Question, about: dict[str, Any], rows: Sequence[Row], seen
     """One target: what it is, a row per block, the same errors side by side, what was seen of overfitting."""
     low, high = about["domain"]
     inputs = "a and b" if about["inputs"] == 2 else "x"
-    where = f"{inputs} in [{low:.4g}, {high:.4g}], {about['samples']:,} samples"
+    where = f"{inputs} in [{', '.join(_ends(low, high))}], {about['samples']:,} samples"
     where += f" with noise {question.noise:g}" if question.noise else ""
     parts: list[Part] = [Heading(f"{about['name']}: {about['formula']}", f"{where}, {_counted(question.seeds)}")]
     parts.append((_noisy if question.noise else _exact)(rows, _straight(about["inputs"])))
@@ -140,6 +144,15 @@ def _target(question: Question, about: dict[str, Any], rows: Sequence[Row], seen
     ]  # fmt: skip
 
 
+def _ends(low: float, high: float) -> tuple[str, str]:
+    """The domain to four digits, or to as many as tell its ends apart."""
+    for digits in range(4, 18):
+        ends = f"{low:.{digits}g}", f"{high:.{digits}g}"
+        if max(abs(float(ends[0]) - low), abs(float(ends[1]) - high)) <= 1e-3 * (high - low):
+            break
+    return ends
+
+
 def _counted(seeds: int) -> str:
     return "1 seed" if seeds == 1 else f"{seeds} seeds"
 
@@ -153,7 +166,7 @@ def _exact(rows: Sequence[Row], line: str) -> Table:
     gated = any(row.gated for row in rows)
     columns = ("activation", "d_ff", *(("for",) if gated else ()), "params", "rmse", "median", "max error", line)
     lines = [(r.activation, *_width(r, gated), r.params, r.rmse, r.median_rmse, r.max_error, r.floor) for r in rows]
-    return Table(columns, lines)
+    return Table(columns, lines, "rmse and max error of the best seed, median rmse over seeds")
 
 
 def _noisy(rows: Sequence[Row], line: str) -> Table:

@@ -22,6 +22,9 @@ STEPS = 300
 
 MAX_WIDTH, MAX_SEEDS, MAX_SAMPLES, MAX_STEPS, MAX_ROWS = 4096, 100, 100_000, 100_000, 1000
 MAX_VALUES = 1 << 24  # of one hidden tensor, all seeds together: 64 MB in float32, and training keeps a dozen of them
+MAX_REFIT = (
+    1 << 32
+)  # samples × d_ff × the smaller of them, of least squares, in one call that no Ctrl-C can stop: a second or two
 MAX_END, MIN_EXTENT = 1e6, 1e-6
 
 CONVENTIONS: Mapping[str, str] = {
@@ -116,7 +119,7 @@ def cases(question: Question) -> tuple[Case, ...]:
     out = []
     for target in targets:
         widths = list(dict.fromkeys(_width(text, target) for text in question.widths))
-        _bounded(question.seeds, question.samples_of(target), max(widths))
+        _bounded(question.seeds, question.samples_of(target), max(widths), refit=not question.noise)
         out += [_case(target, name, d_ff) for name in names for d_ff in widths]
     return tuple(out)
 
@@ -168,13 +171,18 @@ def _width(text: str, target: Target) -> int:
     return found
 
 
-def _bounded(seeds: int, samples: int, widest: int) -> None:
+def _bounded(seeds: int, samples: int, widest: int, refit: bool) -> None:
     values = seeds * samples * widest
     if values > MAX_VALUES:
         raise FFNError(
             f"{seeds} seeds × {samples:,} samples × d_ff {widest:,} are {values:,} values in"
             f" every step, the limit is {MAX_VALUES:,}",
             "take fewer --seeds, --samples or a smaller --d-ff",
+        )
+    if refit and samples * widest * min(samples, widest) > MAX_REFIT:
+        raise FFNError(
+            f"least squares for {samples:,} samples and d_ff {widest:,} would take minutes",
+            "take fewer --samples or a smaller --d-ff",
         )
 
 

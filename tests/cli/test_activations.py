@@ -119,3 +119,17 @@ def test_what_is_stated_reads_as_it_was_written_beside_digits_enough_to_judge_it
     assert ["1", "0.8413451", "0.84134475", "0.8413", "wrong"] in lines
     assert ["-3", "-4.05e-3", "-0.004050", "0.0013", "right"] in lines
     assert "1 of 4 stated values wrong: gelu(1) = 0.84134475, not 0.8413451" in err
+
+
+def test_a_narrow_input_keeps_its_moments_on_the_page(call):
+    """E[f²] of x ~ N(0, s²): of relu s² / 2, with mean s / √(2π); of tanh the mean is 0, whatever rounding leaves."""
+    table = call("activations", "relu", "tanh", "--std", "1e-6", "--at", "0")[1]
+    relu, tanh = (
+        next(line for line in table.splitlines() if line.startswith(n) and " 100 " in line) for n in ("relu", "tanh")
+    )
+    mean = 1e-6 / math.sqrt(2 * math.pi)
+    assert relu.split()[3:5] == [f"{mean:.3e}", f"{5e-13 - mean**2:.3e}"]
+    assert tanh.split()[3:5] == ["0.0000", "1.000e-12"]
+    assert "0.0000" in next(
+        x for x in call("activations", "tanh", "--at", "0")[1].splitlines() if x.startswith("tanh  ") and "0.3943" in x
+    )

@@ -81,6 +81,17 @@ def test_what_counts_as_overfitting(held_out, train, overfits):
     rows = [replace(f.row, held_out_rmse=h, train_rmse=t) for f, h, t in zip(fits, held_out, train, strict=True)]
     (said,) = overfitting(rows)
     assert (said.best_d_ff, said.overfits) == ((8 if held_out[2] == 0.2 else 4), overfits)
+    assert ("badly trained" in said.text()) == (held_out[2] == 0.3 and not overfits)
+
+
+@pytest.mark.parametrize(
+    ("domain", "said"),
+    [("-pi:pi", "[-3.142, 3.142]"), ("0:1", "[0, 1]"), ("999999.5:1000000", "[999999.5, 1000000]"),
+     ("0:1e-6", "[0, 1e-06]"), ("1000:1000.25", "[1000, 1000.25]")],
+)  # fmt: skip
+def test_the_ends_of_a_domain_are_told_apart(domain, said, call):
+    quick = ("--d-ff", "1", "--activation", "identity", "--seeds", "1", "--steps", "1")
+    assert f"x in {said}, " in call("approximate", "--domain", domain, *quick)[1]
 
 
 def test_curves_of_error_against_width(call):
@@ -168,6 +179,7 @@ def test_what_diverged_is_said(call, monkeypatch):
         (["--seeds", "0"], ["--seeds", "0"]),
         (["--samples", "1"], ["--samples", "2"]),
         (["--samples", "100000", "--d-ff", "4096"], ["--samples", "limit"]),
+        (["--samples", "5000", "--d-ff", "3000", "--seeds", "1"], ["least squares", "--samples", "--d-ff"]),
         (["--d-ff", ",".join(map(str, range(1, 300)))], ["1,000"]),
         (["--steps", "0"], ["--steps", "0"]),
         (["--plot-file", "curves.gif"], ["--plot-file", ".svg"]),
