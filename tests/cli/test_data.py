@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -189,6 +190,22 @@ def test_a_users_own_module_is_run(call, tmp_path):
 def test_what_cannot_be_is_one_line(call, words, parts):
     given = [source(word.lower()) if word in ("LLAMA", "WHISPER") else word for word in words]
     expect_refusal(call("activations", *given), *parts)
+
+
+def test_a_config_alone_is_looked_at_and_not_run(call, tmp_path):
+    shutil.copy(made("llama").path / "config.json", tmp_path)
+    assert "random weights" in call("activations", "relu", "--source", str(tmp_path))[1]
+    refused = call("activations", "--source", str(tmp_path), "--input-ids", "3")
+    expect_refusal(refused, f"--input-ids: {tmp_path} has no safetensors", "give a directory with config.json")
+
+
+@pytest.mark.parametrize("given", [["--input-ids", "3"], []])
+def test_an_activation_that_nobody_knows_is_not_an_option_away(call, tmp_path, given):
+    config = json.loads((made("llama").path / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "zorgl", "hidden_act": "wobble"}), "utf-8")
+    shutil.copy(made("llama").path / "model.safetensors", tmp_path)
+    refused = call("activations", "--source", str(tmp_path), *given)
+    expect_refusal(refused, "does not say its activation, so it cannot be run", "its config.json has to")
 
 
 def test_without_a_source_nothing_of_torch_is_loaded():
