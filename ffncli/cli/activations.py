@@ -67,7 +67,8 @@ def command(
     data.check(others, precision.rounding)
     if data.source is not None:
         if units:
-            raise FFNError("--source replaces functions of one number, not gated units", f"leave out {', '.join(units)}")
+            what = "--source replaces functions of one number, not gated units"
+            raise FFNError(what, f"leave out {', '.join(units)}")
         data.run(chosen, output, precision.dtype)
         return
     if units and expected.expect:

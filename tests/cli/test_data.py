@@ -105,18 +105,37 @@ def test_the_layers_of_a_model_beside_each_other(call):
         )
 
 
+def gguf_file(path):
+    import gguf
+    import numpy
+
+    writer = gguf.GGUFWriter(str(path), "llama")
+    for key, value in (("embedding_length", 8), ("feed_forward_length", 12), ("block_count", 1)):
+        writer.add_uint32(f"llama.{key}", value)
+    for name, shape in (("ffn_gate", (12, 8)), ("ffn_up", (12, 8)), ("ffn_down", (8, 12)), ("ffn_norm", (8,))):
+        writer.add_tensor(f"blk.0.{name}.weight", numpy.ones(shape, numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "notes"),
     [
-        (["8x16:gelu"], ["weights and input drawn at random: --prompt TEXT"]),
+        (["8x16:gelu"], ["weights and input drawn at random: --prompt TEXT shows what truly enters, where the source"]),
+        (["GGUF"], ["input drawn at random: --prompt TEXT shows what truly enters, where the source is a directory"]),
         (["8x16:gelu", "--input", "ones"], ["weights drawn at random"]),
         (["LLAMA"], ["decoder layer 0 of", "input drawn at random: --prompt TEXT shows what truly enters\n"]),
         (["LLAMA", "--layer", "1", "--input", "ones"], []),
         (["8x16:gelu", "--input", "nan,1,2,3,4,5,6,7"], ["note: input x has 1 NaN"]),
     ],
 )
-def test_what_is_drawn_or_not_finite_is_said(call, arguments, notes):
-    given = [source("llama") if word == "LLAMA" else word for word in arguments]
+def test_what_is_drawn_or_not_finite_is_said(call, tmp_path, arguments, notes):
+    if "GGUF" in arguments:
+        gguf_file(tmp_path / "m.gguf")
+    named = {"LLAMA": source("llama"), "GGUF": f"{tmp_path}/m.gguf"}
+    given = [named.get(word, word) for word in arguments]
     code, _, err = call("activations", "--source", *given)
     assert code == 0
     assert [note for note in notes if note not in err] == []
@@ -202,7 +221,8 @@ def test_a_config_alone_is_looked_at_and_not_run(call, tmp_path):
 @pytest.mark.parametrize("given", [["--input-ids", "3"], []])
 def test_an_activation_that_nobody_knows_is_not_an_option_away(call, tmp_path, given):
     config = json.loads((made("llama").path / "config.json").read_text("utf-8"))
-    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "zorgl", "hidden_act": "wobble"}), "utf-8")
+    config |= {"model_type": "zorgl", "hidden_act": "wobble"}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
     shutil.copy(made("llama").path / "model.safetensors", tmp_path)
     refused = call("activations", "--source", str(tmp_path), *given)
     expect_refusal(refused, "does not say its activation, so it cannot be run", "its config.json has to")
