@@ -62,10 +62,13 @@ def command(
     others = {
         "--at": at, "--std": std != 1.0, "--expect": expected.expect, "--up": gated.up, "--iso-params": iso.iso_params,
         "--against": precision.against, "--rounding": precision.rounding, "--plot": plot.plot,
-        "--plot-file": plot.plot_file, "a gated unit": units,
+        "--plot-file": plot.plot_file,
     }  # fmt: skip
     data.check(others, precision.rounding)
     if data.source is not None:
+        if units:
+            what = "--source replaces functions of one number, not gated units"
+            raise FFNError(what, f"leave out {', '.join(units)}")
         data.run(chosen, output, precision.dtype)
         return
     if units and expected.expect:

@@ -11,12 +11,13 @@ import typer
 
 from ffncli.cli.options import InputOptions, Text, TokenOptions
 from ffncli.cli.prompt_options import GivenOptions, input_options
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, shown
 
 if TYPE_CHECKING:
     from ffncli.models.model import Model
     from ffncli.show.output import Output
 
+_SAID = {"activation": "its activation", "top_k": "how many experts a token goes to"}  # for want of which none is run
 _data = partial(typer.Option, rich_help_panel="On real data")
 
 
@@ -91,12 +92,16 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
         output.show(answer(model, found, self.prompt, self.input))
 
     def _model(self) -> Model:
-        """The model of --source; its dimensions are its own. Raises FFNError where it needs to be told some."""
+        """The model of --source; all it is, it says itself. Raises FFNError where it needs to be told something."""
         from ffncli.run.sources import is_own, load
 
         try:
-            return load(self.source, None, self.seed or 0)
+            model = load(self.source, None, self.seed or 0)
         except FFNError as error:
             if is_own(self.source or "") and error.hint.startswith("give --"):
                 raise FFNError(error.message, "here it cannot be told: give it a default") from None
             raise
+        if lacking := [words for name, words in _SAID.items() if name in model.unknown and not model.refused]:
+            what = f"{shown(model.source)} does not say {' and '.join(lacking)}, so it cannot be run"
+            raise FFNError(what, "its config.json has to; `ffn trace` can be told")
+        return model

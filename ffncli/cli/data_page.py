@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ffncli.block.activations import TABLE
 from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.prompt_page import agreement_text, listed
+from ffncli.errors import FFNError
 from ffncli.models.model import Model
+from ffncli.models.runnable import folder_of
 from ffncli.show.bars import bars
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table, cell_text
@@ -45,12 +47,22 @@ def remarks(model: Model, found: Data, layer: str | None, given: str | None) -> 
         out.append(f"{one.stack} layer {one.layer} of {model.name}: --layer I shows another, --layer all every one")
     if not found.tokens:
         drawn = ["weights"] if any(one.weights.startswith("random") for one in found.layers) else []
-        way = "--prompt TEXT shows what truly enters" + (" a model with weights" if model.checkpoint is None else "")
+        way = "--prompt TEXT shows what truly enters"
+        way += "" if _runs(model) else ", where the source is a directory with safetensors"
         drawn += ["input"] if given is None else []
         out += [f"{' and '.join(drawn)} drawn at random: {way}"] if drawn else []
     places = {id(one): "" if model.bare else f"{one.stack} layer {one.layer}: " for one in found.layers}
     bad = [f"{places[id(one)]}{fault}" for one in found.layers for fault in one.not_finite]
     return out + bad[:_FAULTS] + ([f"{len(bad) - _FAULTS} more have NaN or Inf"] if len(bad) > _FAULTS else [])
+
+
+def _runs(model: Model) -> bool:
+    """Whether a prompt can be given to it."""
+    try:
+        folder_of(model, "--prompt")
+    except FFNError:
+        return False
+    return True
 
 
 def answer(model: Model, found: Data, prompt: str | None, given: str | None) -> Answer:

@@ -23,6 +23,8 @@ def folder_of(model: Model, option: str) -> Path:
         if model.location and any(any(model.location.glob(f"*{end}")) for end in (".bin", ".pt", ".pth")):
             where = shown_path(model.location)
             raise FFNError(f"{option}: {where} has pickled weights alone, which are never loaded", "use safetensors")
+        if model.location:
+            raise FFNError(f"{option}: {shown_path(model.location)} has no safetensors", _HINT)
         if model.source and path.is_dir():  # a known model's name goes before a directory of that name
             raise FFNError(f"{option}: {name} is the known model, which has no weights", f"the directory is ./{path}")
         raise FFNError(f"{option}: {name if model.source else 'the block'} is no directory with weights", _HINT)

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -87,7 +88,7 @@ def test_csv_has_a_line_per_activation_and_place(call):
 
 
 def test_names_are_any_spelling_and_the_own_one_comes_once(call):
-    asked = ("swiglu", "gelu_new", "silu", "--source", "8x16:swiglu")
+    asked = ("swish", "gelu_new", "silu", "--source", "8x16:swiglu")
     assert [row["name"] for row in answer(call, *asked)["rows"]] == ["silu", "gelu_tanh"]
 
 
@@ -104,18 +105,37 @@ def test_the_layers_of_a_model_beside_each_other(call):
         )
 
 
+def gguf_file(path):
+    import gguf
+    import numpy
+
+    writer = gguf.GGUFWriter(str(path), "llama")
+    for key, value in (("embedding_length", 8), ("feed_forward_length", 12), ("block_count", 1)):
+        writer.add_uint32(f"llama.{key}", value)
+    for name, shape in (("ffn_gate", (12, 8)), ("ffn_up", (12, 8)), ("ffn_down", (8, 12)), ("ffn_norm", (8,))):
+        writer.add_tensor(f"blk.0.{name}.weight", numpy.ones(shape, numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "notes"),
     [
-        (["8x16:gelu"], ["weights and input drawn at random: --prompt TEXT"]),
+        (["8x16:gelu"], ["weights and input drawn at random: --prompt TEXT shows what truly enters, where the source"]),
+        (["GGUF"], ["input drawn at random: --prompt TEXT shows what truly enters, where the source is a directory"]),
         (["8x16:gelu", "--input", "ones"], ["weights drawn at random"]),
         (["LLAMA"], ["decoder layer 0 of", "input drawn at random: --prompt TEXT shows what truly enters\n"]),
         (["LLAMA", "--layer", "1", "--input", "ones"], []),
         (["8x16:gelu", "--input", "nan,1,2,3,4,5,6,7"], ["note: input x has 1 NaN"]),
     ],
 )
-def test_what_is_drawn_or_not_finite_is_said(call, arguments, notes):
-    given = [source("llama") if word == "LLAMA" else word for word in arguments]
+def test_what_is_drawn_or_not_finite_is_said(call, tmp_path, arguments, notes):
+    if "GGUF" in arguments:
+        gguf_file(tmp_path / "m.gguf")
+    named = {"LLAMA": source("llama"), "GGUF": f"{tmp_path}/m.gguf"}
+    given = [named.get(word, word) for word in arguments]
     code, _, err = call("activations", "--source", *given)
     assert code == 0
     assert [note for note in notes if note not in err] == []
@@ -162,7 +182,8 @@ def test_a_users_own_module_is_run(call, tmp_path):
         (["--layer", "3"], ["--layer needs --source"]),
         (["--seed", "3"], ["--seed needs --source"]),
         (["--tokens", "3"], ["--tokens needs --source"]),
-        (["--device", "cuda"], ["--device needs --source"]),
+        (["--device", "cuda"], ["--device says where --source and --rounding compute", "add one of them"]),
+        (["--source", "LLAMA", "gelu", "swiglu"], ["--source replaces functions of one number", "leave out swiglu"]),
         (["--source", "LLAMA", "--at", "1"], ["--at contradicts --source"]),
         (["--source", "LLAMA", "--std", "2"], ["--std contradicts --source"]),
         (["--source", "LLAMA", "--layer", "9"], ["--layer 9 is out of range", "layers 0 to 1"]),
@@ -188,6 +209,23 @@ def test_a_users_own_module_is_run(call, tmp_path):
 def test_what_cannot_be_is_one_line(call, words, parts):
     given = [source(word.lower()) if word in ("LLAMA", "WHISPER") else word for word in words]
     expect_refusal(call("activations", *given), *parts)
+
+
+def test_a_config_alone_is_looked_at_and_not_run(call, tmp_path):
+    shutil.copy(made("llama").path / "config.json", tmp_path)
+    assert "random weights" in call("activations", "relu", "--source", str(tmp_path))[1]
+    refused = call("activations", "--source", str(tmp_path), "--input-ids", "3")
+    expect_refusal(refused, f"--input-ids: {tmp_path} has no safetensors", "give a directory with config.json")
+
+
+@pytest.mark.parametrize("given", [["--input-ids", "3"], []])
+def test_an_activation_that_nobody_knows_is_not_an_option_away(call, tmp_path, given):
+    config = json.loads((made("llama").path / "config.json").read_text("utf-8"))
+    config |= {"model_type": "zorgl", "hidden_act": "wobble"}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    shutil.copy(made("llama").path / "model.safetensors", tmp_path)
+    refused = call("activations", "--source", str(tmp_path), *given)
+    expect_refusal(refused, "does not say its activation, so it cannot be run", "its config.json has to")
 
 
 def test_without_a_source_nothing_of_torch_is_loaded():
