@@ -10,6 +10,7 @@ _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-
 _ASCII = str.maketrans({
     "·": "*", "⊙": "*", "×": "x", "…": "...", "ᵀ": "^T", "Σ": "sum", "−": "-", "→": "->", "│": "|", "√": "sqrt",
     "Φ": "Phi", "σ": "sigma", "α": "alpha", "²": "^2", "³": "^3", "─": "-", "≤": "<=", "▶": ">", "ε": "eps",
+    "π": "pi", "∞": "inf", "∂": "d", "±": "+-", "≥": ">=", "≠": "!=", "₊": "+", "₋": "-", "ˣ": "^x", "⁻": "^-",
     "‖": "|", "▁": ".", "▂": ":", "▃": "-", "▄": "=", "▅": "+", "▆": "*", "▇": "#", "█": "@",
 })  # fmt: skip
 
@@ -30,7 +31,7 @@ def encodable(text: str, encoding: str) -> str:
         text.encode(encoding)
         return text
     except (UnicodeEncodeError, LookupError):
-        return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+        return text.replace("⁻ˣ", "^-x").translate(_ASCII).encode("ascii", "replace").decode("ascii")
 
 
 def width(text: str) -> int:

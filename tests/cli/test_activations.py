@@ -12,6 +12,7 @@ import pytest
 from ffncli.block.activations import TABLE
 from ffncli.cli.activations import IN_USE
 from ffncli.models import catalog
+from ffncli.show.text import encodable
 
 
 def body(call, *arguments):
@@ -94,3 +95,11 @@ def test_wrong_input_is_one_line(call, arguments, said):
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert said in err
+
+
+@pytest.mark.parametrize("asked", ["--all --against gelu --at 1", "swiglu --iso-params --at 1"])
+def test_an_output_without_our_symbols_reads_all_the_same(call, asked):
+    """A question mark would stand for infinity, for ± or for an exponent."""
+    code, out, _ = call("activations", *asked.split())
+    assert code == 0
+    assert {mark for mark in set(out) if encodable(mark, "ascii") == "?"} <= {"?"}
