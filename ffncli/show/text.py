@@ -47,6 +47,11 @@ def pad(text: str, columns: int, right: bool = False) -> str:
     return space + text if right else text + space
 
 
+def percent(share: float, digits: int = 3) -> str:
+    """`12.3 %` of a share of 1."""
+    return f"{100 * share:.{digits}g} %"
+
+
 def _written_out(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
