@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ffncli.block.activations import TABLE
 from ffncli.block.analysis.facts import facts
 from ffncli.block.analysis.gated import split
-from ffncli.cli import gated_page
 from ffncli.cli.activations_page import answer
 from ffncli.cli.data_options import DataOptions
 from ffncli.cli.expect_options import ExpectOptions, judge, with_checked
@@ -23,6 +22,9 @@ from ffncli.cli.rounding_options import RoundingOptions
 from ffncli.errors import FFNError
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
+
+if TYPE_CHECKING:
+    from ffncli.models.iso_units import IsoUnit
 
 _Names = Annotated[
     list[str] | None, typer.Argument(metavar="NAME", help="gelu, silu, swiglu, ...; default: what known models use.")
@@ -78,12 +80,22 @@ def command(
     xs = points(at) if at is not None else tuple(dict.fromkeys(one.x for one in claims)) or points(DEFAULT_AT)
     ups, widths = gated.ups(units, xs), iso.found(units)
     found = [facts(name, xs, std) for name in chosen]
-    beside = gated_page.rows(units, xs, ups, std, widths)
-    page = with_checked(answer(found, beside, ratios=at is not None), claims)
+    page = with_checked(answer(found, _rows(units, xs, ups, std, widths), ratios=at is not None), claims)
     page = precision.extended(page, chosen, std, data.device)
     output.show(_pictured(page, plot, output, (chosen, xs, precision.reference()), (units, xs, ups)))
     precision.judge(chosen)
     judge(claims)
+
+
+def _rows(
+    units: Sequence[str], at: Sequence[float], ups: Sequence[float], std: float, widths: Mapping[str, IsoUnit]
+) -> list[dict[str, Any]]:
+    """What there is to say of gated units; nothing is loaded for none."""
+    if not units:
+        return []
+    from ffncli.cli.gated_page import rows
+
+    return rows(units, at, ups, std, widths)
 
 
 def _pictured(page: Answer, plot: PlotOptions, output: Output, plain: _Plain, gated: _Gated) -> Answer:

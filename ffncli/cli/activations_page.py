@@ -10,7 +10,7 @@ from ffncli.block.analysis.facts import CONVENTIONS, Facts
 from ffncli.block.analysis.operations import CONVENTION, operations
 from ffncli.block.analysis.shape import Shape
 from ffncli.block.units import NEAR_ZERO
-from ffncli.cli import gated_page
+from ffncli.cli.points import point
 from ffncli.show.parts import Answer, Line, Part
 from ffncli.show.tables import Fixed, Table
 
@@ -19,16 +19,22 @@ def answer(found: Sequence[Facts], gated: Sequence[Mapping[str, Any]], ratios: b
     """A row per activation, then those of gated units (`gated_page.rows`); `ratios`: people see f(x) / x too."""
     rows = [row(one) for one in found]
     flat = [_flat(row) for row in rows]
-    flat += [gated_page.flat(row) for row in gated]
+    unit_parts: list[Part] = []
+    conventions = {**CONVENTIONS, "operations": CONVENTION}
+    if gated:
+        from ffncli.block.analysis import gated_facts
+        from ffncli.cli import gated_page
+
+        flat += [gated_page.flat(row) for row in gated]
+        unit_parts = gated_page.parts(gated)
+        conventions |= gated_facts.CONVENTIONS
     columns = tuple(dict.fromkeys(key for line in flat for key in line))
     table = Table(columns, [tuple(line.get(key) for key in columns) for line in flat])
     parts: list[Part] = []
     if found:
         parts += [Table(("name", "formula"), [(one.name, one.formula) for one in found])]
         parts += [_shapes(found), *_normal(found), *_values(found, ratios), _costs(found), _sources(found)]
-    parts += gated_page.parts(gated)
-    conventions = {**CONVENTIONS, "operations": CONVENTION} | (gated_page.CONVENTIONS if gated else {})
-    return Answer("activations", {"rows": [*rows, *gated]}, table, parts, conventions)
+    return Answer("activations", {"rows": [*rows, *gated]}, table, [*parts, *unit_parts], conventions)
 
 
 def row(one: Facts) -> dict[str, Any]:
@@ -130,21 +136,17 @@ def _values(found: Sequence[Facts], ratios: bool) -> list[Part]:
     if not xs:
         return []
     if len(found) == 1:
-        lines = [(_at(v.x), *map(_number, (v.value, v.slope, v.ratio))) for v in found[0].values]
+        lines = [(point(v.x), *map(_number, (v.value, v.slope, v.ratio))) for v in found[0].values]
         return [Table(("x", "f(x)", "slope", "f(x)/x"), lines, found[0].name)]
     kinds = [("f(x)", "value"), ("Slope", "slope"), *([("f(x)/x", "ratio")] if ratios else [])]
     return [
         Table(
             ("x", *(one.name for one in found)),
-            [(_at(x), *(_number(getattr(one.values[i], key)) for one in found)) for i, x in enumerate(xs)],
+            [(point(x), *(_number(getattr(one.values[i], key)) for one in found)) for i, x in enumerate(xs)],
             title, side_by_side=True,
         )
         for title, key in kinds
     ]  # fmt: skip
-
-
-def _at(x: float) -> float | int:
-    return int(x) if x == int(x) and abs(x) < 1e6 else x
 
 
 def _number(value: float | None) -> Fixed | None:

@@ -11,6 +11,7 @@ from ffncli.block.analysis.difference import SHOWN, Difference
 from ffncli.block.analysis.survival import Meeting, Survival
 from ffncli.show.parts import Answer, Line, Part
 from ffncli.show.tables import Cell, Fixed, Table
+from ffncli.show.text import percent
 
 CONVENTIONS = {
     "max_difference": "the least upper bound of |f - g| for all x, g the one of --against; null where there is none",
@@ -143,7 +144,7 @@ def _survivals(compared: Sequence[Compared], std: float) -> list[Part]:
 def _sentence(d: Difference, s: Survival) -> str:
     if s.largest is None:
         return f"no: the same number for each of {s.inputs:,} inputs"
-    parts = [f"{_percent(s.differ)} of inputs differ, {_percent(s.beyond_neighbours)} by more than 1 ulp"]
+    parts = [f"{percent(s.differ)} of inputs differ, {percent(s.beyond_neighbours)} by more than 1 ulp"]
     parts += [f"{s.ratio:.3g} × the error of rounding" if s.ratio is not None else f"{d.against} is exact in {s.dtype}"]
     if s.at_difference:
         parts += [", ".join(f"{_ulps(m)} at x = {_short(m.x)}" for m in s.at_difference)]
@@ -155,10 +156,6 @@ def _sentence(d: Difference, s: Survival) -> str:
 
 def _ulps(m: Meeting) -> str:
     return f"{m.ulps:,} ulp" + ("" if m.ulps == 1 else "s")
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
 
 
 def _short(x: float) -> str:

@@ -55,7 +55,6 @@ def command(*, base: Base, new: New, tolerance: Tolerance = None, show: OutputOp
 
 def _files(*names: str) -> list[Path]:
     """The two files. Raises FFNError for names that are no files, and for what cannot be compared."""
-
     paths = [Path(os.path.expanduser(name)) for name in names]
     missing = [name for name, path in zip(names, paths, strict=True) if not os.path.isfile(path)]
     if missing and _are_activations(names):

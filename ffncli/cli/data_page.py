@@ -15,6 +15,7 @@ from ffncli.models.runnable import folder_of
 from ffncli.show.bars import bars
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table, cell_text
+from ffncli.show.text import percent
 
 if TYPE_CHECKING:
     from ffncli.run.entering import Data, LayerData
@@ -155,14 +156,10 @@ def _counts(entered: Entered) -> str:
     from ffncli.run.not_finite import in_words
 
     d = entered.input
-    out = [f"{d.values:,} values of {entered.units:,} units", f"{_percent(d.negatives, d.values)} negative"]
-    out += [f"{_percent(d.zeros, d.values)} zero"] if d.zeros else []
-    out += [f"{entered.clipped:,} clipped ({_percent(entered.clipped, d.values)})"] if entered.clipped else []
+    out = [f"{d.values:,} values of {entered.units:,} units", f"{percent(d.negatives / d.values)} negative"]
+    out += [f"{percent(d.zeros / d.values)} zero"] if d.zeros else []
+    out += [f"{entered.clipped:,} clipped ({percent(entered.clipped / d.values)})"] if entered.clipped else []
     return ", ".join([*out, *([words] if (words := in_words(d.nan, d.inf)) else [])])
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.3g} %"
 
 
 def _nearest(d: Distribution) -> str:
@@ -175,7 +172,7 @@ def _nearest(d: Distribution) -> str:
 
 def _own(entered: Entered, tokens: int) -> tuple[str, ...]:
     own, near = entered.made[0], f"within {NEAR_ZERO:g} of it"
-    values = f"{own.name} makes {100 * own.exact_zero_share:.3g} % of them zero, {100 * own.zero_share:.3g} % {near}"
+    values = f"{own.name} makes {percent(own.exact_zero_share)} of them zero, {percent(own.zero_share)} {near}"
     every = "every token of their expert" if entered.experts is not None else f"all {tokens} tokens"
     every = "the one token" if tokens == 1 else every
     units = f"{own.dead_units:,} of {entered.units:,} units are zero for {every}, {own.near_dead_units:,} {near}"

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block.analysis.curve import curve
 from ffncli.block.analysis.gated import UNITS, GatedUnit
-from ffncli.block.analysis.gated_facts import CONVENTIONS as _FACTS
 from ffncli.block.analysis.gated_facts import gated_facts, linear_share
-from ffncli.block.analysis.operations import CONVENTION
 from ffncli.block.units import NEAR_ZERO
+from ffncli.cli.points import point
 from ffncli.show.parts import Line, Part
 from ffncli.show.tables import Fixed, Table
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from ffncli.models.iso_units import IsoUnit
 
 Row = Mapping[str, Any]
-CONVENTIONS = {**_FACTS, "operations": CONVENTION}
 
 
 def rows(
@@ -141,20 +139,16 @@ def _values(found: Sequence[Row], up: float) -> list[Part]:
     kinds = [("Value", "value"), ("∂/∂gate", "slope"), ("∂/∂up", "slope_up")]
     chosen = [[value for value in row["values"] if value["up"] == up] for row in found]
     if len(found) == 1:
-        lines = [(_at(v["x"]), *(Fixed(v[key]) for _, key in kinds)) for v in chosen[0]]
+        lines = [(point(v["x"]), *(Fixed(v[key]) for _, key in kinds)) for v in chosen[0]]
         return [Table(("gate", *(title.lower() for title, _ in kinds)), lines, f"{found[0]['name']} at up = {up:g}")]
     return [
         Table(
             ("gate", *(row["name"] for row in found)),
-            [(_at(v["x"]), *(Fixed(own[i][key]) for own in chosen)) for i, v in enumerate(chosen[0])],
+            [(point(v["x"]), *(Fixed(own[i][key]) for own in chosen)) for i, v in enumerate(chosen[0])],
             f"{title} at up = {up:g}", side_by_side=True,
         )
         for title, key in kinds
     ]  # fmt: skip
-
-
-def _at(x: float) -> float | int:
-    return int(x) if x == int(x) and abs(x) < 1e6 else x
 
 
 def _iso(found: Sequence[Row]) -> list[Part]:

@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 
 from ffncli.errors import ExitCode, FFNError, shown
-from ffncli.show.figures import NEEDS, SUFFIXES, write
 from ffncli.show.files import check_writable
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
@@ -49,6 +48,8 @@ class PlotOptions:
         """
         if self.plot_file is None:
             return
+        from ffncli.show.figures import NEEDS, SUFFIXES
+
         if Path(self.path).suffix.lower() not in SUFFIXES:
             raise FFNError(f"--plot-file {shown(self.plot_file)}: the name must end in one of {', '.join(SUFFIXES)}")
         check_writable(self.path, force, "--plot-file")
@@ -63,6 +64,8 @@ class PlotOptions:
         Raises FFNError (exit 3) where the file cannot be written.
         """
         if self.plot_file is not None:
+            from ffncli.show.figures import write
+
             write(Path(self.path), plots)
             output.note(f"wrote {self.plot_file}")
         if not self.plot:

@@ -25,6 +25,11 @@ def points(text: str, option: str = "--at") -> tuple[float, ...]:
     return tuple(out)
 
 
+def point(x: float) -> float | int:
+    """x as a cell: a whole number without decimals."""
+    return int(x) if x == int(x) and abs(x) < 1e6 else x
+
+
 def _range(text: str, option: str, most: int) -> list[float]:
     ends = text.split(":")
     if len(ends) not in (2, 3):

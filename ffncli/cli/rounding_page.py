@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ffncli.cli.against_page import widened
 from ffncli.show.parts import Answer, Line, Part
 from ffncli.show.tables import Cell, Table
+from ffncli.show.text import percent
 
 if TYPE_CHECKING:
     from ffncli.run.activation_rounding import RoundingError
@@ -34,7 +35,9 @@ def with_rounding(page: Answer, errors: Sequence[RoundingError], std: float) -> 
 
 def _parts(errors: Sequence[RoundingError], std: float) -> list[Part]:
     worst = [(e.name, e.dtype, e.way, _figure(e.max_ulps), e.at, e.value + 0.0, e.exact) for e in errors]
-    sizes = [(e.name, e.dtype, e.way, e.max_error, e.max_error_at, _percent(e)) for e in errors]
+    sizes = [
+        (e.name, e.dtype, e.way, e.max_error, e.max_error_at, percent(e.correctly_rounded_share, 4)) for e in errors
+    ]
     said = "ulp: from the exact value to the next number · native: torch's own call · formula: operation by operation"
     return [
         Table(("name", "dtype", "way", "ulps", "at x", "is", "exact"), worst, "Rounding: the worst error in ulps"),
@@ -43,10 +46,6 @@ def _parts(errors: Sequence[RoundingError], std: float) -> list[Part]:
         Line(f"|x| ≤ {10 * std:g} · right: within half an ulp, of normal inputs of std {std:g}", quiet=True),
         *_overflows(errors),
     ]
-
-
-def _percent(e: RoundingError) -> str:
-    return f"{100 * e.correctly_rounded_share:.4g} %"
 
 
 def _overflows(errors: Sequence[RoundingError]) -> list[Part]:

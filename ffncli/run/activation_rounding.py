@@ -14,6 +14,7 @@ from ffncli.block.activations import TABLE
 from ffncli.block.scalar import with_learned
 from ffncli.run.functions import NAMESPACE, function
 from ffncli.run.rounding import ulp, ulp_each
+from ffncli.run.threads import one_thread
 
 _STRIDE = 16_381  # of fp32's numbers one in so many; prime, so that their low bits differ
 _REACH = 10.0  # standard deviations: what a normal input has
@@ -55,12 +56,8 @@ def rounding_errors(
 
     Each is computed for all numbers in one tensor; for a handful of them torch may round otherwise.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # for so few numbers threads cost more than they bring
-    try:
+    with one_thread():  # for so few numbers threads cost more than they bring
         return [_measured(name, dtype, way, std, device) for name in names for dtype in formats for way in _ways(name)]
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _ways(name: str) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import median
@@ -19,6 +18,7 @@ from ffncli.run.execute import run
 from ffncli.run.fit import SPREAD, Advance, Weights, drawn, finite, refitted, train, unscaled
 from ffncli.run.functions import NAMESPACE
 from ffncli.run.targets import Domain, Target
+from ffncli.run.threads import one_thread
 
 EVALUATED = {1: 2048, 2: 64}  # inputs → points along each
 
@@ -96,7 +96,7 @@ def fits(question: Question, asked: Iterable[Case], tick: Advance = lambda steps
             tick(question.steps)
             yield _again(done[key], case)
             continue
-        with _one_thread():
+        with one_thread():
             done[key] = _fit(question, case, data(case.target), tick)
         yield done[key]
 
@@ -209,16 +209,6 @@ def _rms(error: Tensor) -> float:
 def _mixed(seed: int, width: int) -> int:
     """A generator's seed for this seed and width: no two pairs share it."""
     return seed * (1 << 13) + width
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 _NAMES = SimpleNamespace(**vars(NAMESPACE), sin=torch.sin)

@@ -34,7 +34,8 @@ CONVENTIONS: Mapping[str, str] = {
     "d_ff": "of one projection; a gated block takes the width whose parameters are nearest to the plain block's of"
     " d_ff_plain, biases counted; 4x is 4 times the number of inputs",
     "training": "every seed draws its own weights, with bends all over the domain; inputs scaled to unit variance over"
-    " the domain; Adam in float32 on all samples at once, learning rate 0.2/√d_ff, at most 0.1, falling as a cosine;"
+    " the domain; Adam in float32 on all samples at once, learning rate 0.2/√d_ff, at most 0.1, rising over a"
+    " twentieth of the steps, then falling as a cosine;"
     " without noise the output layer is then refitted in float64 by least squares, which with noise would fit that",
     "samples": "256 (1,024 for two inputs), with noise 32, unless told; without noise evenly over the domain, its ends"
     " included (two inputs: Roberts' R2 sequence); with noise drawn uniformly by each seed, and normal noise of that"

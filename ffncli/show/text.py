@@ -10,7 +10,8 @@ _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-
 _ASCII = str.maketrans({
     "·": "*", "⊙": "*", "×": "x", "…": "...", "ᵀ": "^T", "Σ": "sum", "−": "-", "→": "->", "│": "|", "√": "sqrt",
     "Φ": "Phi", "σ": "sigma", "α": "alpha", "²": "^2", "³": "^3", "─": "-", "≤": "<=", "▶": ">", "ε": "eps",
-    "‖": "|", "∂": "d", "▁": ".", "▂": ":", "▃": "-", "▄": "=", "▅": "+", "▆": "*", "▇": "#", "█": "@",
+    "π": "pi", "∞": "inf", "∂": "d", "±": "+-", "≥": ">=", "≠": "!=", "₊": "+", "₋": "-", "ˣ": "^x", "⁻": "^-",
+    "‖": "|", "▁": ".", "▂": ":", "▃": "-", "▄": "=", "▅": "+", "▆": "*", "▇": "#", "█": "@",
 })  # fmt: skip
 
 
@@ -30,7 +31,7 @@ def encodable(text: str, encoding: str) -> str:
         text.encode(encoding)
         return text
     except (UnicodeEncodeError, LookupError):
-        return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+        return text.replace("⁻ˣ", "^-x").translate(_ASCII).encode("ascii", "replace").decode("ascii")
 
 
 def width(text: str) -> int:
@@ -44,6 +45,11 @@ def pad(text: str, columns: int, right: bool = False) -> str:
     """`text` filled with spaces to `columns`; `right` aligns it to the right."""
     space = " " * max(0, columns - width(text))
     return space + text if right else text + space
+
+
+def percent(share: float, digits: int = 3) -> str:
+    """`12.3 %` of a share of 1."""
+    return f"{100 * share:.{digits}g} %"
 
 
 def _written_out(match: re.Match[str]) -> str:

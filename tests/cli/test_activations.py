@@ -12,6 +12,7 @@ import pytest
 from ffncli.block.activations import TABLE
 from ffncli.cli.activations import IN_USE
 from ffncli.models import catalog
+from ffncli.show.text import encodable
 
 
 def body(call, *arguments):
@@ -133,3 +134,11 @@ def test_a_narrow_input_keeps_its_moments_on_the_page(call):
     assert "0.0000" in next(
         x for x in call("activations", "tanh", "--at", "0")[1].splitlines() if x.startswith("tanh  ") and "0.3943" in x
     )
+
+
+@pytest.mark.parametrize("asked", ["--all --against gelu --at 1", "swiglu --iso-params --at 1"])
+def test_an_output_without_our_symbols_reads_all_the_same(call, asked):
+    """A question mark would stand for infinity, for ± or for an exponent."""
+    code, out, _ = call("activations", *asked.split())
+    assert code == 0
+    assert {mark for mark in set(out) if encodable(mark, "ascii") == "?"} <= {"?"}

@@ -59,6 +59,16 @@ def test_rich_stays_away_from_a_pipe(command: str) -> None:
     assert "rich" not in loaded_by(command)
 
 
+def test_activations_loads_nothing_that_was_not_asked_for() -> None:
+    """No differences, formats, gated facts or pictures for the plain table."""
+    unasked = {
+        "ffncli.block.analysis.difference", "ffncli.block.analysis.formats", "ffncli.block.analysis.gated_facts",
+        "ffncli.cli.gated_page", "ffncli.cli.against_page", "ffncli.cli.data_page", "ffncli.cli.curves_page",
+        "ffncli.show.figures", "ffncli.models.iso_units",
+    }  # fmt: skip
+    assert not loaded_by("activations") & unasked
+
+
 def test_counting_a_checkpoint_loads_no_tensor_library(tmp_path: Path) -> None:
     """The headers are read by our own lines: opening a file through safetensors would load numpy or torch."""
     for family, config in (("llama", LLAMA), ("mixtral", MIXTRAL)):

@@ -347,7 +347,8 @@ def test_json_safe_means_the_same():
 
 def test_old_encodings_get_ascii():
     assert encodable("x · W1 ⊙ …", "ascii") == "x * W1 * ..."
-    assert encodable("π", "latin-1") == "?"
+    assert encodable("e⁻ˣ eˣ π", "latin-1") == "e^-x e^x pi"
+    assert encodable("ψ", "latin-1") == "?"
     assert encodable("x · y", "utf-8") == "x · y"
     assert encodable("α ≤ √β", "no-such-encoding") == "alpha <= sqrt?"
 

@@ -16,7 +16,7 @@ from ffncli.block.analysis.curve import Curve
 from ffncli.block.analysis.facts import check_width
 from ffncli.block.analysis.gated import GatedUnit, factor
 from ffncli.block.analysis.quadrature import expectation, normal_share
-from ffncli.block.analysis.shape import Shape, exact_zero_share, shape
+from ffncli.block.analysis.shape import Shape, bisect, exact_zero_share, shape
 from ffncli.block.units import NEAR_ZERO
 
 _INF = math.inf
@@ -176,14 +176,9 @@ def _zero_share(unit: GatedUnit, gate: Curve, std: float) -> float:
 
 def _crossings(c: Curve, level: float) -> list[float]:
     """Where |f| passes a level, between -40 and 40."""
+
+    def over(x: float) -> float:
+        return abs(c.f(x)) - level
+
     xs = sorted({*(i / 8 for i in range(-320, 321)), *c.kinks})
-    out = []
-    for low, high in pairwise(xs):
-        if (abs(c.f(low)) > level) == (abs(c.f(high)) > level):
-            continue
-        above = abs(c.f(low)) > level
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if (abs(c.f(middle)) > level) == above else (low, middle)
-        out.append(high)
-    return out
+    return [bisect(over, low, high) for low, high in pairwise(xs) if (over(low) > 0) != (over(high) > 0)]
