@@ -9,7 +9,7 @@ import typer
 
 from ffncli.block.activations import TABLE
 from ffncli.block.analysis.facts import facts
-from ffncli.block.analysis.gated import split
+from ffncli.block.analysis.gated import UNITS, split
 from ffncli.cli.activations_page import answer
 from ffncli.cli.data_options import DataOptions
 from ffncli.cli.expect_options import ExpectOptions, judge, with_checked
@@ -64,10 +64,11 @@ def command(
     others = {
         "--at": at, "--std": std != 1.0, "--expect": expected.expect, "--up": gated.up, "--iso-params": iso.iso_params,
         "--against": precision.against, "--rounding": precision.rounding, "--plot": plot.plot,
-        "--plot-file": plot.plot_file, "a gated unit": units,
+        "--plot-file": plot.plot_file,
     }  # fmt: skip
     data.check(others, precision.rounding)
     if data.source is not None:
+        _no_units(units)
         data.run(chosen, output, precision.dtype)
         return
     if units and expected.expect:
@@ -82,6 +83,13 @@ def command(
     output.show(_pictured(page, plot, output, (chosen, xs, precision.reference()), (units, xs, ups)))
     precision.judge(chosen)
     judge(claims)
+
+
+def _no_units(units: Sequence[str]) -> None:
+    """Raises FFNError for a gated unit: with --source functions are put in the place of the gate's."""
+    if units:
+        function = UNITS[units[0]].gate.function
+        raise FFNError(f"--source: {units[0]} is a gated unit", f"name the function of its gate, {function}")
 
 
 def _rows(

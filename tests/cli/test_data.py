@@ -87,7 +87,7 @@ def test_csv_has_a_line_per_activation_and_place(call):
 
 
 def test_names_are_any_spelling_and_the_own_one_comes_once(call):
-    asked = ("swiglu", "gelu_new", "silu", "--source", "8x16:swiglu")
+    asked = ("swish", "gelu_new", "silu", "--source", "8x16:swiglu")
     assert [row["name"] for row in answer(call, *asked)["rows"]] == ["silu", "gelu_tanh"]
 
 
@@ -162,7 +162,8 @@ def test_a_users_own_module_is_run(call, tmp_path):
         (["--layer", "3"], ["--layer needs --source"]),
         (["--seed", "3"], ["--seed needs --source"]),
         (["--tokens", "3"], ["--tokens needs --source"]),
-        (["--device", "cuda"], ["--device needs --source"]),
+        (["--device", "cuda"], ["--device", "--source and --rounding"]),
+        (["swiglu", "--source", "8x16:swiglu"], ["swiglu is a gated unit", "silu"]),
         (["--source", "LLAMA", "--at", "1"], ["--at contradicts --source"]),
         (["--source", "LLAMA", "--std", "2"], ["--std contradicts --source"]),
         (["--source", "LLAMA", "--layer", "9"], ["--layer 9 is out of range", "layers 0 to 1"]),
