@@ -9,7 +9,7 @@ import typer
 
 from ffncli.block.activations import TABLE
 from ffncli.block.analysis.facts import facts
-from ffncli.block.analysis.gated import split
+from ffncli.block.analysis.gated import UNITS, split
 from ffncli.cli.activations_page import answer
 from ffncli.cli.data_options import DataOptions
 from ffncli.cli.expect_options import ExpectOptions, judge, with_checked
@@ -68,9 +68,7 @@ def command(
     }  # fmt: skip
     data.check(others, precision.rounding)
     if data.source is not None:
-        if units:
-            what = "--source replaces functions of one number, not gated units"
-            raise FFNError(what, f"leave out {', '.join(units)}")
+        _no_units(units)
         data.run(chosen, output, precision.dtype)
         return
     if units and expected.expect:
@@ -85,6 +83,13 @@ def command(
     output.show(_pictured(page, plot, output, (chosen, xs, precision.reference()), (units, xs, ups)))
     precision.judge(chosen)
     judge(claims)
+
+
+def _no_units(units: Sequence[str]) -> None:
+    """Raises FFNError for a gated unit: with --source functions are put in the place of the gate's."""
+    if units:
+        function = UNITS[units[0]].gate.function
+        raise FFNError(f"--source: {units[0]} is a gated unit", f"name the function of its gate, {function}")
 
 
 def _rows(

@@ -33,7 +33,7 @@ def answer(found: Sequence[Facts], gated: Sequence[Mapping[str, Any]], ratios: b
     parts: list[Part] = []
     if found:
         parts += [Table(("name", "formula"), [(one.name, one.formula) for one in found])]
-        parts += [_shapes(found), *_normal(found), *_values(found, ratios), _costs(found), _sources(found)]
+        parts += [_shapes(found), *_normal(found), *_values(found, ratios), *_about(found)]
     return Answer("activations", {"rows": [*rows, *gated]}, table, [*parts, *unit_parts], conventions)
 
 
@@ -153,10 +153,10 @@ def _number(value: float | None) -> Fixed | None:
     return None if value is None else Fixed(value)
 
 
-def _costs(found: Sequence[Facts]) -> Table:
-    columns = ("name", "operations per element", "of its slope")
-    return Table(columns, [(o.name, *(operations(o.name, slope).text for slope in (False, True))) for o in found])
-
-
-def _sources(found: Sequence[Facts]) -> Table:
-    return Table(("name", "used by", "source"), [(one.name, one.used_by or "-", one.source or "-") for one in found])
+def _about(found: Sequence[Facts]) -> list[Part]:
+    """Cost, users and source: a table of two columns each, which fits any terminal."""
+    return [
+        Table(("name", "operations per element"), [(one.name, operations(one.name).text) for one in found]),
+        Table(("name", "used by"), [(one.name, one.used_by or "-") for one in found]),
+        Table(("name", "source"), [(one.name, one.source or "-") for one in found]),
+    ]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ffncli.block.activations import TABLE
-from ffncli.block.analysis.difference import SHOWN, difference
+from ffncli.block.analysis.curve import curve
+from ffncli.block.analysis.difference import SHOWN, _minus, difference
 from ffncli.block.scalar import with_learned
 from ffncli.run.functions import NAMESPACE
 from tests.oracles.exact import EXACT
@@ -44,6 +45,12 @@ def test_from_gelu(name, printed, at, bracket):
     assert d.maximum == pytest.approx(float(largest), rel=1e-11)
     assert d.at == pytest.approx(float(where), rel=1e-6)
     assert d.places == (d.at, -d.at)
+
+
+def test_a_kink_of_both_has_the_lower_order():
+    """relu's slope jumps at 0, relu²'s second derivative does: the slope of their difference jumps."""
+    for f_, g in (("relu", "relu2"), ("relu2", "relu")):
+        assert _minus(curve(f_), curve(g)).row.kinks == ((0.0, 1),)
 
 
 @pytest.mark.parametrize("against", TABLE)
