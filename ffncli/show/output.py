@@ -22,7 +22,7 @@ from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.plots import Plot
 from ffncli.show.tables import Table, csv_text
 from ffncli.show.tensors import Excerpt
-from ffncli.show.text import clean, encodable, json_safe, pad, width
+from ffncli.show.text import aligned, clean, encodable, json_safe, width
 
 Format = Literal["table", "json", "csv", "md"]
 SCHEMA_VERSION = 1
@@ -161,7 +161,7 @@ def _plain_table(table: Table) -> list[str]:
     widths = [max([width(c), *(width(row[i]) for row in texts)]) for i, c in enumerate(names)]
     rows = [names, *texts] if any(names) else texts
     out = [clean(table.title)] if table.title else []
-    return out + ["  ".join(pad(c, w, r) for c, w, r in zip(row, widths, right, strict=True)) for row in rows]
+    return out + aligned(rows, widths, right)
 
 
 def _markdown(parts: Sequence[Part], encoding: str) -> str:

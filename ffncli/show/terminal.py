@@ -11,7 +11,7 @@ from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.plots import Plot
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt
-from ffncli.show.text import clean, encodable, pad, width
+from ffncli.show.text import aligned, clean, encodable, pad, width
 
 
 class Terminal:
@@ -76,8 +76,6 @@ class Terminal:
             self.console.print(Text.assemble(*((text, _curve_style(style)) for text, style in spans)))
 
     def _table(self, table: Table, first: bool) -> None:
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table as RichTable
         from rich.text import Text
 
         texts = [[self._fit(cell) for cell in row] for row in table.texts()]
@@ -98,7 +96,13 @@ class Terminal:
         if wide:
             self._vertical(names, texts)
             return
+        if natural <= self.console.width:
+            self._aligned(names, texts, widest, table)
+            return
         # Only a table of two columns (name, text) may wrap: its text folds, nothing is cut.
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table as RichTable
+
         rich = RichTable(
             box=SIMPLE_HEAD, show_header=any(table.columns), pad_edge=False, show_edge=False, padding=(0, 1, 0, 0)
         )
@@ -107,6 +111,18 @@ class Terminal:
         for at, row in enumerate(texts):
             rich.add_row(*(Text(cell) for cell in row), style="bold" if at in table.emphasis else None)
         self.console.print(rich)
+
+    def _aligned(self, names: list[str], texts: list[list[str]], widths: list[int], table: Table) -> None:
+        """A table that fits, as one text that looks as rich's table does: that one takes four times as long."""
+        from rich.text import Text
+
+        right, out = table.right_aligned(), Text(no_wrap=True, overflow="ignore")
+        if any(names):
+            (head,) = aligned([names], widths, right)
+            out.append(head, "bold").append(f"\n{self._fit('─') * (sum(widths) + 2 * (len(widths) - 1))}\n")
+        for at, line in enumerate(aligned(texts, widths, right)):
+            out.append(f"{line}\n", "bold" if at in table.emphasis else "")
+        self.console.print(out, end="")
 
     def _fitting(self, widest: list[int]) -> int:
         """How many columns fit beside each other, the first included."""

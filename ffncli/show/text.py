@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 # C0, DEL, C1, and the marks that reorder or hide text in a terminal.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
@@ -50,6 +51,12 @@ def pad(text: str, columns: int, right: bool = False) -> str:
 def percent(share: float, digits: int = 3) -> str:
     """`12.3 %` of a share of 1."""
     return f"{100 * share:.{digits}g} %"
+
+
+def aligned(rows: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
+    """Rows of cells as lines: columns of these widths, two spaces between them, those of numbers to the right."""
+    columns = list(zip(widths, right, strict=True))
+    return ["  ".join(pad(cell, *column) for cell, column in zip(row, columns, strict=True)).rstrip() for row in rows]
 
 
 def _written_out(match: re.Match[str]) -> str:

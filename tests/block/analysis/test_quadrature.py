@@ -24,7 +24,7 @@ def reference(name: str, std: float, power: int) -> float:
     return float((oracle(name)(z * std).detach() ** power * density).sum() * step)
 
 
-@pytest.mark.parametrize("std", [0.02, 0.5, 1.0, 3.0, 40.0])
+@pytest.mark.parametrize("std", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("name", TABLE)
 def test_moments_against_a_million_points(name, std):
     c = curve(name)
@@ -49,7 +49,7 @@ def test_closed_forms(name, power, value):
     assert expectation(lambda x: c.f(x) ** power, 1.0, c.kinks) == pytest.approx(value, abs=1e-14)
 
 
-@pytest.mark.parametrize("std", [1e-6, 1e-3, 1.0, 17.0, 1e3, 1e6])
+@pytest.mark.parametrize("std", [1e-6, 1e-2, 17.0, 1e6])
 @pytest.mark.parametrize(
     ("name", "exact"),
     [("silu", lambda x: x / (1 + mpmath.exp(-x))), ("gelu", lambda x: x * mpmath.ncdf(x)),
