@@ -12,7 +12,7 @@ NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
 .PHONY: run test check lint bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
-    facts architectures trace-architectures claims picture clean
+    bench-approximate facts architectures trace-architectures claims picture clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -55,6 +55,9 @@ bench-memory: $(VENV)/.installed-test
 
 bench-trace-scale: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/trace_scale.py $(ARGS)
+
+bench-approximate: $(VENV)/.installed-test
+	@$(BIN)/python benchmarks/approximate.py $(ARGS)
 
 facts: $(VENV)/.installed
 	@$(BIN)/ffn params --all --format json -o facts.json --force
