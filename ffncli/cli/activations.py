@@ -81,7 +81,7 @@ def command(
     page = with_checked(answer(found, _rows(units, xs, ups, std, widths), ratios=at is not None), claims)
     page = precision.extended(page, chosen, std, data.device)
     output.show(_pictured(page, plot, output, (chosen, xs, precision.reference()), (units, xs, ups)))
-    precision.judge(chosen)
+    precision.judge(chosen, std)
     judge(claims)
 
 

@@ -13,6 +13,7 @@ from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.points import point
 from ffncli.show.parts import Answer, Line, Part
 from ffncli.show.tables import Fixed, Table
+from ffncli.show.text import interval
 
 
 def answer(found: Sequence[Facts], gated: Sequence[Mapping[str, Any]], ratios: bool) -> Answer:
@@ -94,10 +95,8 @@ def _shapes(found: Sequence[Facts]) -> Table:
 
 
 def _range(s: Shape) -> str:
-    """`[-0.1700, ∞)`: a bracket where the bound is reached."""
-    low = "(-∞" if math.isinf(s.minimum) else f"{'(' if s.minimum_at is None else '['}{_short(s.minimum)}"
-    high = "∞)" if math.isinf(s.maximum) else f"{_short(s.maximum)}{')' if s.maximum_at is None else ']'}"
-    return f"{low}, {high}"
+    low, high = (None if math.isinf(bound) else _short(bound) for bound in (s.minimum, s.maximum))
+    return interval(low, high, (s.minimum_at is not None, s.maximum_at is not None))
 
 
 def _short(value: float) -> str:

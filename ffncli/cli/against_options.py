@@ -84,7 +84,7 @@ class AgainstOptions:
         compared = [Compared(d, tuple(survival(d, form, std) for form in self.formats())) for d in found]
         return with_differences(page, compared, std)
 
-    def judge(self, names: Sequence[str]) -> None:
+    def judge(self, names: Sequence[str], std: float) -> None:
         """After the answer: FFNError (exit 1) where --tolerance is exceeded."""
         reference = self.reference()
         if reference is None or self.tolerance is None:
@@ -92,7 +92,7 @@ class AgainstOptions:
         from ffncli.block.analysis.difference import difference
         from ffncli.cli.against_page import excess_text
 
-        found = [difference(name, reference) for name in names]
+        found = [difference(name, reference, std) for name in names]
         over = [d for d in found if d.maximum is None or d.maximum > self.tolerance]
         if over:
             said = ", ".join(map(excess_text, over))

@@ -13,6 +13,7 @@ from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.points import point
 from ffncli.show.parts import Line, Part
 from ffncli.show.tables import Fixed, Table
+from ffncli.show.text import interval
 
 if TYPE_CHECKING:
     from ffncli.models.iso_units import IsoUnit
@@ -119,11 +120,8 @@ def _lines(lines: Sequence[tuple[str, Sequence[Any]]]) -> list[tuple[Any, ...]]:
 
 
 def _range(row: Row) -> str:
-    if row["minimum"] is None and row["maximum"] is None:
-        return "(-∞, ∞)"
-    low = "(-∞" if row["minimum"] is None else f"{'(' if row['minimum_at'] is None else '['}{row['minimum']:.4f}"
-    high = "∞)" if row["maximum"] is None else f"{row['maximum']:.4f}{')' if row['maximum_at'] is None else ']'}"
-    return f"{low}, {high}"
+    low, high = (None if row[end] is None else f"{row[end]:.4f}" for end in ("minimum", "maximum"))
+    return interval(low, high, (row["minimum_at"] is not None, row["maximum_at"] is not None))
 
 
 def _place(at: Sequence[float] | None) -> str:

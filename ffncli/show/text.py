@@ -59,6 +59,12 @@ def aligned(rows: Sequence[Sequence[str]], widths: Sequence[int], right: Sequenc
     return ["  ".join(pad(cell, *column) for cell, column in zip(row, columns, strict=True)).rstrip() for row in rows]
 
 
+def interval(low: str | None, high: str | None, closed: tuple[bool, bool]) -> str:
+    """`[-0.1700, ∞)`: None is no bound, a bracket stands where the bound is reached."""
+    left = "(-∞" if low is None else f"{'[' if closed[0] else '('}{low}"
+    return f"{left}, ∞)" if high is None else f"{left}, {high}{']' if closed[1] else ')'}"
+
+
 def _written_out(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 from ffncli.block.activations import Row
@@ -45,6 +46,7 @@ class Difference:
         return () if at is None else (at, -at) if self.symmetric else (at,)
 
 
+@cache
 def difference(name: str, against: str, std: float = 1.0) -> Difference:
     """The difference of two activations by their canonical names."""
     if name == against:
