@@ -1,0 +1,93 @@
+"""Row: one case and kernel of a result, a field for every column of the CSV, in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case and one kernel, with the environment it was measured in. None is unknown, an empty cell.
+
+    `ratio` is the time over the baseline's in the same rounds; the quotient of two `time_s` need not equal it.
+    Columns are only ever added at the end; a reader finds them by name.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str = ""
+    started_utc: str = ""
+    ffncli: str = ""
+    torch: str = ""
+    python: str = ""
+    host: str = ""
+    cpu: str = ""
+    device: str = ""
+    device_name: str = ""
+    driver: str = ""
+    blas: str = ""
+    threads: int | None = None
+    math_mode: str = ""
+    source: str = ""
+    d_model: int | None = None
+    d_ff: int | None = None
+    activation: str = ""
+    gated: bool | None = None
+    bias: bool | None = None
+    experts: int | None = None
+    top_k: int | None = None
+    shared_experts: int | None = None
+    tokens: int | None = None
+    dtype: str = ""
+    passes: str = ""  # the column `pass`, a word that Python keeps for itself
+    cache: str = ""
+    kernel: str = ""
+    baseline: str = ""
+    status: str = ""
+    processes: int | None = None
+    placements: int | None = None
+    rounds: int | None = None
+    inner: int | None = None
+    time_s: float | None = None
+    time_low_s: float | None = None
+    time_high_s: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    verdict: str = ""
+    aa_ratio: float | None = None
+    aa_low: float | None = None
+    aa_high: float | None = None
+    gemm_ratio: float | None = None
+    flops: int | None = None
+    bytes: int | None = None
+    tflops: float | None = None
+    gbytes_per_s: float | None = None
+    roof_fraction: float | None = None
+    datasheet_fraction: float | None = None
+    fusion_saving_max: float | None = None
+    peak_memory_bytes: int | None = None
+    page_faults_per_call: float | None = None
+    compile_s: float | None = None
+    error_max: float | None = None
+    error_rel: float | None = None
+    baseline_error_rel: float | None = None
+    seed: int | None = None
+    warnings: tuple[str, ...] = ()
+    note: str = ""
+    # Added after the first fixed list. What `ffn compare` needs of each process, so that this file alone suffices.
+    process_times_s: tuple[float, ...] = ()  # one geometric mean per process, of the kernel
+    process_anchors_s: tuple[float, ...] = ()  # and of the machine anchor, in the same rounds
+    process_ratios: tuple[float, ...] = ()  # exp of the process means of the paired log ratio
+    openmp: str = ""  # OMP_PROC_BIND, OMP_PLACES, OMP_WAIT_POLICY as the workers had them
+    allocator: str = ""
+    case: str = ""  # Case.key
+    precision: float | None = None  # the half-width that was asked for
+    numpy: str = ""
+    isa: str = ""
+
+
+def name_of(field: str) -> str:
+    """The column of a field."""
+    return "pass" if field == "passes" else field
