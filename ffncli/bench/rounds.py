@@ -12,7 +12,7 @@ from random import Random
 from ffncli.bench import statistics
 from ffncli.bench.clock import Call, Clock
 from ffncli.bench.counters import Counters
-from ffncli.bench.records import ANCHOR, GEMM, TWIN, Block, Method
+from ffncli.bench.records import ANCHOR, TWIN, Block, Method
 
 LONG_CALL = 0.02  # s; calls above it need no more than one lead-in call
 _LEAD_IN = 4
@@ -214,7 +214,7 @@ class _Measurement:
             self.spent[on] += self.clock.now() - start
 
     def _choose_inner(self, arms: Mapping[str, Arm]) -> None:
-        """One number of calls for all arms, such that the fastest kernel's block is long enough; the anchor has its own."""
+        """One number of calls for all arms, by the fastest kernel; the anchor has its own."""
         for arm in arms.values():
             self.per_call[arm.name] = self._estimate(arm)
         kernels = {self.plan.baseline, *self.plan.kernels, TWIN}
@@ -251,7 +251,7 @@ class _Measurement:
                 wanted = self._wanted(placed, self.clock.now() - first, began)
 
     def _wanted(self, placed: float, one_round: float, began: float) -> int:
-        """Rounds of a placement such that placing is a small part, and the least number of placements fits the budget."""
+        """Rounds of a placement: placing is a small part of it, and the least number of placements fits the budget."""
         plan = self.plan
         if one_round <= 0:
             return plan.rounds

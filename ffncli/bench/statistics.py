@@ -1,10 +1,11 @@
-"""The few statistics that a believable ratio needs, in pure Python: Student's t, trimmed means, Holm, autocorrelation."""
+"""The few statistics that a believable ratio needs, in pure Python: t, trimmed means, Holm, autocorrelation."""
 
 from __future__ import annotations
 
 import statistics as standard
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import exp, expm1, fsum, inf, isinf, lgamma, log, log1p, sqrt
 
 SCALE = 1.4826  # a MAD times this estimates the standard deviation of normal values: 1 / Φ⁻¹(3/4)
@@ -152,11 +153,11 @@ def autocorrelation(values: Sequence[float]) -> float | None:
     square = fsum(v * v for v in from_mean)
     if square == 0:
         return None
-    return fsum(a * b for a, b in zip(from_mean, from_mean[1:], strict=False)) / square
+    return fsum(a * b for a, b in pairwise(from_mean)) / square
 
 
 def widening(correlation: float | None) -> float:
-    """The factor √((1 + r) / (1 − r)) by which neighbours that resemble each other widen an interval; 1 to CORRELATED."""
+    """The factor √((1 + r) / (1 − r)) by which neighbours that are alike widen an interval; 1 up to CORRELATED."""
     if correlation is None or correlation <= CORRELATED:
         return 1.0
     return sqrt((1 + correlation) / (1 - correlation))
