@@ -1,5 +1,4 @@
-"""Roofline figures against closed forms, the worked numbers of the literature, torch's FLOP counter; the probe on a fake
-clock."""
+"""Roofline figures against closed forms, worked numbers and torch's FLOP counter; the probe on a fake clock."""
 
 from __future__ import annotations
 
