@@ -76,7 +76,7 @@ def _llc(device: str) -> tuple[int, str]:
 
     properties = torch.cuda.get_device_properties(torch.device(device))
     known = hardware.find(properties.name)
-    sheet = round(known.llc_mb * 1e6) if known and known.llc_mb else 0
+    sheet = round(known.llc_mib * (1 << 20)) if known and known.llc_mib else 0
     size = int(getattr(properties, "L2_cache_size", 0) or 0)
     if sheet > 2 * size:  # AMD: torch says the L2 of a die, behind it lies the Infinity Cache
         return sheet, "the data sheet's"
