@@ -101,6 +101,7 @@ class SystemCounters:
         self._throttle = _throttle_file()
         self._stat = Path("/proc/stat") if Path("/proc/stat").exists() else None
         self._stat_read = self._slow_read = -1.0
+        self._stat_every = _RARELY
         self._ticks: tuple[int | None, int | None] = (None, None)
         self._slow: tuple[float | None, float | None] = (None, None)
         self._rated = _rated()
@@ -109,8 +110,9 @@ class SystemCounters:
     def read(self) -> Snapshot:
         """The counts now: some microseconds; slow ones are read again only after a while."""
         now = time.monotonic()
-        if self._stat is not None and now - self._stat_read >= _RARELY:
+        if self._stat is not None and now - self._stat_read >= self._stat_every:
             self._ticks, self._stat_read = _ticks(self._stat), now
+            self._stat_every = max(_RARELY, 50 * (time.monotonic() - now))  # with hundreds of cores, milliseconds
         if now - self._slow_read >= _SELDOM:
             self._slow, self._slow_read = (_load_above_cores(), _clock_share(self._rated)), now
             self._waiting.look_for_threads()
