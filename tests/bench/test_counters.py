@@ -150,3 +150,14 @@ def test_clock_counts_calls_and_leaves_out_what_runs_ahead() -> None:
     seconds = clock.time(lambda: calls.append("call"), 2, lambda: calls.append("before"))
     assert calls == ["before", "call"] * 2
     assert 0 < seconds <= clock.now() - start
+
+
+def test_clock_on_a_counter_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+
+    def passes(nanoseconds: int) -> None:
+        now[0] += nanoseconds
+
+    monkeypatch.setattr("time.perf_counter_ns", lambda: now[0])
+    assert CpuClock().time(lambda: passes(7), 3) == pytest.approx(21e-9)
+    assert CpuClock().time(lambda: passes(7), 3, lambda: passes(1000)) == pytest.approx(21e-9)

@@ -170,6 +170,9 @@ def test_costly_placing_gets_more_rounds() -> None:
     assert found.spent["placing"] == pytest.approx(1.5)
     per_placement = Counter(b.placement for b in found.blocks if b.kernel == "eager")
     assert min(per_placement.values()) > 4
+    clock = FakeClock(jitter=0.001)
+    measured(clock, cost=1.0, plan=replace(PLAN, placements=3, budget=4.0))
+    assert clock.now() <= 4.5  # a quarter of the time placing, but within the budget
     free = replace(PLAN, budget=1000.0)
     found = measured(FakeClock(jitter=0.001), plan=free, cost=0.5)
     assert found.spent["placing"] <= 0.15 * sum(found.spent.values()) + 1e-9

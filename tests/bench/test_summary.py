@@ -80,6 +80,7 @@ def test_the_same_units_make_the_same_rows_in_whatever_order() -> None:
     units = units_of()
     rows = summarise(CASE, units, QUICK, RUN)
     assert summarise(CASE, units, QUICK, RUN) == rows
+    assert len(set(rows[1].process_times_s)) == 5
     shuffled = units[::-1]
     blocks = list(shuffled[0].blocks)
     Random(1).shuffle(blocks)
