@@ -160,8 +160,8 @@ def _processor(root: Path) -> Iterator[Check]:
 
 def _cores(found: host.Cores) -> Check:
     quota = "no quota" if found.quota is None else f"a quota of {found.quota:.3g}"
-    hardware_threads = f"{found.affinity} CPU{'s' * (found.affinity != 1)} allowed"
-    value = f"{found.threads}, of {hardware_threads}, {found.physical} cores, {quota}"
+    allowed = f"{found.affinity} CPU{'s' * (found.affinity != 1)} allowed"
+    value = f"{found.threads}, of {allowed}, {found.physical} core{'s' * (found.physical != 1)}, {quota}"
     if found.quota is not None and found.quota < found.affinity:
         return Check("threads", value, "note", "a quota stops all threads at once when it is spent: expect noise")
     return Check("threads", value)
