@@ -145,7 +145,7 @@ def _numpy_blas() -> str:
 # --- how it computes --------------------------------------------------------------------------------------------------
 
 
-_OPENMP = {"bind": "OMP_PROC_BIND", "places": "OMP_PLACES", "wait": "OMP_WAIT_POLICY"}
+_OPENMP = {"bind": "OMP_PROC_BIND", "places": "OMP_PLACES", "wait": "OMP_WAIT_POLICY", "spin": "GOMP_SPINCOUNT"}
 
 
 def openmp() -> str:

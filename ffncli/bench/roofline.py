@@ -176,7 +176,7 @@ def _between(body: Sequence[Step], inputs: Mapping[str, Shape]) -> tuple[int, in
 
 _GEMMS = {"cpu": (256, 512, 768, 1024, 1536, 2048), "cuda": (1024, 2048, 4096, 8192)}  # square: n tokens, n × n weights
 _SECONDS = 0.3  # for the products; the memory's probe takes about half of it more
-_COPY_LEAST, _COPY_MOST = 16 << 20, 1 << 30  # bytes of a buffer
+_COPY_LEAST, _COPY_MOST, _COPY_GPU = 16 << 20, 1 << 30, 512 << 20  # bytes of a buffer
 
 
 def measured_roof(device: str, dtype: str, threads: int, clock: Clock | None = None) -> Roof:
@@ -244,9 +244,11 @@ def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
     from ffncli.bench import machine
 
     llc = machine.llc_bytes(device)
-    size = min(max(2 * llc, _COPY_LEAST), _COPY_MOST)
-    if not device.startswith("cuda") and (free := machine.available_memory()) is not None:
-        size = min(size, free // 8)
+    if device.startswith("cuda"):  # long enough that its beginning and end do not count
+        size, free = max(4 * llc, _COPY_GPU), torch.cuda.mem_get_info(torch.device(device))[0]
+    else:
+        size, free = min(max(2 * llc, _COPY_LEAST), _COPY_MOST), machine.available_memory() or _COPY_MOST
+    size = min(size, free // 8)
     source = torch.ones(max(1, size // 4), device=device)
     target = torch.empty_like(source).copy_(source)  # its pages are there before anything is timed
     bytes_ = source.numel() * 4

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("ffncli.cli.verify", "Prove that ways of computing a block agree."),
     "models": ("ffncli.cli.models", "List the known models, with their sources."),
     "compare": ("ffncli.cli.compare", "Compare two saved traces: the first step that departs, and why."),
+    "doctor": ("ffncli.cli.doctor", "Show what this machine can do, and what difference it can resolve."),
 }
 
 

@@ -25,6 +25,7 @@ LIGHT_COMMANDS = (
     "params --help",
     "trace --help",
     "verify --help",
+    "doctor --help",
 )
 PROBE = """
 import json, sys
