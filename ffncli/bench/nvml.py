@@ -100,7 +100,7 @@ class Probe:
             return None
 
 
-def probe_of(uuid: str, nvml: Any = None) -> tuple[Probe | None, str]:
+def probe_of(uuid: str, nvml: Any = None, now: Callable[[], float] = time.perf_counter) -> tuple[Probe | None, str]:
     """(the GPU with that uuid, as torch gives it; why there is none).
 
     By uuid, since CUDA_VISIBLE_DEVICES gives GPUs other numbers than NVML does. `nvml` is pynvml or a stand-in.
@@ -115,7 +115,7 @@ def probe_of(uuid: str, nvml: Any = None) -> tuple[Probe | None, str]:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
     except nvml.NVMLError as error:
         return None, f"clocks and power were not read: NVML says {str(error) or type(error).__name__}"
-    return Probe(nvml, handle), ""
+    return Probe(nvml, handle, now), ""
 
 
 def clock_flags(before: Sample, after: Sample) -> tuple[str, ...]:
