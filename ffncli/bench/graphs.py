@@ -53,7 +53,7 @@ def by_graphs(flops: int, moved_bytes: int, passes: str = "forward") -> bool:
 
 
 def captured(call: Callable[[Copy], object], copies: Sequence[Copy], cuda: Cuda = torch.cuda) -> list[Call]:
-    """`call(copy)` as a replay of its own graph, for each copy; it returns the output, which its next replay overwrites.
+    """`call(copy)` as a replay of its own graph, for each copy; its output is overwritten by its next replay.
 
     The copies are replayed one after another, never together, so their graphs share one pool of memory. Raises
     NotCaptured with the reason; what the call raises when it is merely called goes through.
