@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
 from typing import Any, TypeAlias
 
@@ -178,23 +179,10 @@ def clock_for(device: str) -> Clock:
     if not device.startswith("cuda"):
         return CpuClock()
     torch.cuda.set_device(torch.device(device if ":" in device else "cuda:0"))
+    return _cuda_clock(device)
+
+
+@cache
+def _cuda_clock(device: str) -> CudaClock:
+    """One for each device: what it has measured of the GPU's cycles holds for all cases."""
     return CudaClock()
-
-
-# --- an injected slowdown ---------------------------------------------------------------------------------------------
-
-
-def slow_cycles(seconds: float, cycles_per_s: float) -> int:
-    """Cycles of `torch.cuda._sleep` that take this long (`CudaClock.cycles_per_s` is measured): 1 at least."""
-    return max(1, round(seconds * cycles_per_s))
-
-
-def slowed(call: Call, cycles: int, cuda: Cuda = torch.cuda) -> Call:
-    """The call, and the GPU idle for so many cycles behind it: a regression of known size. It can be captured too."""
-
-    def run() -> object:
-        out = call()
-        cuda._sleep(cycles)
-        return out
-
-    return run

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
 from ffncli.bench.clock import Call
+from ffncli.bench.seat import Broken
 
 Cuda: TypeAlias = Any
 Copy = TypeVar("Copy")
@@ -31,25 +31,28 @@ _side: dict[int, Any] = {}  # one stream for all captures on a GPU: cuBLAS keeps
 
 
 class NotCaptured(Exception):
-    """Why a call is no graph, in words for a note."""
+    """Why a call is no graph, in words for a note; of which arm, where that is known."""
+
+    def __init__(self, why: str, arm: str = "") -> None:
+        super().__init__(why)
+        self.arm = arm
 
 
-@dataclass(frozen=True)
-class Launches:
-    """How all arms of a case are called: the calls of each arm, one for each copy of its weights, and the note."""
+class Replayable(Protocol):
+    """An arm: what it does on one copy of its weights, and a way to be told to replay graphs of that instead."""
 
-    calls: Mapping[str, Sequence[Call]]
-    graphs: bool
-    note: str = ""
+    copies: Any
+
+    def on_copy(self, own: Any, /) -> object:
+        """The call on one copy."""
+
+    def replay(self, calls: Sequence[Call], /) -> None:
+        """From now on, calls are these in turn."""
 
 
-def by_graphs(flops: int, moved_bytes: int, passes: str = "forward") -> bool:
-    """Whether a case of that work is so small that launches may bound it: then graphs are the default.
-
-    `flops` and `moved_bytes` are of the forward pass; a backward pass has twice its work.
-    """
-    work = flops / _FLOPS_PER_S + moved_bytes / _BYTES_PER_S
-    return work * (1 if passes == "forward" else 3) < _SMALL
+def by_graphs(flops: int, moved_bytes: int) -> bool:
+    """Whether a case of that work is so small that launches may bound it: then graphs are the default."""
+    return flops / _FLOPS_PER_S + moved_bytes / _BYTES_PER_S < _SMALL
 
 
 def captured(call: Callable[[Copy], object], copies: Sequence[Copy], cuda: Cuda = torch.cuda) -> list[Call]:
@@ -71,20 +74,42 @@ def captured(call: Callable[[Copy], object], copies: Sequence[Copy], cuda: Cuda 
     return calls
 
 
-def launches(
-    arms: Mapping[str, tuple[Callable[[Any], object], Sequence[Any]]], wanted: bool, cuda: Cuda = torch.cuda
-) -> Launches:
-    """All arms (name → its call of a copy, and the copies) as graphs, or none of them."""
-    plain = {name: [_bound(call, copy) for copy in copies] for name, (call, copies) in arms.items()}
-    if not wanted:
-        return Launches(plain, False)
-    made: dict[str, Sequence[Call]] = {}
-    for name, (call, copies) in arms.items():
+def replays(arms: Mapping[str, Replayable], cuda: Cuda = torch.cuda) -> dict[str, list[Call]]:
+    """Every arm's graphs, by its name. Raises NotCaptured of the first arm that has none."""
+    made = {}
+    for name, arm in arms.items():
         try:
-            made[name] = captured(call, copies, cuda)
+            made[name] = captured(arm.on_copy, arm.copies, cuda)
         except NotCaptured as reason:
-            return Launches(plain, False, f"no CUDA graphs, as {name} cannot be captured: {reason}")
-    return Launches(made, True, REPLAYED)
+            raise NotCaptured(f"{name} cannot be captured: {reason}", name) from reason
+    return made
+
+
+class Launching:
+    """How the arms of a case are called, the same way in all its placements. `note` says so, for its rows.
+
+    `small`: by graphs if all arms can be captured. Found out at the first placement.
+    """
+
+    def __init__(self, small: bool, cuda: Cuda = torch.cuda) -> None:
+        self.graphs: bool | None = None if small else False
+        self.note = ""
+        self._cuda = cuda
+
+    def settle(self, arms: Mapping[str, Replayable]) -> None:
+        """Makes the arms of a new placement replay, or leaves them. Raises Broken of one that no longer can."""
+        if self.graphs is False:
+            return
+        try:
+            made = replays(arms, self._cuda)
+        except NotCaptured as reason:
+            if self.graphs:  # what was measured before, by graphs, cannot go on with plain calls
+                raise Broken(reason.arm) from reason
+            self.graphs, self.note = False, f"no CUDA graphs, as {reason}"
+            return
+        self.graphs, self.note = True, REPLAYED
+        for name, calls in made.items():
+            arms[name].replay(calls)
 
 
 def _side_stream(cuda: Cuda) -> Any:
@@ -147,10 +172,8 @@ def _recover(cuda: Cuda) -> None:
         pass
 
 
-def _bound(call: Callable[[Copy], object], copy: Copy) -> Call:
-    return lambda: call(copy)
-
-
 def _line(error: BaseException) -> str:
     """The first line of what torch says; the rest is advice for debugging."""
+    while error.__cause__ is not None:  # what was made of it says less
+        error = error.__cause__
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -3,7 +3,7 @@
 import pytest
 
 from ffncli.bench.clock import CpuClock
-from ffncli.bench.cuda_clock import LONGEST, CudaClock, clock_for, slow_cycles, slowed
+from ffncli.bench.cuda_clock import LONGEST, CudaClock, clock_for
 from tests.bench.fake_cuda import FakeCuda
 
 
@@ -121,13 +121,6 @@ def test_the_clock_now_is_the_hosts():
     cuda, clock = clock_on()
     cuda.host = 12.5
     assert clock.now() == 12.5
-
-
-def test_an_injected_slowdown_has_its_size():
-    cuda, clock = clock_on()
-    plain = led_in(clock, lambda: cuda.launch(1e-4), 10)
-    slow = led_in(clock, slowed(lambda: cuda.launch(1e-4), slow_cycles(5e-6, clock.cycles_per_s), cuda), 10)
-    assert slow / plain == pytest.approx(1.05, rel=1e-6)
 
 
 def test_the_processor_has_its_own_clock():

@@ -1,9 +1,6 @@
-"""Peak memory of a call on a simulated GPU, and the buffer that empties the cache."""
+"""Peak memory of a call on a simulated GPU."""
 
-import torch
-
-from ffncli.bench import cuda_memory
-from ffncli.bench.cuda_memory import flush, flush_bytes, peak_memory
+from ffncli.bench.cuda_memory import peak_memory
 from tests.bench.fake_cuda import FakeCuda
 
 
@@ -25,10 +22,3 @@ def test_the_most_a_call_holds_beyond_what_was_there():
 
 def test_a_processor_has_none():
     assert peak_memory(lambda: 1 / 0, "cpu") is None
-
-
-def test_the_flush_is_three_times_the_cache_and_is_written(monkeypatch):
-    monkeypatch.setattr(cuda_memory, "llc_bytes", lambda device: 1000)
-    assert flush_bytes("cpu") == 3000
-    buffer = flush("cpu")()
-    assert (buffer.numel(), buffer.dtype, int(buffer.count_nonzero())) == (3000, torch.uint8, 0)

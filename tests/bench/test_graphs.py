@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from ffncli.bench.cuda_clock import CudaClock
-from ffncli.bench.graphs import MOST_COPIES, REPLAYED, NotCaptured, by_graphs, captured, launches
+from ffncli.bench.graphs import MOST_COPIES, REPLAYED, Launching, NotCaptured, by_graphs, captured
+from ffncli.bench.records import Case
+from ffncli.bench.roofline import work_of
+from ffncli.bench.seat import Broken
+from ffncli.block.recipe import FFNSpec
 from tests.bench.fake_cuda import FakeCuda
 
 
@@ -106,35 +110,78 @@ def test_too_many_copies():
     assert len(captured(arm(cuda), range(MOST_COPIES), cuda)) == MOST_COPIES
 
 
+class Seated:
+    """An arm as a table has it."""
+
+    def __init__(self, call, copies):
+        self.on_copy, self.copies, self.calls = call, copies, None
+
+    def replay(self, calls):
+        self.calls = calls
+
+
 def test_all_arms_are_replayed():
     cuda = FakeCuda(overhead=1e-5)
-    made = launches({"eager": (arm(cuda), "ab"), "packed": (arm(cuda, 3), "ab")}, True, cuda)
-    assert made.graphs
-    assert made.note == REPLAYED
-    assert {name: [call() for call in calls] for name, calls in made.calls.items()} == {
-        "eager": ["a", "b"],
-        "packed": ["a", "b"],
-    }
+    arms = {"eager": Seated(arm(cuda), "ab"), "packed": Seated(arm(cuda, 3), "ab")}
+    launching = Launching(True, cuda)
+    launching.settle(arms)
+    assert (launching.graphs, launching.note) == (True, REPLAYED)
+    assert [[call() for call in one.calls] for one in arms.values()] == [["a", "b"], ["a", "b"]]
     before = cuda.host
-    made.calls["eager"][0]()
+    arms["eager"].calls[0]()
     assert cuda.host - before == pytest.approx(1e-5)
 
 
 def test_one_arm_that_cannot_be_captured_makes_all_plain():
-    cuda = FakeCuda(overhead=1e-5)
-    made = launches({"packed": (arm(cuda), "a"), "mine": (routed(cuda), "a")}, True, cuda)
-    assert not made.graphs
-    assert made.note == "no CUDA graphs, as mine cannot be captured: called a synchronizing CUDA operation"
-    before = cuda.host
-    made.calls["packed"][0]()
-    assert cuda.host - before == pytest.approx(4e-5)
-
-
-def test_plain_calls_where_none_are_wanted():
     cuda = FakeCuda()
-    made = launches({"mine": (routed(cuda), "ab")}, False, cuda)
-    assert (made.graphs, made.note, len(made.calls["mine"])) == (False, "", 2)
+    launching = Launching(True, cuda)
+    for _ in range(2):  # and it is not tried again
+        cuda.log.clear()
+        arms = {"packed": Seated(arm(cuda), "a"), "mine": Seated(routed(cuda), "a"), "eager": Seated(arm(cuda), "a")}
+        launching.settle(arms)
+        assert launching.graphs is False
+        assert launching.note == "no CUDA graphs, as mine cannot be captured: called a synchronizing CUDA operation"
+        assert [one.calls for one in arms.values()] == [None] * 3
     assert not cuda.log
+
+
+def test_an_arm_that_no_longer_can_be_captured_is_out():
+    """Its blocks of the first placement were replays: launches cannot stand beside them."""
+    cuda = FakeCuda()
+    launching = Launching(True, cuda)
+    launching.settle({"eager": Seated(arm(cuda), "a"), "mine": Seated(arm(cuda), "a")})
+    with pytest.raises(Broken) as broken:
+        launching.settle({"eager": Seated(arm(cuda), "a"), "mine": Seated(routed(cuda), "a")})
+    assert broken.value.name == "mine"
+    assert "synchronizing" in str(broken.value.__cause__)
+
+
+def test_large_cases_are_called_plainly_without_a_word():
+    cuda = FakeCuda()
+    launching = Launching(False, cuda)
+    launching.settle({"mine": (one := Seated(routed(cuda), "ab"))})
+    assert (launching.graphs, launching.note, one.calls, cuda.log) == (False, "", None, [])
+
+
+def test_the_reason_is_what_was_raised_first():
+    """A user's kernel makes an error of its own of what torch raised."""
+    cuda = FakeCuda()
+
+    def call(copy):
+        try:
+            cuda.wait()
+        except RuntimeError as error:
+            raise Broken("mine") from FFNErrorLike.of(error)
+
+    class FFNErrorLike(Exception):
+        @classmethod
+        def of(cls, error):
+            made = cls("mine.py raised when it was called")
+            made.__cause__ = error
+            return made
+
+    with pytest.raises(NotCaptured, match=r"^called a synchronizing CUDA operation$"):
+        captured(call, [0], cuda)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +189,12 @@ def test_plain_calls_where_none_are_wanted():
     [
         (1, 512, 2048, "forward", True),
         (1, 4096, 11008, "forward", True),  # 270 MB in bf16: 68 µs at 4 TB/s
-        (1, 4096, 11008, "forward+backward", False),
+        (1, 4096, 11008, "forward+backward", False),  # and their gradients
         (32, 512, 2048, "forward+backward", True),
         (4096, 4096, 11008, "forward", False),  # 1.1 TFLOP: 1.1 ms at 1 PFLOP/s
     ],
 )
 def test_small_cases_are_replayed(tokens, d_model, d_ff, passes, graphs):
-    flops, moved = 6 * tokens * d_model * d_ff, 2 * (3 * d_model * d_ff + tokens * 2 * d_model)
-    assert by_graphs(flops, moved, passes) is graphs
+    spec = FFNSpec(d_model, d_ff, "silu", gated=True)
+    work = work_of(Case("", "", spec, tokens, "bf16", passes, device="cuda"))
+    assert by_graphs(work.flops, work.bytes) is graphs
