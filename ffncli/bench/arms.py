@@ -4,6 +4,7 @@ buffers, laid out anew at every placement."""
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from ffncli.bench.gemm import Chain
 from ffncli.bench.graphs import Launching, Replayable
 from ffncli.bench.placement import Arena, Caching, flusher
 from ffncli.bench.problem import Problem
-from ffncli.bench.records import ANCHOR, GEMM, TWIN
+from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN
 from ffncli.bench.rounds import Arm
 from ffncli.bench.seat import Made, Seat
 from ffncli.bench.slowed import slowed_kernel
@@ -77,6 +78,7 @@ class Table:
         self.arms: dict[str, Arm] = {}  # of the placement made last
         self.wrong: dict[str, correct.Wrong] = {}
         self.errors: dict[str, correct.Error] = {}
+        self.seconds = 0.0  # of looking at what was timed, within place
         self._problem, self._copies = problem, caching.copies
         self._draw = random.Random(problem.seed)
         self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
@@ -85,7 +87,9 @@ class Table:
     def place(self, number: int) -> list[Arm]:
         """All arms with new buffers; what the last placement computed is looked at first. Raises Broken."""
         if number:
+            start = time.perf_counter()
             self.inspect()
+            self.seconds += time.perf_counter() - start
         placed: dict[str, Seat | Chain] = {seat.name: seat for seat in self.seats}
         if self.twin:
             placed[self.twin.name] = self.twin
@@ -144,15 +148,20 @@ def anchor_of(device: str, draw: random.Random) -> Arm:
 
 
 class StepTable:
-    """The arms of --by-step: the whole block and its steps, as `run.execute` computes them, and the machine anchor."""
+    """The arms of --by-step: the whole block and its steps, as `run.execute` computes them, and the machine anchor.
 
-    def __init__(self, problem: Problem) -> None:
+    Their caches are warm, or emptied before every call.
+    """
+
+    def __init__(self, problem: Problem, caching: Caching, llc: int) -> None:
         self._problem, self._draw = problem, random.Random(problem.seed)
+        self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
 
     def place(self, number: int) -> list[Arm]:
         """All arms with new buffers."""
         arms = step_arms(self._problem.steps, self._problem.weights, self._problem.first.x, self._own)
-        return [*(Arm(arm.name, arm.call) for arm in arms), anchor_of(self._problem.case.device, self._draw)]
+        made = [Arm(arm.name if arm.name == BLOCK else STEP + arm.name, arm.call, self._flush) for arm in arms]
+        return [*made, anchor_of(self._problem.case.device, self._draw)]
 
     def _own(self, tensor: Tensor) -> Tensor:
         with torch.inference_mode(False):
