@@ -125,3 +125,24 @@ def test_the_clock_now_is_the_hosts():
 
 def test_the_processor_has_its_own_clock():
     assert isinstance(clock_for("cpu"), CpuClock)
+
+
+def test_another_call_is_met_anew():
+    """One that waits for the GPU says nothing of the next."""
+    cuda, clock = clock_on()
+    led_in(clock, lambda: (cuda.launch(1e-6), cuda.wait()), 5)
+    assert clock._pace.missed > 1
+    assert led_in(clock, lambda: cuda.launch(1e-6), 5) == pytest.approx(5e-6)
+    assert not clock.launch_bound
+
+
+def test_a_host_that_falls_behind_a_flush_is_said():
+    cuda, clock = clock_on()
+
+    def routed():
+        cuda.launch(1e-6)
+        cuda.wait()
+        cuda.launch(1e-6)
+
+    led_in(clock, routed, 5, lambda: cuda.launch(8e-5, "flush"))
+    assert clock.launch_bound
