@@ -134,7 +134,10 @@ class StepTable:
     def place(self, number: int) -> list[Arm]:
         """All arms with new buffers."""
         arms = step_arms(self._problem.steps, self._problem.weights, self._problem.first.x, self._own)
-        return [*(Arm(name if (name := arm.name) == BLOCK else STEP + name, arm.call, self._flush) for arm in arms), anchor(self._draw)]
+        return [
+            *(Arm(name if (name := arm.name) == BLOCK else STEP + name, arm.call, self._flush) for arm in arms),
+            anchor(self._draw),
+        ]
 
     def _own(self, tensor: Tensor) -> Tensor:
         with torch.inference_mode(False):

@@ -37,7 +37,7 @@ class Made:
 
 
 def made(kernel: Kernel, problem: Problem) -> Made:
-    """Raises Skipped where it does not do this case, Wrong where its prepare changes the weights, and what it raises."""
+    """Raises Skipped where it cannot do this case, Wrong where its prepare changes the weights, and what it raises."""
     case = problem.case
     reason = kernel.refusal(problem.steps, case.device, problem.dtype, case.passes)
     if reason:
