@@ -84,15 +84,24 @@ WRONG = {
     "not a number": ("y = y.clone(); y[0, 0] = float('nan'); return y", "its output has 1 NaN"),
     "infinite": ("return y / 0.0", "its output has"),
     "first answer kept": ("global kept; kept = y if kept is None else kept; return kept", "its output is off by"),
-    "right on its first calls alone": ("global calls; calls += 1; return y + (calls > 2)", "its second call: its output"),
-    "right until it is timed": ("global calls; calls += 1; return y + (calls > 9)", "as it was timed: its output is off"),
+    "right on its first calls alone": (
+        "global calls; calls += 1; return y + (calls > 2)",
+        "its second call: its output",
+    ),
+    "right until it is timed": (
+        "global calls; calls += 1; return y + (calls > 9)",
+        "as it was timed: its output is off",
+    ),
     "an answer for each buffer": (
         "global kept; kept = kept or {}; return kept.setdefault((x.data_ptr(), calls > 0, float(x[0, 0]) if False else 0), y)",
         "its output is off by",
     ),
     "input changed": ("x.mul_(1); x[0, 0] += 1; return y", "changes its input x"),
     "weights changed": ("up[0, 0] += 0; return y", "changes its weights"),
-    "weights changed behind torch": ("up.numpy()[0, 0] += 1e-9; up.numpy()[1, 1] = 9; return y", "off by|changes its weights"),
+    "weights changed behind torch": (
+        "up.numpy()[0, 0] += 1e-9; up.numpy()[1, 1] = 9; return y",
+        "off by|changes its weights",
+    ),
     "shape": ("return y[:-1]", r"gives shape \[3, 8\], expected \[4, 8\]"),
     "shape that would broadcast": ("return y[None]", r"gives shape \[1, 4, 8\], expected \[4, 8\]"),
     "dtype": ("return y.double()", "gives float64, expected float32"),
@@ -162,7 +171,11 @@ def test_no_memory_for_the_weights_is_every_kernel_s():
 
 def test_what_cannot_be_done_here_is_skipped():
     unit = measured("eager", "packed", "inplace", passes="forward+backward")
-    assert [(o.kernel, o.status) for o in unit.outcomes] == [("eager", "ok"), ("packed", "skipped"), ("inplace", "skipped")]
+    assert [(o.kernel, o.status) for o in unit.outcomes] == [
+        ("eager", "ok"),
+        ("packed", "skipped"),
+        ("inplace", "skipped"),
+    ]
     assert unit.outcomes[1].note == "a plain block has no gate to pack"
 
 
@@ -204,7 +217,7 @@ def test_without_eager_the_first_that_is_ok_is_the_baseline(tmp_path):
 @pytest.mark.parametrize("moe", [None, MoE(4, 2), MoE(4, 2, shared_experts=1)])
 @pytest.mark.parametrize("activation", ["relu", "swiglu"])
 def test_gradients_are_right_and_so_is_every_built_in_kernel(dtype, moe, activation):
-    unit = measured(spec=FFNSpec(16, 24, activation, moe=moe), tokens=6, dtype=dtype, passes="forward+backward")
+    unit = measured("eager,module,packed,conv1x1", spec=FFNSpec(16, 24, activation, moe=moe), tokens=6, dtype=dtype, passes="forward+backward")
     assert {o.kernel: o.note for o in unit.outcomes if o.status not in ("ok", "skipped")} == {}
     assert unit.outcomes[0].error_max > 0
 
