@@ -27,7 +27,7 @@ from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from ffncli.kernels import BUILT_IN
 from ffncli.kernels.kernel import Kernel, Steps
-from ffncli.run.user_kernels import chosen_kernels
+from ffncli.run.user_kernels import chosen_kernels, unguarded
 
 
 def resolved(texts: Sequence[str], steps: Steps, spec: FFNSpec) -> dict[str, Kernel | FFNError]:
@@ -138,7 +138,10 @@ def twin_of(seat: Seat, problem: Problem, draw: random.Random) -> Seat:
     kernel = seat.made.kernel
     again: Made = seat.made
     if not kernel.compiles:
-        again = replace(again, compute=kernel.build(problem.steps, problem.case.device, problem.dtype))
+        built = kernel.build(problem.steps, problem.case.device, problem.dtype)
+        again = replace(
+            again, compute=built if unguarded(seat.made.compute) is not seat.made.compute else unguarded(built)
+        )
     return Seat(TWIN, again, problem, draw, seat.limit)
 
 
@@ -160,8 +163,10 @@ class StepTable:
     def place(self, number: int) -> list[Arm]:
         """All arms with new buffers."""
         arms = step_arms(self._problem.steps, self._problem.weights, self._problem.first.x, self._own)
-        made = [Arm(arm.name if arm.name == BLOCK else STEP + arm.name, arm.call, self._flush) for arm in arms]
-        return [*made, anchor_of(self._problem.case.device, self._draw)]
+        return [
+            *(Arm(name if (name := arm.name) == BLOCK else STEP + name, arm.call, self._flush) for arm in arms),
+            anchor_of(self._problem.case.device, self._draw),
+        ]
 
     def _own(self, tensor: Tensor) -> Tensor:
         with torch.inference_mode(False):

@@ -57,7 +57,7 @@ def measure_case(
 
 def settle(case: Case, job: Job) -> None:
     """Threads of torch and of every library beside it, arithmetic and seed, as the case and the method say."""
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     torch.set_num_threads(case.threads)
     threadpool_limits(case.threads)
@@ -186,14 +186,16 @@ class _Run:
                 seat.place(1)
                 compile_s = self._first_call(seat, problem)
             with self._spending("verify"):
-                error = correct.before(seat, problem)
+                found = correct.before(seat, problem)
                 peak = self._peak(seat, problem)
+            with correct.computing(problem.backward):
+                seat.unguard()
         except Exception as error:
             self._broken(name, error)
             return
-        cached = f"compiled {found}" if (found := compile_cache().since(said)) else ""
-        note = "; ".join(filter(None, (kernel.origin, cached, _subnormal(error))))
-        self.outcomes[name] = Outcome(name, "ok", note, error.largest, error.rel, compile_s, peak)
+        how = compile_cache().since(said)
+        note = "; ".join(filter(None, (kernel.origin, f"compiled {how}" if how else "", _subnormal(found))))
+        self.outcomes[name] = Outcome(name, "ok", note, found.largest, found.rel, compile_s, peak)
         self.seats[name] = seat
 
     def _first_call(self, seat: Seat, problem: Problem) -> float | None:
