@@ -55,7 +55,7 @@ ADVICE: Mapping[str, str] = {
     Code.WAITING: "the threads waited for each other or for a core: fewer --threads for so little work",
     Code.CLOCK: "the processor runs below its rated clock: power, heat or a governor; ratios hold, times are long",
     Code.GPU_THROTTLED: "the GPU lowered its clock against heat or a failing supply: ratios hold, times do not repeat",
-    Code.LAUNCH_BOUND: "the GPU waited for the host, so times hold launches too: more tokens, or a call that waits less",
+    Code.LAUNCH_BOUND: "the GPU waited for the host, so times hold launches too: more tokens, or fewer waits",
     Code.DRIFT: "the machine became slower or faster while it measured: ratios hold, times do not repeat",
     Code.CORRELATED: "neighbouring processes are alike, so the interval was widened: more --processes",
     Code.SPIKES: "many blocks took much longer than the rest: other work, or memory being moved",
