@@ -91,6 +91,8 @@ def before(seat: Seat, problem: Problem) -> Error:
         seat.enter(first.x)
         for call in ("", "its second call: "):
             seat.call()
+            if not torch.equal(seat.x.detach(), first.x):
+                raise Wrong("changes its input x")
             found = found.worst(_said(call, lambda: compared(seat, problem, first)))
     untouched(seat, first.x)
     return found

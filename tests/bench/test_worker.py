@@ -81,7 +81,8 @@ def test_it_dies_with_its_parent(tmp_path):
     code = f"""
 import os, socket, subprocess, sys, time
 ours, theirs = socket.socketpair()
-w = subprocess.Popen([sys.executable, "-m", "ffncli.bench.worker", str(theirs.fileno())], pass_fds=(theirs.fileno(), ours.fileno()))
+fd = theirs.fileno()
+w = subprocess.Popen([sys.executable, "-m", "ffncli.bench.worker", str(fd)], pass_fds=(fd, ours.fileno()))
 open({str(tmp_path / "pid")!r}, "w").write(str(w.pid))
 print("started", flush=True)
 time.sleep(60)
