@@ -14,7 +14,9 @@ from torch import Tensor
 from ffncli.bench.correct import Skipped, Wrong, canonical_gradients
 from ffncli.bench.placement import Arena, Params, nbytes, placeable
 from ffncli.bench.problem import Problem
+from ffncli.block.steps import Experts
 from ffncli.kernels.kernel import Computes, Kernel
+from ffncli.run.user_kernels import unguarded
 
 
 class Broken(Exception):
@@ -36,14 +38,9 @@ class Made:
 
 
 def made(kernel: Kernel, problem: Problem) -> Made:
-    """Raises Skipped where it does not do this case, Wrong where its prepare changes the weights, and what it raises."""
+    """Raises Skipped where it cannot do this case, Wrong where its prepare changes the weights, and what it raises."""
     case = problem.case
-    reason = kernel.missing(case.device) or kernel.refuses(problem.steps)
-    if not reason and problem.backward and not getattr(kernel, "trains", True):
-        reason = "computes no gradients"
-    dtypes = getattr(kernel, "dtypes", None)
-    if not reason and dtypes and case.dtype not in dtypes:
-        reason = f"computes in {', '.join(dtypes)} only"
+    reason = kernel.refusal(problem.steps, case.device, problem.dtype, case.passes)
     if reason:
         raise Skipped(reason)
     weights = {name: tensor.clone() for name, tensor in problem.weights.items()}  # a user's prepare may write to them
@@ -53,7 +50,7 @@ def made(kernel: Kernel, problem: Problem) -> Made:
         raise Wrong("its prepare changes the weights")
     start = time.perf_counter()
     compute = kernel.build(problem.steps, case.device, problem.dtype)
-    took = time.perf_counter() - start if getattr(kernel, "compiles", False) else None
+    took = time.perf_counter() - start if kernel.compiles else None
     return Made(kernel, compute, params, took)
 
 
@@ -101,6 +98,27 @@ class Seat:
             self._versions = [[t._version for t in own] for own in self.copies]
         self.call = self._backward() if backward else self._forward()
 
+    def on_copy(self, own: Params) -> object:
+        """What a call gives on one copy of the weights. Raises Broken. For graphs, of which each copy has its own."""
+        try:
+            y = self.made.compute(self.x, own)
+            if not self._problem.backward:
+                return y
+            leaves = (self.x, *(t for t in own if t.is_floating_point()))
+            return y, torch.autograd.grad(y, leaves, self.g, allow_unused=True)
+        except Exception as error:
+            raise Broken(self.name) from error
+
+    def replay(self, calls: Sequence[Callable[[], object]]) -> None:
+        """From now on a call is the next of these, which give what `on_copy` does."""
+        turn = cycle(calls)
+
+        def call() -> object:
+            self.out = next(turn)()
+            return self.out
+
+        self.call = call
+
     def _forward(self) -> Callable[[], object]:
         """Calls the kernel on the next copy; the output before is freed first, as where nobody keeps it."""
         compute, x, turn = self.made.compute, self.x, cycle(self.copies)
@@ -130,6 +148,17 @@ class Seat:
             return self.out
 
         return call
+
+    def unguard(self) -> None:
+        """From now on a user's function is called as it was written, if it can be: some import their neighbours then."""
+        guarded, bare = self.made, replace(self.made, compute=unguarded(self.made.compute))
+        if bare.compute is guarded.compute:
+            return
+        self.made = bare
+        try:
+            self.on_copy(self.copies[0])
+        except Broken:
+            self.made = guarded
 
     def enter(self, x: Tensor, g: Tensor | None = None) -> None:
         """Other numbers in the same buffers."""
@@ -161,15 +190,8 @@ class Seat:
         return nbytes(self.made.params) + self.x.nbytes
 
 
-def compiled(made: Made, seconds: float) -> Made:
-    """With the first call's time, in which torch.compile compiles."""
-    return made if made.compile_s is None else replace(made, compile_s=made.compile_s + seconds)
-
-
 def touched(problem: Problem) -> int:
     """Bytes of the weights that one call reads: of experts, those alone that any token goes to."""
-    from ffncli.block.steps import Experts
-
     total, used = 0, problem.experts
     for step in problem.steps:
         size = sum(problem.weights[name].nbytes for name in step.parameters())

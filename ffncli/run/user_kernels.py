@@ -34,14 +34,12 @@ from ffncli.run.user_code import import_file, user_code
 _FORM = re.compile(r"(?:(?P<label>[^=:/]+)=)?(?P<path>.+\.py)(?::(?P<name>\w+))?")
 
 
-def chosen_kernels(
-    texts: Sequence[str], steps: Steps, spec: FFNSpec, compiling: bool = True
-) -> tuple[Kernel, ...]:
+def chosen_kernels(texts: Sequence[str], steps: Steps, spec: FFNSpec, compiling: bool = True) -> tuple[Kernel, ...]:
     """The kernels for `--kernel`: built-in ones by name (all where none is named), then the user's own.
 
     `steps` are the kernel steps of the block of `spec`. Without `compiling` those that compile refuse every block
-    unless they are named: it takes many times as long as all the others together. Raises FFNError for an unknown name, for a file that does not
-    run, and for a kernel that asks for other weights than the block has.
+    unless they are named: one takes longer than all the others together. Raises FFNError for an unknown name, for a
+    file that does not run, and for a kernel that asks for other weights than the block has.
     """
     words = [word.strip() for text in texts for word in text.split(",")]
     named = [full_name(word) for word in words if ".py" not in word]

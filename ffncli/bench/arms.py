@@ -1,0 +1,174 @@
+"""The arms of a case: its kernels, the baseline's twin, the machine anchor and the bare products, each with its own
+buffers, laid out anew at every placement."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ffncli.bench import correct
+from ffncli.bench.anchor import anchor
+from ffncli.bench.by_step import step_arms
+from ffncli.bench.cuda_anchor import gpu_anchor
+from ffncli.bench.gemm import Chain
+from ffncli.bench.graphs import Launching, Replayable
+from ffncli.bench.placement import Arena, Caching, flusher
+from ffncli.bench.problem import Problem
+from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN
+from ffncli.bench.rounds import Arm
+from ffncli.bench.seat import Made, Seat
+from ffncli.bench.slowed import slowed_kernel
+from ffncli.block.recipe import FFNSpec
+from ffncli.errors import FFNError
+from ffncli.kernels import BUILT_IN
+from ffncli.kernels.kernel import Kernel, Steps
+from ffncli.run.user_kernels import chosen_kernels, unguarded
+
+
+def resolved(texts: Sequence[str], steps: Steps, spec: FFNSpec) -> dict[str, Kernel | FFNError]:
+    """The kernels of --kernel by name, in order; in place of one that cannot be had, why. None named: all built in.
+
+    Each by itself, so that a file that does not run costs its own rows alone. `LABEL=slowed:FACTOR:KERNEL` is a kernel
+    that is slower by a factor (for the self-test).
+    """
+    words = [word for text in texts for word in (part.strip() for part in text.split(",")) if word]
+    if all(".py" in word and "slowed:" not in word for word in words):
+        words = [*BUILT_IN, *words]
+
+    def one(word: str) -> Kernel:
+        return next(k for k in chosen_kernels((word,), steps, spec) if ".py" not in word or k.origin)
+
+    found: dict[str, Kernel | FFNError] = {}
+    for word in words:
+        label, _, rest = word.rpartition("=")
+        name: str = label or rest
+        kernel: Kernel | FFNError
+        try:
+            kernel = slowed_kernel(word, one) or one(word)
+            name = kernel.name
+        except FFNError as error:
+            kernel = error
+        if name in found and ".py" in word:
+            raise FFNError(f"--kernel: two kernels are called {name}", "give them labels: --kernel a=file.py:name")
+        found.setdefault(name, kernel)
+    return found
+
+
+class Table:
+    """Where all arms of a case sit; `place` is what `rounds.measure` asks for. `twin` is the baseline's, if there is one.
+
+    `wrong` holds what was found out about timed outputs, by the name of the kernel.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        seats: Sequence[Seat],
+        twin: Seat | None,
+        caching: Caching,
+        llc: int,
+        launching: Launching | None = None,
+    ) -> None:
+        self.seats, self.twin, self._launching = tuple(seats), twin, launching
+        self.arms: dict[str, Arm] = {}  # of the placement made last
+        self.wrong: dict[str, correct.Wrong] = {}
+        self.errors: dict[str, correct.Error] = {}
+        self.seconds = 0.0  # of looking at what was timed, within place
+        self._problem, self._copies = problem, caching.copies
+        self._draw = random.Random(problem.seed)
+        self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
+        self.chain: Chain | None = Chain(problem, self._draw)
+
+    def place(self, number: int) -> list[Arm]:
+        """All arms with new buffers; what the last placement computed is looked at first. Raises Broken."""
+        if number:
+            start = time.perf_counter()
+            self.inspect()
+            self.seconds += time.perf_counter() - start
+        placed: dict[str, Seat | Chain] = {seat.name: seat for seat in self.seats}
+        if self.twin:
+            placed[self.twin.name] = self.twin
+        if self.chain:
+            placed[GEMM] = self.chain
+        self.arms = {}  # what lies there now goes first
+        for one in placed.values():
+            one.place(self._copies)
+        if self._launching:
+            replayable: dict[str, Replayable] = {**placed}
+            self._launching.settle(replayable)
+        self.arms = {name: Arm(name, one.call, self._flush) for name, one in placed.items()}
+        return [*self.arms.values(), anchor_of(self._problem.case.device, self._draw)]
+
+    @property
+    def launched(self) -> str:
+        """How the arms were called, where there was a choice: a note."""
+        return self._launching.note if self._launching else ""
+
+    def inspect(self) -> None:
+        """Is right what the last calls that were timed gave?"""
+        for seat in self.seats:
+            self._hold(seat.name, seat, lambda seat: correct.timed(seat, self._problem))
+        if self.twin:
+            self._hold(self.twin.made.kernel.name, self.twin, lambda seat: correct.timed(seat, self._problem))
+
+    def refresh(self) -> None:
+        """Is right what the kernels make of tokens that they have not seen?"""
+        inputs = self._problem.inputs(2)
+        for seat in self.seats:
+            self._hold(seat.name, seat, lambda seat: correct.fresh(seat, self._problem, inputs))
+
+    def _hold(self, name: str, seat: Seat, check: Callable[[Seat], correct.Error]) -> None:
+        if name in self.wrong:
+            return
+        try:
+            found = check(seat)
+        except correct.Wrong as error:
+            self.wrong[name] = error
+            found = error.error or correct.Error()
+        self.errors[name] = self.errors.get(name, found).worst(found)
+
+
+def twin_of(seat: Seat, problem: Problem, draw: random.Random) -> Seat:
+    """The baseline once more: built again, since a kernel may keep buffers; one that compiles only has new tensors."""
+    kernel = seat.made.kernel
+    again: Made = seat.made
+    if not kernel.compiles:
+        built = kernel.build(problem.steps, problem.case.device, problem.dtype)
+        again = replace(
+            again, compute=built if unguarded(seat.made.compute) is not seat.made.compute else unguarded(built)
+        )
+    return Seat(TWIN, again, problem, draw, seat.limit)
+
+
+def anchor_of(device: str, draw: random.Random) -> Arm:
+    """The machine anchor: of the GPU itself where a GPU is measured."""
+    return Arm(ANCHOR, gpu_anchor(device)) if device.startswith("cuda") else anchor(draw)
+
+
+class StepTable:
+    """The arms of --by-step: the whole block and its steps, as `run.execute` computes them, and the machine anchor.
+
+    Their caches are warm, or emptied before every call.
+    """
+
+    def __init__(self, problem: Problem, caching: Caching, llc: int) -> None:
+        self._problem, self._draw = problem, random.Random(problem.seed)
+        self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
+
+    def place(self, number: int) -> list[Arm]:
+        """All arms with new buffers."""
+        arms = step_arms(self._problem.steps, self._problem.weights, self._problem.first.x, self._own)
+        return [
+            *(Arm(name if (name := arm.name) == BLOCK else STEP + name, arm.call, self._flush) for arm in arms),
+            anchor_of(self._problem.case.device, self._draw),
+        ]
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        with torch.inference_mode(False):
+            ((copy,),) = Arena(self._problem.case.device, self._draw).place([(tensor,)])
+        return copy
