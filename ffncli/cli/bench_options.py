@@ -32,7 +32,9 @@ def fraction(option: str, most: float) -> Callable[[str], float]:
         value = float(match[1]) / (100 if match[2] else 1) if match and match[1].strip(".") else inf
         if not 0 < value <= most:
             hint = f"that would be {value:.0%}: say {text}%" if match and not match[2] and value < inf and value else ""
-            raise FFNError(f"{option} must be above 0 and at most {most:.0%}, as in 1% or 0.01, got {shown(text)}", hint)
+            raise FFNError(
+                f"{option} must be above 0 and at most {most:.0%}, as in 1% or 0.01, got {shown(text)}", hint
+            )
         return value
 
     return parse
