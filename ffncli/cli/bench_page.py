@@ -132,7 +132,7 @@ def _remarks(rows: Sequence[Row]) -> list[Part]:
             found.append(Line(f"the same code twice reads {base.aa_low:.3f} to {base.aa_high:.3f}", quiet=True))
         if base.gemm_ratio is not None:
             text = f"{base.kernel} takes {base.gemm_ratio:.3g} times its bare matrix products"
-            if base.fusion_saving_max is not None:
+            if base.fusion_saving_max is not None and base.fusion_saving_max < 1:
                 text += f"; fusing the activation can save at most about {_percent(base.fusion_saving_max)} here"
             found.append(Line(text, quiet=True))
     return [*found, *_notes(rows), *_warned(rows)]
@@ -154,10 +154,9 @@ def _warned(rows: Sequence[Row]) -> list[Part]:
             kinds.setdefault(warnings.code_of(text) or text, []).append(text)
     for texts in kinds.values():
         concerned = [row for row in rows if set(row.warnings) & set(texts)]
-        words = texts[0].partition(": ")[2] or texts[0]
         more = f" (and {len(set(texts)) - 1} more like it)" if len(set(texts)) > 1 else ""
         advice = warnings.advice(texts[0])
-        found.append(Line(f"warning: {_who(rows, concerned)}{words}{more}" + (f" - {advice}" if advice else "")))
+        found.append(Line(f"warning: {_who(rows, concerned)}{texts[0]}{more}" + (f" - {advice}" if advice else "")))
     return found
 
 
@@ -284,7 +283,7 @@ def _legend(rows: Sequence[Row], request: Request, files: Files) -> list[Part]:
     if any(row.roof_fraction is not None for row in rows):
         lines.append("of roof: of the best matrix product (or copy) that this machine reached in this run")
     lines.append(f"every kernel was checked against float64 first; results: {shown_path(files.csv)}")
-    return [Heading(""), *(Line(text, quiet=True) for text in lines)]
+    return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]
 
 
 def failure(rows: Sequence[Row], request: Request, judged: Gate | None) -> FFNError | None:

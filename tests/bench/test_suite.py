@@ -157,13 +157,14 @@ def restored(path: Path, state: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("torn", ["a.partial.jsonl", "a.rounds.csv", "a.csv"])
-def test_a_crash_at_any_byte_of_a_file_is_resumed_to_the_same_result(tmp_path, torn):
-    path, asked = tmp_path / "a.csv", request(kernels=("eager",))
+def test_a_crash_at_any_byte_of_a_file_is_resumed_to_the_same_result(tmp_path, torn, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # thousands of them
+    path, asked = tmp_path / "a.csv", request(tokens=(1,), kernels=("eager",))
     whole, states = snapshots(path, asked)
     first = states[0]["a.partial.jsonl"].index(b"\n") + 1
     last = states[-1]
     lengths = range(first if torn == "a.partial.jsonl" else 0, len(last[torn]) + 1)
-    for length in lengths[:: 1 if torn == "a.partial.jsonl" else 7]:
+    for length in lengths[:: 1 if torn == "a.partial.jsonl" else 3]:
         restored(path, last | {torn: last[torn][:length]})
         journal = resume_journal(path, summarise)
         in_process(journal)
