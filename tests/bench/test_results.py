@@ -50,7 +50,7 @@ def test_a_frame_has_the_right_types(tmp_path):
     ("change", "words"),
     [
         (lambda raw: raw[:-1], "line 2 is cut off"),
-        (lambda raw: raw[:-30] + b"\n", "line 2 has .* cells, the header"),
+        (lambda raw: raw.replace(b",same,", b","), "line 2 has .* cells, the header"),
         (lambda raw: raw.replace(b",same,", b",sa\0me,"), "line 2 holds a NUL byte"),
         (lambda raw: raw.replace(b",same,", b",\xff,"), "line 2 is no UTF-8"),
         (lambda raw: raw.replace(b",same,", b",better,"), "line 2: verdict is 'better'"),
