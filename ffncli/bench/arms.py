@@ -27,7 +27,7 @@ from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from ffncli.kernels import BUILT_IN
 from ffncli.kernels.kernel import Kernel, Steps
-from ffncli.run.user_kernels import chosen_kernels
+from ffncli.run.user_kernels import chosen_kernels, unguarded
 
 
 def resolved(texts: Sequence[str], steps: Steps, spec: FFNSpec) -> dict[str, Kernel | FFNError]:
@@ -138,7 +138,10 @@ def twin_of(seat: Seat, problem: Problem, draw: random.Random) -> Seat:
     kernel = seat.made.kernel
     again: Made = seat.made
     if not kernel.compiles:
-        again = replace(again, compute=kernel.build(problem.steps, problem.case.device, problem.dtype))
+        built = kernel.build(problem.steps, problem.case.device, problem.dtype)
+        again = replace(
+            again, compute=built if unguarded(seat.made.compute) is not seat.made.compute else unguarded(built)
+        )
     return Seat(TWIN, again, problem, draw, seat.limit)
 
 

@@ -188,6 +188,8 @@ class _Run:
             with self._spending("verify"):
                 found = correct.before(seat, problem)
                 peak = self._peak(seat, problem)
+            with correct.computing(problem.backward):
+                seat.unguard()
         except Exception as error:
             self._broken(name, error)
             return

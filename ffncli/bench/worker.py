@@ -31,12 +31,12 @@ def main(arguments: list[str]) -> int:
 def settle() -> None:
     """Before anything of the user's runs: prints go to stderr, Ctrl-C is the parent's to hear, its death is ours."""
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it died before we asked to be told
             os._exit(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def serve(connection: Connection) -> None:

@@ -1,0 +1,125 @@
+"""Every arm has bytes of its own, at offsets that change; what the caches hold is named as it is."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+import torch
+
+from ffncli.bench.arms import Table, twin_of
+from ffncli.bench.placement import Arena, caching, flusher, nbytes, placeable
+from ffncli.bench.problem import Problem
+from ffncli.bench.records import Case
+from ffncli.bench.seat import Seat, made
+from ffncli.block.recipe import FFNSpec
+from ffncli.kernels import built_in
+
+MIB = 1 << 20
+
+
+def arena() -> Arena:
+    return Arena("cpu", random.Random(1))
+
+
+def test_copies_are_equal_at_whole_lines_and_elsewhere_each_time():
+    tensors = (torch.randn(7, 5), torch.randn(3, dtype=torch.float64), torch.randn(9, 4).bfloat16())
+    mine, seen = arena(), set()
+    for _ in range(8):
+        sets = mine.place([tensors, tensors])
+        for copy in sets:
+            for a, b in zip(copy, tensors, strict=True):
+                assert torch.equal(a, b)
+                assert a.dtype == b.dtype
+                assert a.data_ptr() % 64 == 0
+        seen.add(sets[0][0].data_ptr() % 4096)
+    assert len(seen) > 4
+
+
+def test_a_gpu_s_places_are_multiples_of_256():
+    mine = arena()
+    mine._line = 256  # what a device that is no CPU gets
+    assert all(t.data_ptr() % 256 == 0 for (t,) in mine.place([(torch.randn(5),)] * 9))
+
+
+def test_strides_and_views_of_one_storage_stay():
+    whole = torch.arange(24.0).reshape(4, 6)
+    params = (whole[:2], whole[2:], whole.T, whole[:, 1:3], torch.empty(0, 3))
+    (copy,) = arena().place([params])
+    for a, b in zip(copy, params, strict=True):
+        assert torch.equal(a, b)
+        assert a.stride() == b.stride()
+    copy[0][0, 1] = -1  # seen by the others, as it is among the originals
+    assert copy[2][1, 0] == copy[3][0, 0] == -1
+    assert whole[0, 1] == 1
+    assert nbytes(params) == 96
+
+
+def test_what_is_packed_in_a_library_s_form_cannot_be_copied_by_its_bytes():
+    assert placeable((torch.randn(2, 2), torch.nn.Parameter(torch.randn(2))))
+    assert not placeable((torch.randn(2, 2).to_sparse(),))
+
+
+def spans(tensors):
+    out = []
+    for t in tensors:
+        out.append((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()))
+    return out
+
+
+@pytest.mark.parametrize("passes", ["forward", "forward+backward"])
+def test_no_two_arms_share_a_byte_neither_does_the_twin(passes):
+    case = Case("s", "s", FFNSpec(8, 16, "swiglu"), 3, passes=passes)
+    problem = Problem.of(case, 5)
+    seats = [Seat(name, made(built_in(name), problem), problem, random.Random(0), 1.0) for name in ("eager", "packed")]
+    twin = twin_of(seats[0], problem, random.Random(0))
+    table = Table(problem, seats, twin, caching("cold-weights", [1], 100, 250, None), 250)
+    assert table._copies == 8
+    places = []
+    for number in range(2):
+        arms = table.place(number)
+        assert [arm.name for arm in arms] == ["eager", "packed", "(aa)", "(gemm)", "(anchor)"]
+        groups = [[seat.x, *(t for own in seat.copies for t in own)] for seat in (*seats, twin)]
+        assert all(len(seat.copies) == 8 for seat in (*seats, twin))
+        owned = [span for group in groups for span in spans(group)]
+        assert all(a[1] <= b[0] or b[1] <= a[0] for a, b in combinations(owned, 2))
+        chain = table.chain
+        there = [
+            (arena._memory.data_ptr(), arena._memory.data_ptr() + arena._memory.numel()) for arena in chain._arenas
+        ]
+        assert all(a[1] <= b[0] or b[1] <= a[0] for a in there for b in owned)
+        places.append(tuple(t.data_ptr() for group in groups for t in group))
+    assert places[0] != places[1]
+
+
+def test_a_call_turns_through_the_copies():
+    case = Case("s", "s", FFNSpec(8, 16), 3)
+    problem = Problem.of(case, 5)
+    seen = []
+    seat = Seat("eager", made(built_in("eager"), problem), problem, random.Random(0), 1.0)
+    object.__setattr__(seat.made, "compute", lambda x, params: seen.append(id(params)))
+    seat.place(3)
+    for _ in range(6):
+        seat.call()
+    assert seen == [id(own) for own in seat.copies] * 2
+
+
+def test_cache_modes_are_named_as_they_are():
+    assert caching("warm", [10 * MIB] * 3, MIB, 32 * MIB, None).mode == "warm"
+    assert caching("warm", [10 * MIB] * 4, MIB, 32 * MIB, None).mode == "shared"
+    cold = caching("cold-weights", [10 * MIB] * 3, 10 * MIB, 32 * MIB, 1000 * MIB)
+    assert (cold.mode, cold.copies) == ("cold-weights", 10)  # ceil(96 / 10)
+    assert caching("cold-weights", [200 * MIB] * 3, 200 * MIB, 32 * MIB, None).copies == 1
+    assert caching("flush", [MIB], MIB, 32 * MIB, 200 * MIB).mode == "flush"
+
+
+def test_short_of_memory_a_mode_is_renamed_and_a_note_says_so():
+    cold = caching("cold-weights", [10 * MIB] * 3, 10 * MIB, 32 * MIB, 299 * MIB)
+    assert (cold.mode, cold.copies) == ("warm", 1)
+    assert cold.note == "cold-weights would take 0.3 GB of memory and 0.3 GB can be had: warm instead"
+    assert caching("flush", [40 * MIB], MIB, 32 * MIB, 100 * MIB).mode == "shared"
+
+
+def test_the_flush_writes_three_caches():
+    assert flusher(1000, "cpu")().numel() * 4 == 3000

@@ -1,0 +1,54 @@
+"""A kernel slower by a known factor, on a clock of the test's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ffncli.bench import slowed as module
+from ffncli.bench.slowed import slowed, slowed_kernel
+from ffncli.kernels import built_in
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+def test_a_call_lasts_its_factor(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+
+    def call(x):
+        clock.now += 10
+        return x + 1
+
+    assert slowed(call, 1.05)(1) == 2
+    assert clock.now == pytest.approx(10.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("slow=slowed:1.05:eager", "slow"), ("slowed:1.5:packed", "slowed:1.5:packed"), ("a=slowed:2:eager", "a")],
+)
+def test_its_text(text, name):
+    assert slowed_kernel(text, built_in).name == name
+
+
+def test_other_texts_are_none():
+    assert slowed_kernel("eager", built_in) is None
+    assert slowed_kernel("slowed.py:f", built_in) is None
+
+
+def test_factor_1_is_the_code_itself():
+    from ffncli.bench.problem import Problem
+    from ffncli.bench.records import Case
+    from ffncli.block.recipe import FFNSpec
+
+    steps = Problem.of(Case("s", "s", FFNSpec(2, 4), 1), 0).steps
+    kernel = slowed_kernel("again=slowed:1:eager", built_in)
+    assert kernel.build(steps, "cpu", torch.float32).__module__ == "ffncli.kernels.eager"
