@@ -13,8 +13,9 @@ from ffncli.kernels.kernel import kernel_steps
 from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Table
 
+_LEAST = 0.0005  # a share that rounds to 0.1 %
 _BAR = 12  # columns of the bar of a step that takes as long as the block
-_WHY = "alone and again and again a step finds its numbers in another cache state than within the block"
+_WHY = "alone, a step finds its numbers in another cache state"
 _INSIDE = "[e]."
 
 
@@ -59,13 +60,13 @@ def _interval(row: Row) -> str | None:
     """`38.2 % [37.9, 38.5]`."""
     if row.ratio is None:
         return None
-    if row.ratio_low is None or row.ratio_high is None:
+    if row.ratio_low is None or row.ratio_high is None or row.ratio_high < _LEAST:
         return _share(row.ratio)
     return f"{_share(row.ratio)} [{100 * row.ratio_low:.1f}, {100 * row.ratio_high:.1f}]"
 
 
 def _share(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f} %" if share >= _LEAST or not share else "< 0.1 %"
 
 
 def _bar(share: float | None) -> str:

@@ -59,8 +59,8 @@ def test_shares_and_rates():
     assert by["up"][2] == "32.0 %"
     assert by["hidden"][1:4] == ("multiply", "1.1 %", "█")
     assert lines == [
-        "the steps take 96.1 % of the block's time together, not 100 %: alone and again and again a step finds its"
-        " numbers in another cache state than within the block"
+        "the steps take 96.1 % of the block's time together, not 100 %: alone, a step finds its numbers in another"
+        " cache state"
     ]
 
 
@@ -96,6 +96,13 @@ def test_what_was_not_timed_says_so():
     assert table.rows[1] == ("gate", "linear", "oom", "", None, None, None)
     assert lines == ["step gate: out of memory"]  # no sum of shares where one is missing
     assert parts_of(GATED, [])[1] == []
+
+
+def test_what_is_next_to_nothing_is_no_zero():
+    small = [ROWS[0], row("step act", 0.0002, ratio_low=0.0001, ratio_high=0.0004)]
+    table, _, _ = parts_of(GATED, small)
+    assert table.rows[1][2:4] == ("< 0.1 %", "█")
+    assert table.rows[1][5] == "< 0.1 %"  # of the FLOPs: 1 of 3 · 2 · 512
 
 
 def test_times():
