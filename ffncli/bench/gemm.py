@@ -98,7 +98,9 @@ class Chain:
         """Shapes of what a backward pass writes, two for each product: like x, and like W."""
         if not self._problem.backward:
             return []
-        pairs = [(self._shapes[p.x], (self._shapes[p.y][1], self._shapes[p.x][1])) for p in reversed(self.products)]
+        pairs = [
+            (self._shapes[p.x], (self._shapes[p.y][1], self._shapes[p.x][1])) for p in reversed(self.products)
+        ]
         return [shape for pair in pairs for shape in pair]
 
     def _thunks(self, weights: Mapping[str, Tensor], buffers: Params) -> list[Thunk]:

@@ -315,7 +315,9 @@ class _Run:
             self.outcomes = {name: Outcome(name) for name in names}
             plan = plan_of(self.job.method, BLOCK, tuple(names), self.case.device, self.case.threads)
             with torch.inference_mode():
-                self.measured = measure(self.job.process, self.case.key, table.place, self.clock, self.counters, plan)
+                self.measured = measure(
+                    self.job.process, self.case.key, table.place, self.clock, self.counters, plan
+                )
         except Exception as error:
             self._all(self.outcomes or {BLOCK: None}, error)
 
