@@ -47,7 +47,7 @@ ADVICE: Mapping[str, str] = {
     Code.ONE_PROCESS: "the interval holds for this process only: --processes 5 to compare, and to gate",
     Code.UNRESOLVED: "the same code measured twice differs by more than the margin: nothing is gated; stop other work,"
     " use --threads 1 or more --max-time",
-    Code.PRECISION: "raise --max-time, or ask for less --precision",
+    Code.PRECISION: "raise --max-time, or ask for less: --precision 2%",
     Code.PREEMPTED: "other work ran on these cores, so no verdict: --threads 1, or stop the other work",
     Code.THROTTLED: "the container used up its quota of processor time: fewer --threads, or a larger quota",
     Code.STOLEN: "the host gave this machine's processors to others: measure on a machine of your own",
@@ -130,7 +130,9 @@ def of_ratio(ratio: Means, method: Method) -> list[str]:
     elif reached > wanted:
         rounds = ceil(ratio.rounds * (reached / wanted) ** 2)
         text = f"±{percent(expm1(reached))} reached, ±{percent(method.precision)} wanted"
-        found.append(warning(Code.PRECISION, f"{text}: some {rounds} rounds needed, {ratio.rounds} done"))
+        seconds = float(f"{method.max_time * rounds / ratio.rounds:.2g}")
+        needed = f"some {rounds} rounds needed, {ratio.rounds} done (--max-time {seconds:g}s)"
+        found.append(warning(Code.PRECISION, f"{text}: {needed}"))
     factor = statistics.widening(ratio.correlation)
     if factor > 1:
         found.append(warning(Code.CORRELATED, f"r = {ratio.correlation:.2f}, interval × {factor:.2f}"))

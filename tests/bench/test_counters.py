@@ -47,6 +47,27 @@ def test_a_long_block_may_be_switched_now_and_then() -> None:
     assert flags(ZERO, Snapshot(preemptions=20), 0.2, 0) == ("preempted",)
 
 
+def test_switches_that_cost_nothing_are_none() -> None:
+    before = Snapshot(waited=1.0)
+    assert flags(before, Snapshot(preemptions=2, waited=1.00004), 5e-3, 0) == ()
+    assert flags(before, Snapshot(preemptions=2, waited=1.00006), 5e-3, 0) == ("preempted",)
+    assert flags(before, Snapshot(preemptions=0, waited=1.00006), 5e-3, 0) == ()
+    assert flags(before, Snapshot(preemptions=1, waited=1.00006), 0.2, 0) == ()
+
+
+def test_waiting_of_all_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(counters, "Path", lambda *parts: tmp_path.joinpath(*(p.lstrip("/") for p in parts)))
+    write(tmp_path / "proc/self/task/10/schedstat", "5000 2000000000 7\n")
+    other = write(tmp_path / "proc/self/task/11/schedstat", "5000 500000000 7\n")
+    found = SystemCounters()
+    assert found.read().waited == pytest.approx(2.5)
+    other.write_text("")  # as if its thread had ended
+    assert found.read().waited == pytest.approx(2.5)
+    write(tmp_path / "proc/self/task/12/schedstat", "0 250000000 1\n")
+    found._slow_read = -1.0  # a while later
+    assert found.read().waited == pytest.approx(2.75)
+
+
 def test_own_counts_of_this_process() -> None:
     found = SystemCounters()
     before = found.read()
@@ -66,6 +87,7 @@ def test_where_there_is_no_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     found = SystemCounters()
     snapshot = found.read()
     assert (snapshot.steal, snapshot.busy, snapshot.throttled, snapshot.clock) == (None, None, None, None)
+    assert snapshot.waited is None
     assert not set(found.flags(snapshot, found.read(), 1.0, 0)) & {"throttled", "stolen"}
 
 
