@@ -11,7 +11,7 @@ from pathlib import Path
 from ffncli.bench.grid import Grid, Request, cases
 from ffncli.bench.journal import Journal
 from ffncli.bench.named import named
-from ffncli.bench.records import Case
+from ffncli.bench.records import BLOCK, Case
 from ffncli.cli.bench_options import GridOptions, MethodOptions, ResultOptions, asked, words
 from ffncli.cli.options import DimensionOptions, OutputOptions, Source, TokenListOptions, spread
 from ffncli.errors import ExitCode, FFNError, Terminated
@@ -79,6 +79,8 @@ def _request(
     )  # fmt: skip
     found = cases(wanted)
     output.notes(*kernels.notes)
+    if chosen.by_step:
+        kernels = replace(kernels, names=(BLOCK,), baseline=BLOCK)
     return Request(found, kernels.texts, kernels.names, kernels.baseline, chosen, result.fail_if_slower, result.strict,
                    given, kernels.files)  # fmt: skip
 

@@ -43,7 +43,13 @@ def answer(rows: Sequence[Row], request: Request, judged: Gate | None, files: Fi
     table = Table(COLUMNS, [cells(row) for row in rows])
     cases = {case.key: case for case in request.cases}
     parts: list[Part] = []
-    if len(cases) <= _MANY:
+    if request.method.by_step:
+        from ffncli.cli.by_step_page import by_step_parts
+
+        for key, case in cases.items():
+            mine = [row for row in rows if row.case == key]
+            parts += [*by_step_parts(case, mine), *_warned(mine)]
+    elif len(cases) <= _MANY:
         for key, case in cases.items():
             parts += _case(case, [row for row in rows if row.case == key])
     else:
