@@ -32,7 +32,8 @@ def test_results_of_a_benchmark_are_read_without_torch():
     import subprocess
     import sys
 
-    code = "import sys, ffncli; ffncli.read_results, ffncli.benchmark; print(sorted({'torch', 'pandas'} & set(sys.modules)))"
+    code = "import sys, ffncli; ffncli.read_results, ffncli.benchmark\n"
+    code += "print(sorted({'torch', 'pandas'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 

@@ -1,6 +1,6 @@
-"""A worker that measures nothing: times are made of the seed, exactly. `fake_worker.py [FILE] FD` (see `FAULTS`).
+"""A worker that measures nothing: its times are made up, the same every time. `fake_worker.py [FILE] FD`.
 
-FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at the case whose key holds that text, `kill`, `segfault`,
+FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key holds that text: `kill`, `segfault`,
 `exit`, `wrong`, `slow` (a wait of a minute), `fails`, `other` (another machine). Every case begun is a line in FILE.log.
 """
 
