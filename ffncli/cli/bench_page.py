@@ -280,7 +280,7 @@ def _legend(rows: Sequence[Row], request: Request, files: Files) -> list[Part]:
     method = request.method
     over = f"{method.processes} fresh processes" if method.processes > 1 else "this process only"
     lines = [
-        f"ratio: time over {request.baseline}'s in the same rounds; the interval holds it with 95 % confidence ({over})",
+        f"ratio: time over {request.baseline}'s in the same rounds, with its 95 % confidence interval ({over})",
     ]
     if any(row.verdict == "inconclusive" for row in rows):
         lines.append(

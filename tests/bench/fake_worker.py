@@ -1,7 +1,7 @@
 """A worker that measures nothing: its times are made up, the same every time. `fake_worker.py [FILE] FD`.
 
 FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key holds that text: `kill`, `segfault`,
-`exit`, `wrong`, `slow` (a wait of a minute), `fails`, `other` (another machine). Every case begun is a line in FILE.log.
+FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key holds that text: `kill`, `segfault`,
 """
 
 from __future__ import annotations

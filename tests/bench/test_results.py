@@ -14,7 +14,8 @@ from ffncli.errors import FFNError
 
 ROW = Row(
     run_id="r", host="=none", kernel="none", baseline="eager", status="ok", verdict="same", gated=True, threads=2,
-    time_s=0.1 + 0.2, warnings=("drift: 3 %", "load: 9"), note='a "b", c', process_times_s=(1e-9, 2.0), passes="forward",
+    time_s=0.1 + 0.2, warnings=("drift: 3 %", "x: 9"), note='a "b", c', process_times_s=(1e-9, 2.0),
+    passes="forward",
 )  # fmt: skip
 
 
