@@ -50,8 +50,6 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from ffncli.bench.library import benchmark
-    from ffncli.bench.results import read_results
     from ffncli.block.analysis.facts import activation
     from ffncli.block.cost import cost
     from ffncli.block.recipe import FFNSpec, MoE, steps
@@ -62,6 +60,9 @@ if TYPE_CHECKING:
     from ffncli.run.prepare import trace_layer as trace
     from ffncli.run.sources import load
     from ffncli.run.verify import verify_layer as verify
+
+    benchmark: Any  # bench/library.py: an import here would let run/, which asks for __version__, reach up to bench/
+    read_results: Any  # bench/results.py
 
 
 def __getattr__(name: str) -> Any:
