@@ -1,0 +1,116 @@
+"""`ffn bench` by a worker that measures nothing: options, pages, exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ffncli.bench import suite
+from tests.bench.test_suite import FAKE, worker_with
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def bench(call, monkeypatch, tmp_path):
+    """Runs `ffn bench` with the fake worker and these faults, in a directory of its own."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, faults: tuple[str, ...] = ()):
+        command = worker_with(tmp_path, *faults)[0] if faults else FAKE
+        monkeypatch.setattr(suite.run, "__defaults__", (suite.run.__defaults__[0], command))
+        return call("bench", "--threads", "1", "--device", "cpu", "--processes", "2", *arguments)
+
+    return run
+
+
+def test_the_page_the_json_and_the_file_agree(bench, tmp_path):
+    code, out, err = bench("8x16:swiglu", "--kernel", "eager,packed", "--save", "a.csv")
+    assert (code, "5 % faster" in out, "0.950 [0.950, 0.950]" in out) == (0, True, True)
+    assert "results go to a.csv" in err
+    assert all(len(line) <= 80 for line in out.splitlines() if "packed  " in line)
+    body = json.loads(bench("8x16:swiglu", "--kernel", "eager,packed", "--save", "a.csv", "--force", "--json")[1])
+    assert [row["kernel"] for row in body["rows"]] == ["eager", "packed"]
+    assert (body["rows"][1]["pass"], body["file"], body["gate"]) == ("forward", "a.csv", None)
+    lines = bench("8x16:swiglu", "--kernel", "eager", "--save", "b.csv", "--csv", "-q")
+    assert lines[1] == (tmp_path / "b.csv").read_text()
+    assert lines[2] == ""
+
+
+def test_results_go_to_a_default_place(bench, tmp_path):
+    assert bench("8x16:relu", "--kernel", "eager")[0] == 0
+    assert len(list((tmp_path / "benchmarks" / "results").glob("*Z-*.csv"))) == 2  # with its rounds
+
+
+@pytest.mark.parametrize(
+    ("options", "faults", "code", "words"),
+    [
+        (("--fail-if-slower", "3%"), (), 1, "slower than eager by more than 3 %: numpy"),
+        (("--fail-if-slower", "20%"), (), 0, ""),
+        ((), (" 1 tokens 1 wrong",), 1, "wrong results: eager"),
+        (("--fail-if-slower", "3%"), (" 1 tokens 0 kill",), 1, "slower than eager"),
+        ((), (" 1 tokens 0 kill",), 3, "not measured: eager"),
+        ((), (" 1 tokens 0 fails",), 3, "not measured: eager"),
+        (("--strict",), (), 0, ""),
+    ],
+)
+def test_exit_codes(bench, options, faults, code, words):
+    arguments = ("8x16:swiglu", "--tokens", "1,2", "--kernel", "eager,numpy", "--save", "a.csv", *options)
+    found, out, err = bench(*arguments, faults=faults)
+    assert found == code, err
+    assert words in err
+    assert "eager" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--kernel", "egaer"), "did you mean 'eager'"),
+        (("--kernel", "none.py:f"), "cannot read"),
+        (("--baseline", "nobody"), "there is no kernel 'nobody'"),
+        (("--precision", "3"), "say 3%"),
+        (("--max-time", "soon"), "as in 20s or 2m"),
+        (("--cache", "hot"), "unknown value 'hot'"),
+        (("--pass", "backward"), "unknown value 'backward'"),
+        (("--dtype", "fp8"), "--dtype"),
+        (("--tokens", ",".join(map(str, range(1, 900))), "--cache", "warm,flush", "--d-ff",
+          ",".join(map(str, range(1, 9)))), "a grid of 14,384 cases"),
+        (("--resume", "none.csv"), "nothing to resume"),
+        (("--resume", "none.csv", "--save", "a.csv"), "contradicts"),
+        (("--save", "a.txt"), "must end in .csv"),
+        (("--sustained",), "--sustained needs --device cuda"),
+        (("--selftest", "--kernel", "eager"), "--selftest brings its own"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_line(bench, arguments, words, tmp_path):
+    code, out, err = bench("8x16:swiglu", *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert len(err.splitlines()) == 1
+    assert not list(tmp_path.glob("*.csv"))
+
+
+def test_a_kernel_file_is_looked_at_before_anything_runs(bench, tmp_path):
+    (tmp_path / "k.py").write_text("def mlp(x, gate, up, down): return x\n")
+    assert "has no 'mpl'; did you mean 'mlp'?" in bench("8x16:swiglu", "--kernel", "k.py:mpl")[2]
+    (tmp_path / "k.py").write_text("def mlp(:\n")
+    assert "k.py, line 1:" in bench("8x16:swiglu", "--kernel", "k.py:mlp")[2]
+
+
+def test_many_cases_are_one_table(bench):
+    code, out, err = bench("8x16:swiglu", "--tokens", ",".join(map(str, range(1, 12))), "--kernel", "eager", "--save", "a.csv")  # fmt: skip  # noqa: E501
+    assert code == 0
+    assert "11 cases" in out
+    assert out.count("kernel") < 5
+    assert len(err.splitlines()) <= 13
+
+
+def test_help_and_the_parent_import_no_torch():
+    code = "import sys\nfrom ffncli.cli.main import main\ntry: main(['bench', '--help'])\nexcept SystemExit: pass\n"
+    code += "print(sorted({'torch', 'numpy', 'pandas'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.endswith("[]\n")
