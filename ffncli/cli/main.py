@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "approximate": ("ffncli.cli.approximate", "Train blocks of growing width on a function: how well they fit."),
     "verify": ("ffncli.cli.verify", "Prove that ways of computing a block agree."),
     "models": ("ffncli.cli.models", "List the known models, with their sources."),
-    "compare": ("ffncli.cli.compare", "Compare two saved traces: the first step that departs, and why."),
+    "compare": ("ffncli.cli.compare", "Compare two results of ffn bench, or two saved traces: what changed."),
 }
 
 
