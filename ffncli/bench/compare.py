@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ffncli.bench.columns import Row
-from ffncli.bench.environment_match import Mismatch, Pair, block_of, hosts, match, mismatches
+from ffncli.bench.environment_match import Mismatch, Pair, block_of, environment, hosts, match, mismatches
 from ffncli.bench.statistics import Interval, holm
 from ffncli.bench.two_sample import Shift, mean_ratio, welch
 from ffncli.errors import FFNError, shown
@@ -115,6 +115,7 @@ class Comparison:
     only_in_new: tuple[tuple[str, str], ...]
     kernels: tuple[Kernel, ...]
     remarks: tuple[str, ...]
+    environment: str = ""  # of both, in a line; what differs is in `mismatches`
 
     @property
     def regressions(self) -> tuple[Compared, ...]:
@@ -144,8 +145,9 @@ def compare(base: Sequence[Row], new: Sequence[Row], rules: Rules = Rules()) -> 
     held = [_compared(pair, rules, bool(found)) for pair in matching.pairs]
     rows = _corrected(held, rules)
     return Comparison(
-        rules, not found, found, rows, matching.only_base, matching.only_new, _kernels(rows), _remarks(matching.pairs)
-    )
+        rules, not found, found, rows, matching.only_base, matching.only_new, _kernels(rows), _remarks(matching.pairs),
+        environment(matching.pairs),
+    )  # fmt: skip
 
 
 # --- one row ----------------------------------------------------------------------------------------------------------

@@ -79,6 +79,16 @@ def mismatches(pairs: Iterable[Pair]) -> tuple[Mismatch, ...]:
     return tuple(Mismatch(*key, rows) for key, rows in found.items())
 
 
+def environment(pairs: Iterable[Pair]) -> str:
+    """What all rows of both sides share, in a line: `AMD EPYC 7B13, torch 2.13.0, Python 3.12.1`."""
+    rows = [row for pair in pairs for row in (*pair.base, *pair.new)]
+    shared = {field: values.pop() for field in ENVIRONMENT if len(values := {getattr(row, field) for row in rows}) == 1}
+    device = shared.get("device_name") or shared.get("cpu")
+    named = (("torch", "torch"), ("python", "Python"), ("numpy", "numpy"), ("driver", "driver"))
+    words = [f"{name} {shared[field]}" for field, name in named if shared.get(field)]
+    return ", ".join(filter(None, (device, *words)))
+
+
 def hosts(rows: Iterable[Row]) -> frozenset[str]:
     """The names of the machines."""
     return frozenset(row.host for row in rows if row.host)
