@@ -193,7 +193,7 @@ def _compared(pair: Pair, rules: Rules, unlike: bool) -> _Tested:
             for end in ("low", "high")
         },
     )
-    verdict, why = _verdict(row, intervals[0], intervals[1], rules.margin)
+    verdict, why = _verdict(intervals[0], intervals[1], rules.margin)
     reason = "other environment" if unlike else _ungated(pair, base, new, intervals[2], rules.margin)
     row = replace(row, verdict=verdict, gated=not reason, reason=reason or why)
     return (row, raw, normalised) if row.gated else (row, None, None)
@@ -246,7 +246,7 @@ def _unlike_status(row: Compared, unlike: bool) -> Compared:
     return replace(row, verdict="mended" if row.new_status == "ok" else None, reason=reason)
 
 
-def _verdict(row: Compared, raw: Interval | None, normalised: Interval | None, margin: float) -> tuple[Verdict, str]:
+def _verdict(raw: Interval | None, normalised: Interval | None, margin: float) -> tuple[Verdict, str]:
     """By the raw interval, unless the normalised one does not agree; and why nothing can be told."""
     if raw is None:
         return "inconclusive", ""
@@ -256,9 +256,7 @@ def _verdict(row: Compared, raw: Interval | None, normalised: Interval | None, m
     second = _word(normalised, margin)
     if first == second or (first == "same" and second == "inconclusive"):
         return first, ""
-    assert row.ratio is not None
-    assert row.normalised_ratio is not None
-    return "inconclusive", f"{change(row.ratio)}, but {change(row.normalised_ratio)} beside the machine's anchor"
+    return "inconclusive", "raw and normalised by the machine's anchor do not agree"
 
 
 def _word(interval: Interval, margin: float) -> Verdict:
@@ -341,14 +339,14 @@ def _mean(ratios: Iterable[float | None]) -> float | None:
 
 def _remarks(pairs: Sequence[Pair]) -> tuple[str, ...]:
     """What a reader should know and what decides nothing."""
-    base, new = ([row for pair in pairs for row in side(pair)] for side in (lambda p: p.base, lambda p: p.new))
+    base, new = [row for pair in pairs for row in pair.base], [row for pair in pairs for row in pair.new]
     out = []
     if both := sorted({row.run_id for row in base} & {row.run_id for row in new} - {""}):
         out.append(f"the same run on both sides, no evidence of a difference: {', '.join(both[:3])}")
     names = hosts(base), hosts(new)
     if all(names) and names[0] != names[1]:
         texts = [", ".join(sorted(side)[:3]) for side in names]
-        out.append(f"host: {texts[0]} in BASE, {texts[1]} in NEW, of equal hardware and software")
+        out.append(f"host: {texts[0]} in BASE, {texts[1]} in NEW")
     versions = [sorted({row.ffncli for row in side}) for side in (base, new)]
     if versions[0] != versions[1]:
         out.append(f"ffncli: {', '.join(versions[0])} in BASE, {', '.join(versions[1])} in NEW")

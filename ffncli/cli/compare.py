@@ -27,9 +27,7 @@ Tolerance = Annotated[
 
 
 @spread
-def command(
-    *, base: Base, new: New, results: ResultOptions, tolerance: Tolerance = None, show: OutputOptions
-) -> None:
+def command(*, base: Base, new: New, results: ResultOptions, tolerance: Tolerance = None, show: OutputOptions) -> None:
     """Compare two results of ffn bench, or two saved traces: what changed, and how sure that is.
 
     Exit 1 where a trace departs, or a kernel fails --fail-if-slower.
@@ -54,10 +52,10 @@ def command(
 
 def _results(base: Sequence[Path], new: Sequence[Path], options: ResultOptions, output: Output) -> None:
     from ffncli.bench.compare import compare
-    from ffncli.bench.results import read
-    from ffncli.cli.compare_results_page import answer, failure, open_question
+    from ffncli.bench.results import read_rows
+    from ffncli.cli.compare_results_page import answer, failure, open_question, unheld
 
-    rows = [[row for path in paths for row in read(path)] for paths in (base, new)]
+    rows = [[row for path in paths for row in read_rows(path)] for paths in (base, new)]
     for paths, side in zip((base, new), rows, strict=True):
         if not side:
             raise FFNError(f"{shown(','.join(map(str, paths)), 200)} holds no rows", "the run had not finished a case")
@@ -65,6 +63,8 @@ def _results(base: Sequence[Path], new: Sequence[Path], options: ResultOptions, 
     failed = failure(found) if options.fail_if_slower is not None else ""
     open_ = open_question(found) if options.strict else ""
     output.show(answer(base, new, found, output.format, verdict=not (_same_screen(output) and (failed or open_))))
+    if (left := unheld(found)) and found.comparable:  # else the page's verdict says so
+        output.note(left)
     if failed:
         raise FFNError(failed, code=ExitCode.FAILED)
     if open_:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -30,9 +31,14 @@ def answer(
     """
     names = [",".join(map(str, paths)) for paths in (base, new)]
     columns = tuple(name_of(f.name) for f in fields(Compared))
-    table = Table(columns, [tuple(asdict(row).values()) for row in found.rows])
+    table = Table(columns, [tuple(map(_known, asdict(row).values())) for row in found.rows])
     parts = _comment(names, found) if format == "md" else _page(names, found, verdict)
     return Answer("compare", _body(names, found), table, parts, CONVENTIONS)
+
+
+def _known(value: Any) -> Any:
+    """A cell of the CSV: an infinite end of an interval is no number there."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _body(names: Sequence[str], found: Comparison) -> dict[str, Any]:
@@ -84,9 +90,20 @@ def headline(found: Comparison) -> str:
     held = sum(row.gated for row in found.rows)
     limit = percent(found.rules.threshold)
     if not held:
-        return f"nothing could be held to {limit}: see why below"
+        why = Counter(row.reason for row in found.rows if row.reason).most_common(1)
+        return f"nothing could be held to {limit}: {why[0][0]}"
     left = f"; {len(found.rows) - held} of {len(found.rows)} could not be held to it" if held < len(found.rows) else ""
     return f"no kernel is certainly slower by more than {limit} ({counts}){left}"
+
+
+def unheld(found: Comparison) -> str:
+    """What a gate could not be applied to and why, so that its silence is no consent; empty where it was to all."""
+    left = [row for row in found.rows if not row.gated and row.verdict is not None]
+    if found.rules.threshold is None or not left:
+        return ""
+    reasons = list(dict.fromkeys(row.reason for row in left))
+    more = f" and {len(reasons) - 1} reasons more" if len(reasons) > 1 else ""
+    return f"{len(left)} of {len(found.rows)} rows were not held to --fail-if-slower: {_cut(reasons[0])}{more}"
 
 
 def failure(found: Comparison, named: bool = True) -> str:
@@ -126,22 +143,32 @@ def words(row: Compared, margin: float) -> str:
     if low is None or high is None:
         return f"cannot tell ({change(row.ratio)}, one process)"
     if row.verdict == "inconclusive":
+        if row.normalised_ratio is not None and (low > 1 + margin or high < 1 / (1 + margin)):  # what spoke against it
+            return f"cannot tell ({_signed(row.ratio)}, anchored {_signed(row.normalised_ratio)})"
         return f"cannot tell ({_signed(low)} to {_signed(high)})"
     return f"{change(row.ratio)} ({_span(row.ratio, low, high)})"
 
 
 def _span(ratio: float, low: float, high: float) -> str:
-    """The interval in the unit that `change` chose for the ratio."""
+    """The interval in the unit that `change` chose for the ratio, with digits that tell its ends apart."""
     if ratio >= 2:
-        return f"{low:.3g} to {high:.3g}"
-    if ratio <= 0.5:
-        return f"{1 / high:.3g} to {1 / low:.3g}" if low > 0 else f"from {1 / high:.3g}"
-    ends = (low - 1, high - 1) if ratio >= 1 else (1 - high, 1 - low)
-    return f"{100 * ends[0]:.2g} to {_percent(ends[1])}"
+        ends, unit = (low, high), ""
+    elif ratio <= 0.5:
+        ends, unit = (1 / high if high else math.inf, 1 / low if low else math.inf), ""
+    else:
+        ends, unit = ((low - 1, high - 1) if ratio >= 1 else (1 - high, 1 - low)), " %"
+    scaled = [100 * end if unit else end for end in ends]
+    texts = next(
+        (pair for digits in (2, 3, 4) if (pair := [f"{end:.{digits}g}" for end in scaled])[0] != pair[1]),
+        [f"{end:.2g}" for end in scaled],
+    )
+    return f"{texts[0]} to {texts[1]}{unit}"
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:,.0f} %" if abs(share) >= 0.095 else f"{100 * share:.2g} %"
+    if share >= 0.095:
+        return f"{100 * share:,.0f} %"
+    return f"{100 * share:.2g} %" if share >= 0.00995 else f"{100 * share:.1f} %"
 
 
 def _signed(ratio: float) -> str:
@@ -177,8 +204,8 @@ def _page(names: Sequence[str], found: Comparison, verdict: bool) -> list[Part]:
     if others:
         parts.append(_table(found, others, "the other rows" if failing else ""))
     parts += _reasons(found)
-    parts += _means(found)
     parts += [Line(text) for text in _alone(found)]
+    parts += _means(found)
     if verdict:
         parts.append(Heading(headline(found)))
     return parts
@@ -276,13 +303,14 @@ def _reasons(found: Comparison) -> list[Part]:
     rows: dict[str, list[Compared]] = {}
     for row in found.rows:
         if row.reason and row.verdict not in ("broken", "mended", None) and found.comparable:
-            rows.setdefault(row.reason, []).append(row)
+            rows.setdefault(row.reason.partition(",")[0], []).append(row)  # what follows a comma is the row's own
     out: list[Part] = []
-    for reason, own in sorted(rows.items(), key=lambda item: -len(item[1]))[:_MOST_NAMED]:
+    for own in sorted(rows.values(), key=len, reverse=True)[:_MOST_NAMED]:
         kernels = list(dict.fromkeys(_cut(row.kernel) for row in own))
         who = "all rows" if len(own) == len(found.rows) else f"{len(own)} row{'s' * (len(own) != 1)}"
         few = ", ".join(kernels[:_MOST_NAMED]) + (", ..." if len(kernels) > _MOST_NAMED else "")
-        out.append(Line(f"{who} ({few}): {_cut(reason)}"))
+        texts = sorted({row.reason for row in own})
+        out.append(Line(f"{who} ({few}): {_cut(texts[0])}" + (" (others alike)" if len(texts) > 1 else "")))
     if len(rows) > _MOST_NAMED:
         out.append(Line(f"and {len(rows) - _MOST_NAMED} reasons more, in --json"))
     return out
