@@ -86,7 +86,9 @@ class Compared:
 
     def undecided(self, threshold: float | None) -> bool:
         """Whether the question stays open: slower by more than the threshold or not; without one, the verdict."""
-        if self.verdict is None or self.regression:
+        if self.verdict in (None, "mended", "broken"):
+            return False
+        if self.regression and threshold is not None:
             return False
         if threshold is None:
             return self.verdict == "inconclusive"
