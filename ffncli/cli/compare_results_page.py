@@ -19,6 +19,7 @@ from ffncli.show.text import clean, percent
 LONGEST_COMMENT = 65_000  # characters of Markdown; GitHub refuses comments of more than 65,536
 _ASKED = (("block", ""), ("tokens", " tokens"), ("dtype", ""), ("passes", ""), ("cache", ""), ("device", ""))
 _MOST_NAMED = 5  # rows named in one line
+_MOST_MEANS = 20
 _LONGEST_CELL = 120
 
 
@@ -219,8 +220,7 @@ def _comment(names: Sequence[str], found: Comparison) -> list[Part]:
 
     def made(count: int) -> list[Part]:
         shown_rows = rows[:count]
-        top = [row for row in shown_rows if row.regression]
-        rest = [row for row in shown_rows if not row.regression]
+        top, rest = shown_rows[: len(failing)], shown_rows[len(failing) :]
         parts: list[Part] = [Heading(f"ffn compare: {headline(found)}"[:1000])]
         if top:
             parts.append(_table(found, top, _title(found)))
@@ -251,8 +251,9 @@ def _most(high: int, fits: Callable[[int], bool]) -> int:
 def _split(found: Comparison) -> tuple[list[Compared], list[Compared]]:
     """The rows that fail and the others; without a gate nothing fails, and what is slower stands among the rest."""
     gate = found.rules.threshold is not None
-    failing = [row for row in found.rows if row.regression and (gate or row.verdict == "broken")]
-    return failing, [row for row in found.rows if row not in failing]
+    fails = [row.regression and (gate or row.verdict == "broken") for row in found.rows]
+    rows = list(zip(found.rows, fails, strict=True))
+    return [row for row, failed in rows if failed], [row for row, failed in rows if not failed]
 
 
 def _title(found: Comparison) -> str:
@@ -318,15 +319,16 @@ def _reasons(found: Comparison) -> list[Part]:
 
 def _means(found: Comparison) -> list[Part]:
     """A row per kernel that has several cases."""
-    several = [kernel for kernel in found.kernels if kernel.cases > 1][:20]
+    several = [kernel for kernel in found.kernels if kernel.cases > 1]
     if not several:
         return []
     columns = ("mean over cases", "cases", "NEW's time is", "beside the machine's anchor")
     cells = [
         (_cut(k.kernel), k.cases, change(k.ratio), None if k.normalised_ratio is None else change(k.normalised_ratio))
-        for k in several
+        for k in several[:_MOST_MEANS]
     ]
-    return [Table(columns, cells)]
+    left = len(several) - len(cells)
+    return [Table(columns, cells), *([Line(f"and {left} kernels more, in --json")] if left else [])]
 
 
 def _alone(found: Comparison) -> list[str]:
