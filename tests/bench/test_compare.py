@@ -113,7 +113,7 @@ def test_a_file_named_twice_counts_once_and_two_answers_are_refused():
 def test_holm_is_brute_force():
     """Adjusted p by its definition: the largest over all sets of at least as small p of how often each is tried."""
     found = held([1.0, 1.03, 1.035, 1.04, 1.045], noise=0.01)
-    alone = [held([f], noise=0.01) for f in (1.0,)][0].rows[0].p_holm
+    alone = held([1.0], noise=0.01).rows[0].p_holm
     ps = []
     for row_ in found.rows:
         side = [r for r in table([1.0] * 5, "base") if r.tokens == row_.tokens]
