@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 try:
     import resource
@@ -14,6 +14,7 @@ except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
 SLICE = 0.01  # s; a thread that is preempted waits for some milliseconds, the length of a scheduler's slice
+WAITED = 0.01  # of a block, in the queue for a core
 STOLEN = 0.01  # of the busy time
 WAITING = 0.9  # of threads × wall
 CLOCK = 0.75  # of the rated clock
@@ -23,7 +24,11 @@ _SELDOM = 0.5  # s between two readings of what changes slowly
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Counts so far. `steal` and `busy` are ticks of all processors; None where the system does not say."""
+    """Counts so far; None where the system does not say.
+
+    `waited` are the seconds that this process's threads were ready to run and had no core; `steal` and `busy` are ticks
+    of all processors; `load` is given where it is above the cores; `clock` is the share of the rated one.
+    """
 
     preemptions: int = 0
     faults: int = 0
@@ -32,7 +37,8 @@ class Snapshot:
     steal: int | None = None
     busy: int | None = None
     load: float | None = None
-    clock: float | None = None  # of the rated one
+    clock: float | None = None
+    waited: float | None = None
 
 
 class Counters(Protocol):
@@ -48,12 +54,12 @@ class Counters(Protocol):
 def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
     """`preempted`, `throttled`, `stolen`, and figures where they matter: `faults=`, `cpu=`, `load=`, `clock=`.
 
-    A block is preempted by an involuntary context switch for every SLICE of its time begun: a long block always has a
-    few, of kernel threads that take microseconds. `cpu` is the share of threads × wall that was computed in.
+    A block is preempted by involuntary context switches that cost it WAITED of its time: most are for kernel threads,
+    which take microseconds. Where nobody knows how long threads waited, by one for every SLICE of its time. `cpu`
+    is the share of threads × wall that was computed in.
     """
     found = []
-    switches = after.preemptions - before.preemptions
-    if switches > 0 and switches * SLICE >= seconds:
+    if _preempted(before, after, seconds):
         found.append("preempted")
     if before.throttled is not None and after.throttled is not None and after.throttled > before.throttled:
         found.append("throttled")
@@ -70,6 +76,15 @@ def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tu
     if after.clock is not None and after.clock < CLOCK:
         found.append(f"clock={after.clock:.2f}")
     return tuple(found)
+
+
+def _preempted(before: Snapshot, after: Snapshot, seconds: float) -> bool:
+    switches = after.preemptions - before.preemptions
+    if switches <= 0:
+        return False
+    if before.waited is None or after.waited is None:
+        return switches * SLICE >= seconds
+    return after.waited - before.waited > WAITED * seconds
 
 
 def _share_stolen(before: Snapshot, after: Snapshot) -> float:
@@ -89,6 +104,7 @@ class SystemCounters:
         self._ticks: tuple[int | None, int | None] = (None, None)
         self._slow: tuple[float | None, float | None] = (None, None)
         self._rated = _rated()
+        self._waiting = _Waiting()
 
     def read(self) -> Snapshot:
         """The counts now: some microseconds; slow ones are read again only after a while."""
@@ -97,18 +113,51 @@ class SystemCounters:
             self._ticks, self._stat_read = _ticks(self._stat), now
         if now - self._slow_read >= _SELDOM:
             self._slow, self._slow_read = (_load_above_cores(), _clock_share(self._rated)), now
+            self._waiting.look_for_threads()
         steal, busy = self._ticks
         load, clock = self._slow
         throttled = _throttled(self._throttle) if self._throttle else None
+        waited = self._waiting.read()
         if resource is None:
-            return Snapshot(0, 0, time.process_time(), throttled, steal, busy, load, clock)
+            return Snapshot(0, 0, time.process_time(), throttled, steal, busy, load, clock, waited)
         use = resource.getrusage(resource.RUSAGE_SELF)
         cpu = use.ru_utime + use.ru_stime
-        return Snapshot(use.ru_nivcsw, use.ru_minflt + use.ru_majflt, cpu, throttled, steal, busy, load, clock)
+        faults = use.ru_minflt + use.ru_majflt
+        return Snapshot(use.ru_nivcsw, faults, cpu, throttled, steal, busy, load, clock, waited)
 
     def flags(self, before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
         """As the function `flags`."""
         return flags(before, after, seconds, threads)
+
+
+class _Waiting:
+    """How long this process's threads waited for a core (Linux: schedstat), some 1.5 µs each to read.
+
+    The files stay open; a thread that ended keeps what it had waited, so that the sum never falls.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, BinaryIO] = {}
+        self._seen: dict[str, float] = {}
+
+    def look_for_threads(self) -> None:
+        """Opens the files of threads that are new."""
+        folder = Path("/proc/self/task")
+        try:
+            for thread in set(os.listdir(folder)) - set(self._seen):
+                self._files[thread] = open(folder / thread / "schedstat", "rb", buffering=0)  # noqa: SIM115
+                self._seen[thread] = 0.0
+        except OSError:
+            return
+
+    def read(self) -> float | None:
+        """Seconds of all threads."""
+        for thread, file in list(self._files.items()):
+            try:
+                self._seen[thread] = int(os.pread(file.fileno(), 100, 0).split()[1]) * 1e-9
+            except (OSError, ValueError, IndexError):  # the thread has ended
+                self._files.pop(thread).close()
+        return sum(self._seen.values()) if self._seen else None
 
 
 def _text(path: Path) -> str:
@@ -120,15 +169,16 @@ def _text(path: Path) -> str:
 
 
 def _throttle_file() -> Path | None:
-    """The cpu.stat of this process's cgroup, version 2 or 1, the nearest one that counts throttling."""
+    """The cpu.stat of this process's cgroup (version 2 or 1), the nearest that counts; None where there is no quota."""
     for line in _text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, group = [*line.split(":", 2), "", ""][:3]
         if controllers and "cpu" not in controllers.split(","):
             continue
         for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"):
             for path in (Path(root) / group.strip("/") / "cpu.stat", Path(root) / "cpu.stat"):
-                if "nr_throttled" in _text(path):
-                    return path
+                text = _text(path)
+                if "nr_throttled" in text:
+                    return None if "nr_periods 0\n" in text else path  # no period has passed: no quota
     return None
 
 

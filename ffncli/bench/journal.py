@@ -17,14 +17,14 @@ from typing import Any
 
 from ffncli.bench.columns import Row
 from ffncli.bench.grid import Request, from_json, to_json
-from ffncli.bench.records import Outcome, Roof, Unit
+from ffncli.bench.records import Case, Method, Outcome, Roof, Unit
 from ffncli.bench.results import HEADER, ROUNDS_HEADER, block_lines, parse_rounds, row_lines
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.strict_json import shown_path
 from ffncli.show.files import check_writable, written_whole
 
 _VERSION = 1
-Summarise = Callable[[Request, str, Sequence[Unit], Mapping[str, str]], tuple[Row, ...]]
+Summarise = Callable[[Case, Sequence[Unit], Method, Mapping[str, str]], tuple[Row, ...]]
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,10 @@ class Journal:
     units: dict[str, dict[int, _Kept]] = field(default_factory=dict)
     died: set[str] = field(default_factory=set)
     rows: list[Row] = field(default_factory=list)
+    _cases: dict[str, Case] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._cases = {case.key: case for case in self.request.cases}
 
     def done(self, process: int, case: str) -> bool:
         """Whether there is nothing left to do of a case in a process."""
@@ -92,7 +96,7 @@ class Journal:
 
         Raises FFNError (exit 3) where the system refuses; what was kept before stays as it was.
         """
-        if self.done(unit.process, unit.case):
+        if self.done(unit.process, unit.case) or unit.case not in self._cases:
             return
         start, end = _append(self.files.rounds, block_lines(self.run["run_id"], unit.blocks))
         _append(self.files.journal, json.dumps(_unit_json(unit, end, died), allow_nan=False) + "\n")
@@ -108,7 +112,9 @@ class Journal:
             self.died.add(case)
         elif len(mine) < self.request.method.processes:
             return ()
-        rows = self.summarise(self.request, case, [self._whole(mine[p]) for p in sorted(mine)], self.run)
+        rows = self.summarise(
+            self._cases[case], [self._whole(mine[p]) for p in sorted(mine)], self.request.method, self.run
+        )
         self.rows.extend(rows)
         return rows
 
@@ -166,7 +172,7 @@ def resume(path: Path, summarise: Summarise) -> Journal:
         raise FFNError(f"{name} holds no request", "start the run again with --force")
     journal = _opened(files, name, lines[0], summarise)
     kept, size = len(lines[0]) + 1, len(ROUNDS_HEADER.encode())
-    if not _bytes(files.rounds, size) == ROUNDS_HEADER.encode():
+    if _bytes(files.rounds, size) != ROUNDS_HEADER.encode():
         with written_whole(files.rounds) as file:
             file.write(ROUNDS_HEADER.encode())
     there = files.rounds.stat().st_size

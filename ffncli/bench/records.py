@@ -22,6 +22,9 @@ ANCHOR = "(anchor)"  # torch-free work: a numpy GEMM and a memory copy
 GEMM = "(gemm)"  # the bare matrix products of the same shapes, in torch
 OWN_ARMS = (TWIN, ANCHOR, GEMM)
 
+# Arms of --by-step: the whole block, their baseline, and `step gate` and so on, a step alone.
+BLOCK, STEP = "block", "step "
+
 
 @dataclass(frozen=True)
 class Case:
@@ -125,10 +128,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Roof:
-    """What this machine can do, measured in the same process: the best GEMM of any shape, and a copy."""
+    """What this machine can do, measured in the same process: the best GEMM of any shape, and the best of a copy and a
+    sum. `llc_bytes` is the last-level cache, whose bytes are not bound by the memory.
+    """
 
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
+    llc_bytes: int | None = None
 
 
 @dataclass(frozen=True)
