@@ -93,7 +93,9 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
             up = product("up", given, w)
             if shape.gated:
                 gate = product("gate", given, w)
-                hidden = act(gate if shape.gate_scale == 1 else gate * shape.gate_scale, w) * (lift(up, w) if lift else up)
+                hidden = act(gate if shape.gate_scale == 1 else gate * shape.gate_scale, w) * (
+                    lift(up, w) if lift else up
+                )
             else:
                 hidden = act(up, w)
             if shape.sub_norm is not None:

@@ -34,9 +34,7 @@ from ffncli.run.user_code import import_file, user_code
 _FORM = re.compile(r"(?:(?P<label>[^=:/]+)=)?(?P<path>.+\.py)(?::(?P<name>\w+))?")
 
 
-def chosen_kernels(
-    texts: Sequence[str], steps: Steps, spec: FFNSpec, compiling: bool = True
-) -> tuple[Kernel, ...]:
+def chosen_kernels(texts: Sequence[str], steps: Steps, spec: FFNSpec, compiling: bool = True) -> tuple[Kernel, ...]:
     """The kernels for `--kernel`: built-in ones by name (all where none is named), then the user's own.
 
     `steps` are the kernel steps of the block of `spec`. Without `compiling` those that compile refuse every block
