@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from math import exp, expm1, fsum, inf, isinf, lgamma, log, log1p, sqrt
+from math import exp, expm1, fsum, inf, isinf, lgamma, log, log1p, pi, sqrt
 
 SCALE = 1.4826  # a MAD times this estimates the standard deviation of normal values: 1 / Φ⁻¹(3/4)
 SPIKE = 5.0  # scaled MADs from the median
@@ -62,21 +62,25 @@ def t_quantile(p: float, df: float) -> float:
 
 
 def _upper_quantile(tail: float, df: float) -> float:
-    """The t > 0 with P(T > t) = tail < 1/2, by bisection on log t."""
+    """The t > 0 with P(T > t) = tail < 1/2: Newton on log P over log t, which bisection keeps within bounds."""
     low, high = -60.0, 1.0
     while t_sf(exp(high), df) > tail:
         low, high = high, high * 2
         if high > 700:
             return inf
+    scale = exp(lgamma((df + 1) / 2) - lgamma(df / 2)) / sqrt(df * pi)  # of the density
+    at = min(max(0.0, low), high)
     while high - low > 1e-15 * max(1.0, abs(high)):
-        middle = (low + high) / 2
-        if middle in (low, high):
+        t = exp(at)
+        beyond = t_sf(t, df)
+        low, high = (at, high) if beyond > tail else (low, at)
+        slope = scale * exp(-(df + 1) / 2 * log1p(t * t / df)) * t / beyond if beyond else 0.0
+        step = log(beyond / tail) / slope if slope else inf
+        following = at + step if low < at + step < high else (low + high) / 2
+        if abs(following - at) <= 1e-15 * max(1.0, abs(at)):
             break
-        if t_sf(exp(middle), df) > tail:
-            low = middle
-        else:
-            high = middle
-    return exp((low + high) / 2)
+        at = following
+    return exp(at)
 
 
 def _betainc(a: float, b: float, x: float, rest: float) -> float:

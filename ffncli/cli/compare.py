@@ -2,69 +2,107 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from ffncli.cli.compare_options import ResultOptions
 from ffncli.cli.options import OutputOptions, from_zero, spread
 from ffncli.errors import ExitCode, FFNError, shown
-from ffncli.show.parts import Answer, Heading, Line, Part
-from ffncli.show.tables import Table
+from ffncli.show.output import Output
 
-if TYPE_CHECKING:
-    from ffncli.run.depart import Comparison, Row
-    from ffncli.run.saved import Saved
-
-Base = Annotated[str, typer.Argument(metavar="BASE", help="A trace saved by ffn trace --save, the reference.")]
-New = Annotated[str, typer.Argument(metavar="NEW", help="Another one, held to it.")]
+Base = Annotated[str, typer.Argument(metavar="BASE", help="Results of ffn bench (a.csv,b.csv), or a saved trace.")]
+New = Annotated[str, typer.Argument(metavar="NEW", help="Others of its kind, held to it.")]
 Tolerance = Annotated[
     float | None,
     typer.Option(
-        "--tolerance", metavar="T", parser=from_zero("--tolerance"),
+        "--tolerance", metavar="T", parser=from_zero("--tolerance"), rich_help_panel="Saved traces",
         help="Relative error allowed; default by dtype: 1e-5 for fp32, 1e-2 for bf16.",
     ),
 ]  # fmt: skip
 
 
 @spread
-def command(*, base: Base, new: New, tolerance: Tolerance = None, show: OutputOptions) -> None:
-    """Compare two saved traces: the first step that departs, by how much, and why. Exit 1 where one does.
+def command(*, base: Base, new: New, results: ResultOptions, tolerance: Tolerance = None, show: OutputOptions) -> None:
+    """Compare two results of ffn bench, or two saved traces: what changed, and how sure that is.
 
-    Try: ffn trace --save a.npz; ffn trace --activation gelu --save b.npz; ffn compare a.npz b.npz
+    Exit 1 where a trace departs, or a kernel fails --fail-if-slower.
+
+    Try: ffn compare main.csv branch.csv --fail-if-slower 3%
     """
     output = show.output()
-    paths = _files(base, new)
+    sides = [_files(text, (base, new)) for text in (base, new)]
+    kinds = [_kind(text, paths) for text, paths in zip((base, new), sides, strict=True)]
+    if kinds[0] != kinds[1]:
+        first, second = ("results" if kind else "a saved trace" for kind in kinds)
+        raise FFNError(f"{shown(base, 200)} holds {first}, {shown(new, 200)} {second}", "give two of one kind")
+    if kinds[0]:
+        if tolerance is not None:
+            raise FFNError("--tolerance is for saved traces", "of results, --margin says what counts as the same")
+        _results(sides[0], sides[1], results, output)
+    else:
+        if said := results.given():
+            raise FFNError(f"{said} is for results of ffn bench", "two saved traces are held to --tolerance")
+        _traces(sides[0], sides[1], tolerance, output)
 
+
+def _results(base: Sequence[Path], new: Sequence[Path], options: ResultOptions, output: Output) -> None:
+    from ffncli.bench.compare import compare
+    from ffncli.bench.results import read_rows
+    from ffncli.cli.compare_results_page import answer, failure, open_question, unheld
+
+    rows = [[row for path in paths for row in read_rows(path)] for paths in (base, new)]
+    for paths, side in zip((base, new), rows, strict=True):
+        if not side:
+            raise FFNError(f"{shown(','.join(map(str, paths)), 200)} holds no rows", "the run had not finished a case")
+    found = compare(rows[0], rows[1], options.rules())
+    failed = failure(found) if options.fail_if_slower is not None else ""
+    open_ = open_question(found) if options.strict else ""
+    output.show(answer(base, new, found, output.format, verdict=not (_same_screen(output) and (failed or open_))))
+    if (left := unheld(found)) and found.comparable:  # else the page's verdict says so
+        output.note(left)
+    if failed:
+        raise FFNError(failed, code=ExitCode.FAILED)
+    if open_:
+        raise FFNError(open_, "more --processes narrow the intervals", ExitCode.INCONCLUSIVE)
+
+
+def _traces(base: Sequence[Path], new: Sequence[Path], tolerance: float | None, output: Output) -> None:
     # From here on torch is needed.
+    from ffncli.cli.compare_traces_page import answer, verdict_of
     from ffncli.run.depart import compare
     from ffncli.run.saved import open_saved
 
-    saved = [open_saved(path) for path in paths]
+    saved = [open_saved(paths[0]) for paths in (base, new)]
     found = compare(saved[0], saved[1], tolerance)
-    same_screen = output.path is None and all(stream and stream.isatty() for stream in (sys.stdout, sys.stderr))
-    output.show(_answer(saved[0], saved[1], found, verdict=not same_screen))  # there the error says it
+    output.show(answer(saved[0], saved[1], found, verdict=not _same_screen(output)))
     if found.first is not None:
-        raise FFNError(_verdict(found.row(found.first)), "; ".join(found.causes), ExitCode.FAILED)
+        raise FFNError(verdict_of(found.row(found.first)), "; ".join(found.causes), ExitCode.FAILED)
 
 
-def _files(*names: str) -> list[Path]:
-    """The two files. Raises FFNError for names that are no files, and for what cannot be compared."""
-    paths = [Path(os.path.expanduser(name)) for name in names]
-    missing = [name for name, path in zip(names, paths, strict=True) if not os.path.isfile(path)]
-    if missing and _are_activations(names):
-        raise FFNError("ffn compare compares files", f"did you mean `ffn activations {' '.join(names)}`?")
+def _same_screen(output: Output) -> bool:
+    """Whether page and error appear below each other: then what the error says is not said twice."""
+    return output.path is None and all(stream and stream.isatty() for stream in (sys.stdout, sys.stderr))
+
+
+def _files(text: str, both: Sequence[str]) -> tuple[Path, ...]:
+    """The files of a side: one, or a comma list. Raises FFNError for names that are no files."""
+    whole = Path(os.path.expanduser(text))
+    if os.path.isfile(whole):
+        return (whole,)
+    names = text.split(",")
+    paths = tuple(Path(os.path.expanduser(name)) for name in names)
+    missing = [name for name, path in zip(names, paths, strict=True) if not name or not os.path.isfile(path)]
+    if missing and _are_activations(both):
+        raise FFNError("ffn compare compares files", f"did you mean `ffn activations {' '.join(both)}`?")
     if missing:
         what = "is no file" if os.path.exists(os.path.expanduser(missing[0])) else "does not exist"
-        raise FFNError(f"{shown(missing[0], 200)} {what}", "save two traces with ffn trace --save FILE")
-    for name in names:
-        if name.endswith(".csv"):
-            raise FFNError(f"{shown(name, 200)}: results in CSV cannot be compared yet", "give two saved traces")
+        hint = "make results with ffn bench --save FILE.csv, a trace with ffn trace --save FILE"
+        raise FFNError(f"{shown(missing[0], 200)} {what}", hint)
     return paths
 
 
@@ -74,55 +112,23 @@ def _are_activations(names: Sequence[str]) -> bool:
     return all(name.lower().replace("-", "_") in known_names() for name in names)
 
 
-def _answer(base: Saved, new: Saved, found: Comparison, verdict: bool = True) -> Answer:
-    """The comparison as JSON, as CSV (one row per step, then per weight) and as a page.
-
-    Without `verdict` the page leaves to the error what that says: which step departs first, and why.
-    """
-    from ffncli.run.depart import CONVENTIONS
-
-    body = {"base": base.where, "new": new.where, **asdict(found)}
-    columns = tuple(f.name for f in fields(found.rows[0]))
-    every = [*found.rows, *found.weights]
-    rows = Table(columns, [tuple(getattr(row, name) for name in columns) for row in every])
-    parts: list[Part] = [Heading(f"{base.where} against {new.where}", "BASE is the reference")]
-    parts += [Line(f"{m.field}: {m.base} in BASE, {m.new} in NEW", quiet=True) for m in found.mismatches]
-    parts.append(_table(found.rows, "step", found.first))
-    if found.weights:
-        parts.append(_table(found.weights, "weight", None))
-    if found.first is None:
-        parts.append(Heading(f"all {len(found.rows)} steps agree"))
-        if other := [row.step for row in found.weights if not row.agrees]:
-            parts.append(Line(f"though weights differ: {', '.join(other)}"))
-    elif verdict:
-        parts.append(Heading(_verdict(found.row(found.first))))
-        parts += [Line(cause) for cause in found.causes]
-    return Answer("compare", body, rows, parts, CONVENTIONS)
+def _kind(text: str, paths: Sequence[Path]) -> bool:
+    """Whether the files are results; else it is one saved trace. Raises FFNError for what is neither."""
+    are = [_is_csv(path) for path in paths]
+    if not all(are) and len(paths) > 1:
+        name = str(paths[are.index(False)])
+        raise FFNError(f"{shown(text, 200)}: {shown(name, 200)} is no CSV", "only results may be several files a side")
+    return all(are)
 
 
-def _table(rows: tuple[Row, ...], first_column: str, first: str | None) -> Table:
-    columns = (first_column, "max error", "relative", "ulps", "worst element", "base", "new", "ok")
-    cells = [
-        (row.step, row.max_error, _finite(row.relative_error), row.ulps, row.worst, row.base, row.new, row.agrees)
-        for row in rows
-    ]
-    return Table(columns, cells, emphasis=frozenset(at for at, row in enumerate(rows) if row.step == first))
-
-
-def _finite(relative: float) -> float | None:
-    """A relative error as a page has it: None where BASE is 0 everywhere, as in JSON."""
-    return relative if math.isfinite(relative) else None
-
-
-def _verdict(row: Row) -> str:
-    """`up departs first: at up[0,3] base has 1.5, new 1.25 ...`."""
-    at = f"{row.step} departs first: {row.worst} is {row.base!r} in BASE, {row.new!r} in NEW"
-    if row.nonfinite:
-        return f"{at} ({row.nonfinite:,} values are not finite in one alone)"
-    if _finite(row.relative_error) is None:
-        return f"{at}; all of it is 0 in BASE, so that no error is relative to it"
-    near = row.base is not None and row.new is not None and abs(row.new - row.base) <= abs(row.base)
-    ulps = (
-        f", {row.ulps:.4g} ulps of {row.dtype}" if near and row.ulps is not None else ""
-    )  # else the unit says nothing
-    return f"{at}; relative error {row.relative_error:.3g} > {row.tolerance:g}{ulps}"
+def _is_csv(path: Path) -> bool:
+    """By the first line, or the suffix. Raises FFNError for a rounds file, which goes with a result."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(200).removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise FFNError(f"cannot read {shown(str(path), 200)}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
+    if start.startswith(b"run_id,process,") or path.name.endswith(".rounds.csv"):
+        stem = path.name.removesuffix(".csv").removesuffix(".rounds")
+        raise FFNError(f"{shown(str(path), 200)} is a rounds file", f"give {stem}.csv, not {path.name}")
+    return start.startswith(b"schema_version,") or path.suffix.lower() == ".csv"

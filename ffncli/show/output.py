@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from ffncli.errors import FFNError, shown
 from ffncli.show.braille import drawn
 from ffncli.show.files import check_writable, written_whole
-from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.parts import Answer, Fold, Heading, Line, Part
 from ffncli.show.plots import Plot
 from ffncli.show.tables import Table, csv_text
 from ffncli.show.tensors import Excerpt
@@ -148,6 +148,8 @@ def _plain(parts: Sequence[Part], encoding: str) -> str:
                 lines += ([""] if lines else []) + _plain_table(part)
             case Plot():
                 lines += ([""] if lines else []) + _plain_plot(part, encoding)
+            case Fold():
+                lines += ([""] if lines else []) + _plain(part.parts, encoding).splitlines()
     return "".join(line.rstrip() + "\n" for line in lines)
 
 
@@ -164,6 +166,11 @@ def _plain_table(table: Table) -> list[str]:
     return out + aligned(rows, widths, right)
 
 
+def markdown(parts: Sequence[Part]) -> str:
+    """Parts as Markdown: for who has to know how long it is."""
+    return _markdown(parts, "utf-8")
+
+
 def _markdown(parts: Sequence[Part], encoding: str) -> str:
     out: list[str] = []
     for part in parts:
@@ -178,6 +185,9 @@ def _markdown(parts: Sequence[Part], encoding: str) -> str:
                 out += ["", *([f"**{_md(part.title)}**", ""] if part.title else []), *_markdown_table(part), ""]
             case Plot():
                 out += ["", "```text", *_plain_plot(part, encoding), "```", ""]
+            case Fold():
+                out += ["", "<details>", f"<summary>{_html(part.summary)}</summary>", ""]
+                out += [_markdown(part.parts, encoding), "</details>", ""]
     text = "\n".join(out).strip("\n") + "\n"
     return re.sub(r"\n{3,}", "\n\n", text)
 
@@ -190,3 +200,8 @@ def _markdown_table(table: Table) -> list[str]:
 
 def _md(text: str) -> str:
     return re.sub(r"([\\|*_`<>\[\]#])", r"\\\1", clean(text))
+
+
+def _html(text: str) -> str:
+    """Text inside a tag, where Markdown's escapes do not count."""
+    return clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

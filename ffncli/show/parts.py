@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from ffncli.show.plots import Plot
 from ffncli.show.tables import Table
@@ -27,7 +27,15 @@ class Line:
     quiet: bool = False
 
 
-Part = Table | Excerpt | Heading | Line | Plot
+@dataclass(frozen=True)
+class Fold:
+    """Parts that a page of Markdown folds away under `summary`; elsewhere they stand as they are."""
+
+    summary: str
+    parts: Sequence[Part]
+
+
+Part: TypeAlias = Table | Excerpt | Heading | Line | Plot | Fold
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import TextIO
 
-from ffncli.show.parts import Heading, Line, Part
+from ffncli.show.parts import Fold, Heading, Line, Part
 from ffncli.show.plots import Plot
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt
@@ -31,7 +31,8 @@ class Terminal:
         from rich.padding import Padding
         from rich.text import Text
 
-        for at, part in enumerate(parts):
+        flat = [inner for part in parts for inner in (part.parts if isinstance(part, Fold) else (part,))]
+        for at, part in enumerate(flat):
             match part:
                 case Heading():
                     line = Text(self._fit(part.text), "bold").append("  " + self._fit(part.remark), "not bold dim")

@@ -1,0 +1,70 @@
+"""Options of `ffn compare` for results: what fails, and what counts as the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from math import inf, nan
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ffncli.errors import FFNError, shown
+
+if TYPE_CHECKING:
+    from ffncli.bench.compare import Rules
+
+_results = partial(typer.Option, rich_help_panel="Results of ffn bench")
+
+
+def relative(option: str) -> Callable[[str], float]:
+    """A parser for a difference, `3%` or `0.03`; a bare number of 1 or more is refused: it is likely a percentage."""
+
+    def parse(text: str) -> float:
+        said = str(text).strip()
+        number = said.removesuffix("%").rstrip()
+        try:
+            value = float(number) / (100 if said.endswith("%") else 1)
+        except ValueError:
+            value = nan
+        if not 0 <= value < inf or (value >= 1 and not said.endswith("%")):
+            raise FFNError(f"{option} must be a percentage from 0 such as 3%, got {shown(text)}")
+        return value
+
+    return parse
+
+
+@dataclass(frozen=True)
+class ResultOptions:
+    """--fail-if-slower and its kin."""
+
+    fail_if_slower: Annotated[
+        float | None,
+        _results(
+            "--fail-if-slower", metavar="X%", parser=relative("--fail-if-slower"),
+            help="Exit 1 where a kernel is certainly slower by more than that, or no longer right.",
+        ),
+    ] = None  # fmt: skip
+    margin: Annotated[
+        float | None,
+        _results(
+            "--margin", metavar="X%", parser=relative("--margin"), help="What counts as the same, default 2%.",
+        ),
+    ] = None  # fmt: skip
+    allow_mismatch: Annotated[
+        bool, _results("--allow-mismatch", help="Show results of unlike machines or versions; nothing fails then.")
+    ] = False
+    strict: Annotated[bool, _results("--strict", help="Exit 4 where a row cannot be decided.")] = False
+
+    def rules(self) -> Rules:
+        """The same for `bench/compare.py`."""
+        from ffncli.bench.compare import Rules
+
+        margin = {} if self.margin is None else {"margin": self.margin}
+        return Rules(threshold=self.fail_if_slower, allow_mismatch=self.allow_mismatch, **margin)
+
+    def given(self) -> str:
+        """The first of these options that was given; empty where none was."""
+        name = next((f.name for f in fields(self) if getattr(self, f.name) != f.default), "")
+        return name and "--" + name.replace("_", "-")
