@@ -60,7 +60,7 @@ def resolved(texts: Sequence[str], steps: Steps, spec: FFNSpec) -> dict[str, Ker
 
 
 class Table:
-    """Where all arms of a case sit; `place` is what `rounds.measure` asks for. `twin` is the baseline's, if there is one.
+    """Where all arms of a case sit; `place` is what `rounds.measure` asks for. `twin` is the baseline's, where ok.
 
     `wrong` holds what was found out about timed outputs, by the name of the kernel.
     """

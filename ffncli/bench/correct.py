@@ -1,4 +1,4 @@
-"""Is a kernel right? Its output and gradients against float64, before it is timed, as it was timed, and on a fresh seed.
+"""Is a kernel right? Its output and gradients against float64: before it is timed, as it was timed, on a fresh seed.
 
 The baseline must keep `allowed` by itself; any other kernel that, or 4 times the error of a baseline that passes.
 

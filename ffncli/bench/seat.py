@@ -150,7 +150,7 @@ class Seat:
         return call
 
     def unguard(self) -> None:
-        """From now on a user's function is called as it was written, if it can be: some import their neighbours then."""
+        """From now on a user's function is called as it was written, where it can be: some import neighbours then."""
         guarded, bare = self.made, replace(self.made, compute=unguarded(self.made.compute))
         if bare.compute is guarded.compute:
             return

@@ -117,7 +117,10 @@ def test_wrong_kernels(tmp_path, what):
 
 def test_an_answer_kept_while_it_is_timed_is_found_on_the_fresh_seed(tmp_path):
     """Right whenever it computes; but in the timed part it answers what it answered the buffer before."""
-    body = "global calls, kept; calls += 1\n    if calls < 7: return y\n    kept = y if kept is None else kept; return kept"
+    body = (
+        "global calls, kept; calls += 1\n    if calls < 7: return y\n"
+        "    kept = y if kept is None else kept; return kept"
+    )
     mine, _ = one(tmp_path, RIGHT + body, COUNT)
     assert mine.status == "wrong"
     assert mine.note.startswith("on a fresh seed: its output is off by")
@@ -194,7 +197,8 @@ def test_a_wrong_baseline_fails_by_itself_and_there_is_no_ratio(tmp_path):
 def test_others_may_have_four_times_the_error_of_a_right_baseline(tmp_path, monkeypatch):
     """Errors of 1, 3 and 5 parts, 2 allowed."""
     file = tmp_path / "mine.py"
-    text = "def {}(x, up, down, up_bias, down_bias):\n    return ((x @ up.T + up_bias).relu() @ down.T + down_bias) * (1 + {})\n"
+    text = "def {}(x, up, down, up_bias, down_bias):\n"
+    text += "    return ((x @ up.T + up_bias).relu() @ down.T + down_bias) * (1 + {})\n"
     file.write_text("".join(text.format(f"f{n}", n * 1e-3) for n in (1, 3, 5)))
     monkeypatch.setattr(measuring.correct, "allowed", lambda *_: 2e-3)
     named = [f"f{n}={file}:f{n}" for n in (1, 3, 5)]
@@ -222,7 +226,7 @@ def test_gradients_are_right_and_so_is_every_built_in_kernel(dtype, moe, activat
         passes="forward+backward",
     )
     assert {o.kernel: o.note for o in unit.outcomes if o.status not in ("ok", "skipped")} == {}
-    assert unit.outcomes[0].error_max > 0
+    assert (unit.outcomes[0].error_max > 0) == (dtype != "fp64")  # there eager does what the reference does
 
 
 def test_a_wrong_gradient_is_found(tmp_path):

@@ -62,10 +62,7 @@ def test_what_is_packed_in_a_library_s_form_cannot_be_copied_by_its_bytes():
 
 
 def spans(tensors):
-    out = []
-    for t in tensors:
-        out.append((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()))
-    return out
+    return [(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in tensors]
 
 
 @pytest.mark.parametrize("passes", ["forward", "forward+backward"])
