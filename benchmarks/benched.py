@@ -94,9 +94,12 @@ def number(row: Mapping[str, str], name: str) -> float | None:
 
 
 def marks(found: Sequence[tuple[str, str, str, bool | None]]) -> str:
-    """(what, figure, mark, whether it is reached; None: no data) as a Markdown table."""
+    """(what, figure, mark, whether it is reached; None: no data) as a Markdown table; "" is no mark, only a figure."""
     said = {True: "reached", False: "**missed**", None: "no data"}
-    lines = [f"| {what} | {figure} | {mark} | {said[reached]} |" for what, figure, mark, reached in found]
+    lines = [
+        f"| {what} | {figure} | {mark} | {'' if reached and not mark else said[reached]} |"
+        for what, figure, mark, reached in found
+    ]
     return "\n".join(["| what | measured | mark | |", "| --- | --- | --- | --- |", *lines])
 
 

@@ -47,11 +47,15 @@ class Kept:
 
     def add(self, row: Mapping[str, object]) -> None:
         """Append a row and wait until the disk has it."""
-        full = {name: cell({**self.about, **row}.get(name)) for name in self.columns}
-        self.rows.append(full)
+        self.add_all([row])
+
+    def add_all(self, rows: Iterable[Mapping[str, object]]) -> None:
+        """Append rows that belong together, in one write: what is of one piece is there or it is not."""
+        full = [{name: cell({**self.about, **row}.get(name)) for name in self.columns} for row in rows]
+        self.rows += full
         if self.path:
             with open(self.path, "a", encoding="utf-8", newline="") as file:
-                file.write(_line(full.values()))
+                file.write("".join(_line(row.values()) for row in full))
                 file.flush()
                 os.fsync(file.fileno())
 

@@ -197,7 +197,7 @@ def estimate(options: argparse.Namespace) -> float:
             least = options.processes * 12 * 6 * (max(0.005, call) + call * (1 if call > 0.02 else 4))
             measuring += max(options.max_time, least)
     sources = len({shape.source for shape in options.shapes})
-    starts = START_S * (options.processes * sources + len(PEERS) * len(options.threads))
+    starts = START_S * len(options.threads) * (options.processes * sources + len(PEERS))
     return options.repeats * len(options.loads) * (measuring * (1 + len(PEERS)) + starts)
 
 
