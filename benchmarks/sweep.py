@@ -34,8 +34,9 @@ from benchmarks.kept import Kept, read
 from benchmarks.timers import now
 
 COLUMNS = (
-    "date", "what", "repeat", "processes", "cases", "wall_s", "start", "verify", "warm_up", "blocks", "lead_in", "placing",
-    "rest", "moment_s", "rows_before", "complete", "doubled", "damaged", "survivors", "exit", "note",
+    "date", "what", "repeat", "processes", "cases", "wall_s", "start", "verify", "warm_up", "blocks", "lead_in",
+    "placing", "rest", "moment_s", "rows_before", "blocks_before", "complete", "doubled", "damaged", "survivors",
+    "exit", "note",
 )  # fmt: skip
 SPENT = ("start", "verify", "warm_up", "blocks", "lead_in", "placing", "rest")
 PREPARING = ("start", "verify", "warm_up")
@@ -86,27 +87,27 @@ def killed(moment: float, processes: int, cases: int, options: argparse.Namespac
         path = Path(folder, "sweep.csv")
         words = command("bench", *grid(cases), *method(processes, options), "--save", str(path), "-q")
         process = subprocess.Popen(
-            words, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            words, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
         time.sleep(moment)
         children = descendants(process.pid)
         process.send_signal(signal.SIGKILL)
         process.wait()
         left = survivors(children)
-        before = len(read(path))
-        resumed = command("bench", "--resume", str(path), "-q")
-        # Killed before it had written its request, a sweep has nothing to resume: it starts anew.
-        begun = any(Path(folder).glob("sweep*"))
-        done = subprocess.run(
-            resumed if begun else words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
-        )
-        if begun and done.returncode == 2 and not before:
-            done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-        said = (done.stderr.strip().splitlines() or [""])[-1] if done.returncode else ""
+        before, blocks = len(read(path)), len(read(path.with_suffix(".rounds.csv")))
+        if process.returncode == -signal.SIGKILL:
+            # Killed before it had written its request, a sweep has nothing to resume: it starts anew.
+            begun = any(Path(folder).glob("sweep*.jsonl"))
+            again = command("bench", "--resume", str(path), "-q") if begun else [*words, "--force"]
+            done = subprocess.run(again, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+            code, errors = done.returncode, done.stderr
+        else:  # it was quicker than the moment
+            code, errors = process.returncode, Path(folder, "errors.txt").read_text("utf-8", "replace")
+        said = (errors.strip().splitlines() or [""])[-1] if code else ""
         seen = inspected(path, cases, processes)
     return {
-        "cases": cases, "processes": processes, "moment_s": moment, "rows_before": before, "survivors": left,
-        "exit": done.returncode, "note": said, **seen,
+        "cases": cases, "processes": processes, "moment_s": moment, "rows_before": before,
+        "blocks_before": blocks, "survivors": left, "exit": code, "note": said, **seen,
     }  # fmt: skip
 
 
