@@ -22,6 +22,9 @@ ANCHOR = "(anchor)"  # torch-free work: a numpy GEMM and a memory copy
 GEMM = "(gemm)"  # the bare matrix products of the same shapes, in torch
 OWN_ARMS = (TWIN, ANCHOR, GEMM)
 
+# Arms of --by-step: the whole block, their baseline, and `step gate` and so on, a step alone.
+BLOCK, STEP = "block", "step "
+
 
 @dataclass(frozen=True)
 class Case:

@@ -6,11 +6,15 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeAlias
 
+from ffncli.block.dtypes import find
 from ffncli.block.steps import Dropout, Experts, Op, Step, ffn_steps, parameters
 
 if TYPE_CHECKING:
@@ -41,8 +45,12 @@ class Kernel:
 
     `steps` run from ffn_input to ffn_output in eval mode (`kernel_steps`); `weights` are canonical, contiguous, on the
     device, in the dtype, not to be changed. `f` maps x [tokens, d_model], not to be changed, to a tensor of the same
-    shape and dtype. `needs` names what must be there: `cuda`, or a module. `refuses(steps)` says why it cannot compute
-    a block, or None. `origin` says where a user's own kernel comes from.
+    shape and dtype. `needs` names what must be there: `cuda`, `compiler`, or a module. `refuses(steps)` says why it
+    cannot compute a block, or None. `origin` says where a user's own kernel comes from.
+
+    `trains`: gradients flow from what f gives to x and to the params, and through `prepare` to the weights.
+    `compiles`: the first call with a shape compiles, which is reported apart. `dtypes`: those it computes in, by our
+    names (`fp32`); None is all of them.
     """
 
     name: str
@@ -51,27 +59,69 @@ class Kernel:
     needs: tuple[str, ...] = ()
     refuses: Refuses = any_block
     origin: str = ""
+    trains: bool = True
+    compiles: bool = False
+    dtypes: tuple[str, ...] | None = None
 
     def missing(self, device: str) -> str | None:
         """What it needs and has not, in words; None where all is there."""
         for need in self.needs:
             if need == "cuda" and not device.startswith("cuda"):
                 return "runs on a GPU only"
-            if need != "cuda" and find_spec(need) is None:
-                return f"needs the module {need}"
+            if need == "cpu" and device.startswith("cuda"):
+                return "runs on a CPU only"
+            if need == "compiler" and not device.startswith("cuda") and cxx() is None:
+                return "no C++ compiler: install g++, or name one in CXX"
+            module = "triton" if need == "compiler" and device.startswith("cuda") else need
+            if module not in _NO_MODULES and find_spec(module) is None:
+                return f"needs the module {module}"
         return None
+
+    def refusal(self, steps: Steps, device: str, dtype: object, passes: str = "forward") -> str | None:
+        """Every reason why it cannot do this case, joined by `; `; None where it can.
+
+        `dtype` is torch's or a name of ours, `passes` forward or forward+backward.
+        """
+        row = find(str(dtype))
+        name = row.name if row else str(dtype)
+        reasons = [self.missing(device), self.refuses(steps)]
+        if self.dtypes is not None and name not in self.dtypes:
+            reasons.append(f"computes in {' and '.join(self.dtypes)} only, not in {name}")
+        if not self.trains and passes != "forward":
+            reasons.append("computes forward only")
+        return "; ".join(reason for reason in reasons if reason) or None
+
+
+_NO_MODULES = ("cuda", "cpu", "compiler")
+
+
+def cxx() -> str | None:
+    """The C++ compiler that torch.compile can use on a CPU: CXX, else g++, else clang++; None where there is none.
+
+    A CXX that cannot be run is an error of whoever set it and not passed over.
+    """
+    said = shlex.split(os.environ.get("CXX", ""))
+    names = said[:1] or ["g++", "clang++"]
+    return next((found for name in names if (found := shutil.which(name))), None)
 
 
 REGISTERED: dict[str, Kernel] = {}
 
 
 def register(
-    name: str, *, prepare: Prepare = canonical, needs: tuple[str, ...] = (), refuses: Refuses = any_block
+    name: str,
+    *,
+    prepare: Prepare = canonical,
+    needs: tuple[str, ...] = (),
+    refuses: Refuses = any_block,
+    trains: bool = True,
+    compiles: bool = False,
+    dtypes: tuple[str, ...] | None = None,
 ) -> Callable[[Build], Build]:
     """Decorates the `build` of a kernel that comes with the package."""
 
     def add(build: Build) -> Build:
-        REGISTERED[name] = Kernel(name, build, prepare, needs, refuses)
+        REGISTERED[name] = Kernel(name, build, prepare, needs, refuses, "", trains, compiles, dtypes)
         return build
 
     return add

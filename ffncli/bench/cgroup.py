@@ -1,0 +1,109 @@
+"""What a container or a service manager grants this process: CPU quota, memory limit, throttling. Linux, v1 and v2.
+
+A limit anywhere between a process's group and the root holds, so that the least one counts. `root` is where the file
+system begins; tests have their own. https://docs.kernel.org/admin-guide/cgroup-v2.html, .../cgroup-v1/memory.html and
+https://docs.kernel.org/scheduler/sched-bwc.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path("/")
+_UNLIMITED = 1 << 60  # v1 says "no limit" as the largest multiple of a page
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """How many CPUs' worth of time the group may use; None where nothing bounds it."""
+    found = []
+    for folder in _unified(root):
+        quota, _, period = text(folder / "cpu.max").partition(" ")
+        if quota.isdigit() and period.isdigit() and int(period):
+            found.append(int(quota) / int(period))
+    for folder in _legacy(root, "cpu"):
+        quota, period = text(folder / "cpu.cfs_quota_us"), text(folder / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(period):  # -1: no quota
+            found.append(int(quota) / int(period))
+    return min(found, default=None)
+
+
+def memory_left(root: Path = ROOT) -> int | None:
+    """Bytes that the group may still take; file cache that the kernel would give back at once counts as free."""
+    found = []
+    for folder, limit, usage, cache in (
+        *((f, "memory.max", "memory.current", "inactive_file") for f in _unified(root)),
+        *(
+            (f, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            for f in _legacy(root, "memory")
+        ),
+    ):
+        most, used = text(folder / limit), text(folder / usage)
+        if most.isdigit() and used.isdigit() and int(most) < _UNLIMITED:
+            reclaimable = _field(text(folder / "memory.stat"), cache)
+            found.append(max(0, int(most) - int(used) + reclaimable))
+    return min(found, default=None)
+
+
+def throttled(root: Path = ROOT) -> float | None:
+    """Seconds for which the quota stopped this group so far; None where that is not counted."""
+    for folder in _unified(root):
+        if "throttled_usec" in (stat := text(folder / "cpu.stat")):
+            return _field(stat, "throttled_usec") / 1e6
+    for folder in _legacy(root, "cpu"):
+        if "throttled_time" in (stat := text(folder / "cpu.stat")):
+            return _field(stat, "throttled_time") / 1e9
+    return None
+
+
+def text(path: Path) -> str:
+    """A file's text without the space around it; empty where it cannot be read."""
+    try:
+        return path.read_text("utf-8", "replace").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _unified(root: Path) -> Iterator[Path]:
+    """The folders of the process's v2 group, from its own up to the root's."""
+    base = root / "sys/fs/cgroup"
+    for line in text(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = _group(line)
+        if number == "0" and not controllers:
+            yield from _upwards(base, path)
+            yield from _upwards(base / "unified", path)
+
+
+def _legacy(root: Path, controller: str) -> Iterator[Path]:
+    """The same of the v1 group that has this controller; its folder is named after one of them or all."""
+    base = root / "sys/fs/cgroup"
+    for line in text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = _group(line)
+        if controller in controllers.split(","):
+            for name in dict.fromkeys((controllers, controller)):
+                yield from _upwards(base / name, path)
+
+
+def _group(line: str) -> tuple[str, str, str]:
+    """`4:cpu,cpuacct:/a/b` as its hierarchy, controllers and path."""
+    number, _, rest = line.partition(":")
+    controllers, _, path = rest.partition(":")
+    return number, controllers, path
+
+
+def _upwards(base: Path, path: str) -> Iterator[Path]:
+    """`base`/`path` and the folders above, as far as `base`; in a container the path may not exist below it."""
+    parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+    for length in range(len(parts), -1, -1):
+        folder = base.joinpath(*parts[:length])
+        if folder.is_dir():
+            yield folder
+
+
+def _field(stat: str, name: str) -> int:
+    """The number after `name` in a file of `name number` lines; 0 where it has none."""
+    for line in stat.splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdigit():
+            return int(value)
+    return 0

@@ -1,0 +1,182 @@
+"""Counters: what the operating system did to a block of calls, read outside of the timed part."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+SLICE = 0.01  # s; a thread that is preempted waits for some milliseconds, the length of a scheduler's slice
+STOLEN = 0.01  # of the busy time
+WAITING = 0.9  # of threads × wall
+CLOCK = 0.75  # of the rated clock
+_RARELY = 0.02  # s between two readings of what is slow to read
+_SELDOM = 0.5  # s between two readings of what changes slowly
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Counts so far. `steal` and `busy` are ticks of all processors; None where the system does not say."""
+
+    preemptions: int = 0
+    faults: int = 0
+    cpu_seconds: float = 0.0
+    throttled: int | None = None
+    steal: int | None = None
+    busy: int | None = None
+    load: float | None = None
+    clock: float | None = None  # of the rated one
+
+
+class Counters(Protocol):
+    """Reads counts before and after a block and says what they mean."""
+
+    def read(self) -> Snapshot:
+        """The counts now."""
+
+    def flags(self, before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
+        """What happened in a block of `seconds` on `threads` threads (0: its processor time is not judged)."""
+
+
+def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
+    """`preempted`, `throttled`, `stolen`, and figures where they matter: `faults=`, `cpu=`, `load=`, `clock=`.
+
+    A block is preempted by an involuntary context switch for every SLICE of its time begun: a long block always has a
+    few, of kernel threads that take microseconds. `cpu` is the share of threads × wall that was computed in.
+    """
+    found = []
+    switches = after.preemptions - before.preemptions
+    if switches > 0 and switches * SLICE >= seconds:
+        found.append("preempted")
+    if before.throttled is not None and after.throttled is not None and after.throttled > before.throttled:
+        found.append("throttled")
+    if _share_stolen(before, after) > STOLEN:
+        found.append("stolen")
+    if after.faults > before.faults:
+        found.append(f"faults={after.faults - before.faults}")
+    if threads > 0 and seconds > 0:
+        share = (after.cpu_seconds - before.cpu_seconds) / (threads * seconds)
+        if share < WAITING:
+            found.append(f"cpu={share:.2f}")
+    if after.load is not None:
+        found.append(f"load={after.load:.1f}")
+    if after.clock is not None and after.clock < CLOCK:
+        found.append(f"clock={after.clock:.2f}")
+    return tuple(found)
+
+
+def _share_stolen(before: Snapshot, after: Snapshot) -> float:
+    if before.steal is None or after.steal is None or before.busy is None or after.busy is None:
+        return 0.0
+    busy = after.busy - before.busy
+    return (after.steal - before.steal) / busy if busy > 0 else 0.0
+
+
+class SystemCounters:
+    """This process's counts (getrusage), its cgroup's and the machine's (Linux); elsewhere fewer, never an error."""
+
+    def __init__(self) -> None:
+        self._throttle = _throttle_file()
+        self._stat = Path("/proc/stat") if Path("/proc/stat").exists() else None
+        self._stat_read = self._slow_read = -1.0
+        self._ticks: tuple[int | None, int | None] = (None, None)
+        self._slow: tuple[float | None, float | None] = (None, None)
+        self._rated = _rated()
+
+    def read(self) -> Snapshot:
+        """The counts now: some microseconds; slow ones are read again only after a while."""
+        now = time.monotonic()
+        if self._stat is not None and now - self._stat_read >= _RARELY:
+            self._ticks, self._stat_read = _ticks(self._stat), now
+        if now - self._slow_read >= _SELDOM:
+            self._slow, self._slow_read = (_load_above_cores(), _clock_share(self._rated)), now
+        steal, busy = self._ticks
+        load, clock = self._slow
+        throttled = _throttled(self._throttle) if self._throttle else None
+        if resource is None:
+            return Snapshot(0, 0, time.process_time(), throttled, steal, busy, load, clock)
+        use = resource.getrusage(resource.RUSAGE_SELF)
+        cpu = use.ru_utime + use.ru_stime
+        return Snapshot(use.ru_nivcsw, use.ru_minflt + use.ru_majflt, cpu, throttled, steal, busy, load, clock)
+
+    def flags(self, before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
+        """As the function `flags`."""
+        return flags(before, after, seconds, threads)
+
+
+def _text(path: Path) -> str:
+    """What a system file holds; nothing where it cannot be read."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _throttle_file() -> Path | None:
+    """The cpu.stat of this process's cgroup, version 2 or 1, the nearest one that counts throttling."""
+    for line in _text(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, group = [*line.split(":", 2), "", ""][:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"):
+            for path in (Path(root) / group.strip("/") / "cpu.stat", Path(root) / "cpu.stat"):
+                if "nr_throttled" in _text(path):
+                    return path
+    return None
+
+
+def _throttled(path: Path) -> int | None:
+    """How often the cgroup used up its quota."""
+    for line in _text(path).splitlines():
+        name, _, count = line.partition(" ")
+        if name == "nr_throttled" and count.isdigit():
+            return int(count)
+    return None
+
+
+def _ticks(path: Path) -> tuple[int | None, int | None]:
+    """Stolen and busy ticks (stolen among them) of all processors: user nice system idle iowait irq softirq steal."""
+    try:
+        with path.open() as file:
+            counts = [int(field) for field in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return None, None
+    if len(counts) < 8:
+        return None, None
+    return counts[7], sum(counts) - counts[3] - counts[4]
+
+
+def _load_above_cores() -> float | None:
+    """The load of the last minute where it is above the cores; half a one more is always there."""
+    try:
+        load = os.getloadavg()[0]
+    except (OSError, AttributeError):
+        return None
+    return load if load > (os.cpu_count() or 1) + 0.5 else None
+
+
+def _clock_files(name: str) -> list[Path]:
+    """That file of the processors that this process may use; 8 at most."""
+    cores = sorted(os.sched_getaffinity(0))[:8] if hasattr(os, "sched_getaffinity") else []
+    return [Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/{name}") for core in cores]
+
+
+def _rated() -> float | None:
+    """The clock that the processor is sold with, in kHz; None where the system does not say."""
+    found = [int(text) for path in _clock_files("base_frequency") if (text := _text(path).strip()).isdigit()]
+    return float(max(found)) if found else None
+
+
+def _clock_share(rated: float | None) -> float | None:
+    """The fastest of our processors' clocks over the rated one: the others may be idle."""
+    if not rated:
+        return None
+    found = [int(text) for path in _clock_files("scaling_cur_freq") if (text := _text(path).strip()).isdigit()]
+    return max(found) / rated if found else None

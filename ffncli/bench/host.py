@@ -1,0 +1,247 @@
+"""What this machine has, without torch: its CPU and instructions, cores, caches, memory, load.
+
+Linux is read from /proc and /sys, macOS asked through sysctl; elsewhere what Python knows. `root` is where the file
+system begins; tests have their own.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from math import floor
+from pathlib import Path
+
+from ffncli.bench.cgroup import ROOT, cpu_quota, memory_left, text
+
+_LLC_FALLBACK = 32 << 20  # where no cache size is known: most server and desktop chips have this or less per thread
+
+# What decides how fast a GEMM can be, by the flag that /proc/cpuinfo (or sysctl) has for it.
+_ISA = {
+    "avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512_vnni": "avx512_vnni", "avx512_bf16": "avx512_bf16",
+    "avx512_fp16": "avx512_fp16", "amx_tile": "amx_tile", "amx_bf16": "amx_bf16", "amx_int8": "amx_int8",
+    "asimd": "neon", "asimddp": "dotprod", "bf16": "bf16", "i8mm": "i8mm", "sve": "sve", "sve2": "sve2", "sme": "sme",
+    "FEAT_DotProd": "dotprod", "FEAT_BF16": "bf16", "FEAT_I8MM": "i8mm", "FEAT_SME": "sme",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cores:
+    """CPUs that the process may run on, the quota of its group in CPUs (None: none), physical cores among them."""
+
+    affinity: int
+    quota: float | None
+    physical: int
+
+    @property
+    def threads(self) -> int:
+        """How many threads can run at once without sharing a core: what `ffn bench` uses unless told otherwise."""
+        bounds = [self.affinity, self.physical] + ([max(1, floor(self.quota))] if self.quota is not None else [])
+        return max(1, min(bounds))
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One cache that the process can reach; `cpus` are those that share it."""
+
+    level: int
+    kind: str  # Data, Instruction, Unified
+    bytes: int
+    cpus: tuple[int, ...]
+
+
+def affinity() -> tuple[int, ...]:
+    """The CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def cores(root: Path = ROOT) -> Cores:
+    """Affinity, quota and physical cores."""
+    allowed = affinity()
+    return Cores(len(allowed), cpu_quota(root), physical_cores(allowed, root))
+
+
+def default_threads(root: Path = ROOT) -> int:
+    """min(affinity, floor of the quota but at least 1, physical cores)."""
+    return cores(root).threads
+
+
+def physical_cores(cpus: Iterable[int], root: Path = ROOT) -> int:
+    """How many physical cores these CPUs are: hardware threads of one core count once."""
+    cpus = tuple(cpus)
+    found = set()
+    for cpu in cpus:
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        siblings = text(topology / "core_cpus_list") or text(topology / "thread_siblings_list")
+        found.add(siblings or f"cpu {cpu}")
+    if sys.platform == "darwin" and (number := sysctl("hw.physicalcpu")).isdigit():
+        return min(int(number), len(cpus))
+    return max(1, len(found))
+
+
+def cpu_name(root: Path = ROOT) -> str:
+    """The CPU as its maker calls it; on ARM often only an implementer and a part."""
+    info = _cpuinfo(root)
+    for key in ("model name", "Model", "cpu model", "Hardware", "cpu"):
+        if info.get(key):
+            return " ".join(info[key].split())
+    if "CPU part" in info:
+        known = _ARM_PARTS.get((info.get("CPU implementer", ""), info["CPU part"]))
+        return known or f"ARM implementer {info.get('CPU implementer', '?')} part {info['CPU part']}"
+    if sys.platform == "darwin" and (brand := sysctl("machdep.cpu.brand_string")):
+        return brand
+    return platform.processor() or platform.machine() or "unknown"
+
+
+_ARM_PARTS = {
+    ("0x41", "0xd0c"): "Neoverse N1", ("0x41", "0xd40"): "Neoverse V1", ("0x41", "0xd49"): "Neoverse N2",
+    ("0x41", "0xd4f"): "Neoverse V2", ("0xc0", "0xac3"): "Ampere-1", ("0xc0", "0xac4"): "Ampere-1a",
+}  # fmt: skip
+
+
+def isa(root: Path = ROOT) -> tuple[str, ...]:
+    """The vector and matrix instructions that it has: avx2, avx512f, amx_bf16, neon, ..."""
+    info = _cpuinfo(root)
+    flags = (info.get("flags") or info.get("Features") or "").split()
+    if not flags and sys.platform == "darwin":
+        if platform.machine() == "arm64":
+            optional = ("FEAT_DotProd", "FEAT_BF16", "FEAT_I8MM", "FEAT_SME")
+            flags = ["asimd", *(name for name in optional if sysctl(f"hw.optional.arm.{name}") == "1")]
+        else:
+            flags = (sysctl("machdep.cpu.features") + " " + sysctl("machdep.cpu.leaf7_features")).lower().split()
+    return tuple(dict.fromkeys(name for flag, name in _ISA.items() if flag in flags))
+
+
+def caches(root: Path = ROOT) -> tuple[Cache, ...]:
+    """Every cache of the CPUs that this process may run on, once each, by level."""
+    found: dict[tuple[int, str, str], Cache] = {}
+    for cpu in affinity():
+        for index in sorted((root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*")):
+            level, size = text(index / "level"), _size(text(index / "size"))
+            shared, kind = text(index / "shared_cpu_list") or str(cpu), text(index / "type") or "Unified"
+            if level.isdigit() and size:
+                found[int(level), kind, shared] = Cache(int(level), kind, size, cpu_list(shared))
+    if not found and sys.platform == "darwin":
+        for name in ("hw.l3cachesize", "hw.perflevel0.l2cachesize", "hw.l2cachesize"):
+            if (number := sysctl(name)).isdigit() and int(number):
+                return (Cache(int(name.split("cachesize")[0][-1]), "Unified", int(number), affinity()),)
+    return tuple(found[key] for key in sorted(found))
+
+
+def cpu_llc(root: Path = ROOT) -> tuple[int, str]:
+    """Bytes of last-level cache that the default threads can fill, and a note where they are not simply known.
+
+    Chips of several dies have one last-level cache each: as many of them count as there are threads, the largest first.
+    """
+    every = [cache for cache in caches(root) if cache.kind != "Instruction"]
+    if not every:
+        return _LLC_FALLBACK, f"the cache size is unknown here, {_LLC_FALLBACK >> 20} MiB assumed"
+    last = max(cache.level for cache in every)
+    sizes = sorted((cache.bytes for cache in every if cache.level == last), reverse=True)
+    used = sizes[: default_threads(root)]
+    note = f"{len(used)} L{last} caches of {len(sizes)} together" if len(sizes) > 1 else ""
+    return sum(used), note
+
+
+def memory_total(root: Path = ROOT) -> int | None:
+    """Bytes of memory of the machine."""
+    if (kibibytes := _meminfo("MemTotal", root)) is not None:
+        return kibibytes * 1024
+    if sys.platform == "darwin" and (number := sysctl("hw.memsize")).isdigit():
+        return int(number)
+    return None
+
+
+def available_memory(root: Path = ROOT) -> int | None:
+    """Bytes that can be allocated without swapping: what the machine has left, or less where the group is limited."""
+    free = _meminfo("MemAvailable", root)
+    bounds = [free * 1024] if free is not None else []
+    if (left := memory_left(root)) is not None:
+        bounds.append(left)
+    if not bounds and (total := memory_total(root)) is not None:
+        bounds.append(total // 2)  # macOS counts its free pages another way
+    return min(bounds, default=None)
+
+
+def load() -> float | None:
+    """Processes that ran or waited for a CPU, mean of the last minute; None where that is not counted."""
+    try:
+        return os.getloadavg()[0]
+    except (OSError, AttributeError):
+        return None
+
+
+def steal(root: Path = ROOT) -> float | None:
+    """Share of CPU time since boot that the hypervisor gave to other machines; None where it is not counted."""
+    fields = text(root / "proc/stat").partition("\n")[0].split()
+    if len(fields) < 9 or fields[0] != "cpu" or not all(map(str.isdigit, fields[1:9])):
+        return None
+    ticks = [
+        int(field) for field in fields[1:9]
+    ]  # user nice system idle iowait irq softirq steal; the guests' are in user
+    return ticks[7] / sum(ticks) if sum(ticks) else None
+
+
+def governor(root: Path = ROOT) -> str:
+    """The frequency governor of the CPUs in use, `mixed` of several; empty where the machine shows none."""
+    folder = root / "sys/devices/system/cpu"
+    found = {text(folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in affinity()} - {""}
+    return found.pop() if len(found) == 1 else "mixed: " + " ".join(sorted(found)) if found else ""
+
+
+def numa_nodes(root: Path = ROOT) -> int | None:
+    """How many memory nodes the CPUs in use belong to; None where that is not shown."""
+    allowed = set(affinity())
+    nodes = [cpu_list(text(node / "cpulist")) for node in (root / "sys/devices/system/node").glob("node[0-9]*")]
+    return sum(bool(allowed & set(cpus)) for cpus in nodes) if nodes else None
+
+
+def cpu_list(shown: str) -> tuple[int, ...]:
+    """`0-3,8` as numbers; what is not such a list is none."""
+    numbers: list[int] = []
+    for part in shown.split(","):
+        low, _, high = part.strip().partition("-")
+        if low.isdigit() and (not high or high.isdigit()):
+            numbers += range(int(low), int(high or low) + 1)
+    return tuple(numbers)
+
+
+@cache
+def sysctl(name: str) -> str:
+    """What macOS says of itself; empty where it does not."""
+    import subprocess
+
+    try:
+        done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _cpuinfo(root: Path) -> dict[str, str]:
+    """The first processor of /proc/cpuinfo; on some ARM kernels what follows the processors too."""
+    found: dict[str, str] = {}
+    for line in text(root / "proc/cpuinfo").splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def _meminfo(name: str, root: Path) -> int | None:
+    for line in text(root / "proc/meminfo").splitlines():
+        key, _, value = line.partition(":")
+        if key == name and value.split() and value.split()[0].isdigit():
+            return int(value.split()[0])
+    return None
+
+
+def _size(shown: str) -> int:
+    """`36608K` in bytes; 0 where it is no size."""
+    number, unit = shown.rstrip("KMG"), shown[-1:]
+    return int(number) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(unit, 1) if number.isdigit() else 0

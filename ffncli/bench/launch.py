@@ -1,0 +1,108 @@
+"""Workers: a process of its own for every repetition, started with all that must be fixed before torch is loaded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ffncli.bench.records import Job
+
+WORKER = (sys.executable, "-m", "ffncli.bench.worker")
+
+# How threads wait and where they sit. A user who has said so is obeyed; either way the results say what it was.
+# A thread that is bound to its core does not queue behind its neighbour (p99 of a 0.5 ms GEMM beside a busy one: 4.6
+# ms, else 16). Waiting is as torch's users have it, libgomp's default written out: it spins for a moment, then sleeps.
+_OPENMP = {
+    "OMP_PROC_BIND": "true",
+    "OMP_PLACES": "cores",
+    "OMP_WAIT_POLICY": "active",
+    "GOMP_SPINCOUNT": "300000",
+}
+# Freed memory stays with the process: or every call asks the system for its outputs anew, page by page (none of the
+# page faults are left that made one kernel read 0.89 of another, 0.98 without them).
+_ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+_UNSET = ("OMP_DYNAMIC", "MKL_DYNAMIC", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_THREAD_LIMIT")
+
+
+def environment(threads: int, allocator: str, given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables a worker is started with, over those that are `given` (default: ours).
+
+    `allocator` is `fixed`, or `system` for malloc as it is.
+    """
+    own = dict(os.environ if given is None else given)
+    for name in _UNSET:
+        own.pop(name, None)
+    own |= {name: own.get(name) or value for name, value in _OPENMP.items()}
+    own |= dict.fromkeys(_THREADS, str(threads))
+    if allocator == "fixed":
+        own |= {name: own.get(name) or value for name, value in _ALLOCATOR.items()}
+    own.setdefault("PYTHONHASHSEED", "0")  # the order of sets, so of imports and allocations
+    return own
+
+
+@dataclass
+class Worker:
+    """A running worker; `receive` raises EOFError when it is gone."""
+
+    process: subprocess.Popen[bytes]
+    connection: Connection
+
+    def receive(self) -> tuple[Any, ...]:
+        """Its next message."""
+        message = self.connection.recv()
+        return message if isinstance(message, tuple) else (message,)
+
+    def ended(self) -> int:
+        """Its exit code once it has closed the line; negative is a signal. It is not reaped: its group keeps its id."""
+        found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+        if found is None:
+            return 0
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+@contextmanager
+def worker(job: Job, threads: int, command: Sequence[str] = WORKER) -> Iterator[Worker]:
+    """A worker at that job. However this is left, the worker and all that it started are gone afterwards."""
+    ours, theirs = socket.socketpair()
+    process = None
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                env=environment(threads, job.method.allocator),
+                stdin=subprocess.DEVNULL,
+                stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,  # Ctrl-C is for us to hear, and whatever it starts goes with it
+            )
+        connection = Connection(ours.detach())
+        with connection:
+            try:
+                connection.send(job)
+            except OSError:  # gone already: its exit code tells
+                pass
+            yield Worker(process, connection)
+    finally:
+        ours.close()
+        if process is not None:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the group, if any of it is left, and reap."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

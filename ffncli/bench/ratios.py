@@ -1,0 +1,93 @@
+"""paired: how much longer a kernel takes than another one in the same rounds, with an interval over processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log, log1p
+
+from ffncli.bench import statistics
+from ffncli.bench.records import Block, Verdict
+from ffncli.bench.statistics import Interval
+
+_LEAST = 1e-12  # s; a call that takes no time has no logarithm
+Nested = dict[int, dict[int, list[float]]]  # process → placement → one value per round
+
+
+@dataclass(frozen=True)
+class Means:
+    """Logarithms, averaged within placements, then within processes; `interval` is over processes.
+
+    Of one process alone the interval is over its placements: it says how well this process is known, not the kernel.
+    `placements` and `rounds` are counts over all processes, `correlation` is that of neighbouring processes (or
+    placements, of one process), by which the interval has been widened where it is above `statistics.CORRELATED`.
+    """
+
+    interval: Interval
+    of_processes: Mapping[int, float]
+    placements: int
+    rounds: int
+    correlation: float | None = None
+
+    @property
+    def one_process(self) -> bool:
+        """Whether the interval is over placements."""
+        return len(self.of_processes) == 1
+
+    @property
+    def units(self) -> int:
+        """How many values the interval is over."""
+        return self.placements if self.one_process else len(self.of_processes)
+
+
+def paired(blocks: Iterable[Block], kernel: str, baseline: str) -> Means | None:
+    """The log ratio of `kernel` to `baseline`, paired within rounds; None where no round has both."""
+    times: dict[tuple[int, int, int], dict[str, float]] = {}
+    for block in blocks:
+        if block.kernel in (kernel, baseline):
+            key = (block.process, block.placement, block.round)
+            times.setdefault(key, {})[block.kernel] = max(block.per_call, _LEAST)
+    nested: Nested = {}
+    for (process, placement, _), both in sorted(times.items()):
+        if len(both) == 2:
+            d = log(both[kernel]) - log(both[baseline])
+            nested.setdefault(process, {}).setdefault(placement, []).append(d)
+    return averaged(nested)
+
+
+def log_times(blocks: Iterable[Block], kernel: str) -> Means | None:
+    """The logarithm of the seconds of a call; None where the kernel has no block."""
+    nested: Nested = {}
+    for block in sorted(blocks, key=lambda b: (b.process, b.placement, b.round)):
+        if block.kernel == kernel:
+            values = nested.setdefault(block.process, {}).setdefault(block.placement, [])
+            values.append(log(max(block.per_call, _LEAST)))
+    return averaged(nested)
+
+
+def averaged(nested: Mapping[int, Mapping[int, Sequence[float]]]) -> Means | None:
+    """Means of means: rounds (trimmed) → placements → processes → the interval. None of nothing."""
+    placements = {p: [statistics.trimmed_mean(rounds) for rounds in inside.values()] for p, inside in nested.items()}
+    if not placements:
+        return None
+    processes = {process: statistics.mean(means) for process, means in placements.items()}
+    units = list(processes.values()) if len(processes) > 1 else next(iter(placements.values()))
+    rounds = [len(rounds) for inside in nested.values() for rounds in inside.values()]
+    correlation = statistics.autocorrelation(units)
+    return Means(statistics.t_interval(units), processes, len(rounds), sum(rounds), correlation)
+
+
+def verdict(log_ratio: Interval, margin: float) -> Verdict:
+    """`slower`, `faster` or `same`: the interval of a log ratio wholly beyond the margin, or within; else inconclusive.
+
+    The margin is on the log scale, so that who is called the baseline changes the word and nothing else: with 2 %,
+    faster means below 1 / 1.02.
+    """
+    edge = log1p(margin)
+    if log_ratio.low > edge:
+        return "slower"
+    if log_ratio.high < -edge:
+        return "faster"
+    if log_ratio.low >= -edge and log_ratio.high <= edge:
+        return "same"
+    return "inconclusive"

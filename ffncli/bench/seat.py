@@ -1,0 +1,184 @@
+"""One arm's kernel with buffers of its own: what is called in a block, and what its last call gave."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from ffncli.bench.correct import Skipped, Wrong, canonical_gradients
+from ffncli.bench.placement import Arena, Params, nbytes, placeable
+from ffncli.bench.problem import Problem
+from ffncli.kernels.kernel import Computes, Kernel
+
+
+class Broken(Exception):
+    """An arm raised something while it was placed or timed. `name` says which, `__cause__` what."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+@dataclass(frozen=True)
+class Made:
+    """A kernel built for a case. `params` are its weights in its own form, of which every seat gets copies."""
+
+    kernel: Kernel
+    compute: Computes
+    params: Params
+    compile_s: float | None = None
+
+
+def made(kernel: Kernel, problem: Problem) -> Made:
+    """Raises Skipped where it does not do this case, Wrong where its prepare changes the weights, and what it raises."""
+    case = problem.case
+    reason = kernel.missing(case.device) or kernel.refuses(problem.steps)
+    if not reason and problem.backward and not getattr(kernel, "trains", True):
+        reason = "computes no gradients"
+    dtypes = getattr(kernel, "dtypes", None)
+    if not reason and dtypes and case.dtype not in dtypes:
+        reason = f"computes in {', '.join(dtypes)} only"
+    if reason:
+        raise Skipped(reason)
+    weights = {name: tensor.clone() for name, tensor in problem.weights.items()}  # a user's prepare may write to them
+    with torch.no_grad():
+        params = tuple(kernel.prepare(problem.steps, weights))
+    if any(not torch.equal(weights[name], tensor) for name, tensor in problem.weights.items()):
+        raise Wrong("its prepare changes the weights")
+    start = time.perf_counter()
+    compute = kernel.build(problem.steps, case.device, problem.dtype)
+    took = time.perf_counter() - start if getattr(kernel, "compiles", False) else None
+    return Made(kernel, compute, params, took)
+
+
+class Seat:
+    """A kernel's place at the table. `limit` is the error that it may have, `out` what its last call gave.
+
+    In a backward pass that is (output, gradients of x and of those of its params that are floats).
+    """
+
+    def __init__(self, name: str, made: Made, problem: Problem, draw: random.Random, limit: float) -> None:
+        self.name, self.made, self.limit = name, made, limit
+        self.out: object = None
+        self.call: Callable[[], object]
+        self.x = problem.first.x
+        self.copies: list[Params] = []
+        self._problem = problem
+        self._arenas = Arena(problem.case.device, draw), Arena(problem.case.device, draw)
+        self._versions: list[list[int]] = []
+
+    def place(self, copies: int) -> None:
+        """New places for x and for so many copies of the weights. Raises Broken, of what its prepare raises too."""
+        try:
+            self._place(copies)
+        except Exception as error:
+            raise Broken(self.name) from error
+
+    def _place(self, copies: int) -> None:
+        problem, backward = self._problem, self._problem.backward
+        self.out, self.copies = None, []  # what lies there now goes first
+        with torch.inference_mode(False), torch.no_grad():
+            near, far = self._arenas
+            extra = () if problem.first.g is None else (problem.first.g,)
+            ((self.x, *rest),) = near.place([(problem.first.x, *extra)])
+            self.g = rest[0] if rest else None
+            params = self.made.params
+            if placeable(params):
+                self.copies = far.place([params] * copies)
+            else:  # packed into a library's own form: only the kernel can make it again
+                sets = far.place([tuple(problem.weights.values())] * copies)
+                named = [dict(zip(problem.weights, own, strict=True)) for own in sets]
+                self.copies = [tuple(self.made.kernel.prepare(problem.steps, own)) for own in named]
+            if backward:
+                for tensor in (self.x, *(t for own in self.copies for t in own if t.is_floating_point())):
+                    tensor.requires_grad_()
+            self._versions = [[t._version for t in own] for own in self.copies]
+        self.call = self._backward() if backward else self._forward()
+
+    def _forward(self) -> Callable[[], object]:
+        """Calls the kernel on the next copy; the output before is freed first, as where nobody keeps it."""
+        compute, x, turn = self.made.compute, self.x, cycle(self.copies)
+
+        def call() -> object:
+            self.out = None
+            try:
+                self.out = compute(x, next(turn))
+            except Exception as error:
+                raise Broken(self.name) from error
+            return self.out
+
+        return call
+
+    def _backward(self) -> Callable[[], object]:
+        compute, x, g, grad = self.made.compute, self.x, self.g, torch.autograd.grad
+        turn = cycle([(own, (x, *(t for t in own if t.is_floating_point()))) for own in self.copies])
+
+        def call() -> object:
+            self.out = None
+            own, leaves = next(turn)
+            try:
+                y = compute(x, own)
+                self.out = (y, grad(y, leaves, g, allow_unused=True))
+            except Exception as error:
+                raise Broken(self.name) from error
+            return self.out
+
+        return call
+
+    def enter(self, x: Tensor, g: Tensor | None = None) -> None:
+        """Other numbers in the same buffers."""
+        with torch.no_grad():
+            self.x.copy_(x)
+            if g is not None and self.g is not None:
+                self.g.copy_(g)
+
+    @property
+    def output(self) -> object:
+        """The last call's output without its gradients."""
+        return self.out[0] if self._problem.backward and isinstance(self.out, tuple) else self.out
+
+    def gradients(self, problem: Problem) -> dict[str, Tensor]:
+        """The last call's gradients of `x` and of the canonical weights."""
+        assert isinstance(self.out, tuple)
+        of_x, *rest = self.out[1]
+        numbers = [n for n, t in enumerate(self.made.params) if t.is_floating_point()]
+        own = canonical_gradients(problem, self, dict(zip(numbers, rest, strict=True)))
+        return {"x": torch.zeros_like(self.x) if of_x is None else of_x, **own}
+
+    def changed(self) -> bool:
+        """Whether torch wrote to any copy of the weights."""
+        return [[t._version for t in own] for own in self.copies] != self._versions
+
+    @property
+    def nbytes(self) -> int:
+        """Of one copy of the weights, and of what enters."""
+        return nbytes(self.made.params) + self.x.nbytes
+
+
+def compiled(made: Made, seconds: float) -> Made:
+    """With the first call's time, in which torch.compile compiles."""
+    return made if made.compile_s is None else replace(made, compile_s=made.compile_s + seconds)
+
+
+def touched(problem: Problem) -> int:
+    """Bytes of the weights that one call reads: of experts, those alone that any token goes to."""
+    from ffncli.block.steps import Experts
+
+    total, used = 0, problem.experts
+    for step in problem.steps:
+        size = sum(problem.weights[name].nbytes for name in step.parameters())
+        if isinstance(step.op, Experts) and used is not None:
+            size = size * int(used[:, : step.op.experts.size].any(0).sum()) // step.op.experts.size
+        total += size
+    return total
+
+
+def total(seats: Sequence[Seat]) -> int:
+    """Bytes that the seats hold, one copy of each."""
+    return sum(seat.nbytes for seat in seats)

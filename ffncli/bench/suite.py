@@ -1,0 +1,243 @@
+"""The parent of a benchmark: K processes one after another, each a fresh worker at every case; what comes is kept.
+
+Nothing here imports torch: the workers do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ffncli import __version__
+from ffncli.bench import journal as journals
+from ffncli.bench.columns import Row
+from ffncli.bench.grid import Request
+from ffncli.bench.journal import Journal, locked
+from ffncli.bench.launch import WORKER, Worker, worker
+from ffncli.bench.records import Case, Job, Outcome, Status, Unit
+from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.models.strict_json import shown_path
+
+_KILLED = -9
+_SIGNALS = {
+    -11: "segmentation fault",
+    -6: "aborted",
+    -7: "bus error",
+    -8: "arithmetic error",
+    -4: "illegal instruction",
+}
+Tell = Callable[[int, Case], None]  # (process, case): one more unit is finished
+
+
+@dataclass(frozen=True)
+class Result:
+    """A complete run: its rows, and where they are."""
+
+    rows: tuple[Row, ...]
+    request: Request
+    csv: Path
+    rounds: Path
+
+
+def default_path() -> Path:
+    """`benchmarks/results/20261122T060338Z-host.csv`, its directory made. Raises FFNError where that cannot be."""
+    import platform
+    import re
+
+    folder = Path("benchmarks", "results")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"cannot make {folder}: {error.strerror}"
+        raise FFNError(why, "say where to: --save FILE.csv", ExitCode.ENVIRONMENT) from None
+    host = re.sub(r"[^\w-]+", "-", platform.node())[:40].strip("-") or "host"
+    return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{host}.csv"
+
+
+@contextmanager
+def begun(path: Path, request: Request, force: bool = False) -> Iterator[Journal]:
+    """A new run into `path`, locked. Raises FFNError before anything is measured where it cannot be written."""
+    import secrets
+
+    from ffncli.bench.summary import summarise
+
+    now = datetime.now(UTC)
+    run = {"run_id": f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}", "started_utc": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
+    with locked(path):
+        opened = journals.begin(path, request, run, software(), summarise, force)
+        try:
+            yield opened
+        finally:
+            if not opened.count:
+                opened.discard()
+
+
+@contextmanager
+def resumed(path: Path) -> Iterator[Journal]:
+    """The unfinished run of `path`, locked. Raises FFNError where there is none, or not under the same conditions."""
+    from ffncli.bench.summary import summarise
+
+    with locked(path):
+        opened = journals.resume(path, summarise)
+        _demand_same("its run began with", opened.software, software())
+        for name, digest in opened.request.files.items():
+            if sha256(Path(name)) != digest:
+                raise _changed(f"{shown_path(Path(name))} has changed since its run began")
+        yield opened
+
+
+def run(journal: Journal, tell: Tell = lambda process, case: None, command: Sequence[str] = WORKER) -> Result:
+    """Whatever is not finished yet, processes outermost; the journal goes when all is.
+
+    Raises FFNError (exit 3) where the disk is full or a worker cannot start; what was finished is kept.
+    """
+    request = journal.request
+    before = _environments(journal)
+    for process in range(request.method.processes):
+        for (_, threads), group in _places(request.cases):
+            while todo := tuple(case for case in group if not journal.done(process, case.key)):
+                _work(journal, process, threads, todo, before, tell, command)
+    journal.finish()
+    return Result(tuple(journal.rows), request, journal.files.csv, journal.files.rounds)
+
+
+def _places(cases: Sequence[Case]) -> list[tuple[tuple[str, int], list[Case]]]:
+    """The cases that one process can run: OpenMP's settings are fixed when it starts."""
+    found: dict[tuple[str, int], list[Case]] = {}
+    for case in cases:
+        found.setdefault((case.device, case.threads), []).append(case)
+    return list(found.items())
+
+
+def _work(
+    journal: Journal,
+    process: int,
+    threads: int,
+    todo: tuple[Case, ...],
+    before: Mapping[tuple[str, int], Mapping[str, str]],
+    tell: Tell,
+    command: Sequence[str],
+) -> None:
+    """One worker at these cases. Where it dies, the case it was at is finished, and the next worker has the rest."""
+    request, known = journal.request, {case.key: case for case in todo}
+    current, kernel, finished = None, None, 0
+    with worker(Job(process, todo, request.kernels, request.baseline, request.method), threads, command) as busy:
+        for message in _messages(busy):
+            match message:
+                case ("began", str(key), *rest):
+                    current, kernel = known.get(key), rest[0] if rest else None
+                case ("kernel", str(name)):
+                    kernel = name
+                case ("unit", Unit() as unit) if unit.case in known:
+                    case = known[unit.case]
+                    _demand_same("its run began with", before.get((case.device, case.threads), {}), unit.environment)
+                    journal.add(unit)
+                    current, finished = None, finished + 1
+                    tell(process, case)
+                case ("refused", str(text), str(hint), int(code)):
+                    raise FFNError(text, hint, ExitCode(code))
+                case ("finished",):
+                    if finished < len(todo):
+                        raise _failed(f"a worker finished {finished} of its {len(todo)} cases")
+                    return
+                case _:
+                    raise _failed(f"a worker said {shown(message)}")
+        code = busy.ended()
+    if current is not None:
+        journal.add(_dead(journal, process, current, kernel, code), died=True)
+        tell(process, current)
+    elif not finished:
+        raise _failed(f"a worker could not start ({_ending(code)})")
+
+
+def _messages(busy: Worker) -> Iterator[tuple[Any, ...]]:
+    """What a worker says, until it closes the line."""
+    while True:
+        try:
+            message = busy.receive()
+        except (EOFError, OSError, pickle.UnpicklingError):
+            return
+        yield message
+
+
+def _failed(text: str) -> FFNError:
+    return FFNError(text, "what it printed is above; try one case alone", ExitCode.ENVIRONMENT)
+
+
+# --- a worker's death -------------------------------------------------------------------------------------------------
+
+
+def _dead(journal: Journal, process: int, case: Case, kernel: str | None, code: int) -> Unit:
+    """The unit of a case that ended its worker: oom where the system killed it, else failed."""
+    request = journal.request
+    status: Status = "oom" if code == _KILLED else "failed"
+    why = f"the worker {_ending(code)}"
+    outcomes = tuple(
+        Outcome(name, status, why) if kernel in (None, name) else Outcome(name, status, f"{why} at {kernel}")
+        for name in request.names
+    )
+    place = (case.device, case.threads)
+    environment = _environments(journal).get(place) or {**journal.software, "device": case.device}
+    return Unit(process, case.key, request.baseline, case.cache, outcomes, (), environment=environment)
+
+
+def _ending(code: int) -> str:
+    """How a process ended, in words."""
+    if code == _KILLED:
+        return "was killed (signal 9), probably for memory"
+    if code < 0:
+        return f"was ended by signal {-code}" + (f" ({_SIGNALS[code]})" if code in _SIGNALS else "")
+    return f"ended with exit code {code}"
+
+
+# --- the same conditions ----------------------------------------------------------------------------------------------
+
+
+def software() -> dict[str, str]:
+    """The machine and the versions, as far as they show without torch."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    from ffncli.bench.host import cpu_name
+
+    found = {"ffncli": __version__, "python": platform.python_version(), "host": platform.node(), "cpu": cpu_name()}
+    for name in ("torch", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def sha256(path: Path) -> str:
+    """Of a file; empty where it cannot be read."""
+    import hashlib
+
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _environments(journal: Journal) -> dict[tuple[str, int], Mapping[str, str]]:
+    """What the finished units say of their surroundings, by device and threads."""
+    cases = {case.key: case for case in journal.request.cases}
+    kept = itertools.chain.from_iterable(units.values() for units in journal.units.values())
+    return {(c.device, c.threads): k.unit.environment for k in kept if (c := cases[k.unit.case]) and k.unit.environment}
+
+
+def _demand_same(when: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raises FFNError where the machine or a version is another; one run has one environment."""
+    for name in before.keys() & now.keys():
+        if before[name] != now[name]:
+            raise _changed(f"{name} is {shown(now[name])}, {when} {shown(before[name])}")
+
+
+def _changed(text: str) -> FFNError:
+    return FFNError(f"cannot go on: {text}", "begin anew: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
