@@ -223,8 +223,8 @@ def summary(rows: Rows) -> tuple[str, bool]:
                            ("survivors", f"workers alive {GONE_S:g} s later")):  # fmt: skip
             total = sum(int(row[name]) for row in kills)
             found.append((f"killed and resumed: {said}", str(total), "none", total == 0))
-        some = sum(int(row["rows_before"]) > 0 for row in kills)
-        found.append(("killed with rows already written", f"{some} of {n}", "", True))
+        some = sum(int(row["blocks_before"]) > 0 for row in kills)
+        found.append(("killed with blocks already written", f"{some} of {n}", "", True))
     text = marks(found)
     if rows:
         text += f"\n\nMeasured {about_line(rows, 'cpu', 'python', 'torch')}."
