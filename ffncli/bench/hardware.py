@@ -44,6 +44,11 @@ class Device:
         return None if rate is None else rate * 1e12
 
     @property
+    def llc_bytes(self) -> int:
+        """Bytes of the last-level cache; 0 where it is not known."""
+        return round(self.llc_mib * (1 << 20)) if self.llc_mib else 0
+
+    @property
     def bytes_per_s(self) -> float:
         """Memory bandwidth, B/s."""
         return self.gbytes_per_s * 1e9

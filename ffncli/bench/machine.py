@@ -17,10 +17,11 @@ from ffncli import __version__
 from ffncli.bench import host
 from ffncli.bench.cgroup import text
 from ffncli.bench.host import available_memory, cores, default_threads, load
+from ffncli.bench.math_mode import math_mode
 
 __all__ = [
-    "allocator", "available_memory", "blas", "cores", "default_threads", "denormals", "device_name", "driver",
-    "environment", "llc_bytes", "llc_note", "load", "math_mode", "openmp",
+    "allocator", "available_memory", "blas", "cores", "default_threads", "device_name", "driver", "environment",
+    "llc_bytes", "llc_note", "load", "openmp",
 ]  # fmt: skip
 
 _GPU_CACHE_FALLBACK = 50 << 20  # H100's; where torch does not say
@@ -46,7 +47,7 @@ def environment(device: str) -> dict[str, str]:
         "device_name": device_name(device),
         "driver": driver(device),
         "blas": blas(),
-        "math_mode": math_mode(),
+        "math_mode": math_mode(device),
         "openmp": openmp(),
         "allocator": allocator(device),
     }
@@ -76,7 +77,7 @@ def _llc(device: str) -> tuple[int, str]:
 
     properties = torch.cuda.get_device_properties(torch.device(device))
     known = hardware.find(properties.name)
-    sheet = round(known.llc_mib * (1 << 20)) if known and known.llc_mib else 0
+    sheet = known.llc_bytes if known else 0
     size = int(getattr(properties, "L2_cache_size", 0) or 0)
     if sheet > 2 * size:  # AMD: torch says the L2 of a die, behind it lies the Infinity Cache
         return sheet, "the data sheet's"
@@ -142,33 +143,6 @@ def _numpy_blas() -> str:
 
 
 # --- how it computes --------------------------------------------------------------------------------------------------
-
-
-def math_mode() -> str:
-    """`highest;tf32=off;bf16_reduction=on;fp16_reduction=on;denormals=kept`: what may change a result's last digits.
-
-    torch's float32 matmul precision; whether CUDA's float32 products use TF32; whether sums in half precision may be
-    rounded on the way; whether subnormal numbers are kept or flushed to zero.
-    """
-    matmul = torch.backends.cuda.matmul
-    settings = (
-        ("tf32", matmul.allow_tf32),
-        ("bf16_reduction", matmul.allow_bf16_reduced_precision_reduction),
-        ("fp16_reduction", matmul.allow_fp16_reduced_precision_reduction),
-    )
-    switches = (f"{name}={_on(value)}" for name, value in settings)
-    return ";".join((torch.get_float32_matmul_precision(), *switches, f"denormals={denormals()}"))
-
-
-def _on(value: object) -> str:
-    """A switch that torch shows as a bool, or as a pair (reduced, split-k) whose first counts."""
-    return "on" if (value[0] if isinstance(value, tuple) else value) else "off"
-
-
-def denormals() -> str:
-    """`kept`, or `flushed` where a subnormal number times one is zero here."""
-    tiny = torch.full((1,), 1e-40)  # below float32's least normal number, 1.18e-38
-    return "kept" if (tiny * 1.0).view(torch.int32).item() else "flushed"
 
 
 _OPENMP = {"bind": "OMP_PROC_BIND", "places": "OMP_PLACES", "wait": "OMP_WAIT_POLICY"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ffncli.bench.records import OWN_ARMS
 from ffncli.errors import FFNError, did_you_mean, shown
-from ffncli.kernels import BUILT_IN
+from ffncli.kernels import BUILT_IN, full_name
 from ffncli.models.strict_json import shown_path
 
 _FILE = re.compile(r"(?:(?P<label>[^=:/]+)=)?(?P<path>.+\.py)(?::(?P<name>\w+))?")
@@ -60,6 +60,9 @@ def _asked(baseline: str, found: dict[str, str], files: dict[str, str]) -> str:
     text = next((name for name, word in found.items() if word == baseline), None)
     if text is not None:
         return text
+    baseline = full_name(baseline)
+    if baseline in found:
+        return baseline
     if baseline not in BUILT_IN and not _FILE.fullmatch(baseline) and not _SLOWED.fullmatch(baseline):
         hint = did_you_mean(baseline, [*found, *BUILT_IN], f"measured: {', '.join(found)}")
         raise FFNError(f"--baseline: there is no kernel {shown(baseline)}", hint)
@@ -76,7 +79,7 @@ def _name(word: str, files: dict[str, str]) -> str:
         return match["label"] or word
     if ".py" not in word:
         _demand(word)
-        return word
+        return full_name(word)
     match = _FILE.fullmatch(word)
     if not match:
         raise FFNError(f"--kernel: {shown(word)} is no kernel", "write it as file.py:name or label=file.py:name")
@@ -90,7 +93,7 @@ def _name(word: str, files: dict[str, str]) -> str:
 
 def _demand(name: str) -> None:
     """Raises FFNError where no built-in kernel has the name."""
-    if name not in BUILT_IN:
+    if full_name(name) not in BUILT_IN:
         hint = did_you_mean(name, list(BUILT_IN), f"known: {', '.join(BUILT_IN)}; your own: --kernel file.py:name")
         raise FFNError(f"--kernel: unknown kernel {shown(name)}", hint)
 

@@ -128,10 +128,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Roof:
-    """What this machine can do, measured in the same process: the best GEMM of any shape, and a copy."""
+    """What this machine can do, measured in the same process: the best GEMM of any shape, and the best of a copy and a
+    sum. `llc_bytes` is the last-level cache, whose bytes are not bound by the memory.
+    """
 
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
+    llc_bytes: int | None = None
 
 
 @dataclass(frozen=True)

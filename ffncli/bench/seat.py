@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from ffncli.bench.correct import Skipped, Wrong, canonical_gradients
 from ffncli.bench.placement import Arena, Params, nbytes, placeable
 from ffncli.bench.problem import Problem
+from ffncli.block.steps import Experts
 from ffncli.kernels.kernel import Computes, Kernel
 
 
@@ -38,12 +39,7 @@ class Made:
 def made(kernel: Kernel, problem: Problem) -> Made:
     """Raises Skipped where it does not do this case, Wrong where its prepare changes the weights, and what it raises."""
     case = problem.case
-    reason = kernel.missing(case.device) or kernel.refuses(problem.steps)
-    if not reason and problem.backward and not getattr(kernel, "trains", True):
-        reason = "computes no gradients"
-    dtypes = getattr(kernel, "dtypes", None)
-    if not reason and dtypes and case.dtype not in dtypes:
-        reason = f"computes in {', '.join(dtypes)} only"
+    reason = kernel.refusal(problem.steps, case.device, problem.dtype, case.passes)
     if reason:
         raise Skipped(reason)
     weights = {name: tensor.clone() for name, tensor in problem.weights.items()}  # a user's prepare may write to them
@@ -53,7 +49,7 @@ def made(kernel: Kernel, problem: Problem) -> Made:
         raise Wrong("its prepare changes the weights")
     start = time.perf_counter()
     compute = kernel.build(problem.steps, case.device, problem.dtype)
-    took = time.perf_counter() - start if getattr(kernel, "compiles", False) else None
+    took = time.perf_counter() - start if kernel.compiles else None
     return Made(kernel, compute, params, took)
 
 
@@ -161,15 +157,8 @@ class Seat:
         return nbytes(self.made.params) + self.x.nbytes
 
 
-def compiled(made: Made, seconds: float) -> Made:
-    """With the first call's time, in which torch.compile compiles."""
-    return made if made.compile_s is None else replace(made, compile_s=made.compile_s + seconds)
-
-
 def touched(problem: Problem) -> int:
     """Bytes of the weights that one call reads: of experts, those alone that any token goes to."""
-    from ffncli.block.steps import Experts
-
     total, used = 0, problem.experts
     for step in problem.steps:
         size = sum(problem.weights[name].nbytes for name in step.parameters())

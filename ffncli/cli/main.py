@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "activations": ("ffncli.cli.activations", "Compare activations: values, slopes, extremes, differences."),
     "approximate": ("ffncli.cli.approximate", "Train blocks of growing width on a function: how well they fit."),
     "verify": ("ffncli.cli.verify", "Prove that ways of computing a block agree."),
+    "bench": ("ffncli.cli.bench", "Verify, then time kernels: ratios that anyone can reproduce."),
     "models": ("ffncli.cli.models", "List the known models, with their sources."),
     "compare": ("ffncli.cli.compare", "Compare two saved traces: the first step that departs, and why."),
 }

@@ -24,7 +24,9 @@ Checks = Annotated[
 ]
 Kernels = Annotated[
     _Texts,
-    typer.Option("--kernel", metavar="NAME,...", help="eager, packed, conv, or yours: [label=]file.py:name (runs it)."),
+    typer.Option(
+        "--kernel", metavar="NAME,...", help="eager, packed, compiled, ..., or yours: [label=]file.py:name (runs it)."
+    ),
 ]
 Tolerance = Annotated[
     float | None,

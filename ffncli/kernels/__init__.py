@@ -10,13 +10,24 @@ from ffncli.kernels.kernel import REGISTERED, Kernel
 
 BUILT_IN: Mapping[str, str] = {
     "eager": "ffncli.kernels.eager",
+    "module": "ffncli.kernels.module",
     "packed": "ffncli.kernels.packed",
-    "conv": "ffncli.kernels.conv",
+    "inplace": "ffncli.kernels.inplace",
+    "conv1x1": "ffncli.kernels.conv1x1",
+    "numpy": "ffncli.kernels.numpy_kernel",
+    "compiled": "ffncli.kernels.compiled",
 }
+ALIASES: Mapping[str, str] = {"conv": "conv1x1"}  # former names
+
+
+def full_name(name: str) -> str:
+    """The kernel's name for any name that it has had."""
+    return ALIASES.get(name, name)
 
 
 def built_in(name: str) -> Kernel:
     """The kernel of that name; its module is imported now. Raises FFNError for an unknown one."""
+    name = full_name(name)
     if name not in BUILT_IN:
         hint = did_you_mean(name, list(BUILT_IN), f"known: {', '.join(BUILT_IN)}; your own: --kernel file.py:name")
         raise FFNError(f"--kernel: unknown kernel {shown(name)}", hint)

@@ -19,12 +19,12 @@ def between(shape: Dense) -> Between:
     act, lift = activation(shape.act), activation(shape.lift) if shape.lift else None
 
     def plain(gate: Tensor | None, up: Tensor, w: Weights) -> Tensor:
-        return act(up, _learned(w, shape.prefix))
+        return act(up, learned(w, shape.prefix))
 
     def gated(gate: Tensor | None, up: Tensor, w: Weights) -> Tensor:
         assert gate is not None
         gate = gate if shape.gate_scale == 1 else gate * shape.gate_scale
-        return act(gate, _learned(w, shape.prefix)) * (lift(up, {}) if lift else up)
+        return act(gate, learned(w, shape.prefix)) * (lift(up, {}) if lift else up)
 
     return gated if shape.gated else plain
 
@@ -42,7 +42,7 @@ def normed(shape: Dense, x: Tensor, w: Weights) -> Tensor:
     return out if bias is None else out + bias
 
 
-def _learned(w: Weights, prefix: str) -> dict[str, Tensor]:
+def learned(w: Weights, prefix: str) -> dict[str, Tensor]:
     """What the activation learns, by its own names."""
     start = f"{prefix}act."
     return {name.removeprefix(start): tensor for name, tensor in w.items() if name.startswith(start)}

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -96,13 +95,9 @@ _NO_MODULES = ("cuda", "cpu", "compiler")
 
 
 def cxx() -> str | None:
-    """The C++ compiler that torch.compile can use on a CPU: CXX, else g++, else clang++; None where there is none.
-
-    A CXX that cannot be run is an error of whoever set it and not passed over.
-    """
-    said = shlex.split(os.environ.get("CXX", ""))
-    names = said[:1] or ["g++", "clang++"]
-    return next((found for name in names if (found := shutil.which(name))), None)
+    """The C++ compiler for torch.compile on a CPU: CXX where that is set, else g++, else clang++; None without one."""
+    said = os.environ.get("CXX", "").strip()
+    return next((found for name in ([said] if said else ["g++", "clang++"]) if (found := shutil.which(name))), None)
 
 
 REGISTERED: dict[str, Kernel] = {}

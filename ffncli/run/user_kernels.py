@@ -1,11 +1,13 @@
 """Kernels that users bring: `[label=]file.py:name`, a plain function, an nn.Module (its class, or one), or a Kernel.
 
 A function's first argument is x, the others are named after the block's weights: `def mlp(x, gate, up, down)`; a bias
-is `up_bias`, what an activation learned `act_weight`, a shared expert's `shared__up`.
+is `up_bias`, what an activation learned `act_weight`, a shared expert's `shared__up`. Whether gradients are wanted is
+the caller's to say: functions and modules are differentiable with respect to x and to their params.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import os
@@ -17,12 +19,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import parameters
 from ffncli.errors import FFNError, did_you_mean, shown
-from ffncli.kernels import BUILT_IN, built_in
+from ffncli.kernels import BUILT_IN, built_in, full_name
 from ffncli.kernels.kernel import Computes, Kernel, Params, Steps
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.strict_json import shown_path
@@ -33,20 +34,29 @@ from ffncli.run.user_code import import_file, user_code
 _FORM = re.compile(r"(?:(?P<label>[^=:/]+)=)?(?P<path>.+\.py)(?::(?P<name>\w+))?")
 
 
-def chosen_kernels(texts: Sequence[str], steps: Steps, spec: FFNSpec) -> tuple[Kernel, ...]:
+def chosen_kernels(texts: Sequence[str], steps: Steps, spec: FFNSpec, compiling: bool = True) -> tuple[Kernel, ...]:
     """The kernels for `--kernel`: built-in ones by name (all where none is named), then the user's own.
 
-    `steps` are the kernel steps of the block of `spec`. Raises FFNError for an unknown name, for a file that does not
+    `steps` are the kernel steps of the block of `spec`. Without `compiling` those that compile refuse every block
+    unless they are named: it takes many times as long as all the others together. Raises FFNError for an unknown name, for a file that does not
     run, and for a kernel that asks for other weights than the block has.
     """
     words = [word.strip() for text in texts for word in text.split(",")]
-    named = [word for word in words if ".py" not in word]
+    named = [full_name(word) for word in words if ".py" not in word]
     mine = [user_kernel(word, steps, spec) for word in words if ".py" in word]
-    found = [*(built_in(name) for name in dict.fromkeys(named or BUILT_IN)), *mine]
+    ours = [built_in(name) for name in dict.fromkeys(named or BUILT_IN)]
+    if not (named or compiling):
+        ours = [_unless_named(kernel) if kernel.compiles else kernel for kernel in ours]
+    found = [*ours, *mine]
     twice = next((k.name for k in found if sum(k.name == other.name for other in found) > 1), None)
     if twice:
         raise FFNError(f"--kernel: two kernels are called {shown(twice)}", "give them labels: --kernel a=file.py:name")
     return tuple(found)
+
+
+def _unless_named(kernel: Kernel) -> Kernel:
+    why = f"not run unless it is named, for it compiles some seconds: --kernel {kernel.name}"
+    return replace(kernel, needs=(), refuses=lambda steps: why)
 
 
 def user_kernel(text: str, steps: Steps, spec: FFNSpec) -> Kernel:
@@ -108,31 +118,40 @@ def _own_kernel(kernel: Kernel, path: Path, label: str, origin: str) -> Kernel:
 
     def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
         with user_code(path, "raised by its build"):
-            return _guarded(kernel.build(steps, device, dtype), path)
+            return _Guarded(kernel.build(steps, device, dtype), path)
 
     return replace(kernel, name=label, prepare=prepare, build=build, origin=origin)
 
 
-def _guarded(compute: Computes, path: Path) -> Computes:
-    def run(x: Tensor, params: Params) -> Tensor:
-        with user_code(path, "raised when it was called"), torch.no_grad():
-            return compute(x, params)
+@dataclass(frozen=True)
+class _Guarded:
+    """A user's function whose exceptions are one line and whose writing goes to stderr, at each call."""
 
-    return run
+    compute: Computes
+    path: Path
+
+    def __call__(self, x: Tensor, params: Params) -> Tensor:
+        with user_code(self.path, "raised when it was called"):
+            return self.compute(x, params)
+
+
+def unguarded(compute: Computes) -> Computes:
+    """The function as the user wrote it, for whoever times it: the guard takes tens of microseconds at each call."""
+    return compute.compute if isinstance(compute, _Guarded) else compute
 
 
 def _function_kernel(call: Callable[..., Any], path: Path, label: str, steps: Steps) -> Kernel:
     _arguments(call, path, steps)
 
     def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-        places, names = _arguments(call, path, steps), list(parameters(steps))
+        names = list(parameters(steps))
+        places = [(own, names.index(name)) for own, name in _arguments(call, path, steps).items()]
 
         def compute(x: Tensor, params: Params) -> Tensor:
-            given = dict(zip(names, params, strict=True))
-            out: Tensor = call(x, **{argument: given[name] for argument, name in places.items()})
+            out: Tensor = call(x, **{own: params[at] for own, at in places})
             return out
 
-        return _guarded(compute, path)
+        return _Guarded(compute, path)
 
     return Kernel(label, build)
 
@@ -157,19 +176,32 @@ def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, 
     return {p.name: known[p.name] for p in own[1:] if p.name in known}
 
 
-@dataclass(frozen=True)
 class _Filled:
-    """A user's module with other tensors in place of its parameters."""
+    """A user's module with other tensors in place of its parameters, which are written where the module has them.
 
-    own: OwnModule
-    module: nn.Module
+    That takes no time where they are the last call's; torch.func.functional_call takes some 20 µs at every call.
+    """
+
+    def __init__(self, own: OwnModule, module: nn.Module) -> None:
+        self._layout, self._module = own.runner.layout, module
+        self._params: Params = ()
+        self._places = [_places(module, parameter) for parameter in module.parameters()]
 
     def __call__(self, x: Tensor, params: Params) -> Tensor:
         """Its output [tokens, d_model]."""
-        state = dict(zip(dict(self.module.named_parameters()), params, strict=True))
-        layout = self.own.runner.layout
-        out = functional_call(self.module, state, (layout.there(x),))
-        return layout.back(out[0] if isinstance(out, (tuple, list)) else out)
+        if params is not self._params:
+            for places, tensor in zip(self._places, params, strict=True):
+                for home, name in places:
+                    home[name] = tensor
+            self._params = params
+        out = self._module(self._layout.there(x))
+        return self._layout.back(out[0] if isinstance(out, (tuple, list)) else out)
+
+
+def _places(module: nn.Module, parameter: nn.Parameter) -> list[tuple[dict[str, Any], str]]:
+    """Every dict and key under which a parameter is found: several where modules share it."""
+    homes = [part._parameters for part in module.modules()]
+    return [(home, name) for home in homes for name, found in home.items() if found is parameter]
 
 
 def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpec) -> Kernel:
@@ -188,7 +220,7 @@ def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpe
         return tuple(state.values())
 
     def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-        return _guarded(_Filled(own, own.module.to(device, dtype)), path)
+        return _Guarded(_Filled(own, copy.deepcopy(own.module).to(device, dtype)), path)
 
     return Kernel(label, build, prepare)
 

@@ -50,7 +50,7 @@ CHECKS: Mapping[str, Check] = {
 
 @dataclass(frozen=True)
 class Question:
-    """What to verify. None takes every check, the built-in kernels, the dtype's tolerance.
+    """What to verify. None takes every check, the built-in kernels that need not compile, the dtype's tolerance.
 
     `run` says which layer, input, dtype and device; `own` is the user's module where the model is one.
     """
@@ -123,7 +123,7 @@ def _case(model: Model, question: Question, example: Example | None) -> tuple[Ca
     spec = ready.layer.spec
     dtype = next(iter(ready.inputs.values())).dtype
     flat = {name: ready.inputs[name].flatten(0, -2) for name in block_inputs(ready.steps)}
-    own = chosen_kernels(question.kernels, kernel_steps(ready.steps), spec)
+    own = chosen_kernels(question.kernels, kernel_steps(ready.steps), spec, compiling=False)
     case = Case(
         model, ready.layer, ready.steps, ready.weights, flat, dtype, question.run.device, question.run.seed or 0,
         question.tolerance, own, question.own, question.against,

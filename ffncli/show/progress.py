@@ -14,7 +14,7 @@ def progress(total: int, what: str, quiet: bool = False, color: bool = True) -> 
 
     Nothing is shown in a pipe, in a terminal that cannot go back in a line, or where `quiet`.
     """
-    if quiet or sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") in ("dumb", None):
+    if not shows_bar(quiet):
         yield lambda done: None
         return
     from rich.console import Console
@@ -25,3 +25,15 @@ def progress(total: int, what: str, quiet: bool = False, color: bool = True) -> 
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+def shows_bar(quiet: bool = False) -> bool:
+    """Whether `progress` shows anything here."""
+    return not quiet and sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", None)
+
+
+def seconds_text(seconds: float) -> str:
+    """A span as one says it: `40 s`, `12 min`, `3.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

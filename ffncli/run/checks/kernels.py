@@ -36,7 +36,7 @@ def kernels(case: Case) -> Iterator[Row]:
     _, near = chosen(case.ffn, case.ffn_weights, {case.entry: case.x})
     same, left_out = alike(near, went, len(case.x))
     for kernel in case.kernels:
-        reason = kernel.missing(case.device) or kernel.refuses(case.ffn)
+        reason = kernel.refusal(case.ffn, case.device, case.dtype)
         if reason:
             yield judge.skips(kernel.name, reason)
             continue

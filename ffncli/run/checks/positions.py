@@ -28,10 +28,10 @@ def convolution(case: Case) -> Iterator[Row]:
             weight, bias = dense.weights[f"{event.name}.weight"], dense.weights.get(f"{event.name}.bias")
             turned = functional.conv1d(known[event.step.inputs[0]].T[None], weight[..., None], bias)
             yield judge.equal(f"{inside}{event.name}", turned[0].T, event.tensor)
-    conv = built_in("conv")
+    conv = built_in("conv1x1")
     reason = conv.refuses(case.ffn)
     if reason:
-        yield judge.skips("whole FFN", f"conv {reason}")
+        yield judge.skips("whole FFN", f"conv1x1 {reason}")
         return
     found = conv.build(case.ffn, case.device, case.dtype)(case.x, conv.prepare(case.ffn, case.ffn_weights))
     yield judge.equal("whole FFN", found, run(case.ffn, case.ffn_weights, {case.entry: case.x}))

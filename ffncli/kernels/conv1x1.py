@@ -1,4 +1,4 @@
-"""conv: every Linear as a convolution of width 1 over [batch, d_model, tokens]; the same numbers, another routine."""
+"""conv1x1: every Linear as a convolution of width 1 over [batch, d_model, tokens]; the same numbers, another routine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
     return tuple(tensor[..., None] if tensor.dim() == 2 else tensor for tensor in own)
 
 
-@register("conv", prepare=prepare, refuses=refuses_all_but_dense)
+@register("conv1x1", prepare=prepare, refuses=refuses_all_but_dense)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     """x [tokens, d_model] → [1, d_model, tokens] → two or three convolutions → [tokens, d_model]."""
     shape, names = dense(steps), tuple(parameters(steps))

@@ -1,0 +1,134 @@
+"""The arms of a case: its kernels, the baseline's twin, the machine anchor and the bare products, each with its own
+buffers, laid out anew at every placement."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ffncli.bench import correct
+from ffncli.bench.anchor import anchor
+from ffncli.bench.by_step import step_arms
+from ffncli.bench.gemm import Chain
+from ffncli.bench.placement import Arena, Caching, flusher
+from ffncli.bench.problem import Problem
+from ffncli.bench.records import GEMM, TWIN
+from ffncli.bench.rounds import Arm
+from ffncli.bench.seat import Made, Seat
+from ffncli.bench.slowed import slowed_kernel
+from ffncli.block.recipe import FFNSpec
+from ffncli.errors import FFNError
+from ffncli.kernels import BUILT_IN
+from ffncli.kernels.kernel import Kernel, Steps
+from ffncli.run.user_kernels import chosen_kernels
+
+
+def resolved(texts: Sequence[str], steps: Steps, spec: FFNSpec) -> dict[str, Kernel | FFNError]:
+    """The kernels of --kernel by name, in order; in place of one that cannot be had, why. None named: all built in.
+
+    Each by itself, so that a file that does not run costs its own rows alone. `LABEL=slowed:FACTOR:KERNEL` is a kernel
+    that is slower by a factor (for the self-test).
+    """
+    words = [word for text in texts for word in (part.strip() for part in text.split(",")) if word]
+    if all(".py" in word and "slowed:" not in word for word in words):
+        words = [*BUILT_IN, *words]
+
+    def one(word: str) -> Kernel:
+        return next(k for k in chosen_kernels((word,), steps, spec) if ".py" not in word or k.origin)
+
+    found: dict[str, Kernel | FFNError] = {}
+    for word in words:
+        label, _, rest = word.rpartition("=")
+        name: str = label or rest
+        kernel: Kernel | FFNError
+        try:
+            kernel = slowed_kernel(word, one) or one(word)
+            name = kernel.name
+        except FFNError as error:
+            kernel = error
+        if name in found and ".py" in word:
+            raise FFNError(f"--kernel: two kernels are called {name}", "give them labels: --kernel a=file.py:name")
+        found.setdefault(name, kernel)
+    return found
+
+
+class Table:
+    """Where all arms of a case sit; `place` is what `rounds.measure` asks for. `twin` is the baseline's, if there is one.
+
+    `wrong` holds what was found out about timed outputs, by the name of the kernel.
+    """
+
+    def __init__(self, problem: Problem, seats: Sequence[Seat], twin: Seat | None, caching: Caching, llc: int) -> None:
+        self.seats, self.twin = tuple(seats), twin
+        self.wrong: dict[str, correct.Wrong] = {}
+        self.errors: dict[str, correct.Error] = {}
+        self._problem, self._copies = problem, caching.copies
+        self._draw = random.Random(problem.seed)
+        self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
+        self.chain: Chain | None = Chain(problem, self._draw)
+
+    def place(self, number: int) -> list[Arm]:
+        """All arms with new buffers; what the last placement computed is looked at first. Raises Broken."""
+        if number:
+            self.inspect()
+        arms = []
+        for seat in (*self.seats, *((self.twin,) if self.twin else ())):
+            seat.place(self._copies)
+            arms.append(Arm(seat.name, seat.call, self._flush))
+        if self.chain:
+            self.chain.place(self._copies)
+            arms.append(Arm(GEMM, self.chain.call, self._flush))
+        return [*arms, anchor(self._draw)]
+
+    def inspect(self) -> None:
+        """Is right what the last calls that were timed gave?"""
+        for seat in self.seats:
+            self._hold(seat.name, seat, lambda seat: correct.timed(seat, self._problem))
+        if self.twin:
+            self._hold(self.twin.made.kernel.name, self.twin, lambda seat: correct.timed(seat, self._problem))
+
+    def refresh(self) -> None:
+        """Is right what the kernels make of tokens that they have not seen?"""
+        inputs = self._problem.inputs(2)
+        for seat in self.seats:
+            self._hold(seat.name, seat, lambda seat: correct.fresh(seat, self._problem, inputs))
+
+    def _hold(self, name: str, seat: Seat, check: Callable[[Seat], correct.Error]) -> None:
+        if name in self.wrong:
+            return
+        try:
+            found = check(seat)
+        except correct.Wrong as error:
+            self.wrong[name] = error
+            found = error.error or correct.Error()
+        self.errors[name] = self.errors.get(name, found).worst(found)
+
+
+def twin_of(seat: Seat, problem: Problem, draw: random.Random) -> Seat:
+    """The baseline once more: built again, since a kernel may keep buffers; one that compiles only has new tensors."""
+    kernel = seat.made.kernel
+    again: Made = seat.made
+    if not kernel.compiles:
+        again = replace(again, compute=kernel.build(problem.steps, problem.case.device, problem.dtype))
+    return Seat(TWIN, again, problem, draw, seat.limit)
+
+
+class StepTable:
+    """The arms of --by-step: the whole block and its steps, as `run.execute` computes them, and the machine anchor."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._draw = problem, random.Random(problem.seed)
+
+    def place(self, number: int) -> list[Arm]:
+        """All arms with new buffers."""
+        arms = step_arms(self._problem.steps, self._problem.weights, self._problem.first.x, self._own)
+        return [*(Arm(arm.name, arm.call) for arm in arms), anchor(self._draw)]
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        with torch.inference_mode(False):
+            ((copy,),) = Arena(self._problem.case.device, self._draw).place([(tensor,)])
+        return copy

@@ -1,0 +1,344 @@
+"""measure_case: one case in this process. Verify every kernel, time those that are right, and look again at what they
+computed while they were timed."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import torch
+
+from ffncli.bench import correct, machine, roofline
+from ffncli.bench.arms import StepTable, Table, resolved, twin_of
+from ffncli.bench.clock import Clock
+from ffncli.bench.counters import Counters, SystemCounters
+from ffncli.bench.cuda_clock import CudaClock, clock_for
+from ffncli.bench.math_mode import set_math_mode
+from ffncli.bench.placement import Caching, caching
+from ffncli.bench.problem import Problem
+from ffncli.bench.records import BLOCK, GEMM, TWIN, Case, Job, Outcome, Roof, Unit
+from ffncli.bench.rounds import Measured, measure, plan_of
+from ffncli.bench.seat import Broken, Seat, made, total, touched
+from ffncli.block.recipe import steps as steps_of
+from ffncli.errors import FFNError
+from ffncli.kernels.compiled import cache as compile_cache
+from ffncli.kernels.compiled import recompiles
+from ffncli.kernels.kernel import Kernel, kernel_steps
+
+_SHARE = 0.6  # of the free memory; the rest is for what calls need
+
+
+def measure_case(
+    case: Case, job: Job, clock: Clock | None = None, counters: Counters | None = None, start: float = 0.0
+) -> Unit:
+    """One case with every kernel of the job, in this process. `start`: seconds that the process took to come so far.
+
+    Whatever a kernel does is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
+    while it is timed is taken out and the others are timed anew. Only Errors of the machinery itself are raised.
+    """
+    settle(case, job)
+    clock = clock or clock_for(case.device)
+    return _Run(case, job, clock, counters or _counters(clock), {"start": start}).unit()
+
+
+def settle(case: Case, job: Job) -> None:
+    """Threads of torch and of every library beside it, arithmetic and seed, as the case and the method say."""
+    from threadpoolctl import threadpool_limits
+
+    torch.set_num_threads(case.threads)
+    threadpool_limits(case.threads)
+    set_math_mode(job.method.math_mode, case.device)
+    torch.manual_seed(job.method.seed)
+
+
+def _counters(clock: Clock) -> Counters:
+    if isinstance(clock, CudaClock):
+        from ffncli.bench.cuda_counters import GpuCounters
+
+        return GpuCounters(clock)
+    return SystemCounters()
+
+
+@dataclass
+class _Run:
+    """The state of one `measure_case`."""
+
+    case: Case
+    job: Job
+    clock: Clock
+    counters: Counters
+    spent: dict[str, float]
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    seats: dict[str, Seat] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    baseline: str = ""
+    mode: Caching = field(default_factory=lambda: Caching("warm"))
+    measured: Measured | None = None
+    without: set[str] = field(default_factory=set)  # own arms that could not be had
+
+    def unit(self) -> Unit:
+        steps = kernel_steps(steps_of(self.case.spec))
+        kernels = {} if self.job.method.by_step else resolved(self.job.kernels, steps, self.case.spec)
+        self.mode = Caching(self.case.cache)
+        self.baseline = BLOCK if self.job.method.by_step else self._wanted(kernels)
+        try:
+            with self._spending("verify"):
+                problem = Problem.of(self.case, self._seed())
+                _ = problem.first
+        except Exception as error:
+            self._all(kernels or {BLOCK: None}, error)
+            return self._answer(Roof())
+        if self.job.method.by_step:
+            self._by_step(problem)
+        else:
+            self._verify_all(kernels, problem)
+            if self.seats:
+                self._time(problem)
+        with self._spending("roof"):
+            roof = _roof(self.case.device, problem.dtype, self.case.threads, self.clock) if self.measured else Roof()
+        return self._answer(roof)
+
+    def _seed(self) -> int:
+        """Every process and case draws its own numbers, the same in every run of the same seed."""
+        return random.Random(f"{self.job.method.seed} {self.job.process} {self.case.key}").getrandbits(48)
+
+    def _wanted(self, kernels: Mapping[str, Kernel | FFNError]) -> str:
+        """The baseline asked for; eager where none is, or the first kernel that is ok (empty until that is known)."""
+        said = self.job.baseline
+        if said is None:
+            return "eager" if "eager" in kernels else ""
+        if said not in kernels:
+            alias = next(iter(resolved((said,), kernel_steps(steps_of(self.case.spec)), self.case.spec)), said)
+            return alias if alias in kernels else said
+        return said
+
+    def _all(self, names: Mapping[str, object], error: BaseException) -> None:
+        status, note = correct.verdict_of(error)
+        self.outcomes = {name: Outcome(name, status, note) for name in names}
+
+    def _answer(self, roof: Roof) -> Unit:
+        measured = self.measured
+        spent = {name: self.spent.get(name, 0.0) for name in ("start", "verify", "warm_up")}
+        for name, seconds in (measured.spent if measured else {}).items():
+            spent[name] = spent.get(name, 0.0) + seconds
+        inside = self.spent.get("inside", 0.0)  # verified while it was placed
+        spent["placing"] = max(0.0, spent.get("placing", 0.0) - inside)
+        spent["rest"] = spent.get("rest", 0.0) + self.spent.get("roof", 0.0)
+        return Unit(
+            process=self.job.process,
+            case=self.case.key,
+            baseline=self.baseline,
+            cache=self.mode.mode,
+            outcomes=tuple(self.outcomes.values()),
+            blocks=measured.blocks if measured else (),
+            roof=roof,
+            environment=machine.environment(self.case.device),
+            notes=tuple(dict.fromkeys(note for note in self.notes if note)),
+            spent=spent,
+        )
+
+    @contextmanager
+    def _spending(self, on: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent[on] = self.spent.get(on, 0.0) + time.perf_counter() - start
+
+    # --- verify -------------------------------------------------------------------------------------------------------
+
+    def _verify_all(self, kernels: Mapping[str, Kernel | FFNError], problem: Problem) -> None:
+        """The baseline first: its error, if it is right, is a measure for the others."""
+        limit = correct.allowed(problem, self.job.method.math_mode)
+        self.outcomes = {name: Outcome(name) for name in kernels}  # their order is that of the options
+        for name in sorted(kernels, key=lambda name: name != self.baseline):
+            self._verify(name, kernels[name], problem, limit)
+            if name == self.baseline and name in self.seats:
+                limit = max(limit, correct.TIMES * (self.outcomes[name].error_max or 0.0))
+        skipped = self.outcomes.get(self.baseline, Outcome("", "skipped")).status == "skipped"
+        if self.job.baseline is None and skipped:
+            self.baseline = next((name for name in kernels if name in self.seats), self.baseline)
+        self.notes.append(problem.first.remark)
+        self._say_baseline()
+
+    def _say_baseline(self) -> None:
+        """Without a baseline there is no ratio."""
+        if self.baseline and self.baseline not in self.seats and self.seats:
+            found = self.outcomes.get(self.baseline)
+            said = f"{found.status}: {found.note}" if found else "not among the kernels"
+            self.notes.append(f"no ratios: the baseline {self.baseline} is {said}")
+
+    def _verify(self, name: str, kernel: Kernel | FFNError, problem: Problem, limit: float) -> None:
+        if isinstance(kernel, FFNError):
+            self.outcomes[name] = Outcome(name, *correct.verdict_of(kernel))
+            return
+        said = compile_cache()
+        try:
+            with self._spending("warm_up"):
+                seat = Seat(name, made(kernel, problem), problem, random.Random(f"{problem.seed} {name}"), limit)
+                seat.place(1)
+                compile_s = self._first_call(seat, problem)
+            with self._spending("verify"):
+                error = correct.before(seat, problem)
+                peak = self._peak(seat, problem)
+        except Exception as error:
+            self._broken(name, error)
+            return
+        cached = f"compiled {found}" if (found := compile_cache().since(said)) else ""
+        note = "; ".join(filter(None, (kernel.origin, cached, _subnormal(error))))
+        self.outcomes[name] = Outcome(name, "ok", note, error.largest, error.rel, compile_s, peak)
+        self.seats[name] = seat
+
+    def _first_call(self, seat: Seat, problem: Problem) -> float | None:
+        """Seconds of building and of the first call, in which torch compiles; None of a kernel that does not."""
+        start = time.perf_counter()
+        with correct.computing(problem.backward):
+            seat.call()
+        if seat.made.compile_s is None:
+            return None
+        _finish(self.case.device)
+        return seat.made.compile_s + time.perf_counter() - start
+
+    def _peak(self, seat: Seat, problem: Problem) -> int | None:
+        if not self.case.device.startswith("cuda"):
+            return None
+        from ffncli.bench.cuda_memory import peak_memory
+
+        with correct.computing(problem.backward):
+            return peak_memory(seat.call, self.case.device)
+
+    def _broken(self, name: str, error: BaseException) -> None:
+        """A kernel's outcome for what it raised; it is not timed, and what it held is given back."""
+        cause = error.__cause__ if isinstance(error, Broken) and error.__cause__ else error
+        status, note = correct.verdict_of(cause)
+        found = cause.error if isinstance(cause, correct.Wrong) else None
+        before = self.outcomes.get(name, Outcome(name))
+        self.outcomes[name] = replace(
+            before,
+            status=status,
+            note=note,
+            error_max=found.largest if found else before.error_max,
+            error_rel=found.rel if found else before.error_rel,
+        )
+        self.seats.pop(name, None)
+        cause.__traceback__ = error.__traceback__ = None  # its frames hold the tensors
+        gc.collect()
+        if self.case.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _time(self, problem: Problem) -> None:
+        """Until no kernel raises any more. What an attempt that was broken off had measured is not kept."""
+        while self.seats:
+            try:
+                table = self._table(problem)
+                self.measured = self._measure(table, problem)
+                with self._spending("verify"), correct.computing(problem.backward):
+                    table.inspect()
+                    table.refresh()
+            except Broken as broken:
+                self.measured = None
+                self._without(broken)
+                continue
+            for name, seat_error in table.errors.items():
+                self._looked_at(name, seat_error, table.wrong.get(name))
+            return
+
+    def _without(self, broken: Broken) -> None:
+        """The next attempt does without the arm that broke."""
+        if broken.name in (TWIN, GEMM):
+            _, note = correct.verdict_of(broken.__cause__ or broken)
+            self.without.add(broken.name)
+            self.notes.append(f"no arm {broken.name}: {note}")
+            return
+        self._broken(broken.name, broken)
+        if broken.name == self.baseline:
+            self._say_baseline()
+
+    def _looked_at(self, name: str, found: correct.Error, wrong: correct.Wrong | None) -> None:
+        before = self.outcomes[name]
+        after = replace(
+            before,
+            error_max=max(before.error_max or 0.0, found.largest),
+            error_rel=max(before.error_rel or 0.0, found.rel),
+        )
+        self.outcomes[name] = replace(after, status="wrong", note=str(wrong)) if wrong else after
+        if wrong and name == self.baseline:
+            self.notes.append(f"no ratios: the baseline {name} is wrong: {wrong}")
+
+    def _table(self, problem: Problem) -> Table:
+        seats = list(self.seats.values())
+        for seat in seats:
+            if seat.made.kernel.compiles:  # another kernel's compiling may have made torch forget it
+                with self._spending("warm_up"), correct.computing(problem.backward):
+                    seat.call()
+        llc = machine.llc_bytes(self.case.device)
+        holders = total(seats)
+        base = self.seats.get(self.baseline)
+        arms = [seat.nbytes for seat in seats] + [holders // len(seats)] * 2  # the twin and the bare products
+        self.mode = caching(self.case.cache, arms, touched(problem), llc, _free(self.case.device))
+        self.notes.append(self.mode.note)
+        if self.case.cache != "warm" and machine.llc_note(self.case.device):
+            self.notes.append(f"last-level cache: {machine.llc_note(self.case.device)}")
+        draw = random.Random(problem.seed)
+        twin = twin_of(base, problem, draw) if base and TWIN not in self.without else None
+        table = Table(problem, seats, twin, self.mode, llc)
+        if GEMM in self.without:
+            table.chain = None
+        return table
+
+    def _measure(self, table: Table, problem: Problem) -> Measured:
+        compiled = recompiles()
+        base = self.baseline if self.baseline in self.seats else next(iter(self.seats))
+        plan = plan_of(self.job.method, base, tuple(self.seats), self.case.device, self.case.threads)
+        with correct.computing(problem.backward):
+            found = measure(self.job.process, self.case.key, table.place, self.clock, self.counters, plan)
+        self.spent["inside"] = table.seconds
+        self.spent["verify"] = self.spent.get("verify", 0.0) + table.seconds
+        if recompiles() > compiled:
+            for name, seat in list(self.seats.items()):
+                if seat.made.kernel.compiles:
+                    raise Broken(name) from RuntimeError("torch compiled in the timed part")
+        return found
+
+    def _by_step(self, problem: Problem) -> None:
+        """The block's steps, each alone; nothing is verified but that they can run, being the reference itself."""
+        table = StepTable(problem)
+        try:
+            names = [arm.name for arm in table.place(0)[:-1]]
+            self.outcomes = {name: Outcome(name) for name in names}
+            plan = plan_of(self.job.method, BLOCK, tuple(names), self.case.device, self.case.threads)
+            with torch.inference_mode():
+                self.measured = measure(
+                    self.job.process, self.case.key, table.place, self.clock, self.counters, plan
+                )
+        except Exception as error:
+            self._all(self.outcomes or {BLOCK: None}, error)
+
+
+def _subnormal(error: correct.Error) -> str:
+    return f"{error.subnormal} subnormal outputs" if error.subnormal else ""
+
+
+def _finish(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _free(device: str) -> int | None:
+    """Bytes of the device's memory that copies may take."""
+    if device.startswith("cuda"):
+        return int(_SHARE * torch.cuda.mem_get_info(device)[0])
+    free = machine.available_memory()
+    return None if free is None else int(_SHARE * free)
+
+
+@cache
+def _roof(device: str, dtype: torch.dtype, threads: int, clock: Clock) -> Roof:
+    return roofline.measured_roof(device, dtype, threads, clock)

@@ -1,0 +1,269 @@
+"""figures: what a case must compute and move, and how near its time comes to what the machine can do; measured_roof:
+what that is. The roofline model (Williams, Waterman, Patterson 2009). Figures need no torch.
+
+FLOPs are those of the matrix products, as `block/cost.py` counts them. Forward+backward is three times forward: every
+product has two of its size in backward, the gradients of its input and of its weights.
+
+Bytes are compulsory: what a cache without end would still have to move. Forward: every weight that is used (of the
+experts those that are expected to be touched) and x are read once, the output is written once. Forward+backward: these,
+and the output's gradient read, the gradients of x and of the weights written.
+
+What a cache may keep from call to call is not bound by the memory: in `warm` and `shared` anything may stay, in
+`cold-weights` all but the weights, after `flush` what is written may stay on its way. So up to one last-level cache of
+those bytes is taken off before the time of the memory is counted; where everything fits, the arithmetic is the only
+bound. The columns `bytes` and `gbytes_per_s` are of all compulsory bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ffncli.bench import hardware
+from ffncli.bench.records import Case, Roof
+from ffncli.block.cost import cost
+from ffncli.block.dtypes import dtype
+from ffncli.block.recipe import steps
+from ffncli.block.steps import (
+    Activation,
+    Experts,
+    Linear,
+    Multiply,
+    Route,
+    Shape,
+    Step,
+    ffn_steps,
+    input_shapes,
+    shapes,
+)
+from ffncli.block.traffic import traffic
+
+if TYPE_CHECKING:
+    from ffncli.bench.clock import Clock
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one case and time. `tflops` and `gbytes_per_s` are rates, the fractions are of the least possible time.
+
+    `fusion_saving_max`: the traffic that fusing the activation with its products can save at most, over the least time
+    of the block (0.086: at most about 8.6 %). It is an estimate, not a bound: it takes both versions to reach the same
+    rate of the products. None is unknown.
+    """
+
+    flops: int
+    bytes: int
+    tflops: float | None = None
+    gbytes_per_s: float | None = None
+    roof_fraction: float | None = None
+    datasheet_fraction: float | None = None
+    fusion_saving_max: float | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a case has to do: FLOPs of its products; bytes of weights and of activations, read and written."""
+
+    flops: int
+    weights_read: int
+    weights_written: int
+    activations_read: int
+    activations_written: int
+
+    @property
+    def bytes(self) -> int:
+        """All of them."""
+        return self.weights_read + self.weights_written + self.activations_read + self.activations_written
+
+    def from_memory(self, cache: str, llc: int) -> int:
+        """The bytes that cannot have been in a last-level cache of this size already, or stay there."""
+        kept = {
+            "cold-weights": self.bytes - self.weights_read,
+            "flush": self.weights_written + self.activations_written,
+        }.get(cache, self.bytes)
+        return self.bytes - min(kept, llc)
+
+
+def figures(case: Case, time_s: float | None, roof: Roof, device_name: str, tf32: bool = False) -> Figures:
+    """What `case` costs, and what `time_s` seconds make of it beside the measured roof and the device's data sheet.
+
+    `case.cache` is the mode that was possible. `tf32` says that float32 products ran in TF32.
+    """
+    work = work_of(case)
+    known = hardware.find(device_name) if case.device != "cpu" else None
+    llc = roof.llc_bytes if roof.llc_bytes is not None else known.llc_bytes if known else 0
+    sheet = Roof(known.flops_per_s(case.dtype, tf32), known.bytes_per_s) if known else Roof()
+    least = least_time(work, case.cache, roof, llc)
+    at_best = least_time(work, case.cache, sheet, llc)
+    rate = None if not time_s else 1 / time_s
+    return Figures(
+        flops=work.flops,
+        bytes=work.bytes,
+        tflops=_times(rate, work.flops / 1e12),
+        gbytes_per_s=_times(rate, work.bytes / 1e9),
+        roof_fraction=_times(rate, least),
+        datasheet_fraction=_times(rate, at_best),
+        fusion_saving_max=fusable_bytes(case) / roof.bytes_per_s / least if least and roof.bytes_per_s else None,
+    )
+
+
+def least_time(work: Work, cache: str, roof: Roof, llc: int) -> float | None:
+    """Seconds that the arithmetic or the memory needs, the larger; None where a rate is unknown."""
+    if not roof.flops_per_s or not roof.bytes_per_s:
+        return None
+    return max(work.flops / roof.flops_per_s, work.from_memory(cache, llc) / roof.bytes_per_s)
+
+
+def work_of(case: Case) -> Work:
+    """What the case computes and moves, by the conventions above."""
+    kind, body = dtype(case.dtype), ffn_steps(steps(case.spec))
+    moved = traffic(body, kind, kind, case.tokens)
+    weights, flops = moved.weight_bytes_read, cost(body, case.tokens).matmul_flops
+    inputs = sum(prod(shape) for shape in input_shapes(body, (case.tokens,)).values()) * kind.block_bytes
+    output = moved.activation_bytes_fused - inputs
+    if case.passes == "forward":
+        return Work(flops, weights, 0, inputs, output)
+    return Work(3 * flops, weights, weights, inputs + output, output + inputs)
+
+
+def _times(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a * b
+
+
+# --- fusion -----------------------------------------------------------------------------------------------------------
+
+
+def fusable_bytes(case: Case) -> int:
+    """Bytes between the products that a fused kernel need not move: what they write for the activation to read.
+
+    Forward: gate and up (of a plain block: up), written and read; what the activation makes of them has to be written
+    either way. Forward+backward: backward needs gate and up, so their reading alone is saved, and in backward the
+    gradient of the down projection's input, written and read.
+    """
+    body = ffn_steps(steps(case.spec))
+    entering, leaving = _between(body, input_shapes(body, (case.tokens,)))
+    numbers = 2 * entering if case.passes == "forward" else entering + 2 * leaving
+    return numbers * dtype(case.dtype).block_bytes
+
+
+def _between(body: Sequence[Step], inputs: Mapping[str, Shape]) -> tuple[int, int]:
+    """How many numbers the products write for elementwise steps, and how many those make for the next product.
+
+    Of the products into d_ff alone: a shared expert's gate or its output, mixed in after the down projection, are no
+    part of it.
+    """
+    known = shapes(body, inputs)
+    top_k = {step.output: step.op.top_k for step in body if isinstance(step.op, Route)}
+    elementwise = {name for step in body if isinstance(step.op, (Activation, Multiply)) for name in step.inputs}
+    entering = leaving = 0
+    for step in body:
+        match step.op:
+            case Linear(out=out) if out.name == "d_ff" and step.output in elementwise:
+                entering += prod(known[step.output])
+            case Linear(into=into) if into.name == "d_ff":
+                leaving += prod(known[step.inputs[0]])
+            case Experts():
+                x, route = step.inputs
+                chosen = prod(known[x][:-1]) * top_k[route]
+                inner = _between(step.op.program, input_shapes(step.op.program, (chosen,)))
+                entering, leaving = entering + inner[0], leaving + inner[1]
+    return entering, leaving
+
+
+# --- the measured roof ------------------------------------------------------------------------------------------------
+
+_GEMMS = {"cpu": (256, 512, 768, 1024, 1536, 2048), "cuda": (1024, 2048, 4096, 8192)}  # square: n tokens, n × n weights
+_SECONDS = 0.3  # for the products; the memory's probe takes about half of it more
+_COPY_LEAST, _COPY_MOST = 16 << 20, 1 << 30  # bytes of a buffer
+
+
+def measured_roof(device: str, dtype: str, threads: int, clock: Clock | None = None) -> Roof:
+    """The best rate of a matrix product over a few shapes, and of memory: a copy (bytes read and written) or a sum.
+
+    Takes about half a second; a rate that slow products leave no time for is that of the smaller shapes. `threads` are
+    torch's while this runs; without `clock`, the device's own.
+    """
+    import torch
+
+    clock = clock or _clock(device)
+    before = torch.get_num_threads()
+    try:
+        if threads != before:
+            torch.set_num_threads(threads)
+        with torch.inference_mode():
+            flops = _best_gemm(device, getattr(torch, _torch_name(dtype)), clock)
+            moved, llc = _best_copy(device, clock)
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
+    return Roof(flops, moved, llc)
+
+
+def _clock(device: str) -> Clock:
+    if device.startswith("cuda"):
+        from ffncli.bench.cuda_clock import CudaClock
+
+        return CudaClock()
+    from ffncli.bench.clock import CpuClock
+
+    return CpuClock()
+
+
+def _torch_name(name: str) -> str:
+    return dtype(name).torch
+
+
+def _best_gemm(device: str, kind: Any, clock: Clock) -> float | None:
+    """FLOP/s of the best product; sizes grow as long as the next is expected to fit into the time."""
+    import torch
+
+    began, best = clock.now(), 0.0
+    left = _SECONDS
+    for n in _GEMMS["cuda" if device.startswith("cuda") else "cpu"]:
+        expected = 2 * n**3 / best if best else 0.0
+        if 3 * expected > left:
+            break
+        x, w, out = (torch.randn(n, n, device=device).to(kind) for _ in range(3))
+
+        def product(x: Any = x, w: Any = w, out: Any = out) -> object:
+            return torch.mm(x, w.t(), out=out)
+
+        share = max(left / 4, 3 * expected)
+        seconds = _best_of(product, clock, share)
+        best = max(best, 2 * n**3 / seconds) if seconds > 0 else best
+        left = _SECONDS - (clock.now() - began)
+    return best or None
+
+
+def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
+    """Bytes/s of the better of a copy and a sum of buffers beyond the last-level cache, and that cache's size."""
+    import torch
+
+    from ffncli.bench import machine
+
+    llc = machine.llc_bytes(device)
+    size = min(max(2 * llc, _COPY_LEAST), _COPY_MOST)
+    if not device.startswith("cuda") and (free := machine.available_memory()) is not None:
+        size = min(size, free // 8)
+    source = torch.ones(max(1, size // 4), device=device)
+    target = torch.empty_like(source).copy_(source)  # its pages are there before anything is timed
+    bytes_ = source.numel() * 4
+    rates = [
+        moved / seconds
+        for call, moved in ((lambda: target.copy_(source), 2 * bytes_), (lambda: source.sum(), bytes_))
+        if (seconds := _best_of(call, clock, _SECONDS / 4)) > 0
+    ]
+    return max(rates, default=None), llc
+
+
+def _best_of(call: Callable[[], object], clock: Clock, seconds: float) -> float:
+    """The least time of one call among blocks that take about `seconds` together; at least three blocks."""
+    first = clock.time(call, 1)
+    inner = max(1, round(1e-3 / first)) if first > 0 else 1  # blocks of a millisecond: a clock's reading is nothing
+    best, end, count = first, clock.now() + seconds, 0
+    while count < 2 or (clock.now() < end and count < 100):
+        best = min(best, clock.time(call, inner) / inner)
+        count += 1
+    return best

@@ -1,0 +1,56 @@
+"""`python -m ffncli.bench.worker FD`: one process of a benchmark. It gets a Job over a connection and answers Units.
+
+Messages: ("began", key) and ("unit", Unit) for every case in turn, ("finished",) at the end. A case that cannot be
+measured is a unit too, whose outcomes say why; a worker that ends without "finished" was killed, or killed itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+
+_BEGAN = time.perf_counter()
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Serve one job over the inherited descriptor that the only argument numbers; 0, also where nobody listens."""
+    settle()
+    try:
+        with Connection(int(arguments[0])) as connection:
+            serve(connection)
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # whoever asked is gone
+        return 0
+    return 0
+
+
+def settle() -> None:
+    """Before anything of the user's runs: prints go to stderr, Ctrl-C is the parent's to hear, its death is ours."""
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before we asked to be told
+            os._exit(0)
+
+
+def serve(connection: Connection) -> None:
+    """Every case of the job that comes first, one after the other, each answered before the next begins."""
+    job = connection.recv()
+    from ffncli.bench.measuring import measure_case  # torch takes seconds
+
+    start = time.perf_counter() - _BEGAN
+    for case in job.cases:
+        connection.send(("began", case.key))
+        connection.send(("unit", measure_case(case, job, start=start)))
+        start = 0.0
+    connection.send(("finished",))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,318 @@
+"""The rows of `ffn bench` as JSON, as CSV and as a page that a newcomer can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ffncli.bench import warnings
+from ffncli.bench.columns import Row
+from ffncli.bench.gate import Gate, Judged, gate
+from ffncli.bench.grid import Request
+from ffncli.bench.journal import Files
+from ffncli.bench.records import Case
+from ffncli.bench.results import COLUMNS, cells
+from ffncli.errors import ExitCode, FFNError
+from ffncli.models.strict_json import shown_path
+from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.tables import Table
+
+CONVENTIONS = {
+    "ratio": "time over the baseline's in the same rounds; ratio_low to ratio_high holds it with 95 % confidence,"
+    " Student's t over the processes",
+    "verdict": "faster or slower: the interval lies wholly beyond 2 %; same: wholly within; else inconclusive",
+    "time_s": "of one call; the quotient of two need not equal their ratio",
+    "roof_fraction": "of the best that this machine reached in this run: matrix products, or bytes copied",
+}
+_MANY = 6  # cases; more share one table
+_VARYING = ("label", "tokens", "dtype", "passes", "cache", "device", "threads")
+_NAMES = {"label": "block", "passes": "pass"}
+_CACHES = {
+    "warm": "weights in cache", "shared": "weights in cache, as far as all kernels' fit",
+    "cold-weights": "weights not in cache", "flush": "caches emptied before each call",
+}  # fmt: skip
+
+
+def gated(rows: Sequence[Row], request: Request) -> Gate | None:
+    """What --fail-if-slower says of the rows; None where it was not asked."""
+    return None if request.fail_if_slower is None else gate(rows, request.fail_if_slower, request.method)
+
+
+def answer(rows: Sequence[Row], request: Request, judged: Gate | None, files: Files) -> Answer:
+    """`rows` in JSON and a line each in CSV have the columns of the results."""
+    table = Table(COLUMNS, [cells(row) for row in rows])
+    cases = {case.key: case for case in request.cases}
+    parts: list[Part] = []
+    if len(cases) <= _MANY:
+        for key, case in cases.items():
+            parts += _case(case, [row for row in rows if row.case == key])
+    else:
+        parts += _sweep(cases, rows)
+    if judged is not None:
+        parts += _gate(judged, rows, request)
+    parts += _legend(rows, request, files)
+    body = {
+        "file": shown_path(files.csv),
+        "rounds_file": shown_path(files.rounds),
+        "gate": None if judged is None else _gate_json(judged, request.fail_if_slower),
+        "rows": [dict(zip(COLUMNS, map(_listed, cells(row)), strict=True)) for row in rows],
+    }
+    return Answer("bench", body, table, parts, CONVENTIONS)
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+# --- one case ---------------------------------------------------------------------------------------------------------
+
+
+def _case(case: Case, rows: Sequence[Row]) -> list[Part]:
+    """Its table, then what is to be said of it in words."""
+    cache = rows[0].cache if rows else case.cache
+    threads = f"{case.threads} thread{'s' * (case.threads > 1)}"
+    where = f"{case.device}, {threads}" if case.device == "cpu" else case.device
+    words = (f"{case.tokens} token{'s' * (case.tokens > 1)}", case.dtype, case.passes, _CACHES[cache], where)
+    table = Table(("kernel", "time", "ratio", "verdict", "TFLOP/s", "of roof"), [_line(row) for row in rows])
+    return [Heading(case.label, ", ".join(words)), table, *_remarks(rows)]
+
+
+def _line(row: Row) -> tuple[Any, ...]:
+    rate = None if row.tflops is None else f"{row.tflops:.3g}"
+    roof = None if row.roof_fraction is None else f"{100 * row.roof_fraction:.0f} %"
+    return (row.kernel, _time(row.time_s), _ratio(row), verdict(row), rate, roof)
+
+
+def verdict(row: Row) -> str:
+    """`1.6 % faster`, `same within 2 %`, `cannot tell`; of a row without a time its status."""
+    if row.status != "ok":
+        return {"oom": "out of memory", "wrong": "WRONG RESULT"}.get(row.status, row.status)
+    if row.kernel == row.baseline:
+        return "baseline"
+    if row.ratio is None:
+        return "no baseline"
+    if row.verdict in ("faster", "slower"):
+        return f"{_percent(abs(row.ratio - 1))} {row.verdict}"
+    return "same within 2 %" if row.verdict == "same" else "cannot tell"
+
+
+def _ratio(row: Row) -> str | None:
+    if row.status != "ok" or row.ratio is None or row.kernel == row.baseline:
+        return "1" if row.kernel == row.baseline and row.status == "ok" else None
+    return f"{row.ratio:.3f}{_interval(row.ratio_low, row.ratio_high)}"
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
+
+
+def _time(seconds: float | None) -> str | None:
+    """`0.512 ms`, `12.3 µs`."""
+    if seconds is None:
+        return None
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size or unit == "us":
+            return f"{seconds / size:#.3g} {unit}".replace(". ", " ")
+    return None
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+
+def _remarks(rows: Sequence[Row]) -> list[Part]:
+    """The twin, the bare products, what fusing can save; notes, then warnings with advice."""
+    found: list[Part] = []
+    base = next((row for row in rows if row.kernel == row.baseline and row.status == "ok"), None)
+    if base is not None:
+        if base.aa_low is not None and base.aa_high is not None:
+            found.append(Line(f"the same code twice reads {base.aa_low:.3f} to {base.aa_high:.3f}", quiet=True))
+        if base.gemm_ratio is not None:
+            text = f"{base.kernel} takes {base.gemm_ratio:.3g} times its bare matrix products"
+            if base.fusion_saving_max is not None:
+                text += f"; fusing the activation can save at most about {_percent(base.fusion_saving_max)} here"
+            found.append(Line(text, quiet=True))
+    for note in dict.fromkeys(row.note for row in rows if row.note):
+        found.append(Line(_who(rows, [r for r in rows if r.note == note]) + note, quiet=True))
+    return found + _warned(rows)
+
+
+def _warned(rows: Sequence[Row]) -> list[Part]:
+    """Every warning once, with whom it concerns and what to do; of one kind the first stands for all."""
+    found: list[Part] = []
+    kinds: dict[object, list[str]] = {}
+    for row in rows:
+        for text in row.warnings:
+            kinds.setdefault(warnings.code_of(text) or text, []).append(text)
+    for texts in kinds.values():
+        concerned = [row for row in rows if set(row.warnings) & set(texts)]
+        words = texts[0].partition(": ")[2] or texts[0]
+        more = f" (and {len(set(texts)) - 1} more like it)" if len(set(texts)) > 1 else ""
+        advice = warnings.advice(texts[0])
+        found.append(Line(f"warning: {_who(rows, concerned)}{words}{more}" + (f" - {advice}" if advice else "")))
+    return found
+
+
+def _who(rows: Sequence[Row], concerned: Sequence[Row]) -> str:
+    """`packed, inplace: `; empty where all are concerned."""
+    names = list(dict.fromkeys(row.kernel for row in concerned))
+    everyone = {row.kernel for row in rows if row.status == "ok"} | set(names)
+    if len(names) > 1 and set(names) >= everyone - {row.baseline for row in rows}:
+        return ""
+    return (", ".join(names[:4]) + (" ..." if len(names) > 4 else "") + ": ") if names else ""
+
+
+# --- many cases -------------------------------------------------------------------------------------------------------
+
+
+def _sweep(cases: Mapping[str, Case], rows: Sequence[Row]) -> list[Part]:
+    """All cases in one table; what they have in common is its heading."""
+    values = {name: list(dict.fromkeys(getattr(case, name) for case in cases.values())) for name in _VARYING}
+    differ = [name for name in _VARYING if len(values[name]) > 1]
+    common = ", ".join(_common(name, values[name][0]) for name in _VARYING if name not in differ)
+    columns = (*(_NAMES.get(name, name) for name in differ), "kernel", "time", "ratio", "verdict")
+    order = {key: at for at, key in enumerate(cases)}
+    lines = [
+        (*(str(getattr(cases[row.case], name)) for name in differ), row.kernel, _time(row.time_s), _ratio(row), verdict(row))
+        for row in sorted(rows, key=lambda row: order.get(row.case, 0))
+    ]  # fmt: skip
+    twins = [row for row in rows if row.kernel == row.baseline and row.aa_low is not None and row.aa_high is not None]
+    parts: list[Part] = [Heading(f"{len(cases)} cases", common), Table(columns, lines)]
+    if twins:
+        low, high = min(r.aa_low or 1.0 for r in twins), max(r.aa_high or 1.0 for r in twins)
+        parts.append(Line(f"the same code twice reads {low:.3f} to {high:.3f}, over all cases", quiet=True))
+    for note in list(dict.fromkeys(row.note for row in rows if row.note))[:_MANY]:
+        parts.append(Line(_who(rows, [r for r in rows if r.note == note]) + note, quiet=True))
+    return parts + _warned(rows)
+
+
+def _common(name: str, value: Any) -> str:
+    if name in ("tokens", "threads"):
+        return f"{value} {name if value > 1 else name[:-1]}"
+    return str(value)
+
+
+# --- the gate ---------------------------------------------------------------------------------------------------------
+
+
+def _gate(judged: Gate, rows: Sequence[Row], request: Request) -> list[Part]:
+    """What was checked, what was found, and what that means for the exit code."""
+    allowed = _percent(request.fail_if_slower or 0.0)
+    many = len(request.cases) > 1
+    checked = [f"{row.kernel} {row.error_rel:.1e}" for row in rows if row.error_rel is not None]
+    parts: list[Part] = [Heading("gate", f"fails where a kernel is more than {allowed} slower than {request.baseline}")]
+    if checked and not many:
+        parts.append(Line(f"results were checked against float64; relative error: {', '.join(checked)}", quiet=True))
+    for words, group in (("FAILED", judged.slower), ("passed", judged.passed), ("cannot tell", judged.inconclusive)):
+        parts += [Line(f"{words}: {_judged(j, many)}{_reason(j.row)}") for j in group]
+    parts += [Line(f"not gated: {_named(row, many)}: {reason}") for row, reason in judged.not_gated]
+    failed, open_ = len(judged.slower), len(judged.inconclusive)
+    if failed:
+        summary = f"{failed} kernel{'s' * (failed > 1)} slower than allowed"
+    elif open_:
+        summary = "no kernel is shown to be slower than allowed, but not all are shown to be within"
+    else:
+        summary = f"no kernel is more than {allowed} slower" if judged.passed else "nothing could be gated"
+    return [*parts, Heading(f"gate: {summary}")]
+
+
+def _judged(judged: Judged, many: bool) -> str:
+    """`new: 5.1 % slower, 1.051 [1.047, 1.055], at least 4.6 % (95 % over all rows)`."""
+    row, ratio = judged.row, judged.row.ratio or 1.0
+    way = f"{_percent(abs(ratio - 1))} {'slower' if ratio > 1 else 'faster'}"
+    text = (
+        f"{_named(row, many)} is {way} than {row.baseline}, ratio {ratio:.3f}{_interval(row.ratio_low, row.ratio_high)}"
+    )
+    low = f", at least {_percent(judged.low - 1)} slower" if judged.low > 1 else ""
+    return f"{text}{low}"
+
+
+def _reason(row: Row) -> str:
+    """A reason that is visible: page faults, other work, memory."""
+    seen = [row.note] if "page fault" in row.note else []
+    seen += [
+        text for text in row.warnings if warnings.code_of(text) in (warnings.Code.PREEMPTED, warnings.Code.THROTTLED)
+    ]
+    return f" ({'; '.join(seen)})" if seen else ""
+
+
+def _named(row: Row, many: bool) -> str:
+    return f"{row.kernel} ({row.case})" if many else row.kernel
+
+
+def _gate_json(judged: Gate, allowed: float | None) -> dict[str, Any]:
+    found = [
+        {
+            "case": j.row.case,
+            "kernel": j.row.kernel,
+            "result": result,
+            "ratio_low": j.low,
+            "p_holm": j.p_holm,
+            "reason": "",
+        }
+        for result, group in (
+            ("slower", judged.slower),
+            ("passed", judged.passed),
+            ("inconclusive", judged.inconclusive),
+        )
+        for j in group
+    ]
+    found += [
+        {
+            "case": row.case,
+            "kernel": row.kernel,
+            "result": "not gated",
+            "ratio_low": None,
+            "p_holm": None,
+            "reason": why,
+        }
+        for row, why in judged.not_gated
+    ]
+    return {"fail_if_slower": allowed, "failed": bool(judged.slower), "rows": found}
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def _legend(rows: Sequence[Row], request: Request, files: Files) -> list[Part]:
+    """How to read the page, in few lines."""
+    method = request.method
+    over = f"{method.processes} fresh processes" if method.processes > 1 else "this process only"
+    lines = [
+        f"ratio: time over {request.baseline}'s in the same rounds; the interval holds it with 95 % confidence ({over})",
+    ]
+    if any(row.verdict == "inconclusive" for row in rows):
+        lines.append(
+            "cannot tell: the interval reaches beyond 2 %, or the machine was busy; a longer --max-time may help"
+        )
+    if any(row.roof_fraction is not None for row in rows):
+        lines.append("of roof: of the best matrix product (or copy) that this machine reached in this run")
+    lines.append(f"every kernel was checked against float64 first; results: {shown_path(files.csv)}")
+    return [Heading(""), *(Line(text, quiet=True) for text in lines)]
+
+
+def failure(rows: Sequence[Row], request: Request, judged: Gate | None) -> FFNError | None:
+    """What the exit code says, graver first; None where all is well. The rows have been shown before it."""
+    many = len(request.cases) > 1
+
+    def names(found: Sequence[Row]) -> str:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        return "; ".join(_named(row, many) for row in found[:3]) + more
+
+    if wrong := [row for row in rows if row.status == "wrong"]:
+        return FFNError(f"wrong results: {names(wrong)}", wrong[0].note, ExitCode.FAILED)
+    if judged is not None and judged.slower:
+        slower = names([j.row for j in judged.slower])
+        allowed = _percent(request.fail_if_slower or 0.0)
+        return FFNError(f"slower than {request.baseline} by more than {allowed}: {slower}", code=ExitCode.FAILED)
+    if lost := [row for row in rows if row.status in ("failed", "oom")]:
+        return FFNError(f"not measured: {names(lost)}", f"{lost[0].status}: {lost[0].note}", ExitCode.ENVIRONMENT)
+    unclear = [row for row in rows if row.verdict == "inconclusive"]
+    unclear += [j.row for j in judged.inconclusive] if judged is not None else []
+    if request.strict and unclear:
+        found = names(list(dict.fromkeys(unclear)))
+        return FFNError(f"inconclusive: {found}", "measure longer: --max-time", ExitCode.INCONCLUSIVE)
+    return None

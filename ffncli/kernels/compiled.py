@@ -1,0 +1,75 @@
+"""compiled: torch.compile of what eager does, one graph for one shape. And what there is to see of compiling."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ffncli.errors import FFNError
+from ffncli.kernels import eager
+from ffncli.kernels.kernel import Computes, Params, Steps, cxx, register
+from ffncli.kernels.pattern import refuses_all_but_dense
+
+
+@register("compiled", needs=("compiler",), refuses=refuses_all_but_dense, compiles=True)
+def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
+    """eager's function, compiled whole for the shapes of its first call; that call takes the seconds.
+
+    It forgets all that was compiled before: after some shapes of one function torch would run the next one uncompiled
+    and say nothing. So only what was built last is to be called. Another shape or grad mode compiles anew, which
+    `recompiles` counts. f raises FFNError where the function cannot be one graph, or the compiler fails.
+    """
+    import torch._dynamo  # takes a second: only where something is compiled
+    import torch._inductor.config as inductor
+
+    torch._dynamo.reset()
+    if not device.startswith("cuda") and (found := cxx()):
+        inductor.cpp.cxx = (None, found)  # left to itself it looks for g++ alone
+    call: Computes = torch.compile(eager.build(steps, device, dtype), fullgraph=True, dynamic=False)
+    failures = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
+
+    def run(x: Tensor, params: Params) -> Tensor:
+        try:
+            return call(x, params)
+        except failures as error:
+            first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise FFNError(f"torch.compile: {first[:200]}", "TORCHDYNAMO_VERBOSE=1 says more") from error
+
+    return run
+
+
+def recompiles() -> int:
+    """How many graphs torch has compiled in this process. More after timing than before: compiling was timed."""
+    return _counted("stats", "unique_graphs")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Graphs that were found in torch's cache on disk, and those that were not, in this process so far."""
+
+    hits: int
+    misses: int
+
+    def since(self, before: Cache) -> str:
+        """How what was compiled in between came about: `cold`, `cached`, or neither, an empty text."""
+        if self.misses > before.misses:
+            return "cold"
+        return "cached" if self.hits > before.hits else ""
+
+
+def cache() -> Cache:
+    """What the cache has given until now."""
+    hits = _counted("inductor", "fxgraph_cache_hit") + _counted("aot_autograd", "autograd_cache_hit")
+    missed = ("fxgraph_cache_miss", "fxgraph_cache_bypass")
+    return Cache(hits, sum(_counted("inductor", name) for name in missed))
+
+
+def _counted(group: str, name: str) -> int:
+    """One of torch's own counters; 0 where nothing has been compiled, which is not to import what would count it."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    counters: Mapping[str, Mapping[str, int]] = getattr(utils, "counters", {})
+    return int(counters.get(group, {}).get(name, 0))
