@@ -4,6 +4,7 @@ buffers, laid out anew at every placement."""
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from ffncli.bench.by_step import step_arms
 from ffncli.bench.gemm import Chain
 from ffncli.bench.placement import Arena, Caching, flusher
 from ffncli.bench.problem import Problem
-from ffncli.bench.records import GEMM, TWIN
+from ffncli.bench.records import BLOCK, GEMM, STEP, TWIN
 from ffncli.bench.rounds import Arm
 from ffncli.bench.seat import Made, Seat
 from ffncli.bench.slowed import slowed_kernel
@@ -66,6 +67,7 @@ class Table:
         self.seats, self.twin = tuple(seats), twin
         self.wrong: dict[str, correct.Wrong] = {}
         self.errors: dict[str, correct.Error] = {}
+        self.seconds = 0.0  # of looking at what was timed, within place
         self._problem, self._copies = problem, caching.copies
         self._draw = random.Random(problem.seed)
         self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
@@ -74,7 +76,9 @@ class Table:
     def place(self, number: int) -> list[Arm]:
         """All arms with new buffers; what the last placement computed is looked at first. Raises Broken."""
         if number:
+            start = time.perf_counter()
             self.inspect()
+            self.seconds += time.perf_counter() - start
         arms = []
         for seat in (*self.seats, *((self.twin,) if self.twin else ())):
             seat.place(self._copies)
@@ -118,15 +122,19 @@ def twin_of(seat: Seat, problem: Problem, draw: random.Random) -> Seat:
 
 
 class StepTable:
-    """The arms of --by-step: the whole block and its steps, as `run.execute` computes them, and the machine anchor."""
+    """The arms of --by-step: the whole block and its steps, as `run.execute` computes them, and the machine anchor.
 
-    def __init__(self, problem: Problem) -> None:
+    Their caches are warm, or emptied before every call.
+    """
+
+    def __init__(self, problem: Problem, caching: Caching, llc: int) -> None:
         self._problem, self._draw = problem, random.Random(problem.seed)
+        self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
 
     def place(self, number: int) -> list[Arm]:
         """All arms with new buffers."""
         arms = step_arms(self._problem.steps, self._problem.weights, self._problem.first.x, self._own)
-        return [*(Arm(arm.name, arm.call) for arm in arms), anchor(self._draw)]
+        return [*(Arm(name if (name := arm.name) == BLOCK else STEP + name, arm.call, self._flush) for arm in arms), anchor(self._draw)]
 
     def _own(self, tensor: Tensor) -> Tensor:
         with torch.inference_mode(False):

@@ -108,9 +108,9 @@ def timed(seat: Seat, problem: Problem) -> Error:
 def fresh(seat: Seat, problem: Problem, inputs: Inputs) -> Error:
     """After it was timed: tokens that it has not seen, in the buffers that it was timed with."""
     with computing(problem.backward):
-        seat.enter(inputs.x)
+        seat.enter(inputs.x, inputs.g)
         seat.call()
-        return _said("on a fresh seed: ", lambda: compared(seat, problem, inputs, inputs.g))
+        return _said("on a fresh seed: ", lambda: compared(seat, problem, inputs))
 
 
 def _said(when: str, check: Callable[[], Error]) -> Error:
@@ -123,7 +123,7 @@ def _said(when: str, check: Callable[[], Error]) -> Error:
 # --- comparing --------------------------------------------------------------------------------------------------------
 
 
-def compared(seat: Seat, problem: Problem, inputs: Inputs, g: Tensor | None = None) -> Error:
+def compared(seat: Seat, problem: Problem, inputs: Inputs) -> Error:
     """How far what the seat holds is from the reference. Raises Wrong for what is no such tensor, or beyond `limit`."""
     with torch.no_grad():
         out = _tensor(seat.output, problem)

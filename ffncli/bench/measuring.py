@@ -21,7 +21,7 @@ from ffncli.bench.cuda_clock import CudaClock, clock_for
 from ffncli.bench.math_mode import set_math_mode
 from ffncli.bench.placement import Caching, caching
 from ffncli.bench.problem import Problem
-from ffncli.bench.records import BLOCK, GEMM, TWIN, Case, Job, Outcome, Roof, Unit
+from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Job, Outcome, Roof, Unit
 from ffncli.bench.rounds import Measured, measure, plan_of
 from ffncli.bench.seat import Broken, Seat, made, total, touched
 from ffncli.block.recipe import steps as steps_of
@@ -100,7 +100,7 @@ class _Run:
             if self.seats:
                 self._time(problem)
         with self._spending("roof"):
-            roof = _roof(self.case.device, problem.dtype, self.case.threads, self.clock) if self.measured else Roof()
+            roof = _roof(self.case.device, self.case.dtype, self.case.threads) if self.measured else Roof()
         return self._answer(roof)
 
     def _seed(self) -> int:
@@ -309,7 +309,12 @@ class _Run:
 
     def _by_step(self, problem: Problem) -> None:
         """The block's steps, each alone; nothing is verified but that they can run, being the reference itself."""
-        table = StepTable(problem)
+        llc, size = machine.llc_bytes(self.case.device), touched(problem) + problem.first.x.nbytes
+        asked: Cache = "flush" if self.case.cache == "flush" else "warm"
+        self.mode = caching(asked, [2 * size], size, llc, _free(self.case.device))  # the block, and its steps together
+        if self.case.cache == "cold-weights":
+            self.notes.append(f"steps have one copy of their weights: {self.mode.mode} instead of cold-weights")
+        table = StepTable(problem, self.mode, llc)
         try:
             names = [arm.name for arm in table.place(0)[:-1]]
             self.outcomes = {name: Outcome(name) for name in names}
@@ -340,5 +345,6 @@ def _free(device: str) -> int | None:
 
 
 @cache
-def _roof(device: str, dtype: torch.dtype, threads: int, clock: Clock) -> Roof:
-    return roofline.measured_roof(device, dtype, threads, clock)
+def _roof(device: str, dtype: str, threads: int) -> Roof:
+    """Once in a process: half a second."""
+    return roofline.measured_roof(device, dtype, threads)
