@@ -69,11 +69,11 @@ def invocation(kind: str, at: int, options: argparse.Namespace) -> Answer:
 
 
 def fired(answer: Answer) -> set[tuple[str, str]] | None:
-    """(case, kernel) for which --fail-if-slower fired; None where the answer does not tell."""
-    said = answer.json.get("regressions")
-    if not isinstance(said, list):
-        return None if answer.code else set()
-    return {(str(row["case"]), str(row["kernel"])) for row in said}
+    """(case, kernel) for which --fail-if-slower fired, by `gate` of the JSON; None where it was not asked."""
+    gate = answer.json.get("gate")
+    if not isinstance(gate, dict):
+        return None
+    return {(row["case"], row["kernel"]) for row in gate["rows"] if row["result"] == "slower"}
 
 
 def rows_of(answer: Answer) -> list[dict[str, object]]:

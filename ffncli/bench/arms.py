@@ -25,7 +25,7 @@ from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from ffncli.kernels import BUILT_IN
 from ffncli.kernels.kernel import Kernel, Steps
-from ffncli.run.user_kernels import chosen_kernels
+from ffncli.run.user_kernels import chosen_kernels, unguarded
 
 
 def resolved(texts: Sequence[str], steps: Steps, spec: FFNSpec) -> dict[str, Kernel | FFNError]:
@@ -117,7 +117,7 @@ def twin_of(seat: Seat, problem: Problem, draw: random.Random) -> Seat:
     kernel = seat.made.kernel
     again: Made = seat.made
     if not kernel.compiles:
-        again = replace(again, compute=kernel.build(problem.steps, problem.case.device, problem.dtype))
+        again = replace(again, compute=unguarded(kernel.build(problem.steps, problem.case.device, problem.dtype)))
     return Seat(TWIN, again, problem, draw, seat.limit)
 
 
@@ -134,7 +134,10 @@ class StepTable:
     def place(self, number: int) -> list[Arm]:
         """All arms with new buffers."""
         arms = step_arms(self._problem.steps, self._problem.weights, self._problem.first.x, self._own)
-        return [*(Arm(name if (name := arm.name) == BLOCK else STEP + name, arm.call, self._flush) for arm in arms), anchor(self._draw)]
+        return [
+            *(Arm(name if (name := arm.name) == BLOCK else STEP + name, arm.call, self._flush) for arm in arms),
+            anchor(self._draw),
+        ]
 
     def _own(self, tensor: Tensor) -> Tensor:
         with torch.inference_mode(False):
