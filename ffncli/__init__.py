@@ -22,9 +22,11 @@ _WHERE = {
     "Request": ("ffncli.run.prepare", "Request"),
     "activation": ("ffncli.block.analysis.facts", "activation"),
     "approximate": ("ffncli.run.approximate", "approximate"),
+    "benchmark": ("ffncli.bench.library", "benchmark"),
     "cost": ("ffncli.block.cost", "cost"),
     "count": ("ffncli.models.count", "count"),
     "load": ("ffncli.run.sources", "load"),
+    "read_results": ("ffncli.bench.results", "read_results"),
     "steps": ("ffncli.block.recipe", "steps"),
     "trace": ("ffncli.run.prepare", "trace_layer"),
     "verify": ("ffncli.run.verify", "verify_layer"),
@@ -37,15 +39,19 @@ __all__ = [
     "Request",
     "activation",
     "approximate",
+    "benchmark",
     "cost",
     "count",
     "load",
+    "read_results",
     "steps",
     "trace",
     "verify",
 ]
 
 if TYPE_CHECKING:
+    from ffncli.bench.library import benchmark
+    from ffncli.bench.results import read_results
     from ffncli.block.analysis.facts import activation
     from ffncli.block.cost import cost
     from ffncli.block.recipe import FFNSpec, MoE, steps

@@ -26,3 +26,33 @@ def test_a_request_takes_the_models_own_unless_told():
     assert (ready.device, ready.seed, ready.train, ready.leading) == ("cpu", None, None, None)
     found = ffncli.trace(ffncli.load("4x8:relu"))
     assert (found.step("x").shape, found.step("x").dtype) == ((4, 4), "float32")
+
+
+def test_results_of_a_benchmark_are_read_without_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, ffncli; ffncli.read_results, ffncli.benchmark; print(sorted({'torch', 'pandas'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_benchmark_as_a_call_gives_the_rows_of_the_csv(tmp_path, monkeypatch):
+    import sys
+    from pathlib import Path
+
+    from ffncli.bench import suite
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    fake = (sys.executable, "-m", "tests.bench.fake_worker")
+    monkeypatch.setattr(suite.run, "__defaults__", (suite.run.__defaults__[0], fake))
+    path = tmp_path / "a.csv"
+    from ffncli.bench.records import Method
+
+    rows = ffncli.benchmark("8x16:relu", tokens=(4,), kernels=("packed",), method=Method(processes=2), save=path)
+    assert [(row.kernel, row.baseline, row.status) for row in rows] == [
+        ("eager", "eager", "ok"),
+        ("packed", "eager", "ok"),
+    ]
+    frame = ffncli.read_results(path)
+    assert list(frame["ratio"]) == [row.ratio for row in rows]
+    assert ffncli.benchmark("8x16:relu", tokens=(4,), kernels=("packed",), method=Method(processes=2))[1].ratio

@@ -14,10 +14,12 @@ from torch import Tensor
 from ffncli.bench import correct
 from ffncli.bench.anchor import anchor
 from ffncli.bench.by_step import step_arms
+from ffncli.bench.cuda_anchor import gpu_anchor
 from ffncli.bench.gemm import Chain
+from ffncli.bench.graphs import Launching, Replayable
 from ffncli.bench.placement import Arena, Caching, flusher
 from ffncli.bench.problem import Problem
-from ffncli.bench.records import BLOCK, GEMM, STEP, TWIN
+from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN
 from ffncli.bench.rounds import Arm
 from ffncli.bench.seat import Made, Seat
 from ffncli.bench.slowed import slowed_kernel
@@ -35,8 +37,7 @@ def resolved(texts: Sequence[str], steps: Steps, spec: FFNSpec) -> dict[str, Ker
     that is slower by a factor (for the self-test).
     """
     words = [word for text in texts for word in (part.strip() for part in text.split(",")) if word]
-    if all(".py" in word and "slowed:" not in word for word in words):
-        words = [*BUILT_IN, *words]
+    words = words or list(BUILT_IN)  # as the parent reads --kernel: those that were named, or all
 
     def one(word: str) -> Kernel:
         return next(k for k in chosen_kernels((word,), steps, spec) if ".py" not in word or k.origin)
@@ -63,8 +64,17 @@ class Table:
     `wrong` holds what was found out about timed outputs, by the name of the kernel.
     """
 
-    def __init__(self, problem: Problem, seats: Sequence[Seat], twin: Seat | None, caching: Caching, llc: int) -> None:
-        self.seats, self.twin = tuple(seats), twin
+    def __init__(
+        self,
+        problem: Problem,
+        seats: Sequence[Seat],
+        twin: Seat | None,
+        caching: Caching,
+        llc: int,
+        launching: Launching | None = None,
+    ) -> None:
+        self.seats, self.twin, self._launching = tuple(seats), twin, launching
+        self.arms: dict[str, Arm] = {}  # of the placement made last
         self.wrong: dict[str, correct.Wrong] = {}
         self.errors: dict[str, correct.Error] = {}
         self.seconds = 0.0  # of looking at what was timed, within place
@@ -79,14 +89,24 @@ class Table:
             start = time.perf_counter()
             self.inspect()
             self.seconds += time.perf_counter() - start
-        arms = []
-        for seat in (*self.seats, *((self.twin,) if self.twin else ())):
-            seat.place(self._copies)
-            arms.append(Arm(seat.name, seat.call, self._flush))
+        placed: dict[str, Seat | Chain] = {seat.name: seat for seat in self.seats}
+        if self.twin:
+            placed[self.twin.name] = self.twin
         if self.chain:
-            self.chain.place(self._copies)
-            arms.append(Arm(GEMM, self.chain.call, self._flush))
-        return [*arms, anchor(self._draw)]
+            placed[GEMM] = self.chain
+        self.arms = {}  # what lies there now goes first
+        for one in placed.values():
+            one.place(self._copies)
+        if self._launching:
+            replayable: dict[str, Replayable] = {**placed}
+            self._launching.settle(replayable)
+        self.arms = {name: Arm(name, one.call, self._flush) for name, one in placed.items()}
+        return [*self.arms.values(), anchor_of(self._problem.case.device, self._draw)]
+
+    @property
+    def launched(self) -> str:
+        """How the arms were called, where there was a choice: a note."""
+        return self._launching.note if self._launching else ""
 
     def inspect(self) -> None:
         """Is right what the last calls that were timed gave?"""
@@ -121,6 +141,11 @@ def twin_of(seat: Seat, problem: Problem, draw: random.Random) -> Seat:
     return Seat(TWIN, again, problem, draw, seat.limit)
 
 
+def anchor_of(device: str, draw: random.Random) -> Arm:
+    """The machine anchor: of the GPU itself where a GPU is measured."""
+    return Arm(ANCHOR, gpu_anchor(device)) if device.startswith("cuda") else anchor(draw)
+
+
 class StepTable:
     """The arms of --by-step: the whole block and its steps, as `run.execute` computes them, and the machine anchor.
 
@@ -136,7 +161,7 @@ class StepTable:
         arms = step_arms(self._problem.steps, self._problem.weights, self._problem.first.x, self._own)
         return [
             *(Arm(name if (name := arm.name) == BLOCK else STEP + name, arm.call, self._flush) for arm in arms),
-            anchor(self._draw),
+            anchor_of(self._problem.case.device, self._draw),
         ]
 
     def _own(self, tensor: Tensor) -> Tensor:

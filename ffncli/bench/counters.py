@@ -120,15 +120,16 @@ def _text(path: Path) -> str:
 
 
 def _throttle_file() -> Path | None:
-    """The cpu.stat of this process's cgroup, version 2 or 1, the nearest one that counts throttling."""
+    """The cpu.stat of this process's cgroup (version 2 or 1), the nearest that counts; None where there is no quota."""
     for line in _text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, group = [*line.split(":", 2), "", ""][:3]
         if controllers and "cpu" not in controllers.split(","):
             continue
         for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"):
             for path in (Path(root) / group.strip("/") / "cpu.stat", Path(root) / "cpu.stat"):
-                if "nr_throttled" in _text(path):
-                    return path
+                text = _text(path)
+                if "nr_throttled" in text:
+                    return None if "nr_periods 0\n" in text else path  # no period has passed: no quota
     return None
 
 

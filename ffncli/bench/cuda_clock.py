@@ -9,8 +9,10 @@ behind (a call that waits for the GPU, as a mixture that looks at its routing), 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
 from typing import Any, TypeAlias
 
@@ -32,7 +34,6 @@ _GIVEN_UP = 2  # so often in a row behind in spite of all waiting: the call itse
 class _Pace:
     """What is known of the call timed last. Seconds of one call: of the host to launch it, of the GPU to run it."""
 
-    of: int = 0
     host: float | None = None
     gpu: float | None = None
     missed: int = 0
@@ -64,8 +65,9 @@ class CudaClock:
         self.launch_bound = False
         self._cuda, self._wall = cuda, wall
         self._pace = _Pace()
+        self._timed: Callable[[], object] = _nothing
         self._events: list[Any] = []
-        self.cycles_per_s = 1e9
+        self.cycles_per_s = 1.0
         for _ in range(5):
             self._wait_on_gpu(_WAKING)
 
@@ -78,8 +80,8 @@ class CudaClock:
 
         An event costs the GPU some microseconds of its own; with `before` they are in every call's time.
         """
-        if self._pace.of != id(call):  # lead-in calls come first, so that a block's pace is known when it counts
-            self._pace = _Pace(id(call))
+        if self._timed() is not call:  # lead-in calls come first, so that a block's pace is known when it counts
+            self._pace, self._timed = _Pace(), _reference(call)
         self._cuda.synchronize()
         if before is None:
             return self._together(call, inner)
@@ -141,17 +143,30 @@ class CudaClock:
     def _learn(self, cycles: int, waited: float, host: float, gpu: float, behind: bool) -> None:
         self.launch_bound = behind
         self._pace.learn(host, gpu, behind)
-        if cycles > 0 and waited > 0:
-            self.cycles_per_s = cycles / waited  # the GPU's clock changes: the last one is the best guess
+        if cycles > 0 and waited > 0:  # the highest clock seen: where it sinks, the waiting is only longer than needed
+            self.cycles_per_s = max(self.cycles_per_s, cycles / waited)
 
     def _wait_on_gpu(self, cycles: int) -> None:
         start, end = self._taken(2)
         self._cuda.synchronize()
+        self._cuda._sleep(cycles // 10)  # so that the start is not taken before the launch
         start.record()
         self._cuda._sleep(cycles)
         end.record()
         self._cuda.synchronize()
-        self.cycles_per_s = cycles / max(_seconds(start, end), 1e-9)
+        self.cycles_per_s = max(self.cycles_per_s, cycles / max(_seconds(start, end), 1e-9))
+
+
+def _nothing() -> object:
+    return None
+
+
+def _reference(call: Call) -> Callable[[], object]:
+    """The call while it lives: held, it would keep the buffers of a placement that is over."""
+    try:
+        return weakref.ref(call)
+    except TypeError:  # some objects cannot be referred to; they are met anew each time
+        return _nothing
 
 
 def _seconds(start: Any, end: Any) -> float:
@@ -164,23 +179,10 @@ def clock_for(device: str) -> Clock:
     if not device.startswith("cuda"):
         return CpuClock()
     torch.cuda.set_device(torch.device(device if ":" in device else "cuda:0"))
+    return _cuda_clock(device)
+
+
+@cache
+def _cuda_clock(device: str) -> CudaClock:
+    """One for each device: what it has measured of the GPU's cycles holds for all cases."""
     return CudaClock()
-
-
-# --- an injected slowdown ---------------------------------------------------------------------------------------------
-
-
-def slow_cycles(seconds: float, cycles_per_s: float) -> int:
-    """Cycles of `torch.cuda._sleep` that take this long (`CudaClock.cycles_per_s` is measured): 1 at least."""
-    return max(1, round(seconds * cycles_per_s))
-
-
-def slowed(call: Call, cycles: int, cuda: Cuda = torch.cuda) -> Call:
-    """The call, and the GPU idle for so many cycles behind it: a regression of known size. It can be captured too."""
-
-    def run() -> object:
-        out = call()
-        cuda._sleep(cycles)
-        return out
-
-    return run

@@ -38,6 +38,7 @@ class Chain:
 
     def __init__(self, problem: Problem, draw: random.Random) -> None:
         self.call: Thunk
+        self.copies: list[list[Thunk]] = []
         self.products: list[Product] = []
         self._shapes: list[tuple[int, int]] = []
         self._problem = problem
@@ -85,7 +86,8 @@ class Chain:
         (buffers,) = near.place([tuple(filled)])
         names = list(dict.fromkeys(product.weight for product in self.products))
         sets = far.place([tuple(problem.weights[name] for name in names)] * copies)
-        turn = cycle([self._thunks(dict(zip(names, own, strict=True)), buffers) for own in sets])
+        self.copies = [self._thunks(dict(zip(names, own, strict=True)), buffers) for own in sets]
+        turn = cycle(self.copies)
 
         def call() -> object:
             for thunk in next(turn):
@@ -94,13 +96,23 @@ class Chain:
 
         self.call = call
 
+    @staticmethod
+    def on_copy(thunks: Sequence[Thunk]) -> object:
+        """The products with one copy of the matrices. For graphs, of which each copy has its own."""
+        for thunk in thunks:
+            thunk()
+        return None
+
+    def replay(self, calls: Sequence[Thunk]) -> None:
+        """From now on a call is the next of these."""
+        turn = cycle(calls)
+        self.call = lambda: next(turn)()
+
     def _gradients(self) -> list[tuple[int, int]]:
         """Shapes of what a backward pass writes, two for each product: like x, and like W."""
         if not self._problem.backward:
             return []
-        pairs = [
-            (self._shapes[p.x], (self._shapes[p.y][1], self._shapes[p.x][1])) for p in reversed(self.products)
-        ]
+        pairs = [(self._shapes[p.x], (self._shapes[p.y][1], self._shapes[p.x][1])) for p in reversed(self.products)]
         return [shape for pair in pairs for shape in pair]
 
     def _thunks(self, weights: Mapping[str, Tensor], buffers: Params) -> list[Thunk]:

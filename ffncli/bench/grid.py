@@ -145,7 +145,7 @@ def _dtype(option: str, text: str) -> str:
     return name
 
 
-def _pass(option: str, text: str) -> Pass:
+def _pass(option: str, text: str) -> str:
     return _word(option, text, get_args(Pass))
 
 
@@ -153,7 +153,7 @@ def _cache(option: str, text: str) -> str:
     return _word(option, text, ("auto", *(name for name in get_args(Cache) if name != "shared")))
 
 
-def _word(option: str, text: str, known: Sequence[str]) -> Any:
+def _word(option: str, text: str, known: Sequence[str]) -> str:
     if text not in known:
         raise FFNError(f"{option}: unknown value {shown(text)}", f"use one of {', '.join(known)}")
     return text

@@ -225,6 +225,7 @@ def locked(path: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     files = Files(path)
+    check_writable(str(path), True, "--save")  # the lock would make directories
     lock = FileLock(files.lock, timeout=0)
     try:
         lock.acquire()

@@ -90,10 +90,8 @@ def worker(job: Job, threads: int, command: Sequence[str] = WORKER) -> Iterator[
             )
         connection = Connection(ours.detach())
         with connection:
-            try:
+            with suppress(OSError):  # gone already: its exit code tells
                 connection.send(job)
-            except OSError:  # gone already: its exit code tells
-                pass
             yield Worker(process, connection)
     finally:
         ours.close()

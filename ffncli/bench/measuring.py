@@ -4,6 +4,7 @@ computed while they were timed."""
 from __future__ import annotations
 
 import gc
+import math
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -18,12 +19,18 @@ from ffncli.bench.arms import StepTable, Table, resolved, twin_of
 from ffncli.bench.clock import Clock
 from ffncli.bench.counters import Counters, SystemCounters
 from ffncli.bench.cuda_clock import CudaClock, clock_for
+from ffncli.bench.cuda_counters import GpuCounters
+from ffncli.bench.graphs import Launching, by_graphs
 from ffncli.bench.math_mode import set_math_mode
+from ffncli.bench.nvml import Probe, gpu_probe
 from ffncli.bench.placement import Caching, caching
 from ffncli.bench.problem import Problem
+from ffncli.bench.ratios import paired
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Job, Outcome, Roof, Unit
 from ffncli.bench.rounds import Measured, measure, plan_of
 from ffncli.bench.seat import Broken, Seat, made, total, touched
+from ffncli.bench.sustained import note as sustained_note
+from ffncli.bench.sustained import sustained
 from ffncli.block.recipe import steps as steps_of
 from ffncli.errors import FFNError
 from ffncli.kernels.compiled import cache as compile_cache
@@ -43,25 +50,19 @@ def measure_case(
     """
     settle(case, job)
     clock = clock or clock_for(case.device)
-    return _Run(case, job, clock, counters or _counters(clock), {"start": start}).unit()
+    probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
+    counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
+    return _Run(case, job, clock, counters, {"start": start}, probe, notes=[unread]).unit()
 
 
 def settle(case: Case, job: Job) -> None:
     """Threads of torch and of every library beside it, arithmetic and seed, as the case and the method say."""
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     torch.set_num_threads(case.threads)
     threadpool_limits(case.threads)
     set_math_mode(job.method.math_mode, case.device)
     torch.manual_seed(job.method.seed)
-
-
-def _counters(clock: Clock) -> Counters:
-    if isinstance(clock, CudaClock):
-        from ffncli.bench.cuda_counters import GpuCounters
-
-        return GpuCounters(clock)
-    return SystemCounters()
 
 
 @dataclass
@@ -73,6 +74,7 @@ class _Run:
     clock: Clock
     counters: Counters
     spent: dict[str, float]
+    probe: Probe | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     seats: dict[str, Seat] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -184,14 +186,14 @@ class _Run:
                 seat.place(1)
                 compile_s = self._first_call(seat, problem)
             with self._spending("verify"):
-                error = correct.before(seat, problem)
+                found = correct.before(seat, problem)
                 peak = self._peak(seat, problem)
         except Exception as error:
             self._broken(name, error)
             return
-        cached = f"compiled {found}" if (found := compile_cache().since(said)) else ""
-        note = "; ".join(filter(None, (kernel.origin, cached, _subnormal(error))))
-        self.outcomes[name] = Outcome(name, "ok", note, error.largest, error.rel, compile_s, peak)
+        how = compile_cache().since(said)
+        note = "; ".join(filter(None, (kernel.origin, f"compiled {how}" if how else "", _subnormal(found))))
+        self.outcomes[name] = Outcome(name, "ok", note, found.largest, found.rel, compile_s, peak)
         self.seats[name] = seat
 
     def _first_call(self, seat: Seat, problem: Problem) -> float | None:
@@ -239,6 +241,7 @@ class _Run:
             try:
                 table = self._table(problem)
                 self.measured = self._measure(table, problem)
+                self._sustain(table, problem)
                 with self._spending("verify"), correct.computing(problem.backward):
                     table.inspect()
                     table.refresh()
@@ -288,10 +291,31 @@ class _Run:
             self.notes.append(f"last-level cache: {machine.llc_note(self.case.device)}")
         draw = random.Random(problem.seed)
         twin = twin_of(base, problem, draw) if base and TWIN not in self.without else None
-        table = Table(problem, seats, twin, self.mode, llc)
+        table = Table(problem, seats, twin, self.mode, llc, self._launching())
         if GEMM in self.without:
             table.chain = None
         return table
+
+    def _launching(self) -> Launching | None:
+        if not self.case.device.startswith("cuda"):
+            return None
+        work = roofline.work_of(self.case)
+        return Launching(by_graphs(work.flops, work.bytes))
+
+    def _sustain(self, table: Table, problem: Problem) -> None:
+        """Every kernel beside the baseline in long turns, in the first process; said where it changes the ratio."""
+        base = table.arms.get(self.baseline)
+        if not self.job.method.sustained or self.job.process or base is None or self.measured is None:
+            return
+        for name in self.seats:
+            ratio = paired(self.measured.blocks, name, self.baseline)
+            if name == self.baseline or ratio is None:
+                continue
+            with correct.computing(problem.backward):
+                found = sustained(table.arms[name], base, self.clock, self.probe)
+            said = sustained_note(found, math.exp(ratio.interval.value))
+            before = self.outcomes[name]
+            self.outcomes[name] = replace(before, note="; ".join(filter(None, (before.note, said))))
 
     def _measure(self, table: Table, problem: Problem) -> Measured:
         compiled = recompiles()
@@ -299,6 +323,7 @@ class _Run:
         plan = plan_of(self.job.method, base, tuple(self.seats), self.case.device, self.case.threads)
         with correct.computing(problem.backward):
             found = measure(self.job.process, self.case.key, table.place, self.clock, self.counters, plan)
+        self.notes.append(table.launched)
         self.spent["inside"] = table.seconds
         self.spent["verify"] = self.spent.get("verify", 0.0) + table.seconds
         if recompiles() > compiled:
@@ -320,9 +345,7 @@ class _Run:
             self.outcomes = {name: Outcome(name) for name in names}
             plan = plan_of(self.job.method, BLOCK, tuple(names), self.case.device, self.case.threads)
             with torch.inference_mode():
-                self.measured = measure(
-                    self.job.process, self.case.key, table.place, self.clock, self.counters, plan
-                )
+                self.measured = measure(self.job.process, self.case.key, table.place, self.clock, self.counters, plan)
         except Exception as error:
             self._all(self.outcomes or {BLOCK: None}, error)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -100,7 +101,7 @@ class Probe:
             return None
 
 
-def probe_of(uuid: str, nvml: Any = None) -> tuple[Probe | None, str]:
+def probe_of(uuid: str, nvml: Any = None, now: Callable[[], float] = time.perf_counter) -> tuple[Probe | None, str]:
     """(the GPU with that uuid, as torch gives it; why there is none).
 
     By uuid, since CUDA_VISIBLE_DEVICES gives GPUs other numbers than NVML does. `nvml` is pynvml or a stand-in.
@@ -115,19 +116,28 @@ def probe_of(uuid: str, nvml: Any = None) -> tuple[Probe | None, str]:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
     except nvml.NVMLError as error:
         return None, f"clocks and power were not read: NVML says {str(error) or type(error).__name__}"
-    return Probe(nvml, handle), ""
+    return Probe(nvml, handle, now), ""
+
+
+@cache
+def gpu_probe(device: str) -> tuple[Probe | None, str]:
+    """`probe_of` of the GPU that torch calls `cuda` or `cuda:1`; opened once in a process."""
+    import torch
+
+    uuid = getattr(torch.cuda.get_device_properties(torch.device(device)), "uuid", None)
+    return (None, "clocks and power were not read: torch tells no uuid") if uuid is None else probe_of(str(uuid))
 
 
 def clock_flags(before: Sample, after: Sample) -> tuple[str, ...]:
-    """What a block between two readings ran at: `sm=1410` MHz, `power=312` W; `throttled`, `power-capped`.
+    """What a block between two readings ran at: `sm=1410` MHz, `power=312` W; `gpu-throttled`, `power-capped`.
 
-    `clock=0.71` is the share of the rated clock, and said below 0.75 of it, as of a CPU. Reasons count where either
-    reading has them, figures are those behind the block, when the GPU has just worked.
+    `clock=0.71` is the share of the rated clock, said below 0.75 of it, as of a CPU. Reasons count where either reading
+    has them; figures are those behind the block, when the GPU has just worked.
     """
     found = []
     reasons = before.reasons | after.reasons
     if reasons & _THROTTLES:
-        found.append("throttled")
+        found.append("gpu-throttled")
     if reasons & POWER_CAP:
         found.append("power-capped")
     if after.sm_mhz is not None:

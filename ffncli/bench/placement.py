@@ -80,7 +80,7 @@ class Arena:
         start = like.storage_offset() * like.element_size() + shift[like.untyped_storage().data_ptr()]
         view = torch.empty(0, dtype=like.dtype, device=self._device)
         there = self._memory.untyped_storage()
-        return view.set_(there, start // like.element_size(), like.shape, like.stride())  # type: ignore[call-overload, no-any-return]
+        return view.set_(there, start // like.element_size(), like.shape, like.stride())
 
     def _some(self, below: int) -> int:
         return self._line * self._draw.randrange(below // self._line)
@@ -104,8 +104,8 @@ def _spans(params: Params, line: int) -> list[tuple[torch.UntypedStorage, int, i
         if t.numel() == 0:
             continue
         storage, size = t.untyped_storage(), t.element_size()
-        low = t.storage_offset() * size
-        high = low + size * (1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)))
+        low = int(t.storage_offset()) * size
+        high = low + size * int(1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)))
         low -= low % line
         before = found.get(storage.data_ptr())
         if before:
@@ -116,7 +116,7 @@ def _spans(params: Params, line: int) -> list[tuple[torch.UntypedStorage, int, i
 
 def _bytes(storage: torch.UntypedStorage, low: int, size: int) -> Tensor:
     view = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    return view.set_(storage, low, (size,), (1,))  # type: ignore[call-overload, no-any-return]
+    return view.set_(storage, low, (size,), (1,))
 
 
 def nbytes(params: Params) -> int:

@@ -21,7 +21,7 @@ from ffncli.models.strict_json import shown_path
 from ffncli.show.tables import csv_text
 
 if TYPE_CHECKING:
-    import pandas
+    import pandas  # type: ignore[import-untyped]
 
 COLUMNS = tuple(name_of(f.name) for f in fields(Row))
 ROUNDS = ("run_id", "process", "case", "placement", "round", "position", "kernel", "inner", "seconds", "flags")
@@ -131,7 +131,7 @@ def read_results(path: str | Path | Sequence[str | Path]) -> pandas.DataFrame:
         elif kind == "float64":
             columns[name] = pandas.Series([math.nan if v is None else v for v in values], dtype="float64")
         else:
-            columns[name] = pandas.Series([pandas.NA if v is None else v for v in values], dtype=kind)  # type: ignore[call-overload]
+            columns[name] = pandas.Series([pandas.NA if v is None else v for v in values], dtype=kind)
     return pandas.DataFrame(columns)
 
 

@@ -18,7 +18,10 @@ LONG_CALL = 0.02  # s; calls above it need no more than one lead-in call
 _LEAD_IN = 4
 _MOST_LEAD_IN = 12
 _AGREE = 0.05
+_LEAST = 1e-12  # s of a call; none takes less
 _PLACING = 0.15  # of the time, at most, where more rounds can do that
+_MOST_WALL = 20  # blocks that a block may last with what runs untimed ahead of its calls
+_LEAST_CALLS = 4  # of a block, however long that takes
 _STEPS = (1, 2, 3, 4, 6, 8, 12)  # `inner` is one of these, doubled on: processes then agree on it
 _BLOCK = {"cpu": 5e-3, "cuda": 1e-3}  # s
 
@@ -168,13 +171,12 @@ class _Measurement:
         default_factory=lambda: dict.fromkeys(("blocks", "lead_in", "placing", "warm_up"), 0.0)
     )
     inner: dict[str, int] = field(default_factory=dict)
-    per_call: dict[str, float] = field(default_factory=dict)
+    wall: dict[str, float] = field(default_factory=dict)  # s of a call with what runs ahead of it
     log_ratios: dict[str, list[list[float]]] = field(default_factory=dict)
 
     def run(self, place: Callable[[int], Sequence[Arm]]) -> Measured:
         plan, began = self.plan, self.clock.now()
         random = Random(f"{plan.seed} {self.process} {self.case}")
-        self.log_ratios = {kernel: [] for kernel in plan.kernels if kernel != plan.baseline}
         placement, longest, reached = 0, 0.0, False
         while not self._enough(placement, longest, began):
             started = self.clock.now()
@@ -184,6 +186,7 @@ class _Measurement:
             if not self.inner:
                 with self._spending("warm_up"):
                     self._choose_inner(arms)
+                self.log_ratios = {kernel: [] for kernel in plan.kernels if kernel in arms and kernel != plan.baseline}
             self._rounds(placement, arms, orders(list(arms), random), placed, began)
             del arms  # before the next placement asks for memory
             placement += 1
@@ -215,22 +218,29 @@ class _Measurement:
 
     def _choose_inner(self, arms: Mapping[str, Arm]) -> None:
         """One number of calls for all arms, by the fastest kernel; the anchor has its own."""
+        block, per_call = self.plan.block, {}
         for arm in arms.values():
-            self.per_call[arm.name] = self._estimate(arm)
+            per_call[arm.name], self.wall[arm.name] = self._estimate(arm)
         kernels = {self.plan.baseline, *self.plan.kernels, TWIN}
-        judged = [t for name, t in self.per_call.items() if name in kernels]
-        shared = inner_for(self.plan.block, min(judged or self.per_call.values()))
+        judged = [name for name in arms if name in kernels] or list(arms)
+        most = max(_LEAST_CALLS, int(_MOST_WALL * block / max(self.wall[name] for name in judged)))
+        shared = inner_for(block, min(per_call[name] for name in judged))
+        if any(arm.before for arm in arms.values()):
+            shared = min(shared, most)
         for arm in arms.values():
-            own = inner_for(self.plan.block, self.per_call[arm.name]) if arm.name == ANCHOR else shared
+            own = inner_for(block, per_call[arm.name]) if arm.name == ANCHOR else shared
             self.inner[arm.name] = arm.inner or own
 
-    def _estimate(self, arm: Arm) -> float:
-        """Seconds of a call: more and more of them, until they fill half a block."""
-        count, seconds = 1, self.clock.time(arm.call, 1, arm.before)  # the first is always slow
+    def _estimate(self, arm: Arm) -> tuple[float, float]:
+        """Seconds of a call, and with what runs ahead of it: more and more calls, until they fill half a block."""
+        count = 1
+        self.clock.time(arm.call, 1, arm.before)  # the first is always slow
         while True:
+            start = self.clock.now()
             seconds = self.clock.time(arm.call, count, arm.before)
-            if seconds >= self.plan.block / 2 or count >= 2**20:
-                return max(seconds / count, 1e-12)
+            wall = max(self.clock.now() - start, seconds, _LEAST)
+            if wall >= self.plan.block / 2 or count >= 2**20:
+                return max(seconds / count, _LEAST), wall / count
             count *= 2
 
     def _rounds(
@@ -265,7 +275,7 @@ class _Measurement:
         for position, name in enumerate(order):
             block = self._block(placement, number, position, arms[name])
             self.blocks.append(block)
-            times[name] = self.per_call[name] = max(block.per_call, 1e-12)
+            times[name] = max(block.per_call, _LEAST)
         return times
 
     def _block(self, placement: int, number: int, position: int, arm: Arm) -> Block:
@@ -282,13 +292,14 @@ class _Measurement:
 
     def _lead_in(self, arm: Arm) -> None:
         """Calls that do not count, until two in a row agree; bounded in number, and in time by that of a block."""
-        least = 1 if self.per_call[arm.name] > LONG_CALL else _LEAD_IN
-        last, spent = inf, 0.0
+        if self.wall[arm.name] > LONG_CALL:
+            self.clock.time(arm.call, 1, arm.before)
+            return
+        last, start = inf, self.clock.now()
         for number in range(1, _MOST_LEAD_IN + 1):
             seconds = self.clock.time(arm.call, 1, arm.before)
-            spent += seconds
             agree = abs(seconds - last) <= _AGREE * min(seconds, last)
-            if number >= least and (agree or least == 1 or spent > self.plan.block):
+            if number >= _LEAD_IN and (agree or self.clock.now() - start > 2 * self.plan.block):
                 return
             last = seconds
 

@@ -38,7 +38,7 @@ class Made:
 
 
 def made(kernel: Kernel, problem: Problem) -> Made:
-    """Raises Skipped where it does not do this case, Wrong where its prepare changes the weights, and what it raises."""
+    """Raises Skipped where it cannot do this case, Wrong where its prepare changes the weights, and what it raises."""
     case = problem.case
     reason = kernel.refusal(problem.steps, case.device, problem.dtype, case.passes)
     if reason:
@@ -97,6 +97,27 @@ class Seat:
                     tensor.requires_grad_()
             self._versions = [[t._version for t in own] for own in self.copies]
         self.call = self._backward() if backward else self._forward()
+
+    def on_copy(self, own: Params) -> object:
+        """What a call gives on one copy of the weights. Raises Broken. For graphs, of which each copy has its own."""
+        try:
+            y = self.made.compute(self.x, own)
+            if not self._problem.backward:
+                return y
+            leaves = (self.x, *(t for t in own if t.is_floating_point()))
+            return y, torch.autograd.grad(y, leaves, self.g, allow_unused=True)
+        except Exception as error:
+            raise Broken(self.name) from error
+
+    def replay(self, calls: Sequence[Callable[[], object]]) -> None:
+        """From now on a call is the next of these, which give what `on_copy` does."""
+        turn = cycle(calls)
+
+        def call() -> object:
+            self.out = next(turn)()
+            return self.out
+
+        self.call = call
 
     def _forward(self) -> Callable[[], object]:
         """Calls the kernel on the next copy; the output before is freed first, as where nobody keeps it."""

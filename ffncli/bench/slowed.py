@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ffncli.kernels.kernel import Computes, Kernel, Params, Steps
@@ -34,46 +33,32 @@ def slowed(call: Callable[..., Any], factor: float) -> Callable[..., Any]:
 
 
 def slowed_on_gpu(call: Callable[..., Any], factor: float) -> Callable[..., Any]:
-    """The same on a GPU: after the call, its stream sleeps for the cycles that the call takes, times factor - 1.
+    """The same on a GPU: after the call, its stream sleeps for the time that the call takes, times factor - 1.
 
-    They are measured at the first call, the shortest of ten.
+    That is measured at the first call, the shortest of ten.
     """
-    import torch
+    from ffncli.bench.cuda_clock import CudaClock, slow_cycles
 
-    cycles: list[int] = []
+    sleep: list[Callable[[], object]] = []
 
     def run(*arguments: Any) -> Any:
-        if not cycles:
+        if not sleep:
+            clock = CudaClock()
             call(*arguments)
-            seconds = min(_seconds(lambda: call(*arguments)) for _ in range(10))
-            cycles.append(round((factor - 1) * seconds * _cycles_per_second()))
+            seconds = min(clock.time(lambda: call(*arguments), 1) for _ in range(10))
+            sleep.append(_sleeping(slow_cycles((factor - 1) * seconds, clock.cycles_per_s)))
         out = call(*arguments)
-        torch.cuda._sleep(cycles[0])
+        sleep[0]()
         return out
 
     return run
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    """Of a call that is queued on the GPU, by events."""
+def _sleeping(cycles: int) -> Callable[[], object]:
     import torch
 
-    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    torch.cuda._sleep(1_000_000)  # the call is in the queue before the first event comes
-    before.record()
-    call()
-    after.record()
-    torch.cuda.synchronize()
-    return before.elapsed_time(after) / 1e3
-
-
-@cache
-def _cycles_per_second() -> float:
-    import torch
-
-    many = 20_000_000
-    return many / min(_seconds(lambda: torch.cuda._sleep(many)) for _ in range(3))
+    sleep: Callable[[int], object] = torch.cuda._sleep
+    return lambda: sleep(cycles)
 
 
 def slowed_kernel(text: str, known: Callable[[str], Kernel]) -> Kernel | None:

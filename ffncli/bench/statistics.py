@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics as standard
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from math import exp, expm1, fsum, inf, isinf, lgamma, log, log1p, sqrt
 
@@ -48,6 +49,7 @@ def t_sf(t: float, df: float) -> float:
     return tail if t >= 0 else 1 - tail
 
 
+@cache
 def t_quantile(p: float, df: float) -> float:
     """The t below which a share `p` of Student's t lies. Raises ValueError unless 0 < p < 1 and df > 0."""
     if not (0 < p < 1 and df > 0):

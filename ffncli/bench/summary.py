@@ -80,7 +80,8 @@ class _Whole:
         """The best that any process reached."""
         flops = [u.roof.flops_per_s for u in self.units if u.roof.flops_per_s]
         copied = [u.roof.bytes_per_s for u in self.units if u.roof.bytes_per_s]
-        return Roof(max(flops, default=None), max(copied, default=None))
+        caches = [u.roof.llc_bytes for u in self.units if u.roof.llc_bytes is not None]
+        return Roof(max(flops, default=None), max(copied, default=None), max(caches, default=None))
 
 
 def _of_case(whole: _Whole, run: Mapping[str, str]) -> Row:
@@ -148,7 +149,7 @@ def _of_kernel(whole: _Whole, row: Row, kernel: str) -> Row:
 
 
 def _with_figures(row: Row, whole: _Whole, time_s: float | None) -> Row:
-    found = roofline.figures(whole.case, time_s, whole.roof, row.device_name)
+    found = roofline.figures(whole.case, time_s, whole.roof, row.device_name, tf32=" tf32=on" in row.math_mode)
     return replace(
         row,
         flops=found.flops,

@@ -34,6 +34,8 @@ class Code(StrEnum):
     LOAD = "load"
     WAITING = "waiting"
     CLOCK = "clock"
+    GPU_THROTTLED = "gpu-throttled"
+    LAUNCH_BOUND = "launch-bound"
     DRIFT = "drift"
     CORRELATED = "correlated"
     SPIKES = "spikes"
@@ -52,6 +54,8 @@ ADVICE: Mapping[str, str] = {
     Code.LOAD: "more work waits than there are cores: stop the other work",
     Code.WAITING: "the threads waited for each other or for a core: fewer --threads for so little work",
     Code.CLOCK: "the processor runs below its rated clock: power, heat or a governor; ratios hold, times are long",
+    Code.GPU_THROTTLED: "the GPU lowered its clock against heat or a failing supply: ratios hold, times do not repeat",
+    Code.LAUNCH_BOUND: "the GPU waited for the host, so times hold launches too: more tokens, or a call that waits less",
     Code.DRIFT: "the machine became slower or faster while it measured: ratios hold, times do not repeat",
     Code.CORRELATED: "neighbouring processes are alike, so the interval was widened: more --processes",
     Code.SPIKES: "many blocks took much longer than the rest: other work, or memory being moved",
@@ -155,6 +159,10 @@ def of_blocks(blocks: Sequence[Block]) -> list[str]:
         found.append(warning(Code.WAITING, f"{percent(median(cpu))} of the threads' time was computed in"))
     if len(clock) > _SHARE * len(blocks):
         found.append(warning(Code.CLOCK, f"{percent(median(clock))} of the rated clock"))
+    for code in (Code.GPU_THROTTLED, Code.LAUNCH_BOUND):
+        share = _share(blocks, code.value.__eq__)
+        if share > _SHARE:
+            found.append(warning(code, f"{percent(share)} of the blocks"))
     share = outside(blocks)
     if share > _SHARE:
         found.append(warning(Code.SPIKES, f"{percent(share)} of the blocks"))

@@ -146,8 +146,9 @@ def told(request: Request, done: int, output: Output) -> Iterator[Callable[[int,
 
     longest = len(request.cases) * request.method.max_time + request.method.processes * 5
     if longest > 60 and not done:
-        output.note(f"{len(request.cases)} case{'s' * (len(request.cases) > 1)} in {request.method.processes} processes:"
-                    f" at most about {seconds_text(longest)}, less where --precision is reached")  # fmt: skip
+        counted = f"{len(request.cases)} case{'s' * (len(request.cases) > 1)}"
+        most = f"at most about {seconds_text(longest)}, less where --precision is reached"
+        output.note(f"{counted} in {request.method.processes} processes: {most}")
     count, begun, step = done, monotonic(), max(1, request.units // 10)
     bar = shows_bar(output.quiet)
     with progress(request.units, "measuring", output.quiet, output.color) as advance:

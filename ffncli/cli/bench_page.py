@@ -142,9 +142,14 @@ def _remarks(rows: Sequence[Row]) -> list[Part]:
             if base.fusion_saving_max is not None:
                 text += f"; fusing the activation can save at most about {_percent(base.fusion_saving_max)} here"
             found.append(Line(text, quiet=True))
-    for note in dict.fromkeys(row.note for row in rows if row.note):
-        found.append(Line(_who(rows, [r for r in rows if r.note == note]) + note, quiet=True))
-    return found + _warned(rows)
+    return [*found, *_notes(rows), *_warned(rows)]
+
+
+def _notes(rows: Sequence[Row], most: int = 20) -> list[Line]:
+    """Every note once, with whom it is of."""
+    notes = list(dict.fromkeys(row.note for row in rows if row.note))
+    said = [Line(_who(rows, [r for r in rows if r.note == note]) + note, quiet=True) for note in notes[:most]]
+    return said + ([Line(f"and {len(notes) - most} more notes, in the CSV", quiet=True)] if len(notes) > most else [])
 
 
 def _warned(rows: Sequence[Row]) -> list[Part]:
@@ -182,18 +187,16 @@ def _sweep(cases: Mapping[str, Case], rows: Sequence[Row]) -> list[Part]:
     common = ", ".join(_common(name, values[name][0]) for name in _VARYING if name not in differ)
     columns = (*(_NAMES.get(name, name) for name in differ), "kernel", "time", "ratio", "verdict")
     order = {key: at for at, key in enumerate(cases)}
-    lines = [
-        (*(str(getattr(cases[row.case], name)) for name in differ), row.kernel, _time(row.time_s), _ratio(row), verdict(row))
-        for row in sorted(rows, key=lambda row: order.get(row.case, 0))
-    ]  # fmt: skip
+    lines = []
+    for row in sorted(rows, key=lambda row: order.get(row.case, 0)):
+        where = (str(getattr(cases[row.case], name)) for name in differ)
+        lines.append((*where, row.kernel, _time(row.time_s), _ratio(row), verdict(row)))
     twins = [row for row in rows if row.kernel == row.baseline and row.aa_low is not None and row.aa_high is not None]
     parts: list[Part] = [Heading(f"{len(cases)} cases", common), Table(columns, lines)]
     if twins:
         low, high = min(r.aa_low or 1.0 for r in twins), max(r.aa_high or 1.0 for r in twins)
         parts.append(Line(f"the same code twice reads {low:.3f} to {high:.3f}, over all cases", quiet=True))
-    for note in list(dict.fromkeys(row.note for row in rows if row.note))[:_MANY]:
-        parts.append(Line(_who(rows, [r for r in rows if r.note == note]) + note, quiet=True))
-    return parts + _warned(rows)
+    return [*parts, *_notes(rows, _MANY), *_warned(rows)]
 
 
 def _common(name: str, value: Any) -> str:
@@ -251,20 +254,10 @@ def _named(row: Row, many: bool) -> str:
 
 
 def _gate_json(judged: Gate, allowed: float | None) -> dict[str, Any]:
+    groups = (("slower", judged.slower), ("passed", judged.passed), ("inconclusive", judged.inconclusive))
     found = [
-        {
-            "case": j.row.case,
-            "kernel": j.row.kernel,
-            "result": result,
-            "ratio_low": j.low,
-            "p_holm": j.p_holm,
-            "reason": "",
-        }
-        for result, group in (
-            ("slower", judged.slower),
-            ("passed", judged.passed),
-            ("inconclusive", judged.inconclusive),
-        )
+        {"case": j.row.case, "kernel": j.row.kernel, "result": result, "low": j.low, "p_holm": j.p_holm, "reason": ""}
+        for result, group in groups
         for j in group
     ]
     found += [

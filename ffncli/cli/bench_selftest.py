@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from ffncli.bench.grid import Request
@@ -46,7 +47,7 @@ def selftest(request: Request, output: Output) -> None:
         raise FFNError(f"selftest failed: {what}", "the machine may be busy: see ffn doctor", ExitCode.FAILED)
 
 
-def _answer(lines: list[tuple[object, ...]], allowed: float) -> Answer:
+def _answer(lines: Sequence[tuple[object, ...]], allowed: float) -> Answer:
     parts: list[Part] = [Heading("selftest", f"--fail-if-slower {allowed:.0%}, on differences that are known")]
     for case in dict.fromkeys(line[0] for line in lines):
         parts += [Line(str(case), quiet=True)]
@@ -61,5 +62,5 @@ def _answer(lines: list[tuple[object, ...]], allowed: float) -> Answer:
 def _verdict(line: tuple[object, ...], allowed: float) -> str:
     """`the same code, made 5 % slower: reads 1.051 [1.049, 1.053], and is flagged as it must be`."""
     _, kernel, _, ratio, low, high, fired, passed = line
-    said = "flagged" if fired else "not flagged"
-    return f"{_WORDS[str(kernel)]}: reads {ratio:.3f} [{low:.3f}, {high:.3f}], {said}, {'as' if passed else 'which is not as'} it must be"
+    said = ("flagged" if fired else "not flagged") + (", as it must be" if passed else ", which is wrong")
+    return f"{_WORDS[str(kernel)]}: reads {ratio:.3f} [{low:.3f}, {high:.3f}], {said}"

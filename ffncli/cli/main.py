@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("ffncli.cli.bench", "Verify, then time kernels: ratios that anyone can reproduce."),
     "models": ("ffncli.cli.models", "List the known models, with their sources."),
     "compare": ("ffncli.cli.compare", "Compare two saved traces: the first step that departs, and why."),
+    "doctor": ("ffncli.cli.doctor", "Show what this machine can do, and what difference it can resolve."),
 }
 
 

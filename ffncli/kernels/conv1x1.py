@@ -1,4 +1,4 @@
-"""conv1x1: every Linear as a convolution of width 1 over [batch, d_model, tokens]; the same numbers, another routine."""
+"""conv1x1: every Linear as a convolution of width 1 over [batch, d_model, tokens]: the same numbers another way."""
 
 from __future__ import annotations
 

@@ -11,23 +11,36 @@ from ffncli.kernels.kernel import Computes, Params, Steps, register
 from ffncli.kernels.pattern import Dense, dense, refuses_all_but_dense
 
 
+class _Linear(nn.Linear):
+    """nn.Linear without weights of its own: nothing is drawn for what is replaced before the first call."""
+
+    def __init__(self, into: int, out: int, bias: bool) -> None:
+        super().__init__(into, out, bias, device="meta")
+
+    def reset_parameters(self) -> None:
+        """Draws nothing."""
+
+
 class FeedForward(nn.Module):
     """Two nn.Linear, or three where there is a gate; what lies between them is a function.
 
-    It is made without weights: `fill` puts tensors in their place, before it is called.
+    Its weights are put in their places before it is called.
     """
 
     def __init__(self, shape: Dense, axes: dict[str, tuple[Axis, ...]]) -> None:
         super().__init__()
-        for name in ("gate", "up", "down") if shape.gated else ("up", "down"):
-            out, into = axes[f"{name}.weight"]
-            self.add_module(name, nn.Linear(into.size, out.size, f"{name}.bias" in axes, device="meta"))
+        layers = {
+            name: _Linear(axes[f"{name}.weight"][1].size, axes[f"{name}.weight"][0].size, f"{name}.bias" in axes)
+            for name in ("gate", "up", "down")
+            if f"{name}.weight" in axes
+        }
+        self.gate, self.up, self.down = layers.get("gate"), layers["up"], layers["down"]
         self.shape, self.between = shape, between(shape)
         self.others: dict[str, Tensor] = {}  # what an activation learns, a norm's parameters
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, d_model] → [tokens, d_model]."""
-        gate = self.gate(x) if self.shape.gated else None
+        gate = None if self.gate is None else self.gate(x)
         hidden = normed(self.shape, self.between(gate, self.up(x), self.others), self.others)
         out: Tensor = self.down(hidden)
         return out
@@ -59,4 +72,6 @@ def _place(module: FeedForward, name: str) -> tuple[dict[str, Tensor], str]:
     """The dict, and the key in it, where the module has that parameter."""
     layer, _, own = name.rpartition(".")
     found = getattr(module, layer, None)
-    return (found._parameters, own) if isinstance(found, nn.Linear) else (module.others, name)  # type: ignore[return-value]
+    if isinstance(found, nn.Linear):
+        return found._parameters, own  # type: ignore[return-value]  # it holds any tensor
+    return module.others, name

@@ -19,11 +19,13 @@ _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
 def _sigmoid(x: Array) -> Array:
-    return 1.0 / (1.0 + np.exp(-x))
+    out: Array = 1.0 / (1.0 + np.exp(-x))
+    return out
 
 
 def _softplus(x: Array) -> Array:
-    return np.logaddexp(x, x.dtype.type(0.0))
+    out: Array = np.logaddexp(x, x.dtype.type(0.0))
+    return out
 
 
 def _elu(x: Array) -> Array:

@@ -38,8 +38,8 @@ def chosen_kernels(texts: Sequence[str], steps: Steps, spec: FFNSpec, compiling:
     """The kernels for `--kernel`: built-in ones by name (all where none is named), then the user's own.
 
     `steps` are the kernel steps of the block of `spec`. Without `compiling` those that compile refuse every block
-    unless they are named: it takes many times as long as all the others together. Raises FFNError for an unknown name, for a file that does not
-    run, and for a kernel that asks for other weights than the block has.
+    unless they are named: one takes longer than all the others together. Raises FFNError for an unknown name, for a
+    file that does not run, and for a kernel that asks for other weights than the block has.
     """
     words = [word.strip() for text in texts for word in text.split(",")]
     named = [full_name(word) for word in words if ".py" not in word]

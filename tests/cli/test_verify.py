@@ -88,7 +88,7 @@ def test_a_checkpoints_layer(call, checkpoint):
 def test_a_failure_shows_the_answer_first_and_names_it(call, mine):
     code, out, err = call("verify", "8x24:swiglu", "--kernel", f"bad={mine}:mlp", "--check", "kernels")
     assert code == 1
-    assert "3 passed, 1 failed" in out
+    assert "6 passed, 1 failed, 1 without a verdict" in out
     assert err.startswith("error: not verified: kernels, bad (relative error ")
     assert len(err.splitlines()) == 1
     found = {row["subject"]: row for row in rows(call, "8x24:swiglu", "--kernel", f"{mine}:mlp")}
@@ -156,7 +156,11 @@ def test_nan_in_weights_fails_once(call, tmp_path):
     [
         (["--check", "modul"], 2, ["unknown check 'modul'", "did you mean 'module'?"]),
         (["--kernel", "eager", "--check", "tokens"], 2, ["--kernel contradicts --check 'tokens'", "add kernels to"]),
-        (["--kernel", "fast"], 2, ["unknown kernel 'fast'", "eager, packed, conv"]),
+        (
+            ["--kernel", "fast"],
+            2,
+            ["unknown kernel 'fast'", "eager, module, packed, inplace, conv1x1, numpy, compiled"],
+        ),
         (["--tolerance", "-1"], 2, ["--tolerance must be a number from 0"]),
         (["--device", "cuda:77"], 3, ["this machine has no such GPU"]),
         (["--dtype", "int8"], 2, ["--dtype int8 counts bytes only"]),
@@ -184,6 +188,21 @@ def test_a_directory_without_tensors_is_not_verified(call, tmp_path, file, why):
     code, out, err = call("verify", config, "--check", "tokens")
     assert (code, err) == (0, "")
     assert "random weights, seed 0" in out
+
+
+def test_what_compiles_is_run_where_it_is_named(call, monkeypatch):
+    import torch
+
+    seen: list[object] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: seen.append(options) or function)
+    found = {row["subject"]: row for row in rows(call, "8x24:swiglu", "--check", "kernels")}
+    assert list(found) == ["eager", "module", "packed", "inplace", "conv1x1", "numpy", "compiled"]
+    assert (found["compiled"]["passed"], seen) == (None, [])
+    assert found["compiled"]["note"].startswith("not run unless it is named")
+    (named,) = rows(call, "8x24:swiglu", "--check", "kernels", "--kernel", "compiled")
+    assert (named["subject"], named["passed"], len(seen)) == ("compiled", True, 1)
+    (former,) = rows(call, "8x24:swiglu", "--check", "kernels", "--kernel", "conv")
+    assert (former["subject"], former["passed"]) == ("conv1x1", True)
 
 
 def test_checks_as_a_list_and_one_by_one(call):

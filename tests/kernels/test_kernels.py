@@ -48,6 +48,13 @@ MIXED = {
     "weighed input": FFNSpec(6, 24, "swiglu", moe=MoE(4, 2, 1, shared_scale=0.5, weigh="input")),
 }  # fmt: skip
 BLOCKS = {**PLAIN, **GATED, **MIXED}
+DENSE = PLAIN | GATED
+NO_ERF = {label: spec for label, spec in DENSE.items() if spec.activation != "gelu"}
+SUPPORTED = {
+    "eager": BLOCKS, "module": DENSE, "packed": GATED, "inplace": DENSE, "conv1x1": DENSE, "numpy": NO_ERF,
+    "compiled": DENSE,
+}  # fmt: skip
+QUICK = [name for name in BUILT_IN if name != "compiled"]  # tests/kernels/test_compiled.py has that one
 
 
 def drawn(block, generator):
@@ -60,7 +67,7 @@ def computed(kernel, block, weights, x):
     return kernel.build(block, "cpu", x.dtype)(x, kernel.prepare(block, weights))
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize("label", BLOCKS)
 def test_every_kernel_is_the_reference_or_refuses(name, label):
     generator = torch.Generator().manual_seed(0)
@@ -68,18 +75,19 @@ def test_every_kernel_is_the_reference_or_refuses(name, label):
     weights, x = drawn(block, generator), torch.randn(9, 6, generator=generator).double()
     before = {**{n: t.clone() for n, t in weights.items()}, "x": x.clone()}
     refused = kernel.refuses(block)
-    supported = {"eager": BLOCKS, "packed": GATED, "conv": PLAIN | GATED}[name]
-    assert (refused is None) == (label in supported)
+    assert (refused is None) == (label in SUPPORTED[name])
     if refused is not None:
         return
-    found = computed(kernel, block, weights, x)
-    expected = run(block, weights, {block_inputs(block)[0]: x})
-    assert found.shape == expected.shape
-    assert relative_error(found, expected) < 1e-14
+    call, params = kernel.build(block, "cpu", x.dtype), kernel.prepare(block, weights)
+    for tokens in (9, 4, 9):  # buffers of another size, and the same ones again
+        found, given = call(x[:tokens], params), {block_inputs(block)[0]: x[:tokens]}
+        expected = run(block, weights, given)
+        assert found.shape == expected.shape
+        assert relative_error(found, expected) < 1e-14
     assert all(torch.equal(before[n], t) for n, t in {**weights, "x": x}.items())
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize(
     ("spec", "module"),
     [
@@ -101,6 +109,70 @@ def test_every_kernel_is_the_module(name, spec, module):
     with torch.no_grad():
         expected = module(x)
     assert relative_error(computed(kernel, block, state, x), expected) < 1e-14
+
+
+@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("label", BLOCKS)
+def test_gradients_are_those_of_the_reference(name, label):
+    """Of x and of every weight, through prepare, for a drawn gradient of the output; in float64."""
+    block, kernel = kernel_steps(steps(BLOCKS[label])), built_in(name)
+    if kernel.refuses(block) or not kernel.trains:
+        assert kernel.refusal(block, "cpu", "fp64", "forward+backward")
+        return
+    generator = torch.Generator().manual_seed(1)
+    weights, x = drawn(block, generator), torch.randn(9, 6, generator=generator).double()
+    g = torch.randn(9, 6, generator=generator).double()
+    found = gradients(lambda x, w: computed(kernel, block, w, x), weights, x, g)
+    expected = gradients(lambda x, w: run(block, w, {block_inputs(block)[0]: x}), weights, x, g)
+    assert len(found) == len(weights) + 1
+    for name_, a, b in zip(["x", *weights], found, expected, strict=True):
+        assert (a - b).abs().max() <= 1e-12 * b.abs().max(), name_
+
+
+def gradients(function, weights, x, g):
+    leaves = [t.clone().requires_grad_() for t in (x, *weights.values())]
+    out = function(leaves[0], dict(zip(weights, leaves[1:], strict=True)))
+    found = torch.autograd.grad(out, leaves, g, allow_unused=True)
+    return [torch.zeros_like(t) if d is None else d for d, t in zip(found, leaves, strict=True)]
+
+
+def test_gradients_are_those_of_finite_differences():
+    """torch's own oracle, for the reference and all of these at once."""
+    block = kernel_steps(steps(FFNSpec(3, 5, "swiglu", bias=True)))
+    generator = torch.Generator().manual_seed(1)
+    weights, x = drawn(block, generator), torch.randn(2, 3, generator=generator).double()
+    leaves = [t.requires_grad_() for t in (x, *weights.values())]
+    for name in QUICK:
+        kernel = built_in(name)
+        if kernel.trains:
+            assert torch.autograd.gradcheck(
+                lambda x, *own, kernel=kernel: computed(kernel, block, dict(zip(weights, own, strict=True)), x), leaves
+            )
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_other_weights_are_other_outputs(name):
+    """Nothing of an earlier call's params is kept, whichever copy of the weights comes next."""
+    block, kernel = kernel_steps(steps(FFNSpec(6, 24, "swiglu"))), built_in(name)
+    generator = torch.Generator().manual_seed(0)
+    copies = [drawn(block, generator) for _ in range(3)]
+    x = torch.randn(9, 6, generator=generator).double()
+    call, params = kernel.build(block, "cpu", x.dtype), [kernel.prepare(block, weights) for weights in copies]
+    for at in (0, 1, 1, 2, 0):
+        expected = run(block, copies[at], {block_inputs(block)[0]: x})
+        assert relative_error(call(x, params[at]), expected) < 1e-14
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_in_inference_mode_and_out_of_it(name):
+    block, kernel = kernel_steps(steps(FFNSpec(6, 24, "swiglu"))), built_in(name)
+    generator = torch.Generator().manual_seed(0)
+    weights, x = drawn(block, generator), torch.randn(9, 6, generator=generator).double()
+    call, params = kernel.build(block, "cpu", x.dtype), kernel.prepare(block, weights)
+    with torch.inference_mode():
+        first = call(x, params).clone()
+    with torch.no_grad():
+        assert torch.equal(call(x, params), first)
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -142,6 +214,7 @@ def test_what_is_refused_is_said():
 
 
 def test_registration_and_needs(monkeypatch):
+    assert all(built_in(name).name == name for name in BUILT_IN)  # registered before what follows replaces the table
     monkeypatch.setattr("ffncli.kernels.kernel.REGISTERED", dict(REGISTERED))
     build = register("fast", needs=("cuda", "no_such_module"))(lambda steps, device, dtype: lambda x, params: x)
     from ffncli.kernels.kernel import REGISTERED as now
@@ -150,7 +223,24 @@ def test_registration_and_needs(monkeypatch):
     assert now["fast"].missing("cpu") == "runs on a GPU only"
     assert now["fast"].missing("cuda:1") == "needs the module no_such_module"
     assert built_in("eager").missing("cpu") is None
-    assert all(built_in(name).name == name for name in BUILT_IN)
+    assert built_in("numpy").missing("cuda") == "runs on a CPU only"
+
+
+def test_a_refusal_says_every_reason():
+    plain, experts = (kernel_steps(steps(spec)) for spec in (PLAIN["plain"], MIXED["mixtral"]))
+    kernel = built_in("numpy")
+    assert kernel.refusal(kernel_steps(steps(GATED["gated"])), "cpu", torch.float64) is None
+    assert kernel.refusal(plain, "cpu", "fp32") == "numpy has no erf, which gelu needs"
+    assert kernel.refusal(experts, "cuda:0", torch.bfloat16, "forward+backward") == (
+        "runs on a CPU only; computes no experts; computes in fp64 and fp32 only, not in bf16; computes forward only"
+    )
+    assert built_in("inplace").refusal(plain, "cpu", "bf16", "forward+backward") == "computes forward only"
+    assert built_in("eager").refusal(plain, "cuda", "fp16", "forward+backward") is None
+
+
+def test_a_former_name_is_understood():
+    assert built_in("conv") is built_in("conv1x1")
+    assert "conv" not in BUILT_IN
 
 
 def test_names_of_kernels_load_no_torch():

@@ -19,7 +19,7 @@ from ffncli.models.model import block_model
 from ffncli.run.execute import run
 from ffncli.run.prepare import Request
 from ffncli.run.user_code import user_code
-from ffncli.run.user_kernels import argument, chosen_kernels, user_kernel
+from ffncli.run.user_kernels import argument, chosen_kernels, unguarded, user_kernel
 from ffncli.run.verify import Question, verify_layer
 from ffncli.run.weights import random_weights
 from tests.oracles.modules import relative_error
@@ -266,10 +266,99 @@ def test_which_kernels_are_chosen(file):
     def names(*texts: str) -> list[str]:
         return [k.name for k in chosen_kernels([t.replace("FILE", str(file)) for t in texts], block, GATED)]
 
-    assert names() == ["eager", "packed", "conv"]
-    assert names("conv") == ["conv"]
-    assert names("FILE:good") == ["eager", "packed", "conv", "mine.py:good"]
+    assert names() == ["eager", "module", "packed", "inplace", "conv1x1", "numpy", "compiled"]
+    assert names("conv1x1") == names("conv") == names("conv,conv1x1") == ["conv1x1"]
+    assert names("FILE:good") == [*names(), "mine.py:good"]
     assert names("eager, a=FILE:good", "b=FILE:swapped") == ["eager", "a", "b"]
+
+
+def test_what_compiles_is_run_where_it_is_named():
+    block = kernel_steps(steps(GATED))
+
+    def why(*texts: str) -> list[str | None]:
+        return [k.refuses(block) for k in chosen_kernels(texts, block, GATED, compiling=False)]
+
+    assert why()[:-1] == [None] * 6
+    assert why()[-1] == "not run unless it is named, for it compiles some seconds: --kernel compiled"
+    assert why("eager,compiled") == [None, None]
+    assert chosen_kernels([], block, GATED)[-1].refuses(block) is None
+
+
+def gradients(function, weights, x, g):
+    leaves = [t.detach().clone().requires_grad_() for t in (x, *weights.values())]
+    out = function(leaves[0], dict(zip(weights, leaves[1:], strict=True)))
+    return torch.autograd.grad(out, leaves, g)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("good", GATED),
+        ("record", GATED),
+        ("SwiGLU", GATED),
+        ("Fused", FFNSpec(8, 24, "geglu", bias=True)),
+        ("Interleaved", FFNSpec(8, 24, "glu", bias=True)),
+        ("GPT2MLP", FFNSpec(8, 24, "gelu_tanh")),
+        ("Pointwise", FFNSpec(8, 24, "relu")),
+        ("Raw", FFNSpec(8, 24, "silu", bias=True)),
+        ("built", FFNSpec(8, 24, "gelu_tanh")),
+    ],
+)
+def test_gradients_are_the_references(file, name, spec):
+    """Through prepare, to the canonical weights: however a module packs them."""
+    block = kernel_steps(steps(spec))
+    weights = random_weights(block, torch.Generator().manual_seed(3), torch.float64)
+    kernel = user_kernel(f"{file}:{name}", block, spec)
+    x, g = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(4)).double()
+    call = kernel.build(block, "cpu", torch.float64)
+    found = gradients(lambda x, w: call(x, kernel.prepare(block, w)), weights, x, g)
+    expected = gradients(lambda x, w: run(block, w, {block_inputs(block)[0]: x}), weights, x, g)
+    for a, b in zip(found, expected, strict=True):
+        assert relative_error(a, b) < 1e-12
+
+
+def test_a_module_takes_the_params_of_each_call(file):
+    block = kernel_steps(steps(GATED))
+    kernel = user_kernel(f"{file}:SwiGLU", block, GATED)
+    copies = [random_weights(block, torch.Generator().manual_seed(seed), torch.float64) for seed in (1, 2)]
+    params, x = [kernel.prepare(block, weights) for weights in copies], torch.randn(5, 8).double()
+    call, other = (kernel.build(block, "cpu", torch.float64) for _ in range(2))
+    assert unguarded(call)._module is not unguarded(other)._module
+    for at in (0, 1, 1, 0):
+        expected = run(block, copies[at], {block_inputs(block)[0]: x})
+        assert relative_error(call(x, params[at]), expected) < 1e-12
+
+
+TIED = """
+import torch.nn as nn, torch.nn.functional as F
+class Tied(nn.Module):
+    def __init__(self, d_model, d_ff):
+        super().__init__()
+        self.gate, self.up = (nn.Linear(d_model, d_ff, bias=False) for _ in range(2))
+        self.down = nn.Linear(d_ff, d_model, bias=False)
+        self.also = self.gate
+        self.again = nn.ParameterList([self.up.weight])
+    def forward(self, x):
+        return self.down(F.silu(self.also(x)) * F.linear(x, self.again[0]))
+"""
+
+
+def test_a_parameter_is_replaced_wherever_a_module_has_it(tmp_path):
+    path = tmp_path / "tied.py"
+    path.write_text(TIED)
+    assert verified(path, "Tied")["tied.py:Tied"].passed is True
+
+
+def test_without_its_guard_a_kernel_is_what_the_user_wrote(file):
+    block = kernel_steps(steps(GATED))
+    call = user_kernel(f"{file}:raises", block, GATED).build(block, "cpu", torch.float32)
+    x, params = torch.zeros(2, 8), (torch.zeros(24, 8), torch.zeros(24, 8), torch.zeros(8, 24))
+    with pytest.raises(FFNError, match=r"mine.py, line 14: ValueError: no such luck"):
+        call(x, params)
+    with pytest.raises(ValueError, match="no such luck"):
+        unguarded(call)(x, params)
+    ours = chosen_kernels(["eager"], block, GATED)[0].build(block, "cpu", torch.float32)
+    assert unguarded(ours) is ours
 
 
 def test_names_of_arguments():

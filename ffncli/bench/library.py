@@ -1,0 +1,49 @@
+"""`ffncli.benchmark`: what `ffn bench` does, as a call."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ffncli.bench.columns import Row
+from ffncli.bench.grid import Grid, Request, cases
+from ffncli.bench.named import named
+from ffncli.bench.records import Method
+from ffncli.bench.suite import begun, run
+from ffncli.models.dimensions import Dimensions
+
+
+def benchmark(
+    source: str | None = None,
+    dimensions: Dimensions | None = None,
+    *,
+    tokens: Sequence[int] = (),
+    dtypes: Sequence[str] = (),
+    passes: Sequence[str] = (),
+    caches: Sequence[str] = (),
+    devices: Sequence[str] = ("cpu",),
+    threads: Sequence[int] = (),
+    kernels: Sequence[str] = (),
+    baseline: str | None = None,
+    method: Method | None = None,
+    save: str | Path | None = None,
+    force: bool = False,
+) -> tuple[Row, ...]:
+    """Verify, then time kernels in fresh processes; a row for every case and kernel, as in the CSV.
+
+    `source`, `kernels` and the lists are as on the command line, () their defaults. `save` names a CSV, with the rounds
+    file beside it; without one nothing is kept. Times in seconds. Raises FFNError for what cannot be; a kernel that is
+    wrong or fails is a row with that status.
+    """
+    method = method or Method()
+    wanted = Grid(
+        source, dimensions or Dimensions(), tuple(tokens), tuple(dtypes), tuple(passes), tuple(caches), tuple(devices),
+        tuple(threads), method.seed,
+    )  # fmt: skip
+    chosen = named(list(kernels), baseline)
+    request = Request(cases(wanted), chosen.texts, chosen.names, chosen.baseline, method, files=chosen.files)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "results.csv") if save is None else Path(save).expanduser()
+        with begun(path, request, force) as journal:
+            return run(journal).rows

@@ -1,0 +1,47 @@
+"""A stand-in for pynvml: one GPU whose figures a test sets; `refuses` names what this card does not support."""
+
+
+class FakeNvml:
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, uuid="GPU-1234", cost=0.0, wall=None):
+        self.uuid, self.cost, self.wall = uuid, cost, wall
+        self.sm, self.memory, self.milliwatts, self.celsius, self.bits, self.top = 1410, 1593, 312_400, 61, 0, 1410
+        self.refuses, self.asked = set(), []
+
+    def _answer(self, name, value):
+        self.asked.append(name)
+        if self.wall is not None:
+            self.wall[0] += self.cost
+        if name in self.refuses:
+            raise self.NVMLError("Not Supported")
+        return value
+
+    def nvmlInit(self):
+        self._answer("init", None)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid != self.uuid:
+            raise self.NVMLError("Not Found")
+        return "handle"
+
+    def nvmlSystemGetDriverVersion(self):
+        return self._answer("driver", b"550.54.15")
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, kind):
+        return self._answer("rated", self.top)
+
+    def nvmlDeviceGetClockInfo(self, handle, kind):
+        return self._answer("clock", self.sm if kind == self.NVML_CLOCK_SM else self.memory)
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return self._answer("power", self.milliwatts)
+
+    def nvmlDeviceGetTemperature(self, handle, kind):
+        return self._answer("temperature", self.celsius)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        return self._answer("reasons", self.bits)

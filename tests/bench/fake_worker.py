@@ -1,0 +1,74 @@
+"""A worker that measures nothing: times are made of the seed, exactly. `fake_worker.py [FILE] FD` (see `FAULTS`).
+
+FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at the case whose key holds that text, `kill`, `segfault`,
+`exit`, `wrong`, `slow` (a wait of a minute), `fails`, `other` (another machine). Every case begun is a line in FILE.log.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from ffncli.bench.records import ANCHOR, TWIN, Block, Case, Job, Outcome, Roof, Status, Unit
+
+RATIOS = {"packed": 0.95, "numpy": 1.10, "module": 1.0}  # of the others' time to the baseline's
+
+
+def unit(case: Case, job: Job, what: str = "") -> Unit:
+    """What the case gives in that process: the same in every run."""
+    rng = random.Random(f"{case.key}/{job.process}")
+    status: Status = "wrong" if what == "wrong" else "failed" if what == "fails" else "ok"
+    names = [name.partition("=")[0] for name in job.kernels]
+    arms = [*names, TWIN, ANCHOR] if status == "ok" else []
+    blocks = tuple(
+        Block(job.process, case.key, placement, turn, position, name, 7, 7e-3 * RATIOS.get(name, 1.0) * noise, flags)
+        for placement in range(2)
+        for turn in range(2)
+        for noise, flags in [(math.exp(rng.gauss(0, 1e-4)), ("faults=3",) if turn else ())]
+        for position, name in enumerate(arms)
+    )
+    outcomes = tuple(Outcome(name, status, "0 of 9" if status != "ok" else "", 1e-7, 1e-8) for name in names)
+    environment = {"host": "there" if what == "other" else "here", "torch": "2.x", "cpu": "fake", "numpy": "2"}
+    return Unit(job.process, case.key, job.baseline or names[0], case.cache, outcomes, blocks, Roof(1e11, 1e10),
+                environment, ("a note; of the unit",), {"blocks": 1.0})  # fmt: skip
+
+
+def faults(file: Path | None, case: Case, process: int) -> str:
+    if file is None:
+        return ""
+    with file.with_suffix(".log").open("a") as log:
+        log.write(f"{process} {case.key}\n")
+    for line in file.read_text().splitlines():
+        part, at, what = line.rsplit(maxsplit=2)
+        if part in case.key and int(at) == process:
+            return what
+    return ""
+
+
+def main(arguments: list[str]) -> None:
+    file = Path(arguments[0]) if len(arguments) > 1 else None
+    connection = Connection(int(arguments[-1]))
+    job: Job = connection.recv()
+    for case in job.cases:
+        connection.send(("began", case.key))
+        what = faults(file, case, job.process)
+        if what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif what == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif what == "exit":
+            os._exit(5)
+        elif what == "slow":
+            time.sleep(60)
+        connection.send(("unit", unit(case, job, what)))
+    connection.send(("finished",))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,369 @@
+"""The parent of a benchmark, with a worker that measures nothing: order, deaths, signals, and what a crash leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ffncli.bench import launch, suite
+from ffncli.bench.grid import Grid, Request, cases, from_json, to_json
+from ffncli.bench.journal import Files, Journal, begin
+from ffncli.bench.journal import resume as resume_journal
+from ffncli.bench.records import Job, Method
+from ffncli.bench.results import read_results, read_rounds, read_rows
+from ffncli.bench.suite import begun, resumed, run
+from ffncli.bench.summary import summarise
+from ffncli.errors import FFNError
+from ffncli.models.dimensions import Dimensions
+from tests.bench import fake_worker
+
+FAKE = (sys.executable, "-m", "tests.bench.fake_worker")
+RUN = {"run_id": "r1", "started_utc": "2026-01-01T00:00:00Z"}
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def request(tokens=(1, 2), kernels=("eager", "packed"), processes=2, threads=(1,), **more) -> Request:
+    found = cases(Grid("8x16:swiglu", Dimensions(), tokens, devices=("cpu",), threads=threads))
+    return Request(found, kernels, kernels, "eager", Method(processes=processes), **more)
+
+
+def worker_with(tmp_path: Path, *lines: str) -> tuple[tuple[str, ...], Path]:
+    """(the command of a worker with these faults, the file that lists what it began)."""
+    file = tmp_path / "faults.txt"
+    file.write_text("".join(line + "\n" for line in lines))
+    return (*FAKE, str(file)), tmp_path / "faults.log"
+
+
+def in_process(journal: Journal, most: int | None = None) -> int:
+    """The same work without processes: add the units that are not there, at most so many."""
+    asked, done = journal.request, 0
+    for process in range(asked.method.processes):
+        for case in asked.cases:
+            if not journal.done(process, case.key) and (most is None or done < most):
+                journal.add(fake_worker.unit(case, Job(process, (), asked.kernels, "eager", asked.method)))
+                done += 1
+    return done
+
+
+# --- order, rows, files -----------------------------------------------------------------------------------------------
+
+
+def test_processes_are_outermost_and_every_process_runs_every_case(tmp_path):
+    command, log = worker_with(tmp_path)
+    asked, path = request(tokens=(1, 2), threads=(1, 2)), tmp_path / "a.csv"
+    told = []
+    with begun(path, asked) as journal:
+        found = run(journal, lambda process, case: told.append((process, case.tokens, case.threads)), command)
+    places = [(p, n, t) for p in (0, 1) for t in (1, 2) for n in (1, 2)]
+    assert told == places
+    assert [int(line.split()[0]) for line in log.read_text().splitlines()] == [p for p, _, _ in places]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.csv", "a.rounds.csv", "faults.log", "faults.txt"]
+    assert read_rows(path) == found.rows
+    assert {(row.case, row.kernel) for row in found.rows} == {(c.key, k) for c in asked.cases for k in asked.kernels}
+    assert len(found.rows) == 8
+    ratios = [row.ratio for row in found.rows if row.kernel == "packed"]
+    assert ratios == pytest.approx([0.95] * 4, rel=1e-9)  # noise is the round's, so it divides out
+    assert all(row.verdict == "faster" for row in found.rows if row.kernel == "packed")
+
+
+def test_rows_can_be_made_again_from_the_rounds_file(tmp_path):
+    asked, path = request(), tmp_path / "a.csv"
+    with begun(path, asked) as journal:
+        found = run(journal, command=FAKE)
+    blocks = [block for run_id, block in read_rounds(tmp_path / "a.rounds.csv") if run_id == found.rows[0].run_id]
+    again = []
+    for case in asked.cases:
+        jobs = [Job(p, (), asked.kernels, "eager", asked.method) for p in range(2)]
+        units = [
+            replace(fake_worker.unit(case, job),
+                    blocks=tuple(b for b in blocks if b.case == case.key and b.process == job.process))
+            for job in jobs
+        ]  # fmt: skip
+        again += summarise(case, units, asked.method, {n: getattr(found.rows[0], n) for n in RUN})
+    assert tuple(again) == read_rows(path)
+
+
+def test_a_request_survives_json():
+    import json
+
+    asked = replace(request(), fail_if_slower=0.03, asked={"--tokens": "1,2"}, files={"/a.py": "00"})
+    assert from_json(json.loads(json.dumps(to_json(asked)))) == asked
+
+
+# --- a worker that dies -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "words"),
+    [
+        ("kill", "oom", "the worker was killed (signal 9), probably for memory"),
+        ("segfault", "failed", "the worker was ended by signal 11 (segmentation fault)"),
+        ("exit", "failed", "the worker ended with exit code 5"),
+    ],
+)
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_case_that_kills_its_worker_is_not_tried_again_and_the_rest_goes_on(tmp_path, what, status, words, process):
+    command, log = worker_with(tmp_path, f" 2 tokens {process} {what}")
+    asked = request(tokens=(1, 2, 3))
+    with begun(tmp_path / "a.csv", asked) as journal:
+        found = run(journal, command=command)
+    of = {(row.case, row.kernel): row for row in found.rows}
+    for case in asked.cases:
+        row = of[case.key, "packed"]
+        assert (row.status, words in row.note) == ((status, True) if case.tokens == 2 else ("ok", False))
+        assert row.host == "here" or case.tokens == 2
+    begun_cases = [line for line in log.read_text().splitlines() if " 2 tokens" in line]
+    assert len(begun_cases) == process + 1
+    assert read_rows(tmp_path / "a.csv") == found.rows
+    assert len(of) == len(found.rows) == 6
+
+
+def test_a_worker_that_cannot_start_is_one_line_and_leaves_nothing(tmp_path):
+    with pytest.raises(FFNError, match="could not start .ended with exit code 3."), begun(tmp_path / "a.csv", request()) as journal:  # fmt: skip  # noqa: E501
+        run(journal, command=(sys.executable, "-c", "import sys; sys.exit(3)"))
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- a crash at any byte ----------------------------------------------------------------------------------------------
+
+
+def snapshots(path: Path, asked: Request) -> tuple[dict[str, bytes], list[dict[str, bytes]]]:
+    """(the finished files, the files after each unit)."""
+    files = Files(path)
+    journal = begin(path, asked, RUN, {}, summarise, False)
+    states = []
+    for _ in range(asked.units + 1):
+        states.append({p.name: p.read_bytes() for p in (files.csv, files.rounds, files.journal)})
+        in_process(journal, 1)
+    journal.finish()
+    return {p.name: p.read_bytes() for p in (files.csv, files.rounds)}, states
+
+
+def restored(path: Path, state: dict[str, bytes]) -> None:
+    for name, raw in state.items():
+        path.with_name(name).write_bytes(raw)
+
+
+@pytest.mark.parametrize("torn", ["a.partial.jsonl", "a.rounds.csv", "a.csv"])
+def test_a_crash_at_any_byte_of_a_file_is_resumed_to_the_same_result(tmp_path, torn):
+    path, asked = tmp_path / "a.csv", request(kernels=("eager",))
+    whole, states = snapshots(path, asked)
+    first = states[0]["a.partial.jsonl"].index(b"\n") + 1
+    last = states[-1]
+    lengths = range(first if torn == "a.partial.jsonl" else 0, len(last[torn]) + 1)
+    for length in lengths[:: 1 if torn == "a.partial.jsonl" else 7]:
+        restored(path, last | {torn: last[torn][:length]})
+        journal = resume_journal(path, summarise)
+        in_process(journal)
+        journal.finish()
+        assert {name: path.with_name(name).read_bytes() for name in whole} == whole, length
+
+
+def test_a_crash_between_two_files_is_resumed_to_the_same_result(tmp_path):
+    path, asked = tmp_path / "a.csv", request()
+    whole, states = snapshots(path, asked)
+    for before, after in zip(states, states[1:], strict=False):
+        for reached in (1, 2):  # the rounds are written, then the journal, then the rows
+            names = ("a.rounds.csv", "a.partial.jsonl")[:reached]
+            restored(path, before | {name: after[name] for name in names})
+            journal = resume_journal(path, summarise)
+            in_process(journal)
+            journal.finish()
+            assert {name: path.with_name(name).read_bytes() for name in whole} == whole
+
+
+def test_what_is_finished_is_not_measured_again(tmp_path):
+    path, asked = tmp_path / "a.csv", request()
+    _, states = snapshots(path, asked)
+    for done, state in enumerate(states):
+        restored(path, state)
+        assert in_process(resume_journal(path, summarise)) == asked.units - done
+
+
+def test_a_journal_without_a_request_or_with_a_damaged_line_is_refused(tmp_path):
+    path, asked = tmp_path / "a.csv", request()
+    _, states = snapshots(path, asked)
+    journal = states[-1]["a.partial.jsonl"]
+    for raw, words in (
+        (journal[:40], "holds no request"),
+        (b"{}\n", "line 1: no request"),
+        (b"[" * 100_000 + b"\n", "line 1: no request"),
+        (journal.replace(b'"outcomes"', b'"outcom', 1), "line 2 is damaged"),
+    ):
+        restored(path, states[-1] | {"a.partial.jsonl": raw})
+        with pytest.raises(FFNError, match=words):
+            resume_journal(path, summarise)
+    path.with_name("a.partial.jsonl").unlink()
+    with pytest.raises(FFNError, match="nothing to resume.*a.csv is complete"):
+        resume_journal(path, summarise)
+
+
+def test_another_machine_or_version_or_kernel_file_is_not_resumed(tmp_path, monkeypatch):
+    kernel, path = tmp_path / "k.py", tmp_path / "a.csv"
+    kernel.write_text("def mlp(x, gate, up, down): ...")
+    asked = request(files={str(kernel): suite.sha256(kernel)})
+    command, _ = worker_with(tmp_path, " 1 tokens 1 other")
+    with begun(path, asked) as journal:
+        in_process(journal, 2)
+    with resumed(path) as journal, pytest.raises(FFNError, match="cannot go on: host is 'there', its run began with 'here'"):  # fmt: skip  # noqa: E501
+        run(journal, command=command)
+    kernel.write_text("def mlp(x, gate, up, down): return x")
+    with pytest.raises(FFNError, match="k.py has changed since its run began"), resumed(path):
+        pass
+    kernel.write_text("def mlp(x, gate, up, down): ...")
+    software = suite.software()
+    monkeypatch.setattr(suite, "software", lambda: software | {"torch": "9.9"})
+    with pytest.raises(FFNError, match="torch is '9.9', its run began with") as error, resumed(path):
+        pass
+    assert error.value.code == 3
+
+
+# --- the file system --------------------------------------------------------------------------------------------------
+
+
+def test_one_writer_for_each_file_and_no_lock_is_left(tmp_path):
+    path = tmp_path / "a.csv"
+    with begun(path, request()) as journal:
+        code = f"from tests.bench.test_suite import *\nwith begun(Path({str(path)!r}), request()): pass"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+        assert "another ffn bench writes" in done.stderr
+        in_process(journal)
+        journal.finish()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.csv", "a.rounds.csv"]
+
+
+def test_files_that_exist_are_kept_unless_forced(tmp_path):
+    path, asked = tmp_path / "a.csv", request()
+    path.write_text("mine")
+    with pytest.raises(FFNError, match="exists already"), begun(path, asked):
+        pass
+    assert path.read_text() == "mine"
+    with begun(path, asked, force=True) as journal:
+        in_process(journal, 1)
+    with pytest.raises(FFNError, match="is unfinished; go on with `ffn bench --resume"), begun(path, asked):
+        pass
+    for bad in ("a.txt", "a", "a.rounds.csv"):
+        with pytest.raises(FFNError, match=r"must end in \.csv"), begun(tmp_path / bad, asked):
+            pass
+    with pytest.raises(FFNError, match="cannot write") as error, begun(tmp_path / "none" / "a.csv", asked):
+        pass
+    assert error.value.code == 3
+
+
+def test_a_full_disk_keeps_what_was_finished(tmp_path):
+    """A limit on the size of files stands for the disk."""
+    code = """
+import resource, sys
+from tests.bench.test_suite import *
+path = Path(sys.argv[1])
+with begun(path, request(tokens=tuple(range(1, 30)))) as journal:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+    try:
+        in_process(journal)
+    except FFNError as error:
+        print(error.code, error.message, journal.count)
+"""
+    path = tmp_path / "a.csv"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.startswith(f"3 cannot write {tmp_path}/a."), done.stderr
+    kept = int(done.stdout.split()[-1])
+    with resumed(path) as journal:
+        assert kept in (journal.count, journal.count + 1)
+        left = journal.request.units - journal.count
+        assert 0 < in_process(journal) == left
+        journal.finish()
+    assert len(read_rows(path)) == 58
+    assert len(read_results(path)) == 58
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+_PARENT = """
+import sys
+from ffncli.bench import launch, suite
+suite.run.__defaults__ = (suite.run.__defaults__[0], tuple(sys.argv[1].split(",")))
+from ffncli.cli.main import main
+sys.argv = ["ffn", *sys.argv[2:]]
+main()
+"""
+
+
+def parent(command: tuple[str, ...], *arguments: str) -> subprocess.Popen[str]:
+    """`ffn bench` with that worker, in a process of its own."""
+    words = [sys.executable, "-c", _PARENT, ",".join(command), "bench", *arguments]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def workers(log: Path) -> list[int]:
+    """Processes that still run with this file."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = place.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"tests.bench.fake_worker" in words and str(log.with_suffix(".txt")).encode() in words:
+            found.append(int(place.parent.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_signal_ends_the_worker_and_says_how_to_go_on(tmp_path, number, code, word):
+    command, log = worker_with(tmp_path, " 2 tokens 0 slow")
+    path = tmp_path / "a.csv"
+    options = ("--kernel", "eager,packed", "--tokens", "1,2", "--quick", "--threads", "1", "--device", "cpu")
+    running = parent(command, "8x16:swiglu", *options, "--save", str(path))
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not (log.exists() and " 2 tokens" in log.read_text()):
+        time.sleep(0.02)
+    assert len(workers(log)) == 1
+    running.send_signal(number)
+    _, err = running.communicate(timeout=30)
+    assert running.returncode == code
+    assert f"{word}: 1 of 6 units kept in {path}; resume with `ffn bench --resume {path}`" in err
+    assert workers(log) == []
+    (tmp_path / "faults.txt").write_text("")
+    again = parent(command, "--resume", str(path))
+    out, err = again.communicate(timeout=60)
+    assert (again.returncode, "1 of 6 units are there already" in err) == (0, True), err
+    assert "5 % faster" in out
+    assert len(read_rows(path)) == 4
+    assert not path.with_suffix(".partial.jsonl").exists()
+    assert log.read_text().count("0 8x16:swiglu, 1 tokens") == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups")
+def test_what_a_worker_leaves_running_goes_with_it(tmp_path):
+    file = tmp_path / "pid"
+    code = f"import subprocess,sys; p=subprocess.Popen(['sleep','60']); open({str(file)!r},'w').write(str(p.pid))"
+    job = Job(0, (), ("eager",), "eager", Method())
+    with launch.worker(job, 1, (sys.executable, "-c", code)) as busy:
+        assert busy.ended() == 0
+    time.sleep(0.1)
+    status = Path(f"/proc/{file.read_text()}/stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
+
+
+def test_the_environment_of_a_worker_is_explicit():
+    given = {"OMP_PROC_BIND": "close", "OMP_NUM_THREADS": "7", "GOMP_CPU_AFFINITY": "0", "HOME": "/h"}
+    ours = launch.environment(3, "fixed", given)
+    assert (ours["OMP_PROC_BIND"], ours["OMP_PLACES"], ours["HOME"]) == ("close", "cores", "/h")
+    assert {ours[n] for n in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"3"}
+    assert "GOMP_CPU_AFFINITY" not in ours
+    assert ours["MALLOC_MMAP_THRESHOLD_"] == "1073741824"
+    assert not any(name.startswith("MALLOC_") for name in launch.environment(3, "system", given))

@@ -1,0 +1,275 @@
+"""Units → rows: every column, every warning, the same rows again."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from math import exp, log
+from random import Random
+
+import numpy as np
+import pytest
+
+from ffncli.bench import roofline, warnings
+from ffncli.bench.columns import Row
+from ffncli.bench.ratios import paired
+from ffncli.bench.records import ANCHOR, GEMM, TWIN, Block, Method, Outcome, Roof, Unit
+from ffncli.bench.summary import summarise
+from ffncli.bench.warnings import Code
+from tests.bench.fake_clock import FakeClock
+from tests.bench.units import CASE, QUICK, RUN, TIMES, units_of
+
+
+def codes(row: Row) -> list[Code | None]:
+    return [warnings.code_of(text) for text in row.warnings]
+
+
+def with_flags(units: list[Unit], flags: tuple[str, ...], every: int = 1) -> list[Unit]:
+    changed = []
+    for unit in units:
+        blocks = [replace(b, flags=flags) if i % every == 0 else b for i, b in enumerate(unit.blocks)]
+        changed.append(replace(unit, blocks=tuple(blocks)))
+    return changed
+
+
+def packed(units: list[Unit], method: Method = QUICK) -> Row:
+    return next(r for r in summarise(CASE, units, method, RUN) if r.kernel == "packed")
+
+
+def test_a_row_for_every_kernel_and_its_columns() -> None:
+    units = units_of()
+    eager, row = summarise(CASE, units, QUICK, RUN)
+    assert (eager.kernel, row.kernel, row.baseline, row.status, row.verdict) == (
+        "eager",
+        "packed",
+        "eager",
+        "ok",
+        "faster",
+    )
+    assert (row.run_id, row.started_utc, row.torch, row.host) == ("r1", "2026-01-02T03:04:05Z", "2.13.0", "here")
+    assert (row.d_model, row.d_ff, row.activation, row.gated, row.bias) == (512, 2048, "silu", True, False)
+    assert (row.experts, row.top_k, row.shared_experts) == (0, 0, 0)
+    assert (row.tokens, row.dtype, row.passes, row.cache, row.device, row.threads) == (
+        *(32, "fp32", "forward", "shared", "cpu", 2),
+    )
+    assert (row.processes, row.placements, row.rounds, row.inner) == (5, 15, 60, 6)
+    assert (row.seed, row.precision, row.case, row.openmp) == (0, 0.02, CASE.key, "true;cores")
+    assert row.warnings == ()
+    assert row.page_faults_per_call == 0
+    assert (eager.ratio, eager.ratio_low, eager.ratio_high, eager.verdict) == (1, 1, 1, "same")
+    assert eager.process_ratios == (1.0,) * 5
+    assert (row.error_max, row.error_rel, row.baseline_error_rel) == (5e-7, 2e-7, 2e-7)  # the worst of the processes
+
+
+def test_figures_of_a_row_against_the_model_of_the_clock() -> None:
+    _, row = summarise(CASE, units_of(), QUICK, RUN)
+    assert row.ratio_low is not None
+    assert row.ratio_high is not None
+    assert row.ratio_low < 0.9 < row.ratio_high
+    assert row.ratio == pytest.approx(0.9, rel=5e-3)
+    assert row.time_s == pytest.approx(0.9e-3, rel=5e-3)
+    assert row.aa_ratio == pytest.approx(1, rel=5e-3)
+    assert row.gemm_ratio == pytest.approx(0.9 / 0.8, rel=5e-3)
+    assert row.process_anchors_s == pytest.approx([1.2e-3] * 5, rel=5e-3)
+    assert row.process_times_s == pytest.approx([0.9e-3] * 5, rel=5e-3)
+    assert exp(np.mean(np.log(row.process_ratios))) == pytest.approx(row.ratio)
+    assert exp(np.mean(np.log(row.process_times_s))) == pytest.approx(row.time_s)
+
+
+def test_the_same_units_make_the_same_rows_in_whatever_order() -> None:
+    units = units_of()
+    rows = summarise(CASE, units, QUICK, RUN)
+    assert summarise(CASE, units, QUICK, RUN) == rows
+    shuffled = units[::-1]
+    blocks = list(shuffled[0].blocks)
+    Random(1).shuffle(blocks)
+    shuffled[0] = replace(shuffled[0], blocks=tuple(blocks))
+    assert summarise(CASE, shuffled, QUICK, RUN) == rows
+    assert summarise(CASE, [], QUICK, RUN) == ()
+
+
+def test_drift_of_20_percent_is_said_and_two_of_one_are_the_same() -> None:
+    method = replace(QUICK, max_time=5.0)
+    units = units_of(
+        {**TIMES, "packed": 1e-3}, method, lambda p: FakeClock(drift=lambda t: 1 + 0.04 * p + 0.04 * t, seed=p)
+    )
+    row = packed(units, method)
+    assert row.verdict == "same"
+    assert Code.DRIFT in codes(row)
+    assert row.aa_low is not None
+    assert row.aa_high is not None
+    assert 0.98 < row.aa_low <= row.aa_high < 1.02
+
+
+@pytest.mark.parametrize("status", ["wrong", "oom", "failed", "skipped"])
+def test_a_kernel_that_is_not_ok_in_one_process_has_no_time(status: str) -> None:
+    units = units_of()
+    bad = Outcome("packed", status, "why", error_max=0.5)  # type: ignore[arg-type]
+    units[2] = replace(units[2], outcomes=(units[2].outcomes[0], bad))
+    row = packed(units)
+    assert (row.status, row.note, row.error_max) == (status, "why", 0.5)
+    assert (row.time_s, row.ratio, row.verdict, row.process_times_s, row.process_ratios) == (None, None, "", (), ())
+    graver = Outcome("packed", "wrong", "differs")
+    units[1] = replace(units[1], outcomes=(units[1].outcomes[0], graver))
+    assert (packed(units).status, packed(units).note) == ("wrong", "differs")
+
+
+def test_a_wrong_baseline_leaves_no_ratio() -> None:
+    units = [
+        replace(
+            u,
+            outcomes=(Outcome("eager", "wrong", "differs"), u.outcomes[1]),
+            blocks=tuple(b for b in u.blocks if b.kernel not in ("eager", TWIN)),
+        )
+        for u in units_of()
+    ]
+    eager, row = summarise(CASE, units, QUICK, RUN)
+    assert (eager.status, row.status, row.ratio, row.verdict) == ("wrong", "ok", None, "")
+    assert row.time_s is not None
+    assert "the baseline eager was not timed" in row.note
+
+
+def test_one_process_is_said() -> None:
+    method = replace(QUICK, processes=1)
+    row = packed(units_of(method=method), method)
+    assert row.warnings[0] == "one-process: 1 process: this process only"
+    assert row.ratio_low is not None
+
+
+def test_flags_of_more_than_a_tenth_of_the_blocks_make_it_inconclusive() -> None:
+    units = units_of()
+    for flag in ("preempted", "throttled", "stolen"):
+        row = packed(with_flags(units, (flag,), every=3))
+        assert row.verdict == "inconclusive"
+        assert Code.PREEMPTED in codes(row)
+        assert "--threads 1" in warnings.advice(next(w for w in row.warnings if w.startswith("preempted")))
+    row = packed(with_flags(units, ("preempted",), every=40))
+    assert row.verdict == "faster"
+    assert row.warnings == ()
+
+
+def test_flags_that_only_warn() -> None:
+    units = units_of()
+    row = packed(with_flags(units, ("load=5.5", "clock=0.61", "cpu=0.44")))
+    assert row.verdict == "faster"
+    assert row.warnings == (
+        "load: 5.5",
+        "waiting: 44 % of the threads' time was computed in",
+        "clock: 61 % of the rated clock",
+    )
+
+
+def test_a_twin_that_differs_resolves_nothing() -> None:
+    row = packed(units_of({**TIMES, TWIN: 1.06e-3}))
+    assert row.verdict == "inconclusive"
+    assert row.warnings[0].startswith("unresolved: this machine cannot resolve 2 % here, A/A reads 1.05")
+
+
+def test_missed_precision_says_how_many_rounds() -> None:
+    method = replace(QUICK, precision=0.002, max_time=1.0)
+    row = packed(units_of(method=method, clock=lambda p: FakeClock(jitter=0.02, seed=p)), method)
+    text = next(w for w in row.warnings if w.startswith("precision"))
+    assert row.ratio_low is not None
+    assert row.ratio_high is not None
+    assert row.rounds is not None
+    half = (log(row.ratio_high) - log(row.ratio_low)) / 2
+    assert f"some {np.ceil(row.rounds * (half / log(1.002)) ** 2):.0f} rounds needed, {row.rounds} done" in text
+    assert "±0.2 % wanted" in text
+
+
+def test_spikes_are_said() -> None:
+    units = []
+    for unit in units_of():
+        blocks = [replace(b, seconds=2 * b.seconds) if i % 7 == 0 else b for i, b in enumerate(unit.blocks)]
+        units.append(replace(unit, blocks=tuple(blocks)))
+    assert Code.SPIKES in codes(packed(units))
+
+
+def test_alike_neighbours_widen() -> None:
+    method = replace(QUICK, processes=12)
+    units = units_of(method=method)
+    shift = [0.02 * i for i in range(12)]
+    units = [
+        replace(u, blocks=tuple(_slower(b, shift[u.process]) if b.kernel == "packed" else b for b in u.blocks))
+        for u in units
+    ]
+    row = packed(units, method)
+    assert Code.CORRELATED in codes(row)
+    plain = np.std(np.log(row.process_ratios), ddof=1) / np.sqrt(12) * 2.200985
+    assert row.ratio_high is not None
+    assert row.ratio is not None
+    assert log(row.ratio_high / row.ratio) > 1.5 * plain
+
+
+def _slower(block: Block, by: float) -> Block:
+    return replace(block, seconds=block.seconds * exp(by))
+
+
+def test_page_faults_that_differ_are_a_note() -> None:
+    units = []
+    for unit in units_of():
+        blocks = [replace(b, flags=("faults=600",)) if b.kernel == "packed" else b for b in unit.blocks]
+        units.append(replace(unit, blocks=tuple(blocks)))
+    eager, row = summarise(CASE, units, QUICK, RUN)
+    assert (eager.page_faults_per_call, row.page_faults_per_call) == (0, 100)
+    assert row.note == "100 page faults a call, the baseline 0: part of the ratio is memory being mapped"
+    assert eager.note == ""
+
+
+def test_above_a_roof(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    def figures(case: object, time_s: float | None, roof: Roof, device_name: str) -> object:
+        seen["roof"] = roof
+        empty = {f.name: None for f in dataclasses.fields(roofline.Figures)}
+        return roofline.Figures(**{**empty, "roof_fraction": 1.3, "flops": 7, "datasheet_fraction": 1.019})
+
+    monkeypatch.setattr(roofline, "figures", figures)
+    units = units_of()
+    units = [replace(u, roof=Roof(1e9 * (u.process + 1), None)) for u in units]
+    row = packed(units)
+    assert seen["roof"] == Roof(5e9, None)
+    assert row.flops == 7
+    assert row.warnings == ("roof: 130 % of the measured roof",)
+    assert warnings.advice(row.warnings[0]).endswith("check cache mode or timing")
+
+
+def test_processes_of_unlike_environments_are_said() -> None:
+    units = units_of()
+    units[1] = replace(units[1], environment={**units[1].environment, "torch": "2.12"})
+    assert "environment: torch" in packed(units).warnings
+
+
+def test_every_code_has_advice_and_no_separator() -> None:
+    assert set(warnings.ADVICE) == set(Code)
+    assert warnings.warning(Code.LOAD, "a; b") == "load: a, b"
+    assert warnings.code_of("from the future: x") is None
+    assert warnings.advice("from the future: x") == ""
+
+
+def test_summary_agrees_with_paired() -> None:
+    units = units_of()
+    blocks = [b for u in units for b in u.blocks]
+    direct = paired(blocks, "packed", "eager")
+    assert direct is not None
+    assert packed(units).ratio == exp(direct.interval.value)
+    assert {b.kernel for b in blocks} == {"eager", "packed", TWIN, ANCHOR, GEMM}
+
+
+def test_coverage_of_the_whole_way() -> None:
+    """Rounds that stop on precision, five processes, spikes and a drift: how often the row's interval holds 0.9."""
+    inside, trials = 0, 100
+    method = replace(QUICK, precision=0.01, max_time=2.0)
+    for trial in range(trials):
+        units = units_of(
+            {"eager": 1e-3, "packed": 0.9e-3},
+            method,
+            lambda p, trial=trial: FakeClock(  # type: ignore[misc]
+                jitter=0.01, spike_chance=0.03, spike=0.5, drift=lambda t: 1 + 0.05 * t, seed=trial * 5 + p
+            ),
+        )
+        row = packed(units, method)
+        assert row.ratio_low is not None
+        assert row.ratio_high is not None
+        inside += row.ratio_low <= 0.9 <= row.ratio_high
+    assert inside / trials >= 0.90

@@ -1,0 +1,131 @@
+"""torch.compile: needs a compiler, and what it did can be seen. Without the compiler's own seconds."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.steps import block_inputs
+from ffncli.errors import FFNError
+from ffncli.kernels import built_in, eager
+from ffncli.kernels.compiled import Cache, cache, recompiles
+from ffncli.kernels.kernel import cxx, kernel_steps
+from ffncli.run.execute import run
+from ffncli.run.weights import random_weights
+
+BLOCK = kernel_steps(steps(FFNSpec(8, 24, "swiglu")))
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """A PATH on which there is what a test puts there."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    return tmp_path
+
+
+def program(path, name: str) -> str:
+    (path / name).write_text("#!/bin/sh\n")
+    (path / name).chmod(0o755)
+    return str(path / name)
+
+
+def test_a_compiler_is_looked_for(path, monkeypatch):
+    kernel = built_in("compiled")
+    assert cxx() is None
+    assert kernel.missing("cpu") == "no C++ compiler: install g++, or name one in CXX"
+    assert kernel.refusal(BLOCK, "cpu", "fp32").startswith("no C++ compiler")
+    clang = program(path, "clang++")
+    assert (cxx(), kernel.missing("cpu")) == (clang, None)
+    gcc = program(path, "g++")
+    assert cxx() == gcc
+    monkeypatch.setenv("CXX", "mine++")
+    assert cxx() is None  # whoever names one wants that one
+    own = program(path, "mine++")
+    assert cxx() == own
+
+
+def test_on_a_gpu_it_is_triton_that_is_needed(path, monkeypatch):
+    monkeypatch.setattr("ffncli.kernels.kernel.find_spec", lambda name: None)
+    assert built_in("compiled").missing("cuda:0") == "needs the module triton"
+    monkeypatch.setattr("ffncli.kernels.kernel.find_spec", lambda name: name if name == "triton" else None)
+    assert built_in("compiled").missing("cuda:0") is None
+
+
+def test_what_it_can_do():
+    kernel = built_in("compiled")
+    assert (kernel.compiles, kernel.trains, kernel.dtypes) == (True, True, None)
+    experts = kernel_steps(steps(FFNSpec(8, 24, "swiglu", moe=MoE(4, 2))))
+    assert kernel.refuses(experts) == "computes no experts"
+    assert [name for name in ("eager", "module", "numpy", "inplace") if built_in(name).compiles] == []
+
+
+def test_every_build_forgets_and_asks_for_one_graph_of_one_shape(monkeypatch):
+    import torch._dynamo
+
+    said: list[object] = []
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: said.append("reset"))
+    monkeypatch.setattr(torch, "compile", lambda call, **options: said.append(options) or call)
+    call = built_in("compiled").build(BLOCK, "cpu", torch.float64)
+    assert said == ["reset", {"fullgraph": True, "dynamic": False}]
+    assert torch._inductor.config.cpp.cxx[1] == cxx()
+    weights = random_weights(BLOCK, torch.Generator().manual_seed(0), torch.float64)
+    x = torch.randn(5, 8, dtype=torch.float64)
+    expected = run(BLOCK, weights, {block_inputs(BLOCK)[0]: x})
+    assert torch.allclose(call(x, tuple(weights.values())), expected, rtol=1e-13)
+
+
+def test_a_graph_break_is_one_line(monkeypatch):
+    def build(steps, device, dtype):
+        def breaks(x, params):
+            torch._dynamo.graph_break()
+            return x
+
+        return breaks
+
+    monkeypatch.setattr(eager, "build", build)
+    call = built_in("compiled").build(BLOCK, "cpu", torch.float32)
+    with pytest.raises(FFNError) as caught:
+        call(torch.zeros(2, 8), ())
+    assert str(caught.value).startswith("torch.compile: ")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_counters(monkeypatch):
+    counters = {"stats": {"unique_graphs": 3}, "inductor": {"fxgraph_cache_hit": 2, "fxgraph_cache_miss": 1}}
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters=counters))
+    assert (recompiles(), cache()) == (3, Cache(2, 1))
+    before = cache()
+    assert before.since(before) == ""
+    counters["inductor"]["fxgraph_cache_hit"] = 3
+    assert cache().since(before) == "cached"
+    counters["inductor"]["fxgraph_cache_miss"] = 2
+    assert cache().since(before) == "cold"
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils")
+    assert (recompiles(), cache()) == (0, Cache(0, 0))
+
+
+def test_compiled_is_the_reference_and_its_gradients(monkeypatch):
+    """By aot_eager, which is all of torch.compile but the C++; another shape shows in the counter."""
+    right = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call, **options: right(call, backend="aot_eager", **options))
+    kernel, before = built_in("compiled"), recompiles()
+    weights = random_weights(BLOCK, torch.Generator().manual_seed(0), torch.float64)
+    call = kernel.build(BLOCK, "cpu", torch.float64)
+    x, g = torch.randn(2, 5, 8, dtype=torch.float64)
+    leaves = [t.clone().requires_grad_() for t in (x, *weights.values())]
+    found = call(leaves[0], tuple(leaves[1:]))
+    expected = run(BLOCK, dict(zip(weights, leaves[1:], strict=True)), {block_inputs(BLOCK)[0]: leaves[0]})
+    assert torch.allclose(found, expected, rtol=1e-13)
+    pairs = zip(torch.autograd.grad(found, leaves, g), torch.autograd.grad(expected, leaves, g), strict=True)
+    assert all(torch.allclose(a, b, rtol=1e-12) for a, b in pairs)
+    one = recompiles()
+    assert one > before
+    call(leaves[0], tuple(leaves[1:]))
+    assert recompiles() == one
+    call(leaves[0][:3], tuple(leaves[1:]))
+    assert recompiles() == one + 1
