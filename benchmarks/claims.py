@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 
+from benchmarks import conv1x1
+from benchmarks.kept import read
 from ffncli.run.texts import TEXTS
 from ffncli.run.texts.claims import Claim, claims
 
@@ -15,19 +17,29 @@ HEAD = """# Claims of the texts
 
 Five public texts explain the feed-forward network. This page lists what they say that can be checked, and what `ffn`
 computes of it. It is written by `make claims`, and a test holds it: every figure is computed when the page is made, and
-stands in what the command prints. Weights and inputs that a text does not give are drawn with seed 0. Verdicts:
-`wrong`, `depends` (on what the text leaves open), `holds`.
+stands in what the command prints; times are quoted, as benchmarks/results has them. Weights and inputs that a text does
+not give are drawn with seed 0. Verdicts: `wrong`, `depends` (on what the text leaves open), `holds`.
 
 """
+# What a page cannot compute when it is made: time. The claim → the answer as it was measured, "" before that.
+MEASURED = {
+    "as 1×1 convolutions it can be faster": lambda: conv1x1.sentence(read(conv1x1.RESULTS)),
+}
 COLUMNS = ("text", "claim", "verdict", "figure", "why", "command")
 
 
 def page(found: tuple[Claim, ...]) -> str:
     counts = ", ".join(f"{sum(c.verdict == v for c in found)} {v}" for v in ("wrong", "depends", "holds"))
-    rows = [(c.text, c.claim, c.verdict, c.figure, c.why, f"`{c.command}`") for c in found]
+    rows = [(c.text, c.claim, c.verdict, c.figure, why(c), f"`{c.command}`") for c in found]
     lines = [COLUMNS, ("---",) * len(COLUMNS), *rows]
     table = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
     return f"{HEAD}{len(found)} claims of {len(TEXTS)} texts: {counts}.\n\n{table}"
+
+
+def why(claim: Claim) -> str:
+    """What the claim's figure means, and what was measured of it."""
+    said = MEASURED[claim.claim]() if claim.claim in MEASURED else ""
+    return f"{claim.why}; {said}" if said else claim.why
 
 
 if __name__ == "__main__":

@@ -91,6 +91,15 @@ class Journal:
         """How many units are finished."""
         return sum(len(kept) for kept in self.units.values())
 
+    @property
+    def spent(self) -> dict[str, float]:
+        """Seconds of all units together, by what they were spent on."""
+        total: dict[str, float] = {}
+        for kept in (kept for mine in self.units.values() for kept in mine.values()):
+            for name, seconds in kept.unit.spent.items():
+                total[name] = total.get(name, 0.0) + seconds
+        return total
+
     def add(self, unit: Unit, died: bool = False) -> None:
         """Keep a finished unit, and the rows of its case where it was the last one.
 

@@ -111,7 +111,7 @@ def _measure(journal: Journal, request: Request, output: Output) -> None:
     with _kept(journal, request), told(request, journal.count, output) as tell:
         found = run(journal, tell)
     judged = gated(found.rows, request)
-    output.show(answer(found.rows, request, judged, journal.files))
+    output.show(answer(found.rows, request, judged, journal.files, journal.spent))
     if problem := failure(found.rows, request, judged):
         raise problem
 

@@ -38,7 +38,13 @@ def gated(rows: Sequence[Row], request: Request) -> Gate | None:
     return None if request.fail_if_slower is None else gate(rows, request.fail_if_slower, request.method)
 
 
-def answer(rows: Sequence[Row], request: Request, judged: Gate | None, files: Files) -> Answer:
+def answer(
+    rows: Sequence[Row],
+    request: Request,
+    judged: Gate | None,
+    files: Files,
+    spent: Mapping[str, float] | None = None,
+) -> Answer:
     """`rows` in JSON and a line each in CSV have the columns of the results."""
     table = Table(COLUMNS, [cells(row) for row in rows])
     cases = {case.key: case for case in request.cases}
@@ -61,6 +67,7 @@ def answer(rows: Sequence[Row], request: Request, judged: Gate | None, files: Fi
         "file": shown_path(files.csv),
         "rounds_file": shown_path(files.rounds),
         "gate": None if judged is None else _gate_json(judged, request.fail_if_slower),
+        "spent": dict(spent or {}),
         "rows": [dict(zip(COLUMNS, map(_listed, cells(row)), strict=True)) for row in rows],
     }
     return Answer("bench", body, table, parts, CONVENTIONS)

@@ -1,0 +1,258 @@
+"""Does the method of `ffn bench` hold on this machine? Its verdicts and intervals where the truth is known.
+
+What, each on three shapes, every invocation with fresh processes:
+
+- `aa`: identical code is never called faster or slower by more than 2 %, at most 5 % of the verdicts are that, and
+  --fail-if-slower never fires on it (at least 100 repeats)
+- `slower`: a kernel that takes 1.05 times as long is called slower, with exit 1, in at least 95 % (40 repeats)
+- `lead-in`: an added arm that sweeps three times the last-level cache, or wakes every core, leaves every other ratio
+  inside its interval, 19 of 20: the interval beside it holds the truth, for `packed` the median without it
+- `cache`: weights out of the cache are never faster than in it, their intervals apart
+- `agreement`: of the intervals of packed over base, from separate invocations, at least 80 % hold the median of the
+  other invocations (48 of 60), and none says faster where another says slower
+
+How: invocations are shared. Each `plain` one (base, same, slow, packed; --fail-if-slower 3%) tells of `aa`, `slower`
+and `agreement` in every shape; `sweep` and `threads` ones have the disturbing arm besides; `cache` ones time base warm
+and cold. base, same and slow are those of benchmarks/known.py.
+
+Limits: repeats over shapes of one invocation share its worker processes, though nothing that is measured.
+
+    python -m benchmarks.bench_method [--save FILE] [--repeats N] ...    # continues FILE where a run has ended
+    python -m benchmarks.bench_method --summary FILE                     # the figures of FILE as Markdown
+
+The exit code is 1 where a mark is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from benchmarks.benched import KNOWN, START_S, Answer, Asked, about_line, bench, marks, number
+from benchmarks.common import machine
+from benchmarks.kept import Kept, read
+from benchmarks.timers import now
+
+COLUMNS = (
+    "date", "invocation", "repeat", "case", "kernel", "cache", "status", "ratio", "low", "high", "verdict", "fired",
+    "time_s", "time_low_s", "time_high_s", "aa_low", "aa_high", "exit", "wall_s", "loadavg", "warnings",
+)  # fmt: skip
+TRUTHS = {"same": 1.0, "slow": 1.05}
+LIMIT = "3%"
+FALSE, POWER, INSIDE, AGREE = 0.05, 0.95, 0.95, 0.8
+Figure = tuple[str, str, str, bool | None]
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def kernels(*names: str) -> list[str]:
+    """The options that choose kernels of known.py (`packed` is built in) with base as the baseline."""
+    chosen = ",".join(name if name == "packed" else f"{name}={KNOWN}:{name}" for name in names)
+    return ["--kernel", chosen, "--baseline", "base"]
+
+
+def invocation(kind: str, at: int, options: argparse.Namespace) -> Answer:
+    """Run one of that kind: plain, sweep, threads or cache."""
+    asked = Asked(options.processes, options.max_time, options.precision, seed=at).options()
+    shapes = ["--tokens", options.tokens, "--threads", str(options.threads)]
+    if kind == "cache":
+        return bench(options.small, *shapes, "--cache", "warm,cold-weights", *kernels("base", "same"), *asked)
+    more = {"plain": (), "sweep": ("sweep",), "threads": ("threaded",)}[kind]
+    chosen = kernels("base", "same", "slow", "packed", *more)
+    return bench(options.source, *shapes, "--cache", "warm", *chosen, "--fail-if-slower", LIMIT, *asked)
+
+
+def fired(answer: Answer) -> set[tuple[str, str]] | None:
+    """(case, kernel) for which --fail-if-slower fired, by `gate` of the JSON; None where it was not asked."""
+    gate = answer.json.get("gate")
+    if not isinstance(gate, dict):
+        return None
+    return {(row["case"], row["kernel"]) for row in gate["rows"] if row["result"] == "slower"}
+
+
+def rows_of(answer: Answer) -> list[dict[str, object]]:
+    """A row for each case and kernel, as COLUMNS has them."""
+    regressions = fired(answer)
+    return [
+        {
+            "case": row["case"], "kernel": row["kernel"], "cache": row["cache"], "status": row["status"],
+            "ratio": number(row, "ratio"), "low": number(row, "ratio_low"), "high": number(row, "ratio_high"),
+            "verdict": row["verdict"], "time_s": number(row, "time_s"), "time_low_s": number(row, "time_low_s"),
+            "time_high_s": number(row, "time_high_s"), "aa_low": number(row, "aa_low"),
+            "aa_high": number(row, "aa_high"), "exit": answer.code, "wall_s": answer.wall_s,
+            "fired": None if regressions is None else (row["case"], row["kernel"]) in regressions,
+            "warnings": row["warnings"],
+        }
+        for row in answer.rows
+    ]  # fmt: skip
+
+
+def plan(options: argparse.Namespace) -> list[tuple[str, int]]:
+    """The invocations, kinds mixed, so that a run that is cut short has some of each."""
+    counts = {
+        "plain": options.repeats, "sweep": (options.disturbed + 1) // 2, "threads": options.disturbed // 2,
+        "cache": options.cache_repeats,
+    }  # fmt: skip
+    places = [((at + 0.5) / count, kind, at) for kind, count in counts.items() for at in range(count)]
+    return [(kind, at) for _, kind, at in sorted(places)]
+
+
+def estimate(options: argparse.Namespace) -> float:
+    """Seconds: for each invocation its processes' starts, and the time allowed for each case."""
+    cases = len(options.tokens.split(","))
+    each = options.processes * START_S + cases * options.max_time * 1.3
+    return each * (options.repeats + options.disturbed) + options.cache_repeats * (each + cases * options.max_time)
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+Rows = Sequence[Mapping[str, str]]
+
+
+def holds(row: Mapping[str, str], truth: float) -> bool:
+    """Whether the interval of a row holds a ratio."""
+    low, high = number(row, "low"), number(row, "high")
+    return low is not None and high is not None and low <= truth <= high
+
+
+def aa(rows: Rows) -> list[Figure]:
+    """Identical code: verdicts that are false, and gates that fired."""
+    mine = [row for row in rows if row["invocation"] == "plain" and row["kernel"] == "same"]
+    if not mine:
+        return [("A/A", "", "", None)]
+    wrong, gates = sum(row["verdict"] in ("faster", "slower") for row in mine), [row["fired"] for row in mine]
+    known = [gate for gate in gates if gate]
+    same, held = sum(row["verdict"] == "same" for row in mine), sum(holds(row, 1.0) for row in mine)
+    n = len(mine)
+    return [
+        ("A/A: false faster or slower", f"{wrong} of {n}", f"at most {FALSE:.0%}", wrong <= FALSE * n),
+        ("A/A: the gate fires", f"{known.count('true')} of {len(known)}", "never",
+         "true" not in known if known else None),
+        ("A/A: said to be the same", f"{same} of {n}", "", True),
+        ("A/A: 95 % intervals that hold 1", f"{held} of {n}", "", True),
+    ]  # fmt: skip
+
+
+def slower(rows: Rows) -> list[Figure]:
+    """x 1.05: called slower, with exit 1."""
+    mine = [row for row in rows if row["invocation"] == "plain" and row["kernel"] == "slow"]
+    if not mine:
+        return [("x1.05", "", "", None)]
+    caught = sum(row["verdict"] == "slower" and row["exit"] == "1" and row["fired"] != "false" for row in mine)
+    held = sum(holds(row, 1.05) for row in mine)
+    return [
+        ("x1.05: slower, and exit 1", f"{caught} of {len(mine)}", f"at least {POWER:.0%}", caught >= POWER * len(mine)),
+        ("x1.05: 95 % intervals that hold 1.05", f"{held} of {len(mine)}", "", True),
+    ]
+
+
+def undisturbed(rows: Rows) -> list[Figure]:
+    """The ratios beside a disturbing arm: inside their intervals or not."""
+    alone = defaultdict(list)
+    for row in rows:
+        if row["invocation"] == "plain" and row["ratio"]:
+            alone[row["case"], row["kernel"]].append(float(row["ratio"]))
+    found: list[Figure] = []
+    for kind, said in (("sweep", "an arm that sweeps 3 x the last-level cache"), ("threads", "an arm on every core")):
+        mine = [row for row in rows if row["invocation"] == kind and row["kernel"] in (*TRUTHS, "packed")]
+        known = [
+            holds(row, TRUTHS.get(row["kernel"]) or statistics.median(alone[row["case"], row["kernel"]]))
+            for row in mine if row["kernel"] in TRUTHS or alone[row["case"], row["kernel"]]
+        ]  # fmt: skip
+        inside = sum(known)
+        reached = inside >= INSIDE * len(known) if known else None
+        found.append((f"ratios inside their intervals beside {said}", f"{inside} of {len(known)}", "19 of 20", reached))
+    return found
+
+
+def cold(rows: Rows) -> list[Figure]:
+    """Cold weights against warm ones, of the same block in the same invocation."""
+    times: dict[tuple[str, str], dict[str, Mapping[str, str]]] = defaultdict(dict)
+    for row in rows:
+        if row["invocation"] == "cache" and row["time_low_s"] and row["kernel"] == "base":
+            asked = "cold-weights" if ", cold-weights," in row["case"] else "warm"
+            if (row["cache"] == "cold-weights") == (asked == "cold-weights"):  # else it was renamed: memory is short
+                times[row["repeat"], row["case"].replace(f", {asked},", ",")][asked] = row
+    both = [pair for pair in times.values() if len(pair) == 2]
+    if not both:
+        return [("cold weights", "", "", None)]
+    over = statistics.median(float(pair["cold-weights"]["time_s"]) / float(pair["warm"]["time_s"]) for pair in both)
+    faster = sum(float(pair["cold-weights"]["time_high_s"]) < float(pair["warm"]["time_low_s"]) for pair in both)
+    said = f"{faster} of {len(both)}; cold over warm {over:.2f} in the median"
+    return [("cold weights faster than warm, intervals apart", said, "none", faster == 0)]
+
+
+def agreement(rows: Rows) -> list[Figure]:
+    """Each interval of packed against the median of the other invocations, and verdicts that contradict each other."""
+    groups = defaultdict(list)
+    for row in rows:
+        if row["invocation"] == "plain" and row["kernel"] == "packed" and row["ratio"]:
+            groups[row["case"]].append(row)
+    groups = {case: mine for case, mine in groups.items() if len(mine) > 1}
+    if not groups:
+        return [("agreement", "", "", None)]
+    held = sum(
+        holds(row, statistics.median(float(other["ratio"]) for other in mine if other is not row))
+        for mine in groups.values() for row in mine
+    )  # fmt: skip
+    total = sum(map(len, groups.values()))
+    torn = sum({"faster", "slower"} <= {row["verdict"] for row in mine} for mine in groups.values())
+    return [
+        ("packed: intervals that hold the median of the other invocations", f"{held} of {total}",
+         f"at least {AGREE:.0%} (48 of 60)", held >= AGREE * total),
+        ("packed: shapes that are called faster and slower", f"{torn} of {len(groups)}", "none", torn == 0),
+    ]  # fmt: skip
+
+
+def summary(rows: Rows) -> tuple[str, bool]:
+    """(Markdown, whether every mark is reached)."""
+    found = [*aa(rows), *slower(rows), *undisturbed(rows), *cold(rows), *agreement(rows)]
+    text = marks(found)
+    if rows:
+        text += f"\n\nMeasured {about_line(rows, 'cpu', 'python', 'torch', 'numpy')}."
+    return text, all(reached for *_, reached in found)
+
+
+def main() -> int:
+    """Measure what is missing, print the figures."""
+    words = argparse.ArgumentParser(description="Verdicts and intervals of ffn bench where the truth is known.")
+    words.add_argument("--save", metavar="FILE", help="rows go there as they come; an interrupted run goes on")
+    words.add_argument("--summary", metavar="FILE", help="measure nothing, print the figures of FILE")
+    words.add_argument("--repeats", type=int, default=34, help="plain invocations")
+    words.add_argument("--disturbed", type=int, default=8, help="invocations with a disturbing arm")
+    words.add_argument("--cache-repeats", type=int, default=3)
+    words.add_argument("--source", default="512x2048:swiglu")
+    words.add_argument("--small", default="256x1024:swiglu", help="for --cache: several copies fit in the cache")
+    words.add_argument("--tokens", default="1,4,16")
+    words.add_argument("--threads", type=int, default=1)
+    words.add_argument("--processes", type=int, default=5)
+    words.add_argument("--max-time", type=float, default=2.0, help="seconds of a case")
+    words.add_argument("--precision", default="1%")
+    options = words.parse_args()
+    if options.summary:
+        rows: Rows = read(options.summary)
+    else:
+        kept = Kept(options.save, COLUMNS, machine("ffncli", "torch", "numpy"))
+        print(f"about {estimate(options) / 60:.0f} minutes in all; rows: {len(kept.rows)} there", flush=True)
+        for kind, at in plan(options):
+            if kept.has(invocation=kind, repeat=at):
+                continue
+            start = time.perf_counter()
+            answer = invocation(kind, at, options)
+            place = {"date": now(), "invocation": kind, "repeat": at, "loadavg": os.getloadavg()[0]}
+            kept.add_all([{**place, **row} for row in rows_of(answer)])
+            print(f"{kind} {at + 1}: {time.perf_counter() - start:.0f} s, exit {answer.code}", flush=True)
+        rows = kept.rows
+    text, reached = summary(rows)
+    print(text)
+    return int(not reached)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

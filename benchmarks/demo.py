@@ -1,0 +1,178 @@
+"""The README's demonstration of `ffn bench`: the same question in five fresh shells, and a regression that is caught.
+
+The question: how does `packed` compare with `eager`? Each shell asks two torch Timers, one after the other (1 second
+each, which is five times their default), and `ffn bench`. Then two versions of a user's kernel, the new one slower
+because it computes the gate in float64, and `ffn bench --fail-if-slower 3%`.
+
+    python -m benchmarks.demo [--into README.md] [--source 512x2048:swiglu] [--tokens 32] [--threads 1]
+
+The text goes between the markers of the file (docs/demo.md is made where it is missing). About 4 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.benched import ROOT, bench, environment, number
+from benchmarks.common import machine
+from benchmarks.timers import now
+
+START, END = "<!-- demo: written by make demo -->", "<!-- end of demo -->"
+OLD = """\
+from torch.nn.functional import linear, silu
+
+def mlp(x, gate, up, down):
+    return linear(silu(linear(x, gate)) * linear(x, up), down)
+"""
+NEW = """\
+from torch.nn.functional import linear, silu
+
+def mlp(x, gate, up, down):
+    hidden = silu(linear(x, gate).double()) * linear(x, up)  # the gate in float64, to be exact
+    return linear(hidden.float(), down)
+"""
+# What somebody would write: the same products as the kernels eager and packed.
+TIMERS = """
+import sys, torch
+from torch.nn.functional import linear, silu
+from torch.utils.benchmark import Timer
+tokens, d_model, d_ff, threads = map(int, sys.argv[1:])
+x = torch.randn(tokens, d_model)
+gate, up, down = (torch.randn(s) * s[1] ** -0.5 for s in ((d_ff, d_model), (d_ff, d_model), (d_model, d_ff)))
+both = torch.cat([gate, up])
+def eager(): return linear(silu(linear(x, gate)) * linear(x, up), down)
+def packed():
+    a, b = linear(x, both).chunk(2, -1)
+    return linear(silu(a) * b, down)
+with torch.inference_mode():
+    a, b = (Timer("f()", globals={"f": f}, num_threads=threads).blocked_autorange(min_run_time=1).median
+            for f in (eager, packed))
+print(b / a)
+"""
+
+
+@dataclass(frozen=True)
+class Shell:
+    """What one shell was told: the quotient of two Timers, and the ratio of `ffn bench` with its interval."""
+
+    timers: float
+    ratio: float
+    low: float
+    high: float
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Caught:
+    """The live A/B: the command as it is typed, what it printed, its exit code."""
+
+    command: str
+    output: str
+    code: int
+
+
+def shell(options: argparse.Namespace) -> Shell:
+    """Ask both once."""
+    d_model, d_ff = options.source.partition(":")[0].split("x")
+    words = [sys.executable, "-c", TIMERS, options.tokens, d_model, d_ff, str(options.threads)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment(), check=True)
+    answer = bench(
+        options.source, "--tokens", options.tokens, "--threads", str(options.threads), "--cache", "warm",
+        "--kernel", "eager,packed",
+    )  # fmt: skip
+    row = next(row for row in answer.rows if row["kernel"] == "packed")
+    ratio, low, high = (number(row, name) or float("nan") for name in ("ratio", "ratio_low", "ratio_high"))
+    return Shell(float(done.stdout), ratio, low, high, row["verdict"])
+
+
+def caught(options: argparse.Namespace) -> Caught:
+    """Run the A/B as a user does, in a folder with both files."""
+    asked = ["ffn", "bench", options.source, "--tokens", options.tokens, "--threads", str(options.threads)]
+    asked += ["--kernel", "old=old.py:mlp,new=new.py:mlp", "--baseline", "old", "--fail-if-slower", "3%"]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "old.py").write_text(OLD, "utf-8")
+        Path(folder, "new.py").write_text(NEW, "utf-8")
+        words = [sys.executable, "-m", "ffncli", *asked[1:], "--save", "ab.csv"]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=folder, env=environment(), check=False)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(asked)}: exit {done.returncode}\n{done.stderr}")
+    return Caught(f"{' '.join(asked)} --save ab.csv", done.stdout.rstrip(), done.returncode)
+
+
+def text(shells: Sequence[Shell], ab: Caught, question: str, about: str) -> str:
+    """The Markdown between the markers."""
+    rows = [
+        f"| {at} | {s.timers:.3f} | {s.ratio:.3f} | {s.low:.3f} to {s.high:.3f} | {s.verdict} |"
+        for at, s in enumerate(shells, 1)
+    ]
+    spans = [max(values) / min(values) - 1 for values in ([s.timers for s in shells], [s.ratio for s in shells])]
+    return "\n".join([
+        f"The same question in {_count(len(shells))} fresh shells, {question}: time of `packed` over that of `eager`.",
+        "",
+        "| shell | two Timers, one after the other | `ffn bench` | 95 % interval | verdict |",
+        "| --- " * 5 + "|",
+        *rows,
+        "",
+        f"From the least to the largest: {spans[0]:.1%} by Timers, {spans[1]:.1%} by `ffn bench`. Measured {about}.",
+        "",
+        "A change that looks harmless (`old.py`, then `new.py`):",
+        "",
+        *_block("python", OLD.rstrip()),
+        "",
+        *_block("python", NEW.rstrip()),
+        "",
+        *_block("text", f"$ {ab.command}\n{ab.output}\n$ echo $?\n{ab.code}"),
+    ])  # fmt: skip
+
+
+def put(page: str, new: str) -> str:
+    """The page with `new` between its markers. Raises ValueError where it has none."""
+    before, start, rest = page.partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise ValueError(f"no {START} and {END}")
+    return f"{before}{START}\n\n{new}\n\n{END}{after}"
+
+
+def _block(language: str, body: str) -> list[str]:
+    return [f"```{language}", body, "```"]
+
+
+def _count(n: int) -> str:
+    return {2: "two", 3: "three", 4: "four", 5: "five"}.get(n, str(n))
+
+
+def main() -> int:
+    """Ask, write; 1 where the regression was not caught."""
+    words = argparse.ArgumentParser(description="The README's demonstration of ffn bench.")
+    words.add_argument("--into", default=str(ROOT / "docs" / "demo.md"), metavar="FILE")
+    words.add_argument("--source", default="512x2048:swiglu")
+    words.add_argument("--tokens", default="32")
+    words.add_argument("--threads", type=int, default=1)
+    words.add_argument("--shells", type=int, default=5)
+    options = words.parse_args()
+    path = Path(options.into)
+    page = path.read_text("utf-8") if path.exists() else f"# A demonstration\n\n{START}\n{END}\n"
+    put(page, "")  # fails now, not after the measuring
+    shells = []
+    for at in range(options.shells):
+        shells.append(shell(options))
+        print(f"shell {at + 1}: {shells[-1]}", flush=True)
+    ab = caught(options)
+    print(f"$ {ab.command}\n{ab.output}\nexit {ab.code}", flush=True)
+    names = machine("torch")
+    threads = f"{options.threads} thread{'s' * (options.threads != 1)}"
+    question = f"{options.source} with {options.tokens} tokens in float32 on {threads}"
+    about = f"{now()[:10]}, {names['cpu']}, torch {names['torch']}"
+    path.write_text(put(page, text(shells, ab, question, about)), "utf-8")
+    return int(ab.code != 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,342 @@
+"""How far off are ratios by `ffn bench` and by other timers, where the true ratio is known?
+
+What: `ffn bench` beside torch.utils.benchmark (Timer.blocked_autorange), a loop like triton's do_bench, run on the CPU,
+and pytest-benchmark's fixture. All time the same three functions of benchmarks/known.py: `base`, `same` (ratio 1) and
+`slow` (ratio 1.05). Four shapes, 1 and 2 threads, on a quiet machine and beside another job (numpy GEMMs on one core).
+
+How: a repeat is one `ffn bench` invocation per block, over all its tokens and threads, and then, in random order, a
+fresh process of each peer that gets for each shape the very time that `ffn bench` measured for (blocks, lead-in and new
+placements, its own reference arms included), a third of it for each of the three functions, one after the other; their
+ratio is that of medians. The error is log(ratio / truth), over repeats a root mean square (rms).
+
+Marks: our rms over that of the best peer of each cell (shape, threads, load, truth): median at most 0.5, never above
+1.1; our 95 % intervals hold the truth in at least 90 %; the spread (standard deviation over repeats) of torch's Timer
+over ours: median at least 4.
+
+Limits: peers reuse one set of tensors in one process, as a script does. What starting processes and verifying takes is
+not counted as measuring; the column wall_s has it.
+
+    python -m benchmarks.timers [--save FILE] [--repeats N] ...    # continues FILE where a run has ended
+    python -m benchmarks.timers --summary FILE                     # the figures of FILE as Markdown
+
+The exit code is 1 where a mark is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from benchmarks.benched import KNOWN, ROOT, START_S, Answer, Asked, about_line, bench, environment, marks, number
+from benchmarks.common import machine
+from benchmarks.kept import Kept, read
+from benchmarks.other_job import other_job
+
+OURS = "ffn bench"
+PEERS = ("torch Timer", "do_bench", "pytest-benchmark")
+TRUTHS: Mapping[str, float] = {"same": 1.0, "slow": 1.05}
+BEST, WORST, COVERED, SPREAD = 0.5, 1.1, 0.9, 4.0
+COLUMNS = (
+    "date", "repeat", "load", "threads", "shape", "tool", "truth", "ratio", "low", "high", "ratio_mean", "ratio_min",
+    "measuring_s", "wall_s", "injected", "loadavg",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`32x512x2048:swiglu`: tokens, d_model, d_ff, activation."""
+
+    tokens: int
+    d_model: int
+    d_ff: int
+    activation: str
+
+    @classmethod
+    def of(cls, text: str) -> Shape:
+        """From its text."""
+        dims, _, activation = text.partition(":")
+        return cls(*map(int, dims.split("x")), activation or "swiglu")
+
+    @property
+    def text(self) -> str:
+        """As it is typed."""
+        return f"{self.tokens}x{self.source}"
+
+    @property
+    def source(self) -> str:
+        """The block alone, as `ffn bench` takes it."""
+        return f"{self.d_model}x{self.d_ff}:{self.activation}"
+
+    @property
+    def gated(self) -> bool:
+        """Whether the kernels are those of a gated block; known.py has silu gated and gelu plain."""
+        return self.activation == "swiglu"
+
+    def call_s(self, threads: int) -> float:
+        """A guess at the seconds of one call: 40 GFLOP/s a thread, 10 GB/s."""
+        weights = (3 if self.gated else 2) * self.d_model * self.d_ff
+        return max(2 * weights * self.tokens / (40e9 * threads), 4 * weights / 10e9)
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def ours(source: str, shapes: Sequence[Shape], threads: Sequence[int], asked: Asked) -> Answer:
+    """One invocation over all tokens of a block and all threads."""
+    plain = "" if shapes[0].gated else "_plain"
+    kernels = ",".join(f"{name}={KNOWN}:{name}{plain}" for name in ("base", "same", "slow"))
+    tokens = ",".join(str(shape.tokens) for shape in shapes)
+    return bench(
+        source, "--tokens", tokens, "--threads", ",".join(map(str, threads)), "--cache", "warm",
+        "--kernel", kernels, "--baseline", "base", *asked.options(),
+    )  # fmt: skip
+
+
+def shares(answer: Answer) -> dict[str, float]:
+    """Case → seconds of measuring: blocks, lead-in and placing, of all processes.
+
+    The seconds spent are known for all cases together (`spent` of the JSON); each gets its share by what its blocks and
+    the calls before them took: 4 a block, or 1 where a call takes more than 20 ms.
+    """
+    taken: dict[str, float] = defaultdict(float)
+    for block in answer.blocks:
+        seconds, inner = float(block["seconds"]), int(block["inner"])
+        taken[block["case"]] += seconds + seconds / inner * (1 if seconds / inner > 0.02 else 4)
+    spent = sum(answer.spent.get(name, 0.0) for name in ("blocks", "lead_in", "placing"))
+    scale = spent / sum(taken.values()) if spent else 1.0
+    return {case: seconds * scale for case, seconds in taken.items()}
+
+
+def our_rows(answer: Answer, shapes: Sequence[Shape]) -> list[dict[str, object]]:
+    """A row for each shape, threads and truth."""
+    by_tokens, seconds, rows = {shape.tokens: shape for shape in shapes}, shares(answer), []
+    for row in answer.rows:
+        if row["kernel"] not in TRUTHS or number(row, "ratio") is None:
+            continue
+        rows.append({
+            "threads": row["threads"], "shape": by_tokens[int(row["tokens"])].text, "tool": OURS,
+            "truth": TRUTHS[row["kernel"]], "ratio": number(row, "ratio"), "low": number(row, "ratio_low"),
+            "high": number(row, "ratio_high"), "measuring_s": seconds.get(row["case"]), "wall_s": answer.wall_s,
+        })  # fmt: skip
+    return rows
+
+
+def peer_rows(tool: str, budgets: Mapping[Shape, float], threads: int, seed: int) -> list[dict[str, object]]:
+    """The same from a fresh process of a peer."""
+    shapes = [
+        {"tokens": s.tokens, "d_model": s.d_model, "d_ff": s.d_ff, "gated": s.gated, "seconds": seconds}
+        for s, seconds in budgets.items()
+    ]
+    words = [sys.executable, "-m", "benchmarks.timers_peer"]
+    asked = json.dumps({"tool": tool, "threads": threads, "seed": seed, "shapes": shapes})
+    start = time.perf_counter()
+    done = subprocess.run(words, input=asked, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
+    wall = time.perf_counter() - start
+    if done.returncode:
+        raise SystemExit(f"{tool}: exit {done.returncode}\n{done.stderr}")
+    said, rows = json.loads(done.stdout), []
+    for shape, found in zip(budgets, said["shapes"], strict=True):
+        times = found["times"]
+        for name, truth in TRUTHS.items():
+            by = {how: times[name][how] / times["base"][how] for how in ("median", "mean", "min")}
+            rows.append({
+                "threads": threads, "shape": shape.text, "tool": tool, "truth": truth, "ratio": by["median"],
+                "ratio_mean": by["mean"], "ratio_min": by["min"], "measuring_s": found["measuring_s"], "wall_s": wall,
+                "injected": said["injected"],
+            })  # fmt: skip
+    return rows
+
+
+def repeat(at: int, load: str, kept: Kept, options: argparse.Namespace) -> None:
+    """One repeat under one load, without what is there already."""
+
+    def add(rows: Sequence[Mapping[str, object]]) -> None:
+        for row in rows:
+            if not kept.has(**{k: row[k] for k in ("threads", "shape", "tool", "truth")}, repeat=at, load=load):
+                kept.add({**row, "date": now(), "repeat": at, "load": load, "loadavg": os.getloadavg()[0]})
+
+    shapes, asked = options.shapes, Asked(options.processes, options.max_time, options.precision, seed=at)
+    for source in dict.fromkeys(shape.source for shape in shapes):
+        mine = [shape for shape in shapes if shape.source == source]
+        wanted = [(shape.text, threads) for shape in mine for threads in options.threads]
+        if not all(kept.has(tool=OURS, repeat=at, load=load, shape=s, threads=t) for s, t in wanted):
+            add(our_rows(ours(source, mine, options.threads, asked), mine))
+    todo = [(tool, threads) for tool in PEERS for threads in options.threads]
+    random.Random(at).shuffle(todo)
+    for tool, threads in todo:
+        place = {"repeat": at, "load": load, "threads": threads}
+        rows = {shape: kept.of(tool=OURS, shape=shape.text, **place) for shape in shapes}
+        budgets = {shape: float(found[0]["measuring_s"]) for shape, found in rows.items() if found}
+        if not all(len(kept.of(tool=tool, shape=shape.text, **place)) == len(TRUTHS) for shape in budgets):
+            add(peer_rows(tool, budgets, threads, at))
+
+
+def now() -> str:
+    """UTC, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def estimate(options: argparse.Namespace) -> float:
+    """Seconds of all repeats: six arms, at least 12 rounds a process, a block of 5 ms and its lead-in; and starts."""
+    measuring = 0.0
+    for shape in options.shapes:
+        for threads in options.threads:
+            call = shape.call_s(threads)
+            least = options.processes * 12 * 6 * (max(0.005, call) + call * (1 if call > 0.02 else 4))
+            measuring += max(options.max_time, least)
+    sources = len({shape.source for shape in options.shapes})
+    starts = START_S * len(options.threads) * (options.processes * sources + len(PEERS))
+    return options.repeats * len(options.loads) * (measuring * (1 + len(PEERS)) + starts)
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A shape, threads, load and truth: tool → rms of the log error and standard deviation of the log ratio.
+
+    `covered` of our `repeats` intervals hold the truth.
+    """
+
+    shape: str
+    threads: str
+    load: str
+    truth: float
+    rms: Mapping[str, float]
+    spread: Mapping[str, float]
+    covered: int
+    repeats: int
+
+    @property
+    def over_best(self) -> float:
+        """Our rms over that of the peer with the least."""
+        return self.rms[OURS] / min(value for tool, value in self.rms.items() if tool != OURS)
+
+    @property
+    def torch_over_ours(self) -> float:
+        """The spread of torch's Timer over ours."""
+        return self.spread[PEERS[0]] / self.spread[OURS]
+
+
+def cells(rows: Sequence[Mapping[str, str]], statistic: str = "ratio") -> list[Cell]:
+    """The figures of each cell for which ours and every peer have at least two repeats."""
+    groups: dict[tuple[str, str, str, str], dict[str, list[Mapping[str, str]]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        groups[row["shape"], row["threads"], row["load"], row["truth"]][row["tool"]].append(row)
+    found = []
+    for (shape, threads, load, truth), tools in sorted(groups.items()):
+        if any(len(tools[name]) < 2 for name in (OURS, *PEERS)):
+            continue
+        true = float(truth)
+        errors = {
+            tool: [math.log(float(row[statistic if tool != OURS else "ratio"]) / true) for row in mine]
+            for tool, mine in tools.items()
+        }
+        rms = {tool: math.sqrt(statistics.fmean(e * e for e in values)) for tool, values in errors.items()}
+        spread = {tool: statistics.stdev(values) for tool, values in errors.items()}
+        held = [float(row["low"]) <= true <= float(row["high"]) for row in tools[OURS] if row["low"] and row["high"]]
+        found.append(Cell(shape, threads, load, true, rms, spread, sum(held), len(tools[OURS])))
+    return found
+
+
+def judged(found: Sequence[Cell]) -> list[tuple[str, str, str, bool | None]]:
+    """The marks of the module's docstring over these cells; None where there is no cell."""
+    if not found:
+        return [("all", "", "", None)]
+    over, spread = [cell.over_best for cell in found], statistics.median(cell.torch_over_ours for cell in found)
+    covered, repeats = sum(cell.covered for cell in found), sum(cell.repeats for cell in found)
+    share = covered / repeats
+    middle, most = statistics.median(over), max(over)
+    return [
+        ("rms error over the best peer's, median", f"{middle:.2f}", f"at most {BEST:g}", middle <= BEST),
+        ("the same, largest", f"{most:.2f}", f"at most {WORST:g}", most <= WORST),
+        ("95 % intervals that hold the truth", f"{covered} of {repeats} ({share:.0%})", f"at least {COVERED:.0%}",
+         share >= COVERED),
+        ("spread of torch's Timer over ours, median", f"{spread:.1f}", f"at least {SPREAD:g}", spread >= SPREAD),
+    ]  # fmt: skip
+
+
+def summary(rows: Sequence[Mapping[str, str]], statistic: str = "ratio") -> tuple[str, bool]:
+    """(Markdown, whether every mark is reached): the marks, then a line for each load, threads and shape."""
+    found = cells(rows, statistic)
+    verdicts = judged(found)
+    if not found:
+        return "no cell has two repeats of every tool yet", False
+    tools = (OURS, *PEERS)
+    lines = [
+        "| load | threads | shape | true ratio | " + " | ".join(tools) + " | over the best peer | intervals |",
+        "| --- " * (6 + len(tools)) + "|",
+    ]
+    for cell in sorted(found, key=lambda c: (c.load != "quiet", c.threads, c.shape, c.truth)):
+        errors = " | ".join(f"{cell.rms[tool]:.2%} ({cell.spread[tool]:.2%})" for tool in tools)
+        lines.append(
+            f"| {cell.load} | {cell.threads} | {cell.shape} | {cell.truth:g} | {errors} "
+            f"| {cell.over_best:.2f} | {cell.covered} of {cell.repeats} |"
+        )
+    said = [number(row, "injected") for row in rows]
+    injected = [value for value in said if value is not None and not math.isnan(value)]
+    head = f"Measured {about_line(rows, 'cpu', 'python', 'torch', 'numpy', 'pytest-benchmark')}."
+    notes = f"Each figure: rms error of the log ratio, in brackets its standard deviation over repeats. {head}"
+    if injected:
+        low, middle, high = min(injected), statistics.median(injected), max(injected)
+        notes += f" True ratio as injected in the peers' processes: {middle:.4f} ({low:.4f} to {high:.4f})."
+    text = "\n\n".join([marks(verdicts), "\n".join(lines), notes])
+    return text, all(reached for *_, reached in verdicts)
+
+
+def main() -> int:
+    """Measure what is missing, print the figures."""
+    words = argparse.ArgumentParser(description="Ratios of ffn bench and of other timers beside known ones.")
+    words.add_argument("--save", metavar="FILE", help="rows go there as they come; an interrupted run goes on")
+    words.add_argument("--summary", metavar="FILE", help="measure nothing, print the figures of FILE")
+    words.add_argument("--statistic", choices=("ratio", "ratio_mean", "ratio_min"), default="ratio",
+                       help="what the peers' ratio is of; default: medians")  # fmt: skip
+    words.add_argument("--repeats", type=int, default=10)
+    words.add_argument("--processes", type=int, default=5, help="worker processes of ffn bench")
+    words.add_argument("--max-time", type=float, default=3.0, help="seconds of ffn bench for a shape")
+    words.add_argument("--precision", default="0.5%")
+    words.add_argument("--threads", type=_integers, default=[1, 2])
+    words.add_argument("--loads", type=lambda text: text.split(","), default=["quiet", "busy"])
+    shapes = "1x512x2048:swiglu,32x512x2048:swiglu,256x512x2048:swiglu,1x768x3072:gelu"
+    words.add_argument("--shapes", type=_shapes, default=_shapes(shapes), help=f"default {shapes}")
+    options = words.parse_args()
+    if options.summary:
+        rows: Sequence[Mapping[str, str]] = read(options.summary)
+    else:
+        kept = Kept(options.save, COLUMNS, machine("ffncli", "torch", "numpy", "pytest-benchmark"))
+        print(f"about {estimate(options) / 60:.0f} minutes in all; rows: {len(kept.rows)} there", flush=True)
+        for at in range(options.repeats):
+            for load in options.loads:
+                start = time.perf_counter()
+                with nullcontext() if load == "quiet" else other_job():
+                    repeat(at, load, kept, options)
+                print(f"repeat {at + 1} of {options.repeats}, {load}: {time.perf_counter() - start:.0f} s", flush=True)
+        rows = kept.rows
+    text, reached = summary(rows, options.statistic)
+    print(text)
+    return int(not reached)
+
+
+def _integers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def _shapes(text: str) -> list[Shape]:
+    return [Shape.of(word) for word in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

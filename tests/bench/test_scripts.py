@@ -1,0 +1,442 @@
+"""The figures of the scripts in benchmarks/, from rows small enough to count by hand."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import bench_method, conv1x1, demo, known, sweep, timers
+from benchmarks.benched import Answer, marks
+from benchmarks.claims import MEASURED, why
+from benchmarks.kept import Kept, read
+from ffncli.run.texts.claims import Claim
+
+MACHINE = {"cpu": "a cpu, 2 cores", "python": "3.12", "torch": "2.13", "numpy": "2.4", "pytest-benchmark": "5.3"}
+
+
+# --- rows that grow ---------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_there_at_once_and_found_again(tmp_path):
+    path = tmp_path / "kept.csv"
+    kept = Kept(str(path), ("what", "n", "ok"), {"cpu": "c"})
+    kept.add({"what": "a, b", "n": 1.5, "ok": True})
+    assert path.read_text("utf-8") == 'what,n,ok,cpu\n"a, b",1.5,true,c\n'
+    again = Kept(str(path), ("what", "n", "ok"), {"cpu": "c"})
+    assert again.has(what="a, b", n=1.5)
+    assert not again.has(what="a, b", n=2)
+    again.add({"what": "x"})
+    assert [row["what"] for row in read(path)] == ["a, b", "x"]
+    assert read(path)[1]["n"] == ""
+
+
+def test_a_torn_line_is_cut_off(tmp_path):
+    path = tmp_path / "kept.csv"
+    path.write_text("what,cpu\na,c\nb", "utf-8")
+    kept = Kept(str(path), ("what",), {"cpu": "c"})
+    kept.add({"what": "d"})
+    assert path.read_text("utf-8") == "what,cpu\na,c\nd,c\n"
+
+
+def test_a_file_of_another_script_is_refused(tmp_path):
+    path = tmp_path / "kept.csv"
+    path.write_text("other\na\n", "utf-8")
+    with pytest.raises(SystemExit, match="other columns"):
+        Kept(str(path), ("what",), {})
+    assert path.read_text("utf-8") == "other\na\n"
+
+
+# --- timers -----------------------------------------------------------------------------------------------------------
+
+
+def timed(
+    tool: str, ratio: float, truth: float = 1.0, low: float | None = None, high: float | None = None, **more: str
+):
+    row = {"date": "2026-11-22T00:00:00Z", "load": "quiet", "threads": "1", "shape": "1x2x3:swiglu", "tool": tool}
+    row |= {"truth": f"{truth:g}", "ratio": str(ratio), "low": "" if low is None else str(low)}
+    return row | {"high": "" if high is None else str(high), "injected": "", **MACHINE, **more}
+
+
+def cell_rows(ours: float, torch: float, other: float, truth: float = 1.0, **more: str):
+    """Two repeats of each tool: truth times e^+x and e^-x, so that the rms error of the log is x."""
+    rows = []
+    for tool, x in (("ffn bench", ours), ("torch Timer", torch), ("do_bench", other), ("pytest-benchmark", other)):
+        for sign in (1, -1):
+            ratio = truth * math.exp(sign * x)
+            held = (truth - 0.001, truth + 0.001) if sign > 0 else (truth + 0.1, truth + 0.2)
+            rows.append(timed(tool, ratio, truth, *(held if tool == "ffn bench" else ()), **more))
+    return rows
+
+
+def test_errors_of_timers_are_judged_against_the_best_peer():
+    (cell,) = timers.cells(cell_rows(0.01, 0.05, 0.04))
+    assert cell.rms["ffn bench"] == pytest.approx(0.01)
+    assert cell.rms["torch Timer"] == pytest.approx(0.05)
+    assert cell.over_best == pytest.approx(0.25)
+    # The standard deviation of x and -x, n - 1 = 1, is x·√2.
+    assert cell.spread["torch Timer"] == pytest.approx(0.05 * math.sqrt(2))
+    assert cell.torch_over_ours == pytest.approx(5)
+    assert (cell.covered, cell.repeats) == (1, 2)
+
+
+def test_an_error_is_that_of_the_log_ratio_to_the_truth():
+    rows = [timed(tool, 1.05 * 1.02, 1.05, 1.0, 1.2) for tool in ("ffn bench", *timers.PEERS) for _ in range(2)]
+    rows += [timed("ffn bench", 1.05 / 1.02, 1.05, 1.0, 1.2)]
+    (cell,) = timers.cells(rows)
+    assert cell.rms["ffn bench"] == pytest.approx(math.log(1.02))
+    assert cell.rms["do_bench"] == pytest.approx(math.log(1.02))
+    assert (cell.covered, cell.repeats) == (3, 3)
+
+
+def test_marks_of_timers():
+    rows = [
+        *cell_rows(0.01, 0.05, 0.04),
+        *cell_rows(0.01, 0.09, 0.1, threads="2"),
+        *cell_rows(0.06, 0.05, 0.1, load="busy"),
+    ]
+    figures = {what: (figure, reached) for what, figure, _, reached in timers.judged(timers.cells(rows))}
+    assert figures == {
+        "rms error over the best peer's, median": ("0.25", True),  # 0.25, 0.11, 1.2
+        "the same, largest": ("1.20", False),
+        "95 % intervals that hold the truth": ("3 of 6 (50%)", False),
+        "spread of torch's Timer over ours, median": ("5.0", True),  # 5, 9, 0.83
+    }
+    text, reached = timers.summary(rows)
+    assert not reached
+    assert "| quiet | 1 | 1x2x3:swiglu | 1 | 1.00% (1.41%) | 5.00% (7.07%) | 4.00% (5.66%)" in text
+    assert "Measured 2026-11-22; a cpu, 2 cores; python 3.12; torch 2.13; numpy 2.4; pytest-benchmark 5.3." in text
+
+
+def test_a_cell_without_a_peer_is_not_judged():
+    rows = [row for row in cell_rows(0.01, 0.05, 0.04) if row["tool"] != "do_bench"]
+    assert timers.cells(rows) == []
+    assert timers.summary(rows)[1] is False
+
+
+def test_peers_may_be_judged_by_another_statistic():
+    rows = [row | {"ratio_min": "1.5" if row["tool"] != "ffn bench" else ""} for row in cell_rows(0.01, 0.05, 0.04)]
+    (cell,) = timers.cells(rows, "ratio_min")
+    assert cell.rms["torch Timer"] == pytest.approx(math.log(1.5))
+    assert cell.rms["ffn bench"] == pytest.approx(0.01)
+
+
+def test_time_of_measuring_is_shared_by_what_blocks_and_lead_in_took():
+    def block(case: str, seconds: float, inner: int) -> dict[str, str]:
+        return {"case": case, "seconds": str(seconds), "inner": str(inner)}
+
+    # a: 10 ms of 10 calls + 4 calls of 1 ms = 14 ms, twice; b: one call of 30 ms + 1 such = 60 ms.
+    blocks = (block("a", 0.010, 10), block("a", 0.010, 10), block("b", 0.030, 1))
+    answer = Answer(0, (), blocks, {}, 1.0, "")
+    assert timers.shares(answer) == pytest.approx({"a": 0.028, "b": 0.060})
+    spent = {"blocks": 0.1, "lead_in": 0.05, "placing": 0.026, "start": 5.0, "rest": 9.0}
+    answer = Answer(0, (), blocks, {"spent": spent}, 1.0, "")
+    assert timers.shares(answer) == pytest.approx({"a": 0.056, "b": 0.120})
+
+
+def test_shapes_are_read_as_they_are_typed():
+    shape = timers.Shape.of("32x512x2048:swiglu")
+    assert (shape.tokens, shape.source, shape.gated) == (32, "512x2048:swiglu", True)
+    assert timers.Shape.of(shape.text) == shape
+    assert not timers.Shape.of("1x768x3072:gelu").gated
+
+
+# --- kernels of a known ratio -----------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Time that passes only when it is looked at, and when `work` says so."""
+
+    def __init__(self) -> None:
+        self.now, self.work = 0.0, 0.0
+
+    def perf_counter(self) -> float:
+        self.now += self.work if self.work else 0.001
+        self.work = 0.0
+        return self.now
+
+
+def test_the_wait_is_a_twentieth_of_the_own_time(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(known, "time", clock)
+    monkeypatch.setattr(known, "_OWN", {1.0: 0.0, 1.05: 0.0})
+    monkeypatch.setattr(known, "_ALL", {1.0: 0.0, 1.05: 0.0})
+    for _ in range(3):
+        start = clock.perf_counter()
+        clock.work = 1.0
+        known._until(None, start, 1.05)
+        assert clock.now - start == pytest.approx(1.05, abs=0.002)
+        start = clock.perf_counter()
+        clock.work = 1.0
+        known._until(None, start, 1.0)
+        assert clock.now - start == pytest.approx(1.0)
+    assert known.injected() == pytest.approx(1.05, abs=0.002)
+    assert known.injected(1.0) == 1.0
+
+
+def test_kernels_of_a_known_ratio_compute_the_block():
+    import torch
+    from torch import nn
+
+    x = torch.randn(3, 8)
+    gate, up, down = nn.Linear(8, 16, bias=False), nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)
+    wanted = down(nn.functional.silu(gate(x)) * up(x))
+    for kernel in (known.base, known.same, known.slow, known.threaded):
+        torch.testing.assert_close(kernel(x, gate.weight, up.weight, down.weight), wanted)
+    up, down = nn.Linear(8, 16), nn.Linear(16, 8)
+    wanted = down(nn.functional.gelu(up(x)))
+    for kernel in (known.base_plain, known.same_plain, known.slow_plain):
+        torch.testing.assert_close(kernel(x, up.weight, up.bias, down.weight, down.bias), wanted)
+
+
+# --- the method -------------------------------------------------------------------------------------------------------
+
+
+def row(kernel: str, ratio: float, low: float, high: float, verdict: str = "same", **more: str) -> dict[str, str]:
+    base = {"date": "2026-11-22T00:00:00Z", "invocation": "plain", "repeat": "0", "case": "c", "kernel": kernel}
+    base |= {"ratio": str(ratio), "low": str(low), "high": str(high), "verdict": verdict, "exit": "0", "cache": "warm"}
+    return base | {"fired": "false", "time_s": "", "time_low_s": "", "time_high_s": "", **MACHINE, **more}
+
+
+def figures(found) -> dict[str, tuple[str, bool | None]]:
+    return {what: (figure, reached) for what, figure, _, reached in found}
+
+
+def test_false_verdicts_and_gates_are_counted():
+    rows = [row("same", 1.0, 0.99, 1.01) for _ in range(19)] + [row("same", 1.1, 1.05, 1.2, "slower")]
+    assert figures(bench_method.aa(rows)) == {
+        "A/A: false faster or slower": ("1 of 20", True),
+        "A/A: the gate fires": ("0 of 20", True),
+        "A/A: said to be the same": ("19 of 20", True),
+        "A/A: 95 % intervals that hold 1": ("19 of 20", True),
+    }
+    rows.append(row("same", 0.9, 0.85, 0.95, "faster", fired="true"))
+    assert figures(bench_method.aa(rows))["A/A: false faster or slower"] == ("2 of 21", False)
+    assert figures(bench_method.aa(rows))["A/A: the gate fires"] == ("1 of 21", False)
+    assert bench_method.aa([])[0][-1] is None
+
+
+def test_an_injected_slowdown_must_be_said_and_must_fail():
+    caught = {"exit": "1", "fired": "true"}
+    rows = [row("slow", 1.05, 1.04, 1.06, "slower", **caught) for _ in range(19)]
+    rows.append(row("slow", 1.04, 1.01, 1.07, "inconclusive", **caught))
+    assert figures(bench_method.slower(rows))["x1.05: slower, and exit 1"] == ("19 of 20", True)
+    rows.append(row("slow", 1.05, 1.04, 1.06, "slower", exit="0", fired="true"))
+    rows.append(row("slow", 1.06, 1.055, 1.07, "slower", exit="1", fired="false"))
+    assert figures(bench_method.slower(rows)) == {
+        "x1.05: slower, and exit 1": ("19 of 22", False),
+        "x1.05: 95 % intervals that hold 1.05": ("21 of 22", True),
+    }
+
+
+def test_ratios_beside_a_disturbing_arm_are_held_to_the_truth():
+    rows = [row("packed", ratio, 0, 2) for ratio in (0.9, 0.95, 0.99)]
+    rows += [row("same", 1.01, 0.99, 1.02, invocation="sweep"), row("slow", 1.09, 1.06, 1.1, invocation="sweep")]
+    rows += [row("packed", 0.96, 0.94, 0.97, invocation="sweep"), row("sweep", 9.0, 8, 10, invocation="sweep")]
+    swept, threaded = bench_method.undisturbed(rows)
+    assert (swept[1], swept[3]) == ("2 of 3", False)
+    assert threaded[3] is None
+
+
+def test_cold_weights_may_not_be_faster():
+    warm = row("base", 1, 1, 1, invocation="cache", case="c, 1 tokens, fp32, forward, warm, cpu, 1 thread")
+    cold = {**warm, "case": warm["case"].replace("warm", "cold-weights"), "cache": "cold-weights"}
+    warm |= {"time_s": "2.0", "time_low_s": "1.9", "time_high_s": "2.1"}
+    near = {**cold, "time_s": "1.8", "time_low_s": "1.7", "time_high_s": "1.95"}
+    assert bench_method.cold([warm, near])[0][1::2] == ("0 of 1; cold over warm 0.90 in the median", True)
+    under = {**near, "time_high_s": "1.85"}
+    assert bench_method.cold([warm, under])[0][1::2] == ("1 of 1; cold over warm 0.90 in the median", False)
+    assert bench_method.cold([warm, {**cold, "cache": "warm"}])[0][-1] is None  # renamed: nothing to compare
+
+
+def test_agreement_is_with_the_median_of_the_others():
+    rows = [row("packed", ratio, ratio - 0.02, ratio + 0.02) for ratio in (0.90, 0.91, 0.92, 1.00)]
+    # The medians of the others: 0.92, 0.92, 0.91, 0.91: the first three hold them, 0.98 to 1.02 does not.
+    found = figures(bench_method.agreement(rows))
+    assert found["packed: intervals that hold the median of the other invocations"] == ("3 of 4", False)
+    assert found["packed: shapes that are called faster and slower"] == ("0 of 1", True)
+    rows[0]["verdict"], rows[3]["verdict"] = "faster", "slower"
+    assert figures(bench_method.agreement(rows))["packed: shapes that are called faster and slower"] == (
+        "1 of 1",
+        False,
+    )
+
+
+def test_every_kind_of_invocation_is_there_early():
+    import argparse
+
+    plan = bench_method.plan(argparse.Namespace(repeats=6, disturbed=3, cache_repeats=1))
+    assert sorted(plan) == sorted(
+        [("plain", at) for at in range(6)] + [("sweep", 0), ("sweep", 1), ("threads", 0), ("cache", 0)]
+    )
+    assert {kind for kind, _ in plan[:7]} == {"plain", "sweep", "threads", "cache"}
+
+
+# --- sweeps -----------------------------------------------------------------------------------------------------------
+
+
+def swept(cases: int, wall: float, **more: str) -> dict[str, str]:
+    row = {"date": "2026-11-22T00:00:00Z", "what": "cost", "cases": str(cases), "processes": "1", "wall_s": str(wall)}
+    return row | dict.fromkeys(sweep.SPENT, "") | MACHINE | more
+
+
+def test_cost_of_a_case_is_what_it_adds_to_one_alone():
+    rows = [swept(1, 5.0), swept(20, 14.5), swept(200, 109.475)]
+    assert sweep.each_case(rows) == pytest.approx({20: 0.5, 200: 0.525})
+    text, _ = sweep.summary(rows)
+    assert "| seconds for each case | 0.500 s of 20, 0.525 s of 200: +5.0% | within 10% | reached |" in text
+    assert "+20.9% | within 10% | **missed**" in sweep.summary([swept(1, 5), swept(20, 14.5), swept(200, 125.3)])[0]
+
+
+def test_share_leaves_out_what_prepares():
+    spent = {
+        "start": "50",
+        "verify": "30",
+        "warm_up": "20",
+        "blocks": "6",
+        "lead_in": "2.5",
+        "placing": "1",
+        "rest": "0.5",
+    }
+    assert sweep.share(swept(20, 1, **spent)) == pytest.approx(0.85)
+    assert sweep.share(swept(20, 1)) is None
+
+
+def test_a_grid_has_as_many_cases_as_asked():
+    def cases(words: list[str]) -> int:
+        lists = {words[at]: words[at + 1].count(",") + 1 for at in range(1, len(words), 2)}
+        return math.prod(lists.values())
+
+    assert [cases(sweep.grid(n)) for n in (1, 6, 20, 200)] == [1, 6, 20, 200]
+
+
+def test_what_a_kill_leaves_is_inspected(tmp_path):
+    path, rounds = tmp_path / "s.csv", tmp_path / "s.rounds.csv"
+    lines = [f"{case},{kernel},ok,1,0.1,1.0" for case in "ab" for kernel in ("eager", "packed")]
+    blocks = [f"0,{case},0,0,{position},eager,1,0.1" for case in "ab" for position in (0, 1)]
+    head, rounds_head = (
+        "case,kernel,status,processes,time_s,ratio",
+        "process,case,placement,round,position,kernel,inner,seconds",
+    )
+
+    def write(rows: list[str], of_rounds: list[str], end: str = "\n") -> dict[str, object]:
+        path.write_text("\n".join([head, *rows]) + "\n")
+        rounds.write_text("\n".join([rounds_head, *of_rounds]) + end)
+        return sweep.inspected(path, 2, 1)
+
+    assert write(lines, blocks) == {"complete": True, "doubled": 0, "damaged": 0}
+    assert write(lines[:3], blocks)["complete"] is False
+    assert write(lines, blocks[:2])["complete"] is False
+    assert write([*lines, lines[0]], blocks)["doubled"] == 1
+    assert write(lines, [*blocks, blocks[0]])["doubled"] == 1
+    assert write([*lines[:3], "b,packed,ok,1,,"], blocks)["damaged"] == 1
+    assert write([*lines[:3], "b,packed,ok,1"], blocks)["damaged"] == 1
+    assert write(lines, blocks, end="\n0,a,1")["damaged"] == 1
+
+
+def test_killed_sweeps_are_summed_up():
+    good = {"what": "kill", "complete": "true", "exit": "0", "doubled": "0", "damaged": "0", "survivors": "0"}
+    rows = [swept(6, 1, **good, blocks_before=str(n)) for n in (0, 7)]
+    found = sweep.summary(rows)[0]
+    assert "| killed and resumed: every case is there | 2 of 2 | all | reached |" in found
+    assert "| killed with blocks already written | 1 of 2 |  |  |" in found
+    rows[0] |= {"complete": "false", "survivors": "2"}
+    found = sweep.summary(rows)[0]
+    assert "every case is there | 1 of 2 | all | **missed** |" in found
+    assert "workers alive 5 s later | 2 | none | **missed** |" in found
+
+
+def test_processes_below_another_are_found_and_seen_to_end():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        found = sweep.descendants(os.getpid())
+        assert child.pid in found
+        assert sweep._alive(child.pid, found[child.pid])
+        assert not sweep._alive(child.pid, "1")  # another process of that number
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert sweep.survivors({child.pid: found[child.pid]}) == 0
+
+
+# --- convolutions -----------------------------------------------------------------------------------------------------
+
+
+def conv(tokens: int, threads: int, ratio: float, verdict: str, dtype: str = "fp32") -> dict[str, str]:
+    return {
+        "date": "2026-11-22T00:00:00Z", "source": "512x2048:relu", "tokens": str(tokens), "threads": str(threads),
+        "dtype": dtype, "status": "ok", "verdict": verdict, "ratio": str(ratio), "low": str(ratio - 0.01),
+        "high": str(ratio + 0.01), **MACHINE,
+    }  # fmt: skip
+
+
+def test_the_claim_is_answered_by_the_ends():
+    rows = [
+        conv(1, 1, 1.0, "same"),
+        conv(32, 1, 0.9, "faster"),
+        conv(512, 1, 1.1, "slower"),
+        conv(1, 2, 1.25, "slower"),
+    ]
+    assert conv1x1.sentence(rows) == (
+        "time over that of matrix products, 2026-11-22; a cpu, 2 cores; torch 2.13: fp32, 1 thread: "
+        "0.900 (0.890 to 0.910) at 32 tokens … 1.100 (1.090 to 1.110) at 512 tokens; fp32, 2 threads: "
+        "1.250 (1.240 to 1.260) at 1 token; faster in 1, slower in 2, same in 1"
+    )
+    assert "| 512x2048:relu | 32 | fp32 | 1 | 0.900 (0.890 to 0.910) | faster |" in conv1x1.summary(rows)
+    assert conv1x1.sentence([]) == ""
+
+
+def test_the_page_of_claims_quotes_what_was_measured(monkeypatch):
+    (name,) = MEASURED
+    claim = Claim("notes", name, "depends", "f", "why so", "ffn trace")
+    monkeypatch.setitem(MEASURED, name, lambda: "0.9 on a machine")
+    assert why(claim) == "why so; 0.9 on a machine"
+    monkeypatch.setitem(MEASURED, name, lambda: "")
+    assert why(claim) == "why so"
+
+
+# --- the demonstration ------------------------------------------------------------------------------------------------
+
+
+def test_the_demonstration_says_what_was_measured():
+    shells = [demo.Shell(1.0, 0.98, 0.97, 0.99, "same"), demo.Shell(1.25, 0.99, 0.98, 1.0, "same")]
+    text = demo.text(shells, demo.Caught("ffn bench x", "slower", 1), "a question", "today")
+    assert "in two fresh shells, a question" in text
+    assert "| 2 | 1.250 | 0.990 | 0.980 to 1.000 | same |" in text
+    assert "25.0% by Timers, 1.0% by `ffn bench`" in text
+    assert "$ ffn bench x\nslower\n$ echo $?\n1\n```" in text
+
+
+def test_the_demonstration_goes_between_its_markers():
+    page = f"before\n{demo.START}\nold\n{demo.END}\nafter\n"
+    assert demo.put(page, "new") == f"before\n{demo.START}\n\nnew\n\n{demo.END}\nafter\n"
+    assert demo.put(demo.put(page, "new"), "newer") == demo.put(page, "newer")
+    with pytest.raises(ValueError, match="no <!-- demo"):
+        demo.put("a page", "new")
+
+
+def test_the_kernels_of_the_demonstration_compute_the_same():
+    import torch
+
+    found = []
+    for source in (demo.OLD, demo.NEW):
+        space: dict[str, object] = {}
+        exec(source, space)  # ours, above
+        torch.manual_seed(0)
+        weights = torch.randn(16, 8), torch.randn(16, 8), torch.randn(8, 16)
+        found.append(space["mlp"](torch.randn(3, 8), *weights))
+    torch.testing.assert_close(*found)
+
+
+def test_marks_say_what_is_missed():
+    text = marks(
+        [("a", "1", "at most 2", True), ("b", "3", "at most 2", False), ("c", "", "", None), ("d", "4", "", True)]
+    )
+    assert text.splitlines()[2:] == [
+        "| a | 1 | at most 2 | reached |", "| b | 3 | at most 2 | **missed** |", "| c |  |  | no data |",
+        "| d | 4 |  |  |",
+    ]  # fmt: skip
