@@ -220,7 +220,7 @@ def test_page_faults_that_differ_are_a_note() -> None:
 def test_above_a_roof(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {}
 
-    def figures(case: object, time_s: float | None, roof: Roof, device_name: str) -> object:
+    def figures(case: object, time_s: float | None, roof: Roof, device_name: str, tf32: bool) -> object:
         seen["roof"] = roof
         empty = {f.name: None for f in dataclasses.fields(roofline.Figures)}
         return roofline.Figures(**{**empty, "roof_fraction": 1.3, "flops": 7, "datasheet_fraction": 1.019})
