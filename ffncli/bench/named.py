@@ -31,7 +31,7 @@ class Named:
 
 
 def named(texts: Sequence[str] | None, baseline: str | None) -> Named:
-    """What --kernel and --baseline mean. Where none is named, all built-in ones that need no compiling; `all`: those too.
+    """What --kernel and --baseline mean. None: all built-in kernels that need no compiling; `all`: those too.
 
     The baseline is eager where that is measured, else the first one named; a single kernel is compared with eager.
     Raises FFNError for an unknown name, a file that is not there, is no Python or lacks the name.
