@@ -161,11 +161,10 @@ class Seat:
             self.made = guarded
 
     def enter(self, x: Tensor, g: Tensor | None = None) -> None:
-        """Other numbers in the same buffers."""
-        with torch.no_grad():
-            self.x.copy_(x)
-            if g is not None and self.g is not None:
-                self.g.copy_(g)
+        """Other numbers in the same buffers, of which no version count tells: an answer kept by that is found out too."""
+        self.x.data.copy_(x)
+        if g is not None and self.g is not None:
+            self.g.data.copy_(g)
 
     @property
     def output(self) -> object:
