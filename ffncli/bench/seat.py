@@ -161,7 +161,7 @@ class Seat:
             self.made = guarded
 
     def enter(self, x: Tensor, g: Tensor | None = None) -> None:
-        """Other numbers in the same buffers, of which no version count tells: an answer kept by that is found out too."""
+        """Other numbers in the same buffers. No version count tells of them: an answer kept by it is found out too."""
         self.x.data.copy_(x)
         if g is not None and self.g is not None:
             self.g.data.copy_(g)
