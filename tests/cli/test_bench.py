@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from ffncli.bench import suite
+from ffncli.bench.columns import Row
+from ffncli.cli import bench_page
 from tests.bench.test_suite import FAKE, worker_with
 
 ROOT = Path(__file__).parents[2]
@@ -114,3 +116,11 @@ def test_help_and_the_parent_import_no_torch():
     code = "import sys\nfrom ffncli.cli.main import main\ntry: main(['bench', '--help'])\nexcept SystemExit: pass\n"
     code += "print(sorted({'torch', 'numpy', 'pandas'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.endswith("[]\n")
+
+
+@pytest.mark.parametrize(("saving", "said"), [(0.086, "7.9 %"), (1.0, "50 %"), (5.5, "85 %")])
+def test_what_fusing_saves_is_a_share_of_the_time_with_that_traffic_in_it(saving, said):
+    row = Row(kernel="eager", baseline="eager", status="ok", gemm_ratio=1.5, fusion_saving_max=saving)
+    assert [part.text for part in bench_page._remarks([row])] == [
+        f"eager takes 1.5 times its bare matrix products; fusing the activation can save at most about {said} here"
+    ]
