@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from ffncli import __version__
 from ffncli.bench import host
 from ffncli.bench.cgroup import text
 from ffncli.bench.host import available_memory, cores, default_threads, load
 from ffncli.bench.math_mode import math_mode
+from ffncli.version import __version__
 
 __all__ = [
     "allocator", "available_memory", "blas", "cores", "default_threads", "device_name", "driver", "environment",

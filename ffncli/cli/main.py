@@ -10,8 +10,8 @@ from collections.abc import Collection
 from importlib import import_module
 from typing import Any, NoReturn
 
-from ffncli import __version__
 from ffncli.errors import ExitCode, FFNError, Terminated, did_you_mean
+from ffncli.version import __version__
 
 # name → (module with a function `command`, the line that `ffn --help` and the README show)
 COMMANDS: dict[str, tuple[str, str]] = {
