@@ -1,5 +1,6 @@
 # make run     creates .venv if needed, runs the default trace, then `ffn params` side by side (ARGS="..." runs anything)
 # make test    creates .venv if needed, runs every test
+# make bench   creates .venv if needed, runs `ffn bench` (ARGS="512x2048:swiglu --quick")
 # make check   ruff, mypy --strict, the floors (import-linter), then the tests
 #
 # Every install goes through .ci/install, which uses constraints.txt and refuses torch's CUDA build (gigabytes) unless
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test check lint bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+.PHONY: run test check lint bench bench-timers bench-method bench-sweep bench-conv demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
     bench-approximate facts architectures trace-architectures claims picture clean
 .DEFAULT_GOAL := run
 
@@ -58,6 +59,24 @@ bench-trace-scale: $(VENV)/.installed-test
 
 bench-approximate: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/approximate.py $(ARGS)
+
+bench: $(VENV)/.installed
+	@$(BIN)/ffn bench $(ARGS)
+
+bench-timers: $(VENV)/.installed-peers
+	@$(BIN)/python -m benchmarks.timers $(ARGS)
+
+bench-method: $(VENV)/.installed-test
+	@$(BIN)/python -m benchmarks.bench_method $(ARGS)
+
+bench-sweep: $(VENV)/.installed-test
+	@$(BIN)/python -m benchmarks.sweep $(ARGS)
+
+bench-conv: $(VENV)/.installed-test
+	@$(BIN)/python -m benchmarks.conv1x1 $(ARGS)
+
+demo: $(VENV)/.installed-test
+	@$(BIN)/python -m benchmarks.demo --into README.md $(ARGS)
 
 facts: $(VENV)/.installed
 	@$(BIN)/ffn params --all --format json -o facts.json --force

@@ -21,7 +21,7 @@ from ffncli.bench.placement import Arena, Caching, flusher
 from ffncli.bench.problem import Problem
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN
 from ffncli.bench.rounds import Arm
-from ffncli.bench.seat import Made, Seat
+from ffncli.bench.seat import Made, Seat, trade
 from ffncli.bench.slowed import slowed_kernel
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
@@ -95,6 +95,7 @@ class Table:
         if self.chain:
             placed[GEMM] = self.chain
         self.arms = {}  # what lies there now goes first
+        trade([one for one in placed.values() if isinstance(one, Seat)], self._draw)
         for one in placed.values():
             one.place(self._copies)
         if self._launching:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ffncli.bench.records import OWN_ARMS
 from ffncli.errors import FFNError, did_you_mean, shown
-from ffncli.kernels import BUILT_IN, full_name
+from ffncli.kernels import BUILT_IN, COMPILING, full_name
 from ffncli.models.strict_json import shown_path
 
 _FILE = re.compile(r"(?:(?P<label>[^=:/]+)=)?(?P<path>.+\.py)(?::(?P<name>\w+))?")
@@ -31,12 +31,14 @@ class Named:
 
 
 def named(texts: Sequence[str] | None, baseline: str | None) -> Named:
-    """What --kernel and --baseline mean: all built-in kernels where none is named.
+    """What --kernel and --baseline mean. None: all built-in kernels that need no compiling; `all`: those too.
 
     The baseline is eager where that is measured, else the first one named; a single kernel is compared with eager.
     Raises FFNError for an unknown name, a file that is not there, is no Python or lacks the name.
     """
-    words = [word.strip() for text in texts or () for word in text.split(",")] or list(BUILT_IN)
+    said = [word.strip() for text in texts or () for word in text.split(",")]
+    words = [name for word in said for name in (BUILT_IN if word == "all" else (word,))]
+    words = words or [name for name in BUILT_IN if name not in COMPILING]
     files: dict[str, str] = {}
     found = {}
     for word in dict.fromkeys(words):
@@ -44,7 +46,9 @@ def named(texts: Sequence[str] | None, baseline: str | None) -> Named:
         if name in found:
             raise FFNError(f"--kernel: two kernels are called {shown(name)}", "give labels: --kernel a=file.py:name")
         found[name] = word
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = (
+        () if said else (f"not timed: {', '.join(COMPILING)} (torch.compile); --kernel all adds it",)
+    )
     if baseline is None and len(found) == 1 and "eager" not in found:
         baseline, notes = "eager", ("compared with eager; --baseline NAME names another",)
     if baseline is None:

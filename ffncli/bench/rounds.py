@@ -12,7 +12,7 @@ from random import Random
 from ffncli.bench import statistics
 from ffncli.bench.clock import Call, Clock
 from ffncli.bench.counters import Counters
-from ffncli.bench.records import ANCHOR, TWIN, Block, Method
+from ffncli.bench.records import ANCHOR, GEMM, TWIN, Block, Method
 
 LONG_CALL = 0.02  # s; calls above it need no more than one lead-in call
 _LEAD_IN = 4
@@ -22,6 +22,8 @@ _LEAST = 1e-12  # s of a call; none takes less
 _PLACING = 0.15  # of the time, at most, where more rounds can do that
 _MOST_WALL = 20  # blocks that a block may last with what runs untimed ahead of its calls
 _LEAST_CALLS = 4  # of a block, however long that takes
+_LED_IN_CALLS = 2  # of a block, where four calls are spent on its lead-in
+_SELDOM = {ANCHOR: 2, GEMM: 4}  # arms that describe and judge nothing: in every second or fourth round of a placement
 _STEPS = (1, 2, 3, 4, 6, 8, 12)  # `inner` is one of these, doubled on: processes then agree on it
 _BLOCK = {"cpu": 5e-3, "cuda": 1e-3}  # s
 
@@ -187,7 +189,7 @@ class _Measurement:
                 with self._spending("warm_up"):
                     self._choose_inner(arms)
                 self.log_ratios = {kernel: [] for kernel in plan.kernels if kernel in arms and kernel != plan.baseline}
-            self._rounds(placement, arms, orders(list(arms), random), placed, began)
+            self._rounds(placement, arms, orders(list(arms), random), placed)
             del arms  # before the next placement asks for memory
             placement += 1
             longest = max(longest, self.clock.now() - started)
@@ -224,7 +226,8 @@ class _Measurement:
         kernels = {self.plan.baseline, *self.plan.kernels, TWIN}
         judged = [name for name in arms if name in kernels] or list(arms)
         most = max(_LEAST_CALLS, int(_MOST_WALL * block / max(self.wall[name] for name in judged)))
-        shared = inner_for(block, min(per_call[name] for name in judged))
+        fastest = min(per_call[name] for name in judged)
+        shared = max(inner_for(block, fastest), _LED_IN_CALLS if fastest < LONG_CALL else 1)
         if any(arm.before for arm in arms.values()):
             shared = min(shared, most)
         for arm in arms.values():
@@ -251,34 +254,36 @@ class _Measurement:
                 return least, least_wall
             again -= 1
 
-    def _rounds(
-        self, placement: int, arms: Mapping[str, Arm], order: Iterator[tuple[str, ...]], placed: float, began: float
-    ) -> None:
+    def _rounds(self, placement: int, arms: Mapping[str, Arm], order: Iterator[tuple[str, ...]], placed: float) -> None:
         """A placement's rounds: at least `plan.rounds`, more where placing took long."""
         plan = self.plan
         for log_ratios in self.log_ratios.values():
             log_ratios.append([])
         number, wanted, first = 0, plan.rounds, self.clock.now()
         while number < wanted:
-            times = self._round(placement, number, arms, next(order))
+            due = [name for name in next(order) if number % _SELDOM.get(name, 1) == 0]
+            times = self._round(placement, number, arms, due)
             for kernel, log_ratios in self.log_ratios.items():
                 if kernel in times and plan.baseline in times:
                     log_ratios[-1].append(log(times[kernel] / times[plan.baseline]))
             number += 1
-            if number == 1:
-                wanted = self._wanted(placed, self.clock.now() - first, began)
+            if number == plan.rounds:
+                wanted = self._wanted(placed, (self.clock.now() - first) / number)
 
-    def _wanted(self, placed: float, one_round: float, began: float) -> int:
-        """Rounds of a placement: placing is a small part of it, and the least number of placements fits the budget."""
+    def _wanted(self, placed: float, one_round: float) -> int:
+        """Rounds of a placement: twice the least number, so that spikes can be told, and more where placing takes long.
+
+        All of it only as far as the least number of placements fits the budget.
+        """
         plan = self.plan
         if one_round <= 0:
             return plan.rounds
         balanced = ceil(placed * (1 - _PLACING) / _PLACING / one_round)
         affordable = int((plan.budget / plan.placements - placed) / one_round)
-        return max(plan.rounds, min(balanced, affordable))
+        return max(plan.rounds, min(max(2 * plan.rounds, balanced), affordable))
 
     def _round(self, placement: int, number: int, arms: Mapping[str, Arm], order: Sequence[str]) -> dict[str, float]:
-        """Every arm once. Seconds per call of each."""
+        """Every arm of `order` once. Seconds per call of each."""
         times = {}
         for position, name in enumerate(order):
             block = self._block(placement, number, position, arms[name])

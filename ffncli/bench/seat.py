@@ -67,7 +67,7 @@ class Seat:
         self.x = problem.first.x
         self.copies: list[Params] = []
         self._problem = problem
-        self._arenas = Arena(problem.case.device, draw), Arena(problem.case.device, draw)
+        self.arenas = Arena(problem.case.device, draw), Arena(problem.case.device, draw)
         self._versions: list[list[int]] = []
 
     def place(self, copies: int) -> None:
@@ -81,7 +81,7 @@ class Seat:
         problem, backward = self._problem, self._problem.backward
         self.out, self.copies = None, []  # what lies there now goes first
         with torch.inference_mode(False), torch.no_grad():
-            near, far = self._arenas
+            near, far = self.arenas
             extra = () if problem.first.g is None else (problem.first.g,)
             ((self.x, *rest),) = near.place([(problem.first.x, *extra)])
             self.g = rest[0] if rest else None
@@ -188,6 +188,17 @@ class Seat:
     def nbytes(self) -> int:
         """Of one copy of the weights, and of what enters."""
         return nbytes(self.made.params) + self.x.nbytes
+
+
+def trade(seats: Sequence[Seat], draw: random.Random) -> None:
+    """Seats exchange their memory, to be placed anew in it: which pages an arm has is chance, not its own for good.
+
+    Without this the pages of one arm can be the slower ones throughout a process (A/A read 1.02 in each of five).
+    """
+    arenas = [seat.arenas for seat in seats]
+    draw.shuffle(arenas)
+    for seat, own in zip(seats, arenas, strict=True):
+        seat.arenas = own
 
 
 def touched(problem: Problem) -> int:

@@ -42,6 +42,10 @@ def settle() -> None:
 def serve(connection: Connection) -> None:
     """Every case of the job that comes first, one after the other, each answered before the next begins."""
     job = connection.recv()
+    # Before torch: its OpenMP binds this thread to one core, and OpenBLAS's threads, which are started when numpy is
+    # loaded, would inherit that and all sit there (a GEMM of two threads took 10 times as long).
+    import numpy  # noqa: F401
+
     from ffncli.bench.measuring import measure_case  # torch takes seconds
 
     start = time.perf_counter() - _BEGAN

@@ -17,6 +17,7 @@ BUILT_IN: Mapping[str, str] = {
     "numpy": "ffncli.kernels.numpy_kernel",
     "compiled": "ffncli.kernels.compiled",
 }
+COMPILING = ("compiled",)  # take seconds to minutes before their first answer: run where they are named
 ALIASES: Mapping[str, str] = {"conv": "conv1x1"}  # former names
 
 

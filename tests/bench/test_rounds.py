@@ -13,7 +13,7 @@ import pytest
 
 from ffncli.bench import rounds, statistics
 from ffncli.bench.ratios import paired, verdict
-from ffncli.bench.records import ANCHOR, GEMM, TWIN, Method
+from ffncli.bench.records import ANCHOR, GEMM, TWIN, Block, Method
 from ffncli.bench.rounds import Arm, Measured, Plan
 from tests.bench.fake_clock import FakeClock, FakeCounters, Work, placing
 
@@ -80,13 +80,31 @@ def test_one_inner_for_all_but_the_anchor() -> None:
 
 
 def test_a_round_holds_every_arm_once_in_a_balanced_order() -> None:
-    found = measured(FakeClock())
+    four = {"eager": 2e-4, TWIN: 2e-4, "fast": 1e-4, "other": 1e-3}
+    found = measured(FakeClock(), four)
     by_round = Counter((b.placement, b.round) for b in found.blocks)
     assert set(by_round.values()) == {4}
-    assert len(by_round) == 12
+    assert len(by_round) == 24  # of each placement twice the least number, since the budget allows it
     places = Counter((b.placement, b.kernel, b.position) for b in found.blocks)
-    assert set(places.values()) == {1}  # 4 rounds, 4 arms: every arm in every place of every placement
-    assert [b.position for b in found.blocks] == [0, 1, 2, 3] * 12
+    assert set(places.values()) == {2}  # 8 rounds, 4 arms: every arm in every place of every placement
+    assert [b.position for b in found.blocks] == [0, 1, 2, 3] * 24
+
+
+def test_arms_that_only_describe_are_in_fewer_rounds() -> None:
+    found = measured(FakeClock(), {**TIMES, GEMM: 1e-4})
+    of = {name: {b.round for b in found.blocks if b.kernel == name} for name in (*TIMES, GEMM)}
+    assert of["eager"] == of[TWIN] == of["fast"] == set(range(8))
+    assert of[ANCHOR] == {0, 2, 4, 6}
+    assert of[GEMM] == {0, 4}
+    assert all(sorted(b.position for b in same) == list(range(len(same))) for same in rounds_of(found))
+
+
+def rounds_of(found: Measured) -> list[list[Block]]:
+    """The blocks of each round."""
+    by: dict[tuple[int, int], list[Block]] = {}
+    for block in found.blocks:
+        by.setdefault((block.placement, block.round), []).append(block)
+    return list(by.values())
 
 
 def test_another_seed_or_process_is_another_order() -> None:
