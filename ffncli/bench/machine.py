@@ -37,7 +37,7 @@ def environment(device: str) -> dict[str, str]:
 
     return {
         "ffncli": __version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a TorchVersion would load torch where it is unpickled
         "python": platform.python_version(),
         "numpy": numpy.__version__,
         "host": platform.node(),

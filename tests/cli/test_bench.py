@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,8 @@ def test_exit_codes(bench, options, faults, code, words):
         (("--kernel", "none.py:f"), "cannot read"),
         (("--baseline", "nobody"), "there is no kernel 'nobody'"),
         (("--precision", "3"), "say 3%"),
+        (("--precision", "0%"), "--precision must be a percentage above 0 and at most 50%, such as 3%"),
+        (("--fail-if-slower", "3"), "say 3%"),
         (("--max-time", "soon"), "as in 20s or 2m"),
         (("--cache", "hot"), "unknown value 'hot'"),
         (("--pass", "backward"), "unknown value 'backward'"),
@@ -110,7 +113,19 @@ def test_many_cases_are_one_table(bench):
     assert len(err.splitlines()) <= 13
 
 
-def test_help_and_the_parent_import_no_torch():
-    code = "import sys\nfrom ffncli.cli.main import main\ntry: main(['bench', '--help'])\nexcept SystemExit: pass\n"
-    code += "print(sorted({'torch', 'numpy', 'pandas'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.endswith("[]\n")
+@pytest.mark.parametrize("source", ["8x16:swiglu", "gpt2"])
+def test_the_parent_of_a_run_imports_no_torch(source, tmp_path):
+    """From the options to the table, with workers that measure nothing."""
+    code = (
+        f"import sys\nfrom ffncli.bench import suite\nfrom ffncli.cli.main import main\n"
+        f"suite.run.__defaults__ = (suite.run.__defaults__[0], {FAKE!r})\n"
+        f"words = ['{source}', '--kernel', 'eager', '--device', 'cpu', '--threads', '1', '--save', 'a.csv']\n"
+        "try: main(['bench', *words])\n"
+        "except SystemExit as end: print('exit', end.code)\n"
+        "print(sorted({'torch', 'numpy', 'pandas'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
+    )
+    assert done.stdout.endswith("exit 0\n[]\n"), done.stderr
