@@ -21,7 +21,7 @@ _WHERE = {
     "Request": ("ffncli.run.prepare", "Request"),
     "activation": ("ffncli.block.analysis.facts", "activation"),
     "approximate": ("ffncli.run.approximate", "approximate"),
-    "benchmark": ("ffncli.bench.library", "benchmark"),
+    "benchmark": ("ffncli.bench.benchmark", "benchmark"),
     "cost": ("ffncli.block.cost", "cost"),
     "count": ("ffncli.models.count", "count"),
     "load": ("ffncli.run.sources", "load"),
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from ffncli.bench.library import benchmark
+    from ffncli.bench.benchmark import benchmark
     from ffncli.bench.results import read_results
     from ffncli.block.analysis.facts import activation
     from ffncli.block.cost import cost
