@@ -49,7 +49,9 @@ COMMANDS: dict[str, float | None] = {  # arguments → the most that its ratio m
     "activations --help": 1.6,
     "approximate --help": 1.6,
     "verify --help": 1.6,
+    "bench --help": 1.6,
     "compare --help": 1.6,
+    "doctor --help": 1.6,
 }
 WARM_UPS = 3
 SIZE = (40, 100)  # of the pseudo-terminal

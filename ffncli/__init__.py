@@ -13,16 +13,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
 _WHERE = {
+    "__version__": ("ffncli.version", "__version__"),
     "FFNError": ("ffncli.errors", "FFNError"),
     "FFNSpec": ("ffncli.block.recipe", "FFNSpec"),
     "MoE": ("ffncli.block.recipe", "MoE"),
     "Request": ("ffncli.run.prepare", "Request"),
     "activation": ("ffncli.block.analysis.facts", "activation"),
     "approximate": ("ffncli.run.approximate", "approximate"),
-    "benchmark": ("ffncli.bench.library", "benchmark"),
+    "benchmark": ("ffncli.bench.benchmark", "benchmark"),
     "cost": ("ffncli.block.cost", "cost"),
     "count": ("ffncli.models.count", "count"),
     "load": ("ffncli.run.sources", "load"),
@@ -50,6 +49,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from ffncli.bench.benchmark import benchmark
+    from ffncli.bench.results import read_results
     from ffncli.block.analysis.facts import activation
     from ffncli.block.cost import cost
     from ffncli.block.recipe import FFNSpec, MoE, steps
@@ -60,9 +61,7 @@ if TYPE_CHECKING:
     from ffncli.run.prepare import trace_layer as trace
     from ffncli.run.sources import load
     from ffncli.run.verify import verify_layer as verify
-
-    benchmark: Any  # bench/library.py: an import here would let run/, which asks for __version__, reach up to bench/
-    read_results: Any  # bench/results.py
+    from ffncli.version import __version__ as __version__
 
 
 def __getattr__(name: str) -> Any:

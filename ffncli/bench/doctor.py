@@ -13,9 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from ffncli import __version__
 from ffncli.bench import host
 from ffncli.bench.cgroup import ROOT, text
+from ffncli.version import __version__
 
 Status = Literal["ok", "note", "missing", "bad"]
 _GIB = 1 << 30

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from ffncli import __version__
 from ffncli.bench import host
 from ffncli.bench.cgroup import text
 from ffncli.bench.host import available_memory, cores, default_threads, load
 from ffncli.bench.math_mode import math_mode
+from ffncli.version import __version__
 
 __all__ = [
     "allocator", "available_memory", "blas", "cores", "default_threads", "device_name", "driver", "environment",
@@ -37,7 +37,7 @@ def environment(device: str) -> dict[str, str]:
 
     return {
         "ffncli": __version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a TorchVersion would load torch where it is unpickled
         "python": platform.python_version(),
         "numpy": numpy.__version__,
         "host": platform.node(),

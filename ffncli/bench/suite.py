@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ffncli import __version__
 from ffncli.bench import journal as journals
 from ffncli.bench.columns import Row
 from ffncli.bench.grid import Request
@@ -23,6 +22,7 @@ from ffncli.bench.launch import WORKER, Worker, worker
 from ffncli.bench.records import Case, Job, Outcome, Status, Unit
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.strict_json import shown_path
+from ffncli.version import __version__
 
 _KILLED = -9
 _SIGNALS = {

@@ -45,12 +45,12 @@ def command(
     if path is not None:
         _resume(path, given, result, output)
         return
-    request = _request(source, dimensions, tokens, grid, method, result, given, output)
+    request, notes = _request(source, dimensions, tokens, grid, method, result, given)
     from ffncli.bench.suite import begun, default_path
 
     target = default_path() if result.save is None else Path(result.save).expanduser()
     with begun(target, request, show.force) as journal:
-        output.note(f"results go to {shown_path(target)}")
+        output.notes(*notes, f"results go to {shown_path(target)}")
         _measure(journal, request, output)
 
 
@@ -62,9 +62,8 @@ def _request(
     method: MethodOptions,
     result: ResultOptions,
     given: dict[str, str],
-    output: Output,
-) -> Request:
-    """What the options ask for, defaults filled in. Raises FFNError for what cannot be."""
+) -> tuple[Request, tuple[str, ...]]:
+    """(what the options ask for, defaults filled in, what is to be said of it). Raises FFNError for what cannot be."""
     chosen = method.method()
     if result.fail_if_slower is not None and chosen.processes == 1:
         raise FFNError("--fail-if-slower needs several --processes", "one process says nothing about the next")
@@ -78,11 +77,11 @@ def _request(
         devices, grid.threads or (), chosen.seed,
     )  # fmt: skip
     found = cases(wanted)
-    output.notes(*kernels.notes)
     if chosen.by_step:
         kernels = replace(kernels, names=(BLOCK,), baseline=BLOCK)
-    return Request(found, kernels.texts, kernels.names, kernels.baseline, chosen, result.fail_if_slower, result.strict,
-                   given, kernels.files)  # fmt: skip
+    request = Request(found, kernels.texts, kernels.names, kernels.baseline, chosen, result.fail_if_slower,
+                      result.strict, given, kernels.files)  # fmt: skip
+    return request, kernels.notes
 
 
 def _resume(path: Path, given: dict[str, str], result: ResultOptions, output: Output) -> None:

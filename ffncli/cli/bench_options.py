@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ffncli.bench.records import Method
-from ffncli.cli.options import Count, Text, natural, numbers, positive
+from ffncli.cli.options import Count, Text, natural, numbers, percentage, positive
 from ffncli.errors import FFNError, shown
 
 _grid = partial(typer.Option, rich_help_panel="What is measured (lists make a grid)")
@@ -22,22 +21,6 @@ _how = partial(typer.Option, rich_help_panel="How it is measured")
 _gate = partial(typer.Option, rich_help_panel="Results")
 _Texts = list[str] | None
 _UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
-
-def fraction(option: str, most: float) -> Callable[[str], float]:
-    """A parser for `1%` or `0.01`, above 0 and at most `most`; its FFNError names the option."""
-
-    def parse(text: str) -> float:
-        match = re.fullmatch(r"([0-9]{0,9}\.?[0-9]{0,9})\s*(%?)", str(text).strip())
-        value = float(match[1]) / (100 if match[2] else 1) if match and match[1].strip(".") else inf
-        if not 0 < value <= most:
-            hint = f"that would be {value:.0%}: say {text}%" if match and not match[2] and value < inf and value else ""
-            raise FFNError(
-                f"{option} must be above 0 and at most {most:.0%}, as in 1% or 0.01, got {shown(text)}", hint
-            )
-        return value
-
-    return parse
 
 
 def duration(option: str) -> Callable[[str], float]:
@@ -90,7 +73,7 @@ class MethodOptions:
     """--precision, --max-time and what else says how long and how."""
 
     precision: Annotated[
-        float | None, _how("--precision", metavar="1%", parser=fraction("--precision", 0.5),
+        float | None, _how("--precision", metavar="1%", parser=percentage("--precision", 0.5),
                            help="Stop a case when each ratio is known to within this; default 1%."),
     ] = None  # fmt: skip
     max_time: Annotated[
@@ -144,7 +127,7 @@ class ResultOptions:
     """--save, --resume, --fail-if-slower, --strict."""
 
     fail_if_slower: Annotated[
-        float | None, _gate("--fail-if-slower", metavar="3%", parser=fraction("--fail-if-slower", 10.0),
+        float | None, _gate("--fail-if-slower", metavar="3%", parser=percentage("--fail-if-slower", 10.0),
                             help="Exit 1 where a kernel is slower than the baseline by more than that."),
     ] = None  # fmt: skip
     strict: Annotated[bool, _gate("--strict", help="Exit 4 where no verdict could be reached.")] = False

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
-from math import inf, nan
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ffncli.errors import FFNError, shown
+from ffncli.cli.options import percentage
 
 if TYPE_CHECKING:
     from ffncli.bench.compare import Rules
 
 _results = partial(typer.Option, rich_help_panel="Results of ffn bench")
-
-
-def relative(option: str) -> Callable[[str], float]:
-    """A parser for a difference, `3%` or `0.03`; a bare number of 1 or more is refused: it is likely a percentage."""
-
-    def parse(text: str) -> float:
-        said = str(text).strip()
-        number = said.removesuffix("%").rstrip()
-        try:
-            value = float(number) / (100 if said.endswith("%") else 1)
-        except ValueError:
-            value = nan
-        if not 0 <= value < inf or (value >= 1 and not said.endswith("%")):
-            raise FFNError(f"{option} must be a percentage from 0 such as 3%, got {shown(text)}")
-        return value
-
-    return parse
 
 
 @dataclass(frozen=True)
@@ -42,14 +23,15 @@ class ResultOptions:
     fail_if_slower: Annotated[
         float | None,
         _results(
-            "--fail-if-slower", metavar="X%", parser=relative("--fail-if-slower"),
+            "--fail-if-slower", metavar="X%", parser=percentage("--fail-if-slower", zero=True),
             help="Exit 1 where a kernel is certainly slower by more than that, or no longer right.",
         ),
     ] = None  # fmt: skip
     margin: Annotated[
         float | None,
         _results(
-            "--margin", metavar="X%", parser=relative("--margin"), help="What counts as the same, default 2%.",
+            "--margin", metavar="X%", parser=percentage("--margin", zero=True),
+            help="What counts as the same, default 2%.",
         ),
     ] = None  # fmt: skip
     allow_mismatch: Annotated[

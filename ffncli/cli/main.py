@@ -10,8 +10,8 @@ from collections.abc import Collection
 from importlib import import_module
 from typing import Any, NoReturn
 
-from ffncli import __version__
 from ffncli.errors import ExitCode, FFNError, Terminated, did_you_mean
+from ffncli.version import __version__
 
 # name → (module with a function `command`, the line that `ffn --help` and the README show)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -22,8 +22,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("ffncli.cli.verify", "Prove that ways of computing a block agree."),
     "bench": ("ffncli.cli.bench", "Verify, then time kernels: ratios that anyone can reproduce."),
     "models": ("ffncli.cli.models", "List the known models, with their sources."),
-    "compare": ("ffncli.cli.compare", "Compare two results of ffn bench, or two saved traces: what changed."),
-    "doctor": ("ffncli.cli.doctor", "Show what this machine can do, and what difference it can resolve."),
+    "compare": ("ffncli.cli.compare", "Compare two results of ffn bench, or two traces: what changed."),
+    "doctor": ("ffncli.cli.doctor", "Show what this machine can do, and what difference it resolves."),
 }
 
 

@@ -78,6 +78,29 @@ def from_zero(option: str) -> Callable[[str], float]:
     return _number(option, lambda value: 0 <= value < inf, "a number from 0")
 
 
+def percentage(option: str, most: float = inf, zero: bool = False) -> Callable[[str], float]:
+    """A parser for a difference, `3%` or `0.03`, up to `most`, above 0 or from it where `zero`.
+
+    A bare number of 1 or more is refused: it is likely a percentage.
+    """
+    limit = "" if most == inf else f" and at most {most:.0%},"
+    words = f"a percentage {'from' if zero else 'above'} 0{limit} such as 3%"
+
+    def parse(text: str) -> float:
+        said = str(text).strip()
+        bare = not said.endswith("%")
+        try:
+            value = float(said.removesuffix("%").rstrip()) / (1 if bare else 100)
+        except ValueError:
+            value = nan
+        if not (0 <= value <= most and value < inf and (zero or value)) or (bare and value >= 1):
+            hint = f"that would be {value:.0%}: say {said}%" if bare and 1 <= value <= 100 * min(most, 1) else ""
+            raise FFNError(f"{option} must be {words}, got {shown(text)}", hint)
+        return value
+
+    return parse
+
+
 def joined(values: list[str] | None) -> str | None:
     """One comma list of an option that may be repeated; None where it was not given."""
     return ",".join(values) if values else None

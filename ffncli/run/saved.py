@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffncli import __version__
 from ffncli.block.steps import Axis, Experts, Step, right_hand_side
 from ffncli.errors import FFNError, shown
 from ffncli.models.strict_json import shown_path
 from ffncli.run.containers import Container, open_container, write
 from ffncli.run.trace import Trace
 from ffncli.show.files import written_whole
+from ffncli.version import __version__
 
 SMALL_WEIGHTS = 64_000_000  # bytes of weights that are saved without being asked for
 _FORMAT = 1

@@ -1,7 +1,7 @@
 """A worker that measures nothing: its times are made up, the same every time. `fake_worker.py [FILE] FD`.
 
 FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key holds that text: `kill`, `segfault`,
-FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key holds that text: `kill`, `segfault`,
+`exit`, `slow`, `wrong`, `fails`, `other` (machine).
 """
 
 from __future__ import annotations

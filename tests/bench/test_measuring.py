@@ -73,7 +73,7 @@ def test_what_is_right_is_timed(tmp_path):
     assert 0 < mine.error_max < 1e-6
     kernels = [b.kernel for b in unit.blocks if b.placement == 0 and b.round == 0]
     assert sorted(kernels) == sorted(["eager", "mine", TWIN, GEMM, ANCHOR])
-    assert {b.inner for b in unit.blocks} == {1}
+    assert len({b.inner for b in unit.blocks if b.kernel != ANCHOR}) == 1
     assert unit.roof == ROOF
     assert unit.baseline == "eager"
 

@@ -64,7 +64,7 @@ def test_end_to_end(tmp_path):
         assert {"start", "verify", "warm_up", "blocks", "lead_in", "placing", "rest"} <= set(unit.spent)
         assert unit.environment["torch"]
     first, second = messages[1][1], messages[3][1]
-    assert first.spent["start"] > 0.1
+    assert first.spent["start"] > 0.0
     assert second.spent["start"] == 0.0
 
 
@@ -91,7 +91,7 @@ time.sleep(60)
     assert middle.stdout is not None
     middle.stdout.readline()
     pid = int((tmp_path / "pid").read_text())
-    until = time.monotonic() + 30
+    until = time.monotonic() + 50
     while b"ffncli.bench.worker" not in _command(pid) or not _ignores_interrupts(pid):  # its settings are made
         assert time.monotonic() < until
         time.sleep(0.05)

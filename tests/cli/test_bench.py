@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,8 @@ def test_exit_codes(bench, options, faults, code, words):
         (("--kernel", "none.py:f"), "cannot read"),
         (("--baseline", "nobody"), "there is no kernel 'nobody'"),
         (("--precision", "3"), "say 3%"),
+        (("--precision", "0%"), "--precision must be a percentage above 0 and at most 50%, such as 3%"),
+        (("--fail-if-slower", "3"), "say 3%"),
         (("--max-time", "soon"), "as in 20s or 2m"),
         (("--cache", "hot"), "unknown value 'hot'"),
         (("--pass", "backward"), "unknown value 'backward'"),
@@ -112,15 +115,27 @@ def test_many_cases_are_one_table(bench):
     assert len(err.splitlines()) <= 13
 
 
-def test_help_and_the_parent_import_no_torch():
-    code = "import sys\nfrom ffncli.cli.main import main\ntry: main(['bench', '--help'])\nexcept SystemExit: pass\n"
-    code += "print(sorted({'torch', 'numpy', 'pandas'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.endswith("[]\n")
-
-
 @pytest.mark.parametrize(("saving", "said"), [(0.086, "7.9 %"), (1.0, "50 %"), (5.5, "85 %")])
 def test_what_fusing_saves_is_a_share_of_the_time_with_that_traffic_in_it(saving, said):
     row = Row(kernel="eager", baseline="eager", status="ok", gemm_ratio=1.5, fusion_saving_max=saving)
     assert [part.text for part in bench_page._remarks([row])] == [
         f"eager takes 1.5 times its bare matrix products; fusing the activation can save at most about {said} here"
     ]
+
+
+@pytest.mark.parametrize("source", ["8x16:swiglu", "gpt2"])
+def test_the_parent_of_a_run_imports_no_torch(source, tmp_path):
+    """From the options to the table, with workers that measure nothing."""
+    code = (
+        f"import sys\nfrom ffncli.bench import suite\nfrom ffncli.cli.main import main\n"
+        f"suite.run.__defaults__ = (suite.run.__defaults__[0], {FAKE!r})\n"
+        f"words = ['{source}', '--kernel', 'eager', '--device', 'cpu', '--threads', '1', '--save', 'a.csv']\n"
+        "try: main(['bench', *words])\n"
+        "except SystemExit as end: print('exit', end.code)\n"
+        "print(sorted({'torch', 'numpy', 'pandas'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
+    )
+    assert done.stdout.endswith("exit 0\n[]\n"), done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,8 @@ LIGHT_COMMANDS = (
     "params --help",
     "trace --help",
     "verify --help",
+    "bench --help",
+    "compare --help",
     "doctor --help",
 )
 PROBE = """
@@ -105,6 +108,14 @@ def test_only_the_invoked_command_is_imported(command: str, expected: set[str]) 
 @pytest.mark.parametrize("module", ["pandas", "rich", "numpy"])
 def test_the_probe_sees_a_module_that_was_loaded(module: str) -> None:
     assert module in loaded(f"import {module}; {MAIN}", "--version")
+
+
+def test_what_a_worker_sends_of_its_surroundings_loads_no_tensor_library() -> None:
+    """A version that is no plain text would: torch's own is a class of torch's."""
+    from ffncli.bench.machine import environment
+
+    code = f"import pickle; pickle.loads({pickle.dumps(environment('cpu'))!r})"
+    assert not loaded(code) & HEAVY
 
 
 def test_the_probe_sees_that_a_trace_loads_torch() -> None:
