@@ -262,7 +262,8 @@ def test_a_row_in_words(figures, text):
 @pytest.mark.parametrize(
     ("ratio", "text"),
     [
-        (1.0, "0.0 % slower"),
+        (1.0, "the same"),
+        (0.9996, "0.04 % faster"),
         (1.004, "0.4 % slower"),
         (0.99, "1 % faster"),
         (2.0, "2 times as slow"),
