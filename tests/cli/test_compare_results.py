@@ -274,6 +274,13 @@ def test_a_change_in_words(ratio, text):
     assert change(ratio) == text
 
 
+def test_a_gate_says_which_rows_went_missing(call, base, tmp_path):
+    new = write(tmp_path / "fewer.csv", table([1.0], "new"))
+    code, _, err = call("compare", base, new, *GATE)
+    assert (code, "5 rows of BASE are not in NEW" in err) == (0, True)
+    assert "not in NEW" not in call("compare", base, new)[2]
+
+
 def test_every_key_is_documented(call, base, one_slower):
     section = JSON_DOC.split("\n## compare\n")[1].split("\n## ")[0]
     found = json.loads(call("compare", base, one_slower, "--json")[1])
