@@ -98,7 +98,7 @@ def headline(found: Comparison) -> str:
 
 
 def unheld(found: Comparison) -> str:
-    """What a gate could not be applied to and why, so that its silence is no consent; empty where it was to all of BASE."""
+    """What a gate could not be applied to and why, so that its silence is no consent; empty where it was to all."""
     left = [row for row in found.rows if not row.gated and row.verdict is not None]
     if found.rules.threshold is None:
         return ""
