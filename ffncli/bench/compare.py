@@ -16,6 +16,7 @@ from ffncli.bench.columns import Row
 from ffncli.bench.environment_match import Mismatch, Pair, block_of, environment, hosts, match, mismatches
 from ffncli.bench.statistics import Interval, holm
 from ffncli.bench.two_sample import Shift, mean_ratio, welch
+from ffncli.bench.warnings import Code, has
 from ffncli.errors import FFNError, shown
 from ffncli.show.text import percent
 
@@ -281,6 +282,8 @@ def _ungated(pair: Pair, base: _Side, new: _Side, anchor: Interval | None, margi
         return f"the machine itself changed, {change(anchor.value)}: not gated"
     for name, rows in (("BASE", pair.base), ("NEW", pair.new)):
         for row in rows:
+            if has(row.warnings, Code.PREEMPTED):
+                return f"other work ran on the cores in {name}: not gated"
             if row.aa_low is not None and row.aa_high is not None:
                 twin = Interval(row.aa_ratio or 1.0, row.aa_low, row.aa_high)
                 if _word(twin, margin) in ("slower", "faster"):
@@ -289,13 +292,15 @@ def _ungated(pair: Pair, base: _Side, new: _Side, anchor: Interval | None, margi
 
 
 def change(ratio: float) -> str:
-    """`12 % slower`, `3.4 % faster` (of BASE's time), `2.3 times as slow`."""
+    """`12 % slower`, `3.4 % faster` (of BASE's time), `the same`, `2.3 times as slow`."""
     if ratio >= 2:
         return f"{ratio:.3g} times as slow"
     if ratio <= 0.5:
         return f"{1 / ratio:.3g} times as fast" if ratio > 0 else "endlessly fast"
     share = abs(ratio - 1)
-    text = percent(share, 2) if share >= 0.00995 else f"{100 * share:.1f} %"
+    if share < 0.00005:
+        return "the same"
+    text = percent(share, 2) if share >= 0.00995 else f"{100 * share:{'.1f' if share >= 0.0005 else '.1g'}} %"
     return f"{text} {'slower' if ratio >= 1 else 'faster'}"
 
 

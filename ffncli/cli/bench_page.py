@@ -271,7 +271,7 @@ def _gate_json(judged: Gate, allowed: float | None) -> dict[str, Any]:
             "case": row.case,
             "kernel": row.kernel,
             "result": "not gated",
-            "ratio_low": None,
+            "low": None,
             "p_holm": None,
             "reason": why,
         }

@@ -100,11 +100,16 @@ def headline(found: Comparison) -> str:
 def unheld(found: Comparison) -> str:
     """What a gate could not be applied to and why, so that its silence is no consent; empty where it was to all."""
     left = [row for row in found.rows if not row.gated and row.verdict is not None]
-    if found.rules.threshold is None or not left:
+    if found.rules.threshold is None:
         return ""
+    lost = len(found.only_in_base)
+    gone = f"{lost} row{'s' * (lost != 1)} of BASE {'is' if lost == 1 else 'are'} not in NEW" if lost else ""
+    if not left:
+        return gone
     reasons = list(dict.fromkeys(row.reason for row in left))
     more = f" and {len(reasons) - 1} reasons more" if len(reasons) > 1 else ""
-    return f"{len(left)} of {len(found.rows)} rows were not held to --fail-if-slower: {_cut(reasons[0])}{more}"
+    held = f"{len(left)} of {len(found.rows)} rows were not held to --fail-if-slower: {_cut(reasons[0])}{more}"
+    return "; ".join(filter(None, (held, gone)))
 
 
 def failure(found: Comparison, named: bool = True) -> str:

@@ -22,8 +22,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("ffncli.cli.verify", "Prove that ways of computing a block agree."),
     "bench": ("ffncli.cli.bench", "Verify, then time kernels: ratios that anyone can reproduce."),
     "models": ("ffncli.cli.models", "List the known models, with their sources."),
-    "compare": ("ffncli.cli.compare", "Compare two results of ffn bench, or two traces: what changed."),
-    "doctor": ("ffncli.cli.doctor", "Show what this machine can do, and what difference it resolves."),
+    "compare": ("ffncli.cli.compare", "Compare two results of ffn bench, or two saved traces."),
+    "doctor": ("ffncli.cli.doctor", "Show what this machine can do, and what it can tell apart."),
 }
 
 

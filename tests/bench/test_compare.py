@@ -174,6 +174,16 @@ def test_without_an_anchor_nothing_is_gated():
     assert "no machine anchor" in one.reason
 
 
+@pytest.mark.parametrize("side", [0, 1])
+def test_what_was_measured_beside_other_work_does_not_gate(side):
+    sides = [table([1.0], "base"), table([1.5], "new")]
+    (quiet,) = compare(*sides, GATE).rows
+    sides[side] = [replace(r, warnings=("load: 3.0", "preempted: 24 % of the blocks")) for r in sides[side]]
+    (one,) = compare(*sides, GATE).rows
+    assert (quiet.regression, one.gated, one.regression, one.p_holm) == (True, False, False, None)
+    assert one.reason == f"other work ran on the cores in {('BASE', 'NEW')[side]}: not gated"
+
+
 def test_a_twin_that_is_told_apart_does_not_gate():
     for side in range(2):
         sides = [table([1.0], "base"), table([1.5], "new")]

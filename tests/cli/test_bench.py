@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from ffncli.bench import suite
 from ffncli.bench.columns import Row
+from ffncli.bench.results import COLUMNS
 from ffncli.cli import bench_page
 from tests.bench.test_suite import FAKE, worker_with
 
@@ -43,6 +45,31 @@ def test_the_page_the_json_and_the_file_agree(bench, tmp_path):
     lines = bench("8x16:swiglu", "--kernel", "eager", "--save", "b.csv", "--csv", "-q")
     assert lines[1] == (tmp_path / "b.csv").read_text()
     assert lines[2] == ""
+
+
+def test_every_key_is_documented(bench):
+    section = (ROOT / "docs" / "json.md").read_text("utf-8").split("\n## bench\n")[1].split("\n## ")[0]
+    named = set(re.findall(r"`([a-z_0-9]+)`", section))
+    options = (
+        "8x16:swiglu",
+        "--tokens",
+        "1",
+        "--kernel",
+        "eager,packed,numpy",
+        "--fail-if-slower",
+        "3%",
+        "--json",
+        "-q",
+    )
+    found = json.loads(bench(*options, "--save", "a.csv")[1])
+    broken = json.loads(bench(*options, "--save", "b.csv", faults=(" 1 tokens 0 kill",))[1])
+    gates = [row for body in (found, broken) for row in body["gate"]["rows"]]
+    assert {row["result"] for row in gates} >= {"slower", "not gated"}
+    assert {frozenset(row) for row in gates} == {frozenset({"case", "kernel", "result", "low", "p_holm", "reason"})}
+    keys = set(found) | set(found["rows"][0]) | set(found["gate"]) | set(gates[0])
+    assert keys - {"command", "conventions"} <= named
+    assert list(found["rows"][0]) == list(COLUMNS)
+    assert {"start", "verify", "warm_up", "blocks", "lead_in", "placing", "rest"} <= named  # of `spent`
 
 
 def test_results_go_to_a_default_place(bench, tmp_path):

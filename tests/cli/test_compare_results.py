@@ -262,7 +262,8 @@ def test_a_row_in_words(figures, text):
 @pytest.mark.parametrize(
     ("ratio", "text"),
     [
-        (1.0, "0.0 % slower"),
+        (1.0, "the same"),
+        (0.9996, "0.04 % faster"),
         (1.004, "0.4 % slower"),
         (0.99, "1 % faster"),
         (2.0, "2 times as slow"),
@@ -271,6 +272,13 @@ def test_a_row_in_words(figures, text):
 )
 def test_a_change_in_words(ratio, text):
     assert change(ratio) == text
+
+
+def test_a_gate_says_which_rows_went_missing(call, base, tmp_path):
+    new = write(tmp_path / "fewer.csv", table([1.0], "new"))
+    code, _, err = call("compare", base, new, *GATE)
+    assert (code, "5 rows of BASE are not in NEW" in err) == (0, True)
+    assert "not in NEW" not in call("compare", base, new)[2]
 
 
 def test_every_key_is_documented(call, base, one_slower):
