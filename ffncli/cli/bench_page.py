@@ -145,8 +145,9 @@ def _remarks(rows: Sequence[Row]) -> list[Part]:
             found.append(Line(f"the same code twice reads {base.aa_low:.3f} to {base.aa_high:.3f}", quiet=True))
         if base.gemm_ratio is not None:
             text = f"{base.kernel} takes {base.gemm_ratio:.3g} times its bare matrix products"
-            if base.fusion_saving_max is not None and base.fusion_saving_max < 1:
-                text += f"; fusing the activation can save at most about {_percent(base.fusion_saving_max)} here"
+            if base.fusion_saving_max is not None:
+                share = base.fusion_saving_max / (1 + base.fusion_saving_max)  # of the time with that traffic in it
+                text += f"; fusing the activation can save at most about {_percent(share)} here"
             found.append(Line(text, quiet=True))
     return [*found, *_notes(rows), *_warned(rows)]
 

@@ -109,3 +109,31 @@ def test_every_arm_has_buffers_of_its_own():
         tensor.zero_()
     assert torch.equal(arms[BLOCK].call(), expected)
     assert torch.equal(arms["down"].call(), expected)
+
+
+def test_a_step_inside_experts_counts_every_expert_s_part_in_buffers_of_its_own():
+    block, weights, x = made("mixtral")
+    given: list[torch.Tensor] = []
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        given.append(tensor.clone())
+        return given[-1]
+
+    (entry,) = block_inputs(block)
+    within = execute(block, weights, {entry: x})
+    used = {event.name.split(".")[1] for event in within if event.name.startswith("experts.")}
+    arms = {arm.name: arm for arm in step_arms(block, weights, x, own)}
+    assert len(used) > 1
+    rows = TOKENS * 2  # every token goes to two
+    for name, into, out in (("gate", 8, 24), ("up", 8, 24), ("down", 24, 8)):
+        arm = arms[f"experts[e].{name}"]
+        assert arm.flops == 2 * rows * 8 * 24
+        assert arm.bytes == 4 * (rows * (into + out) + len(used) * 8 * 24)
+    assert arms["experts[e].hidden"].bytes == 4 * 3 * rows * 24
+    before = {name: arm.call() for name, arm in arms.items()}
+    for tensor in (*weights.values(), x, *(event.tensor for event in within)):
+        tensor.zero_()
+    assert all(torch.equal(arm.call(), before[name]) for name, arm in arms.items())
+    calls = [call for name, arm in arms.items() if "[e]" in name for call in arm.call.args[0]]
+    held = [t for call in calls for t in (*call.args[1].values(), *call.args[2])]
+    assert {t.data_ptr() for t in held} <= {t.data_ptr() for t in given}

@@ -12,7 +12,7 @@ from ffncli.bench.arms import Table, twin_of
 from ffncli.bench.placement import Arena, caching, flusher, nbytes, placeable
 from ffncli.bench.problem import Problem
 from ffncli.bench.records import Case
-from ffncli.bench.seat import Seat, made
+from ffncli.bench.seat import Seat, made, touched
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels import built_in
 
@@ -120,3 +120,51 @@ def test_short_of_memory_a_mode_is_renamed_and_a_note_says_so():
 
 def test_the_flush_writes_three_caches():
     assert flusher(1000, "cpu")().numel() * 4 == 3000
+
+
+def test_order_gaps_and_the_first_place_are_all_drawn():
+    mine, tensors = arena(), tuple(torch.randn(64) for _ in range(3))
+    orders, gaps, firsts = set(), set(), set()
+    for _ in range(12):
+        (copy,) = mine.place([tensors])
+        places = sorted((t.data_ptr(), n) for n, t in enumerate(copy))
+        orders.add(tuple(n for _, n in places))
+        gaps |= {b[0] - a[0] - 256 for a, b in combinations(places, 2) if places.index(b) == places.index(a) + 1}
+        firsts.add((places[0][0] - mine._memory.data_ptr()) // 4096)
+    assert len(orders) > 2
+    assert len(gaps) > 4
+    assert max(gaps) < 4096
+    assert len(firsts) > 4  # not only within a page: up to 64 KiB
+
+
+def test_a_view_into_a_line_keeps_its_place_within_the_line():
+    whole = torch.arange(40.0)
+    for _ in range(4):
+        ((copy,),) = arena().place([(whole[3:30],)])
+        assert copy.data_ptr() % 64 == whole[3:].data_ptr() % 64 == 12 + whole.data_ptr() % 64
+        assert torch.equal(copy, whole[3:30])
+
+
+def test_flush_and_warm_have_one_copy():
+    assert [caching(mode, [MIB], MIB, 32 * MIB, None).copies for mode in ("warm", "shared", "flush")] == [1, 1, 1]
+
+
+def test_turning_through_the_copies_touches_three_caches():
+    """By the bytes of every weight that a kernel was given, between two uses of one copy."""
+    problem = Problem.of(Case("s", "s", FFNSpec(8, 16, "swiglu"), 3, cache="cold-weights"), 5)
+    llc = 10_000
+    mode = caching("cold-weights", [1], touched(problem), llc, None)
+    seat = Seat("eager", made(built_in("eager"), problem), problem, random.Random(0), 1.0)
+    seen: list[frozenset[int]] = []
+
+    def compute(x, params):
+        lines = {line for t in params for line in range(t.data_ptr() // 64, (t.data_ptr() + t.nbytes - 1) // 64 + 1)}
+        seen.append(frozenset(lines))
+
+    object.__setattr__(seat.made, "compute", compute)
+    seat.place(mode.copies)
+    for _ in range(mode.copies + 1):
+        seat.call()
+    assert seen[0] == seen[-1]
+    assert 64 * len(frozenset().union(*seen)) >= 3 * llc
+    assert all(not a & b for a, b in combinations(seen[:-1], 2))

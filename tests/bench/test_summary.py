@@ -16,6 +16,7 @@ from ffncli.bench.ratios import paired
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Block, Method, Outcome, Roof, Unit
 from ffncli.bench.summary import summarise
 from ffncli.bench.warnings import Code
+from ffncli.block.recipe import MoE
 from tests.bench.fake_clock import FakeClock
 from tests.bench.units import CASE, QUICK, RUN, TIMES, units_of
 
@@ -276,3 +277,71 @@ def test_coverage_of_the_whole_way() -> None:
         assert row.ratio_high is not None
         inside += row.ratio_low <= 0.9 <= row.ratio_high
     assert inside / trials >= 0.90
+
+
+def by_numpy(units: list[Unit], kernel: str, base: str | None) -> tuple[list[float], np.ndarray]:
+    """([value, low, high], of the processes) of a kernel's time or ratio, from quiet blocks, untrimmed."""
+    of_processes = []
+    for unit in units:
+        found: dict[int, list[float]] = {}
+        for b in unit.blocks:
+            if b.kernel == kernel:
+                same = (o for o in unit.blocks if (o.placement, o.round, o.kernel) == (b.placement, b.round, base))
+                against = next((o.seconds / o.inner for o in same), 1.0)
+                found.setdefault(b.placement, []).append(np.log(b.seconds / b.inner / against))
+        of_processes.append(np.mean([np.mean(values) for values in found.values()]))
+    u = np.array(of_processes)
+    half = 2.7764451051977934 * u.std(ddof=1) / np.sqrt(5)  # Student's t, 97.5 %, 4 degrees of freedom
+    return list(np.exp([u.mean(), u.mean() - half, u.mean() + half])), np.exp(u)
+
+
+def test_every_column_of_a_row_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ffncli.bench.statistics.spikes", lambda values: 0)
+    monkeypatch.setattr("ffncli.bench.statistics.autocorrelation", lambda values: None)
+    units = []
+    for u in units_of():
+        ends = [replace(o, peak_memory_bytes=1000 + u.process, compile_s=2.0 + u.process) for o in u.outcomes]
+        roof = Roof(1e12 + u.process, 1e10 - u.process, 1000 * u.process)
+        units.append(replace(u, outcomes=tuple(ends), roof=roof))
+    _, row = summarise(CASE, units, QUICK, RUN)
+    time, times = by_numpy(units, "packed", None)
+    ratio, ratios = by_numpy(units, "packed", "eager")
+    assert [row.time_s, row.time_low_s, row.time_high_s] == pytest.approx(time, rel=1e-9)
+    assert [row.ratio, row.ratio_low, row.ratio_high] == pytest.approx(ratio, rel=1e-9)
+    assert [row.aa_ratio, row.aa_low, row.aa_high] == pytest.approx(by_numpy(units, TWIN, "eager")[0], rel=1e-9)
+    assert row.gemm_ratio == pytest.approx(by_numpy(units, "packed", GEMM)[0][0], rel=1e-9)
+    assert row.process_times_s == pytest.approx(times, rel=1e-9)
+    assert row.process_ratios == pytest.approx(ratios, rel=1e-9)
+    assert row.process_anchors_s == pytest.approx(by_numpy(units, ANCHOR, None)[1], rel=1e-9)
+    assert (row.peak_memory_bytes, row.compile_s) == (1004, 6.0)
+    flops, moved = 6 * 32 * 512 * 2048, 4 * (3 * 512 * 2048 + 2 * 32 * 512)
+    least = max(flops / (1e12 + 4), (moved - 4000) / 1e10)  # the best roof of all, the largest cache
+    assert (row.flops, row.bytes) == (flops, moved)
+    assert row.tflops == pytest.approx(flops / time[0] / 1e12)
+    assert row.gbytes_per_s == pytest.approx(moved / time[0] / 1e9)
+    assert row.roof_fraction == pytest.approx(least / time[0], rel=1e-12)
+    assert row.fusion_saving_max == pytest.approx(4 * 4 * 32 * 2048 / 1e10 / least, rel=1e-12)
+    assert row.datasheet_fraction is None
+
+
+def test_a_mixture_and_tf32_are_told_to_the_row_and_the_roof() -> None:
+    spec = replace(CASE.spec, moe=MoE(8, 2, shared_experts=1))
+    case = replace(CASE, spec=spec, device="cuda", cache="flush", tokens=100_000)  # bound by arithmetic
+    rows = {}
+    for mode in ("tf32=on", "tf32=off"):
+        told = {"device_name": "NVIDIA H200", "math_mode": f"highest {mode}"}
+        units = [replace(u, environment={**u.environment, **told}) for u in units_of()]
+        rows[mode] = summarise(case, units, QUICK, RUN)[1]
+    row = rows["tf32=on"]
+    assert (row.experts, row.top_k, row.shared_experts, row.cache) == (8, 2, 1, "shared")  # what was possible
+    assert row.time_s is not None
+    assert row.flops is not None
+    assert row.datasheet_fraction == pytest.approx(row.flops / 494.5e12 / row.time_s)
+    assert rows["tf32=off"].datasheet_fraction == pytest.approx(row.flops / 67e12 / row.time_s)
+
+
+def test_a_kernel_that_some_processes_lack_has_no_time() -> None:
+    units = units_of()
+    units[3] = replace(units[3], outcomes=units[3].outcomes[:1])
+    row = packed(units)
+    assert (row.time_s, row.note) == (None, "in 4 of 5 processes only")

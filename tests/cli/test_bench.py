@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from ffncli.bench import suite
+from ffncli.bench.columns import Row
+from ffncli.cli import bench_page
 from tests.bench.test_suite import FAKE, worker_with
 
 ROOT = Path(__file__).parents[2]
@@ -129,3 +131,11 @@ def test_the_parent_of_a_run_imports_no_torch(source, tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
     )
     assert done.stdout.endswith("exit 0\n[]\n"), done.stderr
+
+
+@pytest.mark.parametrize(("saving", "said"), [(0.086, "7.9 %"), (1.0, "50 %"), (5.5, "85 %")])
+def test_what_fusing_saves_is_a_share_of_the_time_with_that_traffic_in_it(saving, said):
+    row = Row(kernel="eager", baseline="eager", status="ok", gemm_ratio=1.5, fusion_saving_max=saving)
+    assert [part.text for part in bench_page._remarks([row])] == [
+        f"eager takes 1.5 times its bare matrix products; fusing the activation can save at most about {said} here"
+    ]
