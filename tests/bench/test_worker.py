@@ -60,7 +60,7 @@ def test_end_to_end(tmp_path):
         assert (unit.process, unit.case, unit.baseline, unit.cache) == (1, case.key, "eager", "warm")
         assert [(o.kernel, o.status) for o in unit.outcomes] == [("eager", "ok"), ("mine", "ok")]
         assert {b.kernel for b in unit.blocks} == {"eager", "mine", TWIN, GEMM, ANCHOR}
-        assert len(unit.blocks) >= 2 * 2 * 5
+        assert len([b for b in unit.blocks if b.kernel in ("eager", "mine", TWIN)]) >= 2 * 2 * 3
         assert {"start", "verify", "warm_up", "blocks", "lead_in", "placing", "rest"} <= set(unit.spent)
         assert unit.environment["torch"]
     first, second = messages[1][1], messages[3][1]
