@@ -49,7 +49,7 @@ def made(kernel: Kernel, problem: Problem) -> Made:
     if any(not torch.equal(weights[name], tensor) for name, tensor in problem.weights.items()):
         raise Wrong("its prepare changes the weights")
     start = time.perf_counter()
-    compute = unguarded(kernel.build(problem.steps, case.device, problem.dtype))  # timed is what the user wrote
+    compute = kernel.build(problem.steps, case.device, problem.dtype)
     took = time.perf_counter() - start if kernel.compiles else None
     return Made(kernel, compute, params, took)
 
@@ -74,7 +74,7 @@ class Seat:
         """New places for x and for so many copies of the weights. Raises Broken, of what its prepare raises too."""
         try:
             self._place(copies)
-        except Exception as error:
+        except BaseException as error:  # SystemExit too
             raise Broken(self.name) from error
 
     def _place(self, copies: int) -> None:
@@ -106,7 +106,7 @@ class Seat:
                 return y
             leaves = (self.x, *(t for t in own if t.is_floating_point()))
             return y, torch.autograd.grad(y, leaves, self.g, allow_unused=True)
-        except Exception as error:
+        except BaseException as error:  # SystemExit too
             raise Broken(self.name) from error
 
     def replay(self, calls: Sequence[Callable[[], object]]) -> None:
@@ -127,7 +127,7 @@ class Seat:
             self.out = None
             try:
                 self.out = compute(x, next(turn))
-            except Exception as error:
+            except BaseException as error:  # SystemExit too
                 raise Broken(self.name) from error
             return self.out
 
@@ -143,7 +143,7 @@ class Seat:
             try:
                 y = compute(x, own)
                 self.out = (y, grad(y, leaves, g, allow_unused=True))
-            except Exception as error:
+            except BaseException as error:  # SystemExit too
                 raise Broken(self.name) from error
             return self.out
 
