@@ -7,7 +7,7 @@ import gc
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -42,9 +42,16 @@ _SHARE = 0.6  # of the free memory; the rest is for what calls need
 
 
 def measure_case(
-    case: Case, job: Job, clock: Clock | None = None, counters: Counters | None = None, start: float = 0.0
+    case: Case,
+    job: Job,
+    clock: Clock | None = None,
+    counters: Counters | None = None,
+    start: float = 0.0,
+    tell: Callable[[str], None] = lambda name: None,
 ) -> Unit:
     """One case with every kernel of the job, in this process. `start`: seconds that the process took to come so far.
+
+    `tell` hears the name of each kernel before its code first runs, and an empty one before all are timed in turn.
 
     Whatever a kernel does is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
     while it is timed is taken out and the others are timed anew. Only Errors of the machinery itself are raised.
@@ -53,7 +60,7 @@ def measure_case(
     clock = clock or clock_for(case.device)
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
     counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
-    return _Run(case, job, clock, counters, {"start": start}, probe, notes=[unread]).unit()
+    return _Run(case, job, clock, counters, {"start": start}, probe, notes=[unread], tell=tell).unit()
 
 
 def settle(case: Case, job: Job) -> None:
@@ -82,6 +89,7 @@ class _Run:
     baseline: str = ""
     mode: Caching = field(default_factory=lambda: Caching("warm"))
     measured: Measured | None = None
+    tell: Callable[[str], None] = lambda name: None
     without: set[str] = field(default_factory=set)  # own arms that could not be had
 
     def unit(self) -> Unit:
@@ -167,6 +175,7 @@ class _Run:
         skipped = self.outcomes.get(self.baseline, Outcome("", "skipped")).status == "skipped"
         if self.job.baseline is None and skipped:
             self.baseline = next((name for name in kernels if name in self.seats), self.baseline)
+        self.tell("")
         self.notes.append(problem.first.remark)
         self._say_baseline()
 
@@ -178,6 +187,7 @@ class _Run:
             self.notes.append(f"no ratios: the baseline {self.baseline} is {said}")
 
     def _verify(self, name: str, kernel: Kernel | FFNError, problem: Problem, limit: float) -> None:
+        self.tell(name)
         if isinstance(kernel, FFNError):
             self.outcomes[name] = Outcome(name, *correct.verdict_of(kernel))
             return
@@ -192,11 +202,13 @@ class _Run:
                 peak = self._peak(seat, problem)
             with correct.computing(problem.backward):
                 seat.unguard()
-        except Exception as error:
+        except BaseException as error:  # SystemExit too: whatever a user's code raises ends that kernel alone
             self._broken(name, error)
             return
         how = compile_cache().since(said)
-        note = "; ".join(filter(None, (kernel.origin, f"compiled {how}" if how else "", _subnormal(found))))
+        note = "; ".join(
+            filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", _subnormal(found)))
+        )
         self.outcomes[name] = Outcome(name, "ok", note, found.largest, found.rel, compile_s, peak)
         self.seats[name] = seat
 
@@ -228,8 +240,8 @@ class _Run:
             before,
             status=status,
             note=note,
-            error_max=found.largest if found else before.error_max,
-            error_rel=found.rel if found else before.error_rel,
+            error_max=_finite(found.largest) if found else before.error_max,
+            error_rel=_finite(found.rel) if found else before.error_rel,
         )
         self.seats.pop(name, None)
         cause.__traceback__ = error.__traceback__ = None  # its frames hold the tensors
@@ -272,8 +284,8 @@ class _Run:
         before = self.outcomes[name]
         after = replace(
             before,
-            error_max=max(before.error_max or 0.0, found.largest),
-            error_rel=max(before.error_rel or 0.0, found.rel),
+            error_max=_finite(max(before.error_max or 0.0, found.largest)),
+            error_rel=_finite(max(before.error_rel or 0.0, found.rel)),
         )
         self.outcomes[name] = replace(after, status="wrong", note=str(wrong)) if wrong else after
         if wrong and name == self.baseline:
@@ -352,6 +364,11 @@ class _Run:
                 self.measured = measure(self.job.process, self.case.key, table.place, self.clock, self.counters, plan)
         except Exception as error:
             self._all(self.outcomes or {BLOCK: None}, error)
+
+
+def _finite(error: float) -> float | None:
+    """None for the error of an output that is not finite: neither JSON nor a column has a number for it."""
+    return error if math.isfinite(error) else None
 
 
 def _subnormal(error: correct.Error) -> str:

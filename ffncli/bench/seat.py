@@ -74,7 +74,7 @@ class Seat:
         """New places for x and for so many copies of the weights. Raises Broken, of what its prepare raises too."""
         try:
             self._place(copies)
-        except Exception as error:
+        except BaseException as error:  # SystemExit too
             raise Broken(self.name) from error
 
     def _place(self, copies: int) -> None:
@@ -106,7 +106,7 @@ class Seat:
                 return y
             leaves = (self.x, *(t for t in own if t.is_floating_point()))
             return y, torch.autograd.grad(y, leaves, self.g, allow_unused=True)
-        except Exception as error:
+        except BaseException as error:  # SystemExit too
             raise Broken(self.name) from error
 
     def replay(self, calls: Sequence[Callable[[], object]]) -> None:
@@ -127,7 +127,7 @@ class Seat:
             self.out = None
             try:
                 self.out = compute(x, next(turn))
-            except Exception as error:
+            except BaseException as error:  # SystemExit too
                 raise Broken(self.name) from error
             return self.out
 
@@ -143,7 +143,7 @@ class Seat:
             try:
                 y = compute(x, own)
                 self.out = (y, grad(y, leaves, g, allow_unused=True))
-            except Exception as error:
+            except BaseException as error:  # SystemExit too
                 raise Broken(self.name) from error
             return self.out
 

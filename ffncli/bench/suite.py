@@ -133,7 +133,7 @@ def _work(
                 case ("began", str(key), *rest):
                     current, kernel = known.get(key), rest[0] if rest else None
                 case ("kernel", str(name)):
-                    kernel = name
+                    kernel = name or None  # none: all of them in turn
                 case ("unit", Unit() as unit) if unit.case in known:
                     case = known[unit.case]
                     _demand_same("its run began with", before.get((case.device, case.threads), {}), unit.environment)

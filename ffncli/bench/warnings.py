@@ -20,6 +20,7 @@ _DRIFT = 0.02
 _SHARE = 0.1  # of the blocks
 _STOLEN = 0.01  # of the blocks
 _ROOF = 1.02
+_PATIENCE = 600.0  # seconds for one case that are worth proposing
 
 
 class Code(StrEnum):
@@ -95,7 +96,7 @@ def of_case(anchors: Sequence[Block], aa: Interval | None, method: Method, proce
     """What concerns all rows of a case: the blocks of the anchor, and the A/A interval, of the log ratio."""
     found = []
     if processes == 1:
-        found.append(warning(Code.ONE_PROCESS, "1 process: this process only"))
+        found.append(warning(Code.ONE_PROCESS, "1 process"))
     if aa is not None and not resolves(aa, method.margin):
         text = f"this machine cannot resolve {percent(method.margin)} here"
         found.append(warning(Code.UNRESOLVED, f"{text}, A/A reads {exp(aa.low):.3f} to {exp(aa.high):.3f}"))
@@ -131,7 +132,8 @@ def of_ratio(ratio: Means, method: Method) -> list[str]:
         rounds = ceil(ratio.rounds * (reached / wanted) ** 2)
         text = f"±{percent(expm1(reached))} reached, ±{percent(method.precision)} wanted"
         seconds = float(f"{method.max_time * rounds / ratio.rounds:.2g}")
-        needed = f"some {rounds} rounds needed, {ratio.rounds} done (--max-time {seconds:g}s)"
+        option = f" (--max-time {seconds:g}s)" if seconds <= _PATIENCE else ""  # for days nobody waits
+        needed = f"some {rounds} rounds needed, {ratio.rounds} done{option}"
         found.append(warning(Code.PRECISION, f"{text}: {needed}"))
     factor = statistics.widening(ratio.correlation)
     if factor > 1:

@@ -1,6 +1,7 @@
 """`python -m ffncli.bench.worker FD`: one process of a benchmark. It gets a Job over a connection and answers Units.
 
-Messages: ("began", key) and ("unit", Unit) for every case in turn, ("finished",) at the end. A case that cannot be
+Messages: ("began", key), ("kernel", name) before each is verified, and ("unit", Unit) for every case in turn, then
+("finished",). A case that cannot be
 measured is a unit too, whose outcomes say why; a worker that ends without "finished" was killed, or killed itself.
 """
 
@@ -51,7 +52,8 @@ def serve(connection: Connection) -> None:
     start = time.perf_counter() - _BEGAN
     for case in job.cases:
         connection.send(("began", case.key))
-        connection.send(("unit", measure_case(case, job, start=start)))
+        unit = measure_case(case, job, start=start, tell=lambda name: connection.send(("kernel", name)))
+        connection.send(("unit", unit))
         start = 0.0
     connection.send(("finished",))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ CONVENTIONS = {
     "time_s": "of one call; the quotient of two need not equal their ratio",
     "roof_fraction": "of the best that this machine reached in this run: matrix products, or bytes copied",
 }
+_SHA256 = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # 12 digits tell two files apart; results hold all 64
 _MANY = 6  # cases; more share one table
 _VARYING = ("label", "tokens", "dtype", "passes", "cache", "device", "threads")
 _NAMES = {"label": "block", "passes": "pass"}
@@ -155,7 +157,9 @@ def _remarks(rows: Sequence[Row]) -> list[Part]:
 def _notes(rows: Sequence[Row], most: int = 20) -> list[Line]:
     """Every note once, with whom it is of."""
     notes = list(dict.fromkeys(row.note for row in rows if row.note))
-    said = [Line(_who(rows, [r for r in rows if r.note == note]) + note, quiet=True) for note in notes[:most]]
+    said = [
+        Line(_who(rows, [r for r in rows if r.note == n]) + _SHA256.sub(r"\1", n), quiet=True) for n in notes[:most]
+    ]
     return said + ([Line(f"and {len(notes) - most} more notes, in the CSV", quiet=True)] if len(notes) > most else [])
 
 
@@ -168,10 +172,16 @@ def _warned(rows: Sequence[Row]) -> list[Part]:
             kinds.setdefault(warnings.code_of(text) or text, []).append(text)
     for texts in kinds.values():
         concerned = [row for row in rows if set(row.warnings) & set(texts)]
-        more = f" (and {len(set(texts)) - 1} more like it)" if len(set(texts)) > 1 else ""
+        more = f" ({_first(concerned, texts[0])}; the others alike)" if len(set(texts)) > 1 else ""
         advice = warnings.advice(texts[0])
         found.append(Line(f"warning: {_who(rows, concerned)}{texts[0]}{more}" + (f" - {advice}" if advice else "")))
     return found
+
+
+def _first(rows: Sequence[Row], text: str) -> str:
+    """Whose figures a warning shows; the tokens too where the rows are of several cases."""
+    row = next(row for row in rows if text in row.warnings)
+    return _named(row, len({row.case for row in rows}) > 1)
 
 
 def _who(rows: Sequence[Row], concerned: Sequence[Row]) -> str:
@@ -292,7 +302,8 @@ def _legend(rows: Sequence[Row], request: Request, files: Files) -> list[Part]:
     ]
     if any(row.verdict == "inconclusive" for row in rows):
         lines.append(
-            "cannot tell: the interval reaches beyond 2 %, or the machine was busy; a longer --max-time may help"
+            "cannot tell: the interval is neither within 2 % of 1 nor wholly beyond, or the machine was busy; try a"
+            " longer --max-time"
         )
     if any(row.roof_fraction is not None for row in rows):
         lines.append("of roof: of the best matrix product (or copy) that this machine reached in this run")

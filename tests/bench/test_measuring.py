@@ -287,3 +287,27 @@ def test_arithmetic_is_as_asked():
     measured("eager", threads=1)
     assert torch.get_num_threads() == 1
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("raised", ["SystemExit(3)", "KeyboardInterrupt"])
+def test_what_ends_a_process_ends_one_kernel(tmp_path, raised):
+    found, _ = one(tmp_path, f"def mlp(x, up, down, up_bias, down_bias):\n    raise {raised}\n")
+    assert found.status == "failed"
+    assert raised.partition("(")[0] in found.note
+
+
+def test_an_error_that_is_not_finite_has_no_number(tmp_path):
+    from dataclasses import asdict
+    from json import dumps
+
+    found, _ = one(tmp_path, RIGHT + "return y * float('nan')\n")
+    assert found.status == "wrong"
+    assert dumps(asdict(found), allow_nan=False)
+
+
+def test_every_kernel_is_told_before_its_code_runs():
+    heard = []
+    case = Case("s", "s", FFNSpec(8, 16), tokens=4)
+    method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2)
+    measure_case(case, Job(0, (case,), ("packed", "eager"), "eager", method), Clock(), Counters(), tell=heard.append)
+    assert heard == ["eager", "packed", ""]

@@ -136,7 +136,7 @@ def test_a_wrong_baseline_leaves_no_ratio() -> None:
 def test_one_process_is_said() -> None:
     method = replace(QUICK, processes=1)
     row = packed(units_of(method=method), method)
-    assert row.warnings[0] == "one-process: 1 process: this process only"
+    assert row.warnings[0] == "one-process: 1 process"
     assert row.ratio_low is not None
 
 
