@@ -62,7 +62,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measured:
-    """Every block in the order of time; `inner` of all arms but those with one of their own.
+    """Every block in the order of time; `inner` of all arms but those with one of their own, the slow ones.
 
     `reached` says whether the target was; `spent` the seconds in `blocks`, `lead_in`, `placing`, `warm_up` (finding
     `inner`) and the `rest`.
@@ -199,7 +199,7 @@ class _Measurement:
         total = self.clock.now() - began
         spent = {**self.spent, "rest": max(0.0, total - sum(self.spent.values()))}
         shared = [count for name, count in self.inner.items() if name != ANCHOR]
-        return Measured(tuple(self.blocks), shared[0] if shared else 1, reached, spent)
+        return Measured(tuple(self.blocks), max(shared) if shared else 1, reached, spent)
 
     def _enough(self, placement: int, longest: float, began: float) -> bool:
         """Whether another placement would be more than the budget."""
@@ -219,7 +219,10 @@ class _Measurement:
             self.spent[on] += self.clock.now() - start
 
     def _choose_inner(self, arms: Mapping[str, Arm]) -> None:
-        """One number of calls for all arms, by the fastest kernel; the anchor has its own."""
+        """One number of calls for all arms, by the fastest kernel; the anchor has its own.
+
+        So has an arm that would take _MOST_WALL blocks' time for one: its ratio is no matter of a per cent.
+        """
         block, per_call = self.plan.block, {}
         for arm in arms.values():
             per_call[arm.name], self.wall[arm.name] = self._estimate(arm)
@@ -231,8 +234,10 @@ class _Measurement:
         if any(arm.before for arm in arms.values()):
             shared = min(shared, most)
         for arm in arms.values():
-            own = inner_for(block, per_call[arm.name]) if arm.name == ANCHOR else shared
-            self.inner[arm.name] = arm.inner or own
+            slow = shared * per_call[arm.name] > _MOST_WALL * block
+            few = _LED_IN_CALLS if per_call[arm.name] < LONG_CALL else 1
+            own = max(inner_for(block, per_call[arm.name]), few)
+            self.inner[arm.name] = arm.inner or (own if arm.name == ANCHOR or slow else shared)
 
     def _estimate(self, arm: Arm) -> tuple[float, float]:
         """Seconds of a call, and with what runs ahead of it: more and more calls, until they fill half a block.

@@ -99,6 +99,13 @@ def test_arms_that_only_describe_are_in_fewer_rounds() -> None:
     assert all(sorted(b.position for b in same) == list(range(len(same))) for same in rounds_of(found))
 
 
+def test_an_arm_that_is_slower_by_far_has_calls_of_its_own() -> None:
+    found = measured(FakeClock(), {**TIMES, "slow": 1.0, "slowish": 1e-3})
+    of = {name: {b.inner for b in found.blocks if b.kernel == name} for name in (*TIMES, "slow", "slowish")}
+    assert of["eager"] == of["fast"] == of["slowish"] == {64} == {found.inner}
+    assert of["slow"] == {1}
+
+
 def rounds_of(found: Measured) -> list[list[Block]]:
     """The blocks of each round."""
     by: dict[tuple[int, int], list[Block]] = {}
@@ -122,10 +129,10 @@ def test_another_seed_or_process_is_another_order() -> None:
 
 def test_lead_in_of_quick_and_of_long_calls() -> None:
     clock = FakeClock()
-    work = {"eager": Work(1e-4), "fast": Work(0.03)}
+    work = {"eager": Work(2e-3), "fast": Work(0.03)}
     rounds.measure(0, "c", lambda _: [Arm(n, w) for n, w in work.items()], clock, FakeCounters(), PLAN)
     after = clock.asked[::-1]
-    last = {name: next(i for i, (w, n) in enumerate(after) if w is one and n == 64) for name, one in work.items()}
+    last = {name: next(i for i, (w, n) in enumerate(after) if w is one and n == 3) for name, one in work.items()}
     for name, calls in (("eager", 4), ("fast", 1)):
         ahead = list(itertools.takewhile(lambda a: a == (work[name], 1), after[last[name] + 1 :]))  # noqa: B023
         assert len(ahead) == calls, name
