@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ffncli.bench.records import ANCHOR
 from ffncli.bench.rounds import Arm
 
-SIDE = 384  # of the matrices: 2 · 384³ = 113 MFLOP, about 2 ms on one core, and 1.8 MB in all
+SIDE, COUNT = 64, 216  # of the matrices, and how many: 216 · 2 · 64³ = 113 MFLOP, about 2 ms on one core
 COPIED = 4 << 20  # bytes read, and as many written: beyond a core's own cache, within the last one of most machines
 _LINE, _PAGE = 64, 4096
 
@@ -20,13 +20,14 @@ _LINE, _PAGE = 64, 4096
 def _numbers() -> tuple[NDArray[numpy.float32], ...]:
     """What fills the buffers: two matrices and what is copied, normal random."""
     draw = numpy.random.default_rng(0)
-    shapes: tuple[tuple[int, ...], ...] = ((SIDE, SIDE), (SIDE, SIDE), (COPIED // 4,))
+    shapes: tuple[tuple[int, ...], ...] = ((COUNT, SIDE, SIDE), (COUNT, SIDE, SIDE), (COPIED // 4,))
     return tuple(draw.standard_normal(shape, numpy.float32) for shape in shapes)
 
 
 def anchor(draw: random.Random) -> Arm:
-    """The arm: a float32 product of two 384 × 384 matrices, then a copy of 4 MiB.
+    """The arm: 216 float32 products of two 64 × 64 matrices, then a copy of 4 MiB, all on one core.
 
+    Matrices so small are multiplied by one thread: what OpenBLAS's others do depends on who else waits for a core.
     Its buffers are its own, at random offsets of whole cache lines. How many calls make a block is found in the run,
     as of every arm; stored runs compare its time per call.
     """
