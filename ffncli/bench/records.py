@@ -67,7 +67,7 @@ class Method:
     margin: float = 0.02
     placements: int = 3  # at least, in each process
     rounds: int = 4  # at least, in each placement
-    block: float | None = None  # at least; None: 5 ms on a CPU, 1 ms on a GPU
+    block: float | None = None  # at least; None: 2 ms on a CPU, 1 ms on a GPU
     seed: int = 0
     allocator: Literal["fixed", "system"] = "fixed"
     math_mode: Literal["highest", "high", "medium"] = "highest"  # torch's float32 matmul precision

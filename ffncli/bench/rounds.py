@@ -25,7 +25,9 @@ _LEAST_CALLS = 4  # of a block, however long that takes
 _LED_IN_CALLS = 2  # of a block, where four calls are spent on its lead-in
 _SELDOM = {ANCHOR: 2, GEMM: 4}  # arms that describe and judge nothing: in every second or fourth round of a placement
 _STEPS = (1, 2, 3, 4, 6, 8, 12)  # `inner` is one of these, doubled on: processes then agree on it
-_BLOCK = {"cpu": 5e-3, "cuda": 1e-3}  # s
+# s. On a CPU what disturbs comes in steps of the scheduler's tick, 4 ms: it spoils one short block of many, which is
+# then trimmed, and a part of every longer one. At equal time blocks of 10, 5 and 2 ms scattered by 2.4, 1.4 and 1.0 %.
+_BLOCK = {"cpu": 2e-3, "cuda": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -276,7 +278,7 @@ class _Measurement:
                 wanted = self._wanted(placed, (self.clock.now() - first) / number)
 
     def _wanted(self, placed: float, one_round: float) -> int:
-        """Rounds of a placement: twice the least number, so that spikes can be told, and more where placing takes long.
+        """Rounds of a placement: four times the least number, to tell spikes by; more where placing takes long.
 
         All of it only as far as the least number of placements fits the budget.
         """
@@ -285,7 +287,7 @@ class _Measurement:
             return plan.rounds
         balanced = ceil(placed * (1 - _PLACING) / _PLACING / one_round)
         affordable = int((plan.budget / plan.placements - placed) / one_round)
-        return max(plan.rounds, min(max(2 * plan.rounds, balanced), affordable))
+        return max(plan.rounds, min(max(4 * plan.rounds, balanced), affordable))
 
     def _round(self, placement: int, number: int, arms: Mapping[str, Arm], order: Sequence[str]) -> dict[str, float]:
         """Every arm of `order` once. Seconds per call of each."""

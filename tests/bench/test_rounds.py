@@ -81,21 +81,21 @@ def test_one_inner_for_all_but_the_anchor() -> None:
 
 def test_a_round_holds_every_arm_once_in_a_balanced_order() -> None:
     four = {"eager": 2e-4, TWIN: 2e-4, "fast": 1e-4, "other": 1e-3}
-    found = measured(FakeClock(), four)
+    found = measured(FakeClock(), four, replace(PLAN, budget=9.0))
     by_round = Counter((b.placement, b.round) for b in found.blocks)
     assert set(by_round.values()) == {4}
-    assert len(by_round) == 24  # of each placement twice the least number, since the budget allows it
+    assert len(by_round) == 48  # of each placement four times the least number, since the budget allows it
     places = Counter((b.placement, b.kernel, b.position) for b in found.blocks)
-    assert set(places.values()) == {2}  # 8 rounds, 4 arms: every arm in every place of every placement
-    assert [b.position for b in found.blocks] == [0, 1, 2, 3] * 24
+    assert set(places.values()) == {4}  # 16 rounds, 4 arms: every arm in every place of every placement
+    assert [b.position for b in found.blocks] == [0, 1, 2, 3] * 48
 
 
 def test_arms_that_only_describe_are_in_fewer_rounds() -> None:
     found = measured(FakeClock(), {**TIMES, GEMM: 1e-4})
     of = {name: {b.round for b in found.blocks if b.kernel == name} for name in (*TIMES, GEMM)}
-    assert of["eager"] == of[TWIN] == of["fast"] == set(range(8))
-    assert of[ANCHOR] == {0, 2, 4, 6}
-    assert of[GEMM] == {0, 4}
+    assert of["eager"] == of[TWIN] == of["fast"] == set(range(16))
+    assert of[ANCHOR] == set(range(0, 16, 2))
+    assert of[GEMM] == {0, 4, 8, 12}
     assert all(sorted(b.position for b in same) == list(range(len(same))) for same in rounds_of(found))
 
 
@@ -299,7 +299,7 @@ def test_drift_of_20_percent_leaves_two_of_one_the_same() -> None:
 
 def test_plan_of_a_method() -> None:
     plan = rounds.plan_of(Method(), "eager", ["eager"], "cpu", 2)
-    assert (plan.block, plan.budget, plan.threads, plan.processes) == (5e-3, 4.0, 2, 5)
+    assert (plan.block, plan.budget, plan.threads, plan.processes) == (2e-3, 4.0, 2, 5)
     assert plan.target == pytest.approx(log(1.01) * sqrt(5))
     cuda = rounds.plan_of(Method(block=None), "eager", ["eager"], "cuda:0", 2)
     assert (cuda.block, cuda.threads) == (1e-3, 0)

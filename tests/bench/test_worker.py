@@ -54,6 +54,8 @@ def test_end_to_end(tmp_path):
     assert out == b""
     assert b"loaded" in err
     assert b"called" in err
+    assert {m[1] for m in messages if m[0] == "kernel"} >= {"eager", "mine"}  # who is at work, should it die
+    messages = [m for m in messages if m[0] != "kernel"]
     assert [m[0] for m in messages] == ["began", "unit", "began", "unit", "finished"]
     for case, began, (_, unit) in zip(asked.cases, messages[::2], messages[1::2], strict=False):
         assert began == ("began", case.key)
