@@ -168,7 +168,10 @@ class _Run:
         """The baseline first: its error, if it is right, is a measure for the others."""
         limit = correct.allowed(problem, self.job.method.math_mode)
         self.outcomes = {name: Outcome(name) for name in kernels}  # their order is that of the options
-        for name in sorted(kernels, key=lambda name: name != self.baseline):
+        order = {name: at for at, name in enumerate(kernels)}
+        gone = {outcome.kernel: outcome for case, outcome in self.job.gone if case == self.case.key}
+        self.outcomes |= {name: outcome for name, outcome in gone.items() if name in kernels}
+        for name in sorted(kernels.keys() - gone.keys(), key=lambda name: (name != self.baseline, order[name])):
             self._verify(name, kernels[name], problem, limit)
             if name == self.baseline and name in self.seats:
                 limit = max(limit, correct.TIMES * (self.outcomes[name].error_max or 0.0))

@@ -77,13 +77,18 @@ class Method:
 
 @dataclass(frozen=True)
 class Job:
-    """What one worker process does: every case with every kernel. `kernels` are the texts of --kernel."""
+    """What one worker process does: every case with every kernel. `kernels` are the texts of --kernel.
+
+    `gone` holds, with the case's key, what became of kernels that have ended a worker at that case: they are not run
+    there again.
+    """
 
     process: int
     cases: tuple[Case, ...]
     kernels: tuple[str, ...]
     baseline: str | None
     method: Method
+    gone: tuple[tuple[str, Outcome], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from ffncli.models.strict_json import shown_path
 from ffncli.version import __version__
 
 _KILLED = -9
+_DIED = "the worker "  # how a note begins that says what a worker died of
 _SIGNALS = {
     -11: "segmentation fault",
     -6: "aborted",
@@ -32,6 +33,7 @@ _SIGNALS = {
     -8: "arithmetic error",
     -4: "illegal instruction",
 }
+Gone = dict[tuple[str, str], Outcome]  # (case, kernel) → what became of a kernel that ended its worker there
 Tell = Callable[[int, Case], None]  # (process, case): one more unit is finished
 
 
@@ -98,11 +100,11 @@ def run(journal: Journal, tell: Tell = lambda process, case: None, command: Sequ
     Raises FFNError (exit 3) where the disk is full or a worker cannot start; what was finished is kept.
     """
     request = journal.request
-    before = _environments(journal)
+    before, gone = _environments(journal), _gone(journal)
     for process in range(request.method.processes):
         for (_, threads), group in _places(request.cases):
             while todo := tuple(case for case in group if not journal.done(process, case.key)):
-                _work(journal, process, threads, todo, before, tell, command)
+                _work(journal, process, threads, todo, before, gone, tell, command)
     journal.finish()
     return Result(tuple(journal.rows), request, journal.files.csv, journal.files.rounds)
 
@@ -121,13 +123,18 @@ def _work(
     threads: int,
     todo: tuple[Case, ...],
     before: Mapping[tuple[str, int], Mapping[str, str]],
+    gone: Gone,
     tell: Tell,
     command: Sequence[str],
 ) -> None:
-    """One worker at these cases. Where it dies, the case it was at is finished, and the next worker has the rest."""
+    """One worker at these cases. Where it dies of a kernel, the next worker does without that one.
+
+    Where nobody knows of which, the case that it was at is finished, and the next worker has the rest.
+    """
     request, known = journal.request, {case.key: case for case in todo}
     current, kernel, finished = None, None, 0
-    with worker(Job(process, todo, request.kernels, request.baseline, request.method), threads, command) as busy:
+    out = tuple((case, outcome) for (case, _), outcome in gone.items())
+    with worker(Job(process, todo, request.kernels, request.baseline, request.method, out), threads, command) as busy:
         for message in _messages(busy):
             match message:
                 case ("began", str(key), *rest):
@@ -149,7 +156,9 @@ def _work(
                 case _:
                     raise _failed(f"a worker said {shown(message)}")
         code = busy.ended()
-    if current is not None:
+    if current is not None and kernel is not None and (current.key, kernel) not in gone:
+        gone[current.key, kernel] = Outcome(kernel, _status(code), f"{_DIED}{_ending(code)}")
+    elif current is not None:
         journal.add(_dead(journal, process, current, kernel, code), died=True)
         tell(process, current)
     elif not finished:
@@ -173,11 +182,20 @@ def _failed(text: str) -> FFNError:
 # --- a worker's death -------------------------------------------------------------------------------------------------
 
 
+def _gone(journal: Journal) -> Gone:
+    """Kernels that have ended a worker, as the finished units say."""
+    units = (kept.unit for by_process in journal.units.values() for kept in by_process.values())
+    return {(u.case, o.kernel): o for u in units for o in u.outcomes if o.note.startswith(_DIED)}
+
+
+def _status(code: int) -> Status:
+    return "oom" if code == _KILLED else "failed"
+
+
 def _dead(journal: Journal, process: int, case: Case, kernel: str | None, code: int) -> Unit:
     """The unit of a case that ended its worker: oom where the system killed it, else failed."""
     request = journal.request
-    status: Status = "oom" if code == _KILLED else "failed"
-    why = f"the worker {_ending(code)}"
+    status, why = _status(code), f"{_DIED}{_ending(code)}"
     outcomes = tuple(
         Outcome(name, status, why) if kernel in (None, name) else Outcome(name, status, f"{why} at {kernel}")
         for name in request.names

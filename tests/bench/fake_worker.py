@@ -1,7 +1,7 @@
 """A worker that measures nothing: its times are made up, the same every time. `fake_worker.py [FILE] FD`.
 
 FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key holds that text: `kill`, `segfault`,
-`exit`, `slow`, `wrong`, `fails`, `other` (machine).
+`exit`, `slow`, `wrong`, `fails`, `other` (machine), `packed` (kills the worker, unless it is left out).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ def unit(case: Case, job: Job, what: str = "") -> Unit:
     status: Status = "wrong" if what == "wrong" else "failed" if what == "fails" else "ok"
     names = [name.partition("=")[0] for name in job.kernels]
     arms = [*names, TWIN, ANCHOR] if status == "ok" else []
+    gone = {outcome.kernel: outcome for key, outcome in job.gone if key == case.key}
+    arms = [name for name in arms if name not in gone]
     blocks = tuple(
         Block(job.process, case.key, placement, turn, position, name, 7, 7e-3 * RATIOS.get(name, 1.0) * noise, flags)
         for placement in range(2)
@@ -33,7 +35,9 @@ def unit(case: Case, job: Job, what: str = "") -> Unit:
         for noise, flags in [(math.exp(rng.gauss(0, 1e-4)), ("faults=3",) if turn else ())]
         for position, name in enumerate(arms)
     )
-    outcomes = tuple(Outcome(name, status, "0 of 9" if status != "ok" else "", 1e-7, 1e-8) for name in names)
+    outcomes = tuple(
+        gone.get(name) or Outcome(name, status, "0 of 9" if status != "ok" else "", 1e-7, 1e-8) for name in names
+    )
     environment = {"host": "there" if what == "other" else "here", "torch": "2.x", "cpu": "fake", "numpy": "2"}
     return Unit(job.process, case.key, job.baseline or names[0], case.cache, outcomes, blocks, Roof(1e11, 1e10),
                 environment, ("a note; of the unit",), {"blocks": 1.0})  # fmt: skip
@@ -58,6 +62,9 @@ def main(arguments: list[str]) -> None:
     for case in job.cases:
         connection.send(("began", case.key))
         what = faults(file, case, job.process)
+        if what == "packed" and (case.key, what) not in [(key, outcome.kernel) for key, outcome in job.gone]:
+            connection.send(("kernel", what))
+            os.kill(os.getpid(), signal.SIGKILL)
         if what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif what == "segfault":

@@ -131,6 +131,36 @@ def test_a_case_that_kills_its_worker_is_not_tried_again_and_the_rest_goes_on(tm
     assert len(of) == len(found.rows) == 6
 
 
+def test_a_kernel_that_kills_its_worker_costs_its_own_row_alone(tmp_path):
+    command, log = worker_with(tmp_path, " 2 tokens 0 packed\n 2 tokens 1 packed")
+    asked = request(tokens=(1, 2, 3))
+    with begun(tmp_path / "a.csv", asked) as journal:
+        found = run(journal, command=command)
+    of = {(row.case, row.kernel): row for row in found.rows}
+    for case in asked.cases:
+        assert (of[case.key, "eager"].status, of[case.key, "eager"].verdict) == ("ok", "same")
+        assert of[case.key, "packed"].status == ("oom" if case.tokens == 2 else "ok")
+    (killed,) = [case.key for case in asked.cases if case.tokens == 2]
+    assert of[killed, "packed"].note.startswith("the worker was killed (signal 9), probably for memory")
+    begun_there = [line for line in log.read_text().splitlines() if " 2 tokens" in line]
+    assert len(begun_there) == asked.method.processes + 1  # tried once, then left out: also in the other processes
+
+
+def test_a_resumed_run_leaves_out_what_killed_a_worker(tmp_path):
+    command, log = worker_with(tmp_path, " 2 tokens 0 packed\n 2 tokens 1 packed")
+    asked, path = request(tokens=(2,)), tmp_path / "a.csv"
+
+    def stop(process, case):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), begun(path, asked) as journal:
+        run(journal, stop, command)
+    with resumed(path) as journal:
+        found = run(journal, command=command)
+    assert [(row.kernel, row.status) for row in found.rows] == [("eager", "ok"), ("packed", "oom")]
+    assert len(log.read_text().splitlines()) == asked.method.processes + 1
+
+
 def test_a_worker_that_cannot_start_is_one_line_and_leaves_nothing(tmp_path):
     with pytest.raises(FFNError, match=r"could not start .ended with exit code 3."), begun(tmp_path / "a.csv", request()) as journal:  # fmt: skip  # noqa: E501
         run(journal, command=(sys.executable, "-c", "import sys; sys.exit(3)"))
