@@ -1,4 +1,6 @@
-"""Where does the time go: every step of a block alone, as run.execute computes it, beside the whole block.
+"""Where does the time go: every step of a block alone, and the whole block, which calls the same steps in turn.
+
+Activations are torch's own calls where it has them, as in the kernel eager; the rest is what run.execute computes.
 
 The steps' shares of the block's time need not add to 1. Alone and again and again, a step finds its inputs and weights
 in another cache state than behind its neighbours; and the block's own time holds what lies between them.
@@ -15,7 +17,8 @@ from torch import Tensor
 
 from ffncli.bench.records import BLOCK
 from ffncli.block.cost import step_costs
-from ffncli.block.steps import Experts, Step, block_inputs
+from ffncli.block.steps import Activation, Experts, Step, block_inputs
+from ffncli.kernels.activations import activation
 from ffncli.run.execute import Received, apply, execute, received, run
 
 Weights = Mapping[str, Tensor]
@@ -56,7 +59,7 @@ def _arms(steps: Sequence[Step], weights: Weights, x: Tensor, own: Own) -> Itera
     held = {name: own(weights[name]) for step in steps for name in step.parameters()}
     moved = x.nbytes + read + known[steps[-1].output].nbytes
     flops = sum(cost.flops for cost in costs.values())
-    yield StepArm(BLOCK, BLOCK, partial(run, steps, held, {entry: own(x)}), flops, moved)
+    yield StepArm(BLOCK, BLOCK, _in_turn(steps, held, entry, own(x)), flops, moved)
     for step in steps:
         given = {name: own(known[name]) for name in step.inputs}
         held = {name: own(weights[name]) for name in step.parameters()}
@@ -65,7 +68,7 @@ def _arms(steps: Sequence[Step], weights: Weights, x: Tensor, own: Own) -> Itera
             call: Callable[[], object] = partial(run, (step,), held, given)
         else:
             last = {name.rpartition(".")[2]: tensor for name, tensor in held.items()}
-            call = partial(apply, step, last, [given[name] for name in step.inputs])
+            call = partial(_function(step), last, [given[name] for name in step.inputs])
         yield StepArm(step.output, _word(step), call, costs[step.output].flops, moved)
         if isinstance(step.op, Experts):
             yield from _inside(step, step.op, weights, known, own)
@@ -85,10 +88,47 @@ def _inside(step: Step, op: Experts, weights: Weights, known: Weights, own: Own)
         for part, there in zip(parts, made, strict=True):
             held = {name.rpartition(".")[2]: own(part.weights[name]) for name in inner.parameters()}
             given = [own(there[name]) for name in inner.inputs]
-            calls.append(partial(apply, inner, held, given))
+            calls.append(partial(_function(inner), held, given))
             moved += sum(t.nbytes for t in (*held.values(), *given, there[inner.output]))
         name = f"{step.output}[e].{inner.output}"
         yield StepArm(name, _word(inner), partial(_every, calls), costs[inner.output].flops, moved)
+
+
+def _function(step: Step) -> Callable[[Weights, Sequence[Tensor]], Tensor]:
+    """What one step that is no Experts makes of (its parameters by their last names, its inputs)."""
+    op = step.op
+    if isinstance(op, Activation):
+        call = activation(op)
+        return lambda own, x: call(x[0], own)
+    return lambda own, x: apply(step, own, x)
+
+
+def _in_turn(steps: Sequence[Step], held: Weights, entry: str, x: Tensor) -> Callable[[], Tensor]:
+    """The whole block: step after step on what those before it gave, freed after its last use."""
+    parts: list[tuple[Step, Callable[[Weights, Sequence[Tensor]], Tensor], Weights]] = []
+    for step in steps:
+        full = {name: held[name] for name in step.parameters()}
+        if isinstance(step.op, Experts):
+            parts.append((step, partial(_experts, step), full))
+        else:
+            own = {name.rpartition(".")[2]: tensor for name, tensor in full.items()}
+            parts.append((step, _function(step), own))
+    last_use = {name: step.output for step in steps for name in step.inputs}
+
+    def call() -> Tensor:
+        known = {entry: x}
+        for step, function, own in parts:
+            known[step.output] = function(own, [known[name] for name in step.inputs])
+            for name in step.inputs:
+                if last_use[name] == step.output:
+                    known.pop(name, None)
+        return known[steps[-1].output]
+
+    return call
+
+
+def _experts(step: Step, own: Weights, x: Sequence[Tensor]) -> Tensor:
+    return run((step,), own, dict(zip(step.inputs, x, strict=True)))
 
 
 def _every(calls: Sequence[Callable[[], Tensor]]) -> Tensor:

@@ -15,7 +15,7 @@ from ffncli.show.tables import Table
 
 _LEAST = 0.0005  # a share that rounds to 0.1 %
 _BAR = 12  # columns of the bar of a step that takes as long as the block
-_WHY = "alone, a step finds its numbers in another cache state"
+_WHY = "alone, a step finds its numbers in another cache state, and the block has more to do between them"
 _INSIDE = "[e]."
 
 

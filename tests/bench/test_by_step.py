@@ -135,5 +135,5 @@ def test_a_step_inside_experts_counts_every_expert_s_part_in_buffers_of_its_own(
         tensor.zero_()
     assert all(torch.equal(arm.call(), before[name]) for name, arm in arms.items())
     calls = [call for name, arm in arms.items() if "[e]" in name for call in arm.call.args[0]]
-    held = [t for call in calls for t in (*call.args[1].values(), *call.args[2])]
+    held = [t for call in calls for t in (*call.args[0].values(), *call.args[1])]
     assert {t.data_ptr() for t in held} <= {t.data_ptr() for t in given}

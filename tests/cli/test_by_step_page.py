@@ -60,7 +60,7 @@ def test_shares_and_rates():
     assert by["hidden"][1:4] == ("multiply", "1.1 %", "█")
     assert lines == [
         "the steps take 96.1 % of the block's time together, not 100 %: alone, a step finds its numbers in another"
-        " cache state"
+        " cache state, and the block has more to do between them"
     ]
 
 
