@@ -24,6 +24,7 @@ Params: TypeAlias = tuple[Tensor, ...]
 CPU_LINE, GPU_LINE = 64, 256
 _GAP = 4096  # before every tensor, less than this: all places within a page
 _START = 1 << 16  # before the first one: other pages too
+_MOST_COPIES = 1024  # of the weights: Python's own objects for more of them would fill the caches, and the time
 _FACTOR = 3  # so many last-level caches of other data between two uses: a replaced line is gone for certain
 
 
@@ -141,13 +142,16 @@ def caching(asked: Cache, arms: Sequence[int], touched: int, llc: int, free: int
 
     `touched`: bytes of the weights that one call reads, `llc`: of the last-level cache, `free`: of memory that may be
     taken (None: unknown). warm is called shared where the arms together do not fit in the cache. cold-weights turns
-    through ⌈3 · llc / touched⌉ copies; flush writes 3 · llc bytes before every call. Where memory is short of that, the
-    mode is warm, and a note says so.
+    through ⌈3 · llc / touched⌉ copies, where 1024 are enough; flush writes 3 · llc bytes before every call. Where they
+    are not, or memory is short of it, the mode is warm, and a note says so.
     """
     warm: Cache = "shared" if sum(arms) > llc else "warm"
     if asked in ("warm", "shared"):
         return Caching(warm)
     copies = math.ceil(_FACTOR * llc / max(1, touched)) if asked == "cold-weights" else 1
+    if copies > _MOST_COPIES:
+        few = f"{asked} would take {copies:,} copies of weights of {touched:,} bytes: {warm} instead"
+        return Caching(warm, note=few)
     need = copies * sum(arms) + (_FACTOR * llc if asked == "flush" else 0)
     if free is None or need <= free:
         return Caching(asked, copies)

@@ -168,3 +168,12 @@ def test_turning_through_the_copies_touches_three_caches():
     assert seen[0] == seen[-1]
     assert 64 * len(frozenset().union(*seen)) >= 3 * llc
     assert all(not a & b for a, b in combinations(seen[:-1], 2))
+
+
+def test_weights_so_small_that_thousands_of_copies_would_be_needed_stay_warm() -> None:
+    llc = 1 << 25
+    few, many = 3 * llc // 1024, 3 * llc // 1024 - 1  # bytes of the weights: 1024 copies, and one more
+    assert caching("cold-weights", [few], few, llc, None).copies == 1024
+    found = caching("cold-weights", [many], many, llc, None)
+    assert (found.mode, found.copies) == ("warm", 1)
+    assert found.note == "cold-weights would take 1,025 copies of weights of 98,303 bytes: warm instead"
