@@ -48,7 +48,7 @@ ADVICE: Mapping[str, str] = {
     Code.ONE_PROCESS: "the interval holds for this process only: --processes 5 to compare, and to gate",
     Code.UNRESOLVED: "the same code measured twice differs by more than the margin: nothing is gated; stop other work,"
     " use --threads 1 or more --max-time",
-    Code.PRECISION: "raise --max-time, or ask for less: --precision 2%",
+    Code.PRECISION: "raise --max-time, or ask for less with --precision",
     Code.PREEMPTED: "other work ran on these cores, so no verdict: --threads 1, or stop the other work",
     Code.THROTTLED: "the container used up its quota of processor time: fewer --threads, or a larger quota",
     Code.STOLEN: "the host gave this machine's processors to others: measure on a machine of your own",

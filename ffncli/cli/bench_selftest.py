@@ -30,7 +30,8 @@ def selftest(request: Request, output: Output) -> None:
     ):
         rows = run(journal, tell).rows
     allowed = request.fail_if_slower or 0.02
-    flagged = {(j.row.case, j.row.kernel) for j in gate(rows, allowed, request.method).slower}
+    judged = gate(rows, allowed, request.method)
+    flagged = {(j.row.case, j.row.kernel) for j in judged.slower}
     if bad := next((row for row in rows if row.status != "ok"), None):
         raise FFNError(f"selftest: {bad.kernel} is {bad.status}: {bad.note}", code=ExitCode.ENVIRONMENT)
     lines = []
@@ -44,7 +45,8 @@ def selftest(request: Request, output: Output) -> None:
     output.show(_answer(lines, allowed))
     if not all(line[-1] for line in lines):
         what = "; ".join(_verdict(line, allowed) for line in lines if not line[-1])
-        raise FFNError(f"selftest failed: {what}", "the machine may be busy: see ffn doctor", ExitCode.FAILED)
+        why = "; ".join(dict.fromkeys(reason for _, reason in judged.not_gated)) or "the machine may be busy"
+        raise FFNError(f"selftest failed: {what}", f"{why}: see ffn doctor", ExitCode.FAILED)
 
 
 def _answer(lines: Sequence[tuple[object, ...]], allowed: float) -> Answer:
