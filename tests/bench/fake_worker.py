@@ -1,7 +1,8 @@
 """A worker that measures nothing: its times are made up, the same every time. `fake_worker.py [FILE] FD`.
 
 FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key holds that text: `kill`, `segfault`,
-`exit`, `slow`, `wrong`, `fails`, `other` (machine), `packed` (kills the worker, unless it is left out).
+`exit`, `slow`, `wrong`, `fails`, `other` (machine), `packed` (kills the worker, unless it is left out), `even`
+(all take as long).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from pathlib import Path
 
 from ffncli.bench.records import ANCHOR, TWIN, Block, Case, Job, Outcome, Roof, Status, Unit
 
-RATIOS = {"packed": 0.95, "numpy": 1.10, "module": 1.0}  # of the others' time to the baseline's
+RATIOS = {"packed": 0.95, "numpy": 1.10, "module": 1.0, "slowed": 1.05}  # of the others' time to the baseline's
 
 
 def unit(case: Case, job: Job, what: str = "") -> Unit:
     """What the case gives in that process: the same in every run."""
+    ratios = {} if what == "even" else RATIOS
     rng = random.Random(f"{case.key}/{job.process}")
     status: Status = "wrong" if what == "wrong" else "failed" if what == "fails" else "ok"
     names = [name.partition("=")[0] for name in job.kernels]
@@ -29,7 +31,7 @@ def unit(case: Case, job: Job, what: str = "") -> Unit:
     gone = {outcome.kernel: outcome for key, outcome in job.gone if key == case.key}
     arms = [name for name in arms if name not in gone]
     blocks = tuple(
-        Block(job.process, case.key, placement, turn, position, name, 7, 7e-3 * RATIOS.get(name, 1.0) * noise, flags)
+        Block(job.process, case.key, placement, turn, position, name, 7, 7e-3 * ratios.get(name, 1.0) * noise, flags)
         for placement in range(2)
         for turn in range(2)
         for noise, flags in [(math.exp(rng.gauss(0, 1e-4)), ("faults=3",) if turn else ())]

@@ -166,3 +166,21 @@ def test_the_parent_of_a_run_imports_no_torch(source, tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
     )
     assert done.stdout.endswith("exit 0\n[]\n"), done.stderr
+
+
+def test_the_selftest_flags_what_is_slower_and_that_alone(bench):
+    code, out, _ = bench("--selftest", "--threads", "1")
+    assert code == 0
+    lines = [line.strip() for line in out.splitlines()]
+    again = next(line for line in lines if line.startswith("the same code again: reads "))
+    slowed = next(line for line in lines if line.startswith("the same code, made 5 % slower: reads "))
+    assert again.endswith("not flagged, as it must be")
+    assert slowed.endswith("], flagged, as it must be")
+    assert lines[-1] == "passed"
+
+
+def test_a_selftest_that_cannot_tell_fails(bench):
+    code, out, err = bench("--selftest", "--threads", "1", faults=(" tokens 0 even", " tokens 1 even"))
+    assert code == 1
+    assert "not flagged, which is wrong" in out
+    assert "selftest failed: the same code, made 5 % slower" in err
