@@ -340,7 +340,14 @@ main()
 def parent(command: tuple[str, ...], *arguments: str) -> subprocess.Popen[str]:
     """`ffn bench` with that worker, in a process of its own."""
     words = [sys.executable, "-c", _PARENT, ",".join(command), "bench", *arguments]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    return subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's child would ignore it
+        text=True,
+        cwd=ROOT,
+    )
 
 
 def workers(log: Path) -> list[int]:

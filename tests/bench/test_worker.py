@@ -81,7 +81,8 @@ def test_nobody_asks():
 def test_it_dies_with_its_parent(tmp_path):
     """The middle process starts a worker, keeps the line open elsewhere, and is killed."""
     code = f"""
-import os, socket, subprocess, sys, time
+import os, signal, socket, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # or it is ignored already, where tests run in the background
 ours, theirs = socket.socketpair()
 fd = theirs.fileno()
 w = subprocess.Popen([sys.executable, "-m", "ffncli.bench.worker", str(fd)], pass_fds=(fd, ours.fileno()))
