@@ -119,7 +119,7 @@ def text(shells: Sequence[Shell], ab: Caught, question: str, about: str) -> str:
         "| --- " * 5 + "|",
         *rows,
         "",
-        f"From the least to the largest: {spans[0]:.1%} by Timers, {spans[1]:.1%} by `ffn bench`. Measured {about}.",
+        f"From the least to the largest: {100 * spans[0]:.1f} % by Timers, {100 * spans[1]:.1f} % by `ffn bench`. Measured {about}.",
         "",
         "A change that looks harmless (`old.py`, then `new.py`):",
         "",

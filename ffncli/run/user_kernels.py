@@ -67,7 +67,7 @@ def user_kernel(text: str, steps: Steps, spec: FFNSpec) -> Kernel:
     path = Path(os.path.abspath(os.path.expanduser(match["path"])))
     target, name = _target(path, match["name"])
     label = match["label"] or f"{path.name}:{name}"
-    origin = f"{shown_path(path)}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
+    origin = f"{shown_path(Path(match['path']))}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
     if isinstance(target, Kernel):
         return _own_kernel(target, path, label, origin)
     if inspect.isclass(target) or isinstance(target, nn.Module):
