@@ -119,13 +119,14 @@ def text(shells: Sequence[Shell], ab: Caught, question: str, about: str) -> str:
         "| --- " * 5 + "|",
         *rows,
         "",
-        f"From the least to the largest: {100 * spans[0]:.1f} % by Timers, {100 * spans[1]:.1f} % by `ffn bench`. Measured {about}.",
+        f"From the least to the largest: {100 * spans[0]:.1f} % by Timers, {100 * spans[1]:.1f} % by `ffn bench`. "
+        f"Measured {about}.",
         "",
         "A change that looks harmless (`old.py`, then `new.py`):",
         "",
-        *_block("python", OLD.rstrip()),
+        *_block("py", OLD.rstrip()),
         "",
-        *_block("python", NEW.rstrip()),
+        *_block("py", NEW.rstrip()),
         "",
         *_block("text", f"$ {ab.command}\n{ab.output}\n$ echo $?\n{ab.code}"),
     ])  # fmt: skip
