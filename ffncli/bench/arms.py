@@ -25,19 +25,19 @@ from ffncli.bench.seat import Made, Seat, trade
 from ffncli.bench.slowed import slowed_kernel
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
-from ffncli.kernels import BUILT_IN
+from ffncli.kernels import BY_DEFAULT
 from ffncli.kernels.kernel import Kernel, Steps
 from ffncli.run.user_kernels import chosen_kernels, unguarded
 
 
 def resolved(texts: Sequence[str], steps: Steps, spec: FFNSpec) -> dict[str, Kernel | FFNError]:
-    """The kernels of --kernel by name, in order; in place of one that cannot be had, why. None named: all built in.
+    """The kernels of --kernel by name, in order; in place of one that cannot be had, why. None named: BY_DEFAULT.
 
     Each by itself, so that a file that does not run costs its own rows alone. `LABEL=slowed:FACTOR:KERNEL` is a kernel
     that is slower by a factor (for the self-test).
     """
     words = [word for text in texts for word in (part.strip() for part in text.split(",")) if word]
-    words = words or list(BUILT_IN)  # as the parent reads --kernel: those that were named, or all
+    words = words or list(BY_DEFAULT)
 
     def one(word: str) -> Kernel:
         return next(k for k in chosen_kernels((word,), steps, spec) if ".py" not in word or k.origin)

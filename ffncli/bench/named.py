@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ffncli.bench.records import OWN_ARMS
 from ffncli.errors import FFNError, did_you_mean, shown
-from ffncli.kernels import BUILT_IN, COMPILING, full_name
+from ffncli.kernels import BUILT_IN, BY_DEFAULT, COMPILING, full_name
 from ffncli.models.strict_json import shown_path
 
 _FILE = re.compile(r"(?:(?P<label>[^=:/]+)=)?(?P<path>.+\.py)(?::(?P<name>\w+))?")
@@ -38,7 +38,7 @@ def named(texts: Sequence[str] | None, baseline: str | None) -> Named:
     """
     said = [word.strip() for text in texts or () for word in text.split(",")]
     words = [name for word in said for name in (BUILT_IN if word == "all" else (word,))]
-    words = words or [name for name in BUILT_IN if name not in COMPILING]
+    words = words or list(BY_DEFAULT)
     files: dict[str, str] = {}
     found = {}
     for word in dict.fromkeys(words):

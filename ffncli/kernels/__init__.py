@@ -18,6 +18,7 @@ BUILT_IN: Mapping[str, str] = {
     "compiled": "ffncli.kernels.compiled",
 }
 COMPILING = ("compiled",)  # take seconds to minutes before their first answer: run where they are named
+BY_DEFAULT = tuple(name for name in BUILT_IN if name not in COMPILING)  # what a benchmark times where none is named
 ALIASES: Mapping[str, str] = {"conv": "conv1x1"}  # former names
 
 
