@@ -277,9 +277,9 @@ def test_subnormal_outputs_are_counted(tmp_path, monkeypatch):
     assert mine.note.endswith("; 32 subnormal outputs")
 
 
-def test_every_kernel_by_itself_and_all_where_none_is_named():
+def test_every_kernel_by_itself_and_those_by_default_where_none_is_named():
     spec = FFNSpec(4, 8)
-    assert list(arms.resolved((), (), spec)) == ["eager", "module", "packed", "inplace", "conv1x1", "numpy", "compiled"]
+    assert list(arms.resolved((), (), spec)) == ["eager", "module", "packed", "inplace", "conv1x1", "numpy"]
     assert list(arms.resolved(("eager,conv", "a=slowed:1.05:eager"), (), spec)) == ["eager", "conv1x1", "a"]
 
 
