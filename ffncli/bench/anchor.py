@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ffncli.bench.records import ANCHOR
 from ffncli.bench.rounds import Arm
 
-SIDE, COUNT = 64, 216  # of the matrices, and how many: 216 · 2 · 64³ = 113 MFLOP, about 2 ms on one core
-COPIED = 4 << 20  # bytes read, and as many written: beyond a core's own cache, within the last one of most machines
+SIDE, COUNT = 64, 72  # of the matrices, and how many: 72 · 2 · 64³ = 38 MFLOP, some 0.6 ms on one core
+COPIED = 2 << 20  # bytes read, and as many written: beyond a core's own cache, within the last one of most machines
 _LINE, _PAGE = 64, 4096
 
 
@@ -25,7 +25,7 @@ def _numbers() -> tuple[NDArray[numpy.float32], ...]:
 
 
 def anchor(draw: random.Random) -> Arm:
-    """The arm: 216 float32 products of two 64 × 64 matrices, then a copy of 4 MiB, all on one core.
+    """The arm: 72 float32 products of two 64 × 64 matrices, then a copy of 2 MiB, all on one core.
 
     Matrices so small are multiplied by one thread: what OpenBLAS's others do depends on who else waits for a core.
     Its buffers are its own, at random offsets of whole cache lines. How many calls make a block is found in the run,

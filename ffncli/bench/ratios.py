@@ -16,7 +16,7 @@ Nested = dict[int, dict[int, list[float]]]  # process → placement → one valu
 
 @dataclass(frozen=True)
 class Means:
-    """Logarithms, averaged within placements, then within processes; `interval` is over processes.
+    """Logarithms, one for each process; `interval` is over processes.
 
     Of one process alone the interval is over its placements: it says how well this process is known, not the kernel.
     `placements` and `rounds` are counts over all processes, `correlation` is that of neighbouring processes (or
@@ -66,15 +66,20 @@ def log_times(blocks: Iterable[Block], kernel: str) -> Means | None:
 
 
 def averaged(nested: Mapping[int, Mapping[int, Sequence[float]]]) -> Means | None:
-    """Means of means: rounds (trimmed) → placements → processes → the interval. None of nothing."""
-    placements = {p: [statistics.trimmed_mean(rounds) for rounds in inside.values()] for p, inside in nested.items()}
-    if not placements:
+    """Rounds and placements → the value of each process (`statistics.centre`) → the interval. None of nothing."""
+    if not nested:
         return None
-    processes = {process: statistics.mean(means) for process, means in placements.items()}
-    units = list(processes.values()) if len(processes) > 1 else next(iter(placements.values()))
+    processes = {process: statistics.centre(list(inside.values())) for process, inside in nested.items()}
     rounds = [len(rounds) for inside in nested.values() for rounds in inside.values()]
-    correlation = statistics.autocorrelation(units)
-    return Means(statistics.t_interval(units), processes, len(rounds), sum(rounds), correlation)
+    if len(processes) > 1:
+        units = list(processes.values())
+        interval = statistics.t_interval(units)
+    else:
+        ((own, inside),) = zip(processes.values(), nested.values(), strict=True)
+        units = [statistics.median(values) for values in inside.values()]
+        around = statistics.t_interval(units)
+        interval = around.map(lambda end: end - around.value + own)
+    return Means(interval, processes, len(rounds), sum(rounds), statistics.autocorrelation(units))
 
 
 def verdict(log_ratio: Interval, margin: float) -> Verdict:

@@ -16,17 +16,18 @@ from ffncli.bench.records import ANCHOR, GEMM, TWIN, Block, Method
 
 LONG_CALL = 0.02  # s; calls above it need no more than one lead-in call
 _LEAD_IN = 4
+_LONG_LEAD_IN = 2  # where they take as long as a block: the first call brings everything into the caches
 _MOST_LEAD_IN = 12
 _AGREE = 0.05
 _LEAST = 1e-12  # s of a call; none takes less
 _PLACING = 0.15  # of the time, at most, where more rounds can do that
 _MOST_WALL = 20  # blocks that a block may last with what runs untimed ahead of its calls
 _LEAST_CALLS = 4  # of a block, however long that takes
-_LED_IN_CALLS = 2  # of a block, where four calls are spent on its lead-in
+_LED_IN_CALLS = 2  # of a block, where as many are spent on its lead-in
 _SELDOM = {ANCHOR: 2, GEMM: 4}  # arms that describe and judge nothing: in every second or fourth round of a placement
 _STEPS = (1, 2, 3, 4, 6, 8, 12)  # `inner` is one of these, doubled on: processes then agree on it
-# s. On a CPU what disturbs comes in steps of the scheduler's tick, 4 ms: it spoils one short block of many, which is
-# then trimmed, and a part of every longer one. At equal time blocks of 10, 5 and 2 ms scattered by 2.4, 1.4 and 1.0 %.
+# s. On a CPU what disturbs comes in steps of the scheduler's tick, 4 ms: it spoils one short block of many, which no
+# median minds, and a part of every longer one. At equal time blocks of 10, 5 and 2 ms scattered by 2.4, 1.4 and 1.0 %.
 _BLOCK = {"cpu": 2e-3, "cuda": 1e-3}
 
 
@@ -147,18 +148,18 @@ def half_width(placements: Sequence[Sequence[float]], processes: int) -> float:
     """Of the mean of log ratios in placements, as the interval over all processes will judge it.
 
     With K processes t of K − 1 degrees of freedom, as if all scattered like this one's placements; one process is
-    judged by its placements themselves. Few placements may agree by chance: their means are not taken to be more
-    precise than the rounds within them make them.
+    judged by its placements themselves. Few placements may agree by chance: their medians are not taken to be more
+    precise than the rounds within them make means.
     """
-    means = [statistics.trimmed_mean(p) for p in placements]
-    count = len(means)
+    medians = [statistics.median(p) for p in placements]
+    count = len(medians)
     if count < 2:
         return inf
     degrees = sum(len(p) - 1 for p in placements)
     squares = sum((len(p) - 1) * statistics.deviation(p) ** 2 for p in placements)
     within = sqrt(squares / degrees / sum(len(p) for p in placements)) if degrees else 0.0
     t = statistics.t_quantile(0.975, processes - 1 if processes > 1 else count - 1)
-    return t * max(statistics.standard_error(means), within)
+    return t * max(statistics.standard_error(medians), within)
 
 
 @dataclass
@@ -278,7 +279,7 @@ class _Measurement:
                 wanted = self._wanted(placed, (self.clock.now() - first) / number)
 
     def _wanted(self, placed: float, one_round: float) -> int:
-        """Rounds of a placement: four times the least number, to tell spikes by; more where placing takes long.
+        """Rounds of a placement: twice the least number, to tell spikes by; more where placing takes long.
 
         All of it only as far as the least number of placements fits the budget.
         """
@@ -287,7 +288,7 @@ class _Measurement:
             return plan.rounds
         balanced = ceil(placed * (1 - _PLACING) / _PLACING / one_round)
         affordable = int((plan.budget / plan.placements - placed) / one_round)
-        return max(plan.rounds, min(max(4 * plan.rounds, balanced), affordable))
+        return max(plan.rounds, min(max(2 * plan.rounds, balanced), affordable))
 
     def _round(self, placement: int, number: int, arms: Mapping[str, Arm], order: Sequence[str]) -> dict[str, float]:
         """Every arm of `order` once. Seconds per call of each."""
@@ -319,7 +320,8 @@ class _Measurement:
         for number in range(1, _MOST_LEAD_IN + 1):
             seconds = self.clock.time(arm.call, 1, arm.before)
             agree = abs(seconds - last) <= _AGREE * min(seconds, last)
-            if number >= _LEAD_IN and (agree or self.clock.now() - start > self.plan.block):
+            long = self.clock.now() - start > self.plan.block
+            if (number >= _LEAD_IN and agree) or (number >= _LONG_LEAD_IN and long):
                 return
             last = seconds
 

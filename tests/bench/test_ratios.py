@@ -18,10 +18,10 @@ def test_paired_within_rounds_by_hand() -> None:
     fast = blocks_of("fast", [[[0.1, 1.3], [2.6]], [[5.8]]], inner=3)
     found = paired([*fast, *eager], "fast", "eager")
     assert found is not None
-    assert found.of_processes == pytest.approx({0: 0.4, 1: 0.8})  # ((0.1 + 0.3) / 2 + 0.6) / 2
+    assert found.of_processes == pytest.approx({0: 0.3, 1: 0.8})  # the median of 0.1, 0.3 and 0.6
     assert (found.placements, found.rounds, found.units) == (3, 4, 2)
-    half = 12.706204736174707 * 0.2  # t of one degree, s / √2 = 0.2
-    assert (found.interval.value, found.interval.high) == pytest.approx((0.6, 0.6 + half))
+    half = 12.706204736174707 * 0.25  # t of one degree, s / √2 = 0.25
+    assert (found.interval.value, found.interval.high) == pytest.approx((0.55, 0.55 + half))
 
 
 def test_a_round_without_both_is_left_out() -> None:

@@ -81,7 +81,7 @@ def test_errors_of_timers_are_judged_against_the_best_peer():
     # The standard deviation of x and -x, n - 1 = 1, is x·√2.
     assert cell.spread["torch Timer"] == pytest.approx(0.05 * math.sqrt(2))
     assert cell.torch_over_ours == pytest.approx(5)
-    assert (cell.covered, cell.repeats) == (1, 2)
+    assert (cell.covered, cell.intervals) == (1, 2)
 
 
 def test_an_error_is_that_of_the_log_ratio_to_the_truth():
@@ -90,7 +90,13 @@ def test_an_error_is_that_of_the_log_ratio_to_the_truth():
     (cell,) = timers.cells(rows)
     assert cell.rms["ffn bench"] == pytest.approx(math.log(1.02))
     assert cell.rms["do_bench"] == pytest.approx(math.log(1.02))
-    assert (cell.covered, cell.repeats) == (3, 3)
+    assert (cell.covered, cell.intervals) == (3, 3)
+
+
+def test_both_truths_are_in_a_cell():
+    (cell,) = timers.cells([*cell_rows(0.01, 0.05, 0.04), *cell_rows(0.03, 0.05, 0.04, truth=1.05)])
+    assert cell.rms["ffn bench"] == pytest.approx(math.sqrt((0.01**2 + 0.03**2) / 2))
+    assert cell.intervals == 4
 
 
 def test_marks_of_timers():
@@ -108,7 +114,7 @@ def test_marks_of_timers():
     }
     text, reached = timers.summary(rows)
     assert not reached
-    assert "| quiet | 1 | 1x2x3:swiglu | 1 | 1.00% (1.41%) | 5.00% (7.07%) | 4.00% (5.66%)" in text
+    assert "| quiet | 1 | 1x2x3:swiglu | 1.00% (1.41%) | 5.00% (7.07%) | 4.00% (5.66%)" in text
     assert "Measured 2026-11-22; a cpu, 2 cores; python 3.12; torch 2.13; numpy 2.4; pytest-benchmark 5.3." in text
 
 

@@ -8,6 +8,7 @@ import random
 
 import mpmath
 import numpy as np
+import pandas as pd
 import pytest
 
 from ffncli.bench import statistics
@@ -74,15 +75,46 @@ def test_autocorrelation_says_nothing_of_few_or_equal_values() -> None:
     assert statistics.autocorrelation([1, -1] * 4) == pytest.approx(-7 / 8)
 
 
-def test_trimming_only_of_spikes() -> None:
-    quiet = [1.0, 1.1, 0.9, 1.05, 0.95, 1.02]
-    assert statistics.trimmed_mean(quiet) == statistics.mean(quiet)
-    assert statistics.trimmed_mean([*quiet, 9.0]) == statistics.mean(sorted(quiet)[1:])  # one at each end
-    assert statistics.trimmed_mean([1.0, 1.1, 9.0]) == statistics.mean([1.0, 1.1, 9.0])  # too few
-    assert statistics.trimmed_mean([1.0, 1.1, 1.2, 9.0]) == pytest.approx(1.15)
-    many = [math.sin(i) / 10 for i in range(39)]
-    assert statistics.trimmed_mean([*many, 9.0]) == statistics.mean(sorted([*many, 9.0])[10:-10])
-    assert statistics.trimmed_mean([1.0, 1.0, 1.0, 1.0, 5.0]) == pytest.approx(1.8)  # no MAD, no spikes
+def test_the_value_of_a_process_is_the_median_of_its_rounds_where_placements_agree() -> None:
+    draw = np.random.default_rng(6)
+    alike = [list(row) for row in draw.standard_t(2, size=(4, 8))]
+    assert not statistics.differ(alike)
+    assert statistics.centre(alike) == pytest.approx(np.median(np.ravel(alike)))
+    alike[2][:4] = [400.0, -390.0, 420.0, 410.0]  # half of a placement that was disturbed
+    assert abs(statistics.centre(alike)) < 0.5
+    assert statistics.centre([[1.0, 2.0, 9.0]]) == 2.0
+    assert statistics.centre([[1.0], [2.0], [9.0]]) == 2.0  # one round each: no telling them apart
+    assert statistics.centre([[3.0, 3.0], [3.0, 3.0]]) == 3.0
+
+
+def test_placements_that_differ_count_alike_unless_they_were_disturbed() -> None:
+    low, high = [0.0, 0.1, -0.1, 0.05], [8.0, 8.1, 7.9, 8.05]
+    assert statistics.differ([low, low, low, high])
+    assert statistics.centre([low, low, low, high]) == pytest.approx(3 * 0.025 / 4 + 8.025 / 4)
+    wild = [8.0, 400.0, 8.1, 8.2]
+    assert statistics.differ([low, low, low, wild])
+    assert statistics.centre([low, low, low, wild]) == pytest.approx(0.025, abs=0.01)
+    assert statistics.centre([[0.0] * 4] * 3 + [[8.0] * 4] * 2) == pytest.approx(3.2)
+
+
+def test_whether_placements_differ_as_by_ranks_of_pandas() -> None:
+    draw, said = np.random.default_rng(11), []
+    for _ in range(400):
+        groups = [list(np.round(draw.normal(shift, 1, 6), 1)) for shift in (0, 0, draw.normal(0, 1))]
+        ranks = pd.Series(np.ravel(groups)).rank().to_numpy().reshape(3, 6)
+        h = 12 / (18 * 19) * (ranks.sum(1) ** 2 / 6).sum() - 3 * 19
+        said.append(h > 5.991465)
+        assert statistics.differ(groups) == said[-1] or abs(h - 5.991465) < 0.2
+    assert 0.1 < np.mean(said) < 0.9
+    alike = [statistics.differ([list(row) for row in draw.normal(size=(4, 8))]) for _ in range(2000)]
+    assert 0.02 < np.mean(alike) < 0.08
+
+
+def test_quantiles_of_chi_squared_beside_a_table() -> None:
+    table = {1: 3.841, 2: 5.991, 3: 7.815, 4: 9.488, 7: 14.067, 10: 18.307, 30: 43.773, 100: 124.342}
+    for df, value in table.items():
+        assert statistics.chi_squared(0.95, df) == pytest.approx(value, rel=0.03)
+    assert statistics.chi_squared(0.99, 5) == pytest.approx(15.086, rel=0.03)
 
 
 def test_interval() -> None:
