@@ -189,7 +189,7 @@ def now() -> str:
 
 
 def estimate(options: argparse.Namespace) -> float:
-    """Seconds of all repeats: six arms, at least 12 rounds a process, a block of 5 ms and its lead-in; and starts."""
+    """Seconds of all repeats: six arms, at least 12 rounds a process, a block and its lead-in of 5 ms; and starts."""
     measuring = 0.0
     for shape in options.shapes:
         for threads in options.threads:

@@ -17,6 +17,7 @@ from ffncli.bench.by_step import step_arms
 from ffncli.bench.cuda_anchor import gpu_anchor
 from ffncli.bench.gemm import Chain
 from ffncli.bench.graphs import Launching, Replayable
+from ffncli.bench.named import called
 from ffncli.bench.placement import Arena, Caching, flusher
 from ffncli.bench.problem import Problem
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN
@@ -44,14 +45,12 @@ def resolved(texts: Sequence[str], steps: Steps, spec: FFNSpec) -> dict[str, Ker
 
     found: dict[str, Kernel | FFNError] = {}
     for word in words:
-        label, _, rest = word.rpartition("=")
-        name: str = label or rest
         kernel: Kernel | FFNError
         try:
             kernel = slowed_kernel(word, one) or one(word)
             name = kernel.name
         except FFNError as error:
-            kernel = error
+            kernel, name = error, called(word)
         if name in found and ".py" in word:
             raise FFNError(f"--kernel: two kernels are called {name}", "give them labels: --kernel a=file.py:name")
         found.setdefault(name, kernel)

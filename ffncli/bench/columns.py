@@ -77,9 +77,9 @@ class Row:
     warnings: tuple[str, ...] = ()
     note: str = ""
     # Added after the first fixed list. What `ffn compare` needs of each process, so that this file alone suffices.
-    process_times_s: tuple[float, ...] = ()  # one geometric mean per process, of the kernel
-    process_anchors_s: tuple[float, ...] = ()  # and of the machine anchor, in the same rounds
-    process_ratios: tuple[float, ...] = ()  # exp of the process means of the paired log ratio
+    process_times_s: tuple[float, ...] = ()  # one value per process (statistics.centre), of the kernel
+    process_anchors_s: tuple[float, ...] = ()  # and of the machine anchor, among the same rounds
+    process_ratios: tuple[float, ...] = ()  # exp of the value of each process of the paired log ratio
     openmp: str = ""  # OMP_PROC_BIND, OMP_PLACES, OMP_WAIT_POLICY as the workers had them
     allocator: str = ""
     case: str = ""  # Case.key

@@ -26,16 +26,16 @@ _SELDOM = 0.5  # s between two readings of what changes slowly
 class Snapshot:
     """Counts so far; None where the system does not say.
 
-    `waited` are the seconds that this process's threads were ready to run and had no core; `steal` and `busy` are ticks
-    of all processors; `load` is given where it is above the cores; `clock` is the share of the rated one.
+    `waited` are the seconds that this process's threads were ready to run and had no core; `stolen` is the share of all
+    processors' busy time that other machines took since the last but one reading of it; `load` is given where it is
+    above the cores; `clock` is the share of the rated one.
     """
 
     preemptions: int = 0
     faults: int = 0
     cpu_seconds: float = 0.0
     throttled: int | None = None
-    steal: int | None = None
-    busy: int | None = None
+    stolen: float | None = None
     load: float | None = None
     clock: float | None = None
     waited: float | None = None
@@ -63,7 +63,7 @@ def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tu
         found.append("preempted")
     if before.throttled is not None and after.throttled is not None and after.throttled > before.throttled:
         found.append("throttled")
-    if _share_stolen(before, after) > STOLEN:
+    if after.stolen is not None and after.stolen > STOLEN:
         found.append("stolen")
     if after.faults > before.faults:
         found.append(f"faults={after.faults - before.faults}")
@@ -87,13 +87,6 @@ def _preempted(before: Snapshot, after: Snapshot, seconds: float) -> bool:
     return after.waited - before.waited > WAITED * seconds
 
 
-def _share_stolen(before: Snapshot, after: Snapshot) -> float:
-    if before.steal is None or after.steal is None or before.busy is None or after.busy is None:
-        return 0.0
-    busy = after.busy - before.busy
-    return (after.steal - before.steal) / busy if busy > 0 else 0.0
-
-
 class SystemCounters:
     """This process's counts (getrusage), its cgroup's and the machine's (Linux); elsewhere fewer, never an error."""
 
@@ -103,6 +96,7 @@ class SystemCounters:
         self._stat_read = self._slow_read = -1.0
         self._stat_every = _RARELY
         self._ticks: tuple[int | None, int | None] = (None, None)
+        self._stolen: float | None = None  # it tells of every block until it is read again
         self._slow: tuple[float | None, float | None] = (None, None)
         self._rated = _rated()
         self._waiting = _Waiting()
@@ -111,21 +105,21 @@ class SystemCounters:
         """The counts now: some microseconds; slow ones are read again only after a while."""
         now = time.monotonic()
         if self._stat is not None and now - self._stat_read >= self._stat_every:
-            self._ticks, self._stat_read = _ticks(self._stat), now
+            ticks = _ticks(self._stat)
+            self._stolen, self._ticks, self._stat_read = _share_stolen(self._ticks, ticks), ticks, now
             self._stat_every = max(_RARELY, 50 * (time.monotonic() - now))  # with hundreds of cores, milliseconds
         if now - self._slow_read >= _SELDOM:
             self._slow, self._slow_read = (_load_above_cores(), _clock_share(self._rated)), now
             self._waiting.look_for_threads()
-        steal, busy = self._ticks
         load, clock = self._slow
         throttled = _throttled(self._throttle) if self._throttle else None
         waited = self._waiting.read()
         if resource is None:
-            return Snapshot(0, 0, time.process_time(), throttled, steal, busy, load, clock, waited)
+            return Snapshot(0, 0, time.process_time(), throttled, self._stolen, load, clock, waited)
         use = resource.getrusage(resource.RUSAGE_SELF)
         cpu = use.ru_utime + use.ru_stime
         faults = use.ru_minflt + use.ru_majflt
-        return Snapshot(use.ru_nivcsw, faults, cpu, throttled, steal, busy, load, clock, waited)
+        return Snapshot(use.ru_nivcsw, faults, cpu, throttled, self._stolen, load, clock, waited)
 
     def flags(self, before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
         """As the function `flags`."""
@@ -203,6 +197,15 @@ def _ticks(path: Path) -> tuple[int | None, int | None]:
     if len(counts) < 8:
         return None, None
     return counts[7], sum(counts) - counts[3] - counts[4]
+
+
+def _share_stolen(before: tuple[int | None, int | None], after: tuple[int | None, int | None]) -> float | None:
+    """Of the busy ticks between two readings; None where either says nothing, or none has passed."""
+    if None in before or None in after:
+        return None
+    (steal, busy), (steal_now, busy_now) = before, after
+    assert steal is not None and busy is not None and steal_now is not None and busy_now is not None  # noqa: PT018
+    return (steal_now - steal) / (busy_now - busy) if busy_now > busy else None
 
 
 def _load_above_cores() -> float | None:

@@ -205,14 +205,13 @@ def _memory(root: Path) -> Iterator[Check]:
 def _libraries() -> Iterator[Check]:
     try:
         from ffncli.bench import machine
-    except Exception:  # torch does not load: said above
+
+        runtimes, blas = machine.openmp_runtimes(), machine.blas()
+    except Exception:  # torch, numpy or threadpoolctl does not load: said above
         return
-    runtimes = machine.openmp_runtimes()
     several = "several OpenMP runtimes in one process fight for cores" if len(runtimes) > 1 else ""
     yield Check("openmp", ", ".join(runtimes) or "none", "note" if several else "ok", several)
-    yield from (
-        Check(f"blas of {part.partition(': ')[0]}", part.partition(": ")[2]) for part in machine.blas().split("; ")
-    )
+    yield from (Check(f"blas of {part.partition(': ')[0]}", part.partition(": ")[2]) for part in blas.split("; "))
     yield _compiler()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, get_args
 
@@ -46,7 +46,8 @@ class Grid:
 class Request:
     """All that a run needs, and a resumed one reads back. `kernels` are texts of --kernel, `names` their names.
 
-    `asked` are the options with their values, defaults filled in; `files` the sha256 of the user's files.
+    `asked` are the options with their values, defaults filled in; `files` the sha256 of the user's files, and
+    `directory` where it was asked: the workers start there, also those of a run that is resumed from elsewhere.
     """
 
     cases: tuple[Case, ...]
@@ -58,6 +59,7 @@ class Request:
     strict: bool = False
     asked: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    directory: str | None = None
 
     @property
     def units(self) -> int:
@@ -65,8 +67,11 @@ class Request:
         return len(self.cases) * self.method.processes
 
 
-def cases(grid: Grid) -> tuple[Case, ...]:
-    """Every combination, blocks outermost. Raises FFNError for a value that cannot be, and for too many cases."""
+def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None) -> tuple[Case, ...]:
+    """Every combination, blocks outermost; `tell` hears what is to be said of the models, each note once.
+
+    Raises FFNError for a value that cannot be, and for too many cases.
+    """
     from ffncli.bench.host import default_threads
 
     dtypes = _each("--dtype", grid.dtypes or ("fp32",), _dtype)
@@ -82,6 +87,8 @@ def cases(grid: Grid) -> tuple[Case, ...]:
     if count > MOST_CASES:
         raise FFNError(f"that is a grid of {count:,} cases, at most {MOST_CASES:,}", "give fewer values, or run parts")
     models = [(source, load_block(source, said, grid.seed), said) for source, said in blocks]
+    for note in dict.fromkeys(n for _, model, _ in models for n in (*model.notes, *map(str, model.differences))):
+        tell(note)
     found = [
         Case(_source(source, model), label(model, said), model.main.spec, n, t, p, _cached(c, n), device, threads_)
         for (source, model, said), n, t, p, c, (device, threads_) in itertools.product(

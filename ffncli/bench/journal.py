@@ -1,8 +1,9 @@
 """What a run leaves on disk while it goes on: three files that only grow, and how they become whole after a crash.
 
-`NAME.partial.jsonl` opens with the request; then a line per finished unit. A unit's blocks go to `NAME.rounds.csv`
-first, its line second: what the journal does not name was not finished, and its blocks are cut off. `NAME.csv` gets the
-rows of a case when its last process is in; a resumed run makes it again from the units. The journal goes at the end.
+`NAME.partial.jsonl` opens with the request; then a line per finished unit, with the first of which the others begin.
+A unit's blocks go to `NAME.rounds.csv` first, its line second: what the journal does not name was not finished, and its
+blocks are cut off. `NAME.csv` gets the rows of a case when its last process is in; a resumed run makes it again from
+the units. The journal goes at the end.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Journal:
     units: dict[str, dict[int, _Kept]] = field(default_factory=dict)
     died: set[str] = field(default_factory=set)
     rows: list[Row] = field(default_factory=list)
+    fresh: bool = False  # nothing is in the CSV and the rounds file yet: they are made when the first unit comes
     _cases: dict[str, Case] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -107,6 +109,11 @@ class Journal:
         """
         if self.done(unit.process, unit.case) or unit.case not in self._cases:
             return
+        if self.fresh:
+            for one, header in ((self.files.rounds, ROUNDS_HEADER), (self.files.csv, HEADER)):
+                with written_whole(one) as file:
+                    file.write(header.encode())
+            self.fresh = False
         start, end = _append(self.files.rounds, block_lines(self.run["run_id"], unit.blocks))
         _append(self.files.journal, json.dumps(_unit_json(unit, end, died), allow_nan=False) + "\n")
         if rows := self._take(_Kept(replace(unit, blocks=()), start, end), died):
@@ -139,8 +146,8 @@ class Journal:
         self.files.journal.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Nothing was finished: leave nothing."""
-        for path in (self.files.journal, self.files.rounds, self.files.csv):
+        """Nothing was finished: leave nothing, and what --force would have replaced as it was."""
+        for path in (self.files.journal, *(() if self.fresh else (self.files.rounds, self.files.csv))):
             path.unlink(missing_ok=True)
 
 
@@ -159,10 +166,7 @@ def begin(
     head = {"journal": _VERSION, "run": dict(run), "software": dict(software), "request": to_json(request)}
     with written_whole(files.journal) as file:  # it is there as a whole or not at all
         file.write((json.dumps(head, allow_nan=False) + "\n").encode())
-    for one, header in ((files.rounds, ROUNDS_HEADER), (files.csv, HEADER)):
-        with written_whole(one) as file:
-            file.write(header.encode())
-    return Journal(files, request, run, software, summarise)
+    return Journal(files, request, run, software, summarise, fresh=True)
 
 
 def resume(path: Path, summarise: Summarise) -> Journal:

@@ -70,6 +70,8 @@ class Worker:
 
     def ended(self) -> int:
         """Its exit code once it has closed the line; negative is a signal. It is not reaped: its group keeps its id."""
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
+            return self.process.wait()
         found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         if found is None:
             return 0
@@ -77,8 +79,9 @@ class Worker:
 
 
 @contextmanager
-def worker(job: Job, threads: int, command: Sequence[str] = WORKER) -> Iterator[Worker]:
-    """A worker at that job. However this is left, the worker and all that it started are gone afterwards."""
+def worker(job: Job, threads: int, command: Sequence[str] = WORKER, directory: str | None = None) -> Iterator[Worker]:
+    """A worker at that job, in that directory (default: ours). However this is left, the worker and all that it
+    started are gone afterwards. Raises OSError where it cannot be started."""
     ours, theirs = socket.socketpair()
     process = None
     try:
@@ -86,6 +89,7 @@ def worker(job: Job, threads: int, command: Sequence[str] = WORKER) -> Iterator[
             process = subprocess.Popen(
                 [*command, str(theirs.fileno())],
                 env=environment(threads, job.method.allocator),
+                cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),

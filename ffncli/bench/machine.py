@@ -21,7 +21,7 @@ from ffncli.version import __version__
 
 __all__ = [
     "allocator", "available_memory", "blas", "cores", "default_threads", "device_name", "driver", "environment",
-    "llc_bytes", "llc_note", "load", "openmp",
+    "llc_bytes", "llc_note", "load", "openmp", "unusable",
 ]  # fmt: skip
 
 _GPU_CACHE_FALLBACK = 50 << 20  # H100's; where torch does not say
@@ -118,6 +118,16 @@ def nvidia_driver() -> str:
 
 
 @cache
+def unusable(device: str) -> str:
+    """Why torch cannot compute on a device (`cpu`, `cuda`, `cuda:1`); empty where it can."""
+    if device == "cpu":
+        return ""
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} sees no GPU"
+    count, index = torch.cuda.device_count(), int(device.partition(":")[2] or 0)
+    return "" if index < count else f"there {'is' if count == 1 else 'are'} {count} GPU{'s' * (count > 1)} here"
+
+
 def blas() -> str:
     """What multiplies matrices: `torch: MKL 2024.2, oneDNN 3.12.0, AVX512; numpy: openblas 0.3.31`."""
     said = torch.__config__.show()

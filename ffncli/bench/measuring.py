@@ -268,6 +268,13 @@ class _Run:
                 self.measured = None
                 self._without(broken)
                 continue
+            except (RuntimeError, MemoryError) as error:  # of what is not a kernel's: the buffer that empties caches
+                status, note = correct.verdict_of(error)
+                if status != "oom":
+                    raise
+                self.measured = None
+                self.outcomes |= {name: replace(self.outcomes[name], status=status, note=note) for name in self.seats}
+                return
             for name, seat_error in table.errors.items():
                 self._looked_at(name, seat_error, table.wrong.get(name))
             return
@@ -309,11 +316,17 @@ class _Run:
         if self.case.cache != "warm" and machine.llc_note(self.case.device):
             self.notes.append(f"last-level cache: {machine.llc_note(self.case.device)}")
         draw = random.Random(problem.seed)
-        twin = twin_of(base, problem, draw) if base and TWIN not in self.without else None
+        twin = self._twin(base, problem, draw) if base and TWIN not in self.without else None
         table = Table(problem, seats, twin, self.mode, llc, self._launching())
         if GEMM in self.without:
             table.chain = None
         return table
+
+    def _twin(self, base: Seat, problem: Problem, draw: random.Random) -> Seat:
+        try:
+            return twin_of(base, problem, draw)
+        except BaseException as error:  # SystemExit too: it is built by the user's code
+            raise Broken(TWIN) from error
 
     def _launching(self) -> Launching | None:
         if not self.case.device.startswith("cuda"):

@@ -95,6 +95,15 @@ def _name(word: str, files: dict[str, str]) -> str:
     return label
 
 
+def called(text: str) -> str:
+    """What results call the kernel of this text, whatever becomes of it."""
+    try:
+        return _name(text, {})
+    except FFNError:
+        label, _, rest = text.rpartition("=")
+        return label or rest
+
+
 def _demand(name: str) -> None:
     """Raises FFNError where no built-in kernel has the name."""
     if full_name(name) not in BUILT_IN:

@@ -17,7 +17,7 @@ from math import expm1, isfinite, sqrt
 from ffncli.bench import ratios, statistics
 from ffncli.bench.launch import environment
 from ffncli.bench.records import TWIN, Block
-from ffncli.bench.rounds import Arm, Plan, measure
+from ffncli.bench.rounds import BLOCK_SECONDS, Arm, Plan, measure
 
 TOKENS, D_MODEL, D_FF = 32, 512, 2048  # 67 MFLOP, 4.5 MB: some tenths of a millisecond, in most caches
 GEMM = "gemm"
@@ -159,7 +159,7 @@ def main(process: int, threads: int, until: float) -> None:
 
     torch.set_num_threads(threads)
     budget = max(_LEAST, until - time.monotonic())
-    plan = Plan(GEMM, (TWIN,), 5e-3, 3, 4, 1e-9, budget, seed=0, processes=_PROCESSES, threads=threads)
+    plan = Plan(GEMM, (TWIN,), BLOCK_SECONDS["cpu"], 3, 4, 1e-9, budget, seed=0, processes=_PROCESSES, threads=threads)
     with torch.inference_mode():
         found = measure(process, GEMM, _arms, CpuClock(), SystemCounters(), plan)
     rows = [asdict(block) for block in found.blocks]

@@ -16,7 +16,7 @@ Cache: TypeAlias = Literal["warm", "shared", "cold-weights", "flush"]
 Status: TypeAlias = Literal["ok", "skipped", "failed", "wrong", "oom"]
 Verdict: TypeAlias = Literal["faster", "slower", "same", "inconclusive"]
 
-# Arms of every round that are no kernels of the user's; their names in the rounds file.
+# Arms that are no kernels of the user's; their names in the rounds file.
 TWIN = "(aa)"  # the baseline once more, with buffers of its own
 ANCHOR = "(anchor)"  # torch-free work: a numpy GEMM and a memory copy
 GEMM = "(gemm)"  # the bare matrix products of the same shapes, in torch

@@ -20,6 +20,7 @@ _LONG_LEAD_IN = 2  # where they take as long as a block: the first call brings e
 _MOST_LEAD_IN = 12
 _AGREE = 0.05
 _LEAST = 1e-12  # s of a call; none takes less
+_OF_MEDIANS = 1.2533  # standard errors of a median over those of a mean, for normal values: √(π / 2)
 _PLACING = 0.15  # of the time, at most, where more rounds can do that
 _MOST_WALL = 20  # blocks that a block may last with what runs untimed ahead of its calls
 _LEAST_CALLS = 4  # of a block, however long that takes
@@ -28,7 +29,7 @@ _SELDOM = {ANCHOR: 2, GEMM: 4}  # arms that describe and judge nothing: in every
 _STEPS = (1, 2, 3, 4, 6, 8, 12)  # `inner` is one of these, doubled on: processes then agree on it
 # s. On a CPU what disturbs comes in steps of the scheduler's tick, 4 ms: it spoils one short block of many, which no
 # median minds, and a part of every longer one. At equal time blocks of 10, 5 and 2 ms scattered by 2.4, 1.4 and 1.0 %.
-_BLOCK = {"cpu": 2e-3, "cuda": 1e-3}
+BLOCK_SECONDS = {"cpu": 2e-3, "cuda": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Plan:
     """How much to measure of a case in this process. Times in seconds.
 
     `kernels` are the arms whose log ratio to `baseline` must reach `target`: the half-width wanted of this process's
-    mean (`plan_of` derives it). `budget` is for all of this case here, placing included; `placements` and `rounds` in
+    value (`plan_of` derives it). `budget` is for all of this case here, placing included; `placements` and `rounds` in
     each are done whatever they cost. `processes` is how many will be averaged, `threads` how many compute (0: the
     processor time of a block is not judged, as on a GPU).
     """
@@ -80,9 +81,9 @@ class Measured:
 def plan_of(method: Method, baseline: str, kernels: Sequence[str], device: str = "cpu", threads: int = 0) -> Plan:
     """A process's share of a method.
 
-    The mean of K processes has 1/√K of the half-width of one, so each may have √K times the half-width asked for.
+    The mean over K processes has 1/√K of the half-width of one, so each may have √K times the half-width asked for.
     """
-    block = method.block if method.block is not None else _BLOCK["cuda" if device.startswith("cuda") else "cpu"]
+    block = method.block if method.block is not None else BLOCK_SECONDS["cuda" if device.startswith("cuda") else "cpu"]
     return Plan(
         baseline=baseline,
         kernels=tuple(kernels),
@@ -107,7 +108,7 @@ def measure(
 ) -> Measured:
     """Times the arms of `place(0)`, `place(1)`, ...: each call allocates all tensors anew and returns the same arms.
 
-    Ends once every kernel's mean is as precise as `plan.target` or the budget is spent, never because of what the
+    Ends once every kernel's value is as precise as `plan.target` or the budget is spent, never because of what the
     ratio is, and not before the least number of placements and rounds.
     """
     return _Measurement(process, case, clock, counters, plan).run(place)
@@ -145,19 +146,19 @@ def inner_for(block: float, per_call: float) -> int:
 
 
 def half_width(placements: Sequence[Sequence[float]], processes: int) -> float:
-    """Of the mean of log ratios in placements, as the interval over all processes will judge it.
+    """Of the value of log ratios in placements, as the interval over all processes will judge it.
 
     With K processes t of K − 1 degrees of freedom, as if all scattered like this one's placements; one process is
     judged by its placements themselves. Few placements may agree by chance: their medians are not taken to be more
-    precise than the rounds within them make means.
+    precise than the rounds within them make them.
     """
     medians = [statistics.median(p) for p in placements]
     count = len(medians)
     if count < 2:
         return inf
     degrees = sum(len(p) - 1 for p in placements)
-    squares = sum((len(p) - 1) * statistics.deviation(p) ** 2 for p in placements)
-    within = sqrt(squares / degrees / sum(len(p) for p in placements)) if degrees else 0.0
+    away = [v - middle for p, middle in zip(placements, medians, strict=True) for v in p]
+    within = _OF_MEDIANS * statistics.mad(away) / sqrt(degrees) if degrees else 0.0
     t = statistics.t_quantile(0.975, processes - 1 if processes > 1 else count - 1)
     return t * max(statistics.standard_error(medians), within)
 

@@ -1,4 +1,4 @@
-"""The parent of a benchmark: K processes one after another, each a fresh worker at every case; what comes is kept.
+"""The parent of a benchmark: K processes one after another, in each a worker per number of threads; keeps what comes.
 
 Nothing here imports torch: the workers do.
 """
@@ -134,7 +134,8 @@ def _work(
     request, known = journal.request, {case.key: case for case in todo}
     current, kernel, finished = None, None, 0
     out = tuple((case, outcome) for (case, _), outcome in gone.items())
-    with worker(Job(process, todo, request.kernels, request.baseline, request.method, out), threads, command) as busy:
+    job = Job(process, todo, request.kernels, request.baseline, request.method, out)
+    with _started(job, threads, command, request.directory) as busy:
         for message in _messages(busy):
             match message:
                 case ("began", str(key), *rest):
@@ -163,6 +164,16 @@ def _work(
         tell(process, current)
     elif not finished:
         raise _failed(f"a worker could not start ({_ending(code)})")
+
+
+@contextmanager
+def _started(job: Job, threads: int, command: Sequence[str], directory: str | None) -> Iterator[Worker]:
+    """A worker, in the directory where the run began. Raises FFNError (exit 3) where that is gone."""
+    if directory is not None and not Path(directory).is_dir():
+        why = f"the run began in {shown_path(Path(directory))}, which is gone"
+        raise FFNError(why, "begin anew: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
+    with worker(job, threads, command, directory) as busy:
+        yield busy
 
 
 def _messages(busy: Worker) -> Iterator[tuple[Any, ...]]:

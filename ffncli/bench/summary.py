@@ -10,7 +10,7 @@ from typing import Any
 from ffncli.bench import roofline, warnings
 from ffncli.bench.columns import Row
 from ffncli.bench.ratios import Means, log_times, paired, verdict
-from ffncli.bench.records import ANCHOR, GEMM, TWIN, Block, Case, Method, Outcome, Roof, Status, Unit
+from ffncli.bench.records import ANCHOR, GEMM, STEP, TWIN, Block, Case, Method, Outcome, Roof, Status, Unit
 from ffncli.bench.statistics import exp_or_inf
 from ffncli.bench.warnings import Code
 
@@ -19,6 +19,7 @@ _ENVIRONMENT = (
     *("ffncli", "torch", "python", "host", "cpu", "device_name", "driver", "blas", "math_mode"),
     *("openmp", "allocator", "numpy", "isa"),
 )  # columns that a unit's environment fills
+_EARLY = 0.6  # of --max-time
 _FAULTS = 1.0  # page faults a call, by which arms differ
 
 
@@ -49,15 +50,20 @@ class _Whole:
 
     @classmethod
     def of(cls, case: Case, units: Sequence[Unit], method: Method) -> _Whole:
+        baseline = units[0].baseline
+        lost = {outcome.kernel for unit in units for outcome in unit.outcomes if outcome.status != "ok"}
+        if baseline in lost:  # found out when it had been timed: nothing is compared with it
+            lost.add(TWIN)
         arms: dict[str, list[Block]] = {}
         for unit in units:
             for block in unit.blocks:
-                arms.setdefault(block.kernel, []).append(block)
-        baseline = units[0].baseline
+                if block.kernel not in lost:
+                    arms.setdefault(block.kernel, []).append(block)
         aa = paired([*arms.get(TWIN, ()), *arms.get(baseline, ())], TWIN, baseline)
         signal = arms.get(ANCHOR) or arms.get(baseline, [])
         found = warnings.of_case(signal, aa.interval if aa else None, method, len(units)) if arms else []
         differing = [c for c in _ENVIRONMENT if len({u.environment.get(c, "") for u in units}) > 1]
+        differing += ["cache"] * (len({u.cache for u in units}) > 1)
         if differing:
             found.append(warnings.warning(Code.ENVIRONMENT, ", ".join(differing)))
         return cls(case, tuple(units), method, {n: tuple(b) for n, b in arms.items()}, aa, tuple(found))
@@ -74,6 +80,12 @@ class _Whole:
 
     def ratio(self, kernel: str, to: str) -> Means | None:
         return paired(self.blocks(kernel, to), kernel, to)
+
+    @property
+    def early(self) -> bool:
+        """Whether processes ended before their time because each by itself was precise enough."""
+        measured = sum(u.spent.get(name, 0.0) for u in self.units for name in ("blocks", "lead_in", "placing"))
+        return 0 < measured < _EARLY * self.method.max_time
 
     @property
     def roof(self) -> Roof:
@@ -134,7 +146,7 @@ def _of_kernel(whole: _Whole, row: Row, kernel: str) -> Row:
     row = replace(
         row,
         kernel=kernel,
-        status=gravest.status,
+        status="failed" if gravest.status == "ok" and not ok else gravest.status,
         peak_memory_bytes=max((o.peak_memory_bytes for o in outcomes if o.peak_memory_bytes is not None), default=None),
         compile_s=_worst(o.compile_s for o in outcomes),
         error_max=_worst(o.error_max for o in outcomes),
@@ -149,7 +161,16 @@ def _of_kernel(whole: _Whole, row: Row, kernel: str) -> Row:
 
 
 def _with_figures(row: Row, whole: _Whole, time_s: float | None) -> Row:
-    found = roofline.figures(whole.case, time_s, whole.roof, row.device_name, tf32=" tf32=on" in row.math_mode)
+    """FLOPs, bytes and how near they come to the roof; those of the block, so none for one of its steps."""
+    if row.kernel.startswith(STEP):
+        return row
+    found = roofline.figures(
+        replace(whole.case, cache=whole.units[0].cache),
+        time_s,
+        whole.roof,
+        row.device_name,
+        tf32=" tf32=on" in row.math_mode,
+    )
     return replace(
         row,
         flops=found.flops,
@@ -191,7 +212,7 @@ def _with_ratio(row: Row, whole: _Whole, notes: list[str]) -> tuple[Row, list[st
     elif ratio is None:
         notes = [*notes, f"no ratio: the baseline {whole.baseline} was not timed"]
     else:
-        found += warnings.of_ratio(ratio, whole.method)
+        found += warnings.of_ratio(ratio, whole.method, whole.early)
         shown = ratio.interval.map(exp_or_inf)
         row = replace(
             row,

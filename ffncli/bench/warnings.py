@@ -122,17 +122,23 @@ def halves(blocks: Sequence[Block]) -> float | None:
     return median(times[-middle:]) - median(times[:middle])
 
 
-def of_ratio(ratio: Means, method: Method) -> list[str]:
-    """What concerns a kernel's interval: precision not reached, processes that are alike."""
+def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[str]:
+    """What concerns a kernel's interval: precision not reached, processes that are alike.
+
+    `early`: the processes ended before their time, so that more time would change nothing.
+    """
     found = []
     reached, wanted = ratio.interval.half_width, log1p(method.precision)
     if not ratio.interval.bounded:
         found.append(warning(Code.PRECISION, "one value has no interval"))
     elif reached > wanted:
-        rounds = ceil(ratio.rounds * (reached / wanted) ** 2)
+        more = (reached / wanted) ** 2
+        rounds = ceil(ratio.rounds * more)
         text = f"±{percent(expm1(reached))} reached, ±{percent(method.precision)} wanted"
         seconds = float(f"{method.max_time * rounds / ratio.rounds:.2g}")
         option = f" (--max-time {seconds:g}s)" if seconds <= _PATIENCE else ""  # for days nobody waits
+        if early:  # each process is sure of itself, and they differ
+            option = f" (--processes {ceil(method.processes * more)})" if seconds <= _PATIENCE else ""
         needed = f"some {rounds} rounds needed, {ratio.rounds} done{option}"
         found.append(warning(Code.PRECISION, f"{text}: {needed}"))
     factor = statistics.widening(ratio.correlation)

@@ -1,8 +1,8 @@
 """`python -m ffncli.bench.worker FD`: one process of a benchmark. It gets a Job over a connection and answers Units.
 
 Messages: ("began", key), ("kernel", name) before each is verified, and ("unit", Unit) for every case in turn, then
-("finished",). A case that cannot be
-measured is a unit too, whose outcomes say why; a worker that ends without "finished" was killed, or killed itself.
+("finished",); or ("refused", error, hint, exit code) for a device that torch cannot use. A case that cannot be measured
+is a unit too, whose outcomes say why; a worker that ends without "finished" was killed, or killed itself.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import signal
 import sys
 import time
 from multiprocessing.connection import Connection
+
+from ffncli.errors import ExitCode
 
 _BEGAN = time.perf_counter()
 _PR_SET_PDEATHSIG = 1
@@ -47,10 +49,16 @@ def serve(connection: Connection) -> None:
     # loaded, would inherit that and all sit there (a GEMM of two threads took 10 times as long).
     import numpy  # noqa: F401
 
+    from ffncli.bench.machine import unusable
     from ffncli.bench.measuring import measure_case  # torch takes seconds
 
     start = time.perf_counter() - _BEGAN
     for case in job.cases:
+        if why := unusable(case.device):
+            connection.send(
+                ("refused", f"--device {case.device}: {why}", "use --device cpu", int(ExitCode.ENVIRONMENT))
+            )
+            return
         connection.send(("began", case.key))
         unit = measure_case(case, job, start=start, tell=lambda name: connection.send(("kernel", name)))
         connection.send(("unit", unit))

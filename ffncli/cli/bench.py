@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from ffncli.bench.journal import Journal
 from ffncli.bench.named import named
 from ffncli.bench.records import BLOCK, Case
 from ffncli.cli.bench_options import GridOptions, MethodOptions, ResultOptions, asked, words
-from ffncli.cli.options import DimensionOptions, OutputOptions, Source, TokenListOptions, spread
+from ffncli.cli.options import BenchSource, DimensionOptions, OutputOptions, TokenListOptions, spread
 from ffncli.errors import ExitCode, FFNError, Terminated
 from ffncli.models.strict_json import shown_path
 from ffncli.show.output import Output
@@ -22,7 +23,7 @@ from ffncli.show.output import Output
 @spread
 def command(
     *,
-    source: Source = None,
+    source: BenchSource = None,
     dimensions: DimensionOptions,
     tokens: TokenListOptions,
     grid: GridOptions,
@@ -65,10 +66,10 @@ def _request(
 ) -> tuple[Request, tuple[str, ...]]:
     """(what the options ask for, defaults filled in, what is to be said of it). Raises FFNError for what cannot be."""
     chosen = method.method()
-    if result.fail_if_slower is not None and chosen.processes == 1:
-        raise FFNError("--fail-if-slower needs several --processes", "one process says nothing about the next")
-    if chosen.by_step and (grid.kernel or grid.baseline or result.fail_if_slower):
-        raise FFNError("--by-step contradicts --kernel, --baseline and --fail-if-slower", "it times steps, not kernels")
+    if chosen.by_step and (grid.kernel or grid.baseline):
+        raise FFNError("--by-step contradicts --kernel and --baseline", "it times steps, not kernels")
+    if chosen.by_step and (chosen.sustained or set(words(grid.passes)) - {"forward"}):
+        raise FFNError("--by-step times the forward pass, in short blocks", "leave out --pass and --sustained")
     kernels = named(grid.kernel, grid.baseline) if not chosen.by_step else named(["eager"], None)
     devices = words(grid.device) or (_default_device(),)
     _demand_gpu(devices, chosen.sustained)
@@ -76,12 +77,24 @@ def _request(
         source, dimensions.dimensions(), tokens.numbers(), words(grid.dtype), words(grid.passes), words(grid.cache),
         devices, grid.threads or (), chosen.seed,
     )  # fmt: skip
-    found = cases(wanted)
+    notes = list(kernels.notes)
+    found = cases(wanted, notes.append)
     if chosen.by_step:
         kernels = replace(kernels, names=(BLOCK,), baseline=BLOCK)
     request = Request(found, kernels.texts, kernels.names, kernels.baseline, chosen, result.fail_if_slower,
-                      result.strict, given, kernels.files)  # fmt: skip
-    return request, kernels.notes
+                      result.strict, given, kernels.files, os.getcwd())  # fmt: skip
+    _demand_gate(request)
+    return request, tuple(notes)
+
+
+def _demand_gate(request: Request) -> None:
+    """Raises FFNError for a gate that could never fail."""
+    if request.fail_if_slower is None:
+        return
+    if request.method.by_step:
+        raise FFNError("--by-step contradicts --fail-if-slower", "it times steps, not kernels")
+    if request.method.processes == 1:
+        raise FFNError("--fail-if-slower needs several --processes", "one process says nothing about the next")
 
 
 def _resume(path: Path, given: dict[str, str], result: ResultOptions, output: Output) -> None:
@@ -98,6 +111,7 @@ def _resume(path: Path, given: dict[str, str], result: ResultOptions, output: Ou
                 raise FFNError(f"{name} {value} cannot be resumed: {said}", "leave it out: --resume FILE alone goes on")
         gate = stored.fail_if_slower if result.fail_if_slower is None else result.fail_if_slower
         request = replace(stored, fail_if_slower=gate, strict=stored.strict or result.strict)
+        _demand_gate(request)
         output.note(f"{journal.count} of {request.units} units are there already")
         _measure(journal, request, output)
 
@@ -178,12 +192,16 @@ def _selftested(
     result: ResultOptions,
 ) -> Request:
     """The question whose answer is known: eager, the same once more, and the same slower by 5 %."""
+    if set(words(grid.passes)) - {"forward"}:
+        raise FFNError("--selftest slows the forward pass, and times no other", "leave out --pass")
     if grid.kernel or grid.baseline or result != ResultOptions() or method.by_step:
         raise FFNError("--selftest brings its own kernels, and writes no results", "leave the other options out")
     kernels = named(["eager", "again=slowed:1:eager", "slowed=slowed:1.05:eager"], "eager")
     chosen = method.method()
     if method.processes is None and not method.quick:
         chosen = replace(chosen, processes=4)
+    if chosen.processes == 1:
+        raise FFNError("--selftest needs several --processes", "one process says nothing about the next")
     if method.max_time is None:
         chosen = replace(chosen, max_time=10.0)
     devices = words(grid.device) or (_default_device(),)

@@ -61,7 +61,7 @@ class GridOptions:
     ] = None  # fmt: skip
     kernel: Annotated[
         _Texts, _grid("--kernel", metavar="NAME,...",
-                      help="eager, packed, ..., or yours: [label=]file.py:name (runs it); default: all of ours."),
+                      help="eager, packed, ..., or yours: [label=]file.py:name (runs it); default: all but compiled."),
     ] = None  # fmt: skip
     baseline: Annotated[
         Text, _grid("--baseline", metavar="NAME", help="What the others are compared with; default eager.")

@@ -17,6 +17,7 @@ from ffncli.errors import ExitCode, FFNError
 from ffncli.models.strict_json import shown_path
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
+from ffncli.show.text import time_text
 
 CONVENTIONS = {
     "ratio": "time over the baseline's in the same rounds; ratio_low to ratio_high holds it with 95 % confidence,"
@@ -56,7 +57,7 @@ def answer(
 
         for key, case in cases.items():
             mine = [row for row in rows if row.case == key]
-            parts += [*by_step_parts(case, mine), *_warned(mine)]
+            parts += [*by_step_parts(case, _where(case, mine), mine), *_warned(mine)]
     elif len(cases) <= _MANY:
         for key, case in cases.items():
             parts += _case(case, [row for row in rows if row.case == key])
@@ -84,18 +85,22 @@ def _listed(value: Any) -> Any:
 
 def _case(case: Case, rows: Sequence[Row]) -> list[Part]:
     """Its table, then what is to be said of it in words."""
+    table = Table(("kernel", "time", "ratio", "verdict", "TFLOP/s", "of roof"), [_line(row) for row in rows])
+    return [Heading(case.label, _where(case, rows)), table, *_remarks(rows)]
+
+
+def _where(case: Case, rows: Sequence[Row]) -> str:
+    """`32 tokens, fp32, forward, weights in cache, cpu, 2 threads`: all of a case but its block."""
     cache = rows[0].cache if rows else case.cache
     threads = f"{case.threads} thread{'s' * (case.threads > 1)}"
-    where = f"{case.device}, {threads}" if case.device == "cpu" else case.device
-    words = (f"{case.tokens} token{'s' * (case.tokens > 1)}", case.dtype, case.passes, _CACHES[cache], where)
-    table = Table(("kernel", "time", "ratio", "verdict", "TFLOP/s", "of roof"), [_line(row) for row in rows])
-    return [Heading(case.label, ", ".join(words)), table, *_remarks(rows)]
+    place = f"{case.device}, {threads}" if case.device == "cpu" else case.device
+    return ", ".join((f"{case.tokens} token{'s' * (case.tokens > 1)}", case.dtype, case.passes, _CACHES[cache], place))
 
 
 def _line(row: Row) -> tuple[Any, ...]:
     rate = None if row.tflops is None else f"{row.tflops:.3g}"
     roof = None if row.roof_fraction is None else f"{100 * row.roof_fraction:.0f} %"
-    return (row.kernel, _time(row.time_s), _ratio(row), verdict(row), rate, roof)
+    return (row.kernel, time_text(row.time_s), _ratio(row), verdict(row), rate, roof)
 
 
 def verdict(row: Row) -> str:
@@ -119,16 +124,6 @@ def _ratio(row: Row) -> str | None:
 
 def _interval(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
-
-
-def _time(seconds: float | None) -> str | None:
-    """`0.512 ms`, `12.3 µs`."""
-    if seconds is None:
-        return None
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size or unit == "us":
-            return f"{seconds / size:#.3g} {unit}".replace(". ", " ")
-    return None
 
 
 def _percent(share: float) -> str:
@@ -206,7 +201,7 @@ def _sweep(cases: Mapping[str, Case], rows: Sequence[Row]) -> list[Part]:
     lines = []
     for row in sorted(rows, key=lambda row: order.get(row.case, 0)):
         where = (str(getattr(cases[row.case], name)) for name in differ)
-        lines.append((*where, row.kernel, _time(row.time_s), _ratio(row), verdict(row)))
+        lines.append((*where, row.kernel, time_text(row.time_s), _ratio(row), verdict(row)))
     twins = [row for row in rows if row.kernel == row.baseline and row.aa_low is not None and row.aa_high is not None]
     parts: list[Part] = [Heading(f"{len(cases)} cases", common), Table(columns, lines)]
     if twins:
@@ -235,13 +230,15 @@ def _gate(judged: Gate, rows: Sequence[Row], request: Request) -> list[Part]:
     for words, group in (("FAILED", judged.slower), ("passed", judged.passed), ("cannot tell", judged.inconclusive)):
         parts += [Line(f"{words}: {_judged(j, many)}{_reason(j.row)}") for j in group]
     parts += [Line(f"not gated: {_named(row, many)}: {reason}") for row, reason in judged.not_gated]
-    failed, open_ = len(judged.slower), len(judged.inconclusive)
+    failed, open_, left = len(judged.slower), len(judged.inconclusive), len(judged.not_gated)
     if failed:
         summary = f"{failed} kernel{'s' * (failed > 1)} slower than allowed"
     elif open_:
         summary = "no kernel is shown to be slower than allowed, but not all are shown to be within"
     else:
         summary = f"no kernel is more than {allowed} slower" if judged.passed else "nothing could be gated"
+    if left and (failed or open_ or judged.passed):
+        summary += f"; {left} of {left + failed + open_ + len(judged.passed)} could not be gated"
     return [*parts, Heading(f"gate: {summary}")]
 
 
@@ -257,8 +254,10 @@ def _judged(judged: Judged, many: bool) -> str:
 
 
 def _reason(row: Row) -> str:
-    """A reason that is visible: page faults, other work, memory."""
-    seen = [row.note] if "page fault" in row.note else []
+    """A reason that is visible: page faults, other work, a cache that does not hold all arms."""
+    seen = [part for part in row.note.split("; ") if "page fault" in part]
+    if row.cache == "shared":
+        seen.append("cache: the kernels' weights do not all fit into the last-level cache")
     seen += [
         text for text in row.warnings if warnings.code_of(text) in (warnings.Code.PREEMPTED, warnings.Code.THROTTLED)
     ]
@@ -297,6 +296,10 @@ def _legend(rows: Sequence[Row], request: Request, files: Files) -> list[Part]:
     """How to read the page, in few lines."""
     method = request.method
     over = f"{method.processes} fresh processes" if method.processes > 1 else "this process only"
+    if method.by_step:
+        share = f"share of the time: a step's time over the block's in the same rounds, with its 95 % interval ({over})"
+        lines = [share, f"results: {shown_path(files.csv)}"]
+        return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]
     lines = [
         f"ratio: time over {request.baseline}'s in the same rounds, with its 95 % confidence interval ({over})",
     ]
@@ -327,8 +330,13 @@ def failure(rows: Sequence[Row], request: Request, judged: Gate | None) -> FFNEr
         return FFNError(f"slower than {request.baseline} by more than {allowed}: {slower}", code=ExitCode.FAILED)
     if lost := [row for row in rows if row.status in ("failed", "oom")]:
         return FFNError(f"not measured: {names(lost)}", f"{lost[0].status}: {lost[0].note}", ExitCode.ENVIRONMENT)
-    unclear = [row for row in rows if row.verdict == "inconclusive"]
-    unclear += [j.row for j in judged.inconclusive] if judged is not None else []
+    unclear = [row for row in rows if row.verdict == "inconclusive" or (row.status == "ok" and row.ratio is None)]
+    if judged is not None:
+        bases = [row for row in rows if row.kernel == row.baseline and row.status != "ok"]
+        if bases and not (judged.passed or judged.inconclusive):
+            why = f"the baseline is {bases[0].status}: {bases[0].note}"
+            return FFNError(f"nothing could be gated: no ratio to {request.baseline}", why, ExitCode.ENVIRONMENT)
+        unclear += [*(j.row for j in judged.inconclusive), *(row for row, _ in judged.not_gated)]
     if request.strict and unclear:
         found = names(list(dict.fromkeys(unclear)))
         return FFNError(f"inconclusive: {found}", "measure longer: --max-time", ExitCode.INCONCLUSIVE)

@@ -33,7 +33,8 @@ def selftest(request: Request, output: Output) -> None:
     judged = gate(rows, allowed, request.method)
     flagged = {(j.row.case, j.row.kernel) for j in judged.slower}
     if bad := next((row for row in rows if row.status != "ok"), None):
-        raise FFNError(f"selftest: {bad.kernel} is {bad.status}: {bad.note}", code=ExitCode.ENVIRONMENT)
+        code = ExitCode.FAILED if bad.status == "wrong" else ExitCode.ENVIRONMENT
+        raise FFNError(f"selftest: {bad.kernel} is {bad.status}: {bad.note}", code=code)
     lines = []
     for row in rows:
         if row.kernel in _TRUTHS:

@@ -12,6 +12,7 @@ from ffncli.block.steps import Experts, Route, Shape, Step, input_shapes
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Table
+from ffncli.show.text import time_text
 
 _LEAST = 0.0005  # a share that rounds to 0.1 %
 _BAR = 12  # columns of the bar of a step that takes as long as the block
@@ -19,16 +20,15 @@ _WHY = "alone, a step finds its numbers in another cache state, and the block ha
 _INSIDE = "[e]."
 
 
-def by_step_parts(case: Case, rows: Sequence[Row]) -> list[Part]:
-    """One case: a table with the steps in their order, and what the shares do and do not say.
+def by_step_parts(case: Case, where: str, rows: Sequence[Row]) -> list[Part]:
+    """One case, measured `where`: a table with the steps in their order, and what the shares do and do not say.
 
     `rows` are the block's and the steps' (`step gate`), whose ratio to the block is the share of its time.
     """
     costs = _costs(case)
     lines = [_line(row, costs) for row in rows]
     table = Table(("step", "op", "share of the time", "", "time", "FLOPs", "GFLOP/s"), lines, emphasis=_blocks(rows))
-    tokens = f"{case.tokens} token{'s' * (case.tokens > 1)}"
-    parts: list[Part] = [Heading("where does the time go", f"{case.label}, {tokens}, {case.dtype}"), table]
+    parts: list[Part] = [Heading("where does the time go", f"{case.label}, {where}"), table]
     whole = [row.ratio for row in rows if _is_step(row) and _INSIDE not in row.kernel]
     if whole and None not in whole:
         total = sum(share for share in whole if share is not None)
@@ -72,14 +72,6 @@ def _share(share: float) -> str:
 def _bar(share: float | None) -> str:
     """As long as the share; one that is not nothing has at least a mark."""
     return "" if not share else "█" * min(_BAR, max(1, round(_BAR * share)))
-
-
-def time_text(seconds: float | None) -> str | None:
-    """`1.23 ms`, three digits."""
-    if seconds is None:
-        return None
-    unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if seconds >= s), ("us", 1e-6))
-    return f"{seconds / size:#.3g}".rstrip(".") + f" {unit}"
 
 
 def _blocks(rows: Sequence[Row]) -> frozenset[int]:

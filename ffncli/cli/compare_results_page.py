@@ -14,7 +14,7 @@ from ffncli.bench.compare import CONVENTIONS, Compared, Comparison, change
 from ffncli.show.output import markdown
 from ffncli.show.parts import Answer, Fold, Heading, Line, Part
 from ffncli.show.tables import Table
-from ffncli.show.text import clean, percent
+from ffncli.show.text import clean, percent, time_text
 
 LONGEST_COMMENT = 65_000  # characters of Markdown; GitHub refuses comments of more than 65,536
 _ASKED = (("block", ""), ("tokens", " tokens"), ("dtype", ""), ("passes", ""), ("cache", ""), ("device", ""))
@@ -183,16 +183,6 @@ def _signed(ratio: float) -> str:
     return f"{'+' if ratio >= 1 else '-'}{_percent(abs(ratio - 1))}"
 
 
-def _seconds(value: float | None) -> str | None:
-    """A time with three digits and its unit."""
-    if value is None:
-        return None
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if value >= 0.9995 * size:
-            return f"{value / size:#.3g}".rstrip(".") + f" {unit}"
-    return f"{value / 1e-9:.3g} ns"
-
-
 def _cut(text: str) -> str:
     text = clean(text)
     return text if len(text) <= _LONGEST_CELL else text[: _LONGEST_CELL - 1] + "…"
@@ -293,7 +283,7 @@ def _table(found: Comparison, rows: Sequence[Compared], title: str, emphasis: st
     cells = [
         (
             *(_cell(getattr(row, name)) for name in varying),
-            _cut(row.kernel), _seconds(row.base_time_s), _seconds(row.new_time_s), words(row, found.rules.margin),
+            _cut(row.kernel), time_text(row.base_time_s), time_text(row.new_time_s), words(row, found.rules.margin),
         )
         for row in rows
     ]  # fmt: skip

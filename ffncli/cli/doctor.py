@@ -11,7 +11,7 @@ from ffncli.cli.doctor_page import answer, failure, noise_check
 from ffncli.cli.options import OutputOptions, above_zero, positive, spread
 from ffncli.errors import FFNError
 from ffncli.show.output import Output
-from ffncli.show.progress import progress
+from ffncli.show.progress import progress, shows_bar
 
 if TYPE_CHECKING:
     from ffncli.bench.noise import Noise
@@ -63,5 +63,7 @@ def _noise(seconds: float, threads: int, output: Output) -> Noise | None:
     from ffncli.bench.noise import measure_noise, processes_for
 
     count = processes_for(seconds)
+    if not shows_bar(output.quiet):
+        output.note(f"noise test: {seconds:g} s")
     with progress(count, "the same code against itself", output.quiet, output.color) as told:
         return measure_noise(seconds, threads, told)

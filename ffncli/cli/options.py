@@ -119,6 +119,14 @@ Source = Annotated[
     ),
 ]
 
+BenchSource = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Model directory or name, 512x2048:gelu, my.py:Class (runs that file); default: 512x2048:swiglu.",
+    ),
+]
+
 Text = str | None
 Count = int | None
 Flag = bool | None

@@ -88,9 +88,11 @@ def _target(path: Path, name: str | None) -> tuple[Any, str]:
     own = [n for n, v in vars(module).items() if _is_kernel(v) and v.__module__ in homes and v is not Kernel]
     there = "it has " + (", ".join(own) or "no function, no nn.Module class and no Kernel")
     if name is None:
-        if len(own) != 1:
-            raise FFNError(f"{shown_path(path)} has {len(own)} kernels", f"say which, as in {path.name}:name; {there}")
-        (name,) = own
+        public = [n for n in own if not n.startswith("_")]
+        if len(public) != 1:
+            why = f"{shown_path(path)} has {len(public)} kernels"
+            raise FFNError(why, f"say which, as in {path.name}:name; {there}")
+        (name,) = public
     if name not in vars(module):
         raise FFNError(f"{shown_path(path)} has no {shown(name)}", did_you_mean(name, own, there))
     found = vars(module)[name]

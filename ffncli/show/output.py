@@ -199,7 +199,9 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def _md(text: str) -> str:
-    return re.sub(r"([\\|*_`<>\[\]#])", r"\\\1", clean(text))
+    """Text of anybody's as Markdown shows it; a name behind an @ calls nobody."""
+    escaped = re.sub(r"([\\|*_`~<>\[\]#])", r"\\\1", clean(text))
+    return re.sub(r"(?<!\w)@(?=\w)", "@<!-- -->", escaped)
 
 
 def _html(text: str) -> str:

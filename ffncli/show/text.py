@@ -12,7 +12,7 @@ _ASCII = str.maketrans({
     "·": "*", "⊙": "*", "×": "x", "…": "...", "ᵀ": "^T", "Σ": "sum", "−": "-", "→": "->", "│": "|", "√": "sqrt",
     "Φ": "Phi", "σ": "sigma", "α": "alpha", "²": "^2", "³": "^3", "─": "-", "≤": "<=", "▶": ">", "ε": "eps",
     "π": "pi", "∞": "inf", "∂": "d", "±": "+-", "≥": ">=", "≠": "!=", "₊": "+", "₋": "-", "ˣ": "^x", "⁻": "^-",
-    "‖": "|", "▁": ".", "▂": ":", "▃": "-", "▄": "=", "▅": "+", "▆": "*", "▇": "#", "█": "@",
+    "‖": "|", "▁": ".", "▂": ":", "▃": "-", "▄": "=", "▅": "+", "▆": "*", "▇": "#", "█": "@", "µ": "u",
 })  # fmt: skip
 
 
@@ -51,6 +51,15 @@ def pad(text: str, columns: int, right: bool = False) -> str:
 def percent(share: float, digits: int = 3) -> str:
     """`12.3 %` of a share of 1."""
     return f"{100 * share:.{digits}g} %"
+
+
+def time_text(seconds: float | None) -> str | None:
+    """`12.3 ms`: three digits and the unit, from s to ns."""
+    if seconds is None:
+        return None
+    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+    unit, size = next(((u, s) for u, s in units if seconds >= 0.9995 * s), ("ns", 1e-9))  # 0.9996 ms is 1.00 ms
+    return f"{seconds / size:#.3g}".rstrip(".") + f" {unit}"
 
 
 def aligned(rows: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[bool]) -> list[str]:

@@ -11,11 +11,11 @@ from ffncli.bench import counters
 from ffncli.bench.clock import CpuClock
 from ffncli.bench.counters import Snapshot, SystemCounters, flags
 
-ZERO = Snapshot(throttled=0, steal=0, busy=0)
+ZERO = Snapshot(throttled=0, stolen=0.0)
 
 
 def test_quiet_block() -> None:
-    assert flags(ZERO, Snapshot(cpu_seconds=0.0096, throttled=0, steal=0, busy=1), 5e-3, 2) == ()
+    assert flags(ZERO, Snapshot(cpu_seconds=0.0096, throttled=0, stolen=0.0), 5e-3, 2) == ()
     assert flags(Snapshot(), Snapshot(), 5e-3, 0) == ()
 
 
@@ -24,7 +24,7 @@ def test_quiet_block() -> None:
     [
         (Snapshot(preemptions=1), "preempted"),
         (Snapshot(throttled=1), "throttled"),
-        (Snapshot(steal=2, busy=100), "stolen"),
+        (Snapshot(stolen=0.02), "stolen"),
         (Snapshot(faults=12), "faults=12"),
         (Snapshot(load=3.14), "load=3.1"),
         (Snapshot(clock=0.7), "clock=0.70"),
@@ -35,7 +35,7 @@ def test_flags(after: Snapshot, flag: str) -> None:
 
 
 def test_at_the_edges() -> None:
-    assert flags(ZERO, Snapshot(steal=1, busy=100), 5e-3, 0) == ()
+    assert flags(ZERO, Snapshot(stolen=0.01), 5e-3, 0) == ()
     assert flags(ZERO, Snapshot(clock=0.75), 5e-3, 0) == ()
     assert flags(ZERO, Snapshot(cpu_seconds=0.9), 0.5, 2) == ()
     assert flags(ZERO, Snapshot(cpu_seconds=0.8), 0.5, 2) == ("cpu=0.80",)
@@ -86,7 +86,7 @@ def test_where_there_is_no_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     found = SystemCounters()
     snapshot = found.read()
-    assert (snapshot.steal, snapshot.busy, snapshot.throttled, snapshot.clock) == (None, None, None, None)
+    assert (snapshot.stolen, snapshot.throttled, snapshot.clock) == (None, None, None)
     assert snapshot.waited is None
     assert not set(found.flags(snapshot, found.read(), 1.0, 0)) & {"throttled", "stolen"}
 
@@ -113,16 +113,21 @@ def test_files_of_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     write(rated.with_name("scaling_cur_freq"), "1400000\n")
     found = SystemCounters()
     before = found.read()
-    assert (before.steal, before.busy, before.throttled, before.clock) == (7, 140, 4, 0.7)
+    assert (before.stolen, before.throttled, before.clock) == (None, 4, 0.7)
     throttle.write_text("nr_throttled 5\n")
     stat.write_text("cpu  100 10 20 1000 5 1 2 17 50 0\n")
     found._stat_read = -1.0  # a while later
     after = found.read()
+    assert after.stolen == pytest.approx(10 / 10)  # user to softirq as they were: all that passed was stolen
     assert {"throttled", "stolen", "clock=0.70"} <= set(found.flags(before, after, 1.0, 0))
+    again = found.read()  # not read again yet: it still tells of these blocks
+    assert "stolen" in found.flags(after, again, 2e-3, 0)
+    found._stat_read = -1.0
+    assert found.read().stolen is None  # nothing has passed
     stat.write_text("cpu rubbish\n")
     throttle.unlink()
     found._stat_read = -1.0
-    assert (found.read().steal, found.read().throttled) == (None, None)
+    assert (found.read().stolen, found.read().throttled) == (None, None)
 
 
 def test_version_1_of_cgroups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

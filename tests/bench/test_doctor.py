@@ -59,6 +59,14 @@ def test_a_package_that_does_not_load_is_bad(monkeypatch):
     assert "libgomp.so.1" in next(check.value for check in rows if check.name == "torch")
 
 
+def test_a_library_that_does_not_load_is_no_crash(monkeypatch):
+    def absent():
+        raise ModuleNotFoundError("threadpoolctl")
+
+    monkeypatch.setattr(machine, "openmp_runtimes", absent)
+    assert list(doctor._libraries()) == []
+
+
 def test_an_old_extra_is_noted(monkeypatch):
     monkeypatch.setattr(doctor, "installed", lambda name: "3.1.0")
     assert doctor._extra("plots").status == "note"

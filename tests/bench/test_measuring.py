@@ -9,10 +9,13 @@ from ffncli.bench import arms, measuring, placement
 from ffncli.bench.counters import Snapshot
 from ffncli.bench.measuring import measure_case
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Job, Method, Roof
-from ffncli.block.recipe import FFNSpec, MoE
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.kernels.kernel import kernel_steps
 
 RIGHT = "def mlp(x, up, down, up_bias, down_bias):\n    y = (x @ up.T + up_bias).relu() @ down.T + down_bias\n    "
 ROOF = Roof(1e9, 1e9)
+PLAIN = FFNSpec(4, 8, bias=False)
+STEPS = kernel_steps(steps(PLAIN))
 
 
 class Clock:
@@ -311,3 +314,45 @@ def test_every_kernel_is_told_before_its_code_runs():
     method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2)
     measure_case(case, Job(0, (case,), ("packed", "eager"), "eager", method), Clock(), Counters(), tell=heard.append)
     assert heard == ["eager", "packed", ""]
+
+
+def test_a_kernel_is_called_the_same_whether_it_works_or_not(tmp_path):
+    (tmp_path / "sub").mkdir()
+    file = tmp_path / "sub" / "mine.py"
+    for body, kind in (
+        ("def mlp(x, up, down): return x\n", True),
+        ("raise OSError('gone')\ndef mlp(x): pass\n", False),
+    ):
+        file.write_text(body)
+        for text in (f"{file}:mlp", str(file)):
+            found = arms.resolved((text,), STEPS, PLAIN)
+            assert list(found) == ["mine.py:mlp"]
+            assert isinstance(found["mine.py:mlp"], arms.Kernel) is kind
+
+
+def test_a_private_helper_is_no_kernel_to_choose_from(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def _helper(x): return x\ndef mlp(x, up, down): return _helper(x)\n")
+    (found,) = arms.resolved((str(file),), STEPS, PLAIN).values()
+    assert isinstance(found, arms.Kernel)
+
+
+def test_a_baseline_that_cannot_be_built_twice_has_no_twin(monkeypatch):
+    def once(*_):
+        raise RuntimeError("registered already")
+
+    monkeypatch.setattr(measuring, "twin_of", once)
+    unit = measured("eager", "packed", spec=FFNSpec(8, 16, "swiglu", bias=False))
+    assert [o.status for o in unit.outcomes] == ["ok", "ok"]
+    assert TWIN not in {b.kernel for b in unit.blocks}
+    assert any("no arm (aa)" in note and "registered already" in note for note in unit.notes)
+
+
+def test_no_memory_to_empty_the_caches_with(monkeypatch):
+    def no_room(*_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(arms, "flusher", no_room)
+    unit = measured("eager", cache="flush")
+    assert [o.status for o in unit.outcomes] == ["oom"]
+    assert unit.blocks == ()

@@ -7,8 +7,9 @@ import itertools
 import random
 from collections import Counter
 from dataclasses import replace
-from math import log, sqrt
+from math import log, pi, sqrt
 
+import numpy as np
 import pytest
 
 from ffncli.bench import rounds, statistics
@@ -311,6 +312,15 @@ def test_half_width_by_hand() -> None:
     t4, t2 = 2.7764451051977987, 4.302652729911275
     assert rounds.half_width(placements, 5) == pytest.approx(t4 * 0.3 / sqrt(3))
     assert rounds.half_width(placements, 1) == pytest.approx(t2 * 0.3 / sqrt(3))
-    agree = [[-0.1, 0.1], [-0.1, 0.1], [-0.1, 0.1]]  # means agree by chance: rounds do not
-    assert rounds.half_width(agree, 5) == pytest.approx(t4 * sqrt(0.02) / sqrt(6))
+    agree = [[-0.1, 0.1], [-0.1, 0.1], [-0.1, 0.1]]  # medians agree by chance: rounds do not
+    assert rounds.half_width(agree, 5) == pytest.approx(t4 * sqrt(pi / 2) * 1.4826 * 0.1 / sqrt(3), rel=1e-4)
     assert rounds.half_width([[0.1]], 5) == float("inf")
+
+
+def test_one_block_that_was_long_does_not_make_a_process_go_on() -> None:
+    draw = np.random.default_rng(2)
+    placements = [list(row) for row in draw.normal(0, 0.005, size=(3, 8))]
+    quiet = rounds.half_width(placements, 5)
+    placements[1][3] = 4.6  # a hundred times as long
+    assert rounds.half_width(placements, 5) < 1.5 * quiet
+    assert rounds.half_width([[v * 10 for v in row] for row in placements], 5) > 5 * quiet

@@ -176,13 +176,17 @@ def snapshots(path: Path, asked: Request) -> tuple[dict[str, bytes], list[dict[s
     journal = begin(path, asked, RUN, {}, summarise, False)
     states = []
     for _ in range(asked.units + 1):
-        states.append({p.name: p.read_bytes() for p in (files.csv, files.rounds, files.journal)})
+        there = [p for p in (files.csv, files.rounds, files.journal) if p.exists()]
+        states.append({p.name: p.read_bytes() for p in there})
         in_process(journal, 1)
     journal.finish()
     return {p.name: p.read_bytes() for p in (files.csv, files.rounds)}, states
 
 
 def restored(path: Path, state: dict[str, bytes]) -> None:
+    files = Files(path)
+    for one in (files.csv, files.rounds, files.journal):
+        one.unlink(missing_ok=True)
     for name, raw in state.items():
         path.with_name(name).write_bytes(raw)
 
@@ -422,3 +426,43 @@ def test_the_environment_of_a_worker_is_explicit():
     assert "GOMP_CPU_AFFINITY" not in ours
     assert ours["MALLOC_MMAP_THRESHOLD_"] == "1073741824"
     assert not any(name.startswith("MALLOC_") for name in launch.environment(3, "system", given))
+
+
+# --- where it runs ----------------------------------------------------------------------------------------------------
+
+
+def test_workers_start_where_the_run_began(tmp_path, monkeypatch):
+    asked = request(tokens=(1,), kernels=("eager",), directory=str(tmp_path))
+    code = "import os, sys; open('here', 'w').write(os.getcwd())"
+    with begun(tmp_path / "a.csv", asked) as journal, pytest.raises(FFNError, match="could not start"):
+        run(journal, command=(sys.executable, "-c", code))
+    assert (tmp_path / "here").read_text() == os.path.realpath(tmp_path)
+    gone = replace(asked, directory=str(tmp_path / "gone"))
+    with (
+        begun(tmp_path / "b.csv", gone) as journal,
+        pytest.raises(FFNError, match=r"began in .*gone, which is gone") as e,
+    ):
+        run(journal)
+    assert e.value.code == 3
+
+
+def test_what_force_replaces_is_there_until_something_is_finished(tmp_path):
+    path = tmp_path / "a.csv"
+    with begun(path, request(tokens=(1,))) as journal:
+        run(journal, command=FAKE)
+    before = path.read_bytes(), Files(path).rounds.read_bytes()
+    with pytest.raises(FFNError, match="could not start"), begun(path, request(tokens=(2,)), force=True) as journal:
+        run(journal, command=(sys.executable, "-c", ""))
+    assert (path.read_bytes(), Files(path).rounds.read_bytes()) == before
+    assert not Files(path).journal.exists()
+    with begun(path, request(tokens=(2,)), force=True) as journal:
+        run(journal, command=FAKE)
+    assert {row.tokens for row in read_rows(path)} == {2}
+
+
+def test_a_device_that_torch_cannot_use_is_an_error_in_one_line(tmp_path):
+    asked = request(tokens=(1,), kernels=("eager",))
+    asked = replace(asked, cases=tuple(replace(case, device="cuda:999") for case in asked.cases))
+    with begun(tmp_path / "a.csv", asked) as journal, pytest.raises(FFNError, match=r"--device cuda:999: ") as error:
+        run(journal)
+    assert (error.value.code, journal.count) == (3, 0)

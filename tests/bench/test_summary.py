@@ -14,7 +14,7 @@ import pytest
 from ffncli.bench import roofline, warnings
 from ffncli.bench.columns import Row
 from ffncli.bench.ratios import paired
-from ffncli.bench.records import ANCHOR, GEMM, TWIN, Block, Method, Outcome, Roof, Unit
+from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Block, Method, Outcome, Roof, Unit
 from ffncli.bench.summary import summarise
 from ffncli.bench.warnings import Code
 from ffncli.block.recipe import MoE
@@ -360,3 +360,58 @@ def test_a_kernel_that_some_processes_lack_has_no_time() -> None:
     units[3] = replace(units[3], outcomes=units[3].outcomes[:1])
     row = packed(units)
     assert (row.time_s, row.note) == (None, "in 4 of 5 processes only")
+
+
+def test_steps_have_none_of_the_blocks_figures() -> None:
+    """A step's time against the block's FLOPs would be faster than any machine."""
+    times = {BLOCK: 1e-3, "step gate": 3e-4, "step act": 1e-5, ANCHOR: 1e-3}
+    units = [replace(u, roof=Roof(1e12, 1e10)) for u in units_of(times)]
+    whole, *steps = summarise(CASE, units, QUICK, RUN)
+    assert whole.flops
+    assert whole.roof_fraction
+    for row in steps:
+        assert row.ratio is not None
+        assert (row.flops, row.bytes, row.tflops, row.gbytes_per_s, row.roof_fraction) == (None,) * 5
+        assert not [text for text in row.warnings if text.startswith("roof")]
+
+
+def test_a_baseline_that_was_wrong_when_timed_is_compared_with_nothing() -> None:
+    units = units_of()
+    spoiled = [replace(o, status="wrong", note="its first answer") for o in units[2].outcomes if o.kernel == "eager"]
+    units[2] = replace(units[2], outcomes=(*spoiled, units[2].outcomes[1]))
+    base, row = summarise(CASE, units, QUICK, RUN)
+    assert (base.status, base.ratio, base.time_s) == ("wrong", None, None)
+    assert (row.status, row.ratio, row.verdict, row.aa_ratio, row.process_ratios) == ("ok", None, "", None, ())
+    assert row.time_s == pytest.approx(TIMES["packed"], rel=0.01)
+    assert "no ratio" in row.note
+
+
+def test_the_roof_is_that_of_the_cache_mode_that_was_possible() -> None:
+    roof = Roof(1e15, 1e10, 1 << 30)  # all fits into the cache
+    asked = replace(CASE, cache="cold-weights")
+    cold, warm = ([replace(u, cache=mode, roof=roof) for u in units_of()] for mode in ("cold-weights", "warm"))
+    fractions = [summarise(asked, units, QUICK, RUN)[0].roof_fraction for units in (cold, warm)]
+    assert fractions[0] > 10 * fractions[1] > 0
+    mixed = [*cold[:4], warm[4]]
+    assert any(text.startswith("environment: cache") for text in summarise(asked, mixed, QUICK, RUN)[0].warnings)
+
+
+def test_a_kernel_without_an_outcome_in_every_process_is_not_ok() -> None:
+    units = units_of()
+    units[1] = replace(units[1], outcomes=units[1].outcomes[:1])
+    _, row = summarise(CASE, units, QUICK, RUN)
+    assert (row.status, row.time_s) == ("failed", None)
+
+
+def test_processes_that_are_sure_of_themselves_and_differ_are_wanted_in_greater_number() -> None:
+    units = []
+    for u in units_of():
+        blocks = tuple(
+            replace(b, seconds=b.seconds * (1 + 0.1 * (u.process % 2))) if b.kernel == "packed" else b for b in u.blocks
+        )
+        units.append(replace(u, blocks=blocks, spent={"blocks": 0.1}))
+    (text,) = [t for t in summarise(CASE, units, QUICK, RUN)[1].warnings if t.startswith("precision")]
+    assert "--processes" in text
+    late = [replace(u, spent={"blocks": 0.6}) for u in units]
+    (text,) = [t for t in summarise(CASE, late, QUICK, RUN)[1].warnings if t.startswith("precision")]
+    assert "--max-time" in text

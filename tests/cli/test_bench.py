@@ -31,6 +31,7 @@ def bench(call, monkeypatch, tmp_path):
         monkeypatch.setattr(suite.run, "__defaults__", (suite.run.__defaults__[0], command))
         return call("bench", "--threads", "1", "--device", "cpu", "--processes", "2", *arguments)
 
+    run.bare = lambda *arguments: call("bench", *arguments)
     return run
 
 
@@ -102,6 +103,12 @@ def test_exit_codes(bench, options, faults, code, words):
     [
         (("--kernel", "egaer"), "did you mean 'eager'"),
         (("--kernel", "none.py:f"), "cannot read"),
+        (("--by-step", "--pass", "forward+backward"), "--by-step times the forward pass"),
+        (("--by-step", "--fail-if-slower", "3%"), "--by-step contradicts --fail-if-slower"),
+        (("--by-step", "--kernel", "eager"), "--by-step contradicts --kernel"),
+        (("--processes", "1", "--fail-if-slower", "3%"), "--fail-if-slower needs several --processes"),
+        (("--processes", "1", "--selftest"), "--selftest needs several --processes"),
+        (("--pass", "forward+backward", "--selftest"), "--selftest slows the forward pass"),
         (("--baseline", "nobody"), "there is no kernel 'nobody'"),
         (("--precision", "3"), "say 3%"),
         (("--precision", "0%"), "--precision must be a percentage above 0 and at most 50%, such as 3%"),
@@ -184,3 +191,71 @@ def test_a_selftest_that_cannot_tell_fails(bench):
     assert code == 1
     assert "not flagged, which is wrong" in out
     assert "selftest failed: the same code, made 5 % slower" in err
+
+
+def test_a_resumed_run_is_gated_under_the_same_conditions(bench, tmp_path):
+    from dataclasses import replace
+
+    from ffncli.bench.records import Method
+    from tests.bench.test_suite import in_process, request
+
+    for name, method in (("one", Method(processes=1)), ("steps", Method(processes=2, by_step=True))):
+        with suite.begun(tmp_path / f"{name}.csv", replace(request(), method=method)) as journal:
+            assert in_process(journal, 1) == 1
+    for name, words in (("one", "needs several --processes"), ("steps", "--by-step contradicts --fail-if-slower")):
+        code, _, err = bench.bare("--resume", f"{name}.csv", "--fail-if-slower", "3%")
+        assert (code, words in err) == (2, True), err
+
+
+def rows(base: str, *others: Row) -> list[Row]:
+    """A baseline of that status and others beside it."""
+    return [Row(kernel="eager", baseline="eager", status=base, case="c", note="no such arithmetic"), *others]
+
+
+def request_of(**fields):
+    from ffncli.bench.grid import Request
+    from ffncli.bench.records import Method
+
+    return Request((), (), (), "eager", Method(), **fields)
+
+
+def test_a_gate_without_a_baseline_is_no_success():
+    asked = request_of(fail_if_slower=0.03)
+    found = rows("skipped", Row(kernel="packed", baseline="eager", status="ok", case="c", time_s=1.0))
+    error = bench_page.failure(found, asked, bench_page.gated(found, asked))
+    assert (error.code, "nothing could be gated" in error.message, "no such arithmetic" in error.hint) == (
+        3,
+        True,
+        True,
+    )
+
+
+def test_strict_leaves_nothing_open():
+    found = rows("skipped", Row(kernel="packed", baseline="eager", status="ok", case="c", time_s=1.0))
+    assert bench_page.failure(found, request_of(), None) is None
+    assert bench_page.failure(found, request_of(strict=True), None).code == 4
+    same = {"baseline": "eager", "status": "ok", "case": "c", "ratio": 1.0, "verdict": "same"}
+    fine = Row(kernel="packed", process_ratios=(1.0, 1.0, 1.0), aa_ratio=1.0, aa_low=1.0, aa_high=1.0, **same)
+    busy = Row(kernel="module", process_ratios=(1.0, 1.0), warnings=("preempted: 20 % of the blocks",), **same)
+    asked = request_of(fail_if_slower=0.03, strict=True)
+    found = [Row(kernel="eager", baseline="eager", status="ok", case="c", ratio=1.0), fine, busy]
+    judged = bench_page.gated(found, asked)
+    assert bench_page.failure(found, asked, judged).code == 4
+    summary = bench_page._gate(judged, found, asked)[-1].text
+    assert summary == "gate: no kernel is more than 3 % slower; 1 of 2 could not be gated"
+
+
+def test_what_a_model_has_to_say_is_said(bench):
+    _, _, err = bench("--d-model", "8", "--kernel", "eager", "--save", "a.csv")
+    assert "not said, so taken: d_ff = 4x" in err
+
+
+def test_reasons_that_are_visible():
+    row = Row(
+        cache="shared", note="mine.py, sha256 abc; 9 page faults a call, the baseline 0: part of the ratio is memory"
+    )
+    said = bench_page._reason(row)
+    assert "9 page faults" in said
+    assert "cache: the kernels' weights do not all fit" in said
+    assert "sha256" not in said
+    assert bench_page._reason(Row(cache="warm")) == ""

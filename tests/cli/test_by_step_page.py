@@ -13,7 +13,7 @@ from ffncli.bench.by_step import step_arms
 from ffncli.bench.columns import Row
 from ffncli.bench.records import BLOCK, STEP, Case
 from ffncli.block.recipe import FFNSpec, MoE, steps
-from ffncli.cli.by_step_page import by_step_parts, time_text
+from ffncli.cli.by_step_page import by_step_parts
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.run.weights import random_weights
 from ffncli.show.parts import Heading, Line
@@ -38,14 +38,14 @@ ROWS = [
 
 
 def parts_of(case: Case, rows):
-    parts = by_step_parts(case, rows)
+    parts = by_step_parts(case, "32 tokens, fp32, cpu, 2 threads", rows)
     (table,) = [part for part in parts if isinstance(part, Table)]
     return table, [part.text for part in parts if isinstance(part, Line)], parts
 
 
 def test_shares_and_rates():
     table, lines, parts = parts_of(GATED, ROWS)
-    assert parts[0] == Heading("where does the time go", "512x2048:swiglu, 32 tokens, fp32")
+    assert parts[0] == Heading("where does the time go", "512x2048:swiglu, 32 tokens, fp32, cpu, 2 threads")
     assert table.columns == ("step", "op", "share of the time", "", "time", "FLOPs", "GFLOP/s")
     assert table.emphasis == {0}
     by = {line[0]: line for line in table.rows}
@@ -53,7 +53,7 @@ def test_shares_and_rates():
     whole = 3 * matrix + 2 * 32 * 2048
     assert by["block"] == ("block", "block", "100 %", "", "1.00 ms", "100.0 %", f"{whole / 1e-3 / 1e9:.3g}")
     assert by["gate"] == (
-        "gate", "linear", "31.0 % [30.5, 31.5]", "████", "310 us", f"{100 * matrix / whole:.1f} %",
+        "gate", "linear", "31.0 % [30.5, 31.5]", "████", "310 µs", f"{100 * matrix / whole:.1f} %",
         f"{matrix / 0.31e-3 / 1e9:.3g}",
     )  # fmt: skip
     assert by["up"][2] == "32.0 %"
@@ -103,11 +103,6 @@ def test_what_is_next_to_nothing_is_no_zero():
     table, _, _ = parts_of(GATED, small)
     assert table.rows[1][2:4] == ("< 0.1 %", "█")
     assert table.rows[1][5] == "< 0.1 %"  # of the FLOPs: 1 of 3 · 2 · 512
-
-
-def test_times():
-    found = [time_text(t) for t in (2.0, 0.0123, 1e-3, 310e-6, 12.34e-6, 0.5e-6, None)]
-    assert found == ["2.00 s", "12.3 ms", "1.00 ms", "310 us", "12.3 us", "0.500 us", None]
 
 
 def test_it_needs_no_torch():

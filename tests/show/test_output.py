@@ -21,7 +21,7 @@ from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line
 from ffncli.show.tables import Short, Table, cell_text, csv_text
 from ffncli.show.tensors import Excerpt, edges, number_text
-from ffncli.show.text import clean, encodable, json_safe, width
+from ffncli.show.text import clean, encodable, json_safe, time_text, width
 from tests.oracles.checkpoints import harmful
 
 ROWS = Table(("name", "count", "share", "ok", "list", "unknown"), [("a", 1234567, 0.1 + 0.2, True, (1, 2), None)])
@@ -464,3 +464,16 @@ def test_one_number_as_its_own_block(value, digits, text):
 def test_numbers_align_right_where_a_column_has_any():
     table = Table(("a", "b", "c", "d"), [(1, None, True, "x"), (2, 3, False, "y")])
     assert table.right_aligned() == [True, True, False, False]
+
+
+def test_names_behind_an_at_call_nobody_in_markdown():
+    from ffncli.show.output import markdown
+
+    text = markdown([Line("@org/team and a@b.c, ~~gone~~"), Table(("kernel",), [("@all",)])])
+    assert "@<!-- -->org/team and a@b.c, \\~\\~gone" in text
+    assert "| @<!-- -->all |" in text
+
+
+def test_times_have_three_digits_and_a_unit():
+    found = [time_text(t) for t in (2.0, 0.0123, 0.0009996, 1e-3, 310e-6, 12.34e-6, 0.5e-6, None)]
+    assert found == ["2.00 s", "12.3 ms", "1.00 ms", "1.00 ms", "310 µs", "12.3 µs", "500 ns", None]
