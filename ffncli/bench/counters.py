@@ -15,10 +15,10 @@ except ImportError:  # not on Windows
 
 SLICE = 0.01  # s; a thread that is preempted waits for some milliseconds, the length of a scheduler's slice
 WAITED = 0.01  # of a block, in the queue for a core
-STOLEN = 0.01  # of the busy time
+STOLEN = 0.1  # of the busy time between two readings; of some ten ticks one or none is chance
 WAITING = 0.9  # of threads × wall
 CLOCK = 0.75  # of the rated clock
-_RARELY = 0.02  # s between two readings of what is slow to read
+_RARELY = 0.1  # s between two readings of what is slow to read and counts in ticks of 10 ms
 _SELDOM = 0.5  # s between two readings of what changes slowly
 
 

@@ -24,7 +24,7 @@ def test_quiet_block() -> None:
     [
         (Snapshot(preemptions=1), "preempted"),
         (Snapshot(throttled=1), "throttled"),
-        (Snapshot(stolen=0.02), "stolen"),
+        (Snapshot(stolen=0.11), "stolen"),
         (Snapshot(faults=12), "faults=12"),
         (Snapshot(load=3.14), "load=3.1"),
         (Snapshot(clock=0.7), "clock=0.70"),
@@ -35,7 +35,7 @@ def test_flags(after: Snapshot, flag: str) -> None:
 
 
 def test_at_the_edges() -> None:
-    assert flags(ZERO, Snapshot(stolen=0.01), 5e-3, 0) == ()
+    assert flags(ZERO, Snapshot(stolen=0.1), 5e-3, 0) == ()
     assert flags(ZERO, Snapshot(clock=0.75), 5e-3, 0) == ()
     assert flags(ZERO, Snapshot(cpu_seconds=0.9), 0.5, 2) == ()
     assert flags(ZERO, Snapshot(cpu_seconds=0.8), 0.5, 2) == ("cpu=0.80",)

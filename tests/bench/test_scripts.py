@@ -227,15 +227,17 @@ def test_false_verdicts_and_gates_are_counted():
 
 
 def test_an_injected_slowdown_must_be_said_and_must_fail():
-    caught = {"exit": "1", "fired": "true"}
+    caught = {"exit": "1", "fired": "true", "invocation": "slower"}
     rows = [row("slow", 1.05, 1.04, 1.06, "slower", **caught) for _ in range(19)]
     rows.append(row("slow", 1.04, 1.01, 1.07, "inconclusive", **caught))
     assert figures(bench_method.slower(rows))["x1.05: slower, and exit 1"] == ("19 of 20", True)
-    rows.append(row("slow", 1.05, 1.04, 1.06, "slower", exit="0", fired="true"))
-    rows.append(row("slow", 1.06, 1.055, 1.07, "slower", exit="1", fired="false"))
+    rows.append(row("slow", 1.05, 1.04, 1.06, "slower", **caught | {"exit": "0"}))
+    rows.append(row("slow", 1.06, 1.055, 1.07, "slower", **caught | {"fired": "false"}))
+    rows.append(row("slow", 1.06, 1.04, 1.07, "slower"))
     assert figures(bench_method.slower(rows)) == {
         "x1.05: slower, and exit 1": ("19 of 22", False),
-        "x1.05: 95 % intervals that hold 1.05": ("21 of 22", True),
+        "x1.05: called slower in the plain runs, half as long": ("1 of 1", True),
+        "x1.05: 95 % intervals that hold 1.05": ("22 of 23", True),
     }
 
 
@@ -275,11 +277,12 @@ def test_agreement_is_with_the_median_of_the_others():
 def test_every_kind_of_invocation_is_there_early():
     import argparse
 
-    plan = bench_method.plan(argparse.Namespace(repeats=6, disturbed=3, cache_repeats=1))
+    plan = bench_method.plan(argparse.Namespace(repeats=6, disturbed=3, cache_repeats=1, slower_repeats=2))
     assert sorted(plan) == sorted(
-        [("plain", at) for at in range(6)] + [("sweep", 0), ("sweep", 1), ("threads", 0), ("cache", 0)]
+        [("plain", at) for at in range(6)]
+        + [("sweep", 0), ("sweep", 1), ("threads", 0), ("cache", 0), ("slower", 0), ("slower", 1)]
     )
-    assert {kind for kind, _ in plan[:7]} == {"plain", "sweep", "threads", "cache"}
+    assert {kind for kind, _ in plan[:8]} == {"plain", "sweep", "threads", "cache", "slower"}
 
 
 # --- sweeps -----------------------------------------------------------------------------------------------------------
