@@ -244,7 +244,7 @@ def main() -> int:
     words.add_argument("--tokens", default="1,4,16")
     words.add_argument("--threads", type=int, default=1)
     words.add_argument("--processes", type=int, default=5)
-    words.add_argument("--max-time", type=float, default=8.0, help="seconds of a case")
+    words.add_argument("--max-time", type=float, default=7.0, help="seconds of a case")
     words.add_argument("--precision", default="1%")
     options = words.parse_args()
     if options.summary:
