@@ -21,9 +21,10 @@ from ffncli.version import __version__
 
 __all__ = [
     "allocator", "available_memory", "blas", "cores", "default_threads", "device_name", "driver", "environment",
-    "llc_bytes", "llc_note", "load", "openmp", "unusable",
+    "finish", "llc_bytes", "llc_note", "load", "openmp", "room", "unusable",
 ]  # fmt: skip
 
+_SHARE = 0.6  # of the free memory; the rest is for what calls need
 _GPU_CACHE_FALLBACK = 50 << 20  # H100's; where torch does not say
 
 
@@ -126,6 +127,20 @@ def unusable(device: str) -> str:
         return f"torch {torch.__version__} sees no GPU"
     count, index = torch.cuda.device_count(), int(device.partition(":")[2] or 0)
     return "" if index < count else f"there {'is' if count == 1 else 'are'} {count} GPU{'s' * (count > 1)} here"
+
+
+def finish(device: str) -> None:
+    """Wait until a GPU has done all that it was asked."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def room(device: str) -> int | None:
+    """Bytes of the device's memory that copies may take; None where nobody knows how much is free."""
+    if device.startswith("cuda"):
+        return int(_SHARE * torch.cuda.mem_get_info(device)[0])
+    free = available_memory()
+    return None if free is None else int(_SHARE * free)
 
 
 def blas() -> str:

@@ -38,7 +38,6 @@ from ffncli.kernels.compiled import recompiles
 from ffncli.kernels.kernel import Kernel, kernel_steps
 
 _ROOFS = 2  # processes that look for the roof; it takes half a second, and the best one counts
-_SHARE = 0.6  # of the free memory; the rest is for what calls need
 
 
 def measure_case(
@@ -222,7 +221,7 @@ class _Run:
             seat.call()
         if seat.made.compile_s is None:
             return None
-        _finish(self.case.device)
+        machine.finish(self.case.device)
         return seat.made.compile_s + time.perf_counter() - start
 
     def _peak(self, seat: Seat, problem: Problem) -> int | None:
@@ -311,7 +310,7 @@ class _Run:
         holders = total(seats)
         base = self.seats.get(self.baseline)
         arms = [seat.nbytes for seat in seats] + [holders // len(seats)] * 2  # the twin and the bare products
-        self.mode = caching(self.case.cache, arms, touched(problem), llc, _free(self.case.device))
+        self.mode = caching(self.case.cache, arms, touched(problem), llc, machine.room(self.case.device))
         self.notes.append(self.mode.note)
         if self.case.cache != "warm" and machine.llc_note(self.case.device):
             self.notes.append(f"last-level cache: {machine.llc_note(self.case.device)}")
@@ -368,7 +367,9 @@ class _Run:
         """The block's steps, each alone; nothing is verified but that they can run, being the reference itself."""
         llc, size = machine.llc_bytes(self.case.device), touched(problem) + problem.first.x.nbytes
         asked: Cache = "flush" if self.case.cache == "flush" else "warm"
-        self.mode = caching(asked, [2 * size], size, llc, _free(self.case.device))  # the block, and its steps together
+        self.mode = caching(
+            asked, [2 * size], size, llc, machine.room(self.case.device)
+        )  # the block, and its steps together
         if self.case.cache == "cold-weights":
             self.notes.append(f"steps have one copy of their weights: {self.mode.mode} instead of cold-weights")
         table = StepTable(problem, self.mode, llc)
@@ -389,19 +390,6 @@ def _finite(error: float) -> float | None:
 
 def _subnormal(error: correct.Error) -> str:
     return f"{error.subnormal} subnormal outputs" if error.subnormal else ""
-
-
-def _finish(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
-
-
-def _free(device: str) -> int | None:
-    """Bytes of the device's memory that copies may take."""
-    if device.startswith("cuda"):
-        return int(_SHARE * torch.cuda.mem_get_info(device)[0])
-    free = machine.available_memory()
-    return None if free is None else int(_SHARE * free)
 
 
 @cache

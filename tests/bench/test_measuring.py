@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ffncli.bench import arms, measuring, placement
+from ffncli.bench import arms, machine, measuring, placement
 from ffncli.bench.counters import Snapshot
 from ffncli.bench.measuring import measure_case
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Job, Method, Roof
@@ -261,7 +261,7 @@ def test_cache_modes_come_back_as_they_were(monkeypatch):
     assert measured("eager").cache == "shared"
     assert measured("eager", cache="flush").cache == "flush"
     assert measured("eager", cache="cold-weights").cache == "cold-weights"
-    monkeypatch.setattr(measuring, "_free", lambda device: 10)
+    monkeypatch.setattr(machine, "room", lambda device: 10)
     unit = measured("eager", cache="cold-weights")
     assert unit.cache == "shared"
     assert unit.notes[0].startswith("cold-weights would take")
