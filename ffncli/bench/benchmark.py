@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ffncli.bench.columns import Row
+from ffncli.bench.columns import ResultRow
 from ffncli.bench.grid import Grid, Request, cases
 from ffncli.bench.named import named
 from ffncli.bench.records import Method
@@ -29,7 +29,7 @@ def benchmark(
     method: Method | None = None,
     save: str | Path | None = None,
     force: bool = False,
-) -> tuple[Row, ...]:
+) -> tuple[ResultRow, ...]:
     """Verify, then time kernels in fresh processes; a row for every case and kernel, as in the CSV.
 
     `source`, `kernels` and the lists are as on the command line, () their defaults. `save` names a CSV, with the rounds

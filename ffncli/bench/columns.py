@@ -1,4 +1,4 @@
-"""Row: one case and kernel of a result, a field for every column of the CSV, in their order."""
+"""ResultRow: one case and kernel of a result, a field for every column of the CSV, in their order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One case and one kernel, with the environment it was measured in. None is unknown, an empty cell.
 
     `ratio` is the time over the baseline's in the same rounds; the quotient of two `time_s` need not equal it.

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ffncli.bench.columns import Row
-from ffncli.bench.environment_match import Mismatch, Pair, block_of, environment, hosts, match, mismatches
+from ffncli.bench.columns import ResultRow
+from ffncli.bench.environment_match import EnvironmentMismatch, RowPair, block_of, environment, hosts, match, mismatches
 from ffncli.bench.statistics import Interval, holm
 from ffncli.bench.two_sample import Shift, mean_ratio, welch
 from ffncli.bench.warnings import Code, has
@@ -21,7 +21,7 @@ from ffncli.errors import FFNError, shown
 from ffncli.show.text import percent
 
 ALPHA = 0.05  # of the gate: the chance that any row at all fails wrongly
-Verdict = Literal["slower", "faster", "same", "inconclusive", "broken", "mended"]
+CompareVerdict = Literal["slower", "faster", "same", "inconclusive", "broken", "mended"]
 _BROKEN = ("wrong", "failed", "oom")
 CONVENTIONS = {
     "ratio": "time of NEW over time of BASE: geometric means over processes, Welch's 95 % t interval on logs of times",
@@ -46,7 +46,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedRow:
     """One case and kernel. Ratios are NEW over BASE, times in seconds; None is unknown.
 
     `base_ratio` and `new_ratio` are against the baseline kernel of each side's own runs. `gated` says whether the row
@@ -74,7 +74,7 @@ class Compared:
     anchor_low: float | None = None
     anchor_high: float | None = None
     p_holm: float | None = None
-    verdict: Verdict | None = None
+    verdict: CompareVerdict | None = None
     regression: bool = False
     gated: bool = False
     reason: str = ""
@@ -97,7 +97,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelMean:
     """One kernel over its cases: geometric means of the ratios that are known."""
 
     kernel: str
@@ -107,35 +107,35 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ResultComparison:
     """`comparable`: the same machine and software. `rows` are in the order of BASE."""
 
     rules: Rules
     comparable: bool
-    mismatches: tuple[Mismatch, ...]
-    rows: tuple[Compared, ...]
+    mismatches: tuple[EnvironmentMismatch, ...]
+    rows: tuple[ComparedRow, ...]
     only_in_base: tuple[tuple[str, str], ...]
     only_in_new: tuple[tuple[str, str], ...]
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[KernelMean, ...]
     remarks: tuple[str, ...]
     environment: str = ""  # of both, in a line; what differs is in `mismatches`
 
     @property
-    def regressions(self) -> tuple[Compared, ...]:
+    def regressions(self) -> tuple[ComparedRow, ...]:
         """The rows that fail."""
         return tuple(row for row in self.rows if row.regression)
 
     @property
-    def undecided(self) -> tuple[Compared, ...]:
+    def undecided(self) -> tuple[ComparedRow, ...]:
         """The rows whose question stays open."""
         return tuple(row for row in self.rows if row.undecided(self.rules.threshold))
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: CompareVerdict) -> int:
         """How many rows have that verdict."""
         return sum(row.verdict == verdict for row in self.rows)
 
 
-def compare(base: Sequence[Row], new: Sequence[Row], rules: Rules = Rules()) -> Comparison:
+def compare(base: Sequence[ResultRow], new: Sequence[ResultRow], rules: Rules = Rules()) -> ResultComparison:
     """Hold NEW's rows to BASE's. Raises FFNError for times that are none, for nothing in common, and for results of
     unlike machines without `allow_mismatch`; with it nothing is gated.
     """
@@ -147,7 +147,7 @@ def compare(base: Sequence[Row], new: Sequence[Row], rules: Rules = Rules()) -> 
         raise FFNError(f"BASE and NEW are not of one environment: {listed}", hint)
     held = [_compared(pair, rules, bool(found)) for pair in matching.pairs]
     rows = _corrected(held, rules)
-    return Comparison(
+    return ResultComparison(
         rules, not found, found, rows, matching.only_base, matching.only_new, _kernels(rows), _remarks(matching.pairs),
         environment(matching.pairs),
     )  # fmt: skip
@@ -170,10 +170,10 @@ class _Side:
         return tuple(t - a for t, a in zip(self.times, self.anchors, strict=True)) if self.anchors else ()
 
 
-_Tested = tuple[Compared, Shift | None, Shift | None]
+_Tested = tuple[ComparedRow, Shift | None, Shift | None]
 
 
-def _compared(pair: Pair, rules: Rules, unlike: bool) -> _Tested:
+def _compared(pair: RowPair, rules: Rules, unlike: bool) -> _Tested:
     """A row without what depends on the others, and its two shifts, both None where it is not gated."""
     base, new = _side("BASE", pair.base), _side("NEW", pair.new)
     row = _described(pair, base, new)
@@ -202,7 +202,7 @@ def _compared(pair: Pair, rules: Rules, unlike: bool) -> _Tested:
     return (row, raw, normalised) if row.gated else (row, None, None)
 
 
-def _side(side: str, rows: Sequence[Row]) -> _Side:
+def _side(side: str, rows: Sequence[ResultRow]) -> _Side:
     """All runs of a side together. Raises FFNError for times that no clock shows."""
     status = next((row.status for row in rows if row.status != "ok"), "ok")
     times = [value for row in rows for value in row.process_times_s]
@@ -227,9 +227,9 @@ def _logs(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(math.log(value) for value in values)
 
 
-def _described(pair: Pair, base: _Side, new: _Side) -> Compared:
+def _described(pair: RowPair, base: _Side, new: _Side) -> ComparedRow:
     row = pair.new[0]
-    return Compared(
+    return ComparedRow(
         case=pair.case, block=row.source or block_of(row), tokens=row.tokens, dtype=row.dtype, passes=row.passes,
         cache=row.cache, device=row.device, threads=row.threads, kernel=pair.kernel,
         base_status=base.status, new_status=new.status,
@@ -238,7 +238,7 @@ def _described(pair: Pair, base: _Side, new: _Side) -> Compared:
     )  # fmt: skip
 
 
-def _unlike_status(row: Compared, unlike: bool) -> Compared:
+def _unlike_status(row: ComparedRow, unlike: bool) -> ComparedRow:
     """What was ok and is wrong, failed or out of memory is a regression, whatever the times were."""
     reason = f"{row.base_status} in BASE, {row.new_status} in NEW"
     if row.base_status == "ok" and row.new_status in _BROKEN:
@@ -249,7 +249,7 @@ def _unlike_status(row: Compared, unlike: bool) -> Compared:
     return replace(row, verdict="mended" if row.new_status == "ok" else None, reason=reason)
 
 
-def _verdict(raw: Interval | None, normalised: Interval | None, margin: float) -> tuple[Verdict, str]:
+def _verdict(raw: Interval | None, normalised: Interval | None, margin: float) -> tuple[CompareVerdict, str]:
     """By the raw interval, unless the normalised one does not agree; and why nothing can be told."""
     if raw is None:
         return "inconclusive", ""
@@ -262,7 +262,7 @@ def _verdict(raw: Interval | None, normalised: Interval | None, margin: float) -
     return "inconclusive", "raw and normalised by the machine's anchor do not agree"
 
 
-def _word(interval: Interval, margin: float) -> Verdict:
+def _word(interval: Interval, margin: float) -> CompareVerdict:
     """Wholly beyond the margin or inside it; alike in both directions, so that a swap of the sides swaps the words."""
     if interval.low > 1 + margin:
         return "slower"
@@ -271,7 +271,7 @@ def _word(interval: Interval, margin: float) -> Verdict:
     return "same" if interval.low >= 1 / (1 + margin) and interval.high <= 1 + margin else "inconclusive"
 
 
-def _ungated(pair: Pair, base: _Side, new: _Side, anchor: Interval | None, margin: float) -> str:
+def _ungated(pair: RowPair, base: _Side, new: _Side, anchor: Interval | None, margin: float) -> str:
     """Why this row may not fail anybody; empty where it may."""
     for name, side in (("BASE", base), ("NEW", new)):
         if len(side.times) < 2:
@@ -307,7 +307,7 @@ def change(ratio: float) -> str:
 # --- all rows ---------------------------------------------------------------------------------------------------------
 
 
-def _corrected(held: Sequence[_Tested], rules: Rules) -> tuple[Compared, ...]:
+def _corrected(held: Sequence[_Tested], rules: Rules) -> tuple[ComparedRow, ...]:
     """The rows with Holm's p and their regressions. Of a row's two p the larger counts: both must say so."""
     tested = [at for at, (row, _, _) in enumerate(held) if row.gated and row.ratio is not None]
     ps = []
@@ -323,7 +323,7 @@ def _corrected(held: Sequence[_Tested], rules: Rules) -> tuple[Compared, ...]:
     )
 
 
-def _kernels(rows: Sequence[Compared]) -> tuple[Kernel, ...]:
+def _kernels(rows: Sequence[ComparedRow]) -> tuple[KernelMean, ...]:
     out = []
     for kernel in dict.fromkeys(row.kernel for row in rows):
         own = [row for row in rows if row.kernel == kernel]
@@ -332,7 +332,7 @@ def _kernels(rows: Sequence[Compared]) -> tuple[Kernel, ...]:
             cases = sum(row.ratio is not None for row in own)
             complete = all(row.normalised_ratio is not None for row in own if row.ratio is not None)
             normalised = _mean(row.normalised_ratio for row in own) if complete else None
-            out.append(Kernel(kernel, cases, raw, normalised))
+            out.append(KernelMean(kernel, cases, raw, normalised))
     return tuple(out)
 
 
@@ -344,7 +344,7 @@ def _mean(ratios: Iterable[float | None]) -> float | None:
     return math.exp(math.fsum(math.log(ratio) for ratio in known) / len(known))
 
 
-def _remarks(pairs: Sequence[Pair]) -> tuple[str, ...]:
+def _remarks(pairs: Sequence[RowPair]) -> tuple[str, ...]:
     """What a reader should know and what decides nothing."""
     base, new = [row for pair in pairs for row in pair.base], [row for pair in pairs for row in pair.new]
     out = []

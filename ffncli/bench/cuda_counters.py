@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 
 from ffncli.bench.counters import Counters, Snapshot, SystemCounters
 from ffncli.bench.cuda_clock import CudaClock
-from ffncli.bench.nvml import Probe, Sample, clock_flags
+from ffncli.bench.nvml import GpuProbe, Sample, clock_flags
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class GpuCounters:
     spoiled by a preempted host, so its flags count in `launch-bound` blocks alone.
     """
 
-    def __init__(self, clock: CudaClock, probe: Probe | None = None, host: Counters | None = None) -> None:
+    def __init__(self, clock: CudaClock, probe: GpuProbe | None = None, host: Counters | None = None) -> None:
         self._clock, self._probe = clock, probe
         self._host: Counters = host or SystemCounters()
 

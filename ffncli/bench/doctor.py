@@ -17,7 +17,7 @@ from ffncli.bench import host
 from ffncli.bench.cgroup import ROOT, text
 from ffncli.version import __version__
 
-Status = Literal["ok", "note", "missing", "bad"]
+CheckStatus = Literal["ok", "note", "missing", "bad"]
 _GIB = 1 << 30
 _BUSY = 0.25  # of a core, from which on other work is felt
 _STOLEN = 0.01
@@ -42,7 +42,7 @@ _FOR = {
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """One thing that was looked at. `advice` says what to do, empty where there is nothing to do.
 
     `missing` is what could be installed, `bad` what is here and does not work, `note` what is worth knowing.
@@ -50,11 +50,11 @@ class Check:
 
     name: str
     value: str
-    status: Status = "ok"
+    status: CheckStatus = "ok"
     advice: str = ""
 
 
-def checks() -> Iterator[Check]:
+def checks() -> Iterator[DoctorCheck]:
     """Every row, in the order of the page."""
     yield from _software()
     yield from _processor(ROOT)
@@ -69,30 +69,30 @@ def checks() -> Iterator[Check]:
 # --- software ---------------------------------------------------------------------------------------------------------
 
 
-def _software() -> Iterator[Check]:
-    yield Check("ffn", __version__)
-    yield Check("python", ".".join(map(str, sys.version_info[:3])))
+def _software() -> Iterator[DoctorCheck]:
+    yield DoctorCheck("ffn", __version__)
+    yield DoctorCheck("python", ".".join(map(str, sys.version_info[:3])))
     for name, least in ESSENTIAL.items():
         found = _package(name, least)
         if name in ("torch", "numpy") or found.status != "ok":  # of the others, only what is wrong
             yield found
 
 
-def lacking(found: Iterable[Check]) -> list[Check]:
+def lacking(found: Iterable[DoctorCheck]) -> list[DoctorCheck]:
     """The rows without which nothing runs."""
     return [check for check in found if check.name in ESSENTIAL and check.status in ("missing", "bad")]
 
 
-def _package(name: str, least: str) -> Check:
+def _package(name: str, least: str) -> DoctorCheck:
     """A distribution that must be there, at this version or a later one; torch and numpy are also imported."""
     found = installed(name)
     if found is None:
-        return Check(name, "missing", "missing", f"pip install '{name}>={least}'")
+        return DoctorCheck(name, "missing", "missing", f"pip install '{name}>={least}'")
     if name in ("torch", "numpy") and (error := _import_error(name)):
-        return Check(name, f"{found}, does not load: {error}", "bad", f"pip install --force-reinstall {name}")
+        return DoctorCheck(name, f"{found}, does not load: {error}", "bad", f"pip install --force-reinstall {name}")
     if older(found, least):
-        return Check(name, found, "bad", f"older than {least}: pip install '{name}>={least}'")
-    return Check(name, found)
+        return DoctorCheck(name, found, "bad", f"older than {least}: pip install '{name}>={least}'")
+    return DoctorCheck(name, found)
 
 
 def installed(name: str) -> str | None:
@@ -123,7 +123,7 @@ def _import_error(name: str) -> str:
     return ""
 
 
-def _extra(name: str) -> Check:
+def _extra(name: str) -> DoctorCheck:
     """One of the extras: the versions that are here, or how to install what is not."""
     wanted = EXTRAS[name]
     found = {package: installed(package) for package in wanted}
@@ -131,40 +131,44 @@ def _extra(name: str) -> Check:
     old = [package for package, have in found.items() if have is not None and older(have, wanted[package])]
     install = f"pip install 'ffncli[{name}]'  ({_FOR[name]})"
     if name == "gpu" and missing and not _has_gpu():
-        return Check(f"extra {name}", "no GPU to use it", "ok")
+        return DoctorCheck(f"extra {name}", "no GPU to use it", "ok")
     if missing:
-        return Check(f"extra {name}", f"{', '.join(missing)} missing", "missing", install)
+        return DoctorCheck(f"extra {name}", f"{', '.join(missing)} missing", "missing", install)
     shown = ", ".join(f"{package} {have}" for package, have in found.items())
-    return Check(f"extra {name}", shown, "note" if old else "ok", f"{', '.join(old)} old: {install}" if old else "")
+    return DoctorCheck(
+        f"extra {name}", shown, "note" if old else "ok", f"{', '.join(old)} old: {install}" if old else ""
+    )
 
 
 # --- the processor ----------------------------------------------------------------------------------------------------
 
 
-def _processor(root: Path) -> Iterator[Check]:
+def _processor(root: Path) -> Iterator[DoctorCheck]:
     virtual = "hypervisor" in text(root / "proc/cpuinfo")
     name = host.cpu_name(root) + (", virtual machine" if virtual else "")
-    yield Check("cpu", name)
+    yield DoctorCheck("cpu", name)
     instructions = host.isa(root)
     fast = {"avx512_bf16", "amx_bf16", "bf16"} & set(instructions)
     slow = "bf16 goes through float32 on this CPU: slower than fp32"
-    yield Check("instructions", " ".join(instructions) or "unknown", "ok" if fast else "note", "" if fast else slow)
+    yield DoctorCheck(
+        "instructions", " ".join(instructions) or "unknown", "ok" if fast else "note", "" if fast else slow
+    )
     yield _cores(host.cores(root))
     found = host.caches(root)
-    yield Check("caches", cache_text(found) or "unknown", "ok" if found else "note", host.cpu_llc(root)[1])
+    yield DoctorCheck("caches", cache_text(found) or "unknown", "ok" if found else "note", host.cpu_llc(root)[1])
     nodes = host.numa_nodes(root)
     if nodes is not None and nodes > 1:
         advice = "keep to one: numactl --cpunodebind=0 --membind=0 ffn bench ..."
-        yield Check("memory nodes", f"{nodes} (NUMA)", "note", advice)
+        yield DoctorCheck("memory nodes", f"{nodes} (NUMA)", "note", advice)
 
 
-def _cores(found: host.Cores) -> Check:
+def _cores(found: host.Cores) -> DoctorCheck:
     quota = "no quota" if found.quota is None else f"a quota of {found.quota:.3g}"
     allowed = f"{found.affinity} CPU{'s' * (found.affinity != 1)} allowed"
     value = f"{found.threads}, of {allowed}, {found.physical} core{'s' * (found.physical != 1)}, {quota}"
     if found.quota is not None and found.quota < found.affinity:
-        return Check("threads", value, "note", "a quota stops all threads at once when it is spent: expect noise")
-    return Check("threads", value)
+        return DoctorCheck("threads", value, "note", "a quota stops all threads at once when it is spent: expect noise")
+    return DoctorCheck("threads", value)
 
 
 def cache_text(caches: tuple[host.Cache, ...]) -> str:
@@ -187,14 +191,14 @@ def _size(count: int) -> str:
     return f"{count} B"
 
 
-def _memory(root: Path) -> Iterator[Check]:
+def _memory(root: Path) -> Iterator[DoctorCheck]:
     free, total = host.available_memory(root), host.memory_total(root)
     if free is None:
-        yield Check("memory", "unknown", "note")
+        yield DoctorCheck("memory", "unknown", "note")
         return
     value = f"{_size(free)} free" + (f" of {_size(total)}" if total else "")
     low = free < 2 * _GIB
-    yield Check(
+    yield DoctorCheck(
         "memory", value, "note" if low else "ok", "cold-weights needs room for 3 caches of weights" if low else ""
     )
 
@@ -202,7 +206,7 @@ def _memory(root: Path) -> Iterator[Check]:
 # --- libraries, compiler, GPU -----------------------------------------------------------------------------------------
 
 
-def _libraries() -> Iterator[Check]:
+def _libraries() -> Iterator[DoctorCheck]:
     try:
         from ffncli.bench import machine
 
@@ -210,28 +214,30 @@ def _libraries() -> Iterator[Check]:
     except Exception:  # torch, numpy or threadpoolctl does not load: said above
         return
     several = "several OpenMP runtimes in one process fight for cores" if len(runtimes) > 1 else ""
-    yield Check("openmp", ", ".join(runtimes) or "none", "note" if several else "ok", several)
-    yield from (Check(f"blas of {part.partition(': ')[0]}", part.partition(": ")[2]) for part in blas.split("; "))
+    yield DoctorCheck("openmp", ", ".join(runtimes) or "none", "note" if several else "ok", several)
+    yield from (DoctorCheck(f"blas of {part.partition(': ')[0]}", part.partition(": ")[2]) for part in blas.split("; "))
     yield _compiler()
 
 
-def _compiler() -> Check:
+def _compiler() -> DoctorCheck:
     from ffncli.kernels.kernel import cxx
 
     found = cxx()
     if found is None:
         advice = "install g++ (or name one in CXX); kernel `compiled` is skipped on CPU without it"
-        return Check("c++ compiler", "none", "missing", advice)
+        return DoctorCheck("c++ compiler", "none", "missing", advice)
     said = _said(found, "--version").partition("\n")[0]
     if not said:
-        return Check("c++ compiler", f"{found} does not run", "bad", "try another one in CXX")
+        return DoctorCheck("c++ compiler", f"{found} does not run", "bad", "try another one in CXX")
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
-        return Check("c++ compiler", f"{said}, no Python.h", "note", "torch.compile may need it: install python3-dev")
-    return Check("c++ compiler", said)
+        return DoctorCheck(
+            "c++ compiler", f"{said}, no Python.h", "note", "torch.compile may need it: install python3-dev"
+        )
+    return DoctorCheck("c++ compiler", said)
 
 
-def _gpu() -> Iterator[Check]:
+def _gpu() -> Iterator[DoctorCheck]:
     torch = _torch()
     if torch is None:
         return
@@ -239,13 +245,13 @@ def _gpu() -> Iterator[Check]:
     card = _has_gpu()
     if not torch.cuda.is_available():
         if not card:
-            yield Check("gpu", "none")
+            yield DoctorCheck("gpu", "none")
         elif not built:
-            yield Check(
+            yield DoctorCheck(
                 "gpu", "one is here, torch was built without CUDA", "missing", "https://pytorch.org/get-started"
             )
         else:
-            yield Check(
+            yield DoctorCheck(
                 "gpu", f"torch (CUDA {built}) cannot use it", "bad", "is the driver older than that? nvidia-smi"
             )
         return
@@ -255,13 +261,13 @@ def _gpu() -> Iterator[Check]:
         device = f"cuda:{index}"
         properties = torch.cuda.get_device_properties(index)
         value = f"{properties.name}, {_size(properties.total_memory)}, L2 {_size(machine.llc_bytes(device))}"
-        yield Check(f"gpu {index}", value)
+        yield DoctorCheck(f"gpu {index}", value)
         known = hardware.find(properties.name)
         sheet = "not in our table: fractions of the measured roof only"
         if known:
             sheet = f"{known.tflops.get('bf16') or known.tflops['fp16']:g} TFLOP/s dense, {known.gbytes_per_s:g} GB/s"
-        yield Check(f"data sheet {index}", sheet, "ok" if known else "note")
-    yield Check("driver", machine.driver("cuda:0") or "unknown")
+        yield DoctorCheck(f"data sheet {index}", sheet, "ok" if known else "note")
+    yield DoctorCheck("driver", machine.driver("cuda:0") or "unknown")
 
 
 def _torch() -> Any:
@@ -291,27 +297,27 @@ def _said(*command: str) -> str:
 # --- how quiet it is --------------------------------------------------------------------------------------------------
 
 
-def _quiet(root: Path, load: Callable[[], float | None] = host.load) -> Iterator[Check]:
+def _quiet(root: Path, load: Callable[[], float | None] = host.load) -> Iterator[DoctorCheck]:
     now = load()
     if now is not None:
         busy = now > _BUSY
         advice = "other work is running: intervals will be wide" if busy else ""
-        yield Check("load", f"{now:.2f} in the last minute", "note" if busy else "ok", advice)
+        yield DoctorCheck("load", f"{now:.2f} in the last minute", "note" if busy else "ok", advice)
     if (stolen := host.steal(root)) is not None:
         much = stolen > _STOLEN
         advice = "neighbours on this host take time; try --threads 1, or another host" if much else ""
-        yield Check("steal", f"{100 * stolen:.2g} % since boot", "note" if much else "ok", advice)
+        yield DoctorCheck("steal", f"{100 * stolen:.2g} % since boot", "note" if much else "ok", advice)
     if governor := host.governor(root):
         steady = governor == "performance"
         advice = "" if steady else "clocks move with the load; steadier: sudo cpupower frequency-set -g performance"
-        yield Check("governor", governor, "ok" if steady else "note", advice)
+        yield DoctorCheck("governor", governor, "ok" if steady else "note", advice)
 
 
-def _results(folder: Path) -> Check:
+def _results(folder: Path) -> DoctorCheck:
     """Whether `ffn bench` can keep its results where it does so by default."""
     wanted = folder / "benchmarks" / "results"
     nearest = next(path for path in (wanted, *wanted.parents) if path.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         made = "" if nearest == wanted else ", made when needed"
-        return Check("results", f"benchmarks/results{made}")
-    return Check("results", "benchmarks/results cannot be written", "note", "ffn bench --save FILE.csv elsewhere")
+        return DoctorCheck("results", f"benchmarks/results{made}")
+    return DoctorCheck("results", "benchmarks/results cannot be written", "note", "ffn bench --save FILE.csv elsewhere")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ffncli.bench.columns import Row, name_of
+from ffncli.bench.columns import ResultRow, name_of
 from ffncli.errors import FFNError, shown
 
 # What must be the same for times to be compared. Device, dtype, threads, pass and cache mode are in the question.
@@ -23,7 +23,7 @@ Key = tuple[object, ...]  # of _BLOCK, _ASKED, the kernel; the case's own text w
 
 
 @dataclass(frozen=True)
-class Mismatch:
+class EnvironmentMismatch:
     """A field of the environment that is not the same; `rows` counts the rows that it concerns."""
 
     field: str
@@ -33,25 +33,25 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class Pair:
+class RowPair:
     """One case and kernel: its rows in BASE, one per run, and in NEW."""
 
     case: str
     kernel: str
-    base: tuple[Row, ...]
-    new: tuple[Row, ...]
+    base: tuple[ResultRow, ...]
+    new: tuple[ResultRow, ...]
 
 
 @dataclass(frozen=True)
 class Matching:
     """What both sides have, in the order of BASE, and what one alone has: (case, kernel)."""
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[RowPair, ...]
     only_base: tuple[tuple[str, str], ...]
     only_new: tuple[tuple[str, str], ...]
 
 
-def match(base: Sequence[Row], new: Sequence[Row]) -> Matching:
+def match(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> Matching:
     """Rows by (block, tokens, dtype, pass, cache, device, threads, kernel); several runs of a side add their rows.
 
     A row that a side has twice (a file named twice, or joined to itself) counts once. Raises FFNError where one run
@@ -67,7 +67,7 @@ def match(base: Sequence[Row], new: Sequence[Row]) -> Matching:
     return Matching(pairs, only_base, only_new)
 
 
-def mismatches(pairs: Iterable[Pair]) -> tuple[Mismatch, ...]:
+def mismatches(pairs: Iterable[RowPair]) -> tuple[EnvironmentMismatch, ...]:
     """Where the environments differ, by field; one that is recorded on one side alone differs too."""
     found: dict[tuple[str, str, str], int] = {}
     for pair in pairs:
@@ -76,10 +76,10 @@ def mismatches(pairs: Iterable[Pair]) -> tuple[Mismatch, ...]:
             if len({*sides[0], *sides[1]}) > 1:
                 texts = [" and ".join(value or "unknown" for value in side) for side in sides]
                 found[field, texts[0], texts[1]] = found.get((field, texts[0], texts[1]), 0) + 1
-    return tuple(Mismatch(*key, rows) for key, rows in found.items())
+    return tuple(EnvironmentMismatch(*key, rows) for key, rows in found.items())
 
 
-def environment(pairs: Iterable[Pair]) -> str:
+def environment(pairs: Iterable[RowPair]) -> str:
     """What all rows of both sides share, in a line: `AMD EPYC 7B13, torch 2.13.0, Python 3.12.1`."""
     rows = [row for pair in pairs for row in (*pair.base, *pair.new)]
     shared = {field: values.pop() for field in ENVIRONMENT if len(values := {getattr(row, field) for row in rows}) == 1}
@@ -89,16 +89,16 @@ def environment(pairs: Iterable[Pair]) -> str:
     return ", ".join(filter(None, (device, *words)))
 
 
-def hosts(rows: Iterable[Row]) -> frozenset[str]:
+def hosts(rows: Iterable[ResultRow]) -> frozenset[str]:
     """The names of the machines."""
     return frozenset(row.host for row in rows if row.host)
 
 
-def _key(row: Row) -> Key:
+def _key(row: ResultRow) -> Key:
     return tuple(getattr(row, field) for field in (*_BLOCK, *_ASKED, "kernel"))
 
 
-def _unclear(rows: Sequence[Row]) -> set[Key]:
+def _unclear(rows: Sequence[ResultRow]) -> set[Key]:
     """Keys under which one run has several cases: blocks that differ in what no column holds, such as a limit."""
     cases: dict[tuple[str, Key], set[str]] = {}
     for row in rows:
@@ -106,8 +106,8 @@ def _unclear(rows: Sequence[Row]) -> set[Key]:
     return {key for (_, key), texts in cases.items() if len(texts) > 1}
 
 
-def _grouped(side: str, rows: Sequence[Row], unclear: set[Key]) -> Mapping[Key, tuple[Row, ...]]:
-    groups: dict[Key, dict[str, Row]] = {}
+def _grouped(side: str, rows: Sequence[ResultRow], unclear: set[Key]) -> Mapping[Key, tuple[ResultRow, ...]]:
+    groups: dict[Key, dict[str, ResultRow]] = {}
     for row in rows:
         key = _key(row)
         key += (row.case,) if key in unclear else ()
@@ -121,12 +121,12 @@ def _grouped(side: str, rows: Sequence[Row], unclear: set[Key]) -> Mapping[Key, 
     return {key: tuple(runs.values()) for key, runs in groups.items()}
 
 
-def _pair(base: tuple[Row, ...], new: tuple[Row, ...]) -> Pair:
+def _pair(base: tuple[ResultRow, ...], new: tuple[ResultRow, ...]) -> RowPair:
     case, kernel = _name(new[0])
-    return Pair(case, kernel, base, new)
+    return RowPair(case, kernel, base, new)
 
 
-def _name(row: Row) -> tuple[str, str]:
+def _name(row: ResultRow) -> tuple[str, str]:
     """The case in words, and the kernel."""
     threads = "" if row.threads is None else f"{row.threads} thread{'s' * (row.threads != 1)}"
     tokens = "" if row.tokens is None else f"{row.tokens} tokens"
@@ -134,12 +134,12 @@ def _name(row: Row) -> tuple[str, str]:
     return row.case or ", ".join(word for word in words if word), row.kernel
 
 
-def block_of(row: Row) -> str:
+def block_of(row: ResultRow) -> str:
     """The block as one types it: `512x2048:gelu`."""
     return f"{row.d_model}x{row.d_ff}:{row.activation}" + (", gated" if row.gated else "")
 
 
-def _apart(base: Sequence[Row], new: Sequence[Row]) -> str:
+def _apart(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> str:
     """Where no row of one side can be like one of the other: the fields without a common value."""
     parts = []
     for field in (*_BLOCK, *_ASKED, "kernel"):

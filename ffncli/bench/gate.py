@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp, inf, log, log1p
 
 from ffncli.bench import statistics, warnings
-from ffncli.bench.columns import Row
+from ffncli.bench.columns import ResultRow
 from ffncli.bench.records import Method
 from ffncli.bench.statistics import Interval
 from ffncli.bench.warnings import Code
@@ -16,13 +16,13 @@ LEVEL = 0.05  # the chance of any false alarm among all rows
 
 
 @dataclass(frozen=True)
-class Judged:
+class GatedRow:
     """A row that was gated: its chance under "not slower than allowed", also adjusted, and its adjusted lower bound.
 
     `low` is one-sided: the ratio is above it, at LEVEL over all rows. `high` is the upper one of this row alone.
     """
 
-    row: Row
+    row: ResultRow
     p: float
     p_holm: float
     low: float
@@ -33,13 +33,13 @@ class Judged:
 class Gate:
     """`slower` fails the run. `inconclusive` may be slower or not; `not_gated` are rows with the reason."""
 
-    slower: tuple[Judged, ...]
-    passed: tuple[Judged, ...]
-    inconclusive: tuple[Judged, ...]
-    not_gated: tuple[tuple[Row, str], ...]
+    slower: tuple[GatedRow, ...]
+    passed: tuple[GatedRow, ...]
+    inconclusive: tuple[GatedRow, ...]
+    not_gated: tuple[tuple[ResultRow, str], ...]
 
 
-def gate(rows: Sequence[Row], threshold: float, method: Method) -> Gate:
+def gate(rows: Sequence[ResultRow], threshold: float, method: Method) -> Gate:
     """Judges all rows of a run against `threshold` (0.03: 3 % slower than the baseline is too slow).
 
     Of each, one-sided Student t over the processes' log ratios; Holm over the rows: exactly one regression among many
@@ -65,7 +65,7 @@ def one_sided(log_ratios: Sequence[float], edge: float) -> float:
     return statistics.t_sf(above / error, len(log_ratios) - 1)
 
 
-def _judged(rows: Sequence[Row], edge: float) -> list[Judged]:
+def _judged(rows: Sequence[ResultRow], edge: float) -> list[GatedRow]:
     values = [[log(ratio) for ratio in row.process_ratios] for row in rows]
     ps = [one_sided(v, edge) for v in values]
     adjusted = statistics.holm(ps)
@@ -75,11 +75,11 @@ def _judged(rows: Sequence[Row], edge: float) -> list[Judged]:
         error, centre, df = statistics.standard_error(values[i]), statistics.mean(values[i]), len(values[i]) - 1
         low = centre - statistics.t_quantile(1 - LEVEL / (len(rows) - ranks[i]), df) * error
         high = centre + statistics.t_quantile(1 - LEVEL, df) * error
-        found.append(Judged(row, ps[i], adjusted[i], exp(low), exp(high)))
+        found.append(GatedRow(row, ps[i], adjusted[i], exp(low), exp(high)))
     return found
 
 
-def _not_gated(row: Row, method: Method) -> str:
+def _not_gated(row: ResultRow, method: Method) -> str:
     """Why a row cannot fail a run; empty where it can."""
     if row.status != "ok":
         return f"{row.status}: no time"

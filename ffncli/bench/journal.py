@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ffncli.bench.columns import Row
+from ffncli.bench.columns import ResultRow
 from ffncli.bench.grid import Request, from_json, to_json
 from ffncli.bench.records import Case, Method, Outcome, Roof, Unit
 from ffncli.bench.results import HEADER, ROUNDS_HEADER, block_lines, parse_rounds, row_lines
@@ -25,11 +25,11 @@ from ffncli.models.strict_json import shown_path
 from ffncli.show.files import check_writable, written_whole
 
 _VERSION = 1
-Summarise = Callable[[Case, Sequence[Unit], Method, Mapping[str, str]], tuple[Row, ...]]
+Summarise = Callable[[Case, Sequence[Unit], Method, Mapping[str, str]], tuple[ResultRow, ...]]
 
 
 @dataclass(frozen=True)
-class Files:
+class ResultFiles:
     """The files of one result, by the name of its CSV. Raises FFNError for a name that does not end in .csv."""
 
     csv: Path
@@ -70,14 +70,14 @@ class Journal:
     `died` names the cases that killed a worker: they are finished, and not run again.
     """
 
-    files: Files
+    files: ResultFiles
     request: Request
     run: Mapping[str, str]
     software: Mapping[str, str]
     summarise: Summarise
     units: dict[str, dict[int, _Kept]] = field(default_factory=dict)
     died: set[str] = field(default_factory=set)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ResultRow] = field(default_factory=list)
     fresh: bool = False  # nothing is in the CSV and the rounds file yet: they are made when the first unit comes
     _cases: dict[str, Case] = field(default_factory=dict)
 
@@ -119,7 +119,7 @@ class Journal:
         if rows := self._take(_Kept(replace(unit, blocks=()), start, end), died):
             _append(self.files.csv, row_lines(rows))
 
-    def _take(self, kept: _Kept, died: bool) -> tuple[Row, ...]:
+    def _take(self, kept: _Kept, died: bool) -> tuple[ResultRow, ...]:
         """Note the unit in memory; the rows of its case where that is complete now, from what the files hold."""
         case = kept.unit.case
         mine = self.units.setdefault(case, {})
@@ -158,7 +158,7 @@ def begin(
     path: Path, request: Request, run: Mapping[str, str], software: Mapping[str, str], summarise: Summarise, force: bool
 ) -> Journal:
     """A new run into `path`. Raises FFNError for files that exist (without `force`) or cannot be written."""
-    files = Files(path)
+    files = ResultFiles(path)
     if files.journal.exists() and not force:
         raise _unfinished(files)
     for one in (files.csv, files.rounds):
@@ -171,7 +171,7 @@ def begin(
 
 def resume(path: Path, summarise: Summarise) -> Journal:
     """The unfinished run of `path`, its files made whole. Raises FFNError where there is none, or it is damaged."""
-    files = Files(path)
+    files = ResultFiles(path)
     name = shown_path(files.journal)
     try:
         raw = files.journal.read_bytes()
@@ -204,7 +204,7 @@ def resume(path: Path, summarise: Summarise) -> Journal:
     return journal
 
 
-def _opened(files: Files, name: str, first: bytes, summarise: Summarise) -> Journal:
+def _opened(files: ResultFiles, name: str, first: bytes, summarise: Summarise) -> Journal:
     """A journal by its first line, nothing finished yet."""
     try:
         head = json.loads(first)
@@ -218,7 +218,7 @@ def _opened(files: Files, name: str, first: bytes, summarise: Summarise) -> Jour
     return Journal(files, request, run, software, summarise)
 
 
-def _unfinished(files: Files) -> FFNError:
+def _unfinished(files: ResultFiles) -> FFNError:
     name = shown_path(files.csv)
     return FFNError(f"{name} is unfinished", f"go on with `ffn bench --resume {name}`, or begin anew with --force")
 
@@ -228,7 +228,7 @@ def locked(path: Path) -> Iterator[None]:
     """One writer for each file. Raises FFNError where another has it."""
     from filelock import FileLock, Timeout
 
-    files = Files(path)
+    files = ResultFiles(path)
     check_writable(str(path), True, "--save")  # the lock would make directories
     lock = FileLock(files.lock, timeout=0)
     try:

@@ -29,7 +29,7 @@ _GPU_CACHE_FALLBACK = 50 << 20  # H100's; where torch does not say
 
 
 def environment(device: str) -> dict[str, str]:
-    """The columns of `columns.Row` that say where and with what: every one is here, empty where it does not apply.
+    """The columns of `ResultRow` that say where and with what: every one is here, empty where it does not apply.
 
     To be asked in the process that measures, after its settings: `math_mode`, `openmp` and `allocator` are as they
     are now.

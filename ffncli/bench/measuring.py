@@ -22,7 +22,7 @@ from ffncli.bench.cuda_clock import CudaClock, clock_for
 from ffncli.bench.cuda_counters import GpuCounters
 from ffncli.bench.graphs import Launching, by_graphs
 from ffncli.bench.math_mode import set_math_mode
-from ffncli.bench.nvml import Probe, gpu_probe
+from ffncli.bench.nvml import GpuProbe, gpu_probe
 from ffncli.bench.placement import Caching, caching
 from ffncli.bench.problem import Problem
 from ffncli.bench.ratios import paired
@@ -81,7 +81,7 @@ class _Run:
     clock: Clock
     counters: Counters
     spent: dict[str, float]
-    probe: Probe | None = None
+    probe: GpuProbe | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     seats: dict[str, Seat] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -51,7 +51,7 @@ class Sample:
         return tuple(text for bit, text in _REASONS.items() if self.reasons & bit)
 
 
-class Probe:
+class GpuProbe:
     """One GPU to be read. `driver` and `rated_mhz` (the highest SM clock) are constant."""
 
     def __init__(self, nvml: Any, handle: Any, now: Callable[[], float] = time.perf_counter) -> None:
@@ -101,7 +101,7 @@ class Probe:
             return None
 
 
-def probe_of(uuid: str, nvml: Any = None, now: Callable[[], float] = time.perf_counter) -> tuple[Probe | None, str]:
+def probe_of(uuid: str, nvml: Any = None, now: Callable[[], float] = time.perf_counter) -> tuple[GpuProbe | None, str]:
     """(the GPU with that uuid, as torch gives it; why there is none).
 
     By uuid, since CUDA_VISIBLE_DEVICES gives GPUs other numbers than NVML does. `nvml` is pynvml or a stand-in.
@@ -116,11 +116,11 @@ def probe_of(uuid: str, nvml: Any = None, now: Callable[[], float] = time.perf_c
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
     except nvml.NVMLError as error:
         return None, f"clocks and power were not read: NVML says {str(error) or type(error).__name__}"
-    return Probe(nvml, handle, now), ""
+    return GpuProbe(nvml, handle, now), ""
 
 
 @cache
-def gpu_probe(device: str) -> tuple[Probe | None, str]:
+def gpu_probe(device: str) -> tuple[GpuProbe | None, str]:
     """`probe_of` of the GPU that torch calls `cuda` or `cuda:1`; opened once in a process."""
     import torch
 

@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from ffncli.bench.columns import SCHEMA_VERSION, Row, name_of
+from ffncli.bench.columns import SCHEMA_VERSION, ResultRow, name_of
 from ffncli.bench.records import Block, Status, Verdict
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.strict_json import shown_path
@@ -23,10 +23,10 @@ from ffncli.show.tables import csv_text
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
 
-COLUMNS = tuple(name_of(f.name) for f in fields(Row))
+COLUMNS = tuple(name_of(f.name) for f in fields(ResultRow))
 ROUNDS = ("run_id", "process", "case", "placement", "round", "position", "kernel", "inner", "seconds", "flags")
-_TYPES = {name_of(f.name): str(f.type) for f in fields(Row)}
-_FIELDS = {name_of(f.name): f.name for f in fields(Row)}
+_TYPES = {name_of(f.name): str(f.type) for f in fields(ResultRow)}
+_FIELDS = {name_of(f.name): f.name for f in fields(ResultRow)}
 _FIXED = COLUMNS[: COLUMNS.index("note") + 1]  # every file has these; what was added later may be missing
 _WORDS: dict[str, tuple[str, ...]] = {"status": get_args(Status), "verdict": ("", *get_args(Verdict))}
 _LONGEST_LINE = 1_000_000
@@ -55,12 +55,12 @@ HEADER = line(COLUMNS)
 ROUNDS_HEADER = line(ROUNDS)
 
 
-def cells(row: Row) -> tuple[Any, ...]:
+def cells(row: ResultRow) -> tuple[Any, ...]:
     """The raw values of a row, in the order of COLUMNS."""
     return tuple(getattr(row, f.name) for f in fields(row))
 
 
-def row_lines(rows: Sequence[Row]) -> str:
+def row_lines(rows: Sequence[ResultRow]) -> str:
     """The rows as lines of the CSV."""
     return "".join(line(cells(row)) for row in rows)
 
@@ -76,7 +76,7 @@ def block_lines(run_id: str, blocks: Sequence[Block]) -> str:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_rows(path: str | Path) -> tuple[Row, ...]:
+def read_rows(path: str | Path) -> tuple[ResultRow, ...]:
     """The rows of a result, or of several that were put together with `cat`. Raises FFNError with file and line."""
     rows = []
     for where, record in _records(Path(path), _FIXED):
@@ -84,7 +84,7 @@ def read_rows(path: str | Path) -> tuple[Row, ...]:
             said = shown(record["schema_version"])
             raise FFNError(f"{where}: unknown schema_version {said}", f"this ffn reads version {SCHEMA_VERSION}")
         values = {_FIELDS[c]: _value(where, c, text) for c, text in record.items() if c in _FIELDS}
-        rows.append(Row(**values))
+        rows.append(ResultRow(**values))
     return tuple(rows)
 
 

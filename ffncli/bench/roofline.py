@@ -1,5 +1,5 @@
 """figures: what a case must compute and move, and how near its time comes to what the machine can do; measured_roof:
-what that is. The roofline model (Williams, Waterman, Patterson 2009). Figures need no torch.
+what that is. The roofline model (Williams, Waterman, Patterson 2009). RooflineFigures need no torch.
 
 FLOPs are those of the matrix products, as `block/cost.py` counts them. Forward+backward is three times forward: every
 product has two of its size in backward, the gradients of its input and of its weights.
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Figures:
+class RooflineFigures:
     """Of one case and time. `tflops` and `gbytes_per_s` are rates, the fractions are of the least possible time.
 
     `fusion_saving_max`: the traffic that fusing the activation with its products can save at most, over the least time
@@ -86,7 +86,7 @@ class Work:
         return self.bytes - min(kept, llc)
 
 
-def figures(case: Case, time_s: float | None, roof: Roof, device_name: str, tf32: bool = False) -> Figures:
+def figures(case: Case, time_s: float | None, roof: Roof, device_name: str, tf32: bool = False) -> RooflineFigures:
     """What `case` costs, and what `time_s` seconds make of it beside the measured roof and the device's data sheet.
 
     `case.cache` is the mode that was possible. `tf32` says that float32 products ran in TF32.
@@ -98,7 +98,7 @@ def figures(case: Case, time_s: float | None, roof: Roof, device_name: str, tf32
     least = least_time(work, case.cache, roof, llc)
     at_best = least_time(work, case.cache, sheet, llc)
     rate = None if not time_s else 1 / time_s
-    return Figures(
+    return RooflineFigures(
         flops=work.flops,
         bytes=work.bytes,
         tflops=_times(rate, work.flops / 1e12),

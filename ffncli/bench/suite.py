@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.bench import journal as journals
-from ffncli.bench.columns import Row
+from ffncli.bench.columns import ResultRow
 from ffncli.bench.grid import Request
 from ffncli.bench.journal import Journal, locked
 from ffncli.bench.launch import WORKER, Worker, worker
@@ -41,7 +41,7 @@ Tell = Callable[[int, Case], None]  # (process, case): one more unit is finished
 class Result:
     """A complete run: its rows, and where they are."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ResultRow, ...]
     request: Request
     csv: Path
     rounds: Path

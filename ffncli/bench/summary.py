@@ -8,7 +8,7 @@ from math import exp, isfinite
 from typing import Any
 
 from ffncli.bench import roofline, warnings
-from ffncli.bench.columns import Row
+from ffncli.bench.columns import ResultRow
 from ffncli.bench.ratios import Means, log_times, paired, verdict
 from ffncli.bench.records import ANCHOR, GEMM, STEP, TWIN, Block, Case, Method, Outcome, Roof, Status, Unit
 from ffncli.bench.statistics import exp_or_inf
@@ -23,7 +23,7 @@ _EARLY = 0.6  # of --max-time
 _FAULTS = 1.0  # page faults a call, by which arms differ
 
 
-def summarise(case: Case, units: Sequence[Unit], method: Method, run: Mapping[str, str]) -> tuple[Row, ...]:
+def summarise(case: Case, units: Sequence[Unit], method: Method, run: Mapping[str, str]) -> tuple[ResultRow, ...]:
     """A row for every kernel, in the order of the first unit's outcomes. `run` holds `run_id` and `started_utc`.
 
     `placements` and `rounds` of a row are counts over all processes. A kernel that is not ok in every process has a
@@ -31,14 +31,14 @@ def summarise(case: Case, units: Sequence[Unit], method: Method, run: Mapping[st
     """
     if not units:
         return ()
-    whole = _Whole.of(case, sorted(units, key=lambda u: u.process), method)
+    whole = _CaseUnits.of(case, sorted(units, key=lambda u: u.process), method)
     row = _of_case(whole, run)
     names = dict.fromkeys(outcome.kernel for unit in whole.units for outcome in unit.outcomes)
     return tuple(_of_kernel(whole, row, name) for name in names)
 
 
 @dataclass(frozen=True)
-class _Whole:
+class _CaseUnits:
     """All processes of a case."""
 
     case: Case
@@ -49,7 +49,7 @@ class _Whole:
     warnings: tuple[str, ...]
 
     @classmethod
-    def of(cls, case: Case, units: Sequence[Unit], method: Method) -> _Whole:
+    def of(cls, case: Case, units: Sequence[Unit], method: Method) -> _CaseUnits:
         baseline = units[0].baseline
         lost = {outcome.kernel for unit in units for outcome in unit.outcomes if outcome.status != "ok"}
         if baseline in lost:  # found out when it had been timed: nothing is compared with it
@@ -96,12 +96,12 @@ class _Whole:
         return Roof(max(flops, default=None), max(copied, default=None), max(caches, default=None))
 
 
-def _of_case(whole: _Whole, run: Mapping[str, str]) -> Row:
+def _of_case(whole: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
     """What all rows of a case share."""
     case, spec, moe = whole.case, whole.case.spec, whole.case.spec.moe
     environment = whole.units[0].environment
     anchor, aa = log_times(whole.blocks(ANCHOR), ANCHOR), whole.aa.interval.map(exp_or_inf) if whole.aa else None
-    row = Row(
+    row = ResultRow(
         run_id=run.get("run_id", ""),
         started_utc=run.get("started_utc", ""),
         device=case.device,
@@ -134,7 +134,7 @@ def _of_case(whole: _Whole, run: Mapping[str, str]) -> Row:
     return replace(row, **columns)
 
 
-def _of_kernel(whole: _Whole, row: Row, kernel: str) -> Row:
+def _of_kernel(whole: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
     """A kernel's row: its outcome, and its time where that is ok in all processes."""
     outcomes = whole.outcomes(kernel)
     gravest = min(outcomes, key=lambda o: _GRAVEST.index(o.status))
@@ -160,7 +160,7 @@ def _of_kernel(whole: _Whole, row: Row, kernel: str) -> Row:
     return replace(row, note="; ".join(notes))
 
 
-def _with_figures(row: Row, whole: _Whole, time_s: float | None) -> Row:
+def _with_figures(row: ResultRow, whole: _CaseUnits, time_s: float | None) -> ResultRow:
     """FLOPs, bytes and how near they come to the roof; those of the block, so none for one of its steps."""
     if row.kernel.startswith(STEP):
         return row
@@ -183,7 +183,7 @@ def _with_figures(row: Row, whole: _Whole, time_s: float | None) -> Row:
     )
 
 
-def _with_time(row: Row, whole: _Whole, time: Means) -> Row:
+def _with_time(row: ResultRow, whole: _CaseUnits, time: Means) -> ResultRow:
     seconds = time.interval.map(exp_or_inf)
     blocks = whole.blocks(row.kernel)
     return replace(
@@ -199,7 +199,7 @@ def _with_time(row: Row, whole: _Whole, time: Means) -> Row:
     )
 
 
-def _with_ratio(row: Row, whole: _Whole, notes: list[str]) -> tuple[Row, list[str]]:
+def _with_ratio(row: ResultRow, whole: _CaseUnits, notes: list[str]) -> tuple[ResultRow, list[str]]:
     """The ratio, what it means, and what makes it less believable."""
     is_baseline = row.kernel == whole.baseline
     ratio, gemm = whole.ratio(row.kernel, whole.baseline), whole.ratio(row.kernel, GEMM)
@@ -228,7 +228,7 @@ def _with_ratio(row: Row, whole: _Whole, notes: list[str]) -> tuple[Row, list[st
     return replace(row, warnings=tuple(known)), notes
 
 
-def _verdict(whole: _Whole, ratio: Means, blocks: Sequence[Block]) -> str:
+def _verdict(whole: _CaseUnits, ratio: Means, blocks: Sequence[Block]) -> str:
     """In words; inconclusive whatever the interval says where the machine was disturbed or A/A differ."""
     aa = whole.aa.interval if whole.aa else None
     if warnings.disturbed(blocks) or not warnings.resolves(aa, whole.method.margin):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil, exp, fsum, log
 
 from ffncli.bench.clock import Clock
-from ffncli.bench.nvml import Probe, Sample
+from ffncli.bench.nvml import GpuProbe, Sample
 from ffncli.bench.rounds import Arm
 
 TURN = 0.3  # s
@@ -21,7 +21,7 @@ _TRIES = 4  # a clock that rises once work is there makes the first turns too sh
 
 
 @dataclass(frozen=True)
-class Side:
+class SustainedSide:
     """One arm: seconds of a call, geometric mean of its turns; mean clock in MHz and power in W where known."""
 
     name: str
@@ -34,8 +34,8 @@ class Side:
 class Sustained:
     """Both arms; `ratio` is the kernel's time over the baseline's."""
 
-    kernel: Side
-    baseline: Side
+    kernel: SustainedSide
+    baseline: SustainedSide
 
     @property
     def ratio(self) -> float:
@@ -43,7 +43,9 @@ class Sustained:
         return self.kernel.time_s / self.baseline.time_s
 
 
-def sustained(kernel: Arm, baseline: Arm, clock: Clock, probe: Probe | None = None, seconds: float = TURN) -> Sustained:
+def sustained(
+    kernel: Arm, baseline: Arm, clock: Clock, probe: GpuProbe | None = None, seconds: float = TURN
+) -> Sustained:
     """Turns of at least `seconds` each: kernel, baseline, baseline, kernel. What was read is read after each turn."""
     calls = {arm.name: _enough(arm, clock, seconds) for arm in (kernel, baseline)}
     found: dict[str, list[tuple[float, Sample]]] = {kernel.name: [], baseline.name: []}
@@ -74,18 +76,18 @@ def _enough(arm: Arm, clock: Clock, seconds: float) -> int:
     return inner
 
 
-def _side(name: str, turns: Sequence[tuple[float, Sample]]) -> Side:
+def _side(name: str, turns: Sequence[tuple[float, Sample]]) -> SustainedSide:
     time_s = exp(fsum(log(seconds) for seconds, _ in turns) / len(turns))
     clocks = [float(sample.sm_mhz) for _, sample in turns if sample.sm_mhz is not None]
     powers = [sample.power_w for _, sample in turns if sample.power_w is not None]
-    return Side(name, time_s, _mean(clocks), _mean(powers))
+    return SustainedSide(name, time_s, _mean(clocks), _mean(powers))
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return fsum(values) / len(values) if values else None
 
 
-def _state(side: Side) -> str:
+def _state(side: SustainedSide) -> str:
     """`packed 1410 MHz 640 W`."""
     parts = (
         "" if side.clock_mhz is None else f"{side.clock_mhz:.0f} MHz",

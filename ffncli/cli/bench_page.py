@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ffncli.bench import warnings
-from ffncli.bench.columns import Row
-from ffncli.bench.gate import Gate, Judged, gate
+from ffncli.bench.columns import ResultRow
+from ffncli.bench.gate import Gate, GatedRow, gate
 from ffncli.bench.grid import Request
-from ffncli.bench.journal import Files
+from ffncli.bench.journal import ResultFiles
 from ffncli.bench.records import Case
 from ffncli.bench.results import COLUMNS, cells
 from ffncli.errors import ExitCode, FFNError
@@ -36,16 +36,16 @@ _CACHES = {
 }  # fmt: skip
 
 
-def gated(rows: Sequence[Row], request: Request) -> Gate | None:
+def gated(rows: Sequence[ResultRow], request: Request) -> Gate | None:
     """What --fail-if-slower says of the rows; None where it was not asked."""
     return None if request.fail_if_slower is None else gate(rows, request.fail_if_slower, request.method)
 
 
 def answer(
-    rows: Sequence[Row],
+    rows: Sequence[ResultRow],
     request: Request,
     judged: Gate | None,
-    files: Files,
+    files: ResultFiles,
     spent: Mapping[str, float] | None = None,
 ) -> Answer:
     """`rows` in JSON and a line each in CSV have the columns of the results."""
@@ -83,13 +83,13 @@ def _listed(value: Any) -> Any:
 # --- one case ---------------------------------------------------------------------------------------------------------
 
 
-def _case(case: Case, rows: Sequence[Row]) -> list[Part]:
+def _case(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
     """Its table, then what is to be said of it in words."""
     table = Table(("kernel", "time", "ratio", "verdict", "TFLOP/s", "of roof"), [_line(row) for row in rows])
     return [Heading(case.label, _where(case, rows)), table, *_remarks(rows)]
 
 
-def _where(case: Case, rows: Sequence[Row]) -> str:
+def _where(case: Case, rows: Sequence[ResultRow]) -> str:
     """`32 tokens, fp32, forward, weights in cache, cpu, 2 threads`: all of a case but its block."""
     cache = rows[0].cache if rows else case.cache
     threads = f"{case.threads} thread{'s' * (case.threads > 1)}"
@@ -97,13 +97,13 @@ def _where(case: Case, rows: Sequence[Row]) -> str:
     return ", ".join((f"{case.tokens} token{'s' * (case.tokens > 1)}", case.dtype, case.passes, _CACHES[cache], place))
 
 
-def _line(row: Row) -> tuple[Any, ...]:
+def _line(row: ResultRow) -> tuple[Any, ...]:
     rate = None if row.tflops is None else f"{row.tflops:.3g}"
     roof = None if row.roof_fraction is None else f"{100 * row.roof_fraction:.0f} %"
     return (row.kernel, time_text(row.time_s), _ratio(row), verdict(row), rate, roof)
 
 
-def verdict(row: Row) -> str:
+def verdict(row: ResultRow) -> str:
     """`1.6 % faster`, `same within 2 %`, `cannot tell`; of a row without a time its status."""
     if row.status != "ok":
         return {"oom": "out of memory", "wrong": "WRONG RESULT"}.get(row.status, row.status)
@@ -116,7 +116,7 @@ def verdict(row: Row) -> str:
     return "same within 2 %" if row.verdict == "same" else "cannot tell"
 
 
-def _ratio(row: Row) -> str | None:
+def _ratio(row: ResultRow) -> str | None:
     if row.status != "ok" or row.ratio is None or row.kernel == row.baseline:
         return "1" if row.kernel == row.baseline and row.status == "ok" else None
     return f"{row.ratio:.3f}{_interval(row.ratio_low, row.ratio_high)}"
@@ -133,7 +133,7 @@ def _percent(share: float) -> str:
 # --- in words ---------------------------------------------------------------------------------------------------------
 
 
-def _remarks(rows: Sequence[Row]) -> list[Part]:
+def _remarks(rows: Sequence[ResultRow]) -> list[Part]:
     """The twin, the bare products, what fusing can save; notes, then warnings with advice."""
     found: list[Part] = []
     base = next((row for row in rows if row.kernel == row.baseline and row.status == "ok"), None)
@@ -149,7 +149,7 @@ def _remarks(rows: Sequence[Row]) -> list[Part]:
     return [*found, *_notes(rows), *_warned(rows)]
 
 
-def _notes(rows: Sequence[Row], most: int = 20) -> list[Line]:
+def _notes(rows: Sequence[ResultRow], most: int = 20) -> list[Line]:
     """Every note once, with whom it is of."""
     notes = list(dict.fromkeys(row.note for row in rows if row.note))
     said = [
@@ -158,7 +158,7 @@ def _notes(rows: Sequence[Row], most: int = 20) -> list[Line]:
     return said + ([Line(f"and {len(notes) - most} more notes, in the CSV", quiet=True)] if len(notes) > most else [])
 
 
-def _warned(rows: Sequence[Row]) -> list[Part]:
+def _warned(rows: Sequence[ResultRow]) -> list[Part]:
     """Every warning once, with whom it concerns and what to do; of one kind the first stands for all."""
     found: list[Part] = []
     kinds: dict[object, list[str]] = {}
@@ -173,13 +173,13 @@ def _warned(rows: Sequence[Row]) -> list[Part]:
     return found
 
 
-def _first(rows: Sequence[Row], text: str) -> str:
+def _first(rows: Sequence[ResultRow], text: str) -> str:
     """Whose figures a warning shows; the tokens too where the rows are of several cases."""
     row = next(row for row in rows if text in row.warnings)
     return _named(row, len({row.case for row in rows}) > 1)
 
 
-def _who(rows: Sequence[Row], concerned: Sequence[Row]) -> str:
+def _who(rows: Sequence[ResultRow], concerned: Sequence[ResultRow]) -> str:
     """`packed, inplace: `; empty where all are concerned."""
     names = list(dict.fromkeys(row.kernel for row in concerned))
     everyone = {row.kernel for row in rows if row.status == "ok"} | set(names)
@@ -191,7 +191,7 @@ def _who(rows: Sequence[Row], concerned: Sequence[Row]) -> str:
 # --- many cases -------------------------------------------------------------------------------------------------------
 
 
-def _sweep(cases: Mapping[str, Case], rows: Sequence[Row]) -> list[Part]:
+def _sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow]) -> list[Part]:
     """All cases in one table; what they have in common is its heading."""
     values = {name: list(dict.fromkeys(getattr(case, name) for case in cases.values())) for name in _VARYING}
     differ = [name for name in _VARYING if len(values[name]) > 1]
@@ -219,7 +219,7 @@ def _common(name: str, value: Any) -> str:
 # --- the gate ---------------------------------------------------------------------------------------------------------
 
 
-def _gate(judged: Gate, rows: Sequence[Row], request: Request) -> list[Part]:
+def _gate(judged: Gate, rows: Sequence[ResultRow], request: Request) -> list[Part]:
     """What was checked, what was found, and what that means for the exit code."""
     allowed = _percent(request.fail_if_slower or 0.0)
     many = len(request.cases) > 1
@@ -242,7 +242,7 @@ def _gate(judged: Gate, rows: Sequence[Row], request: Request) -> list[Part]:
     return [*parts, Heading(f"gate: {summary}")]
 
 
-def _judged(judged: Judged, many: bool) -> str:
+def _judged(judged: GatedRow, many: bool) -> str:
     """`new: 5.1 % slower, 1.051 [1.047, 1.055], at least 4.6 % (95 % over all rows)`."""
     row, ratio = judged.row, judged.row.ratio or 1.0
     way = f"{_percent(abs(ratio - 1))} {'slower' if ratio > 1 else 'faster'}"
@@ -253,7 +253,7 @@ def _judged(judged: Judged, many: bool) -> str:
     return f"{text}{low}"
 
 
-def _reason(row: Row) -> str:
+def _reason(row: ResultRow) -> str:
     """A reason that is visible: page faults, other work, a cache that does not hold all arms."""
     seen = [part for part in row.note.split("; ") if "page fault" in part]
     if row.cache == "shared":
@@ -264,7 +264,7 @@ def _reason(row: Row) -> str:
     return f" ({'; '.join(seen)})" if seen else ""
 
 
-def _named(row: Row, many: bool) -> str:
+def _named(row: ResultRow, many: bool) -> str:
     return f"{row.kernel} ({row.case})" if many else row.kernel
 
 
@@ -292,7 +292,7 @@ def _gate_json(judged: Gate, allowed: float | None) -> dict[str, Any]:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def _legend(rows: Sequence[Row], request: Request, files: Files) -> list[Part]:
+def _legend(rows: Sequence[ResultRow], request: Request, files: ResultFiles) -> list[Part]:
     """How to read the page, in few lines."""
     method = request.method
     over = f"{method.processes} fresh processes" if method.processes > 1 else "this process only"
@@ -314,11 +314,11 @@ def _legend(rows: Sequence[Row], request: Request, files: Files) -> list[Part]:
     return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]
 
 
-def failure(rows: Sequence[Row], request: Request, judged: Gate | None) -> FFNError | None:
+def failure(rows: Sequence[ResultRow], request: Request, judged: Gate | None) -> FFNError | None:
     """What the exit code says, graver first; None where all is well. The rows have been shown before it."""
     many = len(request.cases) > 1
 
-    def names(found: Sequence[Row]) -> str:
+    def names(found: Sequence[ResultRow]) -> str:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         return "; ".join(_named(row, many) for row in found[:3]) + more
 

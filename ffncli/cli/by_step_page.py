@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ffncli.bench.columns import Row
+from ffncli.bench.columns import ResultRow
 from ffncli.bench.records import BLOCK, STEP, Case
 from ffncli.block.cost import step_costs
 from ffncli.block.recipe import steps
@@ -20,7 +20,7 @@ _WHY = "alone, a step finds its numbers in another cache state, and the block ha
 _INSIDE = "[e]."
 
 
-def by_step_parts(case: Case, where: str, rows: Sequence[Row]) -> list[Part]:
+def by_step_parts(case: Case, where: str, rows: Sequence[ResultRow]) -> list[Part]:
     """One case, measured `where`: a table with the steps in their order, and what the shares do and do not say.
 
     `rows` are the block's and the steps' (`step gate`), whose ratio to the block is the share of its time.
@@ -43,7 +43,7 @@ def by_step_parts(case: Case, where: str, rows: Sequence[Row]) -> list[Part]:
     return parts
 
 
-def _line(row: Row, costs: Mapping[str, tuple[str, int]]) -> tuple[str | None, ...]:
+def _line(row: ResultRow, costs: Mapping[str, tuple[str, int]]) -> tuple[str | None, ...]:
     """One step; one that was not timed has its status where its share would be."""
     name = row.kernel.removeprefix(STEP)
     op, flops = costs.get(name, ("", 0))
@@ -56,7 +56,7 @@ def _line(row: Row, costs: Mapping[str, tuple[str, int]]) -> tuple[str | None, .
     return (label, op, share, bar, time_text(row.time_s), _share(flops / whole) if whole else None, rate)
 
 
-def _interval(row: Row) -> str | None:
+def _interval(row: ResultRow) -> str | None:
     """`38.2 % [37.9, 38.5]`."""
     if row.ratio is None:
         return None
@@ -74,11 +74,11 @@ def _bar(share: float | None) -> str:
     return "" if not share else "█" * min(_BAR, max(1, round(_BAR * share)))
 
 
-def _blocks(rows: Sequence[Row]) -> frozenset[int]:
+def _blocks(rows: Sequence[ResultRow]) -> frozenset[int]:
     return frozenset(at for at, row in enumerate(rows) if row.kernel == BLOCK)
 
 
-def _is_step(row: Row) -> bool:
+def _is_step(row: ResultRow) -> bool:
     return row.kernel.startswith(STEP)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ffncli.cli.compare_options import ResultOptions
+from ffncli.cli.compare_options import CompareResultOptions
 from ffncli.cli.options import OutputOptions, from_zero, spread
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.show.output import Output
@@ -27,7 +27,9 @@ Tolerance = Annotated[
 
 
 @spread
-def command(*, base: Base, new: New, results: ResultOptions, tolerance: Tolerance = None, show: OutputOptions) -> None:
+def command(
+    *, base: Base, new: New, results: CompareResultOptions, tolerance: Tolerance = None, show: OutputOptions
+) -> None:
     """Compare two results of ffn bench, or two saved traces: what changed, and how sure that is.
 
     Exit 1 where a trace departs, or a kernel fails --fail-if-slower.
@@ -50,7 +52,7 @@ def command(*, base: Base, new: New, results: ResultOptions, tolerance: Toleranc
         _traces(sides[0], sides[1], tolerance, output)
 
 
-def _results(base: Sequence[Path], new: Sequence[Path], options: ResultOptions, output: Output) -> None:
+def _results(base: Sequence[Path], new: Sequence[Path], options: CompareResultOptions, output: Output) -> None:
     from ffncli.bench.compare import compare
     from ffncli.bench.results import read_rows
     from ffncli.cli.compare_results_page import answer, failure, open_question, unheld

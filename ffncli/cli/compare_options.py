@@ -17,7 +17,7 @@ _results = partial(typer.Option, rich_help_panel="Results of ffn bench")
 
 
 @dataclass(frozen=True)
-class ResultOptions:
+class CompareResultOptions:
     """--fail-if-slower and its kin."""
 
     fail_if_slower: Annotated[

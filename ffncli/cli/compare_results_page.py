@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.bench.columns import name_of
-from ffncli.bench.compare import CONVENTIONS, Compared, Comparison, change
+from ffncli.bench.compare import CONVENTIONS, ComparedRow, ResultComparison, change
 from ffncli.show.output import markdown
 from ffncli.show.parts import Answer, Fold, Heading, Line, Part
 from ffncli.show.tables import Table
@@ -24,14 +24,14 @@ _LONGEST_CELL = 120
 
 
 def answer(
-    base: Sequence[Path], new: Sequence[Path], found: Comparison, format: str = "table", verdict: bool = True
+    base: Sequence[Path], new: Sequence[Path], found: ResultComparison, format: str = "table", verdict: bool = True
 ) -> Answer:
     """The comparison as JSON, CSV (a row per case and kernel) and a page; Markdown has the verdict first.
 
     Without `verdict` the page leaves it to the error.
     """
     names = [",".join(map(str, paths)) for paths in (base, new)]
-    columns = tuple(name_of(f.name) for f in fields(Compared))
+    columns = tuple(name_of(f.name) for f in fields(ComparedRow))
     table = Table(columns, [tuple(map(_known, asdict(row).values())) for row in found.rows])
     parts = _comment(names, found) if format == "md" else _page(names, found, verdict)
     return Answer("compare", _body(names, found), table, parts, CONVENTIONS)
@@ -42,8 +42,8 @@ def _known(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _body(names: Sequence[str], found: Comparison) -> dict[str, Any]:
-    def row(one: Compared) -> dict[str, Any]:
+def _body(names: Sequence[str], found: ResultComparison) -> dict[str, Any]:
+    def row(one: ComparedRow) -> dict[str, Any]:
         return {name_of(key): value for key, value in asdict(one).items()}
 
     def named(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
@@ -75,7 +75,7 @@ _WORDS: dict[Any, str] = {
 }  # fmt: skip
 
 
-def headline(found: Comparison) -> str:
+def headline(found: ResultComparison) -> str:
     """The verdict over all rows in one sentence."""
     counts = ", ".join(
         f"{count} {text}" + (f" within {percent(found.rules.margin)}" if word == "same" else "")
@@ -97,7 +97,7 @@ def headline(found: Comparison) -> str:
     return f"no kernel is certainly slower by more than {limit} ({counts}){left}"
 
 
-def unheld(found: Comparison) -> str:
+def unheld(found: ResultComparison) -> str:
     """What a gate could not be applied to and why, so that its silence is no consent; empty where it was to all."""
     left = [row for row in found.rows if not row.gated and row.verdict is not None]
     if found.rules.threshold is None:
@@ -112,7 +112,7 @@ def unheld(found: Comparison) -> str:
     return "; ".join(filter(None, (held, gone)))
 
 
-def failure(found: Comparison, named: bool = True) -> str:
+def failure(found: ResultComparison, named: bool = True) -> str:
     """What --fail-if-slower says: how many rows fail and which; empty where none does."""
     slow = [row for row in found.regressions if row.verdict != "broken"]
     broken = [row for row in found.regressions if row.verdict == "broken"]
@@ -127,19 +127,19 @@ def failure(found: Comparison, named: bool = True) -> str:
     return "; ".join(out)
 
 
-def open_question(found: Comparison) -> str:
+def open_question(found: ResultComparison) -> str:
     """What --strict says where a row is not decided; empty where all are."""
     if not found.undecided:
         return ""
     return f"{len(found.undecided)} of {len(found.rows)} rows cannot be decided: {_listed(found.undecided, found)}"
 
 
-def _listed(rows: Sequence[Compared], found: Comparison) -> str:
+def _listed(rows: Sequence[ComparedRow], found: ResultComparison) -> str:
     texts = [f"{_cut(row.kernel)} ({_cut(row.case)}): {words(row, found.rules.margin)}" for row in rows[:_MOST_NAMED]]
     return "; ".join(texts) + (f"; and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else "")
 
 
-def words(row: Compared, margin: float) -> str:
+def words(row: ComparedRow, margin: float) -> str:
     """`12 % slower (8 to 16 %)`, `same within 2 %`, `cannot tell (-3 to +8 %)`, `wrong in NEW`."""
     if row.verdict in ("broken", "mended", None) or row.ratio is None:
         return f"{row.new_status} in NEW, {row.base_status} in BASE"
@@ -191,7 +191,7 @@ def _cut(text: str) -> str:
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _page(names: Sequence[str], found: Comparison, verdict: bool) -> list[Part]:
+def _page(names: Sequence[str], found: ResultComparison, verdict: bool) -> list[Part]:
     parts: list[Part] = [Heading(f"{names[0]} against {names[1]}", "BASE is the reference")]
     parts += [Line(text, quiet=True) for text in _frame(found)]
     failing, others = _split(found)
@@ -207,7 +207,7 @@ def _page(names: Sequence[str], found: Comparison, verdict: bool) -> list[Part]:
     return parts
 
 
-def _comment(names: Sequence[str], found: Comparison) -> list[Part]:
+def _comment(names: Sequence[str], found: ResultComparison) -> list[Part]:
     """A pull-request comment: the verdict, what fails, the rest folded, as many rows as it may have characters."""
     failing, others = _split(found)
     ranks = {"broken": 0, "slower": 1, "inconclusive": 2, "mended": 3, "faster": 4, "same": 5, None: 6}
@@ -243,7 +243,7 @@ def _most(high: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _split(found: Comparison) -> tuple[list[Compared], list[Compared]]:
+def _split(found: ResultComparison) -> tuple[list[ComparedRow], list[ComparedRow]]:
     """The rows that fail and the others; without a gate nothing fails, and what is slower stands among the rest."""
     gate = found.rules.threshold is not None
     fails = [row.regression and (gate or row.verdict == "broken") for row in found.rows]
@@ -251,13 +251,13 @@ def _split(found: Comparison) -> tuple[list[Compared], list[Compared]]:
     return [row for row, failed in rows if failed], [row for row, failed in rows if not failed]
 
 
-def _title(found: Comparison) -> str:
+def _title(found: ResultComparison) -> str:
     if found.rules.threshold is None:
         return "no longer right"
     return f"fails --fail-if-slower {percent(found.rules.threshold)}"
 
 
-def _frame(found: Comparison) -> list[str]:
+def _frame(found: ResultComparison) -> list[str]:
     """What all rows share, the machine, and remarks."""
     first = found.rows[0]
     alike = [f"{getattr(first, name)}{unit}" for name, unit in _ASKED if not _varies(found, name)]
@@ -273,11 +273,11 @@ def _frame(found: Comparison) -> list[str]:
     return [*out, *(_cut(remark) for remark in found.remarks)]
 
 
-def _varies(found: Comparison, name: str) -> bool:
+def _varies(found: ResultComparison, name: str) -> bool:
     return any(getattr(row, name) != getattr(found.rows[0], name) for row in found.rows)
 
 
-def _table(found: Comparison, rows: Sequence[Compared], title: str, emphasis: str = "") -> Table:
+def _table(found: ResultComparison, rows: Sequence[ComparedRow], title: str, emphasis: str = "") -> Table:
     varying = [name for name in (*(name for name, _ in _ASKED), "threads") if _varies(found, name)]
     columns = (*(name_of(name) for name in varying), "kernel", "BASE", "NEW", "NEW's time is")
     cells = [
@@ -294,9 +294,9 @@ def _cell(value: Any) -> Any:
     return _cut(value) if isinstance(value, str) else value
 
 
-def _reasons(found: Comparison) -> list[Part]:
+def _reasons(found: ResultComparison) -> list[Part]:
     """Why rows were not held to the gate, or what speaks against a verdict; each reason once."""
-    rows: dict[str, list[Compared]] = {}
+    rows: dict[str, list[ComparedRow]] = {}
     for row in found.rows:
         if row.reason and row.verdict not in ("broken", "mended", None) and found.comparable:
             rows.setdefault(row.reason.partition(",")[0], []).append(row)  # what follows a comma is the row's own
@@ -312,7 +312,7 @@ def _reasons(found: Comparison) -> list[Part]:
     return out
 
 
-def _means(found: Comparison) -> list[Part]:
+def _means(found: ResultComparison) -> list[Part]:
     """A row per kernel that has several cases."""
     several = [kernel for kernel in found.kernels if kernel.cases > 1]
     if not several:
@@ -326,7 +326,7 @@ def _means(found: Comparison) -> list[Part]:
     return [Table(columns, cells), *([Line(f"and {left} kernels more, in --json")] if left else [])]
 
 
-def _alone(found: Comparison) -> list[str]:
+def _alone(found: ResultComparison) -> list[str]:
     out = []
     for side, pairs in (("BASE", found.only_in_base), ("NEW", found.only_in_new)):
         if pairs:

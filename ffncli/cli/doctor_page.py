@@ -8,7 +8,7 @@ from math import isfinite
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from ffncli.bench.doctor import Check
+from ffncli.bench.doctor import DoctorCheck
 from ffncli.bench.records import Method
 from ffncli.errors import ExitCode, FFNError
 from ffncli.show.parts import Answer, Heading, Line, Part
@@ -27,25 +27,25 @@ _TROUBLED = 0.1
 _WIDTH = 54  # of a value, so that the table fits 80 columns
 
 
-def noise_check(noise: Noise | None) -> Check:
+def noise_check(noise: Noise | None) -> DoctorCheck:
     """The noise test as a row."""
     if noise is None:
         advice = "its processes failed; python -m ffncli.bench.noise 0 1 0 says why"
-        return Check("noise", "not measured", "bad", advice)
+        return DoctorCheck("noise", "not measured", "bad", advice)
     value = f"differences of {_percent(noise.resolvable_difference)} and more can be told"
     if noise.resolvable_difference <= _MARGIN:
-        return Check("noise", value)
+        return DoctorCheck("noise", value)
     advice = f"ffn bench decides at {_percent(_MARGIN)}: expect `inconclusive`"
     if noise.troubled > _TROUBLED:
         advice += "; end other work, or try --threads 1"
     else:
         advice += "; give it more processes or a larger --max-time"
-    return Check("noise", value, "note", advice)
+    return DoctorCheck("noise", value, "note", advice)
 
 
-def answer(checks: Sequence[Check], noise: Noise | None) -> Answer:
+def answer(checks: Sequence[DoctorCheck], noise: Noise | None) -> Answer:
     """All rows: `rows` in JSON, a line each in CSV."""
-    names = tuple(field.name for field in fields(Check))
+    names = tuple(field.name for field in fields(DoctorCheck))
     flat = Table(names, [tuple(getattr(check, name) for name in names) for check in checks])
     body = {
         "rows": [asdict(check) for check in checks],
@@ -60,13 +60,13 @@ def answer(checks: Sequence[Check], noise: Noise | None) -> Answer:
     return Answer("doctor", body, flat, parts, CONVENTIONS)
 
 
-def failure(lacking: Sequence[Check]) -> FFNError:
+def failure(lacking: Sequence[DoctorCheck]) -> FFNError:
     """The error that names what nothing runs without; the answer has been shown before it."""
     names = ", ".join(check.name for check in lacking)
     return FFNError(f"ffn cannot run here: {names}", lacking[0].advice, ExitCode.ENVIRONMENT)
 
 
-def _rows(check: Check) -> list[tuple[str, str, str]]:
+def _rows(check: DoctorCheck) -> list[tuple[str, str, str]]:
     """A row of the table; a long value goes on in the next ones."""
     first, *others = wrap(check.value, _WIDTH, break_long_words=False) or [""]
     return [(check.name, first, check.status), *(("", other, "") for other in others)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ffncli.bench.columns import Row
+from ffncli.bench.columns import ResultRow
 from ffncli.bench.results import HEADER, row_lines
 
 ENVIRONMENT: dict[str, Any] = {
@@ -18,7 +18,7 @@ ENVIRONMENT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def row(times: Sequence[float] = (1.0,) * 5, anchors: Sequence[float] | None = None, **changes: Any) -> Row:
+def row(times: Sequence[float] = (1.0,) * 5, anchors: Sequence[float] | None = None, **changes: Any) -> ResultRow:
     """A row that is ok: process_times_s and process_anchors_s (0.5 s each where not given), other fields by name."""
     asked: dict[str, Any] = {
         "run_id": "base", "device": "cpu", "threads": 2, "source": "512x2048:swiglu", "d_model": 512, "d_ff": 2048,
@@ -35,7 +35,7 @@ def row(times: Sequence[float] = (1.0,) * 5, anchors: Sequence[float] | None = N
         "processes": len(times), "process_times_s": tuple(times), "case": case,
         "process_anchors_s": tuple(anchors if anchors is not None else [0.5] * len(times)),
     }  # fmt: skip
-    return Row(**{**figures, **asked})
+    return ResultRow(**{**figures, **asked})
 
 
 def around(mean: float, count: int, noise: float, seed: int) -> tuple[float, ...]:
@@ -44,7 +44,9 @@ def around(mean: float, count: int, noise: float, seed: int) -> tuple[float, ...
     return tuple(mean * math.exp(drawn.gauss(0, noise)) for _ in range(count))
 
 
-def table(slowdowns: Sequence[float], run: str, noise: float = 0.003, count: int = 5, **changes: Any) -> list[Row]:
+def table(
+    slowdowns: Sequence[float], run: str, noise: float = 0.003, count: int = 5, **changes: Any
+) -> list[ResultRow]:
     """A row per factor, for 1, 2, 4, ... tokens: times around 1 ms × tokens × factor."""
     seed = 1000 * (run == "new")
     return [
@@ -57,7 +59,7 @@ def table(slowdowns: Sequence[float], run: str, noise: float = 0.003, count: int
     ]
 
 
-def write(path: Path, rows: Sequence[Row]) -> str:
+def write(path: Path, rows: Sequence[ResultRow]) -> str:
     """The file's name, after writing it."""
     path.write_text(HEADER + row_lines(rows), encoding="utf-8")
     return str(path)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.bench.columns import Row
-from ffncli.bench.compare import Comparison, Rules, compare
+from ffncli.bench.columns import ResultRow
+from ffncli.bench.compare import ResultComparison, Rules, compare
 from ffncli.bench.environment_match import ENVIRONMENT, match
 from ffncli.bench.two_sample import welch
 from ffncli.errors import FFNError
@@ -21,7 +21,7 @@ from tests.bench.stored import around, row, table
 GATE = Rules(threshold=0.03)
 
 
-def held(slowdowns: list[float], rules: Rules = GATE, **changes: object) -> Comparison:
+def held(slowdowns: list[float], rules: Rules = GATE, **changes: object) -> ResultComparison:
     return compare(table([1.0] * len(slowdowns), "base"), table(slowdowns, "new", **changes), rules)
 
 
@@ -64,7 +64,7 @@ def test_a_row_is_welch_on_logs_raw_and_per_anchor():
     new = row(around(1.1, 6, 0.02, 3), around(0.5, 6, 0.01, 4), run_id="new")
     (found,) = compare([base], [new]).rows
 
-    def logs(one: Row, anchored: bool) -> list[float]:
+    def logs(one: ResultRow, anchored: bool) -> list[float]:
         pairs = zip(one.process_times_s, one.process_anchors_s, strict=True)
         return [math.log(t / a if anchored else t) for t, a in pairs]
 
@@ -140,7 +140,7 @@ def test_one_process_is_shown_and_not_gated():
     assert found.undecided == (one,)
 
 
-def slow_machine(kernel: float, machine: float) -> Comparison:
+def slow_machine(kernel: float, machine: float) -> ResultComparison:
     new = table([kernel], "new")[0]
     anchors = tuple(machine * a for a in new.process_anchors_s)
     return compare(table([1.0], "base"), [replace(new, process_anchors_s=anchors)], GATE)
@@ -302,7 +302,7 @@ def test_a_swap_of_the_sides_inverts_ratios_and_swaps_words(base, new):
 REGIMES = {"clock": (0.015, 0.002), "state": (0.002, 0.010)}  # sd of what a process shares, of what each arm has alone
 
 
-def simulated(drawn: random.Random, regime: str, slowdowns: list[float], run: str) -> list[Row]:
+def simulated(drawn: random.Random, regime: str, slowdowns: list[float], run: str) -> list[ResultRow]:
     """Five processes, each with one offset for all arms and one for each arm, the anchor's too."""
     shared, own = REGIMES[regime]
     clocks = [drawn.gauss(0, shared) for _ in range(5)]
@@ -351,5 +351,5 @@ def test_any_false_failure_stays_below_its_level_at_the_threshold(regime):
 def test_rows_cannot_hide_in_fields_that_nothing_reads():
     """Every field that names the machine is compared, in the question, or deliberately neither."""
     named = "cpu isa device_name driver blas openmp allocator math_mode torch numpy python"
-    assert set(ENVIRONMENT) == set(named.split()) < {f.name for f in fields(Row)}
+    assert set(ENVIRONMENT) == set(named.split()) < {f.name for f in fields(ResultRow)}
     assert {"host", "ffncli"} & set(ENVIRONMENT) == set()

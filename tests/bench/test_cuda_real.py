@@ -16,7 +16,7 @@ from ffncli.bench.graphs import NotCaptured, captured
 from ffncli.bench.machine import llc_bytes
 from ffncli.bench.math_mode import set_math_mode
 from ffncli.bench.measuring import measure_case
-from ffncli.bench.nvml import Probe, gpu_probe
+from ffncli.bench.nvml import GpuProbe, gpu_probe
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
 from ffncli.bench.rounds import Arm
 from ffncli.bench.sustained import sustained
@@ -161,7 +161,7 @@ def test_the_peak_of_a_known_allocation(clock):
 
 def test_clocks_and_power_or_why_not(clock):
     probe, why = gpu_probe("cuda")
-    assert isinstance(probe, Probe) is (why == "")
+    assert isinstance(probe, GpuProbe) is (why == "")
     if probe is not None:
         clock.time(product(4096), 20)
         sample = probe.fresh()

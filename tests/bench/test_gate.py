@@ -8,7 +8,7 @@ from math import exp, log
 import numpy as np
 import pytest
 
-from ffncli.bench.columns import Row
+from ffncli.bench.columns import ResultRow
 from ffncli.bench.gate import gate
 from ffncli.bench.records import Method
 from ffncli.bench.statistics import holm, mean, t_interval, t_quantile
@@ -16,9 +16,9 @@ from ffncli.bench.statistics import holm, mean, t_interval, t_quantile
 METHOD = Method()
 
 
-def row(name: str, log_ratios: list[float], **columns: object) -> Row:
+def row(name: str, log_ratios: list[float], **columns: object) -> ResultRow:
     ratios = tuple(exp(d) for d in log_ratios)
-    base = Row(
+    base = ResultRow(
         kernel=name, baseline="eager", status="ok", process_ratios=ratios, aa_ratio=1.0, aa_low=0.99, aa_high=1.01
     )
     return replace(base, **columns)  # type: ignore[arg-type]

@@ -13,12 +13,12 @@ import torch
 
 from ffncli import __version__
 from ffncli.bench import hardware, host, machine
-from ffncli.bench.columns import Row
+from ffncli.bench.columns import ResultRow
 
 
 def test_every_column_of_the_environment_is_one_of_a_row():
     found = machine.environment("cpu")
-    assert set(found) <= {field.name for field in fields(Row)}
+    assert set(found) <= {field.name for field in fields(ResultRow)}
     assert all(isinstance(value, str) for value in found.values())
     assert found["torch"] == torch.__version__
     assert found["numpy"] == numpy.__version__

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from ffncli.bench.columns import Row
+from ffncli.bench.columns import ResultRow
 from ffncli.bench.records import Block
 from ffncli.bench.results import HEADER, ROUNDS_HEADER, block_lines, read_results, read_rounds, read_rows, row_lines
 from ffncli.errors import FFNError
 
-ROW = Row(
+ROW = ResultRow(
     run_id="r", host="=none", kernel="none", baseline="eager", status="ok", verdict="same", gated=True, threads=2,
     time_s=0.1 + 0.2, warnings=("drift: 3 %", "x: 9"), note='a "b", c', process_times_s=(1e-9, 2.0),
     passes="forward",

@@ -15,7 +15,7 @@ import pytest
 
 from ffncli.bench import launch, suite
 from ffncli.bench.grid import Grid, Request, cases, from_json, to_json
-from ffncli.bench.journal import Files, Journal, begin
+from ffncli.bench.journal import Journal, ResultFiles, begin
 from ffncli.bench.journal import resume as resume_journal
 from ffncli.bench.records import Job, Method
 from ffncli.bench.results import read_results, read_rounds, read_rows
@@ -172,7 +172,7 @@ def test_a_worker_that_cannot_start_is_one_line_and_leaves_nothing(tmp_path):
 
 def snapshots(path: Path, asked: Request) -> tuple[dict[str, bytes], list[dict[str, bytes]]]:
     """(the finished files, the files after each unit)."""
-    files = Files(path)
+    files = ResultFiles(path)
     journal = begin(path, asked, RUN, {}, summarise, False)
     states = []
     for _ in range(asked.units + 1):
@@ -184,7 +184,7 @@ def snapshots(path: Path, asked: Request) -> tuple[dict[str, bytes], list[dict[s
 
 
 def restored(path: Path, state: dict[str, bytes]) -> None:
-    files = Files(path)
+    files = ResultFiles(path)
     for one in (files.csv, files.rounds, files.journal):
         one.unlink(missing_ok=True)
     for name, raw in state.items():
@@ -450,11 +450,11 @@ def test_what_force_replaces_is_there_until_something_is_finished(tmp_path):
     path = tmp_path / "a.csv"
     with begun(path, request(tokens=(1,))) as journal:
         run(journal, command=FAKE)
-    before = path.read_bytes(), Files(path).rounds.read_bytes()
+    before = path.read_bytes(), ResultFiles(path).rounds.read_bytes()
     with pytest.raises(FFNError, match="could not start"), begun(path, request(tokens=(2,)), force=True) as journal:
         run(journal, command=(sys.executable, "-c", ""))
-    assert (path.read_bytes(), Files(path).rounds.read_bytes()) == before
-    assert not Files(path).journal.exists()
+    assert (path.read_bytes(), ResultFiles(path).rounds.read_bytes()) == before
+    assert not ResultFiles(path).journal.exists()
     with begun(path, request(tokens=(2,)), force=True) as journal:
         run(journal, command=FAKE)
     assert {row.tokens for row in read_rows(path)} == {2}

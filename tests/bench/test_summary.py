@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from ffncli.bench import roofline, warnings
-from ffncli.bench.columns import Row
+from ffncli.bench.columns import ResultRow
 from ffncli.bench.ratios import paired
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Block, Method, Outcome, Roof, Unit
 from ffncli.bench.summary import summarise
@@ -24,7 +24,7 @@ from tests.bench.units import CASE, QUICK, RUN, TIMES, units_of
 CHI_SQUARED = {1: 3.841, 2: 5.991, 3: 7.815, 4: 9.488}  # 95 %, by degrees of freedom
 
 
-def codes(row: Row) -> list[Code | None]:
+def codes(row: ResultRow) -> list[Code | None]:
     return [warnings.code_of(text) for text in row.warnings]
 
 
@@ -36,7 +36,7 @@ def with_flags(units: list[Unit], flags: tuple[str, ...], every: int = 1) -> lis
     return changed
 
 
-def packed(units: list[Unit], method: Method = QUICK) -> Row:
+def packed(units: list[Unit], method: Method = QUICK) -> ResultRow:
     return next(r for r in summarise(CASE, units, method, RUN) if r.kernel == "packed")
 
 
@@ -228,8 +228,8 @@ def test_above_a_roof(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def figures(case: object, time_s: float | None, roof: Roof, device_name: str, tf32: bool) -> object:
         seen["roof"] = roof
-        empty = {f.name: None for f in dataclasses.fields(roofline.Figures)}
-        return roofline.Figures(**{**empty, "roof_fraction": 1.3, "flops": 7, "datasheet_fraction": 1.019})
+        empty = {f.name: None for f in dataclasses.fields(roofline.RooflineFigures)}
+        return roofline.RooflineFigures(**{**empty, "roof_fraction": 1.3, "flops": 7, "datasheet_fraction": 1.019})
 
     monkeypatch.setattr(roofline, "figures", figures)
     units = units_of()

@@ -6,7 +6,7 @@ import pytest
 
 from ffncli.bench.nvml import probe_of
 from ffncli.bench.rounds import Arm
-from ffncli.bench.sustained import Side, Sustained, note, sustained
+from ffncli.bench.sustained import Sustained, SustainedSide, note, sustained
 from tests.bench.fake_nvml import FakeNvml
 
 
@@ -37,7 +37,7 @@ def test_four_turns_a_b_b_a_of_at_least_300_ms():
     assert [name for name, _ in clock.turns[-4:]] == ["packed", "eager", "eager", "packed"]
     assert all(0.3 <= taken < 0.4 for _, taken in clock.turns[-4:])
     assert found.ratio == pytest.approx(1.1)
-    assert found.kernel == Side("packed", pytest.approx(1.1e-3))
+    assert found.kernel == SustainedSide("packed", pytest.approx(1.1e-3))
 
 
 def test_a_clock_that_sinks_evenly_cancels():
@@ -80,7 +80,7 @@ def test_the_flush_goes_along():
     ("equal", "said"), [(1.0, False), (1.0099, False), (1.0101, True), (0.9902, False), (0.99, True)]
 )
 def test_a_note_only_where_the_ratios_differ_by_more_than_one_percent(equal, said):
-    found = Sustained(Side("packed", 1e-3), Side("eager", 1e-3))
+    found = Sustained(SustainedSide("packed", 1e-3), SustainedSide("eager", 1e-3))
     assert bool(note(found, equal)) is said
     if said:
         assert note(found, equal) == f"sustained 1.000, at equal clock {equal:.3f}"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ffncli.bench import suite
-from ffncli.bench.columns import Row
+from ffncli.bench.columns import ResultRow
 from ffncli.bench.results import COLUMNS
 from ffncli.cli import bench_page
 from tests.bench.test_suite import FAKE, worker_with
@@ -151,7 +151,7 @@ def test_many_cases_are_one_table(bench):
 
 @pytest.mark.parametrize(("saving", "said"), [(0.086, "7.9 %"), (1.0, "50 %"), (5.5, "85 %")])
 def test_what_fusing_saves_is_a_share_of_the_time_with_that_traffic_in_it(saving, said):
-    row = Row(kernel="eager", baseline="eager", status="ok", gemm_ratio=1.5, fusion_saving_max=saving)
+    row = ResultRow(kernel="eager", baseline="eager", status="ok", gemm_ratio=1.5, fusion_saving_max=saving)
     assert [part.text for part in bench_page._remarks([row])] == [
         f"eager takes 1.5 times its bare matrix products; fusing the activation can save at most about {said} here"
     ]
@@ -207,9 +207,9 @@ def test_a_resumed_run_is_gated_under_the_same_conditions(bench, tmp_path):
         assert (code, words in err) == (2, True), err
 
 
-def rows(base: str, *others: Row) -> list[Row]:
+def rows(base: str, *others: ResultRow) -> list[ResultRow]:
     """A baseline of that status and others beside it."""
-    return [Row(kernel="eager", baseline="eager", status=base, case="c", note="no such arithmetic"), *others]
+    return [ResultRow(kernel="eager", baseline="eager", status=base, case="c", note="no such arithmetic"), *others]
 
 
 def request_of(**fields):
@@ -221,7 +221,7 @@ def request_of(**fields):
 
 def test_a_gate_without_a_baseline_is_no_success():
     asked = request_of(fail_if_slower=0.03)
-    found = rows("skipped", Row(kernel="packed", baseline="eager", status="ok", case="c", time_s=1.0))
+    found = rows("skipped", ResultRow(kernel="packed", baseline="eager", status="ok", case="c", time_s=1.0))
     error = bench_page.failure(found, asked, bench_page.gated(found, asked))
     assert (error.code, "nothing could be gated" in error.message, "no such arithmetic" in error.hint) == (
         3,
@@ -231,14 +231,14 @@ def test_a_gate_without_a_baseline_is_no_success():
 
 
 def test_strict_leaves_nothing_open():
-    found = rows("skipped", Row(kernel="packed", baseline="eager", status="ok", case="c", time_s=1.0))
+    found = rows("skipped", ResultRow(kernel="packed", baseline="eager", status="ok", case="c", time_s=1.0))
     assert bench_page.failure(found, request_of(), None) is None
     assert bench_page.failure(found, request_of(strict=True), None).code == 4
     same = {"baseline": "eager", "status": "ok", "case": "c", "ratio": 1.0, "verdict": "same"}
-    fine = Row(kernel="packed", process_ratios=(1.0, 1.0, 1.0), aa_ratio=1.0, aa_low=1.0, aa_high=1.0, **same)
-    busy = Row(kernel="module", process_ratios=(1.0, 1.0), warnings=("preempted: 20 % of the blocks",), **same)
+    fine = ResultRow(kernel="packed", process_ratios=(1.0, 1.0, 1.0), aa_ratio=1.0, aa_low=1.0, aa_high=1.0, **same)
+    busy = ResultRow(kernel="module", process_ratios=(1.0, 1.0), warnings=("preempted: 20 % of the blocks",), **same)
     asked = request_of(fail_if_slower=0.03, strict=True)
-    found = [Row(kernel="eager", baseline="eager", status="ok", case="c", ratio=1.0), fine, busy]
+    found = [ResultRow(kernel="eager", baseline="eager", status="ok", case="c", ratio=1.0), fine, busy]
     judged = bench_page.gated(found, asked)
     assert bench_page.failure(found, asked, judged).code == 4
     summary = bench_page._gate(judged, found, asked)[-1].text
@@ -251,11 +251,11 @@ def test_what_a_model_has_to_say_is_said(bench):
 
 
 def test_reasons_that_are_visible():
-    row = Row(
+    row = ResultRow(
         cache="shared", note="mine.py, sha256 abc; 9 page faults a call, the baseline 0: part of the ratio is memory"
     )
     said = bench_page._reason(row)
     assert "9 page faults" in said
     assert "cache: the kernels' weights do not all fit" in said
     assert "sha256" not in said
-    assert bench_page._reason(Row(cache="warm")) == ""
+    assert bench_page._reason(ResultRow(cache="warm")) == ""

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ffncli.bench.by_step import step_arms
-from ffncli.bench.columns import Row
+from ffncli.bench.columns import ResultRow
 from ffncli.bench.records import BLOCK, STEP, Case
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.cli.by_step_page import by_step_parts
@@ -23,8 +23,8 @@ GATED = Case("512x2048:swiglu", "512x2048:swiglu", FFNSpec(512, 2048, "swiglu"),
 MOE = Case("moe", "moe", FFNSpec(8, 24, "swiglu", moe=MoE(4, 2)), 5)
 
 
-def row(name: str, share: float, **fields) -> Row:
-    return Row(kernel=name, baseline=BLOCK, status="ok", time_s=share * 1e-3, ratio=share, **fields)
+def row(name: str, share: float, **fields) -> ResultRow:
+    return ResultRow(kernel=name, baseline=BLOCK, status="ok", time_s=share * 1e-3, ratio=share, **fields)
 
 
 ROWS = [
@@ -91,7 +91,7 @@ def test_experts_steps_stand_under_them_and_are_not_added():
 
 
 def test_what_was_not_timed_says_so():
-    broken = [ROWS[0], Row(kernel="step gate", status="oom", note="out of memory"), *ROWS[2:]]
+    broken = [ROWS[0], ResultRow(kernel="step gate", status="oom", note="out of memory"), *ROWS[2:]]
     table, lines, _ = parts_of(GATED, broken)
     assert table.rows[1] == ("gate", "linear", "oom", "", None, None, None)
     assert lines == ["step gate: out of memory"]  # no sum of shares where one is missing

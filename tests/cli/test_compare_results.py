@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ffncli.bench.columns import Row, name_of
-from ffncli.bench.compare import Compared, Rules, compare
+from ffncli.bench.columns import ResultRow, name_of
+from ffncli.bench.compare import ComparedRow, Rules, compare
 from ffncli.cli.compare_results_page import LONGEST_COMMENT, change, words
 from ffncli.show.text import width
 from tests.bench.stored import row, table, write
@@ -231,7 +231,7 @@ def test_extreme_times_are_valid_json_and_csv(call, tmp_path):
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 
-def one(**figures: object) -> Compared:
+def one(**figures: object) -> ComparedRow:
     plain = compare(table([1.0], "base"), table([1.0], "new"), Rules()).rows[0]
     return replace(plain, **figures)
 
@@ -285,7 +285,7 @@ def test_every_key_is_documented(call, base, one_slower):
     section = JSON_DOC.split("\n## compare\n")[1].split("\n## ")[0]
     found = json.loads(call("compare", base, one_slower, "--json")[1])
     named = set(re.findall(r"`([a-z_]+)`", section))
-    assert {f.name for f in fields(Row)} >= {"passes"}
+    assert {f.name for f in fields(ResultRow)} >= {"passes"}
     keys = set(found) | set(found["rows"][0]) | set(found["kernels"][0]) - {"cases"}
     assert keys - {"schema_version", "command", "conventions"} <= named
     assert {"comparable", "mismatches", "regressions", "rows"} <= set(found)
@@ -293,7 +293,7 @@ def test_every_key_is_documented(call, base, one_slower):
     assert set(wanted) <= set(found["rows"][0])
     lines = list(csv.DictReader(io.StringIO(call("compare", base, one_slower, "--csv")[1])))
     assert [float(line["ratio"]) for line in lines] == [r["ratio"] for r in found["rows"]]
-    assert list(lines[0]) == [name_of(f.name) for f in fields(Compared)]
+    assert list(lines[0]) == [name_of(f.name) for f in fields(ComparedRow)]
 
 
 def test_a_comment_has_the_verdict_first_and_folds_the_rest(call, base, one_slower):

@@ -121,7 +121,7 @@ def test_what_cannot_be_asked(call, arguments, said):
 
 
 def test_long_values_go_on_in_the_next_row():
-    check = doctor.Check("name", " ".join(["word"] * 30), "note")
+    check = doctor.DoctorCheck("name", " ".join(["word"] * 30), "note")
     rows = doctor_page._rows(check)
     assert " ".join(row[1] for row in rows) == check.value
     assert [row[0] for row in rows] == ["name", "", ""]
