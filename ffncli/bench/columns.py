@@ -1,10 +1,31 @@
-"""ResultRow: one case and kernel of a result, a field for every column of the CSV, in their order."""
+"""ResultRow: one case and kernel of a result, a field for every column of the CSV, in their order; BenchWarning: one of
+its warnings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class BenchWarning:
+    """What makes a row's ratio less believable. `code` is a `warnings.Code`, or one that this version does not know.
+
+    As text it is `code: figures`. Results join texts with `;`, so none has one inside.
+    """
+
+    code: str
+    figures: str = ""
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.code, self.figures))).replace(";", ",")
+
+    @classmethod
+    def parse(cls, text: str) -> BenchWarning:
+        """The warning of that text; one without figures is a code alone."""
+        code, _, figures = text.partition(":")
+        return cls(code, figures.removeprefix(" "))
 
 
 @dataclass(frozen=True)
@@ -74,7 +95,7 @@ class ResultRow:
     error_rel: float | None = None
     baseline_error_rel: float | None = None
     seed: int | None = None
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[BenchWarning, ...] = ()
     note: str = ""
     # Added after the first fixed list. What `ffn compare` needs of each process, so that this file alone suffices.
     process_times_s: tuple[float, ...] = ()  # one value per process (statistics.centre), of the kernel

@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from ffncli.bench.columns import SCHEMA_VERSION, ResultRow, name_of
+from ffncli.bench.columns import SCHEMA_VERSION, BenchWarning, ResultRow, name_of
 from ffncli.bench.records import Block, Status, Verdict
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.strict_json import shown_path
@@ -56,8 +56,9 @@ ROUNDS_HEADER = line(ROUNDS)
 
 
 def cells(row: ResultRow) -> tuple[Any, ...]:
-    """The raw values of a row, in the order of COLUMNS."""
-    return tuple(getattr(row, f.name) for f in fields(row))
+    """The raw values of a row, in the order of COLUMNS; warnings as text."""
+    values = {f.name: getattr(row, f.name) for f in fields(row)} | {"warnings": tuple(map(str, row.warnings))}
+    return tuple(values.values())
 
 
 def row_lines(rows: Sequence[ResultRow]) -> str:
@@ -208,6 +209,8 @@ def _value(where: str, column: str, text: str) -> Any:
         return word
     if kind.startswith("tuple"):
         parts = _list(text)
+        if "BenchWarning" in kind:
+            return tuple(map(BenchWarning.parse, parts))
         return tuple(_number(where, column, part, float) for part in parts) if "float" in kind else parts
     if text == "":
         if not optional:

@@ -8,7 +8,7 @@ from math import exp, isfinite
 from typing import Any
 
 from ffncli.bench import roofline, warnings
-from ffncli.bench.columns import ResultRow
+from ffncli.bench.columns import BenchWarning, ResultRow
 from ffncli.bench.ratios import Means, log_times, paired, verdict
 from ffncli.bench.records import ANCHOR, GEMM, STEP, TWIN, Block, Case, Method, Outcome, Roof, Status, Unit
 from ffncli.bench.statistics import exp_or_inf
@@ -46,7 +46,7 @@ class _CaseUnits:
     method: Method
     arms: Mapping[str, tuple[Block, ...]]
     aa: Means | None
-    warnings: tuple[str, ...]
+    warnings: tuple[BenchWarning, ...]
 
     @classmethod
     def of(cls, case: Case, units: Sequence[Unit], method: Method) -> _CaseUnits:
@@ -65,7 +65,7 @@ class _CaseUnits:
         differing = [c for c in _ENVIRONMENT if len({u.environment.get(c, "") for u in units}) > 1]
         differing += ["cache"] * (len({u.cache for u in units}) > 1)
         if differing:
-            found.append(warnings.warning(Code.ENVIRONMENT, ", ".join(differing)))
+            found.append(BenchWarning(Code.ENVIRONMENT, ", ".join(differing)))
         return cls(case, tuple(units), method, {n: tuple(b) for n, b in arms.items()}, aa, tuple(found))
 
     @property
@@ -223,9 +223,8 @@ def _with_ratio(row: ResultRow, whole: _CaseUnits, notes: list[str]) -> tuple[Re
             process_ratios=tuple(exp(v) for v in ratio.of_processes.values()),
         )
         notes = [*notes, *_differing_faults(row.page_faults_per_call, _faults(whole.blocks(whole.baseline)))]
-    order = list(Code)
-    known = sorted(found, key=lambda text: order.index(warnings.code_of(text) or Code.ENVIRONMENT))
-    return replace(row, warnings=tuple(known)), notes
+    order: list[str] = list(Code)
+    return replace(row, warnings=tuple(sorted(found, key=lambda warning: order.index(warning.code)))), notes
 
 
 def _verdict(whole: _CaseUnits, ratio: Means, blocks: Sequence[Block]) -> str:

@@ -1,7 +1,4 @@
-"""What makes a ratio less believable: codes that stay, and what to do about each. Nothing is dropped because of one.
-
-A row's warning is `code: figures`; results and JSON hold that text, pages add the advice.
-"""
+"""What makes a ratio less believable: codes that stay, and what to do about each. Nothing is dropped because of one."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from math import ceil, exp, expm1, log, log1p
 from statistics import median
 
 from ffncli.bench import statistics
+from ffncli.bench.columns import BenchWarning
 from ffncli.bench.ratios import Means
 from ffncli.bench.records import Block, Method
 from ffncli.bench.statistics import Interval
@@ -65,26 +63,14 @@ ADVICE: Mapping[str, str] = {
 }
 
 
-def warning(code: Code, figures: str) -> str:
-    """As a row holds it. Results join warnings with `;`, so none has one inside."""
-    return f"{code}: {figures.replace(';', ',')}"
+def advice(warning: BenchWarning) -> str:
+    """What to do about a warning; empty where this version does not know it."""
+    return ADVICE.get(warning.code, "")
 
 
-def code_of(text: str) -> Code | None:
-    """The code of a row's warning; None of one that this version does not know."""
-    code = text.partition(":")[0]
-    return Code(code) if code in ADVICE else None
-
-
-def advice(text: str) -> str:
-    """What to do about a row's warning; empty where this version does not know it."""
-    code = code_of(text)
-    return ADVICE[code] if code else ""
-
-
-def has(texts: Iterable[str], code: Code) -> bool:
-    """Whether a row's warnings hold this one."""
-    return any(code_of(text) == code for text in texts)
+def has(warnings: Iterable[BenchWarning], code: Code) -> bool:
+    """Whether one of them has this code."""
+    return any(warning.code == code for warning in warnings)
 
 
 def percent(share: float) -> str:
@@ -92,17 +78,19 @@ def percent(share: float) -> str:
     return f"{float(f'{100 * share:.2g}'):g} %"
 
 
-def of_case(anchors: Sequence[Block], aa: Interval | None, method: Method, processes: int) -> list[str]:
+def of_case(anchors: Sequence[Block], aa: Interval | None, method: Method, processes: int) -> list[BenchWarning]:
     """What concerns all rows of a case: the blocks of the anchor, and the A/A interval, of the log ratio."""
     found = []
     if processes == 1:
-        found.append(warning(Code.ONE_PROCESS, "1 process"))
+        found.append(BenchWarning(Code.ONE_PROCESS, "1 process"))
     if aa is not None and not resolves(aa, method.margin):
         text = f"this machine cannot resolve {percent(method.margin)} here"
-        found.append(warning(Code.UNRESOLVED, f"{text}, A/A reads {exp(aa.low):.3f} to {exp(aa.high):.3f}"))
+        found.append(BenchWarning(Code.UNRESOLVED, f"{text}, A/A reads {exp(aa.low):.3f} to {exp(aa.high):.3f}"))
     drift = halves(anchors)
     if drift is not None and abs(drift) > log1p(_DRIFT):
-        found.append(warning(Code.DRIFT, f"{'+' if drift > 0 else '−'}{percent(abs(expm1(drift)))} between halves"))
+        found.append(
+            BenchWarning(Code.DRIFT, f"{'+' if drift > 0 else '−'}{percent(abs(expm1(drift)))} between halves")
+        )
     return found
 
 
@@ -122,7 +110,7 @@ def halves(blocks: Sequence[Block]) -> float | None:
     return median(times[-middle:]) - median(times[:middle])
 
 
-def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[str]:
+def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWarning]:
     """What concerns a kernel's interval: precision not reached, processes that are alike.
 
     `early`: the processes ended before their time, so that more time would change nothing.
@@ -130,7 +118,7 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[str]:
     found = []
     reached, wanted = ratio.interval.half_width, log1p(method.precision)
     if not ratio.interval.bounded:
-        found.append(warning(Code.PRECISION, "one value has no interval"))
+        found.append(BenchWarning(Code.PRECISION, "one value has no interval"))
     elif reached > wanted:
         more = (reached / wanted) ** 2
         rounds = ceil(ratio.rounds * more)
@@ -140,10 +128,10 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[str]:
         if early:  # each process is sure of itself, and they differ
             option = f" (--processes {ceil(method.processes * more)})" if seconds <= _PATIENCE else ""
         needed = f"some {rounds} rounds needed, {ratio.rounds} done{option}"
-        found.append(warning(Code.PRECISION, f"{text}: {needed}"))
+        found.append(BenchWarning(Code.PRECISION, f"{text}: {needed}"))
     factor = statistics.widening(ratio.correlation)
     if factor > 1:
-        found.append(warning(Code.CORRELATED, f"r = {ratio.correlation:.2f}, interval × {factor:.2f}"))
+        found.append(BenchWarning(Code.CORRELATED, f"r = {ratio.correlation:.2f}, interval × {factor:.2f}"))
     return found
 
 
@@ -152,37 +140,37 @@ def disturbed(blocks: Sequence[Block]) -> bool:
     return _share(blocks, lambda flag: flag in DISTURBANCES) > _SHARE
 
 
-def of_blocks(blocks: Sequence[Block]) -> list[str]:
+def of_blocks(blocks: Sequence[Block]) -> list[BenchWarning]:
     """What the flags of a kernel's and the baseline's blocks say."""
     found = []
     if disturbed(blocks):
         share = _share(blocks, lambda flag: flag in DISTURBANCES)
-        found.append(warning(Code.PREEMPTED, f"{percent(share)} of the blocks"))
+        found.append(BenchWarning(Code.PREEMPTED, f"{percent(share)} of the blocks"))
     for code, least in ((Code.THROTTLED, 0.0), (Code.STOLEN, _STOLEN)):
         share = _share(blocks, code.value.__eq__)
         if share > least:
-            found.append(warning(code, f"{percent(share)} of the blocks"))
+            found.append(BenchWarning(code, f"{percent(share)} of the blocks"))
     load, clock, cpu = (figures(blocks, name) for name in ("load", "clock", "cpu"))
     if load:
-        found.append(warning(Code.LOAD, f"{max(load):.1f}"))
+        found.append(BenchWarning(Code.LOAD, f"{max(load):.1f}"))
     if len(cpu) > len(blocks) / 2:
-        found.append(warning(Code.WAITING, f"{percent(median(cpu))} of the threads' time was computed in"))
+        found.append(BenchWarning(Code.WAITING, f"{percent(median(cpu))} of the threads' time was computed in"))
     if len(clock) > _SHARE * len(blocks):
-        found.append(warning(Code.CLOCK, f"{percent(median(clock))} of the rated clock"))
+        found.append(BenchWarning(Code.CLOCK, f"{percent(median(clock))} of the rated clock"))
     for code in (Code.GPU_THROTTLED, Code.LAUNCH_BOUND):
         share = _share(blocks, code.value.__eq__)
         if share > _SHARE:
-            found.append(warning(code, f"{percent(share)} of the blocks"))
+            found.append(BenchWarning(code, f"{percent(share)} of the blocks"))
     share = outside(blocks)
     if share > _SHARE:
-        found.append(warning(Code.SPIKES, f"{percent(share)} of the blocks"))
+        found.append(BenchWarning(Code.SPIKES, f"{percent(share)} of the blocks"))
     return found
 
 
-def of_roof(roof: float | None, datasheet: float | None) -> list[str]:
+def of_roof(roof: float | None, datasheet: float | None) -> list[BenchWarning]:
     """A fraction of a roof that is above 1."""
     return [
-        warning(Code.ROOF, f"{percent(fraction)} of the {name} roof")
+        BenchWarning(Code.ROOF, f"{percent(fraction)} of the {name} roof")
         for name, fraction in (("measured", roof), ("datasheet", datasheet))
         if fraction is not None and fraction > _ROOF
     ]

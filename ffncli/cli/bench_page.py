@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ffncli.bench import warnings
-from ffncli.bench.columns import ResultRow
+from ffncli.bench.columns import BenchWarning, ResultRow
 from ffncli.bench.gate import Gate, GatedRow, gate
 from ffncli.bench.grid import Request
 from ffncli.bench.journal import ResultFiles
 from ffncli.bench.records import Case
 from ffncli.bench.results import COLUMNS, cells
+from ffncli.bench.warnings import Code
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.strict_json import shown_path
 from ffncli.show.parts import Answer, Heading, Line, Part
@@ -161,21 +162,21 @@ def _notes(rows: Sequence[ResultRow], most: int = 20) -> list[Line]:
 def _warned(rows: Sequence[ResultRow]) -> list[Part]:
     """Every warning once, with whom it concerns and what to do; of one kind the first stands for all."""
     found: list[Part] = []
-    kinds: dict[object, list[str]] = {}
+    kinds: dict[str, list[BenchWarning]] = {}
     for row in rows:
-        for text in row.warnings:
-            kinds.setdefault(warnings.code_of(text) or text, []).append(text)
-    for texts in kinds.values():
-        concerned = [row for row in rows if set(row.warnings) & set(texts)]
-        more = f" ({_first(concerned, texts[0])}; the others alike)" if len(set(texts)) > 1 else ""
-        advice = warnings.advice(texts[0])
-        found.append(Line(f"warning: {_who(rows, concerned)}{texts[0]}{more}" + (f" - {advice}" if advice else "")))
+        for warning in row.warnings:
+            kinds.setdefault(warning.code, []).append(warning)
+    for alike in kinds.values():
+        concerned = [row for row in rows if set(row.warnings) & set(alike)]
+        more = f" ({_first(concerned, alike[0])}; the others alike)" if len(set(alike)) > 1 else ""
+        advice = warnings.advice(alike[0])
+        found.append(Line(f"warning: {_who(rows, concerned)}{alike[0]}{more}" + (f" - {advice}" if advice else "")))
     return found
 
 
-def _first(rows: Sequence[ResultRow], text: str) -> str:
+def _first(rows: Sequence[ResultRow], warning: BenchWarning) -> str:
     """Whose figures a warning shows; the tokens too where the rows are of several cases."""
-    row = next(row for row in rows if text in row.warnings)
+    row = next(row for row in rows if warning in row.warnings)
     return _named(row, len({row.case for row in rows}) > 1)
 
 
@@ -258,9 +259,7 @@ def _reason(row: ResultRow) -> str:
     seen = [part for part in row.note.split("; ") if "page fault" in part]
     if row.cache == "shared":
         seen.append("cache: the kernels' weights do not all fit into the last-level cache")
-    seen += [
-        text for text in row.warnings if warnings.code_of(text) in (warnings.Code.PREEMPTED, warnings.Code.THROTTLED)
-    ]
+    seen += [str(warning) for warning in row.warnings if warning.code in (Code.PREEMPTED, Code.THROTTLED)]
     return f" ({'; '.join(seen)})" if seen else ""
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.bench.columns import ResultRow
+from ffncli.bench.columns import BenchWarning, ResultRow
 from ffncli.bench.compare import ResultComparison, Rules, compare
 from ffncli.bench.environment_match import ENVIRONMENT, match
 from ffncli.bench.two_sample import welch
@@ -178,7 +178,10 @@ def test_without_an_anchor_nothing_is_gated():
 def test_what_was_measured_beside_other_work_does_not_gate(side):
     sides = [table([1.0], "base"), table([1.5], "new")]
     (quiet,) = compare(*sides, GATE).rows
-    sides[side] = [replace(r, warnings=("load: 3.0", "preempted: 24 % of the blocks")) for r in sides[side]]
+    sides[side] = [
+        replace(r, warnings=(BenchWarning("load", "3.0"), BenchWarning("preempted", "24 % of the blocks")))
+        for r in sides[side]
+    ]
     (one,) = compare(*sides, GATE).rows
     assert (quiet.regression, one.gated, one.regression, one.p_holm) == (True, False, False, None)
     assert one.reason == f"other work ran on the cores in {('BASE', 'NEW')[side]}: not gated"

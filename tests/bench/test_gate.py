@@ -8,7 +8,7 @@ from math import exp, log
 import numpy as np
 import pytest
 
-from ffncli.bench.columns import ResultRow
+from ffncli.bench.columns import BenchWarning, ResultRow
 from ffncli.bench.gate import gate
 from ffncli.bench.records import Method
 from ffncli.bench.statistics import holm, mean, t_interval, t_quantile
@@ -59,7 +59,7 @@ def test_what_is_not_gated() -> None:
         row("one process", slow[:1]),
         row("unresolved", slow, aa_low=1.03, aa_high=1.06, aa_ratio=1.04),
         row("fast twin", slow, aa_low=0.93, aa_high=0.97, aa_ratio=0.95),
-        row("preempted", slow, warnings=("preempted: 20 % of the blocks",)),
+        row("preempted", slow, warnings=(BenchWarning("preempted", "20 % of the blocks"),)),
         row("wrong", slow, status="wrong"),
         row("untimed", []),
         row("eager", slow),

@@ -7,15 +7,25 @@ from dataclasses import replace
 
 import pytest
 
-from ffncli.bench.columns import ResultRow
+from ffncli.bench.columns import BenchWarning, ResultRow
 from ffncli.bench.records import Block
-from ffncli.bench.results import HEADER, ROUNDS_HEADER, block_lines, read_results, read_rounds, read_rows, row_lines
+from ffncli.bench.results import (
+    COLUMNS,
+    HEADER,
+    ROUNDS_HEADER,
+    block_lines,
+    cells,
+    read_results,
+    read_rounds,
+    read_rows,
+    row_lines,
+)
 from ffncli.errors import FFNError
 
 ROW = ResultRow(
     run_id="r", host="=none", kernel="none", baseline="eager", status="ok", verdict="same", gated=True, threads=2,
-    time_s=0.1 + 0.2, warnings=("drift: 3 %", "x: 9"), note='a "b", c', process_times_s=(1e-9, 2.0),
-    passes="forward",
+    time_s=0.1 + 0.2, warnings=(BenchWarning("drift", "3 %"), BenchWarning("x", "9")), note='a "b", c',
+    process_times_s=(1e-9, 2.0), passes="forward",
 )  # fmt: skip
 
 
@@ -45,6 +55,25 @@ def test_a_frame_has_the_right_types(tmp_path):
     assert math.isnan(frame["time_s"][1])
     assert frame["process_times_s"][0] == (1e-9, 2.0)
     assert frame["pass"][0] == "forward"
+    assert frame["warnings"][0] == ("drift: 3 %", "x: 9")
+
+
+@pytest.mark.parametrize(
+    ("warning", "text"),
+    [
+        (BenchWarning("load", "5.5"), "load: 5.5"),
+        (BenchWarning("precision", "±2 % reached, ±1 % wanted: some 9 rounds needed"),
+         "precision: ±2 % reached, ±1 % wanted: some 9 rounds needed"),
+        (BenchWarning("from the future"), "from the future"),
+    ],
+)  # fmt: skip
+def test_a_warning_is_text_in_files_alone(tmp_path, warning, text):
+    path = tmp_path / "a.csv"
+    path.write_text(HEADER + row_lines([replace(ROW, warnings=(warning, BenchWarning("load", "1; 2")))]))
+    assert f"{text};load: 1, 2" in path.read_text()
+    (row,) = read_rows(path)
+    assert row.warnings == (warning, BenchWarning("load", "1, 2"))
+    assert cells(row)[COLUMNS.index("warnings")] == (text, "load: 1, 2")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ffncli.bench import suite
-from ffncli.bench.columns import ResultRow
+from ffncli.bench.columns import BenchWarning, ResultRow
 from ffncli.bench.results import COLUMNS
 from ffncli.cli import bench_page
 from tests.bench.test_suite import FAKE, worker_with
@@ -236,7 +236,8 @@ def test_strict_leaves_nothing_open():
     assert bench_page.failure(found, request_of(strict=True), None).code == 4
     same = {"baseline": "eager", "status": "ok", "case": "c", "ratio": 1.0, "verdict": "same"}
     fine = ResultRow(kernel="packed", process_ratios=(1.0, 1.0, 1.0), aa_ratio=1.0, aa_low=1.0, aa_high=1.0, **same)
-    busy = ResultRow(kernel="module", process_ratios=(1.0, 1.0), warnings=("preempted: 20 % of the blocks",), **same)
+    others = (BenchWarning("preempted", "20 % of the blocks"),)
+    busy = ResultRow(kernel="module", process_ratios=(1.0, 1.0), warnings=others, **same)
     asked = request_of(fail_if_slower=0.03, strict=True)
     found = [ResultRow(kernel="eager", baseline="eager", status="ok", case="c", ratio=1.0), fine, busy]
     judged = bench_page.gated(found, asked)
