@@ -14,7 +14,9 @@ from typing import Literal
 
 from ffncli.bench.columns import ResultRow
 from ffncli.bench.environment_match import EnvironmentMismatch, RowPair, block_of, environment, hosts, match, mismatches
-from ffncli.bench.statistics import Interval, holm
+from ffncli.bench.gate import aa_of
+from ffncli.bench.ratios import differs, verdict
+from ffncli.bench.statistics import Interval, exp_or_inf, holm
 from ffncli.bench.two_sample import Shift, mean_ratio, welch
 from ffncli.bench.warnings import Code, has
 from ffncli.errors import FFNError, shown
@@ -183,22 +185,22 @@ def _compared(pair: RowPair, rules: Rules, unlike: bool) -> _Tested:
         welch(b, n)
         for b, n in ((base.times, new.times), (base.normalised, new.normalised), (base.anchors, new.anchors))
     )
-    intervals = [shift.ratio() if shift else None for shift in (raw, normalised, anchor)]
+    intervals = [shift and shift.log_ratio for shift in (raw, normalised, anchor)]
     row = replace(
         row,
         ratio=mean_ratio(base.times, new.times),
         normalised_ratio=mean_ratio(base.normalised, new.normalised),
         anchor_ratio=mean_ratio(base.anchors, new.anchors),
         **{
-            f"{name}_{end}": getattr(interval, end)
+            f"{name}_{end}": exp_or_inf(getattr(interval, end))
             for name, interval in zip(("ratio", "normalised", "anchor"), intervals, strict=True)
             if interval
             for end in ("low", "high")
         },
     )
-    verdict, why = _verdict(intervals[0], intervals[1], rules.margin)
+    word, why = _verdict(intervals[0], intervals[1], rules.margin)
     reason = "other environment" if unlike else _ungated(pair, base, new, intervals[2], rules.margin)
-    row = replace(row, verdict=verdict, gated=not reason, reason=reason or why)
+    row = replace(row, verdict=word, gated=not reason, reason=reason or why)
     return (row, raw, normalised) if row.gated else (row, None, None)
 
 
@@ -250,25 +252,16 @@ def _unlike_status(row: ComparedRow, unlike: bool) -> ComparedRow:
 
 
 def _verdict(raw: Interval | None, normalised: Interval | None, margin: float) -> tuple[CompareVerdict, str]:
-    """By the raw interval, unless the normalised one does not agree; and why nothing can be told."""
+    """By the raw log ratio, unless the normalised one does not agree; and why nothing can be told."""
     if raw is None:
         return "inconclusive", ""
-    first = _word(raw, margin)
+    first = verdict(raw, margin)
     if normalised is None or first == "inconclusive":
         return first, ""
-    second = _word(normalised, margin)
+    second = verdict(normalised, margin)
     if first == second or (first == "same" and second == "inconclusive"):
         return first, ""
     return "inconclusive", "raw and normalised by the machine's anchor do not agree"
-
-
-def _word(interval: Interval, margin: float) -> CompareVerdict:
-    """Wholly beyond the margin or inside it; alike in both directions, so that a swap of the sides swaps the words."""
-    if interval.low > 1 + margin:
-        return "slower"
-    if interval.high < 1 / (1 + margin):
-        return "faster"
-    return "same" if interval.low >= 1 / (1 + margin) and interval.high <= 1 + margin else "inconclusive"
 
 
 def _ungated(pair: RowPair, base: _Side, new: _Side, anchor: Interval | None, margin: float) -> str:
@@ -278,16 +271,14 @@ def _ungated(pair: RowPair, base: _Side, new: _Side, anchor: Interval | None, ma
             return f"one process in {name}: shown, not gated"
     if anchor is None:
         return "no machine anchor recorded: not gated"
-    if _word(anchor, margin) in ("slower", "faster"):
-        return f"the machine itself changed, {change(anchor.value)}: not gated"
+    if differs(anchor, margin):
+        return f"the machine itself changed, {change(exp_or_inf(anchor.value))}: not gated"
     for name, rows in (("BASE", pair.base), ("NEW", pair.new)):
         for row in rows:
             if has(row.warnings, Code.PREEMPTED):
                 return f"other work ran on the cores in {name}: not gated"
-            if row.aa_low is not None and row.aa_high is not None:
-                twin = Interval(row.aa_ratio or 1.0, row.aa_low, row.aa_high)
-                if _word(twin, margin) in ("slower", "faster"):
-                    return f"the machine told the baseline from itself in {name}: not gated"
+            if differs(aa_of(row), margin):
+                return f"the machine told the baseline from itself in {name}: not gated"
     return ""
 
 

@@ -8,6 +8,7 @@ from math import exp, inf, log, log1p
 
 from ffncli.bench import statistics, warnings
 from ffncli.bench.columns import ResultRow
+from ffncli.bench.ratios import differs
 from ffncli.bench.records import Method
 from ffncli.bench.statistics import Interval
 from ffncli.bench.warnings import Code
@@ -87,13 +88,14 @@ def _not_gated(row: ResultRow, method: Method) -> str:
         return "no ratio"
     if len(row.process_ratios) < 2:
         return "1 process: this process only"
-    aa = Interval(log(row.aa_ratio or 1.0), *_logs(row.aa_low, row.aa_high))
-    if not warnings.resolves(aa, method.margin):
+    if differs(aa_of(row), method.margin):
         return f"this machine cannot resolve {warnings.percent(method.margin)} here"
     if warnings.has(row.warnings, Code.PREEMPTED):
         return "other work ran on these cores"
     return ""
 
 
-def _logs(low: float | None, high: float | None) -> tuple[float, float]:
-    return log(low) if low else -inf, log(high) if high else inf
+def aa_of(row: ResultRow) -> Interval:
+    """The log of the row's A/A ratio, of the same code twice; an end that is not known is infinite."""
+    ends = (row.aa_ratio or 1.0, row.aa_low or 0.0, inf if row.aa_high is None else row.aa_high)
+    return Interval(*map(statistics.log_or_inf, ends))

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from math import expm1, isfinite, sqrt
+from math import expm1, isfinite, log, sqrt
 
 from ffncli.bench import ratios, statistics
 from ffncli.bench.launch import environment
@@ -116,16 +116,10 @@ def _sequential(blocks: Sequence[Block]) -> float:
         times = [block.per_call for block in blocks if block.process == process]
         half = len(times) // 2
         if half:
-            errors.append(statistics.log_of(_median(times[:half]) / _median(times[half:]) - 1))
+            errors.append(log(statistics.median(times[:half]) / statistics.median(times[half:])))
     n = len(errors)
     rms = sqrt(sum(error * error for error in errors) / n)
     return statistics.t_quantile(0.975, n) * rms / sqrt(n)
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 # --- a process --------------------------------------------------------------------------------------------------------

@@ -96,3 +96,8 @@ def verdict(log_ratio: Interval, margin: float) -> Verdict:
     if log_ratio.low >= -edge and log_ratio.high <= edge:
         return "same"
     return "inconclusive"
+
+
+def differs(log_ratio: Interval | None, margin: float) -> bool:
+    """Whether it is certainly beyond the margin, either way; of nothing that is not known."""
+    return log_ratio is not None and verdict(log_ratio, margin) in ("slower", "faster")

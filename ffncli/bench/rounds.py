@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import ceil, inf, log, sqrt
+from math import ceil, inf, log, log1p, sqrt
 from random import Random
 
 from ffncli.bench import statistics
@@ -90,7 +90,7 @@ def plan_of(method: Method, baseline: str, kernels: Sequence[str], device: str =
         block=block,
         placements=method.placements,
         rounds=method.rounds,
-        target=statistics.log_of(method.precision) * sqrt(method.processes),
+        target=log1p(method.precision) * sqrt(method.processes),
         budget=method.max_time / method.processes,
         seed=method.seed,
         processes=method.processes,

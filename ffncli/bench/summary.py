@@ -9,7 +9,7 @@ from typing import Any
 
 from ffncli.bench import roofline, warnings
 from ffncli.bench.columns import BenchWarning, ResultRow
-from ffncli.bench.ratios import Means, log_times, paired, verdict
+from ffncli.bench.ratios import Means, differs, log_times, paired, verdict
 from ffncli.bench.records import ANCHOR, GEMM, STEP, TWIN, Block, Case, Method, Outcome, Roof, Status, Unit
 from ffncli.bench.statistics import exp_or_inf
 from ffncli.bench.warnings import Code
@@ -230,7 +230,7 @@ def _with_ratio(row: ResultRow, whole: _CaseUnits, notes: list[str]) -> tuple[Re
 def _verdict(whole: _CaseUnits, ratio: Means, blocks: Sequence[Block]) -> str:
     """In words; inconclusive whatever the interval says where the machine was disturbed or A/A differ."""
     aa = whole.aa.interval if whole.aa else None
-    if warnings.disturbed(blocks) or not warnings.resolves(aa, whole.method.margin):
+    if warnings.disturbed(blocks) or differs(aa, whole.method.margin):
         return "inconclusive"
     return verdict(ratio.interval, whole.method.margin)
 

@@ -23,10 +23,15 @@ class Shift:
     error: float
     df: float
 
+    @property
+    def log_ratio(self) -> Interval:
+        """The log of NEW over BASE with its 95 % interval."""
+        half = t_quantile(0.5 + CONFIDENCE / 2, self.df) * self.error if self.error else 0.0
+        return Interval(self.mean, self.mean - half, self.mean + half)
+
     def ratio(self) -> Interval:
         """NEW over BASE with its 95 % interval; an end without a float is infinite or 0."""
-        half = t_quantile(0.5 + CONFIDENCE / 2, self.df) * self.error if self.error else 0.0
-        return Interval(self.mean, self.mean - half, self.mean + half).map(exp_or_inf)
+        return self.log_ratio.map(exp_or_inf)
 
     def p_above(self, threshold: float) -> float:
         """One-sided p of "the true ratio is at most 1 + threshold": small where NEW is slower by more than that."""

@@ -9,7 +9,7 @@ from statistics import median
 
 from ffncli.bench import statistics
 from ffncli.bench.columns import BenchWarning
-from ffncli.bench.ratios import Means
+from ffncli.bench.ratios import Means, differs
 from ffncli.bench.records import Block, Method
 from ffncli.bench.statistics import Interval
 
@@ -83,7 +83,7 @@ def of_case(anchors: Sequence[Block], aa: Interval | None, method: Method, proce
     found = []
     if processes == 1:
         found.append(BenchWarning(Code.ONE_PROCESS, "1 process"))
-    if aa is not None and not resolves(aa, method.margin):
+    if aa is not None and differs(aa, method.margin):
         text = f"this machine cannot resolve {percent(method.margin)} here"
         found.append(BenchWarning(Code.UNRESOLVED, f"{text}, A/A reads {exp(aa.low):.3f} to {exp(aa.high):.3f}"))
     drift = halves(anchors)
@@ -92,12 +92,6 @@ def of_case(anchors: Sequence[Block], aa: Interval | None, method: Method, proce
             BenchWarning(Code.DRIFT, f"{'+' if drift > 0 else '−'}{percent(abs(expm1(drift)))} between halves")
         )
     return found
-
-
-def resolves(aa: Interval | None, margin: float) -> bool:
-    """Whether the A/A interval (of the log ratio) does not exclude equality by more than the margin."""
-    edge = log1p(margin)
-    return aa is None or not (aa.low > edge or aa.high < -edge)
 
 
 def halves(blocks: Sequence[Block]) -> float | None:

@@ -11,6 +11,8 @@ from typing import Any
 
 from ffncli.bench.columns import name_of
 from ffncli.bench.compare import CONVENTIONS, ComparedRow, ResultComparison, change
+from ffncli.bench.ratios import differs
+from ffncli.bench.statistics import Interval, log_or_inf
 from ffncli.show.output import markdown
 from ffncli.show.parts import Answer, Fold, Heading, Line, Part
 from ffncli.show.tables import Table
@@ -149,7 +151,8 @@ def words(row: ComparedRow, margin: float) -> str:
     if low is None or high is None:
         return f"cannot tell ({change(row.ratio)}, one process)"
     if row.verdict == "inconclusive":
-        if row.normalised_ratio is not None and (low > 1 + margin or high < 1 / (1 + margin)):  # what spoke against it
+        raw = Interval(row.ratio, low, high).map(log_or_inf)
+        if row.normalised_ratio is not None and differs(raw, margin):  # what spoke against it
             return f"cannot tell ({_signed(row.ratio)}, anchored {_signed(row.normalised_ratio)})"
         return f"cannot tell ({_signed(low)} to {_signed(high)})"
     return f"{change(row.ratio)} ({_span(row.ratio, low, high)})"

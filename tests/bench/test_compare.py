@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from ffncli.bench.columns import BenchWarning, ResultRow
 from ffncli.bench.compare import ResultComparison, Rules, compare
 from ffncli.bench.environment_match import ENVIRONMENT, match
+from ffncli.bench.gate import gate
+from ffncli.bench.records import Method
 from ffncli.bench.two_sample import welch
 from ffncli.errors import FFNError
 from tests.bench.stored import around, row, table
@@ -196,6 +198,28 @@ def test_a_twin_that_is_told_apart_does_not_gate():
         assert f"from itself in {('BASE', 'NEW')[side]}" in one.reason
     fine = [replace(r, aa_ratio=1.02, aa_low=1.015, aa_high=1.03) for r in table([1.5], "new")]
     assert compare(table([1.0], "base"), fine, GATE).rows[0].regression
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "gated"),
+    [
+        (None, None, True),
+        (0.981, 1.019, True),
+        (1.021, None, False),  # its upper end was no number: above the margin wherever that was
+        (None, 0.98, False),
+        (1.021, 1.03, False),
+        (0.97, 0.98, False),
+        (0.0, 1.5, True),
+        (-1.0, -0.5, False),  # no ratio at all, in a file that somebody wrote by hand
+    ],
+)
+def test_compare_and_the_gate_of_a_run_judge_a_twin_alike(low, high, gated):
+    base, new = (
+        [replace(r, aa_low=low, aa_high=high, process_ratios=(1.0, 1.01)) for r in table([1.0], run)]
+        for run in ("base", "new")
+    )
+    assert compare(base, new, GATE).rows[0].gated == gated
+    assert (not gate(new, 0.03, Method()).not_gated) == gated
 
 
 @pytest.mark.parametrize("status", ["wrong", "failed", "oom", "skipped"])

@@ -8,7 +8,7 @@ from math import log
 import numpy as np
 import pytest
 
-from ffncli.bench.ratios import averaged, log_times, paired, verdict
+from ffncli.bench.ratios import averaged, differs, log_times, paired, verdict
 from ffncli.bench.statistics import Interval
 from tests.bench.units import blocks_of
 
@@ -67,6 +67,19 @@ def test_verdict(low: float, high: float, word: str) -> None:
     assert verdict(Interval(0.0, -high, -low), 0.02) == swapped
     assert verdict(Interval(0.0, log(1.0201), log(1.5)), 0.02) == "slower"
     assert verdict(Interval(0.0, log(1.0199), log(1.5)), 0.02) == "inconclusive"
+
+
+def test_the_verdict_is_that_of_ratios() -> None:
+    draw = np.random.default_rng(3)
+    for margin in (0.0, 0.003, 0.02, 0.3):
+        for low, high in np.sort(draw.normal(0, max(margin, 0.01) * 1.5, (500, 2))).tolist():
+            a, b = math.exp(low), math.exp(high)
+            slower, faster = a > 1 + margin, b < 1 / (1 + margin)
+            same = a >= 1 / (1 + margin) and b <= 1 + margin
+            word = "slower" if slower else "faster" if faster else "same" if same else "inconclusive"
+            assert verdict(Interval(0.0, low, high), margin) == word
+            assert differs(Interval(0.0, low, high), margin) == (slower or faster)
+    assert not differs(None, 0.0)
 
 
 def covered(logs: np.ndarray, truth: float) -> float:
