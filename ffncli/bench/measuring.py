@@ -27,6 +27,7 @@ from ffncli.bench.placement import Caching, caching
 from ffncli.bench.problem import Problem
 from ffncli.bench.ratios import paired
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Job, Outcome, Roof, Unit
+from ffncli.bench.roof import measured_roof
 from ffncli.bench.rounds import Measured, measure, plan_of
 from ffncli.bench.seat import Broken, Seat, made, total, touched
 from ffncli.bench.sustained import note as sustained_note
@@ -395,4 +396,4 @@ def _subnormal(error: correct.Error) -> str:
 @cache
 def _roof(device: str, dtype: str, threads: int) -> Roof:
     """Once in a process: half a second."""
-    return roofline.measured_roof(device, dtype, threads)
+    return measured_roof(device, dtype, threads)
