@@ -80,7 +80,7 @@ def block_lines(run_id: str, blocks: Sequence[Block]) -> str:
 def read_rows(path: str | Path) -> tuple[ResultRow, ...]:
     """The rows of a result, or of several that were put together with `cat`. Raises FFNError with file and line."""
     rows = []
-    for where, record in _records(Path(path), _FIXED):
+    for where, record in _records(_lines(Path(path)), _FIXED, []):
         if record["schema_version"] != str(SCHEMA_VERSION):
             said = shown(record["schema_version"])
             raise FFNError(f"{where}: unknown schema_version {said}", f"this ffn reads version {SCHEMA_VERSION}")
@@ -89,15 +89,13 @@ def read_rows(path: str | Path) -> tuple[ResultRow, ...]:
     return tuple(rows)
 
 
-def read_rounds(path: str | Path) -> tuple[tuple[str, Block], ...]:
-    """(run_id, block) for every line of a rounds file. Raises FFNError with file and line."""
-    return tuple(map(_block, _records(Path(path), ROUNDS)))
-
-
 def parse_rounds(raw: bytes, name: str) -> tuple[tuple[str, Block], ...]:
-    """The same of lines without their header, from a file of that name."""
+    """(run_id, block) for every line of a rounds file of that name, without its header.
+
+    Raises FFNError with file and line.
+    """
     lines = _split(raw, name) if raw else ()
-    return tuple(map(_block, _parsed(lines, ROUNDS, list(ROUNDS))))
+    return tuple(map(_block, _records(lines, ROUNDS, list(ROUNDS))))
 
 
 def _block(found: tuple[str, dict[str, str]]) -> tuple[str, Block]:
@@ -136,15 +134,10 @@ def read_results(path: str | Path | Sequence[str | Path]) -> pandas.DataFrame:
     return pandas.DataFrame(columns)
 
 
-def _records(path: Path, needed: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """(`FILE, line 7`, column → text) for every record of a CSV."""
-    return _parsed(_lines(path), needed, [])
-
-
-def _parsed(
+def _records(
     lines: Iterable[tuple[str, str]], needed: Sequence[str], columns: list[str]
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """The records of lines; a header may come again, with columns of its own."""
+    """(`FILE, line 7`, column → text) for every record; a header may come again, with columns of its own."""
     for where, text in lines:
         try:
             (cells,) = csv.reader([text], strict=True) if text else ([],)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.bench.columns import ResultRow
-from ffncli.bench.results import HEADER, row_lines
+from ffncli.bench.records import Block
+from ffncli.bench.results import HEADER, ROUNDS_HEADER, parse_rounds, row_lines
 
 ENVIRONMENT: dict[str, Any] = {
     "ffncli": "0.1.0", "torch": "2.13.0", "python": "3.12.1", "host": "ci-1", "cpu": "AMD EPYC 7B13", "isa": "avx2 fma",
@@ -57,6 +58,13 @@ def table(
         )
         for at, factor in enumerate(slowdowns)
     ]
+
+
+def blocks_in(path: Path) -> list[tuple[str, Block]]:
+    """(run_id, block) for every line of a rounds file, whose header is checked."""
+    raw, header = path.read_bytes(), ROUNDS_HEADER.encode()
+    assert raw.startswith(header)
+    return list(parse_rounds(raw.removeprefix(header), path.name))
 
 
 def write(path: Path, rows: Sequence[ResultRow]) -> str:

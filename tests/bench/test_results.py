@@ -16,11 +16,11 @@ from ffncli.bench.results import (
     block_lines,
     cells,
     read_results,
-    read_rounds,
     read_rows,
     row_lines,
 )
 from ffncli.errors import FFNError
+from tests.bench.stored import blocks_in
 
 ROW = ResultRow(
     run_id="r", host="=none", kernel="none", baseline="eager", status="ok", verdict="same", gated=True, threads=2,
@@ -105,4 +105,4 @@ def test_what_is_damaged_is_refused_with_its_line(tmp_path, change, words):
 def test_blocks_come_back_as_they_were(tmp_path):
     path, block = tmp_path / "a.rounds.csv", Block(1, "a, b", 2, 3, 4, "(aa)", 5, 1 / 3, ("faults=3", "stolen"))
     path.write_text(ROUNDS_HEADER + block_lines("r", [block, replace(block, flags=())]))
-    assert read_rounds(path) == (("r", block), ("r", replace(block, flags=())))
+    assert blocks_in(path) == [("r", block), ("r", replace(block, flags=()))]

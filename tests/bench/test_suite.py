@@ -18,12 +18,13 @@ from ffncli.bench.grid import Grid, Request, cases, from_json, to_json
 from ffncli.bench.journal import Journal, ResultFiles, begin
 from ffncli.bench.journal import resume as resume_journal
 from ffncli.bench.records import Job, Method
-from ffncli.bench.results import read_results, read_rounds, read_rows
+from ffncli.bench.results import read_results, read_rows
 from ffncli.bench.suite import begun, resumed, run
 from ffncli.bench.summary import summarise
 from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions
 from tests.bench import fake_worker
+from tests.bench.stored import blocks_in
 
 FAKE = (sys.executable, "-m", "tests.bench.fake_worker")
 RUN = {"run_id": "r1", "started_utc": "2026-01-01T00:00:00Z"}
@@ -83,7 +84,7 @@ def test_rows_can_be_made_again_from_the_rounds_file(tmp_path):
     asked, path = request(), tmp_path / "a.csv"
     with begun(path, asked) as journal:
         found = run(journal, command=FAKE)
-    blocks = [block for run_id, block in read_rounds(tmp_path / "a.rounds.csv") if run_id == found.rows[0].run_id]
+    blocks = [block for run_id, block in blocks_in(tmp_path / "a.rounds.csv") if run_id == found.rows[0].run_id]
     again = []
     for case in asked.cases:
         jobs = [Job(p, (), asked.kernels, "eager", asked.method) for p in range(2)]
