@@ -18,6 +18,7 @@ from ffncli.bench import ratios, statistics
 from ffncli.bench.launch import environment
 from ffncli.bench.records import TWIN, Block
 from ffncli.bench.rounds import BLOCK_SECONDS, Arm, Plan, measure
+from ffncli.bench.warnings import disturbed_share
 
 TOKENS, D_MODEL, D_FF = 32, 512, 2048  # 67 MFLOP, 4.5 MB: some tenths of a millisecond, in most caches
 GEMM = "gemm"
@@ -25,7 +26,6 @@ _PROCESSES, _FEWER, _SHORT = 5, 3, 6.0  # so many, or fewer where there are less
 _OVERDUE = 1.2  # times the seconds asked for
 _LEAST = 0.3  # s of measuring in a process, however long it took to start
 _PATIENCE = 120.0  # s, for a process to start and measure
-_TROUBLES = ("preempted", "throttled", "stolen")
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Noise:
 def measure_noise(
     seconds: float,
     threads: int,
-    told: Callable[[int], None] = lambda done: None,
+    tell: Callable[[int], None] = lambda done: None,
     run: Callable[[int, int, float], Sequence[Block]] | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> Noise | None:
     """About `seconds` of it, start of the processes included; None where fewer than two of them came to an end.
 
-    `told` hears of each process that ended. `run(process, threads, until)` measures in a process of its own. Where
+    `tell` hears of each process that ended. `run(process, threads, until)` measures in a process of its own. Where
     processes are slow to start, those beyond the third are left out.
     """
     run = run or _in_a_process
@@ -71,7 +71,7 @@ def measure_noise(
         if process >= _FEWER and now() - began > _OVERDUE * seconds:
             break
         blocks += run(process, threads, began + seconds * (process + 1) / count)
-        told(1)
+        tell(1)
     return judged(blocks, threads, now() - began)
 
 
@@ -89,7 +89,6 @@ def judged(blocks: Sequence[Block], threads: int, seconds: float) -> Noise | Non
     holds_one = interval.low <= 0 <= interval.high
     ours = interval.half_width if holds_one else max(abs(interval.low), abs(interval.high))
     one_after_another = _sequential(blocks)
-    troubled = sum(any(flag in _TROUBLES for flag in block.flags) for block in blocks) / len(blocks)
     return Noise(
         resolvable_difference=expm1(ours),
         aa_ratio=statistics.exp_or_inf(interval.value),
@@ -97,7 +96,7 @@ def judged(blocks: Sequence[Block], threads: int, seconds: float) -> Noise | Non
         aa_high=statistics.exp_or_inf(interval.high),
         sequential_difference=expm1(min(one_after_another, 700.0)),
         sequential_times_longer=(one_after_another / ours) ** 2 if ours else float("inf"),
-        troubled=troubled,
+        troubled=disturbed_share(blocks),
         processes=len(found.of_processes),
         rounds=found.rounds,
         threads=threads,

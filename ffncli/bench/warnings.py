@@ -131,15 +131,19 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWar
 
 def disturbed(blocks: Sequence[Block]) -> bool:
     """Whether so many blocks were preempted, throttled or robbed that they decide nothing."""
-    return _share(blocks, lambda flag: flag in DISTURBANCES) > _SHARE
+    return disturbed_share(blocks) > _SHARE
+
+
+def disturbed_share(blocks: Sequence[Block]) -> float:
+    """The share of the blocks that were preempted, throttled or stolen from."""
+    return _share(blocks, DISTURBANCES.__contains__)
 
 
 def of_blocks(blocks: Sequence[Block]) -> list[BenchWarning]:
     """What the flags of a kernel's and the baseline's blocks say."""
     found = []
     if disturbed(blocks):
-        share = _share(blocks, lambda flag: flag in DISTURBANCES)
-        found.append(BenchWarning(Code.PREEMPTED, f"{percent(share)} of the blocks"))
+        found.append(BenchWarning(Code.PREEMPTED, f"{percent(disturbed_share(blocks))} of the blocks"))
     for code, least in ((Code.THROTTLED, 0.0), (Code.STOLEN, _STOLEN)):
         share = _share(blocks, code.value.__eq__)
         if share > least:
