@@ -19,7 +19,6 @@ from ffncli.models.examples import Example
 from ffncli.models.model import Layer, Model
 from ffncli.run.execute import Mode
 from ffncli.run.inputs import make_input
-from ffncli.run.trace import Trace, trace
 from ffncli.run.weights import demand_memory, located_weights, packed_formats, random_weights, read_located
 
 
@@ -139,19 +138,6 @@ def known_part(block: tuple[Step, ...], weights: Mapping[str, Tensor]) -> tuple[
     names = [step.output for step in block]
     where = f"the trace ends at ffn_output, which is '{end}'"
     return block[: names.index(end) + 1], (f"the norm after the FFN is not known in this file: {where}",)
-
-
-def trace_layer(
-    model: Model, request: Request = Request(), *, show: int | None = 8, inside: frozenset[int] | None = frozenset(),
-    keep: frozenset[str] | None = frozenset(),
-) -> Trace:  # fmt: skip
-    """Trace one layer of a model: `prepare`, then `trace.trace` with the same `show`, `inside` and `keep`.
-
-    >>> trace_layer(load("512x2048:gelu"), Request(leading=(2,))).step("down").shape
-    (2, 512)
-    """
-    ready = prepare(model, request)
-    return trace(ready.steps, ready.weights, ready.inputs, ready.mode, show, inside, keep)
 
 
 def _weights(
