@@ -82,12 +82,12 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
         import torch
 
         from ffncli.run.entering import entering
-        from ffncli.run.prepare import Request
+        from ffncli.run.prepare import LayerRequest
 
         if self.threads:
             torch.set_num_threads(self.threads)
-        request = Request(self.layer, self.input, leading, dtype, self.device, self.seed)
-        found = entering(model, request, self.asked() if self.runs_model else None, names)
+        request = LayerRequest(self.layer, self.input, leading, dtype, self.device, self.seed)
+        found = entering(model, request, self.model_prompt() if self.runs_model else None, names)
         output.notes(
             *model.notes, *map(str, model.differences), *found.notes, *remarks(model, found, self.layer, self.input)
         )

@@ -11,7 +11,7 @@ from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
     from ffncli.run.trace import StepRecord
-    from ffncli.run.units import Unit
+    from ffncli.run.units import HiddenUnit
 
 
 def unit_parts(record: StepRecord) -> list[Part]:
@@ -31,7 +31,7 @@ def unit_parts(record: StepRecord) -> list[Part]:
     return parts + [_table(f"{title} of {record.name}", order) for title, order in orders if order]
 
 
-def _table(title: str, order: Sequence[Unit]) -> Table:
+def _table(title: str, order: Sequence[HiddenUnit]) -> Table:
     """A row per unit: its size over the tokens, its largest value and where, what it writes."""
     writes = order[0].writes is not None
     columns = ("unit", "norm", "mean |x|", "largest", "at token", *(("writes",) if writes else ()))

@@ -12,7 +12,7 @@ from ffncli.cli.options import natural, positive
 from ffncli.errors import FFNError, shown
 
 if TYPE_CHECKING:
-    from ffncli.run.tokens import Asked
+    from ffncli.run.tokens import Prompt
 
 _model = partial(typer.Option, rich_help_panel="A real model, run by transformers")
 _MOST_IDS = 1_000_000
@@ -50,11 +50,11 @@ class GivenOptions:
         """The option that asks for a run of the model, for errors."""
         return "--input-ids" if self.prompt is None else "--prompt"
 
-    def asked(self) -> Asked:
+    def model_prompt(self) -> Prompt:
         """The same for `run/capture.py`."""
-        from ffncli.run.tokens import Asked
+        from ffncli.run.tokens import Prompt
 
-        return Asked(self.prompt, self.input_ids, self.position)
+        return Prompt(self.prompt, self.input_ids, self.position)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A library call's arguments as the fields of a question: of the types that are accepted, or an error that names them."""
+"""A library call's arguments as the fields of a question: of the types that are accepted, or an error naming them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from ffncli.run.weights import demand_memory, located_weights, packed_formats, r
 
 
 @dataclass(frozen=True)
-class Request:
+class LayerRequest:
     """What a run may choose. None takes the source's own: its example's input and mask, tokens 4, fp32, eval.
 
     `vocab` puts a final layer of that width behind the block; its weights are drawn.
@@ -58,7 +58,7 @@ class Prepared:
     reference: Tensor | None = None
 
 
-def prepare(model: Model, request: Request = Request(), example: Example | None = None) -> Prepared:
+def prepare(model: Model, request: LayerRequest = LayerRequest(), example: Example | None = None) -> Prepared:
     """Weights first, then inputs, from one generator seeded with `request.seed` (0): so torch users can repeat it.
 
     Raises FFNError for a layer, dtype, device or input that cannot be.
@@ -186,7 +186,7 @@ def _fits(example: Example, block: tuple[Step, ...]) -> bool:
     return given == {name: tuple(axis.size for axis in axes) for name, axes in parameters(block).items()}
 
 
-def _masks(example: Example | None, request: Request, block: tuple[Step, ...], first: Tensor) -> dict[str, Tensor]:
+def _masks(example: Example | None, request: LayerRequest, block: tuple[Step, ...], first: Tensor) -> dict[str, Tensor]:
     """The example's own dropout masks, where probability, input and seed are the example's too."""
     if not example or request.seed is not None or tuple(first.shape) != example.shape:
         return {}

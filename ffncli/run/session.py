@@ -19,13 +19,13 @@ from ffncli.run.chosen import Chosen, chosen_experts, routes
 from ffncli.run.explain import Explanation, explain
 from ffncli.run.not_finite import NotFinite, find_not_finite
 from ffncli.run.places import Scene, find, needed
-from ffncli.run.prepare import Prepared, Request, prepare
+from ffncli.run.prepare import LayerRequest, Prepared, prepare
 from ffncli.run.question import TERMS, CheckedQuestion, Question
 from ffncli.run.sampling import Sampling, sampling
 from ffncli.run.saved import SMALL_WEIGHTS, kept_for_saving, save
 from ffncli.run.texts import facts
 from ffncli.run.texts.fact import Fact
-from ffncli.run.tokens import Asked, Token, positions
+from ffncli.run.tokens import Prompt, Token, positions
 from ffncli.run.trace import StepRecord, Trace, trace
 from ffncli.run.unembed import PromotedTokens, TokenLimits, of_rows, of_unit, promoted
 
@@ -144,20 +144,20 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
 # --- before the run ---------------------------------------------------------------------------------------------------
 
 
-def _request(checked: CheckedQuestion) -> Request:
+def _request(checked: CheckedQuestion) -> LayerRequest:
     """The layer, its input and how it is computed."""
     question = checked.question
-    return Request(
+    return LayerRequest(
         question.layer, question.input, question.leading, question.dtype, question.device, question.seed,
         question.train, checked.final_width,
     )  # fmt: skip
 
 
-def _prepared(checked: CheckedQuestion, request: Request) -> tuple[Prepared, tuple[Token, ...]]:
+def _prepared(checked: CheckedQuestion, request: LayerRequest) -> tuple[Prepared, tuple[Token, ...]]:
     """A layer ready to run: on what enters it in the model, with the tokens; else on the request's input."""
     question = checked.question
     if question.runs_model:
-        return capture(checked.model, Asked(question.prompt, question.input_ids, question.position), request)
+        return capture(checked.model, Prompt(question.prompt, question.input_ids, question.position), request)
     return prepare(checked.model, request, checked.example), ()
 
 
@@ -218,7 +218,7 @@ def _model_run(question: Question, prepared: Prepared, tokens: tuple[Token, ...]
 
 
 def _unembed(
-    checked: CheckedQuestion, prepared: Prepared, tokens: Sequence[Token], result: Trace, request: Request
+    checked: CheckedQuestion, prepared: Prepared, tokens: Sequence[Token], result: Trace, request: LayerRequest
 ) -> tuple[PromotedTokens, ...]:
     """What the FFN's output promotes after the chosen tokens (the last one), or what one hidden unit does.
 

@@ -15,10 +15,10 @@ from ffncli.run.agreement import Agreement, agreement
 from ffncli.run.capture import prepared, run_model
 from ffncli.run.execute import EVAL, execute
 from ffncli.run.not_finite import NotFinite, where_not_finite
-from ffncli.run.prepare import Request, prepare
+from ffncli.run.prepare import LayerRequest, prepare
 from ffncli.run.question import CheckedQuestion
 from ffncli.run.statistics import statistics
-from ffncli.run.tokens import Asked, Token
+from ffncli.run.tokens import Prompt, Token
 from ffncli.run.units import unit_statistics
 
 TOP_UNITS = 3
@@ -85,15 +85,15 @@ class Survey:
 def survey_of(checked: CheckedQuestion) -> Survey:
     """What a question about all layers asks. Raises FFNError as `survey`."""
     question = checked.question
-    asked = Asked(question.prompt, question.input_ids, question.position) if question.runs_model else None
-    request = Request(None, question.input, question.leading, question.dtype, question.device, question.seed)
+    prompt = Prompt(question.prompt, question.input_ids, question.position) if question.runs_model else None
+    request = LayerRequest(None, question.input, question.leading, question.dtype, question.device, question.seed)
     top = TOP_UNITS if question.top_units is None else question.top_units
-    found = survey(checked.model, request, asked, top)
+    found = survey(checked.model, request, prompt, top)
     notes = (*checked.model.notes, *map(str, checked.model.differences), *found.notes)
     return replace(found, notes=notes)
 
 
-def survey(model: Model, request: Request, asked: Asked | None = None, top: int = TOP_UNITS) -> Survey:
+def survey(model: Model, request: LayerRequest, prompt: Prompt | None = None, top: int = TOP_UNITS) -> Survey:
     """One row per layer: on what truly enters it when the model reads the prompt, else on the request's input.
 
     With a prompt the model runs once; as soon as a layer has run, its own weights are read and run beside it.
@@ -101,7 +101,7 @@ def survey(model: Model, request: Request, asked: Asked | None = None, top: int 
     layers = layers_of(model)
     rows: dict[Layer, LayerRow] = {}
     tokens: dict[str, tuple[Token, ...]] = {}
-    if asked is None:
+    if prompt is None:
         notes: tuple[str, ...] = ()
         for layer in layers:
             ready = prepare(model, replace(request, layer=f"{layer.stack}.{layer.index}"))
@@ -119,9 +119,9 @@ def survey(model: Model, request: Request, asked: Asked | None = None, top: int 
         tokens[layer.stack] = given
 
     layers, silent = reached(model, layers)
-    notes = run_model(model, layers, asked, request, seen)
+    notes = run_model(model, layers, prompt, request, seen)
     every = tuple(rows[layer] for layer in layers if layer in rows)
-    return Survey(model, every, tokens, (*silent, *notes), asked.prompt)
+    return Survey(model, every, tokens, (*silent, *notes), prompt.text)
 
 
 def layers_of(model: Model) -> list[Layer]:

@@ -22,7 +22,7 @@ from ffncli.models.runnable import folder_of
 from ffncli.run.capture import cut, stand_in
 from ffncli.run.execute import norm
 from ffncli.run.live import live_ffn
-from ffncli.run.prepare import Prepared, Request, device_of, dtype_of
+from ffncli.run.prepare import LayerRequest, Prepared, device_of, dtype_of
 from ffncli.run.pretrained import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.sampling import Sampling, sampling
 from ffncli.run.tokens import token_text, tokenizer_of
@@ -117,7 +117,7 @@ def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> lis
 
 
 def promoted(
-    model: Model, ready: Prepared, added: Sequence[Added], request: Request, limits: TokenLimits
+    model: Model, ready: Prepared, added: Sequence[Added], request: LayerRequest, limits: TokenLimits
 ) -> tuple[PromotedTokens, ...]:
     """The tokens that each vector promotes, after the norm that it goes through first, if there is one.
 
@@ -137,7 +137,7 @@ def _promoted(one: Added, answer: Unembedded) -> PromotedTokens:
 
 
 def unembed(
-    model: Model, layer: Layer, vectors: Tensor, request: Request, limits: TokenLimits
+    model: Model, layer: Layer, vectors: Tensor, request: LayerRequest, limits: TokenLimits
 ) -> tuple[Unembedded, ...]:
     """The tokens that every vector [n, d_model] promotes; each vector is added to the residual stream by `layer`'s FFN.
 
@@ -183,7 +183,7 @@ def _normed(step: Step, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
     return norm(step.op, {name.rpartition(".")[2]: weights[name] for name in step.parameters()}, x)
 
 
-def _last_norm(model: Model, layer: Layer, vectors: Tensor, request: Request) -> Tensor:
+def _last_norm(model: Model, layer: Layer, vectors: Tensor, request: LayerRequest) -> Tensor:
     """Post-norm models have no final norm: what the head reads has gone through the last layer's (BERT)."""
     last = max((g for g in model.groups if g.stack == layer.stack), key=lambda g: max(g.layers))
     if last.spec.norm_position != "post" or last.spec.norm == "none":
