@@ -11,7 +11,7 @@ import sys
 from benchmarks import conv1x1
 from benchmarks.kept import read
 from ffncli.run.texts import TEXTS
-from ffncli.run.texts.claims import Claim, claims
+from ffncli.run.texts.claims import TextClaim, claims
 
 HEAD = """# Claims of the texts
 
@@ -28,7 +28,7 @@ MEASURED = {
 COLUMNS = ("text", "claim", "verdict", "figure", "why", "command")
 
 
-def page(found: tuple[Claim, ...]) -> str:
+def page(found: tuple[TextClaim, ...]) -> str:
     counts = ", ".join(f"{sum(c.verdict == v for c in found)} {v}" for v in ("wrong", "depends", "holds"))
     rows = [(c.text, c.claim, c.verdict, c.figure, why(c), f"`{c.command}`") for c in found]
     lines = [COLUMNS, ("---",) * len(COLUMNS), *rows]
@@ -36,7 +36,7 @@ def page(found: tuple[Claim, ...]) -> str:
     return f"{HEAD}{len(found)} claims of {len(TEXTS)} texts: {counts}.\n\n{table}"
 
 
-def why(claim: Claim) -> str:
+def why(claim: TextClaim) -> str:
     """What the claim's figure means, and what was measured of it."""
     said = MEASURED[claim.claim]() if claim.claim in MEASURED else ""
     return f"{claim.why}; {said}" if said else claim.why

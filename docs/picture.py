@@ -14,11 +14,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI
 
-from ffncli.cli.trace_page import answer
-from ffncli.cli.traced import Traced
-from ffncli.models.examples import notebook
-from ffncli.run.prepare import Request, prepare
-from ffncli.run.trace import trace
+import ffncli
+from ffncli.cli.trace_page import trace_answer
 from ffncli.show.terminal import Terminal
 
 COLUMNS = 100
@@ -57,10 +54,7 @@ def picture() -> str:
 
 def _console() -> Console:
     """A terminal that remembers what the default trace printed on it."""
-    example = notebook()
-    ready = prepare(example.model, Request(), example)
-    result = trace(ready.steps, ready.weights, ready.inputs, ready.mode)
-    page = answer(Traced(example.model, Request(), example, ready, (), result, frozenset(), 8, 4))
+    page = trace_answer(ffncli.trace(), digits=4)
     terminal = Terminal(io.StringIO(), color=True)
     terminal.console = Console(
         file=io.StringIO(), record=True, width=COLUMNS, force_terminal=True, color_system="truecolor",

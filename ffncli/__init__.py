@@ -18,7 +18,6 @@ _WHERE = {
     "FFNError": ("ffncli.errors", "FFNError"),
     "FFNSpec": ("ffncli.block.recipe", "FFNSpec"),
     "MoE": ("ffncli.block.recipe", "MoE"),
-    "Request": ("ffncli.run.prepare", "Request"),
     "activation": ("ffncli.block.analysis.facts", "activation"),
     "approximate": ("ffncli.run.approximate", "approximate"),
     "benchmark": ("ffncli.bench.benchmark", "benchmark"),
@@ -27,7 +26,8 @@ _WHERE = {
     "load": ("ffncli.run.sources", "load"),
     "read_results": ("ffncli.bench.results", "read_results"),
     "steps": ("ffncli.block.recipe", "steps"),
-    "trace": ("ffncli.run.prepare", "trace_layer"),
+    "survey": ("ffncli.run.call", "survey"),
+    "trace": ("ffncli.run.call", "trace"),
     "verify": ("ffncli.run.verify", "verify_layer"),
 }
 
@@ -35,7 +35,6 @@ __all__ = [
     "FFNError",
     "FFNSpec",
     "MoE",
-    "Request",
     "activation",
     "approximate",
     "benchmark",
@@ -44,6 +43,7 @@ __all__ = [
     "load",
     "read_results",
     "steps",
+    "survey",
     "trace",
     "verify",
 ]
@@ -57,8 +57,7 @@ if TYPE_CHECKING:
     from ffncli.errors import FFNError
     from ffncli.models.count import count
     from ffncli.run.approximate import approximate
-    from ffncli.run.prepare import Request
-    from ffncli.run.prepare import trace_layer as trace
+    from ffncli.run.call import survey, trace
     from ffncli.run.sources import load
     from ffncli.run.verify import verify_layer as verify
     from ffncli.version import __version__ as __version__

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.claims import page
 from ffncli.models.examples import EXAMPLES
 from ffncli.run.texts import TEXTS
-from ffncli.run.texts.claims import FIRST, Claim, claims
+from ffncli.run.texts.claims import FIRST, TextClaim, claims
 from ffncli.run.texts.explained import WORKED
 
 PAGE = Path(__file__).parent.parent / "docs" / "claims.md"
@@ -26,7 +26,7 @@ COMMANDS += [
 
 
 @pytest.fixture(scope="module")
-def found() -> tuple[Claim, ...]:
+def found() -> tuple[TextClaim, ...]:
     return claims()
 
 

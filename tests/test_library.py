@@ -9,23 +9,22 @@ from ffncli.errors import FFNError
 
 
 def test_every_name_is_there_and_is_what_its_module_has():
-    from ffncli.run.prepare import trace_layer
+    from ffncli.run import call
     from ffncli.run.sources import load
 
     assert set(dir(ffncli)) == {*ffncli.__all__, "__version__"}
     assert all(callable(getattr(ffncli, name)) for name in ffncli.__all__)
-    assert (ffncli.load, ffncli.trace, ffncli.FFNError) == (load, trace_layer, FFNError)
+    assert (ffncli.load, ffncli.trace, ffncli.FFNError) == (load, call.trace, FFNError)
     assert "load" in vars(ffncli)  # looked up once
     assert not hasattr(ffncli, "no_such_name")
     with pytest.raises(ImportError):
         from ffncli import no_such_name  # noqa: F401
 
 
-def test_a_request_takes_the_models_own_unless_told():
-    ready = ffncli.Request()
-    assert (ready.device, ready.seed, ready.train, ready.leading) == ("cpu", None, None, None)
+def test_a_trace_takes_the_models_own_unless_told():
     found = ffncli.trace(ffncli.load("4x8:relu"))
-    assert (found.step("x").shape, found.step("x").dtype) == ((4, 4), "float32")
+    assert (found["x"].shape, found["x"].dtype, found.block.device) == ((4, 4), "float32", "cpu")
+    assert (found.block.weights, found.block.mode) == ("random weights, seed 0", "eval")
 
 
 def test_results_of_a_benchmark_are_read_without_torch():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ffncli.run.approximation import CONVENTIONS, Question
+from ffncli.run.approximation import CONVENTIONS, ApproximationQuestion
 from ffncli.run.targets import TARGETS
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.plots import Plot, Series
@@ -47,7 +47,7 @@ class Overfitting:
         return f"{least} and {times}: no overfitting to speak of"
 
 
-def answer(question: Question, rows: Sequence[Row], asked: int) -> Answer:
+def answer(question: ApproximationQuestion, rows: Sequence[Row], asked: int) -> Answer:
     """A row per block; `asked` is how many there were to be."""
     targets = list(dict.fromkeys(row.target for row in rows))
     about = [_about(question, name) for name in targets]
@@ -115,7 +115,7 @@ def _height(value: float | None) -> float:
     return value if value else math.nan
 
 
-def _about(question: Question, name: str) -> dict[str, Any]:
+def _about(question: ApproximationQuestion, name: str) -> dict[str, Any]:
     target = TARGETS[name]
     return {"name": name, "formula": target.formula, "inputs": target.inputs, "domain": question.domain_of(target),
             "samples": question.samples_of(target)}  # fmt: skip
@@ -124,7 +124,9 @@ def _about(question: Question, name: str) -> dict[str, Any]:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _target(question: Question, about: dict[str, Any], rows: Sequence[Row], seen: Sequence[Overfitting]) -> list[Part]:
+def _target(
+    question: ApproximationQuestion, about: dict[str, Any], rows: Sequence[Row], seen: Sequence[Overfitting]
+) -> list[Part]:
     """One target: what it is, a row per block, the same errors side by side, what was seen of overfitting."""
     low, high = about["domain"]
     inputs = "a and b" if about["inputs"] == 2 else "x"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ffncli.cli.options import InputOptions, Text, TokenOptions
-from ffncli.cli.prompt_options import GivenOptions, input_options
+from ffncli.cli.prompt_options import GivenOptions
 from ffncli.errors import FFNError, shown
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
         `others` are those options of the command that are not about data, each with what was given, if anything was;
         `rounding` computes on a --device too.
         """
-        made = input_options(self, self)
+        made = {"--input": self.input, "--tokens": self.tokens, "--batch": self.batch, "--seq-len": self.seq_len}
         if self.source is None:
             if self.device != "cpu" and not rounding:
                 raise FFNError("--device says where --source and --rounding compute", "add one of them")
@@ -57,7 +57,9 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
             return
         if said := next((name for name, value in others.items() if value), None):
             raise FFNError(f"{said} contradicts --source", "it is about the numbers that a model has")
-        self.check_given(made)
+        from ffncli.run.question import check_one_input
+
+        check_one_input(self.prompt, self.input_ids, made)
         if self.position is not None and not self.runs_model:
             raise FFNError("--position needs --prompt or --input-ids")
 
@@ -80,12 +82,12 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
         import torch
 
         from ffncli.run.entering import entering
-        from ffncli.run.prepare import Request
+        from ffncli.run.prepare import LayerRequest
 
         if self.threads:
             torch.set_num_threads(self.threads)
-        request = Request(self.layer, self.input, leading, dtype, self.device, self.seed)
-        found = entering(model, request, self.asked() if self.runs_model else None, names)
+        request = LayerRequest(self.layer, self.input, leading, dtype, self.device, self.seed)
+        found = entering(model, request, self.model_prompt() if self.runs_model else None, names)
         output.notes(
             *model.notes, *map(str, model.differences), *found.notes, *remarks(model, found, self.layer, self.input)
         )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Table
@@ -12,25 +11,20 @@ from ffncli.show.tensors import Excerpt, number_text
 
 if TYPE_CHECKING:
     from ffncli.run.explain import Explanation
+    from ffncli.run.session import Session
     from ffncli.run.trace import Trace
 
 _COLUMNS = ("input", "x", "weight [out,in]", "as W [in,out]", "w", "x · w")
 _USUAL_WIDTH = 80
 
 
-def explanations_json(found: Sequence[Explanation]) -> list[dict[str, Any]]:
-    """The records under the keys of docs/json.md."""
-    return [asdict(one) for one in found]
-
-
-def explanation_parts(
-    found: Sequence[Explanation], result: Trace, digits: int, tokens: Sequence[str] = ()
-) -> list[Part]:
+def explanation_parts(session: Session, digits: int) -> list[Part]:
     """Each explanation as a heading, its terms, the numbers on the way, and the value itself as the last line.
 
-    `tokens` are the texts of the input's tokens, where there are any.
+    Where the input's tokens have texts, they are named.
     """
-    return [part for one in found for part in _parts(one, result, digits, tokens)]
+    texts = session.prepared.tokens
+    return [part for one in session.explain or () for part in _parts(one, session.trace, digits, texts)]
 
 
 def _token(one: Explanation, leading: Sequence[int], tokens: Sequence[str]) -> str:

@@ -1,29 +1,15 @@
-"""A text's picture and facts, as JSON and beside the trace."""
+"""What a text states, computed, beside the trace of its block."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from ffncli.block.flow import flow
-from ffncli.block.steps import Step
-from ffncli.models.examples import Example
-from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.parts import Part
 from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
     from ffncli.run.texts.fact import Fact
-
-
-def with_facts(page: Answer, steps: Sequence[Step], example: Example, facts: Sequence[Fact]) -> Answer:
-    """The trace's answer with the flow of dimensions before its steps, and what the text says behind them."""
-    lines = flow(steps, example.aliases)
-    first = next((at for at, part in enumerate(page.parts) if at and isinstance(part, Heading)), len(page.parts))
-    picture: list[Part] = [Line(line) for line in lines]
-    body = {**page.body, "flow": list(lines), "aliases": dict(example.aliases), "facts": [asdict(f) for f in facts]}
-    parts = [*page.parts[:first], *picture, *page.parts[first:], _table(facts)]
-    return replace(page, body=body, parts=parts)
 
 
 def sentence(fact: Fact) -> str:
@@ -32,7 +18,7 @@ def sentence(fact: Fact) -> str:
     return f"{fact.topic}: {fact.found}{said}"
 
 
-def _table(facts: Sequence[Fact]) -> Table:
+def facts_table(facts: Sequence[Fact]) -> list[Part]:
     """A verdict and a sentence per fact, its note below; of two columns, because their text may wrap."""
     rows: list[tuple[str | None, str]] = []
     wrong: set[int] = set()
@@ -42,4 +28,4 @@ def _table(facts: Sequence[Fact]) -> Table:
         rows.append((fact.verdict or None, sentence(fact)))
         if fact.note:
             rows.append(("", f"  {fact.note}"))
-    return Table(("verdict", "fact"), rows, "what the text says, computed", frozenset(wrong))
+    return [Table(("verdict", "fact"), rows, "what the text says, computed", frozenset(wrong))]

@@ -1,47 +1,17 @@
-"""What a trace says of hidden units and of what is not finite: its options, and how it reads."""
+"""What a trace says of hidden units."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from ffncli.block.units import NEAR_ZERO
-from ffncli.cli.options import Count, natural
-from ffncli.errors import ExitCode, FFNError
 from ffncli.show.parts import Line, Part
 from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
-    from ffncli.run.not_finite import NotFinite
     from ffncli.run.trace import StepRecord
-    from ffncli.run.units import Unit
-    from ffncli.show.output import Output
-
-_insight = partial(typer.Option, rich_help_panel="Insight")
-
-
-@dataclass(frozen=True)
-class InsightOptions:
-    """--top-units and --fail-on-nonfinite."""
-
-    top_units: Annotated[
-        Count,
-        _insight("--top-units", metavar="K", parser=natural("--top-units", 1000),
-                 help="Show the K largest-norm and most active hidden units."),
-    ] = None  # fmt: skip
-    fail_on_nonfinite: Annotated[
-        bool, _insight("--fail-on-nonfinite", help="Exit with 1 where input, weights or steps have NaN or Inf.")
-    ] = False
-
-    def judge(self, found: Sequence[NotFinite | str], output: Output) -> None:
-        """After the answer: a note each, or, where it was asked for, FFNError (exit 1) with all of them."""
-        if found and self.fail_on_nonfinite:
-            raise FFNError(f"not finite: {'; '.join(map(str, found))}", code=ExitCode.FAILED)
-        output.notes(*map(str, found))
+    from ffncli.run.units import HiddenUnit
 
 
 def unit_parts(record: StepRecord) -> list[Part]:
@@ -61,7 +31,7 @@ def unit_parts(record: StepRecord) -> list[Part]:
     return parts + [_table(f"{title} of {record.name}", order) for title, order in orders if order]
 
 
-def _table(title: str, order: Sequence[Unit]) -> Table:
+def _table(title: str, order: Sequence[HiddenUnit]) -> Table:
     """A row per unit: its size over the tokens, its largest value and where, what it writes."""
     writes = order[0].writes is not None
     columns = ("unit", "norm", "mean |x|", "largest", "at token", *(("writes",) if writes else ()))

@@ -17,7 +17,7 @@ import typer
 
 from ffncli.block.recipe import MAX_SIZE
 from ffncli.errors import FFNError, shown
-from ffncli.models.dimensions import Dimensions, whole
+from ffncli.models.dimensions import Dimensions, leading_axes, whole
 from ffncli.show.output import Output
 
 
@@ -187,11 +187,7 @@ class TokenOptions:
 
     def leading(self) -> tuple[int, ...] | None:
         """An input's axes before d_model, or None where nothing was said."""
-        if self.batch is None and self.seq_len is None:
-            return None if self.tokens is None else (self.tokens,)
-        if self.tokens is not None:
-            raise FFNError("--tokens contradicts --batch and --seq-len", "give one or the other")
-        return (self.batch or 1, self.seq_len or 1)
+        return leading_axes(self.tokens, self.batch, self.seq_len)
 
 
 def numbers(option: str) -> Callable[[str], tuple[int, ...]]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from ffncli.block.steps import Experts, ffn_span
-from ffncli.show.parts import Answer, Line, Part
+from ffncli.block.steps import Experts
+from ffncli.show.parts import Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import edges
 
 if TYPE_CHECKING:
-    from ffncli.cli.prompt_options import PromptOptions
-    from ffncli.cli.traced import Traced
     from ffncli.run.agreement import Agreement
-    from ffncli.run.prepare import Prepared
+    from ffncli.run.session import Session
     from ffncli.run.tokens import Token
 
 _LONGEST = 12  # characters of a token's text in a label: a row of eight values still fits 100 columns
@@ -44,30 +41,10 @@ def labels(tokens: Sequence[Token]) -> tuple[str, ...]:
     return tuple(map(label, tokens))
 
 
-def kept(ready: Prepared, prompt: PromptOptions) -> frozenset[str]:
-    """The steps whose whole tensors `with_prompt` needs: the routes, and what leaves the FFN."""
-    from ffncli.run.chosen import routes
-
-    wanted = prompt.unembed or ready.reference is not None
-    return frozenset(routes(ready.steps).keys() | ({ffn_span(ready.steps)[1]} if wanted else set()))
-
-
-def with_prompt(page: Answer, prompt: PromptOptions, traced: Traced) -> Answer:
-    """The trace's answer with what a run of the model adds, and with the chosen experts where there are any."""
-    ready, tokens, result = traced.ready, traced.given, traced.result
-    if ready.reference is not None:
-        from ffncli.run.agreement import agreement
-
-        found = agreement(result.tensors[result.ffn_output], ready.reference)
-        page = _with_model_run(page, prompt.prompt, tokens, found)
-    return _with_routes(page, traced)
-
-
-def _with_model_run(page: Answer, prompt: str | None, tokens: Sequence[Token], found: Agreement) -> Answer:
-    """The answer with what the model was given, and how far our output is from its own."""
-    body = {"model_run": {"prompt": prompt, "tokens": [*map(asdict, tokens)], "agreement": asdict(found)}}
-    lines: list[Part] = [Line(listed(tokens)), Line(agreement_text(found))]
-    return replace(page, body={**page.body, **body}, parts=[*page.parts[:2], *lines, *page.parts[2:]])
+def model_run_lines(session: Session) -> list[Part]:
+    """What the model read, and how far our output is from its own; nothing without a run of it."""
+    run = session.model_run
+    return [Line(listed(run.tokens)), Line(agreement_text(run.agreement))] if run else []
 
 
 def agreement_text(found: Agreement) -> str:
@@ -79,22 +56,18 @@ def agreement_text(found: Agreement) -> str:
     return f"against the model's own FFN: {error}, {relative}{ulps}"
 
 
-def _with_routes(page: Answer, traced: Traced) -> Answer:
-    """The answer with a table of the experts that were chosen for each token, and their weights."""
-    from ffncli.run.chosen import chosen_experts, routes
-
-    steps, rows = traced.ready.steps, labels(traced.given)
-    found, experts = chosen_experts(steps, traced.result.tensors, traced.show), routes(steps)
-    if not found:
-        return page
+def routes_table(session: Session) -> list[Part]:
+    """A table of the experts that were chosen for each token, and their weights."""
+    steps, rows = session.prepared.steps, labels(session.tokens)
+    experts = {step.inputs[1]: step.op.experts.size for step in steps if isinstance(step.op, Experts)}
     table = []
-    for one in found:
+    for one in session.routes:
         pairs = zip(one.experts, one.weights, strict=True)
         texts = [f"{_expert(e, experts[one.step])}: {weight:.4f}" for e, weight in pairs]
         table.append((rows[one.token] if rows else str(one.token), ", ".join(texts)))
-    parts = [*page.parts, Table(("token", "expert: weight"), table, title="The chosen experts, heaviest first")]
-    return replace(page, body={**page.body, "routes": [*map(asdict, found)]}, parts=parts)
+    return [Table(("token", "expert: weight"), table, title="The chosen experts, heaviest first")]
 
 
-def _expert(number: int, op: Experts) -> str:
-    return str(number) if number < op.experts.size else f"identity {number}"
+def _expert(number: int, count: int) -> str:
+    """A routed expert by its number; the identities have those behind the last."""
+    return str(number) if number < count else f"identity {number}"

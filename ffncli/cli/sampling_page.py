@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from math import nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import number_text
 
 if TYPE_CHECKING:
-    from ffncli.cli.traced import Traced
     from ffncli.run.sampling import Sampling
+    from ffncli.run.session import Session
+    from ffncli.run.unembed import PromotedTokens
+
+    Sets: TypeAlias = Sampling | PromotedTokens
 
 NOTHING = "some are no numbers, so there is nothing to pick"
 
 
-def with_sampling(page: Answer, traced: Traced, top_k: int, top_p: float) -> Answer:
-    """The trace's answer with `sampling`: one record and one table per position."""
-    from ffncli.run.sampling import sampling
-
-    found = sampling(traced.result.tensors["probs"], top_k, top_p, traced.show)
-    vocab = traced.result.step("probs").shape[-1]
-    tables = [part for one in found for part in _parts(one, vocab, traced.digits)]
-    body = {**page.body, "sampling": [asdict(one) for one in found]}
-    return replace(page, body=body, parts=[*page.parts, *tables])
+def sampling_parts(session: Session, digits: int) -> list[Part]:
+    """A table for each position of a final layer's probabilities; nothing without."""
+    if session.sampling is None:
+        return []
+    vocab = session.step("probs").shape[-1]
+    return [part for one in session.sampling for part in _parts(one, vocab, digits)]
 
 
-def sets_text(one: Sampling, vocab: int, digits: int) -> str:
+def sets_text(one: Sets, vocab: int, digits: int) -> str:
     """`top 5 with mass 0.4391, top-p 0.9 needs 31 of 60 with mass 0.9012`."""
 
     def number(value: float | None) -> str:
@@ -40,12 +39,12 @@ def sets_text(one: Sampling, vocab: int, digits: int) -> str:
     )
 
 
-def columns(one: Sampling) -> tuple[str, ...]:
+def columns(one: Sets) -> tuple[str, ...]:
     """The columns that say which sets an entry is in."""
     return ("cumulative", f"top {one.top_k}", f"top-p {one.top_p:g}")
 
 
-def more(one: Sampling, listed: int, option: str) -> list[Part]:
+def more(one: Sets, listed: int, option: str) -> list[Part]:
     """A quiet line for what the top-p set has beyond the `listed` entries; `option` N lists N. Nothing without."""
     rest = (one.top_p_count or 0) - listed
     return [Line(f"… {rest:,} more in the top-p set; {option} {one.top_p_count} shows them", True)] if rest > 0 else []

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.units import NEAR_ZERO
-from ffncli.cli.insight import InsightOptions
-from ffncli.cli.options import RunOptions, TokenOptions
-from ffncli.cli.prompt_options import PromptOptions
 from ffncli.cli.prompt_page import listed
-from ffncli.errors import FFNError
-from ffncli.models.model import Model
-from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
     from ffncli.run.survey import LayerRow, Survey
 
-TOP_UNITS = 3
 SURVEY_CONVENTIONS = {
     "near_zero": f"|x| <= {NEAR_ZERO:g} after the activation",
     "dead_units": "units whose activation is exactly zero for every token; near_dead_units: "
@@ -31,41 +23,18 @@ SURVEY_CONVENTIONS = {
 }
 
 
-def show_survey(
-    model: Model, run: RunOptions, tokens: TokenOptions, prompt: PromptOptions, insight: InsightOptions,
-    one: Mapping[str, object], output: Output,
-) -> None:  # fmt: skip
-    """Survey all layers and show them. Raises FFNError for options that mean one layer, `one` among them."""
-    alone = {"--unembed": prompt.unembed, "--train": run.train, **one}
-    if said := next((option for option, given in alone.items() if given), None):
-        raise FFNError(f"{said} needs one layer", "give --layer I instead of all")
-    leading = tokens.leading()
-    import torch
-
-    from ffncli.run.prepare import Request
-    from ffncli.run.survey import survey
-
-    if run.threads:
-        torch.set_num_threads(run.threads)
-    request = Request(None, run.input, leading, run.dtype, run.device, run.seed)
-    top = TOP_UNITS if insight.top_units is None else insight.top_units
-    found = survey(model, request, prompt.asked() if prompt.runs_model else None, top)
-    output.notes(*model.notes, *map(str, model.differences), *found.notes)
-    output.show(survey_answer(model, found, prompt.prompt, insight.top_units or 1))
-    insight.judge(_not_finite(found), output)
-
-
-def _not_finite(found: Survey) -> list[str]:
+def not_finite_texts(survey: Survey) -> list[str]:
     """The first layer with NaN or Inf, and how many more there are: one makes all that come after it so."""
-    bad = [row for row in found.rows if row.not_finite]
-    said = [f"{row.stack} layer {row.layer}: {fault}" for row in bad[:1] for fault in row.not_finite]
-    return said + ([f"{len(bad) - 1} more of the layers have NaN or Inf"] if len(bad) > 1 else [])
+    layers = survey.not_finite
+    texts = [f"{row.stack} layer {row.layer}: {fault}" for row in layers[:1] for fault in row.not_finite]
+    return texts + ([f"{len(layers) - 1} more of the layers have NaN or Inf"] if len(layers) > 1 else [])
 
 
-def survey_answer(model: Model, found: Survey, prompt: str | None, units: int = 1) -> Answer:
+def survey_answer(found: Survey, units: int = 1) -> Answer:
     """All layers: `layers` in JSON, one row each in CSV and in the table, which names that many active `units`."""
+    model = found.model
     body = {
-        "model": {"name": model.name, "source": model.source, "prompt": prompt, "input": found.input,
+        "model": {"name": model.name, "source": model.source, "prompt": found.prompt, "input": found.input,
                   "tokens": {stack: [*map(asdict, tokens)] for stack, tokens in found.tokens.items()}},
         "layers": [_keys(row) for row in found.rows],
     }  # fmt: skip

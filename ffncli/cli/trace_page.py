@@ -1,64 +1,87 @@
-"""A trace as JSON, as CSV and as a page to read: records go in, an Answer comes out."""
+"""A trace as JSON, as CSV and as a page to read: a session goes in, an Answer comes out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
-from ffncli.block.steps import Dropout, Linear, walk
 from ffncli.block.units import NEAR_ZERO
+from ffncli.cli.explain_page import explanation_parts
+from ffncli.cli.facts_page import facts_table
 from ffncli.cli.insight import unit_parts
-from ffncli.cli.prompt_page import labels
-from ffncli.cli.traced import Traced
-from ffncli.models.model import Model
+from ffncli.cli.prompt_page import labels, model_run_lines, routes_table
+from ffncli.cli.sampling_page import sampling_parts
+from ffncli.cli.unembed_page import unembed_json, unembed_parts
 from ffncli.show.bars import bars
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt, number_text
 
 if TYPE_CHECKING:
-    from ffncli.run.not_finite import NotFinite
-    from ffncli.run.prepare import Prepared
+    from ffncli.run.block_summary import BlockSummary
+    from ffncli.run.session import Session
     from ffncli.run.trace import StepRecord, Trace
 
 
 _MOST_COLUMNS = 80
+_NOT_IN_CSV = ("parameters", "values", "values_index", "tokens", "units")
 
 
-def answer(traced: Traced, not_finite: Sequence[NotFinite] = ()) -> Answer:
-    """A trace as JSON, CSV (one row per step, without values) and as a page to read.
+def trace_answer(session: Session, digits: int) -> Answer:
+    """A session as JSON, CSV (one row per step, without values) and as a page, with `digits` of each value.
 
     Its rows are named by the prompt's tokens where there was one.
     """
-    block, result = block_of(traced.model, traced.ready, traced.request.device), traced.result
+    steps = [asdict(record) for record in session.steps]
     body = {
-        "block": block,
-        "ffn_input": result.ffn_input,
-        "ffn_output": result.ffn_output,
-        "not_finite": [asdict(one) for one in not_finite],
+        "block": asdict(session.block),
+        "ffn_input": session.ffn_input,
+        "ffn_output": session.ffn_output,
+        "not_finite": [asdict(one) for one in session.not_finite],
+        "steps": steps,
     }
-    steps = [asdict(record) for record in result.steps]
-    names = [name for name in steps[0] if name not in ("parameters", "values", "values_index", "tokens", "units")]
+    names = [name for name in steps[0] if name not in _NOT_IN_CSV]
     rows = Table(tuple(names), [tuple(step[name] for name in names) for step in steps])
-    parts: list[Part] = [Heading(block["name"], block["weights"])]
-    parts.append(Line(dimensions_text(block)))
-    parts += [Line(text, quiet=True) for text in block["evidence"]]
-    if block["mask"] is not None:
+    parts = [*_head(session)]
+    for record in session.steps:
+        parts += _step(record, session.trace, digits, labels(session.tokens))
+    page = Answer("trace", body, rows, parts, CONVENTIONS)
+    return (
+        page.with_section("model_run", asdict(session.model_run) if session.model_run else None)
+        .with_section("routes", _records(session.routes) or None, routes_table(session))
+        .with_section("unembed", unembed_json(session), unembed_parts(session, digits))
+        .with_section("sampling", _records(session.sampling), sampling_parts(session, digits))
+        .with_section("flow", session.flow)
+        .with_section("aliases", None if session.facts is None else session.aliases)
+        .with_section("facts", _records(session.facts), facts_table(session.facts or ()))
+        .with_section("explain", _records(session.explain), explanation_parts(session, digits))
+    )
+
+
+def _records(records: Sequence[Any] | None) -> list[dict[str, Any]] | None:
+    """Records under their keys of docs/json.md; None for what was not asked."""
+    return None if records is None else [asdict(record) for record in records]
+
+
+def _head(session: Session) -> list[Part]:
+    """What was run: the block and the model's run, then the evidence and the picture of an example's dimensions."""
+    block = session.block
+    parts: list[Part] = [Heading(block.name, block.weights), Line(dimensions_text(block)), *model_run_lines(session)]
+    parts += [Line(text, quiet=True) for text in block.evidence]
+    if block.mask is not None:
         why = "every call draws its own, so two differ; with --eval they agree"
-        parts.append(Line(f"dropout's mask: {block['mask']}; {why}", quiet=True))
-    for record in result.steps:
-        parts += _step(record, result, traced.digits, labels(traced.given))
-    return Answer("trace", {**body, "steps": steps}, rows, parts, CONVENTIONS)
+        parts.append(Line(f"dropout's mask: {block.mask}; {why}", quiet=True))
+    return parts + [Line(line) for line in session.flow or ()]
 
 
-def dimensions_text(block: Mapping[str, Any]) -> str:
+def dimensions_text(block: BlockSummary) -> str:
     """`d_model 4, d_ff 8, relu, plain, bias`; a final layer alone has neither d_ff nor activation."""
-    kind, bias = "gated" if block["gated"] else "plain", "bias" if block["bias"] else "no bias"
-    ffn = "" if block["d_ff"] is None else f", d_ff {block['d_ff']}, {block['activation']}, {kind}"
-    return f"d_model {block['d_model']}{ffn}, {bias}"
+    kind, bias = "gated" if block.gated else "plain", "bias" if block.bias else "no bias"
+    ffn = "" if block.d_ff is None else f", d_ff {block.d_ff}, {block.activation}, {kind}"
+    return f"d_model {block.d_model}{ffn}, {bias}"
 
 
 def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...]) -> list[Part]:
@@ -128,33 +151,3 @@ def _weights(record: StepRecord) -> str:
 def _few(tokens: tuple[int, ...]) -> list[object]:
     """The first tokens, `…` for the rest."""
     return [*tokens[:8], *(["…"] if len(tokens) > 8 else [])]
-
-
-def _seed(ready: Prepared) -> int:
-    """What the generator of masks began with."""
-    return 0 if ready.mode.generator is None else ready.mode.generator.initial_seed()
-
-
-def block_of(model: Model, ready: Prepared, device: str) -> dict[str, Any]:
-    """What was traced, under the keys of docs/json.md."""
-    spec = ready.layer.spec
-    alone = ready.steps[0].output == "logits"  # a final layer without any block
-    dropped = [s.output for _, s in walk(ready.steps) if isinstance(s.op, Dropout)] if ready.mode.train else []
-    own = all(name in ready.mode.masks for name in dropped)
-    return {
-        "name": model.name if model.bare else f"{model.name}, {ready.layer.stack} layer {ready.layer.index}",
-        "source": model.source,
-        "layer": None if model.bare else ready.layer.index,
-        "stack": None if model.bare else ready.layer.stack,
-        "d_model": spec.d_model,
-        "d_ff": None if alone else spec.d_ff,
-        "activation": None if alone else spec.activation,
-        "gated": None if alone else spec.gated,
-        "bias": spec.bias,
-        "vocab": next((s.op.out.size for s in ready.steps if s.output == "logits" and isinstance(s.op, Linear)), None),
-        "weights": ready.origin,
-        "mode": "train" if ready.mode.train else "eval",
-        "mask": None if not dropped else "the notebook's" if own else f"drawn, seed {_seed(ready)}",
-        "device": device,
-        "evidence": list(model.evidence),
-    }

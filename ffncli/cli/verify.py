@@ -73,13 +73,13 @@ def command(
     # From here on torch is needed; what can be wrong without it has been said.
     import torch
 
-    from ffncli.run.prepare import Request
-    from ffncli.run.verify import Question, verify_layer
+    from ffncli.run.prepare import LayerRequest
+    from ffncli.run.verify import VerifyQuestion, verify_layer
 
     if place.threads:
         torch.set_num_threads(place.threads)
-    request = Request(place.layer, place.input, leading, place.dtype, place.device, place.seed)
-    verdict = verify_layer(model, Question(request, names, tuple(kernels or ()), tolerance, own, other), example)
+    request = LayerRequest(place.layer, place.input, leading, place.dtype, place.device, place.seed)
+    verdict = verify_layer(model, VerifyQuestion(request, names, tuple(kernels or ()), tolerance, own, other), example)
     output.notes(*model.notes, *map(str, model.differences), *verdict.ready.notes)
     output.show(answer(model, verdict, place.device))
     if verdict.failed:

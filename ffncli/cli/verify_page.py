@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
-from ffncli.cli.trace_page import block_of, dimensions_text
+from ffncli.cli.trace_page import dimensions_text
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Model
 from ffncli.show.parts import Answer, Heading, Line, Part
@@ -22,18 +22,19 @@ _MANY = 4  # subjects that share a note are named up to so many
 
 def answer(model: Model, verdict: Verdict, device: str) -> Answer:
     """All rows: `rows` in JSON, a line each in CSV."""
+    from ffncli.run.block_summary import block_summary
     from ffncli.run.checks.row import CONVENTIONS, Row
     from ffncli.run.verify import CHECKS
 
-    block = block_of(model, verdict.ready, device)
+    block = block_summary(model, verdict.ready, device)
     rows = verdict.rows
     names = tuple(f.name for f in fields(Row))
     table = Table(names, [tuple(getattr(row, name) for name in names) for row in rows])
-    parts: list[Part] = [Heading(block["name"], block["weights"]), Line(dimensions_text(block))]
+    parts: list[Part] = [Heading(block.name, block.weights), Line(dimensions_text(block))]
     for name in dict.fromkeys(row.check for row in rows):
         parts += _check(name, CHECKS[name].states, [row for row in rows if row.check == name])
     parts += [Heading(counted(rows))]
-    return Answer("verify", {"block": block, "rows": [asdict(row) for row in rows]}, table, parts, CONVENTIONS)
+    return Answer("verify", {"block": asdict(block), "rows": [asdict(row) for row in rows]}, table, parts, CONVENTIONS)
 
 
 def counted(rows: Sequence[Row]) -> str:

@@ -1,20 +1,21 @@
-"""--show, --digits, --expert and --keep of `ffn trace`: how much of what ran is shown, and stays."""
+"""What `ffn trace` shows of a run, and what it is strict about: --expert, --show, --digits, --keep, --top-units."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ffncli.cli.options import natural, positive
-from ffncli.errors import FFNError, shown
-from ffncli.models.model import Model
+from ffncli.cli.options import Count, natural, positive
+from ffncli.errors import ExitCode, FFNError
 
 if TYPE_CHECKING:
-    from ffncli.run.prepare import Prepared
-    from ffncli.run.trace import Trace
+    from ffncli.show.output import Output
+
+_insight = partial(typer.Option, rich_help_panel="Insight")
 
 
 @dataclass(frozen=True)
@@ -37,39 +38,26 @@ class ViewOptions:
         """Values per axis, None for all."""
         return None if self.show == "all" else positive("--show")(self.show)
 
-    def inside(self, model: Model, layer: str | None) -> frozenset[int] | None:
-        """The experts to look into: none, some (`0,3`), or all (None). FFNError where the model has no such expert."""
-        if self.expert is None:
-            return frozenset()
-        moe = model.layer(layer).spec.moe
-        if moe is None:
-            first = next((g.layers[0] for g in model.groups if g.spec.moe), None)
-            advice = "it is dense" if first is None else f"the first MoE layer is {first}"
-            raise FFNError(f"--expert {shown(self.expert)}: this layer of {model.name} has no experts", advice)
-        if self.expert == "all":
-            return None
-        if not re.fullmatch(r" *[0-9]{1,9} *(, *[0-9]{1,9} *)*", self.expert):
-            raise FFNError(f"--expert must be a number, a comma list or all, got {shown(self.expert)}")
-        chosen = frozenset(int(word) for word in self.expert.split(","))
-        if max(chosen) >= moe.experts:
-            last = f"{model.name} has experts 0 to {moe.experts - 1}"
-            raise FFNError(f"--expert {max(chosen)} is out of range", last)
-        return chosen
+    def kept(self) -> frozenset[str] | None:
+        """The steps whose whole tensors stay: every one (None), or none beyond what the answer needs."""
+        return None if self.keep else frozenset()
 
-    def all_of(self, ready: Prepared, inside: frozenset[int] | None) -> frozenset[str]:
-        """With --keep every tensor that is recorded, by its printed name; else none."""
-        if not self.keep:
-            return frozenset()
-        from ffncli.run.saved import kept_for_saving
 
-        return kept_for_saving(ready.steps, ready.inputs, inside)
+@dataclass(frozen=True)
+class InsightOptions:
+    """--top-units and --fail-on-nonfinite."""
 
-    def remarks(self, inside: frozenset[int] | None, result: Trace) -> list[str]:
-        """What was kept, and the experts among those asked for that no token is routed to."""
-        out = []
-        if self.keep:
-            size = sum(tensor.numel() * tensor.element_size() for tensor in result.tensors.values())
-            out.append(f"kept {len(result.tensors)} tensors, {size / 1e6:,.1f} MB")
-        names = [record.name for record in result.steps]
-        idle = [e for e in sorted(inside or ()) if not any(name.startswith(f"experts.{e}.") for name in names)]
-        return out + ([f"no token is routed to expert {', '.join(map(str, idle))}"] if idle else [])
+    top_units: Annotated[
+        Count,
+        _insight("--top-units", metavar="K", parser=natural("--top-units", 1000),
+                 help="Show the K largest-norm and most active hidden units."),
+    ] = None  # fmt: skip
+    fail_on_nonfinite: Annotated[
+        bool, _insight("--fail-on-nonfinite", help="Exit with 1 where input, weights or steps have NaN or Inf.")
+    ] = False
+
+    def judge(self, not_finite: Sequence[str], output: Output) -> None:
+        """After the answer: a note each, or, where it was asked for, FFNError (exit 1) with all of them."""
+        if not_finite and self.fail_on_nonfinite:
+            raise FFNError(f"not finite: {'; '.join(not_finite)}", code=ExitCode.FAILED)
+        output.notes(*not_finite)

@@ -171,3 +171,12 @@ def width(option: str, text: str, d_model: int) -> int:
     if exact.denominator != 1:
         raise FFNError(f"{option} {text} of d_model {d_model} is {float(exact):g}, not a whole number")
     return size(option, int(exact))
+
+
+def leading_axes(tokens: int | None, batch: int | None, seq_len: int | None) -> tuple[int, ...] | None:
+    """An input's axes before d_model; None where nothing says them. Raises FFNError where they are said twice."""
+    if batch is None and seq_len is None:
+        return None if tokens is None else (tokens,)
+    if tokens is not None:
+        raise FFNError("--tokens contradicts --batch and --seq-len", "give one or the other")
+    return (batch or 1, seq_len or 1)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffncli.run.approximation import Case, Question, cases
+from ffncli.run.approximation import ApproximationQuestion, Case, cases
 from ffncli.run.execute import run
 from ffncli.run.fit import SPREAD, Advance, Weights, drawn, finite, refitted, train, unscaled
 from ffncli.run.functions import NAMESPACE
@@ -74,16 +74,16 @@ class _Data:
     floor: float
 
 
-def approximate(question: Question | None = None, **choices: Any) -> tuple[Fit, ...]:
+def approximate(question: ApproximationQuestion | None = None, **choices: Any) -> tuple[Fit, ...]:
     """Train every block that is asked for: `approximate(targets=("sin",), activations=("gelu",), widths=("1", "16"))`.
 
     Raises FFNError as `Question` and `cases`.
     """
-    question = question or Question(**choices)
+    question = question or ApproximationQuestion(**choices)
     return tuple(fits(question, cases(question)))
 
 
-def fits(question: Question, asked: Iterable[Case], tick: Advance = lambda steps: None) -> Iterator[Fit]:
+def fits(question: ApproximationQuestion, asked: Iterable[Case], tick: Advance = lambda steps: None) -> Iterator[Fit]:
     """A Fit for each case in order, as soon as it is there; `tick` is told the steps of training that are done.
 
     One thread computes, so that the figures depend on nothing but the question's seeds, target, width and samples.
@@ -101,7 +101,7 @@ def fits(question: Question, asked: Iterable[Case], tick: Advance = lambda steps
         yield done[key]
 
 
-def _fit(question: Question, case: Case, data: _Data, tick: Advance) -> Fit:
+def _fit(question: ApproximationQuestion, case: Case, data: _Data, tick: Advance) -> Fit:
     low, high = question.domain_of(case.target)
     middle, scale = (low + high) / 2, (high - low) / 2 / SPREAD
     steps = case.steps
@@ -123,7 +123,7 @@ def _fit(question: Question, case: Case, data: _Data, tick: Advance) -> Fit:
 
 
 def _judged(
-    question: Question, case: Case, data: _Data, found: Sequence[tuple[float, int, Tensor, float, Weights]]
+    question: ApproximationQuestion, case: Case, data: _Data, found: Sequence[tuple[float, int, Tensor, float, Weights]]
 ) -> Fit:
     """The row of one block: its best seed, and medians over all that did not diverge."""
     spec, name = case.spec, case.target.name
@@ -146,7 +146,7 @@ def _again(fit: Fit, case: Case) -> Fit:
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def _data(question: Question, target: Target) -> _Data:
+def _data(question: ApproximationQuestion, target: Target) -> _Data:
     domain, count = question.domain_of(target), question.samples_of(target)
     seeds = range(question.seed, question.seed + question.seeds)
     drawn = [_samples(question, target, domain, count, seed) for seed in seeds]
@@ -156,7 +156,9 @@ def _data(question: Question, target: Target) -> _Data:
     return _Data(x, y, points, values, _floor(points, values))
 
 
-def _samples(question: Question, target: Target, domain: Domain, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def _samples(
+    question: ApproximationQuestion, target: Target, domain: Domain, count: int, seed: int
+) -> tuple[Tensor, Tensor]:
     """x [samples, inputs] and y [samples, 1] that one seed is trained on."""
     low, high = domain
     if not question.noise:

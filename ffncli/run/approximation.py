@@ -48,7 +48,7 @@ CONVENTIONS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Question:
+class ApproximationQuestion:
     """What is asked: every target with every activation in every width.
 
     `widths` are of plain blocks, numbers or multiples of the inputs (`4x`). `samples` None: 256, of two inputs
@@ -110,7 +110,7 @@ def one_value(spec: FFNSpec) -> tuple[Step, ...]:
     return (*body, replace(last, op=replace(last.op, out=Axis("one", 1))))
 
 
-def cases(question: Question) -> tuple[Case, ...]:
+def cases(question: ApproximationQuestion) -> tuple[Case, ...]:
     """All blocks to train, by target, activation, width. Raises FFNError for what is unknown or too much."""
     targets = [find(name) for name in dict.fromkeys(question.targets)]
     names = list(dict.fromkeys(map(_named, question.activations)))

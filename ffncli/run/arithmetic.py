@@ -22,7 +22,7 @@ from ffncli.block.steps import (
     Norm,
 )
 from ffncli.run.functions import function, slope
-from ffncli.run.places import Place, Read, Scene, written
+from ffncli.run.places import Read, Scene, TensorPlace, written
 from ffncli.run.rounding import exact_sum
 
 _Kind = TypeVar("_Kind")
@@ -71,7 +71,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Made:
+class Derivation:
     """How a number is made: the largest terms, the others' sum, numbers on the way, and the result in float64.
 
     `origin` is the number that weighs most among those it is made of, as (printed name, index).
@@ -87,7 +87,7 @@ class Made:
     origin: tuple[str, tuple[int, ...]] | None = None
 
 
-def linear(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Made:
+def linear(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
     """Σ x[i] · W[out,i] + b[out], the `most` largest products by absolute value written out (NaN counts as largest)."""
     read, unit = scene.read(place, 0, index[:-1]), index[-1]
     found = scene.weight(place, "weight")
@@ -111,10 +111,10 @@ def linear(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Mad
         quantities = (Quantity(written(bias[3], (unit,)), value, written(bias[0], (*bias[2], unit))),)
         summed.append([value])
     total = exact_sum([value for values in summed for value in values])
-    return Made(total, terms, len(rest), exact_sum(rest), quantities, origin=origin_of(read, order[0]))
+    return Derivation(total, terms, len(rest), exact_sum(rest), quantities, origin=origin_of(read, order[0]))
 
 
-def activation(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Made:
+def activation(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
     """f(clip(x)) + plus with the slope there (0 where it is clipped), and f(x)/x, the share that passes."""
     op = op_of(place, Activation)
     read = scene.read(place, 0, index[:-1])
@@ -135,16 +135,18 @@ def activation(scene: Scene, place: Place, index: tuple[int, ...], most: int) ->
     if op.plus:
         quantities.append(Quantity("plus", op.plus))
     notes = () if inside else (f"x is clipped to {clipped.item():g}: the slope is 0 there",)
-    return Made(y.item() + op.plus, quantities=tuple(quantities), notes=notes, origin=origin_of(read, index[-1]))
+    return Derivation(y.item() + op.plus, quantities=tuple(quantities), notes=notes, origin=origin_of(read, index[-1]))
 
 
-def multiply(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Made:
+def multiply(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
     """The product of all inputs; one of a single feature multiplies all features of its token."""
     reads, factors = _elements(scene, place, index)
-    return Made(math.prod(f.value for f in factors), (_product(*factors),), origin=_largest_of(reads, factors, index))
+    return Derivation(
+        math.prod(f.value for f in factors), (_product(*factors),), origin=_largest_of(reads, factors, index)
+    )
 
 
-def add(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Made:
+def add(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
     """The sum of all inputs, the last one times the op's scale."""
     reads, factors = _elements(scene, place, index)
     scale = op_of(place, Add).scale
@@ -153,10 +155,10 @@ def add(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Made:
         terms[-1] = _product(Factor("scale", scale), factors[-1])
     total = exact_sum([term.value for term in terms])
     heaviest = [Factor(f.place, term.value) for f, term in zip(factors, terms, strict=True)]
-    return Made(total, tuple(terms), origin=_largest_of(reads, heaviest, index))
+    return Derivation(total, tuple(terms), origin=_largest_of(reads, heaviest, index))
 
 
-def norm(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Made:
+def norm(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
     """LayerNorm (x - mean) / √(variance + eps), RMSNorm x / √(mean(x²) + eps); then weight (or 1 + weight) and bias."""
     op, feature = op_of(place, Norm), index[-1]
     read = scene.read(place, 0, index[:-1])
@@ -186,31 +188,33 @@ def norm(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Made:
     at = _largest(centred)[0]
     part = centred[at].square() / centred.square().sum()
     notes = (f"{read.at(at)} = {read.row[at].item():.6g} alone makes {100 * part.item():.3g} % of the {name}",)
-    return Made(total.item(), quantities=tuple(quantities), notes=notes, origin=origin_of(read, feature))
+    return Derivation(total.item(), quantities=tuple(quantities), notes=notes, origin=origin_of(read, feature))
 
 
-def dropout(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Made:
+def dropout(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
     """x in eval mode; in training x / (1 - p) where it is kept, else 0. The mask is read off the result."""
     op = op_of(place, Dropout)
     read = scene.read(place, 0, index[:-1])
     x, origin = read.row[index[-1]].item(), origin_of(read, index[-1])
     quantities: tuple[Quantity, ...] = (Quantity("x", x, read.at(index[-1])),)
     if not scene.mode.train:
-        return Made(x, quantities=quantities, notes=("eval mode: dropout changes nothing",), origin=origin)
+        return Derivation(x, quantities=quantities, notes=("eval mode: dropout changes nothing",), origin=origin)
     assert place.step is not None
     mask = scene.mode.masks.get(place.step.output)
     known = bool(mask[index]) if mask is not None else None
     kept = bool(scene.tensors[place.name][index] != 0) if known is None else known
     if x == 0 and known is None:
-        return Made(0.0, quantities=quantities, notes=("x is zero: kept or dropped, it stays 0",), origin=origin)
+        return Derivation(0.0, quantities=quantities, notes=("x is zero: kept or dropped, it stays 0",), origin=origin)
     if not kept:
-        return Made(0.0, quantities=quantities, notes=(f"dropped (each value is, with p = {op.p:g})",), origin=origin)
+        return Derivation(
+            0.0, quantities=quantities, notes=(f"dropped (each value is, with p = {op.p:g})",), origin=origin
+        )
     scale = 1 / (1 - op.p)
     quantities += (Quantity("1 / (1 - p)", scale),)
-    return Made(x * scale, quantities=quantities, notes=(f"kept, and scaled (p = {op.p:g})",), origin=origin)
+    return Derivation(x * scale, quantities=quantities, notes=(f"kept, and scaled (p = {op.p:g})",), origin=origin)
 
 
-def experts(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Made:
+def experts(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
     """Σ route[e] · expert_e, one term per chosen expert; where the route weighs the input, the outputs are summed."""
     op = op_of(place, Experts)
     assert place.step is not None
@@ -222,7 +226,7 @@ def experts(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Ma
     origins: list[tuple[str, tuple[int, ...]]] = []
     for expert in chosen:
         name = f"{place.name}.{expert}.{last}"
-        inner = Place(name, op.program[-1], op.program, place.step, expert)
+        inner = TensorPlace(name, op.program[-1], op.program, place.step, expert)
         at = (scene.tokens(inner).index(_flat(leading, scene.tensors[place.name].shape[:-1])), feature)
         out = Factor(written(name, at), scene.tensors[name][at].double().item())
         by = Factor(route.at(expert), route.row[expert].item())
@@ -237,21 +241,21 @@ def experts(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Ma
     order = _largest(torch.tensor([term.value for term in terms], dtype=torch.float64))
     total = exact_sum([term.value for term in terms])
     ranked = tuple(terms[at] for at in order)
-    return Made(total, ranked, notes=notes, origin=origins[order[0]] if order else None)
+    return Derivation(total, ranked, notes=notes, origin=origins[order[0]] if order else None)
 
 
-def all_reduce(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Made:
+def all_reduce(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
     """The sum over ranks: what this rank had, and what the others brought."""
     read = scene.read(place, 0, index[:-1])
     own, total = read.row[index[-1]].item(), scene.tensors[place.name][index].double().item()
     quantities = (Quantity("of this rank", own, read.at(index[-1])), Quantity("of the other ranks", total - own))
-    return Made(total, quantities=quantities, origin=origin_of(read, index[-1]))
+    return Derivation(total, quantities=quantities, origin=origin_of(read, index[-1]))
 
 
 # --- shared pieces ----------------------------------------------------------------------------------------------------
 
 
-def _elements(scene: Scene, place: Place, index: tuple[int, ...]) -> tuple[list[Read], list[Factor]]:
+def _elements(scene: Scene, place: TensorPlace, index: tuple[int, ...]) -> tuple[list[Read], list[Factor]]:
     """The element of every input that meets this one; an input of one feature has only its first."""
     assert place.step is not None
     reads = [scene.read(place, which, index[:-1]) for which in range(len(place.step.inputs))]
@@ -289,7 +293,7 @@ def _flat(index: tuple[int, ...], shape: Sequence[int]) -> int:
     return flat
 
 
-def op_of(place: Place, kind: type[_Kind]) -> _Kind:
+def op_of(place: TensorPlace, kind: type[_Kind]) -> _Kind:
     """The op of a place's step, which is of that kind."""
     assert place.step is not None
     assert isinstance(place.step.op, kind)

@@ -23,9 +23,9 @@ from ffncli.models.model import Layer, Model
 from ffncli.models.runnable import folder_of
 from ffncli.run.execute import Mode
 from ffncli.run.live import LiveFFN, live_ffn
-from ffncli.run.prepare import Prepared, Request, demand_known, device_of, dtype_of, stored_layer
+from ffncli.run.prepare import LayerRequest, Prepared, demand_known, device_of, dtype_of, stored_layer
 from ffncli.run.pretrained import Pretrained, cannot, demanding, load, offline, read_config
-from ffncli.run.tokens import Asked, Token, positions, tokenizer_of, tokens_of, with_texts
+from ffncli.run.tokens import Prompt, Token, positions, tokenizer_of, tokens_of, with_texts
 from ffncli.run.weights import located_weights
 
 # What is known to be wrong in transformers itself, in the MoE layers of a model_type.
@@ -48,20 +48,20 @@ class Given:
         return self.tokens.get(stack) or self.tokens[""]
 
 
-def capture(model: Model, asked: Asked, request: Request) -> tuple[Prepared, tuple[Token, ...]]:
+def capture(model: Model, prompt: Prompt, request: LayerRequest) -> tuple[Prepared, tuple[Token, ...]]:
     """One layer's FFN, prepared to run on what enters it in the model, beside what the model makes of that.
 
     The weights of ours are read from the files on their own. Raises FFNError where the model cannot be run.
     """
     layer = model.layer(request.layer)
     found: list[tuple[tuple[Token, ...], Tensor, Tensor]] = []
-    notes = run_model(model, [layer], asked, request, lambda _, *seen: found.append(seen))
+    notes = run_model(model, [layer], prompt, request, lambda _, *seen: found.append(seen))
     ((tokens, entering, leaving),) = found
     return prepared(model, layer, request, tokens, entering, leaving, notes), tokens
 
 
 def prepared(
-    model: Model, layer: Layer, request: Request, tokens: Sequence[Token], entering: Tensor, leaving: Tensor,
+    model: Model, layer: Layer, request: LayerRequest, tokens: Sequence[Token], entering: Tensor, leaving: Tensor,
     notes: tuple[str, ...] = (),
 ) -> Prepared:  # fmt: skip
     """Our steps from ffn_input to ffn_output with the layer's own weights, on a captured input [tokens, d_model]."""
@@ -76,22 +76,24 @@ def prepared(
     )  # fmt: skip
 
 
-def run_model(model: Model, layers: Sequence[Layer], asked: Asked, request: Request, seen: Seen) -> tuple[str, ...]:
+def run_model(
+    model: Model, layers: Sequence[Layer], prompt: Prompt, request: LayerRequest, seen: Seen
+) -> tuple[str, ...]:
     """Run the model once up to the last of `layers`; `seen` gets each layer's FFN as soon as it has run.
 
     It is given the layer, the tokens asked for, ffn_input and ffn_output [tokens, d_model]. The answer is what there is
     to say of the run. Raises FFNError for all that keeps a model from running.
     """
     demand_known(model)
-    folder = folder_of(model, asked.option)
+    folder = folder_of(model, prompt.option)
     _demand_readable(model, layers[0])
     device, dtype = device_of(request.device), dtype_of(request.dtype)
     with offline() as transformers:
         config = read_config(transformers, folder)
         tokenizer = tokenizer_of(transformers, folder)
-        tokens = tokens_of(asked, tokenizer, folder)
+        tokens = tokens_of(prompt, tokenizer, folder)
         if not config.is_encoder_decoder:  # said before anything large is loaded
-            positions(asked.positions, len(tokens))
+            positions(prompt.positions, len(tokens))
         found: dict[Layer, LiveFFN] = {}
 
         def shrink(module: Any, lean: bool) -> None:
@@ -103,7 +105,7 @@ def run_model(model: Model, layers: Sequence[Layer], asked: Asked, request: Requ
         loaded = load(transformers, folder, config, dtype, device, shrink)
         found = found or {layer: live_ffn(loaded.module, model, layer) for layer in layers}
         given = _given(loaded, tokens, tokenizer, layers)
-        idle = _listen(loaded, found, given, asked, seen)
+        idle = _listen(loaded, found, given, prompt, seen)
     fault = FAULTS.get(model.model_type or "") if any(layer.spec.moe for layer in layers) else None
     return (*given.notes, *idle, *([fault] if fault else []))
 
@@ -238,7 +240,7 @@ class _Stop(Exception):
 
 
 def _listen(
-    loaded: Pretrained, found: Mapping[Layer, LiveFFN], given: Given, asked: Asked, seen: Seen
+    loaded: Pretrained, found: Mapping[Layer, LiveFFN], given: Given, prompt: Prompt, seen: Seen
 ) -> tuple[str, ...]:
     """Run the forward pass with every asked layer listened to, until the last of them has run; notes of those that did
     not. FFNError where none did.
@@ -248,7 +250,7 @@ def _listen(
     def done(layer: Layer, entering: Tensor, leaving: Tensor) -> None:
         nonlocal ours
         tokens = given.of(layer.stack)
-        chosen = positions(asked.positions, len(tokens))
+        chosen = positions(prompt.positions, len(tokens))
         rows = torch.tensor(chosen, device=entering.device)
         flat = (_rows(t, len(tokens), kind)[rows] for t in (entering, leaving))
         ours = True  # what goes wrong in there is not transformers'

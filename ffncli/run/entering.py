@@ -16,10 +16,10 @@ from ffncli.run.capture import prepared, run_model
 from ffncli.run.execute import execute
 from ffncli.run.lockstep import is_act, lockstep
 from ffncli.run.not_finite import NotFinite, where_not_finite
-from ffncli.run.prepare import Prepared, Request, prepare
+from ffncli.run.prepare import LayerRequest, Prepared, prepare
 from ffncli.run.survey import layers_of, reached
 from ffncli.run.swaps import Entered, Swaps
-from ffncli.run.tokens import Asked, Token
+from ffncli.run.tokens import Prompt, Token
 
 _CHUNK = 1 << 21  # values of an activation that are looked at together: 16 MB in float64
 
@@ -46,14 +46,14 @@ class Data:
     notes: tuple[str, ...]
 
 
-def entering(model: Model, request: Request, asked: Asked | None, others: Sequence[str]) -> Data:
+def entering(model: Model, request: LayerRequest, prompt: Prompt | None, others: Sequence[str]) -> Data:
     """What enters the activations of `request.layer` (`all`: of every layer) and what `others` would make of it.
 
     With a prompt the model runs once, and each layer is looked at as soon as it has run; else every layer gets the
     request's input. `others` are canonical names. Raises FFNError as `prepare` and `run_model` do.
     """
     layers = layers_of(model) if request.layer == "all" else [model.layer(request.layer)]
-    if asked is None:
+    if prompt is None:
         return _without_prompt(model, layers, request, others)
     layers, silent = reached(model, layers) if request.layer == "all" else (layers, ())
     found: dict[Layer, LayerData] = {}
@@ -66,11 +66,11 @@ def entering(model: Model, request: Request, asked: Asked | None, others: Sequen
         tokens[layer.stack] = given
         doubts.update(dict.fromkeys(ready.notes))
 
-    said = run_model(model, layers, asked, request, seen)
+    said = run_model(model, layers, prompt, request, seen)
     return Data(tuple(found[layer] for layer in layers if layer in found), tokens, (*silent, *said, *doubts))
 
 
-def _without_prompt(model: Model, layers: Sequence[Layer], request: Request, others: Sequence[str]) -> Data:
+def _without_prompt(model: Model, layers: Sequence[Layer], request: LayerRequest, others: Sequence[str]) -> Data:
     found, notes = [], dict[str, None]()
     for layer in layers:
         ready = prepare(model, replace(request, layer=f"{layer.stack}.{layer.index}"))

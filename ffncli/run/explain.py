@@ -19,12 +19,12 @@ from ffncli.block.steps import (
     right_hand_side,
 )
 from ffncli.run import arithmetic
-from ffncli.run.arithmetic import Choice, Made, Quantity, Term
-from ffncli.run.places import Place, Scene, checked, find, written
+from ffncli.run.arithmetic import Choice, Derivation, Quantity, Term
+from ffncli.run.places import Scene, TensorPlace, checked, find, written
 from ffncli.run.rounding import ulps
 from ffncli.run.routing import route
 
-_ARMS: dict[type[Op], Callable[[Scene, Place, tuple[int, ...], int], Made]] = {
+_ARMS: dict[type[Op], Callable[[Scene, TensorPlace, tuple[int, ...], int], Derivation]] = {
     Linear: arithmetic.linear,
     Activation: arithmetic.activation,
     Multiply: arithmetic.multiply,
@@ -87,14 +87,14 @@ def explain(
     return out
 
 
-def _made(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Made:
+def _made(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
     if place.step is None:
         value = scene.tensors[place.name][index].double().item()
-        return Made(value, notes=("an input of the block: nothing here made it",))
+        return Derivation(value, notes=("an input of the block: nothing here made it",))
     return _ARMS[type(place.step.op)](scene, place, index, most)
 
 
-def _explanation(scene: Scene, place: Place, index: tuple[int, ...], made: Made) -> Explanation:
+def _explanation(scene: Scene, place: TensorPlace, index: tuple[int, ...], made: Derivation) -> Explanation:
     tensor = scene.tensors[place.name]
     value = tensor[index].double().item()
     same = value == made.computed or (value != value and made.computed != made.computed)

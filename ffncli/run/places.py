@@ -14,7 +14,7 @@ from ffncli.run.execute import EVAL, Mode
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """A step by its printed name, in the program it stands in; `step` is None for an input of the block.
 
     For a step inside an expert, `outer` is the step that holds the program and `expert` the expert's number.
@@ -56,14 +56,14 @@ class Scene:
     tensors: Mapping[str, Tensor]
     mode: Mode = EVAL
 
-    def tokens(self, place: Place) -> list[int]:
+    def tokens(self, place: TensorPlace) -> list[int]:
         """The flat indices of the tokens that a place's expert received, in the order of its rows."""
         assert place.outer is not None
         assert place.expert is not None
         share = self.tensors[place.outer.inputs[1]].flatten(0, -2)
         return [int(token) for token in share[:, place.expert].nonzero().flatten()]
 
-    def read(self, place: Place, which: int, leading: tuple[int, ...]) -> Read:
+    def read(self, place: TensorPlace, which: int, leading: tuple[int, ...]) -> Read:
         """Input number `which` of a step, for the token at `leading`."""
         assert place.step is not None
         name = place.printed(place.step.inputs[which])
@@ -78,7 +78,7 @@ class Scene:
         label = f"{written(place.outer.inputs[1], (*token, place.expert or 0))} · {name}"
         return Read(label, token, (x[token] * route[(*token, place.expert)]).double())
 
-    def weight(self, place: Place, parameter: str) -> tuple[str, Tensor, tuple[int, ...], str] | None:
+    def weight(self, place: TensorPlace, parameter: str) -> tuple[str, Tensor, tuple[int, ...], str] | None:
         """(canonical name, values, index of the expert's share, symbol) of a step's parameter; None without it."""
         assert place.step is not None
         name = f"{place.step.output}.{parameter}"
@@ -102,11 +102,11 @@ def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(out))
 
 
-def find(steps: Sequence[Step], name: str) -> Place:
+def find(steps: Sequence[Step], name: str) -> TensorPlace:
     """The place of a printed name. Raises FFNError, with the nearest names, where the block has no such step."""
     known = [*block_inputs(steps), *(step.output for step in steps)]
     if name in known:
-        return Place(name, next((step for step in steps if step.output == name), None), steps)
+        return TensorPlace(name, next((step for step in steps if step.output == name), None), steps)
     for step in steps:
         if not isinstance(step.op, Experts) or not (inner := _inner(step.output, name)):
             continue
@@ -116,7 +116,7 @@ def find(steps: Sequence[Step], name: str) -> Place:
             raise FFNError(f"no expert {expert}", f"{step.output} has experts 0 to {step.op.experts.size - 1}")
         for found in program:
             if found.output == own:
-                return Place(name, found, program, step, expert)
+                return TensorPlace(name, found, program, step, expert)
         known = [f"{step.output}.{expert}.{found.output}" for found in program]
     inside = [f"{s.output}.0.{i.output}" for s in steps if isinstance(s.op, Experts) for i in s.op.program]
     ending = [full for full in (*known, *inside) if full.endswith(f".{name}")]
@@ -129,7 +129,7 @@ def _inner(output: str, name: str) -> re.Match[str] | None:
     return re.fullmatch(re.escape(output) + r"\.([0-9]{1,9})\.(.+)", name)
 
 
-def sources(place: Place) -> tuple[str, ...]:
+def sources(place: TensorPlace) -> tuple[str, ...]:
     """The printed names of all that a place's number is made of."""
     if place.step is None:
         return ()
@@ -151,7 +151,7 @@ def needed(steps: Sequence[Step], names: Sequence[str], depth: int = 1) -> froze
     return frozenset(wanted)
 
 
-def checked(scene: Scene, place: Place, index: tuple[int, ...], option: str) -> tuple[int, ...]:
+def checked(scene: Scene, place: TensorPlace, index: tuple[int, ...], option: str) -> tuple[int, ...]:
     """The index with negatives counted from the end. Raises FFNError, saying the shape, where it does not fit."""
     asked = f"{option} {written(place.name, index)}"
     tensor = scene.tensors.get(place.name)
@@ -160,7 +160,7 @@ def checked(scene: Scene, place: Place, index: tuple[int, ...], option: str) -> 
     return fitted(tuple(tensor.shape), place.name, index, asked, _rows(scene, place))
 
 
-def _rows(scene: Scene, place: Place) -> str:
+def _rows(scene: Scene, place: TensorPlace) -> str:
     """What the rows of an expert's tensor are, in words."""
     if place.outer is None:
         return ""

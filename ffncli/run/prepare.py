@@ -19,12 +19,11 @@ from ffncli.models.examples import Example
 from ffncli.models.model import Layer, Model
 from ffncli.run.execute import Mode
 from ffncli.run.inputs import make_input
-from ffncli.run.trace import Trace, trace
 from ffncli.run.weights import demand_memory, located_weights, packed_formats, random_weights, read_located
 
 
 @dataclass(frozen=True)
-class Request:
+class LayerRequest:
     """What a run may choose. None takes the source's own: its example's input and mask, tokens 4, fp32, eval.
 
     `vocab` puts a final layer of that width behind the block; its weights are drawn.
@@ -59,7 +58,7 @@ class Prepared:
     reference: Tensor | None = None
 
 
-def prepare(model: Model, request: Request = Request(), example: Example | None = None) -> Prepared:
+def prepare(model: Model, request: LayerRequest = LayerRequest(), example: Example | None = None) -> Prepared:
     """Weights first, then inputs, from one generator seeded with `request.seed` (0): so torch users can repeat it.
 
     Raises FFNError for a layer, dtype, device or input that cannot be.
@@ -141,19 +140,6 @@ def known_part(block: tuple[Step, ...], weights: Mapping[str, Tensor]) -> tuple[
     return block[: names.index(end) + 1], (f"the norm after the FFN is not known in this file: {where}",)
 
 
-def trace_layer(
-    model: Model, request: Request = Request(), *, show: int | None = 8, inside: frozenset[int] | None = frozenset(),
-    keep: frozenset[str] | None = frozenset(),
-) -> Trace:  # fmt: skip
-    """Trace one layer of a model: `prepare`, then `trace.trace` with the same `show`, `inside` and `keep`.
-
-    >>> trace_layer(load("512x2048:gelu"), Request(leading=(2,))).step("down").shape
-    (2, 512)
-    """
-    ready = prepare(model, request)
-    return trace(ready.steps, ready.weights, ready.inputs, ready.mode, show, inside, keep)
-
-
 def _weights(
     model: Model, layer: Layer, block: tuple[Step, ...], example: Example | None, generator: torch.Generator,
     dtype: torch.dtype, device: str,
@@ -200,7 +186,7 @@ def _fits(example: Example, block: tuple[Step, ...]) -> bool:
     return given == {name: tuple(axis.size for axis in axes) for name, axes in parameters(block).items()}
 
 
-def _masks(example: Example | None, request: Request, block: tuple[Step, ...], first: Tensor) -> dict[str, Tensor]:
+def _masks(example: Example | None, request: LayerRequest, block: tuple[Step, ...], first: Tensor) -> dict[str, Tensor]:
     """The example's own dropout masks, where probability, input and seed are the example's too."""
     if not example or request.seed is not None or tuple(first.shape) != example.shape:
         return {}

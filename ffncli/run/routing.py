@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ffncli.block.steps import Route
-from ffncli.run.arithmetic import Choice, Made, Quantity, op_of, origin_of
-from ffncli.run.places import Place, Scene, written
+from ffncli.run.arithmetic import Choice, Derivation, Quantity, op_of, origin_of
+from ffncli.run.places import Scene, TensorPlace, written
 
 
-def route(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Made:
+def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
     """An expert's weight: its score over the sum of the chosen ones' (where they are renormalised), times the scale.
 
     Who was chosen is read off the result. `experts` lists them by weight, and the expert that was asked for; of a
@@ -49,10 +49,10 @@ def route(scene: Scene, place: Place, index: tuple[int, ...], most: int) -> Made
             quantities.append(Quantity("scale", op.scale))
         total *= op.scale
     notes = tuple(_notes(op, expert, chosen, choice))
-    return Made(total, quantities=tuple(quantities), experts=made, notes=notes, origin=origin_of(read, expert))
+    return Derivation(total, quantities=tuple(quantities), experts=made, notes=notes, origin=origin_of(read, expert))
 
 
-def _scores(scene: Scene, place: Place, op: Route, logits: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
+def _scores(scene: Scene, place: TensorPlace, op: Route, logits: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
     """(each expert's score, NaN where it gets none; what the experts are chosen by)."""
     correction = scene.weight(place, "correction")
     shift = correction[1].double() if correction else torch.zeros_like(logits)

@@ -15,10 +15,13 @@ from ffncli.run.agreement import Agreement, agreement
 from ffncli.run.capture import prepared, run_model
 from ffncli.run.execute import EVAL, execute
 from ffncli.run.not_finite import NotFinite, where_not_finite
-from ffncli.run.prepare import Request, prepare
+from ffncli.run.prepare import LayerRequest, prepare
+from ffncli.run.question import CheckedQuestion
 from ffncli.run.statistics import statistics
-from ffncli.run.tokens import Asked, Token
+from ffncli.run.tokens import Prompt, Token
 from ffncli.run.units import unit_statistics
+
+TOP_UNITS = 3
 
 
 @dataclass(frozen=True)
@@ -60,18 +63,37 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class Survey:
-    """Every layer that has an FFN, in order, what the model was given (each stack's tokens), and what is to be said.
+    """Every layer of a model that has an FFN, in order: `rows`.
 
-    `input` is what each layer was given where no model ran.
+    `tokens` are each stack's, where the model read a `prompt` or token numbers; `input` is what each layer was given
+    where no model ran. `notes` are remarks of the run.
     """
 
+    model: Model
     rows: tuple[LayerRow, ...]
     tokens: Mapping[str, tuple[Token, ...]]
     notes: tuple[str, ...]
+    prompt: str | None = None
     input: str | None = None
 
+    @property
+    def not_finite(self) -> tuple[LayerRow, ...]:
+        """The layers with NaN or Inf: the first is the one to look at, for it makes all that come after it so."""
+        return tuple(row for row in self.rows if row.not_finite)
 
-def survey(model: Model, request: Request, asked: Asked | None = None, top: int = 3) -> Survey:
+
+def survey_of(checked: CheckedQuestion) -> Survey:
+    """What a question about all layers asks. Raises FFNError as `survey`."""
+    question = checked.question
+    prompt = Prompt(question.prompt, question.input_ids, question.position) if question.runs_model else None
+    request = LayerRequest(None, question.input, question.leading, question.dtype, question.device, question.seed)
+    top = TOP_UNITS if question.top_units is None else question.top_units
+    found = survey(checked.model, request, prompt, top)
+    notes = (*checked.model.notes, *map(str, checked.model.differences), *found.notes)
+    return replace(found, notes=notes)
+
+
+def survey(model: Model, request: LayerRequest, prompt: Prompt | None = None, top: int = TOP_UNITS) -> Survey:
     """One row per layer: on what truly enters it when the model reads the prompt, else on the request's input.
 
     With a prompt the model runs once; as soon as a layer has run, its own weights are read and run beside it.
@@ -79,7 +101,7 @@ def survey(model: Model, request: Request, asked: Asked | None = None, top: int 
     layers = layers_of(model)
     rows: dict[Layer, LayerRow] = {}
     tokens: dict[str, tuple[Token, ...]] = {}
-    if asked is None:
+    if prompt is None:
         notes: tuple[str, ...] = ()
         for layer in layers:
             ready = prepare(model, replace(request, layer=f"{layer.stack}.{layer.index}"))
@@ -89,7 +111,7 @@ def survey(model: Model, request: Request, asked: Asked | None = None, top: int 
                 notes += (f"{ready.origin}, the same in all layers of one shape: no file holds {model.name}'s",)
         count, given = rows[layers[0]].tokens, request.input or "randn"
         said = f"{given}, {count} token{'s' * (count != 1)}, the same for every layer"
-        return Survey(tuple(rows[layer] for layer in layers), {}, notes, said)
+        return Survey(model, tuple(rows[layer] for layer in layers), {}, notes, input=said)
 
     def seen(layer: Layer, given: tuple[Token, ...], entering: Tensor, leaving: Tensor) -> None:
         ready = prepared(model, layer, request, given, entering, leaving)
@@ -97,8 +119,9 @@ def survey(model: Model, request: Request, asked: Asked | None = None, top: int 
         tokens[layer.stack] = given
 
     layers, silent = reached(model, layers)
-    notes = run_model(model, layers, asked, request, seen)
-    return Survey(tuple(rows[layer] for layer in layers if layer in rows), tokens, (*silent, *notes))
+    notes = run_model(model, layers, prompt, request, seen)
+    every = tuple(rows[layer] for layer in layers if layer in rows)
+    return Survey(model, every, tokens, (*silent, *notes), prompt.text)
 
 
 def layers_of(model: Model) -> list[Layer]:

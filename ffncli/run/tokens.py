@@ -27,16 +27,16 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Prompt:
     """What the model is to be given: a prompt, or token ids; and which positions to look at (None: all)."""
 
-    prompt: str | None = None
+    text: str | None = None
     ids: tuple[int, ...] | None = None
     positions: str | None = None
 
     @property
     def option(self) -> str:
-        """The option that asked, for errors."""
+        """The option that it comes from, for errors."""
         return "--prompt" if self.ids is None else "--input-ids"
 
 
@@ -50,25 +50,25 @@ def tokenizer_of(transformers: Any, folder: Path) -> Any:
         raise cannot(f"{shown_path(folder)}: its tokenizer cannot be loaded", error) from None
 
 
-def tokens_of(asked: Asked, tokenizer: Any, folder: Path) -> tuple[Token, ...]:
+def tokens_of(prompt: Prompt, tokenizer: Any, folder: Path) -> tuple[Token, ...]:
     """The tokens to give to the model, with the special ones that the tokenizer puts around a prompt.
 
     Raises FFNError for an empty prompt, and where there is no tokenizer to read one.
     """
-    if asked.ids is not None:
-        return with_texts(asked.ids, tokenizer)
-    if not asked.prompt:
+    if prompt.ids is not None:
+        return with_texts(prompt.ids, tokenizer)
+    if not prompt.text:
         raise FFNError("--prompt is empty", "give some text, or --input-ids 1,2,3")
     if tokenizer is None:
         raise FFNError(
             f"{shown_path(folder)} has no tokenizer ({_FILES[0]})", "--input-ids 1,2,3 gives the tokens' numbers"
         )
     try:
-        ids = tokenizer(asked.prompt)["input_ids"]
+        ids = tokenizer(prompt.text)["input_ids"]
     except Exception as error:  # surrogates that no UTF-8 has, and whatever a tokenizer does not like
-        raise cannot(f"the tokenizer cannot read the prompt {shown(asked.prompt)}", error) from None
+        raise cannot(f"the tokenizer cannot read the prompt {shown(prompt.text)}", error) from None
     if not ids:
-        raise FFNError(f"--prompt {shown(asked.prompt)} has no tokens", "give some text, or --input-ids 1,2,3")
+        raise FFNError(f"--prompt {shown(prompt.text)} has no tokens", "give some text, or --input-ids 1,2,3")
     return with_texts(ids, tokenizer)
 
 

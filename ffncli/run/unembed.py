@@ -22,7 +22,7 @@ from ffncli.models.runnable import folder_of
 from ffncli.run.capture import cut, stand_in
 from ffncli.run.execute import norm
 from ffncli.run.live import live_ffn
-from ffncli.run.prepare import Prepared, Request, device_of, dtype_of
+from ffncli.run.prepare import LayerRequest, Prepared, device_of, dtype_of
 from ffncli.run.pretrained import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.sampling import Sampling, sampling
 from ffncli.run.tokens import token_text, tokenizer_of
@@ -48,7 +48,7 @@ class Promoted:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TokenLimits:
     """How many tokens are listed, and which sets of all are made: the `top_k` likeliest, those that make up `top_p`."""
 
     top: int
@@ -65,6 +65,27 @@ class Unembedded:
 
     vocab: int
     sets: Sampling
+    promoted: tuple[Promoted, ...]
+
+
+@dataclass(frozen=True)
+class PromotedTokens:
+    """What the FFN's output for a `row` of the input promotes, or a hidden unit (`neuron`, of `expert`, times `sign`).
+
+    The sets are as in `Sampling`, of a vocabulary of `vocab` tokens.
+    """
+
+    row: int | None
+    neuron: int | None
+    expert: int | None
+    sign: int | None
+    vocab: int
+    argmax: int | None
+    top_k: int
+    top_k_mass: float | None
+    top_p: float
+    top_p_count: int | None
+    top_p_mass: float | None
     promoted: tuple[Promoted, ...]
 
 
@@ -96,17 +117,28 @@ def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> lis
 
 
 def promoted(
-    model: Model, ready: Prepared, added: Sequence[Added], request: Request, wanted: Wanted
-) -> tuple[Unembedded, ...]:
+    model: Model, ready: Prepared, added: Sequence[Added], request: LayerRequest, limits: TokenLimits
+) -> tuple[PromotedTokens, ...]:
     """The tokens that each vector promotes, after the norm that it goes through first, if there is one.
 
     Raises FFNError as `unembed`.
     """
     vectors = to_stream(ready, torch.stack([one.vector for one in added]))
-    return unembed(model, ready.layer, vectors, request, wanted)
+    answers = unembed(model, ready.layer, vectors, request, limits)
+    return tuple(_promoted(one, answer) for one, answer in zip(added, answers, strict=True))
 
 
-def unembed(model: Model, layer: Layer, vectors: Tensor, request: Request, wanted: Wanted) -> tuple[Unembedded, ...]:
+def _promoted(one: Added, answer: Unembedded) -> PromotedTokens:
+    sets = answer.sets
+    return PromotedTokens(
+        one.row, one.neuron, one.expert, one.sign, answer.vocab, sets.argmax, sets.top_k, sets.top_k_mass, sets.top_p,
+        sets.top_p_count, sets.top_p_mass, answer.promoted,
+    )  # fmt: skip
+
+
+def unembed(
+    model: Model, layer: Layer, vectors: Tensor, request: LayerRequest, limits: TokenLimits
+) -> tuple[Unembedded, ...]:
     """The tokens that every vector [n, d_model] promotes; each vector is added to the residual stream by `layer`'s FFN.
 
     Raises FFNError where no head reads that stream, and for models without a vocabulary.
@@ -131,7 +163,7 @@ def unembed(model: Model, layer: Layer, vectors: Tensor, request: Request, wante
         loaded = load(transformers, folder, config, dtype, device, shrink, with_head=True)
         out: list[Unembedded] = []
         for some in torch.split(vectors, _AT_ONCE):
-            out += (_best(row, tokenizer, wanted) for row in _logits(loaded, where[-1], some))
+            out += (_best(row, tokenizer, limits) for row in _logits(loaded, where[-1], some))
     return tuple(out)
 
 
@@ -151,7 +183,7 @@ def _normed(step: Step, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
     return norm(step.op, {name.rpartition(".")[2]: weights[name] for name in step.parameters()}, x)
 
 
-def _last_norm(model: Model, layer: Layer, vectors: Tensor, request: Request) -> Tensor:
+def _last_norm(model: Model, layer: Layer, vectors: Tensor, request: LayerRequest) -> Tensor:
     """Post-norm models have no final norm: what the head reads has gone through the last layer's (BERT)."""
     last = max((g for g in model.groups if g.stack == layer.stack), key=lambda g: max(g.layers))
     if last.spec.norm_position != "post" or last.spec.norm == "none":
@@ -223,11 +255,11 @@ def _logits(loaded: Pretrained, layer: str, vectors: Tensor) -> Tensor:
     return logits[:-1]
 
 
-def _best(logits: Tensor, tokenizer: Any, wanted: Wanted) -> Unembedded:
+def _best(logits: Tensor, tokenizer: Any, limits: TokenLimits) -> Unembedded:
     # By the logits: far behind the first, probabilities are 0 and in no order.
     logits, ids = logits.sort(descending=True, stable=True)
-    sets = sampling(logits.softmax(-1), wanted.top_k, wanted.top_p, wanted.top)[0]
-    rows = zip(sets.candidates[: wanted.top], logits.tolist(), ids.tolist(), strict=False)
+    sets = sampling(logits.softmax(-1), limits.top_k, limits.top_p, limits.top)[0]
+    rows = zip(sets.candidates[: limits.top], logits.tolist(), ids.tolist(), strict=False)
     tokens = tuple(
         Promoted(i, token_text(tokenizer, i), logit, one.probability, one.cumulative, one.in_top_k, one.in_top_p)
         for one, logit, i in rows

@@ -13,7 +13,7 @@ from ffncli.run.statistics import chunk_size
 
 
 @dataclass(frozen=True)
-class Unit:
+class HiddenUnit:
     """One hidden unit over the tokens: L2 norm, mean |x|, its largest value in size and the token (flat) that has it.
 
     `writes` is the norm times that of the unit's column of the down projection, where the step enters it: the norm of
@@ -39,8 +39,8 @@ class Units:
     tokens: int
     dead: int
     near_dead: int
-    largest_norm: tuple[Unit, ...] = ()
-    most_active: tuple[Unit, ...] = ()
+    largest_norm: tuple[HiddenUnit, ...] = ()
+    most_active: tuple[HiddenUnit, ...] = ()
 
 
 def unit_statistics(tensor: Tensor, top: int = 0, down: Tensor | None = None) -> Units:
@@ -92,9 +92,9 @@ def _sizes(rows: Tensor) -> tuple[Tensor, Tensor]:
     return squares.sqrt_(), sums / max(1, rows.shape[0])
 
 
-def _unit(column: Tensor, unit: int, norms: Tensor, means: Tensor, down: Tensor | None) -> Unit:
+def _unit(column: Tensor, unit: int, norms: Tensor, means: Tensor, down: Tensor | None) -> HiddenUnit:
     values = column.double().nan_to_num(0.0, 0.0, 0.0)
     token = int(values.abs().argmax())
     norm = norms[unit].item()
     writes = norm * torch.linalg.vector_norm(down[:, unit].double()).item() if down is not None else None
-    return Unit(unit, norm, means[unit].item(), values[token].item(), token, writes)
+    return HiddenUnit(unit, norm, means[unit].item(), values[token].item(), token, writes)

@@ -17,45 +17,45 @@ from ffncli.models.model import Model
 from ffncli.run.checks import kernels, layouts, linearity, modules, positions, shards, values, zero
 from ffncli.run.checks.case import Case, Own
 from ffncli.run.checks.row import Row
-from ffncli.run.prepare import Prepared, Request, prepare
+from ffncli.run.prepare import LayerRequest, Prepared, prepare
 from ffncli.run.user_kernels import chosen_kernels
 
 _TOKENS, _FEW_TOKENS, _LARGE = 16, 4, 50_000_000
 
 
 @dataclass(frozen=True)
-class Check:
+class VerifyCheck:
     """`states` is what must hold, in words; `rows` looks whether it does."""
 
     states: str
     rows: Callable[[Case], Iterator[Row]]
 
 
-CHECKS: Mapping[str, Check] = {
-    "finite": Check("weights and input are numbers", values.finite),
-    "module": Check("step by step = nn.Module, in eval and in train mode", modules.module),
-    "convolution": Check("Linear = Conv1d with kernel 1", positions.convolution),
-    "tokens": Check("every token is computed by itself, whatever stands beside it", positions.tokens),
-    "collapse": Check("with identity as activation the block is one matrix (float64)", linearity.collapse),
-    "nonlinearity": Check(
+CHECKS: Mapping[str, VerifyCheck] = {
+    "finite": VerifyCheck("weights and input are numbers", values.finite),
+    "module": VerifyCheck("step by step = nn.Module, in eval and in train mode", modules.module),
+    "convolution": VerifyCheck("Linear = Conv1d with kernel 1", positions.convolution),
+    "tokens": VerifyCheck("every token is computed by itself, whatever stands beside it", positions.tokens),
+    "collapse": VerifyCheck("with identity as activation the block is one matrix (float64)", linearity.collapse),
+    "nonlinearity": VerifyCheck(
         "max |f(a + b) - f(a) - f(b) + f(0)| by activation, in float64: 0 where linear", linearity.nonlinearity
     ),
-    "zero": Check("a zero input gives zero without biases, and not with them", zero.zero),
-    "shards": Check("the shards of n ranks, summed, are the whole", shards.shards),
-    "fused": Check("gate and up packed in one matrix = apart", kernels.fused),
-    "kernels": Check("every kernel = the reference in float64", kernels.kernels),
-    "layout": Check("how the file's tensors were read, and what misreading them would do", layouts.layout),
+    "zero": VerifyCheck("a zero input gives zero without biases, and not with them", zero.zero),
+    "shards": VerifyCheck("the shards of n ranks, summed, are the whole", shards.shards),
+    "fused": VerifyCheck("gate and up packed in one matrix = apart", kernels.fused),
+    "kernels": VerifyCheck("every kernel = the reference in float64", kernels.kernels),
+    "layout": VerifyCheck("how the file's tensors were read, and what misreading them would do", layouts.layout),
 }
 
 
 @dataclass(frozen=True)
-class Question:
+class VerifyQuestion:
     """What to verify. None takes every check, the built-in kernels that need not compile, the dtype's tolerance.
 
     `run` says which layer, input, dtype and device; `own` is the user's module where the model is one.
     """
 
-    run: Request = field(default_factory=Request)
+    run: LayerRequest = field(default_factory=LayerRequest)
     checks: tuple[str, ...] | None = None
     kernels: tuple[str, ...] = ()
     tolerance: float | None = None
@@ -76,7 +76,7 @@ class Verdict:
         return tuple(row for row in self.rows if row.passed is False)
 
 
-def verify_layer(model: Model, question: Question = Question(), example: Example | None = None) -> Verdict:
+def verify_layer(model: Model, question: VerifyQuestion = VerifyQuestion(), example: Example | None = None) -> Verdict:
     """Verify one layer of a model; with `example`, on its own weights and input.
 
     >>> verify_layer(load("64x256:gelu")).failed
@@ -118,7 +118,7 @@ def _rows(case: Case, names: Sequence[str]) -> Iterator[Row]:
             yield Row(name, "all", note=f"torch cannot do it here: {str(error).splitlines()[0][:120]}")
 
 
-def _case(model: Model, question: Question, example: Example | None) -> tuple[Case, Prepared]:
+def _case(model: Model, question: VerifyQuestion, example: Example | None) -> tuple[Case, Prepared]:
     ready = prepare(model, _with_tokens(model, question.run, example), example)
     spec = ready.layer.spec
     dtype = next(iter(ready.inputs.values())).dtype
@@ -131,7 +131,7 @@ def _case(model: Model, question: Question, example: Example | None) -> tuple[Ca
     return case, ready
 
 
-def _with_tokens(model: Model, run: Request, example: Example | None) -> Request:
+def _with_tokens(model: Model, run: LayerRequest, example: Example | None) -> LayerRequest:
     """The request with a number of tokens where none is said: few where the block is large."""
     if run.leading is not None or run.input is not None or example is not None:
         return run

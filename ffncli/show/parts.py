@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ffncli.show.plots import Plot
@@ -47,3 +47,9 @@ class Answer:
     rows: Table
     parts: Sequence[Part]
     conventions: Mapping[str, str] = field(default_factory=dict)
+
+    def with_section(self, key: str, value: Any, parts: Sequence[Part] = ()) -> Answer:
+        """The answer with `key` and these parts at its end; unchanged where there is no value (None)."""
+        if value is None:
+            return self
+        return replace(self, body={**self.body, key: value}, parts=[*self.parts, *parts])

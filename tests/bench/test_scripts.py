@@ -14,7 +14,7 @@ from benchmarks import bench_method, conv1x1, demo, known, sweep, timers
 from benchmarks.benched import Answer, marks
 from benchmarks.claims import MEASURED, why
 from benchmarks.kept import Kept, read
-from ffncli.run.texts.claims import Claim
+from ffncli.run.texts.claims import TextClaim
 
 MACHINE = {"cpu": "a cpu, 2 cores", "python": "3.12", "torch": "2.13", "numpy": "2.4", "pytest-benchmark": "5.3"}
 
@@ -401,7 +401,7 @@ def test_the_claim_is_answered_by_the_ends():
 
 def test_the_page_of_claims_quotes_what_was_measured(monkeypatch):
     (name,) = MEASURED
-    claim = Claim("notes", name, "depends", "f", "why so", "ffn trace")
+    claim = TextClaim("notes", name, "depends", "f", "why so", "ffn trace")
     monkeypatch.setitem(MEASURED, name, lambda: "0.9 on a machine")
     assert why(claim) == "why so; 0.9 on a machine"
     monkeypatch.setitem(MEASURED, name, lambda: "")

@@ -195,10 +195,10 @@ def test_a_config_class_in_the_file_is_filled_too(tmp_path: Path):
 def test_the_library_loads_and_traces_it(zoo: str):
     model = ffncli.load(f"{zoo}:PreNorm", Dimensions(**SMALL))
     found = load_module(f"{zoo}:PreNorm", Dimensions(**SMALL))
-    result = ffncli.trace(model, ffncli.Request(input="ones", leading=(1, 2)), show=None)
+    result = ffncli.trace(model, input="ones", batch=1, seq_len=2, show=None)
     with torch.no_grad():
         expected = found.module(torch.ones(1, 2, 8))
-    torch.testing.assert_close(torch.tensor(result.step("out").values), expected)
+    torch.testing.assert_close(torch.tensor(result["out"].values), expected)
 
 
 def test_the_command_line_runs_it(ffn, tmp_path: Path):

@@ -15,7 +15,7 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Activation
 from ffncli.models.examples import Example, find, merged_first
 from ffncli.models.model import block_model
-from ffncli.run.prepare import Prepared, Request, prepare
+from ffncli.run.prepare import LayerRequest, Prepared, prepare
 from ffncli.run.texts import TEXTS, explained, facts, llama, notebook
 from ffncli.run.texts.fact import Fact, departure, doubled, drawn, error, intermediates, number, table
 from ffncli.run.trace import trace
@@ -23,7 +23,7 @@ from tests.oracles import notebook as printed
 
 
 def ready(name: str, **asked) -> Prepared:
-    return prepare(find(name).model, Request(**asked), find(name))
+    return prepare(find(name).model, LayerRequest(**asked), find(name))
 
 
 def by_topic(name: str, run: Prepared) -> dict[str, Fact]:
@@ -162,7 +162,7 @@ def test_the_line(of_notebook):
 
 def test_another_mask_contradicts_the_notebook():
     example = find("notebook")
-    runs = [by_topic("notebook", prepare(example.model, Request(seed=seed), example)) for seed in range(1, 9)]
+    runs = [by_topic("notebook", prepare(example.model, LayerRequest(seed=seed), example)) for seed in range(1, 9)]
     for topic in ("zeros before and after dropout", "zeros that dropout makes"):
         assert {found[topic].verdict for found in runs} == {"holds", "wrong"}  # 6 or so, and about 10 %, in some alone
 
@@ -293,7 +293,7 @@ def test_what_q80_between_the_steps_changes():
 def small_llama(d_model: int = 16) -> Prepared:
     spec = FFNSpec(d_model, 32, "swiglu", norm="rmsnorm")
     example = Example(block_model(spec, ""), {}, "randn", (3, 16), block=merged_first(steps(spec)))
-    return prepare(example.model, Request(), example)
+    return prepare(example.model, LayerRequest(), example)
 
 
 def test_partial_sums_against_plain_torch():

@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from ffncli.errors import FFNError
-from ffncli.run.tokens import Asked, positions, token_text, tokenizer_of, tokens_of
+from ffncli.run.tokens import Prompt, positions, token_text, tokenizer_of, tokens_of
 from tests.oracles.prompted import WORDS, give_tokenizer
 
 
@@ -46,7 +46,7 @@ def test_a_range_of_any_size_costs_nothing() -> None:
 
 def test_texts_are_what_the_tokenizer_says(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(transformers, give_tokenizer(tmp_path))
-    found = tokens_of(Asked("Hello naïve 日本 nobody"), tokenizer, tmp_path)
+    found = tokens_of(Prompt("Hello naïve 日本 nobody"), tokenizer, tmp_path)
     assert [(t.position, t.id, t.text) for t in found] == [
         (0, 3, "Hello"),
         (1, 11, "naïve"),
@@ -70,17 +70,17 @@ def test_a_leading_space_is_part_of_a_token(tmp_path: Path, space: str) -> None:
     made.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     tokenizer = tokenizer_of(transformers, tmp_path)
-    assert [t.text for t in tokens_of(Asked("a b"), tokenizer, tmp_path)] == ["a", " b"]
+    assert [t.text for t in tokens_of(Prompt("a b"), tokenizer, tmp_path)] == ["a", " b"]
 
 
 def test_numbers_need_no_tokenizer(tmp_path: Path) -> None:
     assert tokenizer_of(transformers, tmp_path) is None
-    assert [(t.id, t.text) for t in tokens_of(Asked(None, (7, 3)), None, tmp_path)] == [(7, None), (3, None)]
+    assert [(t.id, t.text) for t in tokens_of(Prompt(None, (7, 3)), None, tmp_path)] == [(7, None), (3, None)]
 
 
 def test_a_prompt_needs_one(tmp_path: Path) -> None:
     with pytest.raises(FFNError, match=r"has no tokenizer \(tokenizer.json\); --input-ids 1,2,3 gives"):
-        tokens_of(Asked("Hello"), None, tmp_path)
+        tokens_of(Prompt("Hello"), None, tmp_path)
 
 
 def test_a_broken_tokenizer_is_one_line(tmp_path: Path) -> None:
@@ -95,4 +95,4 @@ def test_a_broken_tokenizer_is_one_line(tmp_path: Path) -> None:
 def test_an_empty_prompt(tmp_path: Path, prompt: str) -> None:
     tokenizer = tokenizer_of(transformers, give_tokenizer(tmp_path))
     with pytest.raises(FFNError, match=r"--prompt (is empty|'   ' has no tokens)"):
-        tokens_of(Asked(prompt), tokenizer, tmp_path)
+        tokens_of(Prompt(prompt), tokenizer, tmp_path)

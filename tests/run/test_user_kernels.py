@@ -17,10 +17,10 @@ from ffncli.errors import FFNError
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import block_model
 from ffncli.run.execute import run
-from ffncli.run.prepare import Request
+from ffncli.run.prepare import LayerRequest
 from ffncli.run.user_code import user_code
 from ffncli.run.user_kernels import argument, chosen_kernels, unguarded, user_kernel
-from ffncli.run.verify import Question, verify_layer
+from ffncli.run.verify import VerifyQuestion, verify_layer
 from ffncli.run.weights import random_weights
 from tests.oracles.modules import relative_error
 from tests.oracles.own_modules import MODULES
@@ -86,7 +86,7 @@ def file(tmp_path):
 
 
 def verified(file, *names: str, spec: FFNSpec = GATED, **run):
-    question = Question(Request(**run), ("kernels",), tuple(f"{file}:{name}" for name in names))
+    question = VerifyQuestion(LayerRequest(**run), ("kernels",), tuple(f"{file}:{name}" for name in names))
     rows = verify_layer(block_model(spec, "test"), question).rows
     return {row.subject.removeprefix("mine.py:"): row for row in rows}
 

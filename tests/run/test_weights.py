@@ -12,7 +12,7 @@ from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.errors import FFNError
 from ffncli.models.source import load
 from ffncli.run import weights
-from ffncli.run.prepare import Request, prepare
+from ffncli.run.prepare import LayerRequest, prepare
 from ffncli.run.weights import demand_memory, random_weights
 from tests.oracles.checkpoints import LLAMA, folder, tensors
 
@@ -45,14 +45,14 @@ def test_stored_weights_must_fit_too(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     model = load(folder(tmp_path, LLAMA, tensors("llama")))
     monkeypatch.setattr(weights, "_available", lambda: 4 * 3 * 4 * 6 - 1)
     with pytest.raises(FFNError, match="weights would need"):
-        prepare(model, Request())
+        prepare(model, LayerRequest())
 
 
 def test_intermediates_must_fit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(weights, "_available", lambda: 1_000_000)
-    prepare(load("4x8"), Request(leading=(10,)))
+    prepare(load("4x8"), LayerRequest(leading=(10,)))
     with pytest.raises(FFNError, match=r"intermediates would need .*, and 0\.0 GB"):
-        prepare(load("4x8"), Request(leading=(50_000,)))  # 50,000 × (2 × 8 + 3 × 4) values of 4 bytes
+        prepare(load("4x8"), LayerRequest(leading=(50_000,)))  # 50,000 × (2 × 8 + 3 × 4) values of 4 bytes
 
 
 @pytest.mark.parametrize(
@@ -84,5 +84,5 @@ def test_a_file_of_more_tokens_than_fit_is_refused(tmp_path: Path, monkeypatch: 
     (tmp_path / "x.csv").write_text("1,2,3,4\n" * 50)
     asked: list[int] = []
     monkeypatch.setattr("ffncli.run.prepare.demand_memory", lambda size, *_: asked.append(size))
-    prepare(load("4x8:relu"), Request(input=str(tmp_path / "x.csv")))
+    prepare(load("4x8:relu"), LayerRequest(input=str(tmp_path / "x.csv")))
     assert asked[-1] == 50 * (2 * 8 + 3 * 4) * 4

@@ -26,8 +26,8 @@ from ffncli.run.checks.reach import reached, reaching, unreached
 from ffncli.run.checks.row import Judge, Row, errors
 from ffncli.run.execute import run
 from ffncli.run.fused import halves_by_turns, turns_as_halves
-from ffncli.run.prepare import Request, prepare
-from ffncli.run.tokens import Asked
+from ffncli.run.prepare import LayerRequest, prepare
+from ffncli.run.tokens import Prompt
 from ffncli.run.weights import located_weights, packed_formats, read_located
 
 _IDS = tuple(range(5, 13))  # tokens that any vocabulary has, and that mean nothing special
@@ -80,9 +80,9 @@ def layout(case: Case) -> Iterator[Row]:
 def transformers_module(case: Case) -> tuple[Proof | None, str]:
     """transformers' own FFN of the layer, run within its model on token ids; or why that cannot be."""
     found: list[tuple[Tensor, Tensor]] = []
-    request = Request(dtype=str(case.dtype), device=case.device)
+    request = LayerRequest(dtype=str(case.dtype), device=case.device)
     try:
-        run_model(case.model, [case.layer], Asked(ids=_IDS), request, lambda _, __, *seen: found.append(seen))
+        run_model(case.model, [case.layer], Prompt(ids=_IDS), request, lambda _, __, *seen: found.append(seen))
     except FFNError as error:
         return None, error.message.removeprefix("--input-ids: ")
     ((entering, leaving),) = found
@@ -121,7 +121,9 @@ def _other(case: Case) -> Proof:
     if other.checkpoint is None and other.weights is None:
         raise FFNError(f"{label} has no weights of its own", "give a directory, a file or my.py:Class")
     text = None if other.bare else (f"{own.stack}.{own.index}" if _stacks(other) > 1 else str(own.index))
-    ready = prepare(other, Request(layer=text, dtype=str(case.dtype), device=case.device, input="zeros", leading=(1,)))
+    ready = prepare(
+        other, LayerRequest(layer=text, dtype=str(case.dtype), device=case.device, input="zeros", leading=(1,))
+    )
     spec = ready.layer.spec
     if spec.d_model != own.spec.d_model:
         raise FFNError(f"{label} has d_model {spec.d_model}, {shown(case.model.source)} has {own.spec.d_model}")

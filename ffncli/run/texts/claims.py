@@ -20,7 +20,7 @@ _ORDER: tuple[Verdict, ...] = ("wrong", "depends", "holds")
 
 
 @dataclass(frozen=True)
-class Claim:
+class TextClaim:
     """One claim of one text. `figure` is computed and stands in what `command` prints; `why` says what it means."""
 
     text: str
@@ -31,7 +31,7 @@ class Claim:
     command: str
 
 
-def claims() -> tuple[Claim, ...]:
+def claims() -> tuple[TextClaim, ...]:
     """Every claim that can be checked: runs all five texts. Raises FFNError where this machine cannot."""
     found: list[tuple[str, str, Fact]] = []
     for name, text in TEXTS.items():
@@ -46,6 +46,6 @@ def _rank(fact: Fact) -> tuple[int, int]:
     return first, _ORDER.index(fact.verdict)
 
 
-def _claim(name: str, text: str, fact: Fact) -> Claim:
+def _claim(name: str, text: str, fact: Fact) -> TextClaim:
     claim = f"{fact.topic}: {fact.said}" if fact.said else fact.topic
-    return Claim(text, claim, fact.verdict, fact.found, fact.note, fact.command or f"ffn trace --example {name}")
+    return TextClaim(text, claim, fact.verdict, fact.found, fact.note, fact.command or f"ffn trace --example {name}")

@@ -27,7 +27,7 @@ from ffncli.models.model import Layer, Model
 from ffncli.models.source import load
 from ffncli.run.execute import run
 from ffncli.run.live import LiveFFN, live_ffn, live_weights
-from ffncli.run.prepare import Prepared, Request, prepare
+from ffncli.run.prepare import LayerRequest, Prepared, prepare
 from tests.oracles.architectures import Architecture, build, text_architectures
 
 COLUMNS = ("model_type", "class", "layers", "relative_error", "norms", "block", "result", "reason")
@@ -206,7 +206,7 @@ def compare(name: str, case: Architecture) -> list[Compared]:
         model.save_pretrained(at)  # type: ignore[operator]
         ours = load(at)
         layers = [Layer(group.stack, group.layers[0], group.spec) for group in ours.groups]
-        ready = [prepare(ours, Request(layer=f"{layer.stack}.{layer.index}")) for layer in layers]
+        ready = [prepare(ours, LayerRequest(layer=f"{layer.stack}.{layer.index}")) for layer in layers]
         unnamed = [*_by_names_alone(Path(at), ours, layers)]
     places = {layer: live_ffn(model, ours, layer) for layer in layers}
     weights = [live_weights(model, ours, layer) for layer in layers]
@@ -232,7 +232,7 @@ def _by_names_alone(folder: Path, model: Model, layers: Iterable[Layer]) -> Iter
     for layer in layers:
         spot = model.spots[layer.stack, layer.index]
         stack, index = next(at for at, theirs in bare.spots.items() if theirs == spot)
-        yield dict(prepare(bare, Request(layer=f"{stack}.{index}")).weights)
+        yield dict(prepare(bare, LayerRequest(layer=f"{stack}.{index}")).weights)
 
 
 def _compared(name: str, at: tuple[Layer, LiveFFN], ready: Prepared, same: bool, caught: Caught) -> Compared:

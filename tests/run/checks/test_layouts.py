@@ -21,8 +21,8 @@ from ffncli.models.arrangement import Order
 from ffncli.models.source import load
 from ffncli.run.checks.layouts import resplit
 from ffncli.run.checks.row import Row
-from ffncli.run.prepare import Request
-from ffncli.run.verify import Question, verify_layer
+from ffncli.run.prepare import LayerRequest
+from ffncli.run.verify import VerifyQuestion, verify_layer
 from tests.oracles import huggingface
 from tests.oracles.huggingface import CASES, make
 
@@ -51,7 +51,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
 
 def rows(source: Path | str, against: Path | str | None = None, **run) -> dict[str, Row]:
     other = load(str(against)) if against else None
-    question = Question(Request(**{"layer": "1", **run}), ("layout",), against=other)
+    question = VerifyQuestion(LayerRequest(**{"layer": "1", **run}), ("layout",), against=other)
     return {row.subject: row for row in verify_layer(load(str(source)), question).rows}
 
 
@@ -235,7 +235,7 @@ def test_what_cannot_be_compared_is_one_line(zoo):
         with pytest.raises(FFNError, match=why):
             rows(zoo("llama"), against)
     with pytest.raises(FFNError, match="--layer 1 is out of range"):
-        verify_layer(load("8x16"), Question(Request(layer="1"), ("layout",)))
+        verify_layer(load("8x16"), VerifyQuestion(LayerRequest(layer="1"), ("layout",)))
 
 
 def test_other_functions_are_said(zoo, tmp_path):
@@ -262,7 +262,7 @@ def test_an_architecture_that_transformers_does_not_have(zoo, tmp_path):
     port = copy(zoo("llama"), tmp_path, dict)
     config = json.loads((port / "config.json").read_text())
     (port / "config.json").write_text(json.dumps({**config, "model_type": "llama99"}))
-    question = Question(Request(layer="1"), ("layout",))
+    question = VerifyQuestion(LayerRequest(layer="1"), ("layout",))
     from ffncli.models.dimensions import Dimensions
 
     model = load(str(port), Dimensions(activation="silu"))
@@ -345,7 +345,7 @@ def test_a_module_of_ones_own_is_held_to_a_checkpoint(zoo, tmp_path):
     weights["gate.weight"], weights["up.weight"] = weights["up.weight"], weights["gate.weight"]
     spec = with_(layer.spec, norm="none", residual=False)
     port = with_(block_model(spec, "mine.py:FFN"), weights=weights)
-    found = {row.subject: row for row in verify_layer(port, Question(checks=("layout",), against=original)).rows}
+    found = {row.subject: row for row in verify_layer(port, VerifyQuestion(checks=("layout",), against=original)).rows}
     failed = found[f"as read = {zoo('llama')}"]
     assert (failed.passed, failed.note) == (False, f"read with gate and up swapped, it agrees with {zoo('llama')}")
 
@@ -365,7 +365,7 @@ def test_every_family_is_proven_by_its_module(zoo, name):
 
 def test_a_norm_that_the_file_lacks_leaves_the_ffn(zoo, tmp_path):
     port = copy(zoo("llama"), tmp_path, lambda ts: {n: t for n, t in ts.items() if "post_attention" not in n})
-    found = verify_layer(load(str(port)), Question(Request(layer="1"), ("module", "kernels"))).rows
+    found = verify_layer(load(str(port)), VerifyQuestion(LayerRequest(layer="1"), ("module", "kernels"))).rows
     assert [row.passed for row in found] == [True, None, *[True] * 6, None]
     assert found[0].subject == "torch.nn, eval"
 
@@ -464,7 +464,8 @@ def test_tokens_whose_experts_rounding_decides_are_left_out(zoo, tmp_path, step)
         return {**tensors, name: router[:1].expand_as(router) * (1 + step * torch.arange(len(router))[:, None])}
 
     found = verify_layer(
-        load(str(copy(zoo("mixtral"), tmp_path, tied))), Question(Request(layer="1", dtype="bf16"), ("module",))
+        load(str(copy(zoo("mixtral"), tmp_path, tied))),
+        VerifyQuestion(LayerRequest(layer="1", dtype="bf16"), ("module",)),
     ).rows
     assert found[0].passed in (True, None)
     left_out = int(found[0].note.split(" of 16 tokens left out: rounding decides")[0])
@@ -476,7 +477,7 @@ def test_a_known_fault_of_transformers_is_no_misreading(tmp_path):
     from tests.oracles.prompted import built
 
     built("nllb-moe", tmp_path)
-    verdict = verify_layer(load(str(tmp_path)), Question(Request(layer="encoder.1"), ("layout",)))
+    verdict = verify_layer(load(str(tmp_path)), VerifyQuestion(LayerRequest(layer="encoder.1"), ("layout",)))
     (row,) = [row for row in verdict.rows if row.subject.startswith("as read")]
     assert (row.passed, verdict.failed) == (None, ())
     assert "not proven by its module: transformers (5.23 at least) encodes" in row.note

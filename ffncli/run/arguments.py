@@ -1,0 +1,182 @@
+"""A library call's arguments as the fields of a question: of the types that are accepted, or an error naming them."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypedDict
+
+from ffncli.block.recipe import MAX_SIZE
+from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.models.dimensions import Dimensions
+from ffncli.models.model import Model
+
+Source = str | os.PathLike[str] | Model | None
+Number = int | str
+
+
+class DimensionNames(TypedDict, total=False):
+    """The dimension options: they make a block, or change the source's."""
+
+    d_model: Number
+    d_ff: Number
+    activation: str
+    gated: bool
+    bias: bool
+    norm: str
+    norm_position: str
+    residual: bool
+    dropout: float
+    experts: int
+    top_k: int
+    shared_experts: int
+
+
+def question_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments as the fields of a Question. Raises FFNError for one of a wrong type or an unknown name."""
+    given = {name: value for name, value in arguments.items() if name not in ("source", "dimensions")}
+    options = {name: _converted(name, value) for name, value in given.items()}
+    return {
+        "source": _source(arguments["source"]), "dimensions": _dimensions(arguments["dimensions"]), **options
+    }  # fmt: skip
+
+
+def _converted(name: str, value: object) -> Any:
+    """One argument as the question has it. Raises FFNError saying what is accepted."""
+    convert, accepted = _ARGUMENTS[name]
+    if value is None and name != "show":
+        return _DEFAULTS.get(name)
+    try:
+        return convert(value)
+    except (TypeError, ValueError, OverflowError):
+        raise FFNError(f"{name} must be {accepted}, got {shown(value)}") from None
+
+
+def _source(value: object) -> str | Model | None:
+    if value is None or isinstance(value, (str, Model)):
+        return value
+    if isinstance(value, os.PathLike):
+        return _text(value)
+    raise FFNError(
+        f"source must be text such as '512x2048:gelu', a path, or a model from ffncli.load, got {shown(value)}"
+    )
+
+
+def _dimensions(values: Mapping[str, object]) -> Dimensions:
+    known = list(DimensionNames.__annotations__)
+    for name in values:
+        if name not in known:
+            raise FFNError(f"trace has no argument {shown(name)}", did_you_mean(name, [*_ARGUMENTS], "see its help"))
+    return Dimensions(**{name: _converted(name, value) for name, value in values.items()})
+
+
+def _text(value: Any) -> str:
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise TypeError
+    return text
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _whole(value: Any) -> int:
+    """A whole number of any kind that counts (numpy's too); True is none."""
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def _from(low: int, high: int = 2**63 - 1) -> Callable[[Any], int]:
+    def convert(value: Any) -> int:
+        number = _whole(value)
+        if not low <= number <= high:
+            raise ValueError
+        return number
+
+    return convert
+
+
+def _number(value: Any) -> str:
+    """A whole number, or text as it is typed."""
+    return value if isinstance(value, str) else str(_whole(value))
+
+
+def _numbers(value: Any) -> str:
+    """`0,3` of one whole number or several, or text as it is typed."""
+    return _number(value) if isinstance(value, str) or not _several(value) else ",".join(_number(one) for one in value)
+
+
+def _several(value: Any) -> bool:
+    return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0  # an array of no axis is one number
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    """Token numbers from text as it is typed, or from whole numbers."""
+    ids = tuple(int(word) for word in value.replace(",", " ").split()) if isinstance(value, str) else tuple(
+        _whole(one) for one in value)  # fmt: skip
+    if not ids or not all(0 <= number < 2**31 for number in ids):
+        raise ValueError
+    return ids
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    return texts
+
+
+def _shown_values(value: Any) -> int | None:
+    return None if value is None or value == "all" else _from(1)(value)
+
+
+def _kept(value: Any) -> frozenset[str] | None:
+    """The steps to keep: all of them (None) for True."""
+    if isinstance(value, bool):
+        return None if value else frozenset()
+    return frozenset(_texts(value))
+
+
+def _share(value: Any) -> float:
+    """A number above 0 and at most 1."""
+    if isinstance(value, (bool, str)) or not 0 < float(value) <= 1:
+        raise ValueError
+    return float(value)
+
+
+def _probability(value: Any) -> float:
+    """A number of at least 0 and below 1."""
+    if isinstance(value, (bool, str)) or not 0 <= float(value) < 1:
+        raise ValueError
+    return float(value)
+
+
+_TEXT, _FLAG = (_text, "text"), (_flag, "True or False")
+_COUNT, _NATURAL = (_from(1, MAX_SIZE), "a whole number from 1"), (_from(0), "a whole number from 0")
+_SIZE = (_number, "a whole number or text such as '4x'")
+_SEVERAL = (_numbers, "a whole number, several of them, or text as it is typed in a shell")
+_DEFAULTS: Mapping[str, Any] = {"device": "cpu", "keep": frozenset(), "unembed": False, "force": False}
+_ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
+    "layer": (_number, "a whole number or text such as 'decoder.3'"),
+    "prompt": _TEXT, "position": _SEVERAL,
+    "input_ids": (_ids, "token numbers such as [1, 2, 3]"),
+    "tokens": _COUNT, "batch": _COUNT, "seq_len": _COUNT,
+    "input": (_text, "text: arange, randn, zeros, ones, '0.1,0.2', or a file's path"),
+    "dtype": (_text, "text: fp32, fp64, bf16 or fp16"), "device": (_text, "text: cpu, cuda or cuda:1"),
+    "seed": _NATURAL, "threads": (_from(1, 4096), "a whole number from 1 to 4096"), "train": _FLAG, "vocab": _COUNT,
+    "show": (_shown_values, "a whole number from 1, or None for all values"), "expert": _SEVERAL,
+    "top_units": (_from(0, 1000), "a whole number from 0 to 1000"),
+    "explain": (_texts, "places such as ['up[0,3]']"), "terms": _COUNT, "depth": (_from(1, 99), "1 to 99 steps"),
+    "unembed": _FLAG, "neuron": _NATURAL, "top_tokens": _COUNT, "sample_top_k": _COUNT,
+    "sample_top_p": (_share, "a number above 0 and at most 1"), "example": _TEXT,
+    "keep": (_kept, "names of steps, or True for all"),
+    "save": (_text, "a path"), "save_weights": _FLAG, "force": _FLAG,
+    "d_model": _SIZE, "d_ff": _SIZE, "activation": _TEXT, "gated": _FLAG, "bias": _FLAG, "norm": _TEXT,
+    "norm_position": _TEXT, "residual": _FLAG, "dropout": (_probability, "a number from 0 and below 1"),
+    "experts": _COUNT, "top_k": _COUNT, "shared_experts": _NATURAL,
+}  # fmt: skip
