@@ -13,8 +13,7 @@ from ffncli.bench.grid import Request
 from ffncli.bench.journal import Files
 from ffncli.bench.records import Case
 from ffncli.bench.results import COLUMNS, cells
-from ffncli.errors import ExitCode, FFNError
-from ffncli.models.strict_json import shown_path
+from ffncli.errors import ExitCode, FFNError, shown_path
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.text import time_text

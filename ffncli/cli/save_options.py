@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ffncli.errors import FFNError, shown
-from ffncli.show.files import TENSOR_SUFFIXES, check_writable
+from ffncli.system.files import TENSOR_SUFFIXES, check_writable
 
 if TYPE_CHECKING:
     from ffncli.cli.traced import Traced

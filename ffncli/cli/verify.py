@@ -8,11 +8,10 @@ import typer
 
 from ffncli.cli.options import DimensionOptions, OutputOptions, PlaceOptions, Source, TokenOptions, from_zero, spread
 from ffncli.cli.verify_page import answer, failure
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.examples import notebook
 from ffncli.models.model import Model
-from ffncli.models.strict_json import shown_path
 from ffncli.run.sources import is_own, load
 
 if TYPE_CHECKING:
