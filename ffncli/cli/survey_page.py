@@ -14,6 +14,7 @@ from ffncli.cli.prompt_options import PromptOptions
 from ffncli.cli.prompt_page import listed
 from ffncli.errors import FFNError
 from ffncli.models.model import Model
+from ffncli.run.threads import set_threads
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
@@ -40,13 +41,10 @@ def show_survey(
     if said := next((option for option, given in alone.items() if given), None):
         raise FFNError(f"{said} needs one layer", "give --layer I instead of all")
     leading = tokens.leading()
-    import torch
-
+    set_threads(run.threads)
     from ffncli.run.prepare import Request
     from ffncli.run.survey import survey
 
-    if run.threads:
-        torch.set_num_threads(run.threads)
     request = Request(None, run.input, leading, run.dtype, run.device, run.seed)
     top = TOP_UNITS if insight.top_units is None else insight.top_units
     found = survey(model, request, prompt.asked() if prompt.runs_model else None, top)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from ffncli.cli.example_options import ExampleOptions
 from ffncli.cli.explain_options import ExplainOptions
 from ffncli.cli.insight import InsightOptions
@@ -16,6 +14,7 @@ from ffncli.cli.trace_page import answer
 from ffncli.cli.traced import Traced
 from ffncli.cli.unembed_page import with_unembedded
 from ffncli.cli.view_options import ViewOptions
+from ffncli.run.threads import set_threads, sleep_while_waiting
 
 
 @spread
@@ -40,6 +39,7 @@ def command(
     output = show.output()
     prompt.check(run, tokens, dimensions)
     said = dimensions.dimensions()
+    sleep_while_waiting()  # a module of the user's own imports torch
     example, model = texts.chosen(source, said, run, tokens, prompt.unembed)
     if run.layer == "all":
         one = {"--explain": explain.explain, "--save": save.save, "--vocab": texts.vocab, "--expert": view.expert}
@@ -52,15 +52,11 @@ def command(
     prompt.check_model(model, run, inside, texts.vocab)
 
     # From here on torch is needed; what can be wrong without it has been said.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take four times as long on a busy machine
-    import torch
-
+    set_threads(run.threads)
     from ffncli.run.not_finite import find_not_finite
     from ffncli.run.prepare import Request
     from ffncli.run.trace import trace
 
-    if run.threads:
-        torch.set_num_threads(run.threads)
     vocab = texts.final_width(example)
     request = Request(run.layer, run.input, leading, run.dtype, run.device, run.seed, run.train, vocab)
     ready, given = prompt.prepare(model, request, example)
