@@ -1,8 +1,19 @@
-"""The one error that users cause, and the exit codes. `cli/main.py` is the only place that catches it."""
+"""The one error that users cause, and the exit codes. `cli/main.py` is the only place that catches it.
+
+And what every message needs: other people's text, written so that it controls no terminal.
+"""
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
+from pathlib import Path
+
+# C0, DEL, C1, and what hides or reorders text in a terminal: marks of direction and of no width, soft hyphens, tags.
+UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
 
 
 class ExitCode(IntEnum):
@@ -45,6 +56,21 @@ def shown(value: object, limit: int = 60) -> str:
     except (ValueError, RecursionError):  # Python refuses to print an integer of more than 4300 digits
         text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def clean(text: str) -> str:
+    """`text` with every control, reordering or hidden character written out (`\\x1b`), fit for any terminal or file."""
+    return UNSAFE.sub(_written_out, text)
+
+
+def shown_path(path: Path) -> str:
+    """The path as typed, but clean: a directory's name is somebody else's text too."""
+    return clean(str(path))
+
+
+def _written_out(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 1 << 8 else f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
 
 
 def did_you_mean(name: str, known: list[str], otherwise: str, cutoff: float = 0.6) -> str:

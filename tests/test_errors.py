@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import unicodedata
+from pathlib import Path
+
 import pytest
 
-from ffncli.errors import ExitCode, FFNError, did_you_mean, shown
+from ffncli.errors import ExitCode, FFNError, clean, did_you_mean, shown, shown_path
 
 
 def test_exit_codes_are_what_scripts_rely_on():
@@ -28,3 +31,30 @@ def test_a_value_is_quoted_on_one_short_line(value, text):
 def test_near_names_are_offered_in_any_case():
     assert did_you_mean("GPT-2", ["gpt2", "bert"], "none") == "did you mean 'gpt2'?"
     assert did_you_mean("zzz", ["gpt2"], "none") == "none"
+
+
+@pytest.mark.parametrize("name", ["\x1b[31mred", "a\nb", "a\u202eb", "bad\udcff", "\x9b0m"])
+def test_a_path_is_shown_without_its_control_characters(name: str):
+    assert shown_path(Path("models", name)).isprintable()
+    assert clean(str(Path("models", name))) == shown_path(Path("models", name))
+    assert shown_path(Path("models/é/模型 [/x]")) == "models/é/模型 [/x]"
+
+
+@pytest.mark.parametrize(
+    ("character", "text"),
+    [
+        ("\x1b", r"\x1b"), ("\xad", r"\xad"), ("\u202e", r"\u202e"), ("\ufffb", r"\ufffb"),
+        ("\U000e0041", r"\U000e0041"), ("\xa0", "\xa0"), ("\u3000", "\u3000"), ("\ue0b0", "\ue0b0"),
+    ],
+)  # fmt: skip
+def test_one_sanitiser_for_paths_and_texts(character: str, text: str):
+    """What controls, reorders or hides is written out as Python writes it; a space or symbol that shows stays."""
+    assert clean(character) == shown_path(Path(character)) == text
+
+
+@pytest.mark.parametrize("category", ["Cc", "Cs", "Zl", "Zp"])
+def test_no_character_of_a_controlling_category_gets_through(category: str):
+    """Unicode's own table says which those are."""
+    every = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == category]
+    assert every
+    assert all(clean(character).isascii() and clean(character).isprintable() for character in every)

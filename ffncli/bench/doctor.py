@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from ffncli.bench import host
-from ffncli.bench.cgroup import ROOT, text
+from ffncli.system import host
+from ffncli.system.cgroup import ROOT, text
 from ffncli.version import __version__
 
 CheckStatus = Literal["ok", "note", "missing", "bad"]

@@ -72,7 +72,7 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None) -> tuple[
 
     Raises FFNError for a value that cannot be, and for too many cases.
     """
-    from ffncli.bench.host import default_threads
+    from ffncli.system.host import default_threads
 
     dtypes = _each("--dtype", grid.dtypes or ("fp32",), _dtype)
     passes = _each("--pass", grid.passes or ("forward",), _pass)

@@ -20,9 +20,8 @@ from ffncli.bench.columns import ResultRow
 from ffncli.bench.grid import Request, from_json, to_json
 from ffncli.bench.records import Case, Method, Outcome, Roof, Unit
 from ffncli.bench.results import HEADER, ROUNDS_HEADER, block_lines, parse_rounds, row_lines
-from ffncli.errors import ExitCode, FFNError
-from ffncli.models.strict_json import shown_path
-from ffncli.show.files import check_writable, written_whole
+from ffncli.errors import ExitCode, FFNError, shown_path
+from ffncli.system.files import check_writable, written_whole
 
 _VERSION = 1
 Summarise = Callable[[Case, Sequence[Unit], Method, Mapping[str, str]], tuple[ResultRow, ...]]

@@ -1,6 +1,6 @@
 """The machine a benchmark ran on, as columns of its results: versions, device, driver, BLAS, arithmetic.
 
-What needs no torch is in `bench/host.py`; it is named here too, so that a worker has one place to ask.
+What needs no torch is in `system/host.py`; it is named here too, so that a worker has one place to ask.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from ffncli.bench import host
-from ffncli.bench.cgroup import text
-from ffncli.bench.host import available_memory, cores, default_threads, load
 from ffncli.bench.math_mode import math_mode
+from ffncli.system import host
+from ffncli.system.cgroup import text
+from ffncli.system.host import available_memory, cores, default_threads, load
 from ffncli.version import __version__
 
 __all__ = [

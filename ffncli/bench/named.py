@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ffncli.bench.records import OWN_ARMS
-from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.kernels import BUILT_IN, BY_DEFAULT, COMPILING, full_name
-from ffncli.models.strict_json import shown_path
 
 _FILE = re.compile(r"(?:(?P<label>[^=:/]+)=)?(?P<path>.+\.py)(?::(?P<name>\w+))?")
 _SLOWED = re.compile(r"(?:(?P<label>[^=:/]+)=)?slowed:(?P<factor>[0-9.]+):(?P<kernel>\w+)")

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ffncli.bench.columns import SCHEMA_VERSION, BenchWarning, ResultRow, name_of
 from ffncli.bench.records import Block, Status, Verdict
-from ffncli.errors import ExitCode, FFNError, shown
-from ffncli.models.strict_json import shown_path
+from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.show.tables import csv_text
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from ffncli.bench.grid import Request
 from ffncli.bench.journal import Journal, locked
 from ffncli.bench.launch import WORKER, Worker, worker
 from ffncli.bench.records import Case, Job, Outcome, Status, Unit
-from ffncli.errors import ExitCode, FFNError, shown
-from ffncli.models.strict_json import shown_path
+from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.version import __version__
 
 _KILLED = -9
@@ -233,7 +232,7 @@ def software() -> dict[str, str]:
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
-    from ffncli.bench.host import cpu_name
+    from ffncli.system.host import cpu_name
 
     found = {"ffncli": __version__, "python": platform.python_version(), "host": platform.node(), "cpu": cpu_name()}
     for name in ("torch", "numpy"):

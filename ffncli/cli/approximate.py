@@ -24,6 +24,7 @@ from ffncli.run.approximation import (
     parse_domain,
     texts,
 )
+from ffncli.run.threads import set_threads
 from ffncli.show.progress import progress
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def command(
 def _train_all(question: ApproximationQuestion, asked: tuple[Case, ...], found: list[Fit], show: OutputOptions) -> None:
     """Every fit into `found` as it comes, so that those stay that an interruption finds."""
     with progress(len(asked) * question.steps, "training", show.quiet, not show.no_color) as advance:
+        set_threads()
         from ffncli.run.approximate import fits  # torch
 
         found.extend(fits(question, asked, advance))

@@ -15,8 +15,7 @@ from ffncli.bench.named import named
 from ffncli.bench.records import BLOCK, Case
 from ffncli.cli.bench_options import GridOptions, MethodOptions, ResultOptions, asked, words
 from ffncli.cli.options import BenchSource, DimensionOptions, OutputOptions, TokenListOptions, spread
-from ffncli.errors import ExitCode, FFNError, Terminated
-from ffncli.models.strict_json import shown_path
+from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
 from ffncli.show.output import Output
 
 

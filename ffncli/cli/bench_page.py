@@ -14,8 +14,7 @@ from ffncli.bench.journal import ResultFiles
 from ffncli.bench.records import Case
 from ffncli.bench.results import COLUMNS, cells
 from ffncli.bench.warnings import Code
-from ffncli.errors import ExitCode, FFNError
-from ffncli.models.strict_json import shown_path
+from ffncli.errors import ExitCode, FFNError, shown_path
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.text import time_text

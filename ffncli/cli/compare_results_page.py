@@ -13,10 +13,11 @@ from ffncli.bench.columns import name_of
 from ffncli.bench.compare import CONVENTIONS, ComparedRow, ResultComparison, change
 from ffncli.bench.ratios import differs
 from ffncli.bench.statistics import Interval, log_or_inf
+from ffncli.errors import clean
 from ffncli.show.output import markdown
 from ffncli.show.parts import Answer, Fold, Heading, Line, Part
 from ffncli.show.tables import Table
-from ffncli.show.text import clean, percent, time_text
+from ffncli.show.text import percent, time_text
 
 LONGEST_COMMENT = 65_000  # characters of Markdown; GitHub refuses comments of more than 65,536
 _ASKED = (("block", ""), ("tokens", " tokens"), ("dtype", ""), ("passes", ""), ("cache", ""), ("device", ""))

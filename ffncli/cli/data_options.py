@@ -66,7 +66,9 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
     def run(self, names: Sequence[str], output: Output, dtype: str | None = None) -> None:
         """Look at the model's layers, with the activations of these (canonical) names in the place of its own."""
         from ffncli.cli.data_page import answer, remarks
+        from ffncli.run.threads import set_threads, sleep_while_waiting
 
+        sleep_while_waiting()  # a module of the user's own imports torch
         model, leading = self._model(), self.leading()
         if self.layer != "all":
             model.layer(self.layer)
@@ -76,16 +78,10 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
             folder_of(model, self.option)
 
         # From here on torch is needed; what can be wrong without it has been said.
-        import os
-
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        import torch
-
+        set_threads(self.threads)
         from ffncli.run.entering import entering
         from ffncli.run.prepare import LayerRequest
 
-        if self.threads:
-            torch.set_num_threads(self.threads)
         request = LayerRequest(self.layer, self.input, leading, dtype, self.device, self.seed)
         found = entering(model, request, self.model_prompt() if self.runs_model else None, names)
         output.notes(

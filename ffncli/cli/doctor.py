@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ffncli.bench import doctor, host
+from ffncli.bench import doctor
 from ffncli.cli.doctor_page import answer, failure, noise_check
 from ffncli.cli.options import OutputOptions, above_zero, positive, spread
 from ffncli.errors import FFNError
 from ffncli.show.output import Output
 from ffncli.show.progress import progress, shows_bar
+from ffncli.system import host
 
 if TYPE_CHECKING:
     from ffncli.bench.noise import Noise

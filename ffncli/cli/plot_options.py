@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from ffncli.errors import ExitCode, FFNError, shown
-from ffncli.show.files import check_writable
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
 from ffncli.show.plots import Plot
+from ffncli.system.files import check_writable
 
 _plot = partial(typer.Option, rich_help_panel="Output")
 

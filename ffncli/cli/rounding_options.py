@@ -8,6 +8,7 @@ from typing import Annotated
 
 from ffncli.cli.against_options import AgainstOptions, option
 from ffncli.errors import FFNError
+from ffncli.run.threads import set_threads
 from ffncli.show.parts import Answer
 
 
@@ -38,6 +39,7 @@ class RoundingOptions(AgainstOptions):
         page = self.with_differences(page, names, std)
         if not self.rounding:
             return page
+        set_threads()
         from ffncli.cli.rounding_page import with_rounding
         from ffncli.run.activation_rounding import rounding_errors
         from ffncli.run.prepare import device_of

@@ -8,12 +8,12 @@ import typer
 
 from ffncli.cli.options import DimensionOptions, OutputOptions, PlaceOptions, Source, TokenOptions, from_zero, spread
 from ffncli.cli.verify_page import answer, failure
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.examples import notebook
 from ffncli.models.model import Model
-from ffncli.models.strict_json import shown_path
 from ffncli.run.sources import is_own, load
+from ffncli.run.threads import set_threads, sleep_while_waiting
 
 if TYPE_CHECKING:
     from ffncli.run.checks.case import Own
@@ -60,6 +60,7 @@ def command(
     Try: ffn verify 512x2048:swiglu, ffn verify ./my-model --layer 1, ffn verify --kernel mine.py:mlp
     """
     output = show.output()
+    sleep_while_waiting()  # a module of the user's own imports torch
     names = _names(checks, kernels)
     said, leading = dimensions.dimensions(), tokens.leading()
     example = notebook() if source is None and said.d_model is None else None
@@ -71,13 +72,10 @@ def command(
     other = _reference(against, model, place.seed or 0) if against is not None else None
 
     # From here on torch is needed; what can be wrong without it has been said.
-    import torch
-
+    set_threads(place.threads)
     from ffncli.run.prepare import LayerRequest
     from ffncli.run.verify import VerifyQuestion, verify_layer
 
-    if place.threads:
-        torch.set_num_threads(place.threads)
     request = LayerRequest(place.layer, place.input, leading, place.dtype, place.device, place.seed)
     verdict = verify_layer(model, VerifyQuestion(request, names, tuple(kernels or ()), tolerance, own, other), example)
     output.notes(*model.notes, *map(str, model.differences), *verdict.ready.notes)

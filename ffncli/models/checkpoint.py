@@ -11,10 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.headers import MOST_HEADER_BYTES, Columns, TensorInfo, named, read_columns
 from ffncli.models.layout import Located
-from ffncli.models.strict_json import parse_index, shown_path
+from ffncli.models.strict_json import parse_index
 
 INDEX = "model.safetensors.index.json"
 PLAIN = {"F64", "F32", "BF16", "F16"}

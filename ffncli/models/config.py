@@ -15,12 +15,12 @@ from typing import Any
 
 from ffncli.block import activations, dtypes
 from ffncli.block.recipe import FFNSpec, MoE, size
-from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.models.families import BY_TYPE, COUNTED, FAMILIES, TEXT_TYPES, family_of, refusal
 from ffncli.models.family import Extra, Family, Stack
 from ffncli.models.fields import Fields
 from ffncli.models.model import Group, Model, grouped
-from ffncli.models.strict_json import read_object, shown_path
+from ffncli.models.strict_json import read_object
 from ffncli.models.whole import whole
 
 MOST_CONFIG_BYTES = 10_000_000  # real ones stay below 100 kB

@@ -14,13 +14,12 @@ from functools import cache
 from math import ldexp, nan, prod
 from typing import TYPE_CHECKING, Any
 
-from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.checkpoint import PLAIN, Checkpoint, Place
 from ffncli.models.headers import TensorInfo
 from ffncli.models.packing import scale_name
 from ffncli.models.quantized import Logical, logical
 from ffncli.models.reading import Files
-from ffncli.models.strict_json import shown_path
 
 if TYPE_CHECKING:
     from torch import Tensor

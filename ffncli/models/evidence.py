@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from ffncli.block import dtypes
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, shown_path
 from ffncli.models import layout
 from ffncli.models.agreement import agree
 from ffncli.models.beside_agreement import with_rest
@@ -19,7 +19,6 @@ from ffncli.models.matrices import Item
 from ffncli.models.model import IN_ALL, UNEVEN, Difference, Model, Spot
 from ffncli.models.quantized import logical
 from ffncli.models.recognise import recognise_all, stem_of
-from ffncli.models.strict_json import shown_path
 from ffncli.models.ways import looked_for
 
 _MOST_LOOKS = 16  # each goes through all names once

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.block.recipe import MAX_SIZE
-from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.fields import Fields
-from ffncli.models.strict_json import shown_path
 
 MOST_HEADER_BYTES = 100_000_000  # a vocabulary of 260,000 tokens with its merges takes 25 MB
 MOST_TENSORS = 1_000_000

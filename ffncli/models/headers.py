@@ -19,8 +19,8 @@ from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ffncli.errors import FFNError, shown
-from ffncli.models.strict_json import parse_object, shown_path
+from ffncli.errors import FFNError, shown, shown_path
+from ffncli.models.strict_json import parse_object
 
 MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _BITS = {

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffncli.errors import ExitCode, FFNError
-from ffncli.models.strict_json import shown_path
+from ffncli.errors import ExitCode, FFNError, shown_path
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.model import Model
-from ffncli.models.strict_json import shown_path
 
 _HINT = "give a directory with config.json and safetensors"
 

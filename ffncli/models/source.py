@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.models import catalog
 from ffncli.models.config import MOST_CONFIG_BYTES, from_config, read_config, text_tower
 from ffncli.models.dimensions import Dimensions, from_dimensions, merged, with_dimensions
 from ffncli.models.families import REFUSED, family_of
 from ffncli.models.fields import Fields
 from ffncli.models.model import Model
-from ffncli.models.strict_json import read_object, shown_path
+from ffncli.models.strict_json import read_object
 
 # What only files need is imported by the functions that meet one: a known model's name does without (10 ms of 180).
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, shown, shown_path
 
 
 class _Refused(Exception):
@@ -76,11 +76,6 @@ def parse_object(raw: bytes, where: str, constants: bool = False) -> dict[str, A
     if not isinstance(value, dict):
         raise FFNError(f"{where} holds a JSON {_kind(value)}, not an object")
     return value
-
-
-def shown_path(path: Path) -> str:
-    """The path as typed, control characters escaped: a directory name is somebody else's text too."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(path))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

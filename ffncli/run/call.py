@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 from ffncli.errors import FFNError
 from ffncli.run.arguments import DimensionNames, Number, Source, question_fields
 from ffncli.run.question import Question, check, check_survey
+from ffncli.run.threads import set_threads, sleep_while_waiting
 
 if TYPE_CHECKING:
     from ffncli.run.session import Note, Session
@@ -105,8 +106,9 @@ def session_for(question: Question, note: Note = lambda text: None) -> Session:
 
     `note` gets every remark when it arises. Raises FFNError for what cannot be.
     """
+    sleep_while_waiting()  # a module of the user's own imports torch
     checked = check(question)
-    _prepare_torch(question.threads)
+    set_threads(question.threads)
     from ffncli.run.session import session_of
 
     return session_of(checked, note)
@@ -114,17 +116,9 @@ def session_for(question: Question, note: Note = lambda text: None) -> Session:
 
 def survey_for(question: Question) -> Survey:
     """The same of a question about all layers."""
+    sleep_while_waiting()
     checked = check_survey(question)
-    _prepare_torch(question.threads)
+    set_threads(question.threads)
     from ffncli.run.survey import survey_of
 
     return survey_of(checked)
-
-
-def _prepare_torch(threads: int | None) -> None:
-    """Load torch with what the run asks of its threads."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take four times as long on a busy machine
-    import torch
-
-    if threads:
-        torch.set_num_threads(threads)

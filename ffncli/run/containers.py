@@ -20,11 +20,11 @@ from typing import Any, BinaryIO, Protocol, cast
 import torch
 from torch import Tensor
 
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.headers import MOST_HEADER_BYTES, read_header
 from ffncli.models.reading import named_tensor
-from ffncli.models.strict_json import parse_object, read_object, shown_path
-from ffncli.show.files import TENSOR_SUFFIXES
+from ffncli.models.strict_json import parse_object, read_object
+from ffncli.system.files import TENSOR_SUFFIXES
 
 MOST_JSON_VALUES = 10_000_000
 _MOST_JSON_BYTES = 40 * MOST_JSON_VALUES

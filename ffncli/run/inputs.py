@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ffncli.errors import FFNError, did_you_mean, shown
-from ffncli.models.strict_json import shown_path
+from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 
 NAMED = ("arange", "randn", "zeros", "ones")
 MOST_TEXT_BYTES = 1_000_000_000

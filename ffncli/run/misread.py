@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ffncli.run.agreement import gap
 from ffncli.run.fused import halves_by_turns, turns_as_halves
 from ffncli.run.saved import Saved, SavedStep
 
@@ -200,8 +201,7 @@ def _same(a: Tensor, b: Tensor, tolerance: float) -> bool:
     """Whether two matrices are one, but for rounding. What is not finite is like nothing: beside Inf all is small."""
     if a.shape != b.shape or not (a.isfinite().all() and b.isfinite().all()):
         return False
-    size = b.abs().max().item() if b.numel() else 0.0
-    return bool(((a - b).abs() <= max(tolerance, 1e-12) * size).all())
+    return gap(a, b).relative <= max(tolerance, 1e-12)
 
 
 def _units(weight: Tensor, name: str) -> Tensor:

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from ffncli.block import activations, dtypes
 from ffncli.block.recipe import steps
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, shown_path
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Model, block_model
-from ffncli.models.strict_json import shown_path
 from ffncli.run.construct import NotTaken, calls
 from ffncli.run.execute import execute
 from ffncli.run.identify import Match, Probe, confirmed, identify

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.dimensions import Dimensions, whole
-from ffncli.models.strict_json import shown_path
 from ffncli.run.identify import Probe
 from ffncli.run.user_code import user_code
 from ffncli.run.wiring import EPS, biases

@@ -16,7 +16,7 @@ from ffncli.models.examples import Example, final_layer_alone, find, notebook
 from ffncli.models.model import Model
 from ffncli.models.runnable import folder_of
 from ffncli.run.sources import load
-from ffncli.show.files import TENSOR_SUFFIXES, check_writable
+from ffncli.system.files import TENSOR_SUFFIXES, check_writable
 
 TOP_K, TOP_P = 5, 0.9
 TERMS = 8

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from ffncli.block.steps import Axis, Experts, Step, right_hand_side
-from ffncli.errors import FFNError, shown
-from ffncli.models.strict_json import shown_path
+from ffncli.errors import FFNError, shown, shown_path
 from ffncli.run.containers import Container, open_container, write
 from ffncli.run.trace import Trace
-from ffncli.show.files import written_whole
+from ffncli.system.files import written_whole
 from ffncli.version import __version__
 
 SMALL_WEIGHTS = 64_000_000  # bytes of weights that are saved without being asked for

@@ -6,11 +6,10 @@ import os
 import re
 from pathlib import Path
 
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, shown_path
 from ffncli.models import source as model_source
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Model
-from ffncli.models.strict_json import shown_path
 
 
 def load(source: str | None = None, dimensions: Dimensions | None = None, seed: int = 0) -> Model:

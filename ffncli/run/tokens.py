@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ffncli.errors import FFNError, shown
-from ffncli.models.strict_json import shown_path
+from ffncli.errors import FFNError, shown, shown_path
 from ffncli.run.pretrained import cannot
 
 # One of these is there where a tokenizer is. transformers makes an empty one of a directory that has none.

@@ -16,8 +16,7 @@ from types import ModuleType
 
 from torch import nn
 
-from ffncli.errors import FFNError, Terminated, did_you_mean, shown
-from ffncli.models.strict_json import shown_path
+from ffncli.errors import FFNError, Terminated, did_you_mean, shown, shown_path
 
 
 @contextmanager

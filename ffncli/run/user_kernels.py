@@ -22,11 +22,10 @@ from torch import Tensor, nn
 
 from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import parameters
-from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.kernels import BUILT_IN, built_in, full_name
 from ffncli.kernels.kernel import Computes, Kernel, Params, Steps
 from ffncli.models.dimensions import Dimensions
-from ffncli.models.strict_json import shown_path
 from ffncli.run.construct import NotTaken
 from ffncli.run.own_module import OwnModule, load_module
 from ffncli.run.user_code import import_file, user_code

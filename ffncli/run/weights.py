@@ -19,6 +19,8 @@ from ffncli.models.checkpoint import PLAIN, Checkpoint
 from ffncli.models.evidence import layer_names
 from ffncli.models.model import Layer, Model
 from ffncli.models.values import read_weights
+from ffncli.system.cgroup import ROOT
+from ffncli.system.host import available_memory
 
 Weights = Mapping[str, Tensor]
 
@@ -117,37 +119,16 @@ def read_located(
 
 
 def demand_memory(
-    size: int, what: str = "the block's weights", advice: str = "take a smaller block or --dtype bf16"
+    size: int,
+    what: str = "the block's weights",
+    advice: str = "take a smaller block or --dtype bf16",
+    root: Path = ROOT,
 ) -> None:
-    """Raises FFNError (exit 3) where `size` bytes are more than this machine has free: better than the OOM killer."""
-    available = _available()
+    """Raises FFNError (exit 3) where `size` bytes are more than this machine has free: better than the OOM killer.
+
+    `root` is where the file system begins that says how much is free.
+    """
+    available = available_memory(root)
     if available is not None and size > available:
         need, free = f"{size / 1e9:,.1f} GB", f"{available / 1e9:,.1f} GB"
         raise FFNError(f"{what} would need {need}, and {free} of memory are free", advice, ExitCode.ENVIRONMENT)
-
-
-def _available() -> int | None:
-    """Free memory in bytes, as Linux estimates it and as a container's limit allows; None where it cannot be told."""
-    found = [n for n in (_meminfo(), _cgroup()) if n is not None]
-    return min(found) if found else None
-
-
-def _meminfo() -> int | None:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            return next((int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")), None)
-    except OSError:
-        return None
-
-
-def _cgroup() -> int | None:
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text("ascii").strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text("ascii").strip()
-        lines = Path("/sys/fs/cgroup/memory.stat").read_text("ascii").splitlines()
-    except OSError:
-        return None
-    if not (limit.isdigit() and used.isdigit()):  # "max": no limit
-        return None
-    cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))  # given back when needed
-    return int(limit) - int(used) + cached

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
 
+from ffncli.errors import clean
 from ffncli.show.axes import Axis, Tick, axis
 from ffncli.show.canvas import Place, dots, letters, place_of
 from ffncli.show.plots import Plot, letter
-from ffncli.show.text import clean, encodable, pad, width
+from ffncli.show.text import encodable, pad, width
 
 Style = int | Literal["", "dim", "bold"]  # a number: the curve whose colour it has
 Span = tuple[str, Style]

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffncli.errors import ExitCode, FFNError
+from ffncli.errors import ExitCode, FFNError, clean
 from ffncli.show.axes import axis
-from ffncli.show.files import written_whole
 from ffncli.show.plots import Plot, Series
-from ffncli.show.text import clean
+from ffncli.system.files import written_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, clean, shown
 from ffncli.show.braille import drawn
-from ffncli.show.files import check_writable, written_whole
 from ffncli.show.parts import Answer, Fold, Heading, Line, Part
 from ffncli.show.plots import Plot
 from ffncli.show.tables import Table, csv_text
 from ffncli.show.tensors import Excerpt
-from ffncli.show.text import aligned, clean, encodable, json_safe, width
+from ffncli.show.text import aligned, encodable, json_safe, width
+from ffncli.system.files import check_writable, written_whole
 
 Format = Literal["table", "json", "csv", "md"]
 SCHEMA_VERSION = 1

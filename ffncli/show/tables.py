@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ffncli.show.text import clean
+from ffncli.errors import clean
 
 Cell = Any  # int, float, bool, str, None, or a sequence of those
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ffncli.show.text import clean, pad, width
+from ffncli.errors import clean
+from ffncli.show.text import pad, width
 
 Values = Any  # nested lists of floats, one level per axis
 

@@ -7,11 +7,12 @@ import os
 from collections.abc import Sequence
 from typing import TextIO
 
+from ffncli.errors import clean
 from ffncli.show.parts import Fold, Heading, Line, Part
 from ffncli.show.plots import Plot
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt
-from ffncli.show.text import aligned, clean, encodable, pad, width
+from ffncli.show.text import aligned, encodable, pad, width
 
 
 class Terminal:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
+import json
 import unicodedata
 from collections.abc import Sequence
 
-# C0, DEL, C1, and the marks that reorder or hide text in a terminal.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+from ffncli.errors import UNSAFE
+
 _ASCII = str.maketrans({
     "·": "*", "⊙": "*", "×": "x", "…": "...", "ᵀ": "^T", "Σ": "sum", "−": "-", "→": "->", "│": "|", "√": "sqrt",
     "Φ": "Phi", "σ": "sigma", "α": "alpha", "²": "^2", "³": "^3", "─": "-", "≤": "<=", "▶": ">", "ε": "eps",
@@ -16,14 +16,9 @@ _ASCII = str.maketrans({
 })  # fmt: skip
 
 
-def clean(text: str) -> str:
-    """`text` with every control or reordering character written out (`\\x1b`), fit for any terminal or file."""
-    return _UNSAFE.sub(_written_out, text)
-
-
 def json_safe(text: str) -> str:
     """JSON text with the characters that JSON leaves alone and terminals do not written as `\\u....`."""
-    return _UNSAFE.sub(lambda m: m[0] if m[0] == "\n" else f"\\u{ord(m[0]):04x}", text)
+    return UNSAFE.sub(lambda match: match[0] if match[0] == "\n" else json.dumps(match[0])[1:-1], text)
 
 
 def encodable(text: str, encoding: str) -> str:
@@ -72,8 +67,3 @@ def interval(low: str | None, high: str | None, closed: tuple[bool, bool]) -> st
     """`[-0.1700, ∞)`: None is no bound, a bracket stands where the bound is reached."""
     left = "(-∞" if low is None else f"{'[' if closed[0] else '('}{low}"
     return f"{left}, ∞)" if high is None else f"{left}, {high}{']' if closed[1] else ')'}"
-
-
-def _written_out(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

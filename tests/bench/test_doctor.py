@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ffncli.bench import doctor, host, machine
-from tests.bench.test_host import put
+from ffncli.bench import doctor, machine
+from ffncli.system import host
+from tests.system.test_host import put
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
 

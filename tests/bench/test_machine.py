@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from ffncli import __version__
-from ffncli.bench import hardware, host, machine
+from ffncli.bench import hardware, machine
 from ffncli.bench.columns import ResultRow
+from ffncli.system import host
 
 
 def test_every_column_of_the_environment_is_one_of_a_row():

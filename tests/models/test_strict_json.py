@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ffncli.errors import FFNError
-from ffncli.models.strict_json import parse_object, read_object, shown_path
+from ffncli.models.strict_json import parse_object, read_object
 
 REFUSED = {
     "empty": (b"", "empty"),
@@ -76,12 +76,6 @@ def test_what_is_no_file_is_named(tmp_path: Path):
         read_object(tmp_path, 100)
     with pytest.raises(FFNError, match=r"cannot read .*none\.json: No such file"):
         read_object(tmp_path / "none.json", 100)
-
-
-@pytest.mark.parametrize("name", ["\x1b[31mred", "a\nb", "a\u202eb", "bad\udcff", "\x9b0m"])
-def test_a_path_is_shown_without_its_control_characters(name: str):
-    assert shown_path(Path("models", name)).isprintable()
-    assert shown_path(Path("models/é/模型 [/x]")) == "models/é/模型 [/x]"
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(lambda s: s.encode("utf-8", "surrogatepass")))

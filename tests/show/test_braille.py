@@ -10,13 +10,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ffncli.errors import clean
 from ffncli.show.braille import drawn
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
 from ffncli.show.plots import Plot, Series
 from ffncli.show.tables import Table
 from ffncli.show.terminal import Terminal
-from ffncli.show.text import clean, width
+from ffncli.show.text import width
 
 XS = [-3 + 6 * i / 240 for i in range(241)]
 SINES = Plot(

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.errors import FFNError
+from ffncli.errors import FFNError, clean
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line
 from ffncli.show.tables import Short, Table, cell_text, csv_text
 from ffncli.show.tensors import Excerpt, edges, number_text
-from ffncli.show.text import clean, encodable, json_safe, time_text, width
+from ffncli.show.text import encodable, json_safe, time_text, width
 from tests.oracles.checkpoints import harmful
 
 ROWS = Table(("name", "count", "share", "ok", "list", "unknown"), [("a", 1234567, 0.1 + 0.2, True, (1, 2), None)])
@@ -341,7 +341,7 @@ def test_marks_that_hide_or_reorder_are_written_out(mark):
 
 
 def test_json_safe_means_the_same():
-    text = "a\x1b\x9b‮\u2028é"
+    text = "a\x1b\x9b‮\u2028é\xad\U000e0041"
     assert json.loads(json_safe(json.dumps(text, ensure_ascii=False))) == text
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 from ffncli.block.cost import cost
 from ffncli.block.steps import Step, ffn_steps, parameters
 from ffncli.block.variants import without_nonlinearity
+from ffncli.run.agreement import gap
 from ffncli.run.functions import function as activation
 from ffncli.run.prepare import Prepared
 from ffncli.run.texts.fact import (
@@ -22,11 +23,9 @@ from ffncli.run.texts.fact import (
     doubled,
     drawn,
     error,
-    farthest,
     function,
     intermediates,
     number,
-    relative,
 )
 from ffncli.run.weights import random_weights
 
@@ -55,7 +54,7 @@ def _convolutions(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
     x = (rows if rows.dim() == 3 else rows.unsqueeze(0)).transpose(1, 2)
     hidden = functional.conv1d(x, weights["up.weight"].unsqueeze(-1), weights["up.bias"]).relu()
     y = functional.conv1d(hidden, weights["down.weight"].unsqueeze(-1), weights["down.bias"])
-    apart = relative(y.transpose(1, 2).reshape(seen["down"].shape), seen["down"])
+    apart = gap(y.transpose(1, 2).reshape(seen["down"].shape), seen["down"]).relative
     flops = cost(ffn_steps(ready.steps)).flops
     return [
         Fact(
@@ -81,7 +80,7 @@ def _collapse(steps: Sequence[Step], weights: Mapping[str, Tensor]) -> list[Fact
         deep = function(linear, own)(deep)
         matrix = own["down.weight"] @ own["up.weight"] @ matrix
         bias = own["down.weight"] @ (own["up.weight"] @ bias + own["up.bias"]) + own["down.bias"]
-        out.append(relative(x @ matrix.T + bias, deep))
+        out.append(gap(x @ matrix.T + bias, deep).relative)
     curved = departure(bent, x, drawn(4, 512, seed=1))
     note = f"one matrix [512, 512] and one bias; with relu max |f(a+b) − f(a) − f(b) + f(0)| is {number(curved)}"
     return [
@@ -134,7 +133,7 @@ def _final(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
         return []
     weight = ready.weights["logits.weight"]
     vocab = weight.shape[0]
-    apart = farthest(seen["probs"].sum(-1), torch.ones(seen["probs"].shape[:-1], dtype=torch.float64))
+    apart = gap(seen["probs"].sum(-1), torch.ones(seen["probs"].shape[:-1], dtype=torch.float64)).largest
     same = bool((seen["probs"].argmax(-1) == seen["logits"].argmax(-1)).all())
     return [
         compared("W of the final layer", f"V×512 = [{vocab}, 512]", f"V×512 = {list(weight.shape)}"),

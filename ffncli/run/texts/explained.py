@@ -10,6 +10,7 @@ from torch import Tensor
 from ffncli.block.activations import TABLE
 from ffncli.block.cost import cost
 from ffncli.block.scalar import SCALAR
+from ffncli.run.agreement import gap
 from ffncli.run.prepare import Prepared
 from ffncli.run.texts.fact import (
     ROUNDING,
@@ -19,7 +20,6 @@ from ffncli.run.texts.fact import (
     doubled,
     drawn,
     error,
-    farthest,
     function,
     intermediates,
     number,
@@ -97,8 +97,8 @@ def _positions(ready: Prepared) -> Fact:
     f, x = function(ready.steps, ready.weights), drawn(6, 512)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     whole = f(x)
-    moved = farthest(f(x[order]), whole[order])
-    alone = farthest(torch.cat([f(x[i : i + 1]) for i in range(6)]), whole)
+    moved = gap(f(x[order]), whole[order]).largest
+    alone = gap(torch.cat([f(x[i : i + 1]) for i in range(6)]), whole).largest
     worst = max(moved, alone)
     return Fact(
         "every position goes through the same function on its own", f"max difference {error(worst, ROUNDING)}", "",

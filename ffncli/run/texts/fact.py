@@ -87,16 +87,6 @@ def departure(f: Block, a: Tensor, b: Tensor) -> float:
     return float((f(a + b) - f(a) - f(b) + f(torch.zeros_like(a))).abs().max())
 
 
-def farthest(a: Tensor, b: Tensor) -> float:
-    """max |a - b|."""
-    return float((a - b).abs().max())
-
-
-def relative(a: Tensor, b: Tensor) -> float:
-    """max |a - b| / max |b|."""
-    return farthest(a, b) / float(b.abs().max())
-
-
 def table(values: Tensor, digits: int = 4) -> str:
     """Numbers as nested brackets: `[[-2.2255, -0.1673], [-3.7350, 0.6146]]`."""
     if values.dim() == 0:

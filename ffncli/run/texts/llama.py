@@ -14,6 +14,7 @@ from ffncli.block.steps import AllReduce, Norm, Step, parameters, weight_symbol
 from ffncli.models import catalog
 from ffncli.models.iso_params import iso_params
 from ffncli.models.tensor_parallel import all_gather_bytes, ring_all_reduce_bytes, split
+from ffncli.run.agreement import gap
 from ffncli.run.execute import run
 from ffncli.run.prepare import Prepared
 from ffncli.run.tensor_parallel import share_of
@@ -27,7 +28,6 @@ from ffncli.run.texts.fact import (
     error,
     function,
     intermediates,
-    relative,
 )
 from ffncli.run.weights import random_weights
 
@@ -58,7 +58,7 @@ def _order(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
     assert isinstance(norm.op, Norm)
     merged, eps = seen["merged"], norm.op.eps
     said = merged / (merged.square().mean(-1, keepdim=True) + eps).sqrt() * ready.weights["norm.weight"]
-    apart = relative(seen["norm"], said)
+    apart = gap(seen["norm"], said).relative
     start, wide, end = (list(seen[name].shape) for name in ("norm", "gate", "down"))
     same = start == end and wide == [*start[:-1], parameters(ready.steps)["gate.weight"][0].size]
     return [
@@ -99,7 +99,7 @@ def _place(name: str) -> str:
 def _whole(ready: Prepared, seen: Mapping[str, Tensor]) -> Fact:
     """Every node runs its own steps on its own slices; only the sum needs the others."""
     partial = [_node(ready, rank) for rank in range(NODES)]
-    apart = relative(torch.stack(partial).sum(0), seen["down"])
+    apart = gap(torch.stack(partial).sum(0), seen["down"]).relative
     shape = list(partial[0].shape)
     return Fact(
         "partial sums of 4 nodes, each of full width, summed = whole",
@@ -206,7 +206,7 @@ def _between_the_steps(ready: Prepared, seen: Mapping[str, Tensor]) -> Fact:
     down = run(ready.steps[after_hidden:], ready.weights, {"hidden": q80(hidden)})
     return Fact(
         "activations quantized to Q80 between the steps",
-        f"Y moves by {100 * relative(down, seen['down']):.1f} %",
+        f"Y moves by {100 * gap(down, seen['down']).relative:.1f} %",
         note="what enters W1 and W3, and H: max difference over max |Y|, with weights in full",
     )
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ffncli.block.variants import without_nonlinearity
+from ffncli.run.agreement import gap
 from ffncli.run.execute import Mode, run
 from ffncli.run.prepare import Prepared
 from ffncli.run.texts.fact import (
@@ -24,7 +25,6 @@ from ffncli.run.texts.fact import (
     doubled,
     drawn,
     error,
-    farthest,
     function,
     intermediates,
     number,
@@ -83,13 +83,13 @@ def _calls(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
     x = seen["x"]
     with torch.random.fork_rng(devices=[]):  # nn.Linear draws weights, nn.Dropout masks, from torch's own generator
         module = _module(ready.weights)
-        quiet = farthest(module.eval()(x), run(ready.steps, ready.weights, {"x": x}))
+        quiet = gap(module.eval()(x), run(ready.steps, ready.weights, {"x": x})).largest
         torch.manual_seed(0)
         once, again = module.train()(x), module(x)
         torch.manual_seed(0)  # the same draws, so the same mask
         mask = functional.dropout(torch.ones_like(seen["act"]), P) != 0
-    same = farthest(once, run(ready.steps, ready.weights, {"x": x}, Mode(True, {"dropout": mask})))
-    naive = farthest(once, again)
+    same = gap(once, run(ready.steps, ready.weights, {"x": x}, Mode(True, {"dropout": mask}))).largest
+    naive = gap(once, again).largest
     why = "each call draws its own mask; two calls agree in eval mode, or where both have the same mask"
     return [
         Fact("step by step = module, eval mode", f"{quiet < ROUNDING}, max difference {error(quiet, ROUNDING)}"),
@@ -121,7 +121,7 @@ def _nonlinear(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
     bent, straight = departure(f, a, b), departure(linear, a, b)
     y = linear(a)
     span = f"{number(float(y.min()))} … {number(float(y.max()))}"
-    shift = farthest(f(a + 1), f(a))
+    shift = gap(f(a + 1), f(a)).largest
     return [
         Fact(
             "the ranges show that the block is non-linear",
@@ -157,7 +157,7 @@ def _bias(ready: Prepared) -> list[Fact]:
 def _row(f: Block, zero: Tensor) -> Tensor:
     """The one row that all tokens of a zero input have."""
     out = f(zero).flatten(0, -2)
-    assert farthest(out, out[0]) < ROUNDING
+    assert gap(out, out[:1].expand_as(out)).largest < ROUNDING
     return out[0]
 
 

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from ffncli.errors import ExitCode, FFNError
-from ffncli.show.text import clean
+from ffncli.errors import ExitCode, FFNError, clean
 
 TENSOR_SUFFIXES = (".safetensors", ".npz", ".json")  # what tensors are written to
 

@@ -15,7 +15,7 @@ from functools import cache
 from math import floor
 from pathlib import Path
 
-from ffncli.bench.cgroup import ROOT, cpu_quota, memory_left, text
+from ffncli.system.cgroup import ROOT, cpu_quota, memory_left, text
 
 _LLC_FALLBACK = 32 << 20  # where no cache size is known: most server and desktop chips have this or less per thread
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ffncli.bench import cgroup, host
+from ffncli.system import cgroup, host
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 

@@ -1,0 +1,1 @@
+"""THE MACHINE below us: its processors, memory and limits, and files written whole. Pure Python; knows no FFN."""
