@@ -57,7 +57,7 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
             return
         if said := next((name for name, value in others.items() if value), None):
             raise FFNError(f"{said} contradicts --source", "it is about the numbers that a model has")
-        from ffncli.run.question import check_one_input
+        from ffncli.run.question_checks import check_one_input
 
         check_one_input(self.prompt, self.input_ids, made)
         if self.position is not None and not self.runs_model:

@@ -35,11 +35,17 @@ class DimensionNames(TypedDict, total=False):
 
 def question_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A call's arguments as the fields of a Question. Raises FFNError for one of a wrong type or an unknown name."""
-    given = {name: value for name, value in arguments.items() if name not in ("source", "dimensions")}
-    options = {name: _converted(name, value) for name, value in given.items()}
+    options = {name: value for name, value in arguments.items() if name not in ("source", "dimensions")}
+    names, sizes = list(DimensionNames.__annotations__), arguments["dimensions"]
+    if unknown := next((name for name in sizes if name not in names), None):
+        raise FFNError(
+            f"no argument {shown(unknown)}", did_you_mean(unknown, [*options, *names], "see help(ffncli.trace)")
+        )
     return {
-        "source": _source(arguments["source"]), "dimensions": _dimensions(arguments["dimensions"]), **options
-    }  # fmt: skip
+        "source": _source(arguments["source"]),
+        "dimensions": Dimensions(**{name: _converted(name, value) for name, value in sizes.items()}),
+        **{name: _converted(name, value) for name, value in options.items()},
+    }
 
 
 def _converted(name: str, value: object) -> Any:
@@ -61,14 +67,6 @@ def _source(value: object) -> str | Model | None:
     raise FFNError(
         f"source must be text such as '512x2048:gelu', a path, or a model from ffncli.load, got {shown(value)}"
     )
-
-
-def _dimensions(values: Mapping[str, object]) -> Dimensions:
-    known = list(DimensionNames.__annotations__)
-    for name in values:
-        if name not in known:
-            raise FFNError(f"trace has no argument {shown(name)}", did_you_mean(name, [*_ARGUMENTS], "see its help"))
-    return Dimensions(**{name: _converted(name, value) for name, value in values.items()})
 
 
 def _text(value: Any) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Unpack
 
 from ffncli.errors import FFNError
 from ffncli.run.arguments import DimensionNames, Number, Source, question_fields
-from ffncli.run.question import Question, check, check_survey
+from ffncli.run.question import Question
+from ffncli.run.question_checks import check, check_survey
 from ffncli.run.threads import set_threads, sleep_while_waiting
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def trace(
 ) -> Session:
     """Run one layer's FFN step by step, as `ffn trace` does, and return everything that is known of the run.
 
-    >>> found = trace("512x2048:gelu", tokens=2, explain="up[0,3]", keep=["act"])
+    >>> import ffncli
+    >>> found = ffncli.trace("512x2048:gelu", tokens=2, explain="up[0,3]", keep=["act"])
     >>> found["down"].shape, found.ffn_output, found.explain[0].place
     ((2, 512), 'down', 'up[0,3]')
     >>> found.tensors["act"].shape
@@ -93,7 +95,8 @@ def survey(
 ) -> Survey:
     """Look at every layer that has an FFN, as `ffn trace --layer all` does: `rows` has a record for each.
 
-    >>> [row.layer for row in survey("llama-2-7b", d_model=8, d_ff=16, tokens=2).rows][-1]
+    >>> import ffncli
+    >>> [row.layer for row in ffncli.survey("llama-2-7b", d_model=8, d_ff=16, tokens=2).rows][-1]
     31
 
     The arguments are those of `trace`. Raises FFNError as it does.

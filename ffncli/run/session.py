@@ -42,7 +42,7 @@ class ModelRun:
     agreement: Agreement
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Session:
     """Everything that one trace found, under the keys of docs/json.md: what was not asked for is None or empty.
 
@@ -96,6 +96,10 @@ class Session:
         return self.trace.step(name)
 
     __getitem__ = step
+
+    def __repr__(self) -> str:
+        names = ", ".join(record.name for record in self.steps)
+        return f"<Session of {self.block.name}: {names}>"
 
 
 def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Session:
