@@ -87,7 +87,7 @@ class ComparedRow:
     base_ratio: float | None = None
     new_ratio: float | None = None
 
-    def undecided(self, threshold: float | None) -> bool:
+    def inconclusive(self, threshold: float | None) -> bool:
         """Whether the question stays open: slower by more than the threshold or not; without one, the verdict."""
         if self.verdict in (None, "mended", "broken"):
             return False
@@ -128,9 +128,9 @@ class ResultComparison:
         return tuple(row for row in self.rows if row.regression)
 
     @property
-    def undecided(self) -> tuple[ComparedRow, ...]:
+    def inconclusive(self) -> tuple[ComparedRow, ...]:
         """The rows whose question stays open."""
-        return tuple(row for row in self.rows if row.undecided(self.rules.threshold))
+        return tuple(row for row in self.rows if row.inconclusive(self.rules.threshold))
 
     def count(self, verdict: CompareVerdict) -> int:
         """How many rows have that verdict."""
@@ -142,16 +142,15 @@ def compare(base: Sequence[ResultRow], new: Sequence[ResultRow], rules: Rules = 
     unlike machines without `allow_mismatch`; with it nothing is gated.
     """
     matching = match(base, new)
-    found = mismatches(matching.pairs)
-    if found and not rules.allow_mismatch:
-        listed = "; ".join(f"{m.field}: {m.base} in BASE, {m.new} in NEW" for m in found)
+    unlike = mismatches(matching.pairs)
+    if unlike and not rules.allow_mismatch:
+        listed = "; ".join(f"{m.field}: {m.base} in BASE, {m.new} in NEW" for m in unlike)
         hint = "measure both on one machine, or see it without a gate: --allow-mismatch"
         raise FFNError(f"BASE and NEW are not of one environment: {listed}", hint)
-    held = [_compared(pair, rules, bool(found)) for pair in matching.pairs]
-    rows = _corrected(held, rules)
+    rows = _corrected([_compared(pair, rules, bool(unlike)) for pair in matching.pairs], rules)
     return ResultComparison(
-        rules, not found, found, rows, matching.only_base, matching.only_new, _kernels(rows), _remarks(matching.pairs),
-        environment(matching.pairs),
+        rules, not unlike, unlike, rows, matching.only_base, matching.only_new, _kernels(rows),
+        _remarks(matching.pairs), environment(matching.pairs),
     )  # fmt: skip
 
 
@@ -185,21 +184,21 @@ def _compared(pair: RowPair, rules: Rules, unlike: bool) -> _Tested:
         welch(b, n)
         for b, n in ((base.times, new.times), (base.normalised, new.normalised), (base.anchors, new.anchors))
     )
-    intervals = [shift and shift.log_ratio for shift in (raw, normalised, anchor)]
+    logs = [shift.log_ratio if shift else None for shift in (raw, normalised, anchor)]
     row = replace(
         row,
         ratio=mean_ratio(base.times, new.times),
         normalised_ratio=mean_ratio(base.normalised, new.normalised),
         anchor_ratio=mean_ratio(base.anchors, new.anchors),
         **{
-            f"{name}_{end}": exp_or_inf(getattr(interval, end))
-            for name, interval in zip(("ratio", "normalised", "anchor"), intervals, strict=True)
+            f"{name}_{end}": getattr(interval.map(exp_or_inf), end)
+            for name, interval in zip(("ratio", "normalised", "anchor"), logs, strict=True)
             if interval
             for end in ("low", "high")
         },
     )
-    word, why = _verdict(intervals[0], intervals[1], rules.margin)
-    reason = "other environment" if unlike else _ungated(pair, base, new, intervals[2], rules.margin)
+    word, why = _verdict(logs[0], logs[1], rules.margin)
+    reason = "other environment" if unlike else _ungated(pair, base, new, logs[2], rules.margin)
     row = replace(row, verdict=word, gated=not reason, reason=reason or why)
     return (row, raw, normalised) if row.gated else (row, None, None)
 
@@ -298,31 +297,31 @@ def change(ratio: float) -> str:
 # --- all rows ---------------------------------------------------------------------------------------------------------
 
 
-def _corrected(held: Sequence[_Tested], rules: Rules) -> tuple[ComparedRow, ...]:
+def _corrected(rows: Sequence[_Tested], rules: Rules) -> tuple[ComparedRow, ...]:
     """The rows with Holm's p and their regressions. Of a row's two p the larger counts: both must say so."""
-    tested = [at for at, (row, _, _) in enumerate(held) if row.gated and row.ratio is not None]
+    tested = [at for at, (row, _, _) in enumerate(rows) if row.gated and row.ratio is not None]
     ps = []
     for at in tested:
-        _, raw, normalised = held[at]
+        _, raw, normalised = rows[at]
         assert raw is not None
         assert normalised is not None
         ps.append(max(raw.p_above(rules.limit), normalised.p_above(rules.limit)))
     adjusted = dict(zip(tested, holm(ps), strict=True))
     return tuple(
         replace(row, p_holm=adjusted[at], regression=adjusted[at] < ALPHA) if at in adjusted else row
-        for at, (row, _, _) in enumerate(held)
+        for at, (row, _, _) in enumerate(rows)
     )
 
 
 def _kernels(rows: Sequence[ComparedRow]) -> tuple[KernelMean, ...]:
     out = []
     for kernel in dict.fromkeys(row.kernel for row in rows):
-        own = [row for row in rows if row.kernel == kernel]
-        raw = _mean(row.ratio for row in own)
+        of_kernel = [row for row in rows if row.kernel == kernel]
+        raw = _mean(row.ratio for row in of_kernel)
         if raw is not None:
-            cases = sum(row.ratio is not None for row in own)
-            complete = all(row.normalised_ratio is not None for row in own if row.ratio is not None)
-            normalised = _mean(row.normalised_ratio for row in own) if complete else None
+            cases = sum(row.ratio is not None for row in of_kernel)
+            complete = all(row.normalised_ratio is not None for row in of_kernel if row.ratio is not None)
+            normalised = _mean(row.normalised_ratio for row in of_kernel) if complete else None
             out.append(KernelMean(kernel, cases, raw, normalised))
     return tuple(out)
 

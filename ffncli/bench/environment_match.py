@@ -69,14 +69,14 @@ def match(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> Matching:
 
 def mismatches(pairs: Iterable[RowPair]) -> tuple[EnvironmentMismatch, ...]:
     """Where the environments differ, by field; one that is recorded on one side alone differs too."""
-    found: dict[tuple[str, str, str], int] = {}
+    counts: dict[tuple[str, str, str], int] = {}
     for pair in pairs:
         for field in ENVIRONMENT:
             sides = [sorted({str(getattr(row, field)) for row in rows}) for rows in (pair.base, pair.new)]
             if len({*sides[0], *sides[1]}) > 1:
                 texts = [" and ".join(value or "unknown" for value in side) for side in sides]
-                found[field, texts[0], texts[1]] = found.get((field, texts[0], texts[1]), 0) + 1
-    return tuple(EnvironmentMismatch(*key, rows) for key, rows in found.items())
+                counts[field, texts[0], texts[1]] = counts.get((field, texts[0], texts[1]), 0) + 1
+    return tuple(EnvironmentMismatch(*key, rows) for key, rows in counts.items())
 
 
 def environment(pairs: Iterable[RowPair]) -> str:

@@ -71,13 +71,13 @@ def _judged(rows: Sequence[ResultRow], edge: float) -> list[GatedRow]:
     ps = [one_sided(v, edge) for v in values]
     adjusted = statistics.holm(ps)
     ranks = {index: rank for rank, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i]))}
-    found = []
+    gated = []
     for i, row in enumerate(rows):
         error, centre, df = statistics.standard_error(values[i]), statistics.mean(values[i]), len(values[i]) - 1
         low = centre - statistics.t_quantile(1 - LEVEL / (len(rows) - ranks[i]), df) * error
         high = centre + statistics.t_quantile(1 - LEVEL, df) * error
-        found.append(GatedRow(row, ps[i], adjusted[i], exp(low), exp(high)))
-    return found
+        gated.append(GatedRow(row, ps[i], adjusted[i], exp(low), exp(high)))
+    return gated
 
 
 def _not_gated(row: ResultRow, method: Method) -> str:

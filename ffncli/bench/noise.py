@@ -82,23 +82,23 @@ def processes_for(seconds: float) -> int:
 
 def judged(blocks: Sequence[Block], threads: int, seconds: float) -> Noise | None:
     """What the blocks of all processes say; None where those are of fewer than two processes."""
-    found = ratios.paired(blocks, TWIN, GEMM)
-    if found is None or found.one_process or not found.interval.bounded:
+    twin = ratios.paired(blocks, TWIN, GEMM)
+    if twin is None or twin.one_process or not twin.interval.bounded:
         return None
-    interval = found.interval
+    interval = twin.interval
     holds_one = interval.low <= 0 <= interval.high
-    ours = interval.half_width if holds_one else max(abs(interval.low), abs(interval.high))
+    half_width = interval.half_width if holds_one else max(abs(interval.low), abs(interval.high))
     one_after_another = _sequential(blocks)
     return Noise(
-        resolvable_difference=expm1(ours),
+        resolvable_difference=expm1(half_width),
         aa_ratio=statistics.exp_or_inf(interval.value),
         aa_low=statistics.exp_or_inf(interval.low),
         aa_high=statistics.exp_or_inf(interval.high),
         sequential_difference=expm1(min(one_after_another, 700.0)),
-        sequential_times_longer=(one_after_another / ours) ** 2 if ours else float("inf"),
+        sequential_times_longer=(one_after_another / half_width) ** 2 if half_width else float("inf"),
         troubled=disturbed_share(blocks),
-        processes=len(found.of_processes),
-        rounds=found.rounds,
+        processes=len(twin.of_processes),
+        rounds=twin.rounds,
         threads=threads,
         seconds=seconds,
     )
@@ -154,8 +154,8 @@ def main(process: int, threads: int, until: float) -> None:
     budget = max(_LEAST, until - time.monotonic())
     plan = Plan(GEMM, (TWIN,), BLOCK_SECONDS["cpu"], 3, 4, 1e-9, budget, seed=0, processes=_PROCESSES, threads=threads)
     with torch.inference_mode():
-        found = measure(process, GEMM, _arms, CpuClock(), SystemCounters(), plan)
-    rows = [asdict(block) for block in found.blocks]
+        measured = measure(process, GEMM, _arms, CpuClock(), SystemCounters(), plan)
+    rows = [asdict(block) for block in measured.blocks]
     assert all(isfinite(row["seconds"]) for row in rows)
     json.dump(rows, sys.stdout)
 

@@ -85,18 +85,18 @@ class GpuProbe:
 
     def _reasons(self) -> int:
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
-            found = self._of_gpu(name)  # the second is what drivers before 535 call it
-            if found is not None:
-                return int(found)
+            reasons = self._of_gpu(name)  # the second is what drivers before 535 call it
+            if reasons is not None:
+                return int(reasons)
         return 0
 
     def _of_gpu(self, name: str, *more: Any) -> Any:
         asks = getattr(self._nvml, name, None)
         return None if asks is None else self._ask(asks, self._handle, *more)
 
-    def _ask(self, asks: Callable[..., Any], *given: Any) -> Any:
+    def _ask(self, asks: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return asks(*given)
+            return asks(*arguments)
         except self._nvml.NVMLError:  # not supported by this card, say
             return None
 
@@ -134,21 +134,21 @@ def clock_flags(before: Sample, after: Sample) -> tuple[str, ...]:
     `clock=0.71` is the share of the rated clock, said below 0.75 of it, as of a CPU. Reasons count where either reading
     has them; figures are those behind the block, when the GPU has just worked.
     """
-    found = []
+    flags = []
     reasons = before.reasons | after.reasons
     if reasons & _THROTTLES:
-        found.append("gpu-throttled")
+        flags.append("gpu-throttled")
     if reasons & POWER_CAP:
-        found.append("power-capped")
+        flags.append("power-capped")
     if after.sm_mhz is not None:
-        found.append(f"sm={after.sm_mhz}")
+        flags.append(f"sm={after.sm_mhz}")
         if after.rated_mhz and after.sm_mhz < CLOCK * after.rated_mhz:
-            found.append(f"clock={after.sm_mhz / after.rated_mhz:.2f}")
+            flags.append(f"clock={after.sm_mhz / after.rated_mhz:.2f}")
     if after.power_w is not None:
-        found.append(f"power={after.power_w:.0f}")
-    return tuple(found)
+        flags.append(f"power={after.power_w:.0f}")
+    return tuple(flags)
 
 
-def _text(said: object) -> str:
+def _text(answer: object) -> str:
     """Old versions answer in bytes."""
-    return said.decode(errors="replace") if isinstance(said, bytes) else str(said or "")
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer or "")

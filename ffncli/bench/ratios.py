@@ -75,10 +75,10 @@ def averaged(nested: Mapping[int, Mapping[int, Sequence[float]]]) -> Means | Non
         units = list(processes.values())
         interval = statistics.t_interval(units)
     else:
-        ((own, inside),) = zip(processes.values(), nested.values(), strict=True)
+        ((value, inside),) = zip(processes.values(), nested.values(), strict=True)
         units = [statistics.median(values) for values in inside.values()]
         around = statistics.t_interval(units)
-        interval = around.map(lambda end: end - around.value + own)
+        interval = around.map(lambda end: end - around.value + value)
     return Means(interval, processes, len(rounds), sum(rounds), statistics.autocorrelation(units))
 
 

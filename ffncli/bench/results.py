@@ -81,8 +81,8 @@ def read_rows(path: str | Path) -> tuple[ResultRow, ...]:
     rows = []
     for where, record in _records(_lines(Path(path)), _FIXED, []):
         if record["schema_version"] != str(SCHEMA_VERSION):
-            said = shown(record["schema_version"])
-            raise FFNError(f"{where}: unknown schema_version {said}", f"this ffn reads version {SCHEMA_VERSION}")
+            version = shown(record["schema_version"])
+            raise FFNError(f"{where}: unknown schema_version {version}", f"this ffn reads version {SCHEMA_VERSION}")
         values = {_FIELDS[c]: _value(where, c, text) for c, text in record.items() if c in _FIELDS}
         rows.append(ResultRow(**values))
     return tuple(rows)
@@ -97,8 +97,8 @@ def parse_rounds(raw: bytes, name: str) -> tuple[tuple[str, Block], ...]:
     return tuple(map(_block, _records(lines, ROUNDS, list(ROUNDS))))
 
 
-def _block(found: tuple[str, dict[str, str]]) -> tuple[str, Block]:
-    where, record = found
+def _block(line: tuple[str, dict[str, str]]) -> tuple[str, Block]:
+    where, record = line
     process, placement, at, position, inner = (
         _number(where, name, record[name], int) for name in ("process", "placement", "round", "position", "inner")
     )

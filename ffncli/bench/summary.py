@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import exp, isfinite
 from typing import Any
 
@@ -61,12 +61,12 @@ class _CaseUnits:
                     arms.setdefault(block.kernel, []).append(block)
         aa = paired([*arms.get(TWIN, ()), *arms.get(baseline, ())], TWIN, baseline)
         signal = arms.get(ANCHOR) or arms.get(baseline, [])
-        found = warnings.of_case(signal, aa.interval if aa else None, method, len(units)) if arms else []
+        warned = warnings.of_case(signal, aa.interval if aa else None, method, len(units)) if arms else []
         differing = [c for c in _ENVIRONMENT if len({u.environment.get(c, "") for u in units}) > 1]
         differing += ["cache"] * (len({u.cache for u in units}) > 1)
         if differing:
-            found.append(BenchWarning(Code.ENVIRONMENT, ", ".join(differing)))
-        return cls(case, tuple(units), method, {n: tuple(b) for n, b in arms.items()}, aa, tuple(found))
+            warned.append(BenchWarning(Code.ENVIRONMENT, ", ".join(differing)))
+        return cls(case, tuple(units), method, {n: tuple(b) for n, b in arms.items()}, aa, tuple(warned))
 
     @property
     def baseline(self) -> str:
@@ -164,23 +164,14 @@ def _with_figures(row: ResultRow, whole: _CaseUnits, time_s: float | None) -> Re
     """FLOPs, bytes and how near they come to the roof; those of the block, so none for one of its steps."""
     if row.kernel.startswith(STEP):
         return row
-    found = roofline.figures(
+    figures = roofline.figures(
         replace(whole.case, cache=whole.units[0].cache),
         time_s,
         whole.roof,
         row.device_name,
         tf32=" tf32=on" in row.math_mode,
     )
-    return replace(
-        row,
-        flops=found.flops,
-        bytes=found.bytes,
-        tflops=found.tflops,
-        gbytes_per_s=found.gbytes_per_s,
-        roof_fraction=found.roof_fraction,
-        datasheet_fraction=found.datasheet_fraction,
-        fusion_saving_max=found.fusion_saving_max,
-    )
+    return replace(row, **asdict(figures))
 
 
 def _with_time(row: ResultRow, whole: _CaseUnits, time: Means) -> ResultRow:
@@ -205,14 +196,18 @@ def _with_ratio(row: ResultRow, whole: _CaseUnits, notes: list[str]) -> tuple[Re
     ratio, gemm = whole.ratio(row.kernel, whole.baseline), whole.ratio(row.kernel, GEMM)
     row = replace(row, gemm_ratio=exp(gemm.interval.value) if gemm else None)
     blocks = whole.blocks(row.kernel, whole.baseline)
-    found = [*whole.warnings, *warnings.of_blocks(blocks), *warnings.of_roof(row.roof_fraction, row.datasheet_fraction)]
+    warned = [
+        *whole.warnings,
+        *warnings.of_blocks(blocks),
+        *warnings.of_roof(row.roof_fraction, row.datasheet_fraction),
+    ]
     if is_baseline:
         ones = (1.0,) * len(whole.units)
         row = replace(row, ratio=1.0, ratio_low=1.0, ratio_high=1.0, verdict="same", process_ratios=ones)
     elif ratio is None:
         notes = [*notes, f"no ratio: the baseline {whole.baseline} was not timed"]
     else:
-        found += warnings.of_ratio(ratio, whole.method, whole.early)
+        warned += warnings.of_ratio(ratio, whole.method, whole.early)
         shown = ratio.interval.map(exp_or_inf)
         row = replace(
             row,
@@ -224,7 +219,7 @@ def _with_ratio(row: ResultRow, whole: _CaseUnits, notes: list[str]) -> tuple[Re
         )
         notes = [*notes, *_differing_faults(row.page_faults_per_call, _faults(whole.blocks(whole.baseline)))]
     order: list[str] = list(Code)
-    return replace(row, warnings=tuple(sorted(found, key=lambda warning: order.index(warning.code)))), notes
+    return replace(row, warnings=tuple(sorted(warned, key=lambda warning: order.index(warning.code)))), notes
 
 
 def _verdict(whole: _CaseUnits, ratio: Means, blocks: Sequence[Block]) -> str:

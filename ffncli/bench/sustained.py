@@ -48,21 +48,21 @@ def sustained(
 ) -> Sustained:
     """Turns of at least `seconds` each: kernel, baseline, baseline, kernel. What was read is read after each turn."""
     calls = {arm.name: _enough(arm, clock, seconds) for arm in (kernel, baseline)}
-    found: dict[str, list[tuple[float, Sample]]] = {kernel.name: [], baseline.name: []}
+    turns: dict[str, list[tuple[float, Sample]]] = {kernel.name: [], baseline.name: []}
     for arm in (kernel, baseline, baseline, kernel):
         inner = calls[arm.name]
         taken = clock.time(arm.call, inner, arm.before)
-        found[arm.name].append((taken / inner, probe.fresh() if probe else Sample()))
-    return Sustained(_side(kernel.name, found[kernel.name]), _side(baseline.name, found[baseline.name]))
+        turns[arm.name].append((taken / inner, probe.fresh() if probe else Sample()))
+    return Sustained(_side(kernel.name, turns[kernel.name]), _side(baseline.name, turns[baseline.name]))
 
 
-def note(found: Sustained, equal_clock: float) -> str:
+def note(result: Sustained, equal_clock: float) -> str:
     """Both ratios in words where they differ by more than 1 %, else nothing."""
-    if abs(log(found.ratio / equal_clock)) <= log(1 + WORTH_SAYING):
+    if abs(log(result.ratio / equal_clock)) <= log(1 + WORTH_SAYING):
         return ""
-    sides = ", ".join(filter(None, (_state(found.kernel), _state(found.baseline))))
+    sides = ", ".join(filter(None, (_state(result.kernel), _state(result.baseline))))
     at = f" ({sides})" if sides else ""
-    return f"sustained {found.ratio:.3f}{at}, at equal clock {equal_clock:.3f}"
+    return f"sustained {result.ratio:.3f}{at}, at equal clock {equal_clock:.3f}"
 
 
 def _enough(arm: Arm, clock: Clock, seconds: float) -> int:
@@ -93,5 +93,5 @@ def _state(side: SustainedSide) -> str:
         "" if side.clock_mhz is None else f"{side.clock_mhz:.0f} MHz",
         "" if side.power_w is None else f"{side.power_w:.0f} W",
     )
-    said = " ".join(filter(None, parts))
-    return f"{side.name} {said}" if said else ""
+    readings = " ".join(filter(None, parts))
+    return f"{side.name} {readings}" if readings else ""

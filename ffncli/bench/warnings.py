@@ -80,18 +80,18 @@ def percent(share: float) -> str:
 
 def of_case(anchors: Sequence[Block], aa: Interval | None, method: Method, processes: int) -> list[BenchWarning]:
     """What concerns all rows of a case: the blocks of the anchor, and the A/A interval, of the log ratio."""
-    found = []
+    warnings = []
     if processes == 1:
-        found.append(BenchWarning(Code.ONE_PROCESS, "1 process"))
+        warnings.append(BenchWarning(Code.ONE_PROCESS, "1 process"))
     if aa is not None and differs(aa, method.margin):
         text = f"this machine cannot resolve {percent(method.margin)} here"
-        found.append(BenchWarning(Code.UNRESOLVED, f"{text}, A/A reads {exp(aa.low):.3f} to {exp(aa.high):.3f}"))
+        warnings.append(BenchWarning(Code.UNRESOLVED, f"{text}, A/A reads {exp(aa.low):.3f} to {exp(aa.high):.3f}"))
     drift = halves(anchors)
     if drift is not None and abs(drift) > log1p(_DRIFT):
-        found.append(
+        warnings.append(
             BenchWarning(Code.DRIFT, f"{'+' if drift > 0 else '−'}{percent(abs(expm1(drift)))} between halves")
         )
-    return found
+    return warnings
 
 
 def halves(blocks: Sequence[Block]) -> float | None:
@@ -109,10 +109,10 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWar
 
     `early`: the processes ended before their time, so that more time would change nothing.
     """
-    found = []
+    warnings = []
     reached, wanted = ratio.interval.half_width, log1p(method.precision)
     if not ratio.interval.bounded:
-        found.append(BenchWarning(Code.PRECISION, "one value has no interval"))
+        warnings.append(BenchWarning(Code.PRECISION, "one value has no interval"))
     elif reached > wanted:
         more = (reached / wanted) ** 2
         rounds = ceil(ratio.rounds * more)
@@ -122,11 +122,11 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWar
         if early:  # each process is sure of itself, and they differ
             option = f" (--processes {ceil(method.processes * more)})" if seconds <= _PATIENCE else ""
         needed = f"some {rounds} rounds needed, {ratio.rounds} done{option}"
-        found.append(BenchWarning(Code.PRECISION, f"{text}: {needed}"))
+        warnings.append(BenchWarning(Code.PRECISION, f"{text}: {needed}"))
     factor = statistics.widening(ratio.correlation)
     if factor > 1:
-        found.append(BenchWarning(Code.CORRELATED, f"r = {ratio.correlation:.2f}, interval × {factor:.2f}"))
-    return found
+        warnings.append(BenchWarning(Code.CORRELATED, f"r = {ratio.correlation:.2f}, interval × {factor:.2f}"))
+    return warnings
 
 
 def disturbed(blocks: Sequence[Block]) -> bool:
@@ -141,28 +141,28 @@ def disturbed_share(blocks: Sequence[Block]) -> float:
 
 def of_blocks(blocks: Sequence[Block]) -> list[BenchWarning]:
     """What the flags of a kernel's and the baseline's blocks say."""
-    found = []
+    warnings = []
     if disturbed(blocks):
-        found.append(BenchWarning(Code.PREEMPTED, f"{percent(disturbed_share(blocks))} of the blocks"))
+        warnings.append(BenchWarning(Code.PREEMPTED, f"{percent(disturbed_share(blocks))} of the blocks"))
     for code, least in ((Code.THROTTLED, 0.0), (Code.STOLEN, _STOLEN)):
         share = _share(blocks, code.value.__eq__)
         if share > least:
-            found.append(BenchWarning(code, f"{percent(share)} of the blocks"))
+            warnings.append(BenchWarning(code, f"{percent(share)} of the blocks"))
     load, clock, cpu = (figures(blocks, name) for name in ("load", "clock", "cpu"))
     if load:
-        found.append(BenchWarning(Code.LOAD, f"{max(load):.1f}"))
+        warnings.append(BenchWarning(Code.LOAD, f"{max(load):.1f}"))
     if len(cpu) > len(blocks) / 2:
-        found.append(BenchWarning(Code.WAITING, f"{percent(median(cpu))} of the threads' time was computed in"))
+        warnings.append(BenchWarning(Code.WAITING, f"{percent(median(cpu))} of the threads' time was computed in"))
     if len(clock) > _SHARE * len(blocks):
-        found.append(BenchWarning(Code.CLOCK, f"{percent(median(clock))} of the rated clock"))
+        warnings.append(BenchWarning(Code.CLOCK, f"{percent(median(clock))} of the rated clock"))
     for code in (Code.GPU_THROTTLED, Code.LAUNCH_BOUND):
         share = _share(blocks, code.value.__eq__)
         if share > _SHARE:
-            found.append(BenchWarning(code, f"{percent(share)} of the blocks"))
+            warnings.append(BenchWarning(code, f"{percent(share)} of the blocks"))
     share = outside(blocks)
     if share > _SHARE:
-        found.append(BenchWarning(Code.SPIKES, f"{percent(share)} of the blocks"))
-    return found
+        warnings.append(BenchWarning(Code.SPIKES, f"{percent(share)} of the blocks"))
+    return warnings
 
 
 def of_roof(roof: float | None, datasheet: float | None) -> list[BenchWarning]:

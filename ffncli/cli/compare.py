@@ -47,25 +47,25 @@ def command(
             raise FFNError("--tolerance is for saved traces", "of results, --margin says what counts as the same")
         _results(sides[0], sides[1], results, output)
     else:
-        if said := results.given():
-            raise FFNError(f"{said} is for results of ffn bench", "two saved traces are held to --tolerance")
+        if option := results.first_set():
+            raise FFNError(f"{option} is for results of ffn bench", "two saved traces are held to --tolerance")
         _traces(sides[0], sides[1], tolerance, output)
 
 
 def _results(base: Sequence[Path], new: Sequence[Path], options: CompareResultOptions, output: Output) -> None:
     from ffncli.bench.compare import compare
     from ffncli.bench.results import read_rows
-    from ffncli.cli.compare_results_page import answer, failure, open_question, unheld
+    from ffncli.cli.compare_results_page import answer, failure, not_gated, open_question
 
     rows = [[row for path in paths for row in read_rows(path)] for paths in (base, new)]
     for paths, side in zip((base, new), rows, strict=True):
         if not side:
             raise FFNError(f"{shown(','.join(map(str, paths)), 200)} holds no rows", "the run had not finished a case")
-    found = compare(rows[0], rows[1], options.rules())
-    failed = failure(found) if options.fail_if_slower is not None else ""
-    open_ = open_question(found) if options.strict else ""
-    output.show(answer(base, new, found, output.format, verdict=not (_same_screen(output) and (failed or open_))))
-    if (left := unheld(found)) and found.comparable:  # else the page's verdict says so
+    comparison = compare(rows[0], rows[1], options.rules())
+    failed = failure(comparison) if options.fail_if_slower is not None else ""
+    open_ = open_question(comparison) if options.strict else ""
+    output.show(answer(base, new, comparison, output.format, verdict=not (_same_screen(output) and (failed or open_))))
+    if (left := not_gated(comparison)) and comparison.comparable:  # else the page's verdict says so
         output.note(left)
     if failed:
         raise FFNError(failed, code=ExitCode.FAILED)

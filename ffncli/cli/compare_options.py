@@ -46,7 +46,7 @@ class CompareResultOptions:
         margin = {} if self.margin is None else {"margin": self.margin}
         return Rules(threshold=self.fail_if_slower, allow_mismatch=self.allow_mismatch, **margin)
 
-    def given(self) -> str:
+    def first_set(self) -> str:
         """The first of these options that was given; empty where none was."""
         name = next((f.name for f in fields(self) if getattr(self, f.name) != f.default), "")
         return name and "--" + name.replace("_", "-")

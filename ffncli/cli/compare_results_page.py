@@ -27,7 +27,7 @@ _LONGEST_CELL = 120
 
 
 def answer(
-    base: Sequence[Path], new: Sequence[Path], found: ResultComparison, format: str = "table", verdict: bool = True
+    base: Sequence[Path], new: Sequence[Path], comparison: ResultComparison, format: str = "table", verdict: bool = True
 ) -> Answer:
     """The comparison as JSON, CSV (a row per case and kernel) and a page; Markdown has the verdict first.
 
@@ -35,9 +35,9 @@ def answer(
     """
     names = [",".join(map(str, paths)) for paths in (base, new)]
     columns = tuple(name_of(f.name) for f in fields(ComparedRow))
-    table = Table(columns, [tuple(map(_known, asdict(row).values())) for row in found.rows])
-    parts = _comment(names, found) if format == "md" else _page(names, found, verdict)
-    return Answer("compare", _body(names, found), table, parts, CONVENTIONS)
+    table = Table(columns, [tuple(map(_known, asdict(row).values())) for row in comparison.rows])
+    parts = _comment(names, comparison) if format == "md" else _page(names, comparison, verdict)
+    return Answer("compare", _body(names, comparison), table, parts, CONVENTIONS)
 
 
 def _known(value: Any) -> Any:
@@ -45,7 +45,7 @@ def _known(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _body(names: Sequence[str], found: ResultComparison) -> dict[str, Any]:
+def _body(names: Sequence[str], comparison: ResultComparison) -> dict[str, Any]:
     def row(one: ComparedRow) -> dict[str, Any]:
         return {name_of(key): value for key, value in asdict(one).items()}
 
@@ -55,18 +55,18 @@ def _body(names: Sequence[str], found: ResultComparison) -> dict[str, Any]:
     return {
         "base": names[0],
         "new": names[1],
-        "comparable": found.comparable,
-        "mismatches": [asdict(mismatch) for mismatch in found.mismatches],
-        "margin": found.rules.margin,
-        "fail_if_slower": found.rules.threshold,
-        "verdict": headline(found),
-        "regressions": named([(one.case, one.kernel) for one in found.regressions]),
-        "counts": {word: found.count(word) for word in _WORDS} | {"undecided": len(found.undecided)},
-        "kernels": [asdict(kernel) for kernel in found.kernels],
-        "only_in_base": named(found.only_in_base),
-        "only_in_new": named(found.only_in_new),
-        "remarks": list(found.remarks),
-        "rows": [row(one) for one in found.rows],
+        "comparable": comparison.comparable,
+        "mismatches": [asdict(mismatch) for mismatch in comparison.mismatches],
+        "margin": comparison.rules.margin,
+        "fail_if_slower": comparison.rules.threshold,
+        "verdict": headline(comparison),
+        "regressions": named([(one.case, one.kernel) for one in comparison.regressions]),
+        "counts": {word: comparison.count(word) for word in _WORDS} | {"undecided": len(comparison.inconclusive)},
+        "kernels": [asdict(kernel) for kernel in comparison.kernels],
+        "only_in_base": named(comparison.only_in_base),
+        "only_in_new": named(comparison.only_in_new),
+        "remarks": list(comparison.remarks),
+        "rows": [row(one) for one in comparison.rows],
     }
 
 
@@ -78,67 +78,69 @@ _WORDS: dict[Any, str] = {
 }  # fmt: skip
 
 
-def headline(found: ResultComparison) -> str:
+def headline(comparison: ResultComparison) -> str:
     """The verdict over all rows in one sentence."""
     counts = ", ".join(
-        f"{count} {text}" + (f" within {percent(found.rules.margin)}" if word == "same" else "")
+        f"{count} {text}" + (f" within {percent(comparison.rules.margin)}" if word == "same" else "")
         for word, text in _WORDS.items()
-        if (count := found.count(word))
+        if (count := comparison.count(word))
     )
-    if not found.comparable:
+    if not comparison.comparable:
         return f"shown only, nothing is held to it: the environments differ ({counts or 'nothing was timed'})"
-    if found.rules.threshold is None:
+    if comparison.rules.threshold is None:
         return counts or "nothing was timed on both sides"
-    if found.regressions:
-        return failure(found, named=False)
-    held = sum(row.gated for row in found.rows)
-    limit = percent(found.rules.threshold)
-    if not held:
-        why = Counter(row.reason for row in found.rows if row.reason).most_common(1)
+    if comparison.regressions:
+        return failure(comparison, named=False)
+    gated = sum(row.gated for row in comparison.rows)
+    limit = percent(comparison.rules.threshold)
+    if not gated:
+        why = Counter(row.reason for row in comparison.rows if row.reason).most_common(1)
         return f"nothing could be held to {limit}: {why[0][0]}"
-    left = f"; {len(found.rows) - held} of {len(found.rows)} could not be held to it" if held < len(found.rows) else ""
+    total = len(comparison.rows)
+    left = f"; {total - gated} of {total} could not be held to it" if gated < total else ""
     return f"no kernel is certainly slower by more than {limit} ({counts}){left}"
 
 
-def unheld(found: ResultComparison) -> str:
+def not_gated(comparison: ResultComparison) -> str:
     """What a gate could not be applied to and why, so that its silence is no consent; empty where it was to all."""
-    left = [row for row in found.rows if not row.gated and row.verdict is not None]
-    if found.rules.threshold is None:
+    left = [row for row in comparison.rows if not row.gated and row.verdict is not None]
+    if comparison.rules.threshold is None:
         return ""
-    lost = len(found.only_in_base)
+    lost = len(comparison.only_in_base)
     gone = f"{lost} row{'s' * (lost != 1)} of BASE {'is' if lost == 1 else 'are'} not in NEW" if lost else ""
     if not left:
         return gone
     reasons = list(dict.fromkeys(row.reason for row in left))
     more = f" and {len(reasons) - 1} reasons more" if len(reasons) > 1 else ""
-    held = f"{len(left)} of {len(found.rows)} rows were not held to --fail-if-slower: {_cut(reasons[0])}{more}"
-    return "; ".join(filter(None, (held, gone)))
+    rows = f"{len(left)} of {len(comparison.rows)} rows were not held to --fail-if-slower: {_cut(reasons[0])}{more}"
+    return "; ".join(filter(None, (rows, gone)))
 
 
-def failure(found: ResultComparison, named: bool = True) -> str:
+def failure(comparison: ResultComparison, named: bool = True) -> str:
     """What --fail-if-slower says: how many rows fail and which; empty where none does."""
-    slow = [row for row in found.regressions if row.verdict != "broken"]
-    broken = [row for row in found.regressions if row.verdict == "broken"]
-    total, out = len(found.rows), []
+    slow = [row for row in comparison.regressions if row.verdict != "broken"]
+    broken = [row for row in comparison.regressions if row.verdict == "broken"]
+    total, margin, out = len(comparison.rows), comparison.rules.margin, []
     if slow:
         verb = "is" if len(slow) == 1 else "are"
-        words = f"{len(slow)} of {total} rows {verb} slower by more than {percent(found.rules.limit)}"
-        out.append(words + (f": {_listed(slow, found)}" if named else ""))
+        words = f"{len(slow)} of {total} rows {verb} slower by more than {percent(comparison.rules.limit)}"
+        out.append(words + (f": {_listed(slow, margin)}" if named else ""))
     if broken:
         verb = "was ok in BASE and is not" if len(broken) == 1 else "were ok in BASE and are not"
-        out.append(f"{len(broken)} of {total} rows {verb} in NEW" + (f": {_listed(broken, found)}" if named else ""))
+        out.append(f"{len(broken)} of {total} rows {verb} in NEW" + (f": {_listed(broken, margin)}" if named else ""))
     return "; ".join(out)
 
 
-def open_question(found: ResultComparison) -> str:
+def open_question(comparison: ResultComparison) -> str:
     """What --strict says where a row is not decided; empty where all are."""
-    if not found.undecided:
+    rows = comparison.inconclusive
+    if not rows:
         return ""
-    return f"{len(found.undecided)} of {len(found.rows)} rows cannot be decided: {_listed(found.undecided, found)}"
+    return f"{len(rows)} of {len(comparison.rows)} rows cannot be decided: {_listed(rows, comparison.rules.margin)}"
 
 
-def _listed(rows: Sequence[ComparedRow], found: ResultComparison) -> str:
-    texts = [f"{_cut(row.kernel)} ({_cut(row.case)}): {words(row, found.rules.margin)}" for row in rows[:_MOST_NAMED]]
+def _listed(rows: Sequence[ComparedRow], margin: float) -> str:
+    texts = [f"{_cut(row.kernel)} ({_cut(row.case)}): {words(row, margin)}" for row in rows[:_MOST_NAMED]]
     return "; ".join(texts) + (f"; and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else "")
 
 
@@ -195,43 +197,43 @@ def _cut(text: str) -> str:
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _page(names: Sequence[str], found: ResultComparison, verdict: bool) -> list[Part]:
+def _page(names: Sequence[str], comparison: ResultComparison, verdict: bool) -> list[Part]:
     parts: list[Part] = [Heading(f"{names[0]} against {names[1]}", "BASE is the reference")]
-    parts += [Line(text, quiet=True) for text in _frame(found)]
-    failing, others = _split(found)
+    parts += [Line(text, quiet=True) for text in _frame(comparison)]
+    failing, others = _split(comparison)
     if failing:
-        parts.append(_table(found, failing, _title(found), "fail"))
+        parts.append(_table(comparison, failing, _title(comparison), "fail"))
     if others:
-        parts.append(_table(found, others, "the other rows" if failing else ""))
-    parts += _reasons(found)
-    parts += [Line(text) for text in _alone(found)]
-    parts += _means(found)
+        parts.append(_table(comparison, others, "the other rows" if failing else ""))
+    parts += _reasons(comparison)
+    parts += [Line(text) for text in _alone(comparison)]
+    parts += _means(comparison)
     if verdict:
-        parts.append(Heading(headline(found)))
+        parts.append(Heading(headline(comparison)))
     return parts
 
 
-def _comment(names: Sequence[str], found: ResultComparison) -> list[Part]:
+def _comment(names: Sequence[str], comparison: ResultComparison) -> list[Part]:
     """A pull-request comment: the verdict, what fails, the rest folded, as many rows as it may have characters."""
-    failing, others = _split(found)
+    failing, others = _split(comparison)
     ranks = {"broken": 0, "slower": 1, "inconclusive": 2, "mended": 3, "faster": 4, "same": 5, None: 6}
     rows = [*failing, *sorted(others, key=lambda row: ranks[row.verdict])]
 
     def made(count: int) -> list[Part]:
         shown_rows = rows[:count]
         top, rest = shown_rows[: len(failing)], shown_rows[len(failing) :]
-        parts: list[Part] = [Heading(f"ffn compare: {headline(found)}"[:1000])]
+        parts: list[Part] = [Heading(f"ffn compare: {headline(comparison)}"[:1000])]
         if top:
-            parts.append(_table(found, top, _title(found)))
-        parts += _reasons(found)
+            parts.append(_table(comparison, top, _title(comparison)))
+        parts += _reasons(comparison)
         if left := len(rows) - count:
             parts.append(Line(f"{left:,} of {len(rows):,} rows are left out: a comment holds no more characters"))
         if rest:
             many = f"{len(rest):,} {'other ' if top else ''}row{'s' * (len(rest) != 1)}"
-            parts.append(Fold(many, [_table(found, rest, "")]))
+            parts.append(Fold(many, [_table(comparison, rest, "")]))
         about: list[Part] = [Line(f"BASE: {_cut(names[0])}; NEW: {_cut(names[1])}")]
-        about += [Line(text) for text in (*_frame(found), *_alone(found))]
-        return [*parts, Fold("how it was measured, means over cases", [*about, *_means(found)])]
+        about += [Line(text) for text in (*_frame(comparison), *_alone(comparison))]
+        return [*parts, Fold("how it was measured, means over cases", [*about, *_means(comparison)])]
 
     return made(_most(len(rows), lambda count: len(markdown(made(count))) <= LONGEST_COMMENT))
 
@@ -247,47 +249,48 @@ def _most(high: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _split(found: ResultComparison) -> tuple[list[ComparedRow], list[ComparedRow]]:
+def _split(comparison: ResultComparison) -> tuple[list[ComparedRow], list[ComparedRow]]:
     """The rows that fail and the others; without a gate nothing fails, and what is slower stands among the rest."""
-    gate = found.rules.threshold is not None
-    fails = [row.regression and (gate or row.verdict == "broken") for row in found.rows]
-    rows = list(zip(found.rows, fails, strict=True))
+    gate = comparison.rules.threshold is not None
+    fails = [row.regression and (gate or row.verdict == "broken") for row in comparison.rows]
+    rows = list(zip(comparison.rows, fails, strict=True))
     return [row for row, failed in rows if failed], [row for row, failed in rows if not failed]
 
 
-def _title(found: ResultComparison) -> str:
-    if found.rules.threshold is None:
+def _title(comparison: ResultComparison) -> str:
+    if comparison.rules.threshold is None:
         return "no longer right"
-    return f"fails --fail-if-slower {percent(found.rules.threshold)}"
+    return f"fails --fail-if-slower {percent(comparison.rules.threshold)}"
 
 
-def _frame(found: ResultComparison) -> list[str]:
+def _frame(comparison: ResultComparison) -> list[str]:
     """What all rows share, the machine, and remarks."""
-    first = found.rows[0]
-    alike = [f"{getattr(first, name)}{unit}" for name, unit in _ASKED if not _varies(found, name)]
-    if not _varies(found, "threads") and first.threads is not None:
+    first = comparison.rows[0]
+    alike = [f"{getattr(first, name)}{unit}" for name, unit in _ASKED if not _varies(comparison, name)]
+    if not _varies(comparison, "threads") and first.threads is not None:
         alike.append(f"{first.threads} thread{'s' * (first.threads != 1)}")
     out = [", ".join(_cut(text) for text in alike)] if alike else []
-    counts = [sorted({getattr(row, f"processes_{side}") for row in found.rows} - {0}) for side in ("base", "new")]
+    counts = [sorted({getattr(row, f"processes_{side}") for row in comparison.rows} - {0}) for side in ("base", "new")]
     texts = ["none" if not c else f"{c[0]}" if len(c) == 1 else f"{c[0]} to {c[-1]}" for c in counts]
     out.append(f"processes: {texts[0]} in BASE, {texts[1]} in NEW; ranges are 95 % intervals over them")
-    if found.environment:
-        out.append(_cut(found.environment))
-    out += [f"{_cut(m.field)}: {_cut(m.base)} in BASE, {_cut(m.new)} in NEW" for m in found.mismatches]
-    return [*out, *(_cut(remark) for remark in found.remarks)]
+    if comparison.environment:
+        out.append(_cut(comparison.environment))
+    out += [f"{_cut(m.field)}: {_cut(m.base)} in BASE, {_cut(m.new)} in NEW" for m in comparison.mismatches]
+    return [*out, *(_cut(remark) for remark in comparison.remarks)]
 
 
-def _varies(found: ResultComparison, name: str) -> bool:
-    return any(getattr(row, name) != getattr(found.rows[0], name) for row in found.rows)
+def _varies(comparison: ResultComparison, name: str) -> bool:
+    return any(getattr(row, name) != getattr(comparison.rows[0], name) for row in comparison.rows)
 
 
-def _table(found: ResultComparison, rows: Sequence[ComparedRow], title: str, emphasis: str = "") -> Table:
-    varying = [name for name in (*(name for name, _ in _ASKED), "threads") if _varies(found, name)]
+def _table(comparison: ResultComparison, rows: Sequence[ComparedRow], title: str, emphasis: str = "") -> Table:
+    varying = [name for name in (*(name for name, _ in _ASKED), "threads") if _varies(comparison, name)]
     columns = (*(name_of(name) for name in varying), "kernel", "BASE", "NEW", "NEW's time is")
     cells = [
         (
             *(_cell(getattr(row, name)) for name in varying),
-            _cut(row.kernel), time_text(row.base_time_s), time_text(row.new_time_s), words(row, found.rules.margin),
+            _cut(row.kernel), time_text(row.base_time_s), time_text(row.new_time_s),
+            words(row, comparison.rules.margin),
         )
         for row in rows
     ]  # fmt: skip
@@ -298,27 +301,27 @@ def _cell(value: Any) -> Any:
     return _cut(value) if isinstance(value, str) else value
 
 
-def _reasons(found: ResultComparison) -> list[Part]:
+def _reasons(comparison: ResultComparison) -> list[Part]:
     """Why rows were not held to the gate, or what speaks against a verdict; each reason once."""
     rows: dict[str, list[ComparedRow]] = {}
-    for row in found.rows:
-        if row.reason and row.verdict not in ("broken", "mended", None) and found.comparable:
+    for row in comparison.rows:
+        if row.reason and row.verdict not in ("broken", "mended", None) and comparison.comparable:
             rows.setdefault(row.reason.partition(",")[0], []).append(row)  # what follows a comma is the row's own
     out: list[Part] = []
-    for own in sorted(rows.values(), key=len, reverse=True)[:_MOST_NAMED]:
-        kernels = list(dict.fromkeys(_cut(row.kernel) for row in own))
-        who = "all rows" if len(own) == len(found.rows) else f"{len(own)} row{'s' * (len(own) != 1)}"
+    for group in sorted(rows.values(), key=len, reverse=True)[:_MOST_NAMED]:
+        kernels = list(dict.fromkeys(_cut(row.kernel) for row in group))
+        who = "all rows" if len(group) == len(comparison.rows) else f"{len(group)} row{'s' * (len(group) != 1)}"
         few = ", ".join(kernels[:_MOST_NAMED]) + (", ..." if len(kernels) > _MOST_NAMED else "")
-        texts = sorted({row.reason for row in own})
+        texts = sorted({row.reason for row in group})
         out.append(Line(f"{who} ({few}): {_cut(texts[0])}" + (" (others alike)" if len(texts) > 1 else "")))
     if len(rows) > _MOST_NAMED:
         out.append(Line(f"and {len(rows) - _MOST_NAMED} reasons more, in --json"))
     return out
 
 
-def _means(found: ResultComparison) -> list[Part]:
+def _means(comparison: ResultComparison) -> list[Part]:
     """A row per kernel that has several cases."""
-    several = [kernel for kernel in found.kernels if kernel.cases > 1]
+    several = [kernel for kernel in comparison.kernels if kernel.cases > 1]
     if not several:
         return []
     columns = ("mean over cases", "cases", "NEW's time is", "beside the machine's anchor")
@@ -330,9 +333,9 @@ def _means(found: ResultComparison) -> list[Part]:
     return [Table(columns, cells), *([Line(f"and {left} kernels more, in --json")] if left else [])]
 
 
-def _alone(found: ResultComparison) -> list[str]:
+def _alone(comparison: ResultComparison) -> list[str]:
     out = []
-    for side, pairs in (("BASE", found.only_in_base), ("NEW", found.only_in_new)):
+    for side, pairs in (("BASE", comparison.only_in_base), ("NEW", comparison.only_in_new)):
         if pairs:
             few = "; ".join(f"{_cut(kernel)} ({_cut(case)})" for case, kernel in pairs[:_MOST_NAMED])
             more = f"; and {len(pairs) - _MOST_NAMED} more" if len(pairs) > _MOST_NAMED else ""

@@ -54,7 +54,7 @@ def test_exactly_one_regression_among_many_rows_fails():
 def test_improvements_alone_do_not_fail():
     found = held([0.7, 0.9, 0.5, 0.95])
     assert found.regressions == ()
-    assert found.undecided == ()
+    assert found.inconclusive == ()
     assert found.count("faster") == 4
 
 
@@ -139,7 +139,7 @@ def test_one_process_is_shown_and_not_gated():
     assert (one.gated, one.regression, one.verdict, one.ratio_low) == (False, False, "inconclusive", None)
     assert one.ratio == pytest.approx(1.5, rel=0.05)
     assert "one process in NEW" in one.reason
-    assert found.undecided == (one,)
+    assert found.inconclusive == (one,)
 
 
 def slow_machine(kernel: float, machine: float) -> ResultComparison:
@@ -230,11 +230,11 @@ def test_a_kernel_that_was_ok_and_is_not(status):
     skipped = status == "skipped"
     assert found.rows[0].verdict == ("inconclusive" if skipped else "broken")
     assert [r.tokens for r in found.regressions] == ([] if skipped else [1])
-    assert found.rows[0] in found.undecided or not skipped
+    assert found.rows[0] in found.inconclusive or not skipped
     back = compare([lost, new[1]], base, GATE)
-    assert (back.rows[0].verdict, back.regressions, back.undecided) == ("mended", (), ())
+    assert (back.rows[0].verdict, back.regressions, back.inconclusive) == ("mended", (), ())
     neither = compare([lost], [replace(lost, run_id="x")], GATE)
-    assert (neither.rows[0].verdict, neither.undecided, neither.kernels) == (None, (), ())
+    assert (neither.rows[0].verdict, neither.inconclusive, neither.kernels) == (None, (), ())
     other = [replace(r, cpu="another") for r in (lost, new[1])]
     assert compare(base, other, replace(GATE, allow_mismatch=True)).regressions == ()
 
