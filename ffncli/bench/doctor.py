@@ -167,7 +167,7 @@ def _cores(found: host.Cores) -> Check:
     return Check("threads", value)
 
 
-def cache_text(caches: tuple[host.Cache, ...]) -> str:
+def cache_text(caches: tuple[host.ProcessorCache, ...]) -> str:
     """`L1d 32 KiB x2, L2 1 MiB x2, L3 35.8 MiB`: data and unified caches, alike ones counted."""
     kinds: dict[tuple[int, str, int], int] = {}
     for cache in caches:

@@ -15,7 +15,7 @@ from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.show.parts import Answer
 
 if TYPE_CHECKING:
-    from ffncli.block.analysis.formats import Format
+    from ffncli.block.analysis.formats import NumberFormat
 
 option = partial(typer.Option, rich_help_panel="Differences and rounding")
 DEFAULT_FORMATS = "bf16,fp16"
@@ -65,7 +65,7 @@ class AgainstOptions:
             )
         return name
 
-    def formats(self) -> tuple[Format, ...]:
+    def formats(self) -> tuple[NumberFormat, ...]:
         """The formats to round to."""
         from ffncli.block.analysis.formats import formats
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ffncli.run.approximation import CONVENTIONS, Question
+from ffncli.run.approximation import CONVENTIONS, FitQuestion
 from ffncli.run.targets import TARGETS
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.plots import Plot, Series
 from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
-    from ffncli.run.approximate import Row
+    from ffncli.run.approximate import FitRow
 
 _OVERFITS = 1.1  # times the least held-out error
 
@@ -47,7 +47,7 @@ class Overfitting:
         return f"{least} and {times}: no overfitting to speak of"
 
 
-def answer(question: Question, rows: Sequence[Row], asked: int) -> Answer:
+def answer(question: FitQuestion, rows: Sequence[FitRow], asked: int) -> Answer:
     """A row per block; `asked` is how many there were to be."""
     targets = list(dict.fromkeys(row.target for row in rows))
     about = [_about(question, name) for name in targets]
@@ -65,7 +65,7 @@ def answer(question: Question, rows: Sequence[Row], asked: int) -> Answer:
     return Answer("approximate", body, table, parts, CONVENTIONS)
 
 
-def overfitting(rows: Sequence[Row]) -> list[Overfitting]:
+def overfitting(rows: Sequence[FitRow]) -> list[Overfitting]:
     """What the widths of each target and activation say, medians over seeds; nothing where there is one width."""
     out = []
     for target, name in dict.fromkeys((row.target, row.activation) for row in rows):
@@ -82,7 +82,7 @@ def overfitting(rows: Sequence[Row]) -> list[Overfitting]:
     return out
 
 
-def plots(rows: Sequence[Row]) -> list[Plot]:
+def plots(rows: Sequence[FitRow]) -> list[Plot]:
     """Error against width, a plot per target: the best seed's, or with noise the median held-out error."""
     out = []
     for target in dict.fromkeys(row.target for row in rows):
@@ -115,7 +115,7 @@ def _height(value: float | None) -> float:
     return value if value else math.nan
 
 
-def _about(question: Question, name: str) -> dict[str, Any]:
+def _about(question: FitQuestion, name: str) -> dict[str, Any]:
     target = TARGETS[name]
     return {"name": name, "formula": target.formula, "inputs": target.inputs, "domain": question.domain_of(target),
             "samples": question.samples_of(target)}  # fmt: skip
@@ -124,7 +124,9 @@ def _about(question: Question, name: str) -> dict[str, Any]:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _target(question: Question, about: dict[str, Any], rows: Sequence[Row], seen: Sequence[Overfitting]) -> list[Part]:
+def _target(
+    question: FitQuestion, about: dict[str, Any], rows: Sequence[FitRow], seen: Sequence[Overfitting]
+) -> list[Part]:
     """One target: what it is, a row per block, the same errors side by side, what was seen of overfitting."""
     low, high = about["domain"]
     inputs = "a and b" if about["inputs"] == 2 else "x"
@@ -157,26 +159,26 @@ def _counted(seeds: int) -> str:
     return "1 seed" if seeds == 1 else f"{seeds} seeds"
 
 
-def _width(row: Row, gated: bool) -> tuple[int | str, ...]:
+def _width(row: FitRow, gated: bool) -> tuple[int | str, ...]:
     """d_ff, and in tables with gated blocks the plain width that one stands for."""
     return (row.d_ff, row.d_ff_plain if row.gated else "") if gated else (row.d_ff,)
 
 
-def _exact(rows: Sequence[Row], line: str) -> Table:
+def _exact(rows: Sequence[FitRow], line: str) -> Table:
     gated = any(row.gated for row in rows)
     columns = ("activation", "d_ff", *(("for",) if gated else ()), "params", "rmse", "median", "max error", line)
     lines = [(r.activation, *_width(r, gated), r.params, r.rmse, r.median_rmse, r.max_error, r.floor) for r in rows]
     return Table(columns, lines, "rmse and max error of the best seed, median rmse over seeds")
 
 
-def _noisy(rows: Sequence[Row], line: str) -> Table:
+def _noisy(rows: Sequence[FitRow], line: str) -> Table:
     gated = any(row.gated for row in rows)
     columns = ("activation", "d_ff", *(("for",) if gated else ()), "params", "train", "held-out", "best", line)
     lines = [(r.activation, *_width(r, gated), r.params, r.train_rmse, r.held_out_rmse, r.rmse, r.floor) for r in rows]
     return Table(columns, lines, "rmse: medians over seeds, on the noisy samples and held out without noise")
 
 
-def _summary(rows: Sequence[Row]) -> list[Part]:
+def _summary(rows: Sequence[FitRow]) -> list[Part]:
     """Errors by activation and width, where there are several of both."""
     widths = list(dict.fromkeys(row.d_ff_plain for row in rows))
     names = list(dict.fromkeys(row.activation for row in rows))

@@ -10,11 +10,11 @@ from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
-    from ffncli.run.depart import Comparison, Row
+    from ffncli.run.depart import TensorRow, TraceComparison
     from ffncli.run.saved import Saved
 
 
-def answer(base: Saved, new: Saved, found: Comparison, verdict: bool = True) -> Answer:
+def answer(base: Saved, new: Saved, found: TraceComparison, verdict: bool = True) -> Answer:
     """The comparison as JSON, as CSV (one row per step, then per weight) and as a page.
 
     Without `verdict` the page leaves to the error what that says: which step departs first, and why.
@@ -40,7 +40,7 @@ def answer(base: Saved, new: Saved, found: Comparison, verdict: bool = True) -> 
     return Answer("compare", body, rows, parts, CONVENTIONS)
 
 
-def _table(rows: tuple[Row, ...], first_column: str, first: str | None) -> Table:
+def _table(rows: tuple[TensorRow, ...], first_column: str, first: str | None) -> Table:
     columns = (first_column, "max error", "relative", "ulps", "worst element", "base", "new", "ok")
     cells = [
         (row.step, row.max_error, _finite(row.relative_error), row.ulps, row.worst, row.base, row.new, row.agrees)
@@ -54,7 +54,7 @@ def _finite(relative: float) -> float | None:
     return relative if math.isfinite(relative) else None
 
 
-def verdict_of(row: Row) -> str:
+def verdict_of(row: TensorRow) -> str:
     """`up departs first: at up[0,3] base has 1.5, new 1.25 ...`."""
     at = f"{row.step} departs first: {row.worst} is {row.base!r} in BASE, {row.new!r} in NEW"
     if row.nonfinite:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffncli.run.approximation import Case, Question, cases
+from ffncli.run.approximation import FitCase, FitQuestion, cases
 from ffncli.run.execute import run
 from ffncli.run.fit import SPREAD, Advance, Weights, drawn, finite, refitted, train, unscaled
 from ffncli.run.functions import NAMESPACE
@@ -24,7 +24,7 @@ EVALUATED = {1: 2048, 2: 64}  # inputs → points along each
 
 
 @dataclass(frozen=True)
-class Row:
+class FitRow:
     """What was found for one block, over its seeds. `None` where every seed diverged.
 
     `activation` names the unit (`swiglu` where it is gated by `function` silu). `rmse`, `median_rmse` and `max_error`
@@ -58,13 +58,13 @@ class Row:
 class Fit:
     """A row, and the best seed's weights (canonical names, float64) for the case's steps; none if all diverged."""
 
-    row: Row
-    case: Case
+    row: FitRow
+    case: FitCase
     weights: Mapping[str, Tensor] = field(repr=False)
 
 
 @dataclass(frozen=True)
-class _Data:
+class _TrainingData:
     """Samples, x [seeds, samples, inputs] and y [seeds, samples, 1]; `points` [n, inputs] to measure at."""
 
     x: Tensor
@@ -74,16 +74,16 @@ class _Data:
     floor: float
 
 
-def approximate(question: Question | None = None, **choices: Any) -> tuple[Fit, ...]:
+def approximate(question: FitQuestion | None = None, **choices: Any) -> tuple[Fit, ...]:
     """Train every block that is asked for: `approximate(targets=("sin",), activations=("gelu",), widths=("1", "16"))`.
 
-    Raises FFNError as `Question` and `cases`.
+    Raises FFNError as `FitQuestion` and `cases`.
     """
-    question = question or Question(**choices)
+    question = question or FitQuestion(**choices)
     return tuple(fits(question, cases(question)))
 
 
-def fits(question: Question, asked: Iterable[Case], tick: Advance = lambda steps: None) -> Iterator[Fit]:
+def fits(question: FitQuestion, asked: Iterable[FitCase], tick: Advance = lambda steps: None) -> Iterator[Fit]:
     """A Fit for each case in order, as soon as it is there; `tick` is told the steps of training that are done.
 
     One thread computes, so that the figures depend on nothing but the question's seeds, target, width and samples.
@@ -101,7 +101,7 @@ def fits(question: Question, asked: Iterable[Case], tick: Advance = lambda steps
         yield done[key]
 
 
-def _fit(question: Question, case: Case, data: _Data, tick: Advance) -> Fit:
+def _fit(question: FitQuestion, case: FitCase, data: _TrainingData, tick: Advance) -> Fit:
     low, high = question.domain_of(case.target)
     middle, scale = (low + high) / 2, (high - low) / 2 / SPREAD
     steps = case.steps
@@ -123,7 +123,10 @@ def _fit(question: Question, case: Case, data: _Data, tick: Advance) -> Fit:
 
 
 def _judged(
-    question: Question, case: Case, data: _Data, found: Sequence[tuple[float, int, Tensor, float, Weights]]
+    question: FitQuestion,
+    case: FitCase,
+    data: _TrainingData,
+    found: Sequence[tuple[float, int, Tensor, float, Weights]],
 ) -> Fit:
     """The row of one block: its best seed, and medians over all that did not diverge."""
     spec, name = case.spec, case.target.name
@@ -131,32 +134,32 @@ def _judged(
     diverged = question.seeds - len(found)
     rest = (data.floor, question.noise, question.samples_of(case.target), question.seeds, diverged)
     if not found:
-        return Fit(Row(*asked, None, None, None, None, None, None, *rest, None), case, {})
+        return Fit(FitRow(*asked, None, None, None, None, None, None, *rest, None), case, {})
     best, seed, error, _, weights = min(found, key=lambda one: one[:2])
     at = int(error.abs().argmax())
     middle = median(one[0] for one in found)
     errors = (best, middle, float(error[at].abs()), tuple(data.points[at].tolist()), median(one[3] for one in found))
-    return Fit(Row(*asked, *errors, middle if question.noise else None, *rest, seed), case, weights)
+    return Fit(FitRow(*asked, *errors, middle if question.noise else None, *rest, seed), case, weights)
 
 
-def _again(fit: Fit, case: Case) -> Fit:
+def _again(fit: Fit, case: FitCase) -> Fit:
     return Fit(replace(fit.row, d_ff_plain=case.d_ff_plain), case, fit.weights)
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def _data(question: Question, target: Target) -> _Data:
+def _data(question: FitQuestion, target: Target) -> _TrainingData:
     domain, count = question.domain_of(target), question.samples_of(target)
     seeds = range(question.seed, question.seed + question.seeds)
     drawn = [_samples(question, target, domain, count, seed) for seed in seeds]
     points = _grid(domain, target.inputs)
     values = _values(target, points)
     x, y = (torch.stack(part) for part in zip(*drawn, strict=True))
-    return _Data(x, y, points, values, _floor(points, values))
+    return _TrainingData(x, y, points, values, _floor(points, values))
 
 
-def _samples(question: Question, target: Target, domain: Domain, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def _samples(question: FitQuestion, target: Target, domain: Domain, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """x [samples, inputs] and y [samples, 1] that one seed is trained on."""
     low, high = domain
     if not question.noise:

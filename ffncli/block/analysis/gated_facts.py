@@ -60,7 +60,7 @@ def gated_facts(unit: GatedUnit, std: float = 1.0) -> GatedFacts:
     check_width(std)
     gate, up = factor(unit.gate), factor(unit.up)
     shape_a, shape_b = shape(gate), shape(up)
-    a, b = _moments(gate, std), _moments(up, std)
+    a, b = _best_line(gate, std), _best_line(up, std)
     variance = a.variance * (b.variance + b.mean**2) + a.mean**2 * b.variance
     straight = (a.slope * b.mean) ** 2 + (a.mean * b.slope) ** 2
     zeros = [exact_zero_share(c, std) for c in (gate, up)]
@@ -81,12 +81,12 @@ def gated_facts(unit: GatedUnit, std: float = 1.0) -> GatedFacts:
 
 def linear_share(c: Curve, std: float = 1.0) -> float:
     """The share of Var f(X), X ~ N(0, std²), that the best straight line explains: Cov(f, X)² / (std² Var f)."""
-    m = _moments(c, std)
+    m = _best_line(c, std)
     return min(1.0, m.slope**2 / m.variance)
 
 
 @dataclass(frozen=True)
-class _Moments:
+class _BestLine:
     """E[f(X)], Var f(X), and E[f(X) X] / std: the best straight line's slope, in units of the input's width."""
 
     mean: float
@@ -94,14 +94,14 @@ class _Moments:
     slope: float
 
 
-def _moments(c: Curve, std: float) -> _Moments:
+def _best_line(c: Curve, std: float) -> _BestLine:
     """Even and odd parts are taken apart, so that what is 0 by symmetry is exactly 0."""
 
     def mean(g: Callable[[float], float]) -> float:
         return expectation(g, std, tuple(sorted({*c.kinks, *(-k for k in c.kinks)})))
 
     middle = mean(lambda x: 0.5 * (c.f(x) + c.f(-x)))
-    return _Moments(
+    return _BestLine(
         middle,
         mean(lambda x: (c.f(x) - middle) ** 2),
         mean(lambda x: 0.5 * (c.f(x) - c.f(-x)) * (x / std)),
