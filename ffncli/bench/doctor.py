@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from ffncli.show.text import plural
 from ffncli.system import host
 from ffncli.system.cgroup import ROOT, text
 from ffncli.version import __version__
@@ -160,8 +161,8 @@ def _processor(root: Path) -> Iterator[Check]:
 
 def _cores(found: host.Cores) -> Check:
     quota = "no quota" if found.quota is None else f"a quota of {found.quota:.3g}"
-    allowed = f"{found.affinity} CPU{'s' * (found.affinity != 1)} allowed"
-    value = f"{found.threads}, of {allowed}, {found.physical} core{'s' * (found.physical != 1)}, {quota}"
+    allowed = f"{found.affinity} {plural('CPU', found.affinity)} allowed"
+    value = f"{found.threads}, of {allowed}, {found.physical} {plural('core', found.physical)}, {quota}"
     if found.quota is not None and found.quota < found.affinity:
         return Check("threads", value, "note", "a quota stops all threads at once when it is spent: expect noise")
     return Check("threads", value)

@@ -12,6 +12,7 @@ from ffncli.run.targets import TARGETS
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.plots import Plot, Series
 from ffncli.show.tables import Table
+from ffncli.show.text import plural
 
 if TYPE_CHECKING:
     from ffncli.run.approximate import FitRow
@@ -156,7 +157,7 @@ def _ends(low: float, high: float) -> tuple[str, str]:
 
 
 def _counted(seeds: int) -> str:
-    return "1 seed" if seeds == 1 else f"{seeds} seeds"
+    return f"{seeds} {plural('seed', seeds)}"
 
 
 def _width(row: FitRow, gated: bool) -> tuple[int | str, ...]:

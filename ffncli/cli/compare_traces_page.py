@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
+from ffncli.show.text import finite
 
 if TYPE_CHECKING:
     from ffncli.run.depart import TensorRow, TraceComparison
@@ -43,15 +43,10 @@ def answer(base: Saved, new: Saved, found: TraceComparison, verdict: bool = True
 def _table(rows: tuple[TensorRow, ...], first_column: str, first: str | None) -> Table:
     columns = (first_column, "max error", "relative", "ulps", "worst element", "base", "new", "ok")
     cells = [
-        (row.step, row.max_error, _finite(row.relative_error), row.ulps, row.worst, row.base, row.new, row.agrees)
+        (row.step, row.max_error, finite(row.relative_error), row.ulps, row.worst, row.base, row.new, row.agrees)
         for row in rows
     ]
     return Table(columns, cells, emphasis=frozenset(at for at, row in enumerate(rows) if row.step == first))
-
-
-def _finite(relative: float) -> float | None:
-    """A relative error as a page has it: None where BASE is 0 everywhere, as in JSON."""
-    return relative if math.isfinite(relative) else None
 
 
 def verdict_of(row: TensorRow) -> str:
@@ -59,7 +54,7 @@ def verdict_of(row: TensorRow) -> str:
     at = f"{row.step} departs first: {row.worst} is {row.base!r} in BASE, {row.new!r} in NEW"
     if row.nonfinite:
         return f"{at} ({row.nonfinite:,} values are not finite in one alone)"
-    if _finite(row.relative_error) is None:
+    if finite(row.relative_error) is None:
         return f"{at}; all of it is 0 in BASE, so that no error is relative to it"
     near = row.base is not None and row.new is not None and abs(row.new - row.base) <= abs(row.base)
     ulps = (

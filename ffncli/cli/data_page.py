@@ -15,7 +15,7 @@ from ffncli.models.runnable import folder_of
 from ffncli.show.bars import bars
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table, cell_text
-from ffncli.show.text import percent
+from ffncli.show.text import percent, plural
 
 if TYPE_CHECKING:
     from ffncli.run.entering import ActivationData, LayerData
@@ -91,7 +91,7 @@ def answer(model: Model, found: ActivationData, prompt: str | None, given: str |
         tokens = found.layers[0].tokens
         text = given or "randn"
         text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-        drawn = f"input: {text}, {tokens:,} token{'s' * (tokens != 1)}{'' if one else ', the same for every layer'}"
+        drawn = f"input: {text}, {tokens:,} {plural('token', tokens)}{'' if one else ', the same for every layer'}"
         parts += [Line(listed(t)) for t in found.tokens.values()] if ran else [Line(drawn)]
     else:
         parts += [Line(f"{stack}: {listed(tokens)}") for stack, tokens in found.tokens.items()]

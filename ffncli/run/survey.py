@@ -19,6 +19,7 @@ from ffncli.run.prepare import Request, prepare
 from ffncli.run.statistics import statistics
 from ffncli.run.tokens import Asked, Token
 from ffncli.run.units import unit_statistics
+from ffncli.show.text import plural
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def survey(model: Model, request: Request, asked: Asked | None = None, top: int 
             if ready.origin.startswith("random"):
                 notes += (f"{ready.origin}, the same in all layers of one shape: no file holds {model.name}'s",)
         count, given = rows[layers[0]].tokens, request.input or "randn"
-        said = f"{given}, {count} token{'s' * (count != 1)}, the same for every layer"
+        said = f"{given}, {count} {plural('token', count)}, the same for every layer"
         return Survey(tuple(rows[layer] for layer in layers), {}, notes, said)
 
     def seen(layer: Layer, given: tuple[Token, ...], entering: Tensor, leaving: Tensor) -> None:

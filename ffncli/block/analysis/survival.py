@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from ffncli.block.analysis.curve import curve
-from ffncli.block.analysis.difference import Difference
+from ffncli.block.analysis.difference import Difference, difference
 from ffncli.block.analysis.formats import NumberFormat, inputs, shares
 
 
@@ -47,6 +48,22 @@ class Survival:
         if self.largest is None:
             return "no"
         return "yes" if self.ratio is None or self.ratio >= 1 else "in part"
+
+
+@dataclass(frozen=True)
+class RoundedDifference:
+    """One activation's difference from another, and what is left of it in each format."""
+
+    difference: Difference
+    rounded: tuple[Survival, ...]
+
+
+def rounded_differences(
+    names: Sequence[str], against: str, forms: Sequence[NumberFormat] = (), std: float = 1.0
+) -> tuple[RoundedDifference, ...]:
+    """How far each of `names` (canonical) is from `against`, for x ~ N(0, std²), and in each of the formats."""
+    found = [difference(name, against, std) for name in names]
+    return tuple(RoundedDifference(d, tuple(survival(d, form, std) for form in forms)) for d in found)
 
 
 def survival(d: Difference, form: NumberFormat, std: float = 1.0) -> Survival:
