@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ffncli.run.approximation import CONVENTIONS, FitQuestion
@@ -15,44 +15,18 @@ from ffncli.show.tables import Table
 from ffncli.show.text import plural
 
 if TYPE_CHECKING:
-    from ffncli.run.approximate import FitRow
-
-_OVERFITS = 1.1  # times the least held-out error
-
-
-@dataclass(frozen=True)
-class Overfitting:
-    """One activation's held-out errors over its widths: the least, and the largest of the wider blocks.
-
-    `overfits`: that is more than 1.1 times the least, while the error on the samples themselves is smaller.
-    """
-
-    target: str
-    activation: str
-    best_d_ff: int
-    best_rmse: float
-    wider_d_ff: int | None
-    wider_rmse: float | None
-    overfits: bool
-
-    def text(self) -> str:
-        """The same in words."""
-        least = f"{self.activation}: held-out error is least at d_ff {self.best_d_ff:,} ({self.best_rmse:.3g})"
-        if self.wider_d_ff is None or self.wider_rmse is None:
-            return f"{least}, the widest: no overfitting seen"
-        times = f"{self.wider_rmse / self.best_rmse:.2f} times that at d_ff {self.wider_d_ff:,}"
-        if self.overfits:
-            return f"{least} and {times}: overfits"
-        if self.wider_rmse > _OVERFITS * self.best_rmse:
-            return f"{least} and {times}, yet it fits its samples no better: badly trained, not overfitting"
-        return f"{least} and {times}: no overfitting to speak of"
+    from ffncli.run.approximate import FitRow, Overfitting
 
 
 def answer(question: FitQuestion, rows: Sequence[FitRow], asked: int) -> Answer:
     """A row per block; `asked` is how many there were to be."""
     targets = list(dict.fromkeys(row.target for row in rows))
     about = [_about(question, name) for name in targets]
-    seen = overfitting(rows) if question.noise else []
+    seen: list[Overfitting] = []
+    if question.noise:
+        from ffncli.run.approximate import overfitting  # torch, which fitted the rows
+
+        seen = overfitting(rows)
     body: dict[str, Any] = {
         "targets": about, "seeds": question.seeds, "seed": question.seed, "steps": question.steps,
         "noise": question.noise, "rows_asked": asked, "complete": len(rows) == asked,
@@ -64,23 +38,6 @@ def answer(question: FitQuestion, rows: Sequence[FitRow], asked: int) -> Answer:
     for one in about:
         parts += _target(question, one, [row for row in rows if row.target == one["name"]], seen)
     return Answer("approximate", body, table, parts, CONVENTIONS)
-
-
-def overfitting(rows: Sequence[FitRow]) -> list[Overfitting]:
-    """What the widths of each target and activation say, medians over seeds; nothing where there is one width."""
-    out = []
-    for target, name in dict.fromkeys((row.target, row.activation) for row in rows):
-        own = [row for row in rows if (row.target, row.activation) == (target, name) and row.held_out_rmse is not None]
-        widths = {row.d_ff: (row.held_out_rmse or 0.0, row.train_rmse or 0.0) for row in own}
-        if len(widths) < 2:
-            continue
-        best = min(widths, key=lambda d_ff: (widths[d_ff][0], d_ff))
-        wider = max((d_ff for d_ff in widths if d_ff > best), key=lambda d_ff: widths[d_ff][0], default=None)
-        least, train = widths[best]
-        worse = None if wider is None else widths[wider]
-        overfits = worse is not None and worse[0] > _OVERFITS * least and worse[1] < train
-        out.append(Overfitting(target, name, best, least, wider, worse[0] if worse else None, overfits))
-    return out
 
 
 def plots(rows: Sequence[FitRow]) -> list[Plot]:
@@ -143,8 +100,20 @@ def _target(
     wider = sum(one.overfits for one in said)
     return [
         *parts, *_summary(rows), Heading("Does a wider block overfit?", f"{wider} of {len(said)} activations"),
-        *(Line(one.text()) for one in said),
+        *(Line(_overfitting_text(one)) for one in said),
     ]  # fmt: skip
+
+
+def _overfitting_text(one: Overfitting) -> str:
+    least = f"{one.activation}: held-out error is least at d_ff {one.best_d_ff:,} ({one.best_rmse:.3g})"
+    if one.wider_d_ff is None or one.wider_rmse is None:
+        return f"{least}, the widest: no overfitting seen"
+    times = f"{one.wider_rmse / one.best_rmse:.2f} times that at d_ff {one.wider_d_ff:,}"
+    if one.overfits:
+        return f"{least} and {times}: overfits"
+    if one.rises:
+        return f"{least} and {times}, yet it fits its samples no better: badly trained, not overfitting"
+    return f"{least} and {times}: no overfitting to speak of"
 
 
 def _ends(low: float, high: float) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from ffncli.run.targets import Domain, Target
 from ffncli.run.threads import one_thread
 
 EVALUATED = {1: 2048, 2: 64}  # inputs → points along each
+_OVERFITS = 1.1  # times the least held-out error
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,27 @@ class Fit:
 
 
 @dataclass(frozen=True)
+class Overfitting:
+    """One activation's held-out errors over its widths: the least, and the largest of the wider blocks.
+
+    `overfits`: that is more than 1.1 times the least, while the error on the samples themselves is smaller.
+    """
+
+    target: str
+    activation: str
+    best_d_ff: int
+    best_rmse: float
+    wider_d_ff: int | None
+    wider_rmse: float | None
+    overfits: bool
+
+    @property
+    def rises(self) -> bool:
+        """Whether a wider block's held-out error is more than 1.1 times the least."""
+        return self.wider_rmse is not None and self.wider_rmse > _OVERFITS * self.best_rmse
+
+
+@dataclass(frozen=True)
 class _TrainingData:
     """Samples, x [seeds, samples, inputs] and y [seeds, samples, 1]; `points` [n, inputs] to measure at."""
 
@@ -99,6 +121,23 @@ def fits(question: FitQuestion, asked: Iterable[FitCase], tick: Advance = lambda
         with one_thread():
             done[key] = _fit(question, case, data(case.target), tick)
         yield done[key]
+
+
+def overfitting(rows: Sequence[FitRow]) -> list[Overfitting]:
+    """What the widths of each target and activation say, medians over seeds; nothing where there is one width."""
+    out = []
+    for target, name in dict.fromkeys((row.target, row.activation) for row in rows):
+        own = [row for row in rows if (row.target, row.activation) == (target, name) and row.held_out_rmse is not None]
+        widths = {row.d_ff: (row.held_out_rmse or 0.0, row.train_rmse or 0.0) for row in own}
+        if len(widths) < 2:
+            continue
+        best = min(widths, key=lambda d_ff: (widths[d_ff][0], d_ff))
+        wider = max((d_ff for d_ff in widths if d_ff > best), key=lambda d_ff: widths[d_ff][0], default=None)
+        least, train = widths[best]
+        worse = None if wider is None else widths[wider]
+        overfits = worse is not None and worse[0] > _OVERFITS * least and worse[1] < train
+        out.append(Overfitting(target, name, best, least, wider, worse[0] if worse else None, overfits))
+    return out
 
 
 def _fit(question: FitQuestion, case: FitCase, data: _TrainingData, tick: Advance) -> Fit:

@@ -14,10 +14,10 @@ from ffncli.models.model import Layer, Model
 from ffncli.run.agreement import Agreement, agreement
 from ffncli.run.capture import prepared, run_model
 from ffncli.run.execute import execute
+from ffncli.run.layers import layers_of, reached
 from ffncli.run.lockstep import is_act, run_variants
 from ffncli.run.not_finite import NotFinite, where_not_finite
 from ffncli.run.prepare import Prepared, Request, prepare
-from ffncli.run.survey import layers_of, reached
 from ffncli.run.swaps import ActivationInput, SwapStatistics
 from ffncli.run.tokens import Asked, Token
 

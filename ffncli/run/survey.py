@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ffncli.block.steps import Step, ffn_span
-from ffncli.errors import FFNError
 from ffncli.models.model import Layer, Model
 from ffncli.run.agreement import Agreement, agreement
 from ffncli.run.capture import prepared, run_model
 from ffncli.run.execute import EVAL, execute
+from ffncli.run.layers import layers_of, reached
 from ffncli.run.not_finite import NotFinite, where_not_finite
 from ffncli.run.prepare import Request, prepare
 from ffncli.run.statistics import statistics
@@ -100,22 +100,6 @@ def survey(model: Model, request: Request, asked: Asked | None = None, top: int 
     layers, silent = reached(model, layers)
     notes = run_model(model, layers, asked, request, seen)
     return Survey(tuple(rows[layer] for layer in layers if layer in rows), tokens, (*silent, *notes))
-
-
-def layers_of(model: Model) -> list[Layer]:
-    """Every layer that has an FFN, stack by stack. FFNError for bare dimensions, which have none."""
-    if model.bare:
-        raise FFNError(f"--layer all: {model.name} is one block and has no layers", "leave --layer out")
-    stacks = list(dict.fromkeys(group.stack for group in model.groups))
-    every = [Layer(group.stack, index, group.spec) for group in model.groups for index in group.layers]
-    return sorted(every, key=lambda layer: (stacks.index(layer.stack), layer.index))
-
-
-def reached(model: Model, layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]:
-    """(those of the layers that a prompt can reach, what there is to say of the others): Whisper's encoder hears."""
-    if model.model_type != "whisper" or all(layer.stack == "decoder" for layer in layers):
-        return list(layers), ()
-    return [layer for layer in layers if layer.stack == "decoder"], ("a prompt cannot reach the encoder",)
 
 
 def survey_layer(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ffncli.block.activations import Row
-from ffncli.block.analysis.curve import Curve
+from ffncli.block.analysis.curve import Curve, curve
 from ffncli.block.analysis.facts import check_width
 from ffncli.block.analysis.gated import GatedUnit, factor
 from ffncli.block.analysis.quadrature import expectation, normal_share
@@ -37,7 +37,8 @@ class GatedFacts:
     `lipschitz` is the least L with |y(p) - y(q)| ≤ L ‖p - q‖ over the plane of (gate, up), Euclidean. `growth` is the
     power with which y grows along gate = up: y(2t, 2t) = 2^growth · y(t, t) for large t. `linear_share` is the share
     of the output's variance that the best straight function of gate and up explains (R²), `product_share` the further
-    share that gate · up itself does. `gain` is std / √E[y²].
+    share that gate · up itself does; `linear_share_of_gate_function` is R² of the gate's function alone. `gain` is
+    std / √E[y²].
     """
 
     minimum: float | None
@@ -53,6 +54,7 @@ class GatedFacts:
     gain: float
     linear_share: float
     product_share: float
+    linear_share_of_gate_function: float
 
 
 def gated_facts(unit: GatedUnit, std: float = 1.0) -> GatedFacts:
@@ -76,6 +78,7 @@ def gated_facts(unit: GatedUnit, std: float = 1.0) -> GatedFacts:
         std / math.sqrt(variance + (a.mean * b.mean) ** 2),
         min(1.0, straight / variance),
         min(1.0, (a.slope * b.slope) ** 2 / variance),
+        linear_share(curve(unit.gate.function), std),
     )
 
 
