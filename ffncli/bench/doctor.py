@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from ffncli.show.text import plural
 from ffncli.system import host
 from ffncli.system.cgroup import ROOT, text
 from ffncli.version import __version__
@@ -164,14 +165,14 @@ def _processor(root: Path) -> Iterator[DoctorCheck]:
 
 def _cores(found: host.Cores) -> DoctorCheck:
     quota = "no quota" if found.quota is None else f"a quota of {found.quota:.3g}"
-    allowed = f"{found.affinity} CPU{'s' * (found.affinity != 1)} allowed"
-    value = f"{found.threads}, of {allowed}, {found.physical} core{'s' * (found.physical != 1)}, {quota}"
+    allowed = f"{found.affinity} {plural('CPU', found.affinity)} allowed"
+    value = f"{found.threads}, of {allowed}, {found.physical} {plural('core', found.physical)}, {quota}"
     if found.quota is not None and found.quota < found.affinity:
         return DoctorCheck("threads", value, "note", "a quota stops all threads at once when it is spent: expect noise")
     return DoctorCheck("threads", value)
 
 
-def cache_text(caches: tuple[host.Cache, ...]) -> str:
+def cache_text(caches: tuple[host.ProcessorCache, ...]) -> str:
     """`L1d 32 KiB x2, L2 1 MiB x2, L3 35.8 MiB`: data and unified caches, alike ones counted."""
     kinds: dict[tuple[int, str, int], int] = {}
     for cache in caches:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ffncli.bench.columns import ResultRow, name_of
 from ffncli.errors import FFNError, shown
+from ffncli.show.text import plural
 
 # What must be the same for times to be compared. Device, dtype, threads, pass and cache mode are in the question.
 ENVIRONMENT = (
@@ -128,7 +129,7 @@ def _pair(base: tuple[ResultRow, ...], new: tuple[ResultRow, ...]) -> RowPair:
 
 def _name(row: ResultRow) -> tuple[str, str]:
     """The case in words, and the kernel."""
-    threads = "" if row.threads is None else f"{row.threads} thread{'s' * (row.threads != 1)}"
+    threads = "" if row.threads is None else f"{row.threads} {plural('thread', row.threads)}"
     tokens = "" if row.tokens is None else f"{row.tokens} tokens"
     words = (row.source or block_of(row), tokens, row.dtype, row.passes, row.cache, row.device, threads)
     return row.case or ", ".join(word for word in words if word), row.kernel

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from ffncli.bench.math_mode import math_mode
+from ffncli.show.text import plural
 from ffncli.system import host
 from ffncli.system.cgroup import text
 from ffncli.system.host import available_memory, cores, default_threads, load
@@ -126,7 +127,7 @@ def unusable(device: str) -> str:
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no GPU"
     count, index = torch.cuda.device_count(), int(device.partition(":")[2] or 0)
-    return "" if index < count else f"there {'is' if count == 1 else 'are'} {count} GPU{'s' * (count > 1)} here"
+    return "" if index < count else f"there {'is' if count == 1 else 'are'} {count} {plural('GPU', count)} here"
 
 
 def finish(device: str) -> None:

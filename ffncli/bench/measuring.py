@@ -37,6 +37,7 @@ from ffncli.errors import FFNError
 from ffncli.kernels.compiled import cache as compile_cache
 from ffncli.kernels.compiled import recompiles
 from ffncli.kernels.kernel import Kernel, kernel_steps
+from ffncli.show.text import finite
 
 _ROOFS = 2  # processes that look for the roof; it takes half a second, and the best one counts
 
@@ -243,8 +244,8 @@ class _Run:
             before,
             status=status,
             note=note,
-            error_max=_finite(found.largest) if found else before.error_max,
-            error_rel=_finite(found.rel) if found else before.error_rel,
+            error_max=finite(found.largest) if found else before.error_max,
+            error_rel=finite(found.rel) if found else before.error_rel,
         )
         self.seats.pop(name, None)
         cause.__traceback__ = error.__traceback__ = None  # its frames hold the tensors
@@ -294,8 +295,8 @@ class _Run:
         before = self.outcomes[name]
         after = replace(
             before,
-            error_max=_finite(max(before.error_max or 0.0, found.largest)),
-            error_rel=_finite(max(before.error_rel or 0.0, found.rel)),
+            error_max=finite(max(before.error_max or 0.0, found.largest)),
+            error_rel=finite(max(before.error_rel or 0.0, found.rel)),
         )
         self.outcomes[name] = replace(after, status="wrong", note=str(wrong)) if wrong else after
         if wrong and name == self.baseline:
@@ -382,11 +383,6 @@ class _Run:
                 self.measured = measure(self.job.process, self.case.key, table.place, self.clock, self.counters, plan)
         except Exception as error:
             self._all(self.outcomes or {BLOCK: None}, error)
-
-
-def _finite(error: float) -> float | None:
-    """None for the error of an output that is not finite: neither JSON nor a column has a number for it."""
-    return error if math.isfinite(error) else None
 
 
 def _subnormal(error: correct.Error) -> str:

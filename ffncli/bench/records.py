@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from ffncli.block.recipe import FFNSpec
+from ffncli.show.text import plural
 
 Pass: TypeAlias = Literal["forward", "forward+backward"]
 Cache: TypeAlias = Literal["warm", "shared", "cold-weights", "flush"]
@@ -47,7 +48,7 @@ class Case:
     @property
     def key(self) -> str:
         """The case's name, unique in a grid: `512x2048:swiglu, 32 tokens, fp32, forward, warm, cpu, 2 threads`."""
-        threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
+        threads = f"{self.threads} {plural('thread', self.threads)}"
         return ", ".join(
             (self.label, f"{self.tokens} tokens", self.dtype, self.passes, self.cache, self.device, threads)
         )

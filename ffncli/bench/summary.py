@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import exp, isfinite
+from math import exp
 from typing import Any
 
 from ffncli.bench import roofline, warnings
@@ -13,6 +13,7 @@ from ffncli.bench.ratios import Means, differs, log_times, paired, verdict
 from ffncli.bench.records import ANCHOR, GEMM, STEP, TWIN, Block, Case, Method, Outcome, Roof, Status, Unit
 from ffncli.bench.statistics import exp_or_inf
 from ffncli.bench.warnings import Code
+from ffncli.show.text import finite
 
 _GRAVEST: tuple[Status, ...] = ("wrong", "oom", "failed", "skipped", "ok")
 _ENVIRONMENT = (
@@ -122,8 +123,8 @@ def _of_case(whole: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
         baseline=whole.baseline,
         processes=len(whole.units),
         aa_ratio=aa.value if aa else None,
-        aa_low=_finite(aa.low) if aa else None,
-        aa_high=_finite(aa.high) if aa else None,
+        aa_low=finite(aa.low) if aa else None,
+        aa_high=finite(aa.high) if aa else None,
         baseline_error_rel=_worst(o.error_rel for o in whole.outcomes(whole.baseline)),
         seed=whole.method.seed,
         process_anchors_s=tuple(exp(v) for v in anchor.of_processes.values()) if anchor else (),
@@ -183,8 +184,8 @@ def _with_time(row: ResultRow, whole: _CaseUnits, time: Means) -> ResultRow:
         rounds=time.rounds,
         inner=min(block.inner for block in blocks),
         time_s=seconds.value,
-        time_low_s=_finite(seconds.low),
-        time_high_s=_finite(seconds.high),
+        time_low_s=finite(seconds.low),
+        time_high_s=finite(seconds.high),
         process_times_s=tuple(exp(v) for v in time.of_processes.values()),
         page_faults_per_call=_faults(blocks),
     )
@@ -212,8 +213,8 @@ def _with_ratio(row: ResultRow, whole: _CaseUnits, notes: list[str]) -> tuple[Re
         row = replace(
             row,
             ratio=shown.value,
-            ratio_low=_finite(shown.low),
-            ratio_high=_finite(shown.high),
+            ratio_low=finite(shown.low),
+            ratio_high=finite(shown.high),
             verdict=_verdict(whole, ratio, blocks),
             process_ratios=tuple(exp(v) for v in ratio.of_processes.values()),
         )
@@ -246,7 +247,3 @@ def _differing_faults(kernel: float | None, baseline: float | None) -> list[str]
 
 def _worst(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None

@@ -24,7 +24,9 @@ from ffncli.show.output import Output
 from ffncli.show.parts import Answer
 
 if TYPE_CHECKING:
+    from ffncli.block.analysis.survival import RoundedDifference
     from ffncli.models.iso_units import IsoUnit
+    from ffncli.run.activation_rounding import RoundingError
 
 _Names = Annotated[
     list[str] | None, typer.Argument(metavar="NAME", help="gelu, silu, swiglu, ...; default: what known models use.")
@@ -79,9 +81,10 @@ def command(
     ups, widths = gated.ups(units, xs), iso.found(units)
     found = [facts(name, xs, std) for name in chosen]
     page = with_checked(answer(found, _rows(units, xs, ups, std, widths), ratios=at is not None), claims)
-    page = precision.extended(page, chosen, std, data.device)
+    differences = precision.differences(chosen, std)
+    page = _with_precision(page, differences, precision.errors(chosen, std, data.device), std)
     output.show(_pictured(page, plot, output, (chosen, xs, precision.reference()), (units, xs, ups)))
-    precision.judge(chosen, std)
+    precision.judge(differences)
     judge(claims)
 
 
@@ -101,6 +104,21 @@ def _rows(
     from ffncli.cli.gated_page import rows
 
     return rows(units, at, ups, std, widths)
+
+
+def _with_precision(
+    page: Answer, differences: Sequence[RoundedDifference], errors: Sequence[RoundingError], std: float
+) -> Answer:
+    """The page with the differences and the rounding errors of its rows, in their order; nothing is loaded for none."""
+    if differences:
+        from ffncli.cli.against_page import with_differences
+
+        page = with_differences(page, differences, std)
+    if errors:
+        from ffncli.cli.rounding_page import with_rounding
+
+        page = with_rounding(page, errors, std)
+    return page
 
 
 def _pictured(page: Answer, plot: PlotOptions, output: Output, plain: _Plain, gated: _Gated) -> Answer:

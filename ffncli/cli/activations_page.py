@@ -13,7 +13,7 @@ from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.points import point
 from ffncli.show.parts import Answer, Line, Part
 from ffncli.show.tables import Fixed, Table
-from ffncli.show.text import interval
+from ffncli.show.text import finite, interval
 
 
 def answer(found: Sequence[Facts], gated: Sequence[Mapping[str, Any]], ratios: bool) -> Answer:
@@ -45,9 +45,9 @@ def row(one: Facts) -> dict[str, Any]:
         "name": one.name,
         "formula": one.formula,
         "values": [{"x": v.x, "value": v.value, "slope": v.slope, "ratio": v.ratio} for v in one.values],
-        "minimum": _finite(s.minimum), "minimum_at": s.minimum_at,
-        "maximum": _finite(s.maximum), "maximum_at": s.maximum_at,
-        "lipschitz": _finite(s.lipschitz), "steepest_at": s.steepest_at,
+        "minimum": finite(s.minimum), "minimum_at": s.minimum_at,
+        "maximum": finite(s.maximum), "maximum_at": s.maximum_at,
+        "lipschitz": finite(s.lipschitz), "steepest_at": s.steepest_at,
         "monotone": s.monotone, "smoothness_at_0": one.smoothness_at_0, "kinks": list(one.kinks),
         "std": one.std, "zero_share": one.zero_share, "exact_zero_share": one.exact_zero_share,
         "mean": one.mean, "variance": one.variance, "gain": one.gain, "gradient_gain": one.gradient_gain,
@@ -65,10 +65,6 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 def _columns(values: Sequence[dict[str, float | None]]) -> dict[str, list[float | None]]:
     """Values as lists, one per key: what CSV joins."""
     return {key: [v[key] for v in values] for key in ("x", "value", "slope", "ratio")}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 _AT_0 = 1e-3  # a kink as near as that stands in the column "at 0"; xielu has one at -1e-6

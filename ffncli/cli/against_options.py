@@ -12,10 +12,10 @@ import typer
 from ffncli.block.activations import resolve
 from ffncli.cli.options import Text, from_zero, joined
 from ffncli.errors import ExitCode, FFNError, shown
-from ffncli.show.parts import Answer
 
 if TYPE_CHECKING:
-    from ffncli.block.analysis.formats import Format
+    from ffncli.block.analysis.formats import NumberFormat
+    from ffncli.block.analysis.survival import RoundedDifference
 
 option = partial(typer.Option, rich_help_panel="Differences and rounding")
 DEFAULT_FORMATS = "bf16,fp16"
@@ -65,35 +65,33 @@ class AgainstOptions:
             )
         return name
 
-    def formats(self) -> tuple[Format, ...]:
+    def formats(self) -> tuple[NumberFormat, ...]:
         """The formats to round to."""
         from ffncli.block.analysis.formats import formats
 
         return formats(DEFAULT_FORMATS if self.dtype is None else self.dtype)
 
-    def with_differences(self, page: Answer, names: Sequence[str], std: float) -> Answer:
-        """`page` with the difference of each of `names` (canonical, in the order of its rows) from --against."""
+    def differences(self, names: Sequence[str], std: float) -> tuple[RoundedDifference, ...]:
+        """How far each of `names` (canonical) is from --against, in the formats too; none without it."""
         reference = self.reference()
         if reference is None:
-            return page
-        from ffncli.block.analysis.difference import difference
-        from ffncli.block.analysis.survival import survival
-        from ffncli.cli.against_page import Compared, with_differences
+            return ()
+        from ffncli.block.analysis.survival import rounded_differences
 
-        found = [difference(name, reference, std) for name in names]
-        compared = [Compared(d, tuple(survival(d, form, std) for form in self.formats())) for d in found]
-        return with_differences(page, compared, std)
+        return rounded_differences(names, reference, self.formats(), std)
 
-    def judge(self, names: Sequence[str], std: float) -> None:
+    def judge(self, differences: Sequence[RoundedDifference]) -> None:
         """After the answer: FFNError (exit 1) where --tolerance is exceeded."""
-        reference = self.reference()
-        if reference is None or self.tolerance is None:
+        if self.tolerance is None:
             return
-        from ffncli.block.analysis.difference import difference
-        from ffncli.cli.against_page import excess_text
-
-        found = [difference(name, reference, std) for name in names]
-        over = [d for d in found if d.maximum is None or d.maximum > self.tolerance]
+        over = [one.difference for one in differences if _exceeds(one.difference.maximum, self.tolerance)]
         if over:
-            said = ", ".join(map(excess_text, over))
-            raise FFNError(f"more than --tolerance {self.tolerance:g} from {reference}: {said}", code=ExitCode.FAILED)
+            from ffncli.cli.against_page import excess_text
+
+            excess = f"more than --tolerance {self.tolerance:g} from {over[0].against}"
+            raise FFNError(f"{excess}: {', '.join(map(excess_text, over))}", code=ExitCode.FAILED)
+
+
+def _exceeds(maximum: float | None, tolerance: float) -> bool:
+    """Whether a largest difference, None where there is no bound, is more than is tolerated."""
+    return maximum is None or maximum > tolerance

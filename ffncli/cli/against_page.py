@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from ffncli.block.analysis.difference import SHOWN, Difference
-from ffncli.block.analysis.survival import Meeting, Survival
+from ffncli.block.analysis.survival import Meeting, RoundedDifference, Survival
 from ffncli.show.parts import Answer, Line, Part
 from ffncli.show.tables import Cell, Fixed, Table
-from ffncli.show.text import percent
+from ffncli.show.text import percent, plural
 
 CONVENTIONS = {
     "max_difference": "the least upper bound of |f - g| for all x, g the one of --against; null where there is none",
@@ -20,15 +20,7 @@ CONVENTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Compared:
-    """One activation's difference, and what is left of it in each format."""
-
-    difference: Difference
-    rounded: tuple[Survival, ...]
-
-
-def with_differences(page: Answer, compared: Sequence[Compared], std: float) -> Answer:
+def with_differences(page: Answer, compared: Sequence[RoundedDifference], std: float) -> Answer:
     """The page with the keys, the columns and the parts of `compared`, which has its rows' names and order."""
     rows = [row(one) for one in compared]
     parts: list[Part] = [_table(compared), *_survivals(compared, std)]
@@ -47,7 +39,7 @@ def widened(
     return replace(page, body=body, rows=table, parts=[*page.parts, *parts])
 
 
-def row(one: Compared) -> dict[str, Any]:
+def row(one: RoundedDifference) -> dict[str, Any]:
     """What a row of the answer gets, under the keys of docs/json.md."""
     d = one.difference
     return {
@@ -112,7 +104,7 @@ def excess_text(d: Difference) -> str:
     return f"{d.name} by {d.maximum:.3g} {'' if d.towards else 'at x = '}{place_text(d)}"
 
 
-def _table(compared: Sequence[Compared]) -> Table:
+def _table(compared: Sequence[RoundedDifference]) -> Table:
     against = compared[0].difference.against
     found = [one.difference for one in compared]
     rows = [(d.name, _size(d), place_text(d), Fixed(d.mean), Fixed(d.rms)) for d in found]
@@ -125,7 +117,7 @@ def _size(d: Difference) -> Fixed | str:
     return f"unbounded; {d.within[1]:.4g} in [{-SHOWN:g}, {SHOWN:g}]" if d.within else "unbounded"
 
 
-def _survivals(compared: Sequence[Compared], std: float) -> list[Part]:
+def _survivals(compared: Sequence[RoundedDifference], std: float) -> list[Part]:
     """A sentence per activation and format; none for one that is the reference itself."""
     others = [one for one in compared if one.difference.name != one.difference.against]
     if not others:
@@ -155,7 +147,7 @@ def _sentence(d: Difference, s: Survival) -> str:
 
 
 def _ulps(m: Meeting) -> str:
-    return f"{m.ulps:,} ulp" + ("" if m.ulps == 1 else "s")
+    return f"{m.ulps:,} {plural('ulp', m.ulps)}"
 
 
 def _short(x: float) -> str:

@@ -18,8 +18,8 @@ from ffncli.run.approximation import (
     MAX_SEEDS,
     MAX_STEPS,
     STEPS,
-    ApproximationQuestion,
-    Case,
+    FitCase,
+    FitQuestion,
     cases,
     parse_domain,
     texts,
@@ -61,7 +61,7 @@ class TrainingOptions:
         str | None, _train("--domain", metavar="A:B", help="Where inputs lie, default -pi:pi; of and 0:1.")
     ] = None
 
-    def question(self, targets: _Texts, activations: _Texts, widths: _Texts) -> ApproximationQuestion:
+    def question(self, targets: _Texts, activations: _Texts, widths: _Texts) -> FitQuestion:
         """What is asked, defaults filled in. Raises FFNError for what cannot be."""
         said = {
             "targets": targets and texts(targets),
@@ -70,7 +70,7 @@ class TrainingOptions:
             "domain": None if self.domain is None else parse_domain(self.domain),
             **{name: getattr(self, name) for name in ("seeds", "seed", "noise", "samples", "steps")},
         }
-        return ApproximationQuestion(**{name: value for name, value in said.items() if value is not None})
+        return FitQuestion(**{name: value for name, value in said.items() if value is not None})
 
 
 @spread
@@ -120,7 +120,7 @@ def command(
         raise stopped
 
 
-def _train_all(question: ApproximationQuestion, asked: tuple[Case, ...], found: list[Fit], show: OutputOptions) -> None:
+def _train_all(question: FitQuestion, asked: tuple[FitCase, ...], found: list[Fit], show: OutputOptions) -> None:
     """Every fit into `found` as it comes, so that those stay that an interruption finds."""
     with progress(len(asked) * question.steps, "training", show.quiet, not show.no_color) as advance:
         set_threads()

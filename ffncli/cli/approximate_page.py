@@ -4,54 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ffncli.run.approximation import CONVENTIONS, ApproximationQuestion
+from ffncli.run.approximation import CONVENTIONS, FitQuestion
 from ffncli.run.targets import TARGETS
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.plots import Plot, Series
 from ffncli.show.tables import Table
+from ffncli.show.text import plural
 
 if TYPE_CHECKING:
-    from ffncli.run.approximate import Row
-
-_OVERFITS = 1.1  # times the least held-out error
+    from ffncli.run.approximate import FitRow, Overfitting
 
 
-@dataclass(frozen=True)
-class Overfitting:
-    """One activation's held-out errors over its widths: the least, and the largest of the wider blocks.
-
-    `overfits`: that is more than 1.1 times the least, while the error on the samples themselves is smaller.
-    """
-
-    target: str
-    activation: str
-    best_d_ff: int
-    best_rmse: float
-    wider_d_ff: int | None
-    wider_rmse: float | None
-    overfits: bool
-
-    def text(self) -> str:
-        """The same in words."""
-        least = f"{self.activation}: held-out error is least at d_ff {self.best_d_ff:,} ({self.best_rmse:.3g})"
-        if self.wider_d_ff is None or self.wider_rmse is None:
-            return f"{least}, the widest: no overfitting seen"
-        times = f"{self.wider_rmse / self.best_rmse:.2f} times that at d_ff {self.wider_d_ff:,}"
-        if self.overfits:
-            return f"{least} and {times}: overfits"
-        if self.wider_rmse > _OVERFITS * self.best_rmse:
-            return f"{least} and {times}, yet it fits its samples no better: badly trained, not overfitting"
-        return f"{least} and {times}: no overfitting to speak of"
-
-
-def answer(question: ApproximationQuestion, rows: Sequence[Row], asked: int) -> Answer:
+def answer(question: FitQuestion, rows: Sequence[FitRow], asked: int) -> Answer:
     """A row per block; `asked` is how many there were to be."""
     targets = list(dict.fromkeys(row.target for row in rows))
     about = [_about(question, name) for name in targets]
-    seen = overfitting(rows) if question.noise else []
+    seen: list[Overfitting] = []
+    if question.noise:
+        from ffncli.run.approximate import overfitting  # torch, which fitted the rows
+
+        seen = overfitting(rows)
     body: dict[str, Any] = {
         "targets": about, "seeds": question.seeds, "seed": question.seed, "steps": question.steps,
         "noise": question.noise, "rows_asked": asked, "complete": len(rows) == asked,
@@ -65,24 +40,7 @@ def answer(question: ApproximationQuestion, rows: Sequence[Row], asked: int) -> 
     return Answer("approximate", body, table, parts, CONVENTIONS)
 
 
-def overfitting(rows: Sequence[Row]) -> list[Overfitting]:
-    """What the widths of each target and activation say, medians over seeds; nothing where there is one width."""
-    out = []
-    for target, name in dict.fromkeys((row.target, row.activation) for row in rows):
-        own = [row for row in rows if (row.target, row.activation) == (target, name) and row.held_out_rmse is not None]
-        widths = {row.d_ff: (row.held_out_rmse or 0.0, row.train_rmse or 0.0) for row in own}
-        if len(widths) < 2:
-            continue
-        best = min(widths, key=lambda d_ff: (widths[d_ff][0], d_ff))
-        wider = max((d_ff for d_ff in widths if d_ff > best), key=lambda d_ff: widths[d_ff][0], default=None)
-        least, train = widths[best]
-        worse = None if wider is None else widths[wider]
-        overfits = worse is not None and worse[0] > _OVERFITS * least and worse[1] < train
-        out.append(Overfitting(target, name, best, least, wider, worse[0] if worse else None, overfits))
-    return out
-
-
-def plots(rows: Sequence[Row]) -> list[Plot]:
+def plots(rows: Sequence[FitRow]) -> list[Plot]:
     """Error against width, a plot per target: the best seed's, or with noise the median held-out error."""
     out = []
     for target in dict.fromkeys(row.target for row in rows):
@@ -115,7 +73,7 @@ def _height(value: float | None) -> float:
     return value if value else math.nan
 
 
-def _about(question: ApproximationQuestion, name: str) -> dict[str, Any]:
+def _about(question: FitQuestion, name: str) -> dict[str, Any]:
     target = TARGETS[name]
     return {"name": name, "formula": target.formula, "inputs": target.inputs, "domain": question.domain_of(target),
             "samples": question.samples_of(target)}  # fmt: skip
@@ -125,7 +83,7 @@ def _about(question: ApproximationQuestion, name: str) -> dict[str, Any]:
 
 
 def _target(
-    question: ApproximationQuestion, about: dict[str, Any], rows: Sequence[Row], seen: Sequence[Overfitting]
+    question: FitQuestion, about: dict[str, Any], rows: Sequence[FitRow], seen: Sequence[Overfitting]
 ) -> list[Part]:
     """One target: what it is, a row per block, the same errors side by side, what was seen of overfitting."""
     low, high = about["domain"]
@@ -142,8 +100,20 @@ def _target(
     wider = sum(one.overfits for one in said)
     return [
         *parts, *_summary(rows), Heading("Does a wider block overfit?", f"{wider} of {len(said)} activations"),
-        *(Line(one.text()) for one in said),
+        *(Line(_overfitting_text(one)) for one in said),
     ]  # fmt: skip
+
+
+def _overfitting_text(one: Overfitting) -> str:
+    least = f"{one.activation}: held-out error is least at d_ff {one.best_d_ff:,} ({one.best_rmse:.3g})"
+    if one.wider_d_ff is None or one.wider_rmse is None:
+        return f"{least}, the widest: no overfitting seen"
+    times = f"{one.wider_rmse / one.best_rmse:.2f} times that at d_ff {one.wider_d_ff:,}"
+    if one.overfits:
+        return f"{least} and {times}: overfits"
+    if one.rises:
+        return f"{least} and {times}, yet it fits its samples no better: badly trained, not overfitting"
+    return f"{least} and {times}: no overfitting to speak of"
 
 
 def _ends(low: float, high: float) -> tuple[str, str]:
@@ -156,29 +126,29 @@ def _ends(low: float, high: float) -> tuple[str, str]:
 
 
 def _counted(seeds: int) -> str:
-    return "1 seed" if seeds == 1 else f"{seeds} seeds"
+    return f"{seeds} {plural('seed', seeds)}"
 
 
-def _width(row: Row, gated: bool) -> tuple[int | str, ...]:
+def _width(row: FitRow, gated: bool) -> tuple[int | str, ...]:
     """d_ff, and in tables with gated blocks the plain width that one stands for."""
     return (row.d_ff, row.d_ff_plain if row.gated else "") if gated else (row.d_ff,)
 
 
-def _exact(rows: Sequence[Row], line: str) -> Table:
+def _exact(rows: Sequence[FitRow], line: str) -> Table:
     gated = any(row.gated for row in rows)
     columns = ("activation", "d_ff", *(("for",) if gated else ()), "params", "rmse", "median", "max error", line)
     lines = [(r.activation, *_width(r, gated), r.params, r.rmse, r.median_rmse, r.max_error, r.floor) for r in rows]
     return Table(columns, lines, "rmse and max error of the best seed, median rmse over seeds")
 
 
-def _noisy(rows: Sequence[Row], line: str) -> Table:
+def _noisy(rows: Sequence[FitRow], line: str) -> Table:
     gated = any(row.gated for row in rows)
     columns = ("activation", "d_ff", *(("for",) if gated else ()), "params", "train", "held-out", "best", line)
     lines = [(r.activation, *_width(r, gated), r.params, r.train_rmse, r.held_out_rmse, r.rmse, r.floor) for r in rows]
     return Table(columns, lines, "rmse: medians over seeds, on the noisy samples and held out without noise")
 
 
-def _summary(rows: Sequence[Row]) -> list[Part]:
+def _summary(rows: Sequence[FitRow]) -> list[Part]:
     """Errors by activation and width, where there are several of both."""
     widths = list(dict.fromkeys(row.d_ff_plain for row in rows))
     names = list(dict.fromkeys(row.activation for row in rows))

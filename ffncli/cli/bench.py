@@ -17,6 +17,7 @@ from ffncli.cli.bench_options import GridOptions, MethodOptions, ResultOptions, 
 from ffncli.cli.options import BenchSource, DimensionOptions, OutputOptions, TokenListOptions, spread
 from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
 from ffncli.show.output import Output
+from ffncli.show.text import plural
 
 
 @spread
@@ -160,7 +161,7 @@ def told(request: Request, done: int, output: Output) -> Iterator[Callable[[int,
 
     longest = len(request.cases) * request.method.max_time + request.method.processes * 5
     if longest > 60 and not done:
-        counted = f"{len(request.cases)} case{'s' * (len(request.cases) > 1)}"
+        counted = f"{len(request.cases)} {plural('case', len(request.cases))}"
         most = f"at most about {seconds_text(longest)}, less where --precision is reached"
         output.note(f"{counted} in {request.method.processes} processes: {most}")
     count, begun, step = done, monotonic(), max(1, request.units // 10)

@@ -17,7 +17,7 @@ from ffncli.bench.warnings import Code
 from ffncli.errors import ExitCode, FFNError, shown_path
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
-from ffncli.show.text import time_text
+from ffncli.show.text import percent, plural, time_text
 
 CONVENTIONS = {
     "ratio": "time over the baseline's in the same rounds; ratio_low to ratio_high holds it with 95 % confidence,"
@@ -92,9 +92,9 @@ def _case(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
 def _where(case: Case, rows: Sequence[ResultRow]) -> str:
     """`32 tokens, fp32, forward, weights in cache, cpu, 2 threads`: all of a case but its block."""
     cache = rows[0].cache if rows else case.cache
-    threads = f"{case.threads} thread{'s' * (case.threads > 1)}"
+    threads = f"{case.threads} {plural('thread', case.threads)}"
     place = f"{case.device}, {threads}" if case.device == "cpu" else case.device
-    return ", ".join((f"{case.tokens} token{'s' * (case.tokens > 1)}", case.dtype, case.passes, _CACHES[cache], place))
+    return ", ".join((f"{case.tokens} {plural('token', case.tokens)}", case.dtype, case.passes, _CACHES[cache], place))
 
 
 def _line(row: ResultRow) -> tuple[Any, ...]:
@@ -112,7 +112,7 @@ def verdict(row: ResultRow) -> str:
     if row.ratio is None:
         return "no baseline"
     if row.verdict in ("faster", "slower"):
-        return f"{_percent(abs(row.ratio - 1))} {row.verdict}"
+        return f"{percent(abs(row.ratio - 1), 2)} {row.verdict}"
     return "same within 2 %" if row.verdict == "same" else "cannot tell"
 
 
@@ -124,10 +124,6 @@ def _ratio(row: ResultRow) -> str | None:
 
 def _interval(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
@@ -144,7 +140,7 @@ def _remarks(rows: Sequence[ResultRow]) -> list[Part]:
             text = f"{base.kernel} takes {base.gemm_ratio:.3g} times its bare matrix products"
             if base.fusion_saving_max is not None:
                 share = base.fusion_saving_max / (1 + base.fusion_saving_max)  # of the time with that traffic in it
-                text += f"; fusing the activation can save at most about {_percent(share)} here"
+                text += f"; fusing the activation can save at most about {percent(share, 2)} here"
             found.append(Line(text, quiet=True))
     return [*found, *_notes(rows), *_warned(rows)]
 
@@ -221,7 +217,7 @@ def _common(name: str, value: Any) -> str:
 
 def _gate(judged: Gate, rows: Sequence[ResultRow], request: Request) -> list[Part]:
     """What was checked, what was found, and what that means for the exit code."""
-    allowed = _percent(request.fail_if_slower or 0.0)
+    allowed = percent(request.fail_if_slower or 0.0, 2)
     many = len(request.cases) > 1
     checked = [f"{row.kernel} {row.error_rel:.1e}" for row in rows if row.error_rel is not None]
     parts: list[Part] = [Heading("gate", f"fails where a kernel is more than {allowed} slower than {request.baseline}")]
@@ -232,7 +228,7 @@ def _gate(judged: Gate, rows: Sequence[ResultRow], request: Request) -> list[Par
     parts += [Line(f"not gated: {_named(row, many)}: {reason}") for row, reason in judged.not_gated]
     failed, open_, left = len(judged.slower), len(judged.inconclusive), len(judged.not_gated)
     if failed:
-        summary = f"{failed} kernel{'s' * (failed > 1)} slower than allowed"
+        summary = f"{failed} {plural('kernel', failed)} slower than allowed"
     elif open_:
         summary = "no kernel is shown to be slower than allowed, but not all are shown to be within"
     else:
@@ -245,11 +241,11 @@ def _gate(judged: Gate, rows: Sequence[ResultRow], request: Request) -> list[Par
 def _judged(judged: GatedRow, many: bool) -> str:
     """`new: 5.1 % slower, 1.051 [1.047, 1.055], at least 4.6 % (95 % over all rows)`."""
     row, ratio = judged.row, judged.row.ratio or 1.0
-    way = f"{_percent(abs(ratio - 1))} {'slower' if ratio > 1 else 'faster'}"
+    way = f"{percent(abs(ratio - 1), 2)} {'slower' if ratio > 1 else 'faster'}"
     text = (
         f"{_named(row, many)} is {way} than {row.baseline}, ratio {ratio:.3f}{_interval(row.ratio_low, row.ratio_high)}"
     )
-    low = f", at least {_percent(judged.low - 1)} slower" if judged.low > 1 else ""
+    low = f", at least {percent(judged.low - 1, 2)} slower" if judged.low > 1 else ""
     return f"{text}{low}"
 
 
@@ -324,7 +320,7 @@ def failure(rows: Sequence[ResultRow], request: Request, judged: Gate | None) ->
         return FFNError(f"wrong results: {names(wrong)}", wrong[0].note, ExitCode.FAILED)
     if judged is not None and judged.slower:
         slower = names([j.row for j in judged.slower])
-        allowed = _percent(request.fail_if_slower or 0.0)
+        allowed = percent(request.fail_if_slower or 0.0, 2)
         return FFNError(f"slower than {request.baseline} by more than {allowed}: {slower}", code=ExitCode.FAILED)
     if lost := [row for row in rows if row.status in ("failed", "oom")]:
         return FFNError(f"not measured: {names(lost)}", f"{lost[0].status}: {lost[0].note}", ExitCode.ENVIRONMENT)

@@ -17,7 +17,7 @@ from ffncli.errors import clean
 from ffncli.show.output import markdown
 from ffncli.show.parts import Answer, Fold, Heading, Line, Part
 from ffncli.show.tables import Table
-from ffncli.show.text import percent, time_text
+from ffncli.show.text import percent, plural, time_text
 
 LONGEST_COMMENT = 65_000  # characters of Markdown; GitHub refuses comments of more than 65,536
 _ASKED = (("block", ""), ("tokens", " tokens"), ("dtype", ""), ("passes", ""), ("cache", ""), ("device", ""))
@@ -107,7 +107,7 @@ def not_gated(comparison: ResultComparison) -> str:
     if comparison.rules.threshold is None:
         return ""
     lost = len(comparison.only_in_base)
-    gone = f"{lost} row{'s' * (lost != 1)} of BASE {'is' if lost == 1 else 'are'} not in NEW" if lost else ""
+    gone = f"{lost} {plural('row', lost)} of BASE {'is' if lost == 1 else 'are'} not in NEW" if lost else ""
     if not left:
         return gone
     reasons = list(dict.fromkeys(row.reason for row in left))
@@ -229,7 +229,7 @@ def _comment(names: Sequence[str], comparison: ResultComparison) -> list[Part]:
         if left := len(rows) - count:
             parts.append(Line(f"{left:,} of {len(rows):,} rows are left out: a comment holds no more characters"))
         if rest:
-            many = f"{len(rest):,} {'other ' if top else ''}row{'s' * (len(rest) != 1)}"
+            many = f"{len(rest):,} {'other ' if top else ''}{plural('row', len(rest))}"
             parts.append(Fold(many, [_table(comparison, rest, "")]))
         about: list[Part] = [Line(f"BASE: {_cut(names[0])}; NEW: {_cut(names[1])}")]
         about += [Line(text) for text in (*_frame(comparison), *_alone(comparison))]
@@ -268,7 +268,7 @@ def _frame(comparison: ResultComparison) -> list[str]:
     first = comparison.rows[0]
     alike = [f"{getattr(first, name)}{unit}" for name, unit in _ASKED if not _varies(comparison, name)]
     if not _varies(comparison, "threads") and first.threads is not None:
-        alike.append(f"{first.threads} thread{'s' * (first.threads != 1)}")
+        alike.append(f"{first.threads} {plural('thread', first.threads)}")
     out = [", ".join(_cut(text) for text in alike)] if alike else []
     counts = [sorted({getattr(row, f"processes_{side}") for row in comparison.rows} - {0}) for side in ("base", "new")]
     texts = ["none" if not c else f"{c[0]}" if len(c) == 1 else f"{c[0]} to {c[-1]}" for c in counts]
@@ -310,7 +310,7 @@ def _reasons(comparison: ResultComparison) -> list[Part]:
     out: list[Part] = []
     for group in sorted(rows.values(), key=len, reverse=True)[:_MOST_NAMED]:
         kernels = list(dict.fromkeys(_cut(row.kernel) for row in group))
-        who = "all rows" if len(group) == len(comparison.rows) else f"{len(group)} row{'s' * (len(group) != 1)}"
+        who = "all rows" if len(group) == len(comparison.rows) else f"{len(group)} {plural('row', len(group))}"
         few = ", ".join(kernels[:_MOST_NAMED]) + (", ..." if len(kernels) > _MOST_NAMED else "")
         texts = sorted({row.reason for row in group})
         out.append(Line(f"{who} ({few}): {_cut(texts[0])}" + (" (others alike)" if len(texts) > 1 else "")))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
+from ffncli.show.text import finite
 
 if TYPE_CHECKING:
-    from ffncli.run.depart import Comparison, Row
+    from ffncli.run.depart import TensorRow, TraceComparison
     from ffncli.run.saved import Saved
 
 
-def answer(base: Saved, new: Saved, found: Comparison, verdict: bool = True) -> Answer:
+def answer(base: Saved, new: Saved, found: TraceComparison, verdict: bool = True) -> Answer:
     """The comparison as JSON, as CSV (one row per step, then per weight) and as a page.
 
     Without `verdict` the page leaves to the error what that says: which step departs first, and why.
@@ -40,26 +40,21 @@ def answer(base: Saved, new: Saved, found: Comparison, verdict: bool = True) -> 
     return Answer("compare", body, rows, parts, CONVENTIONS)
 
 
-def _table(rows: tuple[Row, ...], first_column: str, first: str | None) -> Table:
+def _table(rows: tuple[TensorRow, ...], first_column: str, first: str | None) -> Table:
     columns = (first_column, "max error", "relative", "ulps", "worst element", "base", "new", "ok")
     cells = [
-        (row.step, row.max_error, _finite(row.relative_error), row.ulps, row.worst, row.base, row.new, row.agrees)
+        (row.step, row.max_error, finite(row.relative_error), row.ulps, row.worst, row.base, row.new, row.agrees)
         for row in rows
     ]
     return Table(columns, cells, emphasis=frozenset(at for at, row in enumerate(rows) if row.step == first))
 
 
-def _finite(relative: float) -> float | None:
-    """A relative error as a page has it: None where BASE is 0 everywhere, as in JSON."""
-    return relative if math.isfinite(relative) else None
-
-
-def verdict_of(row: Row) -> str:
+def verdict_of(row: TensorRow) -> str:
     """`up departs first: at up[0,3] base has 1.5, new 1.25 ...`."""
     at = f"{row.step} departs first: {row.worst} is {row.base!r} in BASE, {row.new!r} in NEW"
     if row.nonfinite:
         return f"{at} ({row.nonfinite:,} values are not finite in one alone)"
-    if _finite(row.relative_error) is None:
+    if finite(row.relative_error) is None:
         return f"{at}; all of it is 0 in BASE, so that no error is relative to it"
     near = row.base is not None and row.new is not None and abs(row.new - row.base) <= abs(row.base)
     ulps = (

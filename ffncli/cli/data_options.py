@@ -79,11 +79,11 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
 
         # From here on torch is needed; what can be wrong without it has been said.
         set_threads(self.threads)
-        from ffncli.run.entering import entering
+        from ffncli.run.entering import activations_on_data
         from ffncli.run.prepare import LayerRequest
 
         request = LayerRequest(self.layer, self.input, leading, dtype, self.device, self.seed)
-        found = entering(model, request, self.model_prompt() if self.runs_model else None, names)
+        found = activations_on_data(model, request, self.model_prompt() if self.runs_model else None, names)
         output.notes(
             *model.notes, *map(str, model.differences), *found.notes, *remarks(model, found, self.layer, self.input)
         )

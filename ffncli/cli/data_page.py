@@ -15,11 +15,11 @@ from ffncli.models.runnable import folder_of
 from ffncli.show.bars import bars
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table, cell_text
-from ffncli.show.text import percent
+from ffncli.show.text import percent, plural
 
 if TYPE_CHECKING:
-    from ffncli.run.entering import Data, LayerData
-    from ffncli.run.swaps import Entered, Made
+    from ffncli.run.entering import ActivationData, LayerData
+    from ffncli.run.swaps import ActivationInput, ActivationOutput
     from ffncli.run.tally import Distribution
 
 CONVENTIONS = {
@@ -37,7 +37,7 @@ _FAULTS = 4  # named one by one
 _FAR = 0.1  # of a std: a mean that no normal about 0 has
 
 
-def remarks(model: Model, found: Data, layer: str | None, given: str | None) -> list[str]:
+def remarks(model: Model, found: ActivationData, layer: str | None, given: str | None) -> list[str]:
     """What there is to say on stderr: the layer that nobody chose, what is drawn at random, what is not finite.
 
     `given` is the --input, None where it was drawn.
@@ -66,7 +66,7 @@ def _runs(model: Model) -> bool:
     return True
 
 
-def answer(model: Model, found: Data, prompt: str | None, given: str | None) -> Answer:
+def answer(model: Model, found: ActivationData, prompt: str | None, given: str | None) -> Answer:
     """One layer in full, or a row for each of several; CSV has a line per activation and layer."""
     ran = bool(found.tokens)
     places = [(layer, entered) for layer in found.layers for entered in layer.activations]
@@ -91,7 +91,7 @@ def answer(model: Model, found: Data, prompt: str | None, given: str | None) -> 
         tokens = found.layers[0].tokens
         text = given or "randn"
         text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-        drawn = f"input: {text}, {tokens:,} token{'s' * (tokens != 1)}{'' if one else ', the same for every layer'}"
+        drawn = f"input: {text}, {tokens:,} {plural('token', tokens)}{'' if one else ', the same for every layer'}"
         parts += [Line(listed(t)) for t in found.tokens.values()] if ran else [Line(drawn)]
     else:
         parts += [Line(f"{stack}: {listed(tokens)}") for stack, tokens in found.tokens.items()]
@@ -99,7 +99,7 @@ def answer(model: Model, found: Data, prompt: str | None, given: str | None) -> 
     return Answer("activations", body, csv, parts, CONVENTIONS)
 
 
-def _row(layer: LayerData, entered: Entered, made: Made) -> dict[str, Any]:
+def _row(layer: LayerData, entered: ActivationInput, made: ActivationOutput) -> dict[str, Any]:
     """One activation under the keys of docs/json.md."""
     row = asdict(made)
     first = {"name": row.pop("name"), "formula": TABLE[made.name].formula}
@@ -132,7 +132,7 @@ def _one(layer: LayerData) -> list[Part]:
     return parts
 
 
-def _distribution(entered: Entered) -> list[Part]:
+def _distribution(entered: ActivationInput) -> list[Part]:
     """Range, moments, bars, percentiles, and how far all that is from a normal."""
     d = entered.input
     numbers = (("min", d.min), ("max", d.max), ("mean", d.mean), ("std", d.std))
@@ -152,7 +152,7 @@ def _said(numbers: Sequence[tuple[str, float | None]]) -> str:
     return "  ".join(f"{name} {cell_text(value)}" for name, value in numbers if value is not None)
 
 
-def _counts(entered: Entered) -> str:
+def _counts(entered: ActivationInput) -> str:
     from ffncli.run.not_finite import in_words
 
     d = entered.input
@@ -170,7 +170,7 @@ def _nearest(d: Distribution) -> str:
     return f"nearest normal input: ffn activations --std {d.rms:.4g}{off}"
 
 
-def _own(entered: Entered, tokens: int) -> tuple[str, ...]:
+def _own(entered: ActivationInput, tokens: int) -> tuple[str, ...]:
     own, near = entered.made[0], f"within {NEAR_ZERO:g} of it"
     values = f"{own.name} makes {percent(own.exact_zero_share)} of them zero, {percent(own.zero_share)} {near}"
     every = "every token of their expert" if entered.experts is not None else f"all {tokens} tokens"
@@ -187,7 +187,7 @@ _MEANING = {
 }
 
 
-def _table(entered: Entered) -> Table:
+def _table(entered: ActivationInput) -> Table:
     columns = ("activation", "mean", "var", "zero %", "near %", "dead", "max |d|", "d %", "out %")
     rows = []
     for made in entered.made:
@@ -211,7 +211,7 @@ def _of_100(share: float | None) -> float | None:
 # --- several layers ---------------------------------------------------------------------------------------------------
 
 
-def _all(found: Data) -> list[Part]:
+def _all(found: ActivationData) -> list[Part]:
     """A row per layer for what enters, and one for what the other activations change."""
     stacks = {layer.stack for layer in found.layers}
     inputs, changes = [], []
@@ -243,7 +243,7 @@ _ALL_MEANING: Mapping[str, str] = {
 _MEANING_OF_OUTPUT = "||output - own output|| / ||own output||"
 
 
-def _cells(entered: Entered) -> tuple[Any, ...]:
+def _cells(entered: ActivationInput) -> tuple[Any, ...]:
     d, own = entered.input, entered.made[0]
     negatives = _of_100(d.negatives / d.values)
     zeros = map(_of_100, (own.exact_zero_share, own.zero_share))

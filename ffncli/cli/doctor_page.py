@@ -13,6 +13,7 @@ from ffncli.bench.records import Method
 from ffncli.errors import ExitCode, FFNError
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
+from ffncli.show.text import percent, plural
 
 if TYPE_CHECKING:
     from ffncli.bench.noise import Noise
@@ -32,10 +33,10 @@ def noise_check(noise: Noise | None) -> DoctorCheck:
     if noise is None:
         advice = "its processes failed; python -m ffncli.bench.noise 0 1 0 says why"
         return DoctorCheck("noise", "not measured", "bad", advice)
-    value = f"differences of {_percent(noise.resolvable_difference)} and more can be told"
+    value = f"differences of {percent(noise.resolvable_difference, 2)} and more can be told"
     if noise.resolvable_difference <= _MARGIN:
         return DoctorCheck("noise", value)
-    advice = f"ffn bench decides at {_percent(_MARGIN)}: expect `inconclusive`"
+    advice = f"ffn bench decides at {percent(_MARGIN, 2)}: expect `inconclusive`"
     if noise.troubled > _TROUBLED:
         advice += "; end other work, or try --threads 1"
     else:
@@ -73,21 +74,16 @@ def _rows(check: DoctorCheck) -> list[tuple[str, str, str]]:
 
 
 def _in_words(noise: Noise) -> list[str]:
-    threads = f"{noise.threads} thread{'s' * (noise.threads != 1)}"
+    threads = f"{noise.threads} {plural('thread', noise.threads)}"
     lines = [
         f"The same code against itself, {noise.processes} fresh processes, {noise.rounds} rounds, {threads},"
         f" {noise.seconds:.0f} s: ratio {noise.aa_ratio:.4f}, 95 % interval {noise.aa_low:.4f} to {noise.aa_high:.4f}.",
     ]
     if noise.sequential_times_longer > 1.5 and isfinite(noise.sequential_times_longer):
         lines.append(
-            f"Timed one after the other in the same time, only {_percent(noise.sequential_difference)} could be told:"
+            f"Timed one after the other in the same time, only {percent(noise.sequential_difference, 2)} could be told:"
             f" {noise.sequential_times_longer:.2g} times the time, if those errors average out."
         )
     if noise.troubled > _TROUBLED:
-        lines.append(f"{_percent(noise.troubled)} of the blocks were preempted, throttled or stolen from.")
+        lines.append(f"{percent(noise.troubled, 2)} of the blocks were preempted, throttled or stolen from.")
     return lines
-
-
-def _percent(share: float) -> str:
-    """Two digits: `0.43 %`, `12 %`, `590 %`."""
-    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"

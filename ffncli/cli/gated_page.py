@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ffncli.block.analysis.curve import curve
 from ffncli.block.analysis.gated import UNITS, GatedUnit
-from ffncli.block.analysis.gated_facts import gated_facts, linear_share
+from ffncli.block.analysis.gated_facts import gated_facts
 from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.points import point
 from ffncli.show.parts import Line, Part
@@ -70,7 +69,6 @@ def _row(unit: GatedUnit, at: Sequence[float], ups: Sequence[float], std: float,
                    for up in ups for x in at],
         **{key: found.pop(key) for key in bounds},
         "std": std, **found,
-        "linear_share_of_gate_function": linear_share(curve(unit.gate.function), std),
         "operations": unit.operations().record(),
         "used_by": unit.used_by or None, "source": unit.source or None,
     }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Short, Table
+from ffncli.show.text import plural
 
 if TYPE_CHECKING:
     from ffncli.models.costs import TokenCost
@@ -92,7 +93,7 @@ def _totals(c: ModelCount) -> list[Row]:
     rows += [("parameters, all layers", c.ffn_params_total)] if c.layers else []
     rows += [("active, all layers", c.ffn_params_active)] if moe and c.layers else []
     if c.layers or c.tokens > 1:
-        over = ", ".join([*(["all layers"] if c.layers else []), f"{c.tokens:,} token{'s' if c.tokens > 1 else ''}"])
+        over = ", ".join([*(["all layers"] if c.layers else []), f"{c.tokens:,} {plural('token', c.tokens)}"])
         rows += [
             (f"matmul FLOPs, {over}", c.matmul_flops_total),
             (f"elementwise FLOPs, {over}", c.elementwise_flops_total),

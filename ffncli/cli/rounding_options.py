@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ffncli.cli.against_options import AgainstOptions, option
 from ffncli.errors import FFNError
 from ffncli.run.threads import set_threads
-from ffncli.show.parts import Answer
+
+if TYPE_CHECKING:
+    from ffncli.run.activation_rounding import RoundingError
 
 
 @dataclass(frozen=True)
@@ -31,19 +33,14 @@ class RoundingOptions(AgainstOptions):
         if self.dtype is not None and not self.rounding and self.against is None and source is None:
             raise FFNError("--dtype is what --against and --rounding round to", "add --against NAME or --rounding")
 
-    def extended(self, page: Answer, names: Sequence[str], std: float, device: str = "cpu") -> Answer:
-        """`page` with the differences of `names` (canonical, in the order of its rows) and their rounding errors.
-
-        `device` is where torch computes the latter.
+    def errors(self, names: Sequence[str], std: float, device: str = "cpu") -> list[RoundingError]:
+        """The rounding errors of `names` (canonical) in the formats, which torch makes on `device`; none without
+        --rounding.
         """
-        page = self.with_differences(page, names, std)
         if not self.rounding:
-            return page
+            return []
         set_threads()
-        from ffncli.cli.rounding_page import with_rounding
         from ffncli.run.activation_rounding import rounding_errors
         from ffncli.run.prepare import device_of
 
-        return with_rounding(
-            page, rounding_errors(names, [form.name for form in self.formats()], std, device_of(device)), std
-        )
+        return rounding_errors(names, [form.name for form in self.formats()], std, device_of(device))

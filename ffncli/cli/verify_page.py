@@ -13,7 +13,7 @@ from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
-    from ffncli.run.checks.row import Row
+    from ffncli.run.checks.row import CheckRow
     from ffncli.run.verify import Verdict
 
 _COLUMNS = ("subject", "max error", "relative", "ulps", "tolerance", "passed")
@@ -23,12 +23,12 @@ _MANY = 4  # subjects that share a note are named up to so many
 def answer(model: Model, verdict: Verdict, device: str) -> Answer:
     """All rows: `rows` in JSON, a line each in CSV."""
     from ffncli.run.block_summary import block_summary
-    from ffncli.run.checks.row import CONVENTIONS, Row
+    from ffncli.run.checks.row import CONVENTIONS, CheckRow
     from ffncli.run.verify import CHECKS
 
     block = block_summary(model, verdict.ready, device)
     rows = verdict.rows
-    names = tuple(f.name for f in fields(Row))
+    names = tuple(f.name for f in fields(CheckRow))
     table = Table(names, [tuple(getattr(row, name) for name in names) for row in rows])
     parts: list[Part] = [Heading(block.name, block.weights), Line(dimensions_text(block))]
     for name in dict.fromkeys(row.check for row in rows):
@@ -37,7 +37,7 @@ def answer(model: Model, verdict: Verdict, device: str) -> Answer:
     return Answer("verify", {"block": asdict(block), "rows": [asdict(row) for row in rows]}, table, parts, CONVENTIONS)
 
 
-def counted(rows: Sequence[Row]) -> str:
+def counted(rows: Sequence[CheckRow]) -> str:
     """`31 passed, 1 failed, 4 without a verdict`."""
     counts = ((True, "passed"), (False, "failed"), (None, "without a verdict"))
     return ", ".join(f"{n} {word}" for value, word in counts if (n := sum(row.passed is value for row in rows)))
@@ -55,7 +55,7 @@ def failure(verdict: Verdict) -> FFNError:
     return FFNError(f"not verified: {'; '.join(said)}{more}", code=ExitCode.FAILED)
 
 
-def _check(name: str, states: str, rows: Sequence[Row]) -> list[Part]:
+def _check(name: str, states: str, rows: Sequence[CheckRow]) -> list[Part]:
     """One check: its table of figures, then the notes, each with the subjects that it is of.
 
     A tolerance that all rows have stands in the heading.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffncli.run.approximation import ApproximationQuestion, Case, cases
+from ffncli.run.approximation import FitCase, FitQuestion, cases
 from ffncli.run.execute import run
 from ffncli.run.fit import SPREAD, Advance, Weights, drawn, finite, refitted, train, unscaled
 from ffncli.run.functions import NAMESPACE
@@ -21,10 +21,11 @@ from ffncli.run.targets import Domain, Target
 from ffncli.run.threads import one_thread
 
 EVALUATED = {1: 2048, 2: 64}  # inputs → points along each
+_OVERFITS = 1.1  # times the least held-out error
 
 
 @dataclass(frozen=True)
-class Row:
+class FitRow:
     """What was found for one block, over its seeds. `None` where every seed diverged.
 
     `activation` names the unit (`swiglu` where it is gated by `function` silu). `rmse`, `median_rmse` and `max_error`
@@ -58,13 +59,34 @@ class Row:
 class Fit:
     """A row, and the best seed's weights (canonical names, float64) for the case's steps; none if all diverged."""
 
-    row: Row
-    case: Case
+    row: FitRow
+    case: FitCase
     weights: Mapping[str, Tensor] = field(repr=False)
 
 
 @dataclass(frozen=True)
-class _Data:
+class Overfitting:
+    """One activation's held-out errors over its widths: the least, and the largest of the wider blocks.
+
+    `overfits`: that is more than 1.1 times the least, while the error on the samples themselves is smaller.
+    """
+
+    target: str
+    activation: str
+    best_d_ff: int
+    best_rmse: float
+    wider_d_ff: int | None
+    wider_rmse: float | None
+    overfits: bool
+
+    @property
+    def rises(self) -> bool:
+        """Whether a wider block's held-out error is more than 1.1 times the least."""
+        return self.wider_rmse is not None and self.wider_rmse > _OVERFITS * self.best_rmse
+
+
+@dataclass(frozen=True)
+class _TrainingData:
     """Samples, x [seeds, samples, inputs] and y [seeds, samples, 1]; `points` [n, inputs] to measure at."""
 
     x: Tensor
@@ -74,16 +96,16 @@ class _Data:
     floor: float
 
 
-def approximate(question: ApproximationQuestion | None = None, **choices: Any) -> tuple[Fit, ...]:
+def approximate(question: FitQuestion | None = None, **choices: Any) -> tuple[Fit, ...]:
     """Train every block that is asked for: `approximate(targets=("sin",), activations=("gelu",), widths=("1", "16"))`.
 
-    Raises FFNError as `Question` and `cases`.
+    Raises FFNError as `FitQuestion` and `cases`.
     """
-    question = question or ApproximationQuestion(**choices)
+    question = question or FitQuestion(**choices)
     return tuple(fits(question, cases(question)))
 
 
-def fits(question: ApproximationQuestion, asked: Iterable[Case], tick: Advance = lambda steps: None) -> Iterator[Fit]:
+def fits(question: FitQuestion, asked: Iterable[FitCase], tick: Advance = lambda steps: None) -> Iterator[Fit]:
     """A Fit for each case in order, as soon as it is there; `tick` is told the steps of training that are done.
 
     One thread computes, so that the figures depend on nothing but the question's seeds, target, width and samples.
@@ -101,7 +123,24 @@ def fits(question: ApproximationQuestion, asked: Iterable[Case], tick: Advance =
         yield done[key]
 
 
-def _fit(question: ApproximationQuestion, case: Case, data: _Data, tick: Advance) -> Fit:
+def overfitting(rows: Sequence[FitRow]) -> list[Overfitting]:
+    """What the widths of each target and activation say, medians over seeds; nothing where there is one width."""
+    out = []
+    for target, name in dict.fromkeys((row.target, row.activation) for row in rows):
+        own = [row for row in rows if (row.target, row.activation) == (target, name) and row.held_out_rmse is not None]
+        widths = {row.d_ff: (row.held_out_rmse or 0.0, row.train_rmse or 0.0) for row in own}
+        if len(widths) < 2:
+            continue
+        best = min(widths, key=lambda d_ff: (widths[d_ff][0], d_ff))
+        wider = max((d_ff for d_ff in widths if d_ff > best), key=lambda d_ff: widths[d_ff][0], default=None)
+        least, train = widths[best]
+        worse = None if wider is None else widths[wider]
+        overfits = worse is not None and worse[0] > _OVERFITS * least and worse[1] < train
+        out.append(Overfitting(target, name, best, least, wider, worse[0] if worse else None, overfits))
+    return out
+
+
+def _fit(question: FitQuestion, case: FitCase, data: _TrainingData, tick: Advance) -> Fit:
     low, high = question.domain_of(case.target)
     middle, scale = (low + high) / 2, (high - low) / 2 / SPREAD
     steps = case.steps
@@ -123,7 +162,10 @@ def _fit(question: ApproximationQuestion, case: Case, data: _Data, tick: Advance
 
 
 def _judged(
-    question: ApproximationQuestion, case: Case, data: _Data, found: Sequence[tuple[float, int, Tensor, float, Weights]]
+    question: FitQuestion,
+    case: FitCase,
+    data: _TrainingData,
+    found: Sequence[tuple[float, int, Tensor, float, Weights]],
 ) -> Fit:
     """The row of one block: its best seed, and medians over all that did not diverge."""
     spec, name = case.spec, case.target.name
@@ -131,34 +173,32 @@ def _judged(
     diverged = question.seeds - len(found)
     rest = (data.floor, question.noise, question.samples_of(case.target), question.seeds, diverged)
     if not found:
-        return Fit(Row(*asked, None, None, None, None, None, None, *rest, None), case, {})
+        return Fit(FitRow(*asked, None, None, None, None, None, None, *rest, None), case, {})
     best, seed, error, _, weights = min(found, key=lambda one: one[:2])
     at = int(error.abs().argmax())
     middle = median(one[0] for one in found)
     errors = (best, middle, float(error[at].abs()), tuple(data.points[at].tolist()), median(one[3] for one in found))
-    return Fit(Row(*asked, *errors, middle if question.noise else None, *rest, seed), case, weights)
+    return Fit(FitRow(*asked, *errors, middle if question.noise else None, *rest, seed), case, weights)
 
 
-def _again(fit: Fit, case: Case) -> Fit:
+def _again(fit: Fit, case: FitCase) -> Fit:
     return Fit(replace(fit.row, d_ff_plain=case.d_ff_plain), case, fit.weights)
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def _data(question: ApproximationQuestion, target: Target) -> _Data:
+def _data(question: FitQuestion, target: Target) -> _TrainingData:
     domain, count = question.domain_of(target), question.samples_of(target)
     seeds = range(question.seed, question.seed + question.seeds)
     drawn = [_samples(question, target, domain, count, seed) for seed in seeds]
     points = _grid(domain, target.inputs)
     values = _values(target, points)
     x, y = (torch.stack(part) for part in zip(*drawn, strict=True))
-    return _Data(x, y, points, values, _floor(points, values))
+    return _TrainingData(x, y, points, values, _floor(points, values))
 
 
-def _samples(
-    question: ApproximationQuestion, target: Target, domain: Domain, count: int, seed: int
-) -> tuple[Tensor, Tensor]:
+def _samples(question: FitQuestion, target: Target, domain: Domain, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """x [samples, inputs] and y [samples, 1] that one seed is trained on."""
     low, high = domain
     if not question.noise:

@@ -48,7 +48,7 @@ CONVENTIONS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class ApproximationQuestion:
+class FitQuestion:
     """What is asked: every target with every activation in every width.
 
     `widths` are of plain blocks, numbers or multiples of the inputs (`4x`). `samples` None: 256, of two inputs
@@ -88,7 +88,7 @@ class ApproximationQuestion:
 
 
 @dataclass(frozen=True)
-class Case:
+class FitCase:
     """One block to train: its steps, and the plain width that it stands for. `name` is `gelu`, or `swiglu` if gated."""
 
     target: Target
@@ -110,7 +110,7 @@ def one_value(spec: FFNSpec) -> tuple[Step, ...]:
     return (*body, replace(last, op=replace(last.op, out=Axis("one", 1))))
 
 
-def cases(question: ApproximationQuestion) -> tuple[Case, ...]:
+def cases(question: FitQuestion) -> tuple[FitCase, ...]:
     """All blocks to train, by target, activation, width. Raises FFNError for what is unknown or too much."""
     targets = [find(name) for name in dict.fromkeys(question.targets)]
     names = list(dict.fromkeys(map(_named, question.activations)))
@@ -187,10 +187,10 @@ def _bounded(seeds: int, samples: int, widest: int, refit: bool) -> None:
         )
 
 
-def _case(target: Target, name: str, d_ff: int) -> Case:
+def _case(target: Target, name: str, d_ff: int) -> FitCase:
     plain = FFNSpec(target.inputs, d_ff, activations.resolve(name)[0], bias=True)
     spec = _gated(plain) if name in activations.GATED else plain
-    return Case(target, name, spec, d_ff, _params(spec))
+    return FitCase(target, name, spec, d_ff, _params(spec))
 
 
 def _params(spec: FFNSpec) -> int:

@@ -31,7 +31,7 @@ _SAID = ("source", "name", "layer", "stack", "weights", "mode", "device", "dtype
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorRow:
     """One step, or one weight, of both: BASE is the reference, NEW is held to it.
 
     `max_error` is the largest |new - base| of the places where both are finite, `relative_error` that over the largest
@@ -58,7 +58,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Mismatch:
+class TraceMismatch:
     """Something that the two say of themselves and that is not the same."""
 
     field: str
@@ -67,22 +67,22 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TraceComparison:
     """`first` is the first step that departs, `causes` why. Where the inputs differ it is not `comparable`."""
 
     comparable: bool
-    mismatches: tuple[Mismatch, ...]
+    mismatches: tuple[TraceMismatch, ...]
     first: str | None
     causes: tuple[str, ...]
-    rows: tuple[Row, ...]
-    weights: tuple[Row, ...]
+    rows: tuple[TensorRow, ...]
+    weights: tuple[TensorRow, ...]
 
-    def row(self, step: str) -> Row:
+    def row(self, step: str) -> TensorRow:
         """The row of that step."""
         return next(row for row in self.rows if row.step == step)
 
 
-def compare(base: Saved, new: Saved, tolerance: float | None = None) -> Comparison:
+def compare(base: Saved, new: Saved, tolerance: float | None = None) -> TraceComparison:
     """Every step that both have, in order; each is read, compared and dropped before the next.
 
     `tolerance` is for the relative error; None takes that of the narrower dtype (TOLERANCE). Raises FFNError where the
@@ -91,17 +91,17 @@ def compare(base: Saved, new: Saved, tolerance: float | None = None) -> Comparis
     _check_same_block(base, new)
     others = {step.name: step for step in new.steps}
     mismatches = _mismatches(base, new)
-    rows: list[Row] = []
+    rows: list[TensorRow] = []
     for step in base.steps:
         other = others.get(step.name)
         if other is None:
-            mismatches.append(Mismatch(step.name, "saved", "not saved"))
+            mismatches.append(TraceMismatch(step.name, "saved", "not saved"))
         elif step.inner and (step.shape != other.shape or base.tokens(step.name) != new.tokens(step.name)):
-            mismatches.append(Mismatch(f"{step.name}: tokens", _tokens(base, step), _tokens(new, step)))
+            mismatches.append(TraceMismatch(f"{step.name}: tokens", _tokens(base, step), _tokens(new, step)))
         else:
             rows.append(_step_row(base, new, step, other, tolerance))
     known = {step.name for step in base.steps}
-    mismatches += [Mismatch(step.name, "not saved", "saved") for step in new.steps if step.name not in known]
+    mismatches += [TraceMismatch(step.name, "not saved", "saved") for step in new.steps if step.name not in known]
     weights = tuple(_weight_row(base, new, name, tolerance) for name in base.weights if name in new.weights)
     first = next((row for row in rows if not row.agrees), None)
     inputs = first is not None and first.op == "input"
@@ -112,19 +112,19 @@ def compare(base: Saved, new: Saved, tolerance: float | None = None) -> Comparis
             f"{m.field} is {m.base} in BASE, {m.new} in NEW" for m in mismatches if m.field.startswith(f"{first.step}:")
         ]
         why = why or causes(base, new, first.step, differing, first.tolerance)
-    return Comparison(
+    return TraceComparison(
         not inputs, tuple(mismatches), first.step if first else None, tuple(why), tuple(rows), weights
     )  # fmt: skip
 
 
-def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> Row:
-    """Two tensors of one shape as a Row without names."""
+def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> TensorRow:
+    """Two tensors of one shape as a TensorRow without names."""
     dtype = narrower(new.dtype, base.dtype)
     found = gap(new, base)
     at = found.first_unlike if found.unlike else found.at
     limit = TOLERANCE[dtype] if tolerance is None else tolerance
     values = (base.flatten()[at].double().item(), new.flatten()[at].double().item()) if at >= 0 else None
-    return Row(
+    return TensorRow(
         step="",
         op="",
         formula="",
@@ -142,12 +142,12 @@ def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> Row
     )
 
 
-def _step_row(base: Saved, new: Saved, step: SavedStep, other: SavedStep, tolerance: float | None) -> Row:
+def _step_row(base: Saved, new: Saved, step: SavedStep, other: SavedStep, tolerance: float | None) -> TensorRow:
     found = difference(new.tensor(step.name), base.tensor(step.name), tolerance)
     return _named(found, step.name, step.op, step.formula)
 
 
-def _weight_row(base: Saved, new: Saved, name: str, tolerance: float | None) -> Row:
+def _weight_row(base: Saved, new: Saved, name: str, tolerance: float | None) -> TensorRow:
     """A weight of both; where shapes differ it departs, and nothing is said of values."""
     a, b = new.weight(name), base.weight(name)
     if a.shape != b.shape:
@@ -157,7 +157,7 @@ def _weight_row(base: Saved, new: Saved, name: str, tolerance: float | None) -> 
     return _named(difference(a, b, tolerance), name, "weight", name)
 
 
-def _named(row: Row, name: str, op: str, formula: str) -> Row:
+def _named(row: TensorRow, name: str, op: str, formula: str) -> TensorRow:
     worst = None if row.worst is None else name + row.worst
     return replace(row, step=name, op=op, formula=formula, worst=worst)
 
@@ -196,10 +196,10 @@ def _kind(step: SavedStep, other: SavedStep) -> str:
     return f"{step.op} ({own})" if own else step.op
 
 
-def _mismatches(base: Saved, new: Saved) -> list[Mismatch]:
+def _mismatches(base: Saved, new: Saved) -> list[TraceMismatch]:
     """What the records say differently: of the run, then of each step."""
     out = [
-        Mismatch(key, str(base.block.get(key)), str(new.block.get(key)))
+        TraceMismatch(key, str(base.block.get(key)), str(new.block.get(key)))
         for key in _SAID
         if base.block.get(key) != new.block.get(key)
     ]
@@ -211,8 +211,8 @@ def _mismatches(base: Saved, new: Saved) -> list[Mismatch]:
         if b is None:
             continue
         if a.formula != b.formula:
-            out.append(Mismatch(f"{a.name}: formula", a.formula, b.formula))
+            out.append(TraceMismatch(f"{a.name}: formula", a.formula, b.formula))
             continue  # the formula says it all
         said = [(key, a.detail[key], b.detail.get(key)) for key in a.detail]
-        out += [Mismatch(f"{a.name}: {key}", mine, str(other)) for key, mine, other in said if mine != other]
+        out += [TraceMismatch(f"{a.name}: {key}", mine, str(other)) for key, mine, other in said if mine != other]
     return out

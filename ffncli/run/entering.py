@@ -14,11 +14,11 @@ from ffncli.models.model import Layer, Model
 from ffncli.run.agreement import Agreement, agreement
 from ffncli.run.capture import prepared, run_model
 from ffncli.run.execute import execute
-from ffncli.run.lockstep import is_act, lockstep
+from ffncli.run.layers import layers_of, reached
+from ffncli.run.lockstep import is_act, run_variants
 from ffncli.run.not_finite import NotFinite, where_not_finite
 from ffncli.run.prepare import LayerRequest, Prepared, prepare
-from ffncli.run.survey import layers_of, reached
-from ffncli.run.swaps import Entered, Swaps
+from ffncli.run.swaps import ActivationInput, SwapStatistics
 from ffncli.run.tokens import Prompt, Token
 
 _CHUNK = 1 << 21  # values of an activation that are looked at together: 16 MB in float64
@@ -32,13 +32,13 @@ class LayerData:
     layer: int
     tokens: int
     weights: str
-    activations: tuple[Entered, ...]
+    activations: tuple[ActivationInput, ...]
     agreement: Agreement | None
     not_finite: tuple[NotFinite, ...]
 
 
 @dataclass(frozen=True)
-class Data:
+class ActivationData:
     """The layers that were asked for, each stack's tokens, and what there is to say of the run."""
 
     layers: tuple[LayerData, ...]
@@ -46,7 +46,9 @@ class Data:
     notes: tuple[str, ...]
 
 
-def entering(model: Model, request: LayerRequest, prompt: Prompt | None, others: Sequence[str]) -> Data:
+def activations_on_data(
+    model: Model, request: LayerRequest, prompt: Prompt | None, others: Sequence[str]
+) -> ActivationData:
     """What enters the activations of `request.layer` (`all`: of every layer) and what `others` would make of it.
 
     With a prompt the model runs once, and each layer is looked at as soon as it has run; else every layer gets the
@@ -60,23 +62,25 @@ def entering(model: Model, request: LayerRequest, prompt: Prompt | None, others:
     tokens: dict[str, tuple[Token, ...]] = {}
     doubts: dict[str, None] = {}
 
-    def seen(layer: Layer, given: tuple[Token, ...], enters: Tensor, leaves: Tensor) -> None:
+    def reached_layer(layer: Layer, given: tuple[Token, ...], enters: Tensor, leaves: Tensor) -> None:
         ready = prepared(model, layer, request, given, enters, leaves)
         found[layer] = look(ready, enters, others)
         tokens[layer.stack] = given
         doubts.update(dict.fromkeys(ready.notes))
 
-    said = run_model(model, layers, prompt, request, seen)
-    return Data(tuple(found[layer] for layer in layers if layer in found), tokens, (*silent, *said, *doubts))
+    said = run_model(model, layers, prompt, request, reached_layer)
+    return ActivationData(tuple(found[layer] for layer in layers if layer in found), tokens, (*silent, *said, *doubts))
 
 
-def _without_prompt(model: Model, layers: Sequence[Layer], request: LayerRequest, others: Sequence[str]) -> Data:
+def _without_prompt(
+    model: Model, layers: Sequence[Layer], request: LayerRequest, others: Sequence[str]
+) -> ActivationData:
     found, notes = [], dict[str, None]()
     for layer in layers:
         ready = prepare(model, replace(request, layer=f"{layer.stack}.{layer.index}"))
         found.append(look(ready, _ffn_input(ready), others))
         notes |= dict.fromkeys(ready.notes)
-    return Data(tuple(found), {}, tuple(notes))
+    return ActivationData(tuple(found), {}, tuple(notes))
 
 
 def _ffn_input(ready: Prepared) -> Tensor:
@@ -99,19 +103,19 @@ def look(ready: Prepared, enters: Tensor, others: Sequence[str]) -> LayerData:
     start, _ = ffn_span(steps)
     acts = [step for _, step in walk(steps) if is_act(step)]
     own = next(step.op.function for step in acts if isinstance(step.op, Activation))
-    table = Swaps(tuple(dict.fromkeys((own, *others))), _most(steps, flat.shape[0]))
+    statistics = SwapStatistics(tuple(dict.fromkeys((own, *others))), _most(steps, flat.shape[0]))
     ours: list[Tensor] = []
     with torch.no_grad():
         for rows in _chunks(flat, steps):
-            outs = lockstep(steps, ready.weights, {start: rows}, table.names, table.meet)
-            table.leave(outs)
+            outs = run_variants(steps, ready.weights, {start: rows}, statistics.names, statistics.add)
+            statistics.add_outputs(outs)
             if ready.reference is not None:
                 ours.append(outs[0])
-    if not table.places:
+    if not statistics.places:
         raise FFNError(f"no token reaches an activation of {layer.stack} layer {layer.index}", "give more of them")
     found = agreement(torch.cat(ours), ready.reference) if ready.reference is not None else None
     bad = (*where_not_finite("input", {start: flat}), *where_not_finite("weight", ready.weights))
-    return LayerData(layer.stack, layer.index, flat.shape[0], ready.origin, table.entered(), found, bad)
+    return LayerData(layer.stack, layer.index, flat.shape[0], ready.origin, statistics.inputs(), found, bad)
 
 
 def _chunks(flat: Tensor, steps: Sequence[Step]) -> Iterator[Tensor]:

@@ -23,12 +23,12 @@ def causes(base: Saved, new: Saved, first: str, differing: frozenset[str], toler
     step = next(s for s in base.steps if s.name == first)
     if step.op == "input":
         return ["the inputs already differ: what follows says nothing about the block"]
-    search = _Search(base, new, step, differing, tolerance)
+    search = _CauseSearch(base, new, step, differing, tolerance)
     found = list(dict.fromkeys([*search.by_weights(), *search.by_values()]))
     return found or search.nothing()
 
 
-class _Search:
+class _CauseSearch:
     """The looks at one departing step, each yielding what it recognises."""
 
     def __init__(self, base: Saved, new: Saved, step: SavedStep, differing: frozenset[str], tolerance: float) -> None:

@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from ffncli.block.steps import Step, ffn_span
-from ffncli.errors import FFNError
 from ffncli.models.model import Layer, Model
 from ffncli.run.agreement import Agreement, agreement
 from ffncli.run.capture import prepared, run_model
 from ffncli.run.execute import EVAL, execute
+from ffncli.run.layers import layers_of, reached
 from ffncli.run.not_finite import NotFinite, where_not_finite
 from ffncli.run.prepare import LayerRequest, prepare
 from ffncli.run.question import CheckedQuestion
 from ffncli.run.statistics import statistics
 from ffncli.run.tokens import Prompt, Token
 from ffncli.run.units import unit_statistics
+from ffncli.show.text import plural
 
 TOP_UNITS = 3
 
@@ -110,7 +111,7 @@ def survey(model: Model, request: LayerRequest, prompt: Prompt | None = None, to
             if ready.origin.startswith("random"):
                 notes += (f"{ready.origin}, the same in all layers of one shape: no file holds {model.name}'s",)
         count, given = rows[layers[0]].tokens, request.input or "randn"
-        said = f"{given}, {count} token{'s' * (count != 1)}, the same for every layer"
+        said = f"{given}, {count} {plural('token', count)}, the same for every layer"
         return Survey(model, tuple(rows[layer] for layer in layers), {}, notes, input=said)
 
     def seen(layer: Layer, given: tuple[Token, ...], entering: Tensor, leaving: Tensor) -> None:
@@ -122,22 +123,6 @@ def survey(model: Model, request: LayerRequest, prompt: Prompt | None = None, to
     notes = run_model(model, layers, prompt, request, seen)
     every = tuple(rows[layer] for layer in layers if layer in rows)
     return Survey(model, every, tokens, (*silent, *notes), prompt.text)
-
-
-def layers_of(model: Model) -> list[Layer]:
-    """Every layer that has an FFN, stack by stack. FFNError for bare dimensions, which have none."""
-    if model.bare:
-        raise FFNError(f"--layer all: {model.name} is one block and has no layers", "leave --layer out")
-    stacks = list(dict.fromkeys(group.stack for group in model.groups))
-    every = [Layer(group.stack, index, group.spec) for group in model.groups for index in group.layers]
-    return sorted(every, key=lambda layer: (stacks.index(layer.stack), layer.index))
-
-
-def reached(model: Model, layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]:
-    """(those of the layers that a prompt can reach, what there is to say of the others): Whisper's encoder hears."""
-    if model.model_type != "whisper" or all(layer.stack == "decoder" for layer in layers):
-        return list(layers), ()
-    return [layer for layer in layers if layer.stack == "decoder"], ("a prompt cannot reach the encoder",)
 
 
 def survey_layer(

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from ffncli.block.steps import Activation, Step, right_hand_side
 from ffncli.run.statistics import near_zero
-from ffncli.run.tally import Distribution, Seen, Tally
+from ffncli.run.tally import Distribution, Moments, Sampler
 
 _BLOCK = 1 << 15  # values looked at together: small for a cache, and below what torch gives to several threads
 _BLOCK_ON_GPU = 1 << 24
 
 
 @dataclass(frozen=True)
-class Made:
+class ActivationOutput:
     """What one activation makes of what enters: the block's own, or another in its place.
 
     `mean` and `variance` (divisor n) are of the finite values. `zero_share` have |y| ≤ NEAR_ZERO, `exact_zero_share`
@@ -44,7 +44,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Entered:
+class ActivationInput:
     """One activation of a layer: of a dense FFN `act`, of all routed experts together `experts.act`, `shared.act`.
 
     `input` is of what reaches the function, after the step's clip, which changed `clipped` of the values. Of the
@@ -57,7 +57,7 @@ class Entered:
     experts: int | None
     clipped: int
     input: Distribution
-    made: tuple[Made, ...]
+    made: tuple[ActivationOutput, ...]
 
 
 @dataclass
@@ -70,18 +70,18 @@ class _Differences:
 
     def add(self, y: Tensor, own: Tensor) -> Tensor:
         """Count two tensors in float64; returns y - y₀, 0 where one is not finite."""
-        gap, own = (y - own).flatten(), own.flatten()
-        apart, square = torch.dot(gap, gap).item(), torch.dot(own, own).item()
-        if not isfinite(apart + square):
+        apart, own = (y - own).flatten(), own.flatten()
+        squares = torch.dot(apart, apart).item(), torch.dot(own, own).item()
+        if not isfinite(sum(squares)):
             both = y.isfinite().flatten() & own.isfinite()
-            gap, own = torch.where(both, gap, 0.0), torch.where(both, own, 0.0)
-            apart, square = torch.dot(gap, gap).item(), torch.dot(own, own).item()
+            apart, own = torch.where(both, apart, 0.0), torch.where(both, own, 0.0)
+            squares = torch.dot(apart, apart).item(), torch.dot(own, own).item()
             self.any |= bool(both.any())
         else:
             self.any = True
-        self.apart += apart
-        self.own += square
-        return gap
+        self.apart += squares[0]
+        self.own += squares[1]
+        return apart
 
     @property
     def relative(self) -> float | None:
@@ -93,10 +93,10 @@ class _Differences:
 
 
 @dataclass
-class _Making:
+class _OutputStatistics:
     """One activation at one place, so far."""
 
-    tally: Tally = field(default_factory=Tally)
+    moments: Moments = field(default_factory=Moments)
     differences: _Differences = field(default_factory=_Differences)
     loudest: dict[int | None, Tensor] = field(default_factory=dict)  # max|y| of every unit, by expert
     largest: float = 0.0
@@ -106,53 +106,54 @@ class _Making:
         """Count y = f(z) [rows, d_ff], beside the own activation's in float64."""
         wide = y.double()
         size = wide.abs()
-        self.tally.add(wide, size, near_zero(y.dtype))
+        self.moments.merge(wide, size, near_zero(y.dtype))
         loud = size.amax(0)
         self.loudest[expert] = torch.maximum(self.loudest[expert], loud) if expert in self.loudest else loud
-        gap = self.differences.add(wide, own)
-        low, high = (end.item() for end in gap.aminmax())
+        apart = self.differences.add(wide, own)
+        low, high = (end.item() for end in apart.aminmax())
         if max(-low, high) > self.largest:
             self.largest = max(-low, high)
-            self.at = z.flatten()[int((gap.abs() == self.largest).nonzero()[0])].item()
+            self.at = z.flatten()[int((apart.abs() == self.largest).nonzero()[0])].item()
 
-    def made(self, name: str, bound: float, change: float | None) -> Made:
+    def made(self, name: str, bound: float, change: float | None) -> ActivationOutput:
         """The record."""
-        t = self.tally
+        t = self.moments
         dead, near = (sum(int((loud <= b).sum()) for loud in self.loudest.values()) for b in (0.0, bound))
         mean, variance = (t.mean, t.variance) if t.finite else (None, None)
-        return Made(
+        return ActivationOutput(
             name, mean, variance, t.near_zeros / t.values, t.zeros / t.values, dead, near, t.nan, t.inf,
             self.largest if self.differences.any else None, self.at, self.differences.relative, change,
         )  # fmt: skip
 
 
 @dataclass
-class _Place:
+class _SwappedStep:
     """One activation step of a layer, so far."""
 
     name: str
     step: Step
-    seen: Seen
-    making: Mapping[str, _Making]
+    sampler: Sampler
+    outputs: Mapping[str, _OutputStatistics]
     dtype: torch.dtype
     clipped: int = 0
 
 
-class Swaps:
+class SwapStatistics:
     """What is known so far of a layer: its activations by name, and what each of `names`, the own first, does to its
     output. `most` rows can get to an activation: of the experts of that name, "" to any other.
     """
 
     def __init__(self, names: tuple[str, ...], most: Mapping[str, int]) -> None:
         self.names, self.most = names, most
-        self.places: dict[str, _Place] = {}
+        self.places: dict[str, _SwappedStep] = {}
         self.changes = {name: _Differences() for name in names}
 
-    def meet(self, name: str, step: Step, expert: int | None, z: Tensor, made: Sequence[Tensor]) -> None:
-        """An activation that runs (`lockstep.Met`)."""
+    def add(self, name: str, step: Step, expert: int | None, z: Tensor, made: Sequence[Tensor]) -> None:
+        """An activation that runs (`lockstep.Watch`)."""
         if name not in self.places:
             rows = self.most[name.partition(".")[0] if expert is not None else ""]
-            self.places[name] = _Place(name, step, Seen(rows, z.shape[-1]), {n: _Making() for n in self.names}, z.dtype)
+            outputs = {other: _OutputStatistics() for other in self.names}
+            self.places[name] = _SwappedStep(name, step, Sampler(rows, z.shape[-1]), outputs, z.dtype)
         place, op = self.places[name], step.op
         assert isinstance(op, Activation)
         if op.low is not None or op.high is not None:
@@ -162,26 +163,26 @@ class Swaps:
         size = max(1, (_BLOCK_ON_GPU if z.is_cuda else _BLOCK) // z.shape[-1])
         for at in range(0, z.shape[0], size):
             block = slice(at, at + size)
-            place.seen.add(z[block])
+            place.sampler.add(z[block])
             own = made[0][block].double()
             for other, y in zip(self.names, made, strict=True):
-                place.making[other].add(expert, z[block], y[block], own)
+                place.outputs[other].add(expert, z[block], y[block], own)
 
-    def leave(self, outs: Sequence[Tensor]) -> None:
+    def add_outputs(self, outs: Sequence[Tensor]) -> None:
         """What left the FFN with each activation."""
         own = outs[0].double()
         for name, out in zip(self.names, outs, strict=True):
             self.changes[name].add(out.double(), own)
 
-    def entered(self) -> tuple[Entered, ...]:
+    def inputs(self) -> tuple[ActivationInput, ...]:
         """The record of every place."""
         found = []
         for place in self.places.values():
             bound = near_zero(place.dtype)
-            made = tuple(m.made(name, bound, self.changes[name].relative) for name, m in place.making.items())
-            experts = [e for e in place.making[self.names[0]].loudest if e is not None]
-            units = place.seen.width * (len(experts) or 1)
+            made = tuple(m.made(name, bound, self.changes[name].relative) for name, m in place.outputs.items())
+            experts = [e for e in place.outputs[self.names[0]].loudest if e is not None]
+            units = place.sampler.width * (len(experts) or 1)
             formula = right_hand_side(place.step, ())
-            seen = place.seen.distribution()
-            found.append(Entered(place.name, formula, units, len(experts) or None, place.clipped, seen, made))
+            values = place.sampler.distribution()
+            found.append(ActivationInput(place.name, formula, units, len(experts) or None, place.clipped, values, made))
         return tuple(found)

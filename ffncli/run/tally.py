@@ -8,13 +8,13 @@ from math import inf, isfinite, sqrt
 import torch
 from torch import Tensor
 
-from ffncli.run.statistics import histogram, near_zero, stride_of
+from ffncli.run.statistics import Counts, histogram, near_zero, stride_of
 
 PERCENTS = (1, 5, 50, 95, 99)
 
 
 @dataclass
-class Tally:
+class Moments(Counts):
     """Counts of all values, extremes and central moments of the finite ones, in float64.
 
     `sums` are Σ(x - mean)², ³ and ⁴; the last two, and `negatives`, where `shape` asks for them. Pieces are merged
@@ -23,38 +23,24 @@ class Tally:
 
     shape: bool = False
     values: int = 0
-    finite: int = 0
-    low: float = inf
-    high: float = -inf
     mean: float = 0.0
     sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    zeros: int = 0
-    near_zeros: int = 0
-    negatives: int = 0
-    nan: int = 0
-    inf: int = 0
 
-    def add(self, wide: Tensor, size: Tensor, bound: float) -> None:
+    def merge(self, wide: Tensor, size: Tensor, bound: float) -> None:
         """Count a piece in float64 of any shape; `size` is its absolute value, of which up to `bound` is near zero."""
         self.values += wide.numel()
         self.zeros += int(torch.count_nonzero(size == 0))
         self.near_zeros += int(torch.count_nonzero(size <= bound))
-        finite = wide.flatten()
-        low, high = (end.item() for end in finite.aminmax())  # NaN where any value is
-        if self.shape and not low >= 0:
-            self.negatives += int(torch.count_nonzero(wide < 0))
-        if not (isfinite(low) and isfinite(high)):
-            self.nan += int(wide.isnan().sum())
-            self.inf += int(wide.isinf().sum())
-            finite = finite[finite.isfinite()]
-            if not finite.numel():
-                return
-            low, high = (end.item() for end in finite.aminmax())
-        self.low, self.high = min(self.low, low), max(self.high, high)
-        self._merge(finite)
+        before = self.finite
+        finite, low, _ = self.add(wide.flatten())
+        if self.shape and low < 0:
+            self.negatives += int(torch.count_nonzero(finite < 0))
+        if finite.numel():
+            self._merge_sums(before, finite)
 
-    def _merge(self, x: Tensor) -> None:
-        a, b = self.finite, x.numel()
+    def _merge_sums(self, a: int, x: Tensor) -> None:
+        """Of `a` values there are moments so far; x are the next."""
+        b = x.numel()
         mean = x.sum().item() / b
         x = x - mean
         m2, m3, m4 = torch.dot(x, x).item(), 0.0, 0.0
@@ -62,7 +48,7 @@ class Tally:
             square = x * x
             m3, m4 = torch.dot(square, x).item(), torch.dot(square, square).item()
         n, d, (s2, s3, s4) = a + b, mean - self.mean, self.sums
-        self.finite, self.mean = n, self.mean + d * b / n
+        self.mean += d * b / n
         self.sums = (
             s2 + m2 + d * d * a * b / n,
             s3 + m3 + d * d * d * a * b * (a - b) / n / n + 3 * d * (a * m2 - b * s2) / n,
@@ -114,25 +100,25 @@ class Distribution:
     histogram_stride: int
 
 
-class Seen:
-    """A tally with some of the values kept, evenly spread, for what cannot be merged.
+class Sampler:
+    """Moments, with some of the values kept, evenly spread, for what cannot be merged.
 
     There are at most `most` rows of `width`.
     """
 
     def __init__(self, most: int, width: int) -> None:
         self.width, self.stride = width, stride_of(most * width, width)
-        self.tally, self.kept = Tally(shape=True), list[Tensor]()
+        self.moments, self.kept = Moments(shape=True), list[Tensor]()
 
     def add(self, piece: Tensor) -> None:
         """Count a piece [..., width]."""
         wide = piece.double()
-        self.kept.append(wide.flatten()[-self.tally.values % self.stride :: self.stride].clone())
-        self.tally.add(wide, wide.abs(), near_zero(piece.dtype))
+        self.kept.append(wide.flatten()[-self.moments.values % self.stride :: self.stride].clone())
+        self.moments.merge(wide, wide.abs(), near_zero(piece.dtype))
 
     def distribution(self) -> Distribution:
         """What was seen, in figures."""
-        t = self.tally
+        t = self.moments
         counts = (t.negatives, t.zeros, t.near_zeros, t.nan, t.inf)
         sample = torch.cat(self.kept) if self.kept else torch.empty(0, dtype=torch.float64)
         sample = sample[sample.isfinite()].sort().values

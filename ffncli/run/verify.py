@@ -16,7 +16,7 @@ from ffncli.models.examples import Example
 from ffncli.models.model import Model
 from ffncli.run.checks import kernels, layouts, linearity, modules, positions, shards, values, zero
 from ffncli.run.checks.case import Case, Own
-from ffncli.run.checks.row import Row
+from ffncli.run.checks.row import CheckRow
 from ffncli.run.prepare import LayerRequest, Prepared, prepare
 from ffncli.run.user_kernels import chosen_kernels
 
@@ -28,7 +28,7 @@ class VerifyCheck:
     """`states` is what must hold, in words; `rows` looks whether it does."""
 
     states: str
-    rows: Callable[[Case], Iterator[Row]]
+    rows: Callable[[Case], Iterator[CheckRow]]
 
 
 CHECKS: Mapping[str, VerifyCheck] = {
@@ -67,11 +67,11 @@ class VerifyQuestion:
 class Verdict:
     """Every row, in the order of the table, and the run that they are of."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[CheckRow, ...]
     ready: Prepared
 
     @property
-    def failed(self) -> tuple[Row, ...]:
+    def failed(self) -> tuple[CheckRow, ...]:
         """The rows that did not pass."""
         return tuple(row for row in self.rows if row.passed is False)
 
@@ -103,19 +103,19 @@ def _known() -> str:
     return "checks: " + ", ".join(CHECKS)
 
 
-def _rows(case: Case, names: Sequence[str]) -> Iterator[Row]:
+def _rows(case: Case, names: Sequence[str]) -> Iterator[CheckRow]:
     """The rows of the checks; where the values are no numbers, that alone is judged."""
     broken = [row for row in values.finite(case) if row.passed is False]
     for name in names:
         if broken and name not in ("finite", "layout"):
-            yield Row(name, "all", note=f"not run: {broken[0].subject} with NaN or Inf")
+            yield CheckRow(name, "all", note=f"not run: {broken[0].subject} with NaN or Inf")
             continue
         try:
             yield from CHECKS[name].rows(case)
         except (RuntimeError, NotImplementedError) as error:
             if "not implemented" not in str(error):
                 raise
-            yield Row(name, "all", note=f"torch cannot do it here: {str(error).splitlines()[0][:120]}")
+            yield CheckRow(name, "all", note=f"torch cannot do it here: {str(error).splitlines()[0][:120]}")
 
 
 def _case(model: Model, question: VerifyQuestion, example: Example | None) -> tuple[Case, Prepared]:

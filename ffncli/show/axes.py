@@ -14,7 +14,7 @@ _FLAT = 1e-12  # a range this small beside its values has no digits left for lab
 
 
 @dataclass(frozen=True)
-class Axis:
+class PlotAxis:
     """From `low` to `high`, which are log10 of the values on a log axis. `low` is below `high`."""
 
     low: float
@@ -44,7 +44,7 @@ class Axis:
         return [(self._share(float(value.log10())), number(value)) for value in values]
 
 
-def axis(values: Iterable[float], log: bool = False) -> Axis | None:
+def axis(values: Iterable[float], log: bool = False) -> PlotAxis | None:
     """The axis on which all finite values lie (on a log axis, all above 0); None where there is none.
 
     Values that are all the same get some room on both sides.
@@ -60,7 +60,7 @@ def axis(values: Iterable[float], log: bool = False) -> Axis | None:
         room = 0.5 if log else size / 2 if size > 1e-290 else 1.0
         limit = math.inf if log else 1.7e308
         low, high = max(low - room, -limit), min(high + room, limit)
-    return Axis(low, high, log)
+    return PlotAxis(low, high, log)
 
 
 def number(value: Decimal) -> str:

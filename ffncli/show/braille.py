@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 from typing import Literal
 
 from ffncli.errors import clean
-from ffncli.show.axes import Axis, Tick, axis
+from ffncli.show.axes import PlotAxis, Tick, axis
 from ffncli.show.canvas import Place, dots, letters, place_of
 from ffncli.show.plots import Plot, letter
 from ffncli.show.text import encodable, pad, width
@@ -33,8 +33,8 @@ class _Frame:
     """Curves in `columns` by `rows` characters."""
 
     plot: Plot
-    across: Axis
-    up: Axis
+    across: PlotAxis
+    up: PlotAxis
     columns: int
     rows: int
     symbols: str
@@ -116,7 +116,7 @@ def _row(share: float, rows: int) -> int:
     return place[1] if place else rows
 
 
-def _below(plot: Plot, across: Axis, columns: int) -> dict[int, str]:
+def _below(plot: Plot, across: PlotAxis, columns: int) -> dict[int, str]:
     """Column → label under it: where all points are, where there are few and each counts; else round numbers."""
     if plot.marks:
         values = sorted({x for line in plot.lines for x, _ in line.points if math.isfinite(across.share(x))})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Sequence
+from math import isfinite
 
 from ffncli.errors import UNSAFE
 
@@ -44,8 +45,19 @@ def pad(text: str, columns: int, right: bool = False) -> str:
 
 
 def percent(share: float, digits: int = 3) -> str:
-    """`12.3 %` of a share of 1."""
-    return f"{100 * share:.{digits}g} %"
+    """`12.3 %` of a share of 1: so many digits, or as many as stand before the point."""
+    value = 100 * share
+    return f"{value:.{digits}g} %" if value < 10**digits - 0.5 else f"{value:.0f} %"
+
+
+def plural(noun: str, count: int) -> str:
+    """`token` of one, else `tokens`."""
+    return noun if count == 1 else f"{noun}s"
+
+
+def finite(value: float) -> float | None:
+    """A figure as a column or JSON has it: None where it is infinite or not a number."""
+    return value if isfinite(value) else None
 
 
 def time_text(seconds: float | None) -> str | None:

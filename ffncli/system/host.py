@@ -44,7 +44,7 @@ class Cores:
 
 
 @dataclass(frozen=True)
-class Cache:
+class ProcessorCache:
     """One cache that the process can reach; `cpus` are those that share it."""
 
     level: int
@@ -117,19 +117,19 @@ def isa(root: Path = ROOT) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for flag, name in _ISA.items() if flag in flags))
 
 
-def caches(root: Path = ROOT) -> tuple[Cache, ...]:
+def caches(root: Path = ROOT) -> tuple[ProcessorCache, ...]:
     """Every cache of the CPUs that this process may run on, once each, by level."""
-    found: dict[tuple[int, str, str], Cache] = {}
+    found: dict[tuple[int, str, str], ProcessorCache] = {}
     for cpu in affinity():
         for index in sorted((root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*")):
             level, size = text(index / "level"), _size(text(index / "size"))
             shared, kind = text(index / "shared_cpu_list") or str(cpu), text(index / "type") or "Unified"
             if level.isdigit() and size:
-                found[int(level), kind, shared] = Cache(int(level), kind, size, cpu_list(shared))
+                found[int(level), kind, shared] = ProcessorCache(int(level), kind, size, cpu_list(shared))
     if not found and sys.platform == "darwin":
         for name in ("hw.l3cachesize", "hw.perflevel0.l2cachesize", "hw.l2cachesize"):
             if (number := sysctl(name)).isdigit() and int(number):
-                return (Cache(int(name.split("cachesize")[0][-1]), "Unified", int(number), affinity()),)
+                return (ProcessorCache(int(name.split("cachesize")[0][-1]), "Unified", int(number), affinity()),)
     return tuple(found[key] for key in sorted(found))
 
 

@@ -118,8 +118,8 @@ def test_a_quota_is_noted():
 
 def test_caches_alike_are_counted():
     caches = (
-        host.Cache(1, "Data", 48 << 10, (0,)), host.Cache(1, "Data", 48 << 10, (1,)),
-        host.Cache(1, "Instruction", 32 << 10, (0,)), host.Cache(3, "Unified", 36608 << 10, (0, 1)),
+        host.ProcessorCache(1, "Data", 48 << 10, (0,)), host.ProcessorCache(1, "Data", 48 << 10, (1,)),
+        host.ProcessorCache(1, "Instruction", 32 << 10, (0,)), host.ProcessorCache(3, "Unified", 36608 << 10, (0, 1)),
     )  # fmt: skip
     assert doctor.cache_text(caches) == "L1d 48 KiB x2, L3 35.8 MiB"
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ffncli.cli.approximate_page import overfitting, plots
+from ffncli.cli.approximate_page import _overfitting_text, plots
 from ffncli.errors import Terminated
 from ffncli.run import approximate as module
+from ffncli.run.approximate import overfitting
 from tests.cli.test_startup import HEAVY, loaded_by
 from tests.oracles.checkpoints import expect_refusal
 
@@ -82,7 +83,7 @@ def test_what_counts_as_overfitting(held_out, train, overfits):
     rows = [replace(f.row, held_out_rmse=h, train_rmse=t) for f, h, t in zip(fits, held_out, train, strict=True)]
     (said,) = overfitting(rows)
     assert (said.best_d_ff, said.overfits) == ((8 if held_out[2] == 0.2 else 4), overfits)
-    assert ("badly trained" in said.text()) == (held_out[2] == 0.3 and not overfits)
+    assert ("badly trained" in _overfitting_text(said)) == (held_out[2] == 0.3 and not overfits)
 
 
 @pytest.mark.parametrize(

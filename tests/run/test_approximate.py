@@ -16,7 +16,7 @@ from ffncli.block.activations import GATED, TABLE
 from ffncli.block.steps import Linear
 from ffncli.run import approximate as module
 from ffncli.run.approximate import approximate, fits
-from ffncli.run.approximation import ApproximationQuestion, cases
+from ffncli.run.approximation import FitQuestion, cases
 from ffncli.run.execute import run
 from ffncli.run.fit import _rate, _together, drawn, refitted, unscaled
 
@@ -53,7 +53,7 @@ def test_errors_of_a_gated_block_of_two_inputs():
 @pytest.mark.parametrize("name", [*TABLE, *GATED])
 def test_all_seeds_at_once_are_each_seed_alone(name):
     """What training differentiates is what `execute`, the reader of the steps, computes."""
-    (case,) = cases(ApproximationQuestion(targets=("and",), activations=(name,), widths=("6",)))
+    (case,) = cases(FitQuestion(targets=("and",), activations=(name,), widths=("6",)))
     start = [drawn(case.steps, seed) for seed in range(3)]
     x = torch.randn(3, 20, 2, dtype=torch.float64)
     together = _together(case.steps, {key: torch.stack([own[key] for own in start]) for key in start[0]}, x)
@@ -70,14 +70,14 @@ def test_the_learning_rate_rises_then_falls_as_a_cosine():
 
 
 def test_weights_for_x_itself():
-    (case,) = cases(ApproximationQuestion(targets=("and",), activations=("geglu",), widths=("8",)))
+    (case,) = cases(FitQuestion(targets=("and",), activations=("geglu",), widths=("8",)))
     own, x = drawn(case.steps, 1), torch.randn(9, 2, dtype=torch.float64)
     folded = run(case.steps, unscaled(case.steps, own, 0.7, 2.0), {"x": x})
     assert torch.allclose(folded, run(case.steps, own, {"x": (x - 0.7) / 2.0}), rtol=0, atol=1e-13)
 
 
 def test_the_last_layer_is_least_squares():
-    (case,) = cases(ApproximationQuestion(activations=("tanh",), widths=("4",)))
+    (case,) = cases(FitQuestion(activations=("tanh",), widths=("4",)))
     own, x = drawn(case.steps, 1), torch.linspace(-1, 1, 50, dtype=torch.float64)[:, None]
     found = refitted(case.steps, own, x, x.exp())
     hidden = np.hstack([np.tanh(x.numpy() @ own["up.weight"].numpy().T + own["up.bias"].numpy()), np.ones((50, 1))])
@@ -149,7 +149,7 @@ def test_a_row_depends_on_its_own_question_alone():
     assert both[3].row == alone.row
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
-    (again,) = approximate(ApproximationQuestion(activations=("gelu",), widths=("8",), **FAST))
+    (again,) = approximate(FitQuestion(activations=("gelu",), widths=("8",), **FAST))
     assert torch.get_num_threads() == before + 1
     torch.set_num_threads(before)
     assert again.row == alone.row
@@ -182,7 +182,7 @@ def test_a_seed_that_diverges_is_counted_and_left_out(monkeypatch):
 
 
 def test_progress_comes_to_all_of_it():
-    question = ApproximationQuestion(activations=("relu", "swiglu"), widths=("1", "2"), seeds=1, steps=70)
+    question = FitQuestion(activations=("relu", "swiglu"), widths=("1", "2"), seeds=1, steps=70)
     told: list[int] = []
     assert len(list(fits(question, cases(question), told.append))) == 4
     assert sum(told) == 4 * 70

@@ -11,7 +11,7 @@ import torch
 from ffncli.block.scalar import SCALAR
 from ffncli.errors import FFNError
 from ffncli.run.approximate import _data
-from ffncli.run.approximation import ApproximationQuestion, cases, parse_domain
+from ffncli.run.approximation import FitQuestion, cases, parse_domain
 from ffncli.run.targets import TARGETS, find
 
 X = np.linspace(-2, 2, 401) + 1e-3
@@ -45,13 +45,13 @@ def test_and_is_true_of_two_truths_alone():
 
 @pytest.mark.parametrize("name", FLOORS)
 def test_floors_are_the_integrals(name):
-    assert _data(ApproximationQuestion(), find(name)).floor == pytest.approx(FLOORS[name], rel=1e-3)
+    assert _data(FitQuestion(), find(name)).floor == pytest.approx(FLOORS[name], rel=1e-3)
 
 
 @pytest.mark.parametrize("domain", [None, (-1.0, 2.5), (3.0, 4.0)])
 @pytest.mark.parametrize("name", TARGETS)
 def test_floors_are_what_least_squares_gives(name, domain):
-    data = _data(ApproximationQuestion(domain=domain), find(name))
+    data = _data(FitQuestion(domain=domain), find(name))
     x, y = data.points.numpy(), data.values.numpy()
     table = np.hstack([x, np.ones_like(y)])
     error = table @ np.linalg.lstsq(table, y, rcond=None)[0] - y
@@ -62,7 +62,7 @@ def test_floors_are_what_least_squares_gives(name, domain):
 @pytest.mark.parametrize("activation", ["gelu", "prelu", "swiglu"])
 @pytest.mark.parametrize("width", [1, 2, 3, 16, 64])
 def test_parameters_are_those_of_torch_modules(name, inputs, activation, width):
-    (case,) = cases(ApproximationQuestion(targets=(name,), activations=(activation,), widths=(str(width),)))
+    (case,) = cases(FitQuestion(targets=(name,), activations=(activation,), widths=(str(width),)))
 
     def parameters(d_ff: int, gated: bool) -> int:
         parts = [torch.nn.Linear(inputs, d_ff)] * (1 + gated) + [torch.nn.Linear(d_ff, 1)]
@@ -81,13 +81,13 @@ def test_parameters_are_those_of_torch_modules(name, inputs, activation, width):
 
 def test_samples_are_spread_and_are_not_the_points_of_measurement():
     for name in TARGETS:
-        data = _data(ApproximationQuestion(seeds=1), find(name))
+        data = _data(FitQuestion(seeds=1), find(name))
         low, high = TARGETS[name].domain
         for points in (data.x[0], data.points):
             assert points.min() >= low
             assert points.max() <= high
         assert torch.cdist(data.x[0], data.points).min() > 0
-    noisy = _data(ApproximationQuestion(seeds=3, noise=0.3, samples=20_000), find("sin"))
+    noisy = _data(FitQuestion(seeds=3, noise=0.3, samples=20_000), find("sin"))
     off = noisy.y - noisy.x.sin()
     assert float(off.std()) == pytest.approx(0.3, rel=0.02)
     assert float(off.mean()) == pytest.approx(0, abs=0.005)
@@ -95,9 +95,7 @@ def test_samples_are_spread_and_are_not_the_points_of_measurement():
 
 
 def test_multiples_are_of_the_inputs():
-    widths = [
-        case.d_ff_plain for case in cases(ApproximationQuestion(("sin", "and"), ("relu",), ("1x", "4x", "8", "8x")))
-    ]
+    widths = [case.d_ff_plain for case in cases(FitQuestion(("sin", "and"), ("relu",), ("1x", "4x", "8", "8x")))]
     assert widths == [1, 4, 8, 2, 8, 16]  # one block of 8, asked for twice
 
 
@@ -130,5 +128,5 @@ def test_domains():
 )
 def test_what_cannot_be_asked(choices, words):
     with pytest.raises(FFNError) as refused:
-        cases(ApproximationQuestion(**choices))
+        cases(FitQuestion(**choices))
     assert words in str(refused.value)

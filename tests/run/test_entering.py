@@ -13,9 +13,9 @@ from ffncli.errors import FFNError
 from ffncli.models.source import load
 from ffncli.run import entering as entering_module
 from ffncli.run import swaps as swaps_module
-from ffncli.run.entering import Data, entering
+from ffncli.run.entering import ActivationData, activations_on_data
 from ffncli.run.prepare import LayerRequest
-from ffncli.run.swaps import Entered, Made
+from ffncli.run.swaps import ActivationInput, ActivationOutput
 from ffncli.run.tokens import Prompt
 from tests.oracles.activations import ORACLES
 from tests.oracles.prompted import PROMPT, built, made
@@ -30,11 +30,13 @@ CASES = [
 CLOSE = 2e-5  # float32, summed in another order
 
 
-def looked(source: Path | str, layer: str | None = None, others: tuple[str, ...] = OTHERS, **request: Any) -> Data:
-    return entering(load(str(source)), LayerRequest(layer, **request), Prompt(PROMPT), others)
+def looked(
+    source: Path | str, layer: str | None = None, others: tuple[str, ...] = OTHERS, **request: Any
+) -> ActivationData:
+    return activations_on_data(load(str(source)), LayerRequest(layer, **request), Prompt(PROMPT), others)
 
 
-def activations(name: str, stack: str, index: int) -> tuple[Entered, ...]:
+def activations(name: str, stack: str, index: int) -> tuple[ActivationInput, ...]:
     (layer,) = looked(made(name).path, f"{stack}.{index}").layers
     return layer.activations
 
@@ -59,7 +61,7 @@ def test_what_enters_is_what_the_models_own_activation_gets(name: str, stack: st
         assert sum(abs(a - b) for a, b in zip(d.histogram, counts, strict=True)) <= 2  # one on the edge of two bins
 
 
-def own_made(entered: Entered, name: str) -> Made:
+def own_made(entered: ActivationInput, name: str) -> ActivationOutput:
     return next(made for made in entered.made if made.name == name)
 
 
@@ -162,7 +164,7 @@ def test_what_is_not_finite_is_said_and_left_out(tmp_path: Path) -> None:
     stored = load_file(tmp_path / "model.safetensors")
     stored["model.layers.0.mlp.gate_proj.weight"][3, 0] = float("nan")
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
-    found = entering(load(str(tmp_path)), LayerRequest(), Prompt(None, (3, 5, 6, 7)), ("relu",))
+    found = activations_on_data(load(str(tmp_path)), LayerRequest(), Prompt(None, (3, 5, 6, 7)), ("relu",))
     (entered,) = found.layers[0].activations
     recorders, _ = run(model, ACTS["llama"], "decoder", 0)
     z = recorders[0].entered[0].double()
@@ -206,7 +208,9 @@ def test_a_prompt_reaches_the_layers_that_it_can() -> None:
 
 
 def test_without_a_prompt_the_input_goes_through_the_norm() -> None:
-    (found,) = entering(load(str(made("llama").path)), LayerRequest("1", "ones", (3,)), None, ("relu",)).layers
+    (found,) = activations_on_data(
+        load(str(made("llama").path)), LayerRequest("1", "ones", (3,)), None, ("relu",)
+    ).layers
     layer: Any = made("llama").layer("decoder", 1)
     with torch.no_grad():
         z: Tensor = layer.mlp.gate_proj(layer.post_attention_layernorm(torch.ones(3, 16)))
@@ -215,7 +219,7 @@ def test_without_a_prompt_the_input_goes_through_the_norm() -> None:
 
 
 def test_a_bilinear_block_has_the_identity_for_its_own() -> None:
-    (found,) = entering(load("8x16:bilinear"), LayerRequest(), None, ("silu",)).layers
+    (found,) = activations_on_data(load("8x16:bilinear"), LayerRequest(), None, ("silu",)).layers
     (entered,) = found.activations
     assert [row.name for row in entered.made] == ["identity", "silu"]
     assert entered.made[0].mean == pytest.approx(entered.input.mean)
@@ -223,11 +227,11 @@ def test_a_bilinear_block_has_the_identity_for_its_own() -> None:
 
 def test_bare_dimensions_have_no_layers() -> None:
     with pytest.raises(FFNError, match="8x16 is one block and has no layers"):
-        entering(load("8x16"), LayerRequest("all"), None, ())
+        activations_on_data(load("8x16"), LayerRequest("all"), None, ())
 
 
 def test_positions_choose_what_enters() -> None:
-    found = entering(load(str(made("llama").path)), LayerRequest("1"), Prompt(PROMPT, None, "-1"), ("relu",))
+    found = activations_on_data(load(str(made("llama").path)), LayerRequest("1"), Prompt(PROMPT, None, "-1"), ("relu",))
     x = ffn_input(made("llama"), "decoder", 1)[-1:]
     layer: Any = made("llama").layer("decoder", 1)
     with torch.no_grad():

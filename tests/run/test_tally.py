@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from ffncli.run import statistics as statistics_module
-from ffncli.run.tally import PERCENTS, Distribution, Seen
+from ffncli.run.tally import PERCENTS, Distribution, Sampler
 
 
 def found(values: Tensor, pieces: int) -> Distribution:
     """The distribution of rows that come some at a time."""
-    seen = Seen(values.shape[0], values.shape[1])
+    seen = Sampler(values.shape[0], values.shape[1])
     for piece in values.chunk(pieces):
         seen.add(piece)
     return seen.distribution()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import pty
 import re
@@ -21,7 +22,7 @@ from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line
 from ffncli.show.tables import Short, Table, cell_text, csv_text
 from ffncli.show.tensors import Excerpt, edges, number_text
-from ffncli.show.text import encodable, json_safe, time_text, width
+from ffncli.show.text import encodable, finite, json_safe, percent, plural, time_text, width
 from tests.oracles.checkpoints import harmful
 
 ROWS = Table(("name", "count", "share", "ok", "list", "unknown"), [("a", 1234567, 0.1 + 0.2, True, (1, 2), None)])
@@ -477,3 +478,19 @@ def test_names_behind_an_at_call_nobody_in_markdown():
 def test_times_have_three_digits_and_a_unit():
     found = [time_text(t) for t in (2.0, 0.0123, 0.0009996, 1e-3, 310e-6, 12.34e-6, 0.5e-6, None)]
     assert found == ["2.00 s", "12.3 ms", "1.00 ms", "1.00 ms", "310 µs", "12.3 µs", "500 ns", None]
+
+
+@pytest.mark.parametrize(
+    ("share", "two", "three"),
+    [
+        (0.0, "0 %", "0 %"), (0.00432, "0.43 %", "0.432 %"), (0.0996, "10 %", "9.96 %"), (0.105, "10 %", "10.5 %"),
+        (0.994, "99 %", "99.4 %"), (1.43, "143 %", "143 %"), (12.345, "1234 %", "1234 %"), (math.inf, "inf %", "inf %"),
+    ],
+)  # fmt: skip
+def test_a_share_has_so_many_digits_and_no_exponent(share, two, three):
+    assert (percent(share, 2), percent(share)) == (two, three)
+
+
+def test_one_is_singular_and_what_is_not_finite_has_no_figure():
+    assert [plural("row", count) for count in (0, 1, 2)] == ["rows", "row", "rows"]
+    assert [finite(value) for value in (1.5, math.inf, -math.inf, math.nan)] == [1.5, None, None, None]

@@ -16,7 +16,7 @@ _STRIDE = 16_411  # of fp32 one number in so many; prime, so that their low bits
 
 
 @dataclass(frozen=True)
-class Format:
+class NumberFormat:
     """A binary floating-point format (IEEE 754): `precision` bits of significand, exponents of normal numbers.
 
     Every number of it is a Python float, and has an ordinal: its place in their order, counted from 0.
@@ -84,12 +84,16 @@ class Format:
         return math.copysign(size if size <= self.largest else math.inf, ordinal)
 
 
-_ALL = (Format("bf16", 8, -126, 127), Format("fp16", 11, -14, 15), Format("fp32", 24, -126, 127, _STRIDE))
+_ALL = (
+    NumberFormat("bf16", 8, -126, 127),
+    NumberFormat("fp16", 11, -14, 15),
+    NumberFormat("fp32", 24, -126, 127, _STRIDE),
+)
 FORMATS = {form.name: form for form in _ALL}
 
 
 @cache
-def inputs(form: Format, std: float = 1.0) -> tuple[float, ...]:
+def inputs(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
     """0 and every number of a format (of fp32 one in _STRIDE) from 2^-14 to 64 in size, in order.
 
     The range is wider for a normal input that is: 2^-14 std for a std below 1, 64 std for one above.
@@ -102,7 +106,7 @@ def inputs(form: Format, std: float = 1.0) -> tuple[float, ...]:
 
 
 @cache
-def shares(form: Format, std: float = 1.0) -> tuple[float, ...]:
+def shares(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
     """For each of `inputs` the probability that x ~ N(0, std²) is nearest to it; what lies beyond is the last one's."""
     above = [x for x in inputs(form, std) if x >= 0]
     unit = 1.0 / (std * math.sqrt(2.0))
@@ -111,7 +115,7 @@ def shares(form: Format, std: float = 1.0) -> tuple[float, ...]:
     return (*reversed(cells), 1.0 - 2.0 * beyond[0], *cells)
 
 
-def formats(text: str, field: str = "--dtype") -> tuple[Format, ...]:
+def formats(text: str, field: str = "--dtype") -> tuple[NumberFormat, ...]:
     """The formats of a comma list in any usual spelling, each once.
 
     Raises FFNError for a name that is unknown, and for fp64, which is what the others are measured against.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ffncli.block.activations import Row
-from ffncli.block.analysis.curve import Curve
+from ffncli.block.analysis.curve import Curve, curve
 from ffncli.block.analysis.facts import check_width
 from ffncli.block.analysis.gated import GatedUnit, factor
 from ffncli.block.analysis.quadrature import expectation, normal_share
@@ -37,7 +37,8 @@ class GatedFacts:
     `lipschitz` is the least L with |y(p) - y(q)| ≤ L ‖p - q‖ over the plane of (gate, up), Euclidean. `growth` is the
     power with which y grows along gate = up: y(2t, 2t) = 2^growth · y(t, t) for large t. `linear_share` is the share
     of the output's variance that the best straight function of gate and up explains (R²), `product_share` the further
-    share that gate · up itself does. `gain` is std / √E[y²].
+    share that gate · up itself does; `linear_share_of_gate_function` is R² of the gate's function alone. `gain` is
+    std / √E[y²].
     """
 
     minimum: float | None
@@ -53,6 +54,7 @@ class GatedFacts:
     gain: float
     linear_share: float
     product_share: float
+    linear_share_of_gate_function: float
 
 
 def gated_facts(unit: GatedUnit, std: float = 1.0) -> GatedFacts:
@@ -60,7 +62,7 @@ def gated_facts(unit: GatedUnit, std: float = 1.0) -> GatedFacts:
     check_width(std)
     gate, up = factor(unit.gate), factor(unit.up)
     shape_a, shape_b = shape(gate), shape(up)
-    a, b = _moments(gate, std), _moments(up, std)
+    a, b = _best_line(gate, std), _best_line(up, std)
     variance = a.variance * (b.variance + b.mean**2) + a.mean**2 * b.variance
     straight = (a.slope * b.mean) ** 2 + (a.mean * b.slope) ** 2
     zeros = [exact_zero_share(c, std) for c in (gate, up)]
@@ -76,17 +78,18 @@ def gated_facts(unit: GatedUnit, std: float = 1.0) -> GatedFacts:
         std / math.sqrt(variance + (a.mean * b.mean) ** 2),
         min(1.0, straight / variance),
         min(1.0, (a.slope * b.slope) ** 2 / variance),
+        linear_share(curve(unit.gate.function), std),
     )
 
 
 def linear_share(c: Curve, std: float = 1.0) -> float:
     """The share of Var f(X), X ~ N(0, std²), that the best straight line explains: Cov(f, X)² / (std² Var f)."""
-    m = _moments(c, std)
+    m = _best_line(c, std)
     return min(1.0, m.slope**2 / m.variance)
 
 
 @dataclass(frozen=True)
-class _Moments:
+class _BestLine:
     """E[f(X)], Var f(X), and E[f(X) X] / std: the best straight line's slope, in units of the input's width."""
 
     mean: float
@@ -94,14 +97,14 @@ class _Moments:
     slope: float
 
 
-def _moments(c: Curve, std: float) -> _Moments:
+def _best_line(c: Curve, std: float) -> _BestLine:
     """Even and odd parts are taken apart, so that what is 0 by symmetry is exactly 0."""
 
     def mean(g: Callable[[float], float]) -> float:
         return expectation(g, std, tuple(sorted({*c.kinks, *(-k for k in c.kinks)})))
 
     middle = mean(lambda x: 0.5 * (c.f(x) + c.f(-x)))
-    return _Moments(
+    return _BestLine(
         middle,
         mean(lambda x: (c.f(x) - middle) ** 2),
         mean(lambda x: 0.5 * (c.f(x) - c.f(-x)) * (x / std)),

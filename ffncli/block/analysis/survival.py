@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from ffncli.block.analysis.curve import curve
-from ffncli.block.analysis.difference import Difference
-from ffncli.block.analysis.formats import Format, inputs, shares
+from ffncli.block.analysis.difference import Difference, difference
+from ffncli.block.analysis.formats import NumberFormat, inputs, shares
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,23 @@ class Survival:
         return "yes" if self.ratio is None or self.ratio >= 1 else "in part"
 
 
-def survival(d: Difference, form: Format, std: float = 1.0) -> Survival:
+@dataclass(frozen=True)
+class RoundedDifference:
+    """One activation's difference from another, and what is left of it in each format."""
+
+    difference: Difference
+    rounded: tuple[Survival, ...]
+
+
+def rounded_differences(
+    names: Sequence[str], against: str, forms: Sequence[NumberFormat] = (), std: float = 1.0
+) -> tuple[RoundedDifference, ...]:
+    """How far each of `names` (canonical) is from `against`, for x ~ N(0, std²), and in each of the formats."""
+    found = [difference(name, against, std) for name in names]
+    return tuple(RoundedDifference(d, tuple(survival(d, form, std) for form in forms)) for d in found)
+
+
+def survival(d: Difference, form: NumberFormat, std: float = 1.0) -> Survival:
     """What is left of a difference in a format."""
     xs, mass = inputs(form, std), shares(form, std)
     ours, theirs = _ordinals(d.name, form, std), _ordinals(d.against, form, std)
@@ -67,26 +84,26 @@ def survival(d: Difference, form: Format, std: float = 1.0) -> Survival:
 
 
 @cache
-def _exact(name: str, form: Format, std: float) -> list[float]:
+def _exact(name: str, form: NumberFormat, std: float) -> list[float]:
     """f of each input."""
     return list(map(curve(name).f, inputs(form, std)))
 
 
 @cache
-def _ordinals(name: str, form: Format, std: float) -> list[int]:
+def _ordinals(name: str, form: NumberFormat, std: float) -> list[int]:
     """f of each input, rounded once."""
     return list(map(form.ordinal, _exact(name, form, std)))
 
 
 @cache
-def _noise(name: str, form: Format, std: float) -> float:
+def _noise(name: str, form: NumberFormat, std: float) -> float:
     """The rms of what rounding takes from f(x); where it overflows is left out."""
     pairs = zip(_exact(name, form, std), shares(form, std), strict=True)
     errors = ((form.nearest(y) - y, p) for y, p in pairs if p)
     return math.sqrt(math.fsum(p * error * error for error, p in errors if math.isfinite(error)))
 
 
-def _meeting(d: Difference, form: Format, x: float) -> Meeting:
+def _meeting(d: Difference, form: NumberFormat, x: float) -> Meeting:
     x = form.nearest(x)
     a, b = form.ordinal(curve(d.name).f(x)), form.ordinal(curve(d.against).f(x))
     return Meeting(x, form.value(a), form.value(b), abs(a - b))

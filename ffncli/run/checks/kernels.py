@@ -11,14 +11,14 @@ from ffncli.errors import FFNError
 from ffncli.kernels import built_in
 from ffncli.kernels.kernel import Kernel
 from ffncli.run.checks.case import Case, alike, chosen, wide
-from ffncli.run.checks.row import Row
+from ffncli.run.checks.row import CheckRow
 
 
 class Wrong(Exception):
     """A kernel broke its contract; the text says how."""
 
 
-def fused(case: Case) -> Iterator[Row]:
+def fused(case: Case) -> Iterator[CheckRow]:
     """gate and up in one matrix, against gate and up apart, in the same dtype."""
     judge, packed = case.judge("fused"), built_in("packed")
     reason = packed.refuses(case.ffn) or built_in("eager").refuses(case.ffn)
@@ -29,7 +29,7 @@ def fused(case: Case) -> Iterator[Row]:
     yield judge.equal("packed = eager", one, two, "gate and up as one matrix")
 
 
-def kernels(case: Case) -> Iterator[Row]:
+def kernels(case: Case) -> Iterator[CheckRow]:
     """Every kernel in the case's dtype, against the reference execution in float64."""
     judge = case.judge("kernels")
     reference, went = wide(case.ffn, case.ffn_weights, {case.entry: case.x})

@@ -23,7 +23,7 @@ from ffncli.models.model import Model
 from ffncli.run.capture import FAULTS, run_model
 from ffncli.run.checks.case import Case, steady
 from ffncli.run.checks.reach import reached, reaching, unreached
-from ffncli.run.checks.row import Judge, Row, errors
+from ffncli.run.checks.row import CheckRow, Judge, errors
 from ffncli.run.execute import run
 from ffncli.run.fused import halves_by_turns, turns_as_halves
 from ffncli.run.prepare import LayerRequest, prepare
@@ -54,7 +54,7 @@ class Proof:
     fault: str = ""
 
 
-def layout(case: Case) -> Iterator[Row]:
+def layout(case: Case) -> Iterator[CheckRow]:
     """The tensors as they were read, the proofs, and the misreadings that the shapes allow."""
     judge = case.judge("layout")
     located = _located(case)
@@ -164,7 +164,7 @@ def _judge(case: Case, proof: Proof) -> Judge:
     return replace(own, tolerance=max(own.tolerance, case.judge("layout", torch.float32).tolerance))
 
 
-def _beside(case: Case, judge: Judge, proof: Proof) -> Iterator[Row]:
+def _beside(case: Case, judge: Judge, proof: Proof) -> Iterator[CheckRow]:
     """What the tokens do not reach of another model, and the norms beside the FFN, which no output of it shows."""
     if proof.weights and (row := unreached(case, judge, proof.x, proof.name, proof.weights)) is not None:
         yield row
@@ -174,7 +174,7 @@ def _beside(case: Case, judge: Judge, proof: Proof) -> Iterator[Row]:
             yield judge.equal(f"{step.output} = {proof.name}", ours, proof.norms[step.output])
 
 
-def _held_to(case: Case, judge: Judge, located: Sequence[Located], proof: Proof) -> Iterator[Row]:
+def _held_to(case: Case, judge: Judge, located: Sequence[Located], proof: Proof) -> Iterator[CheckRow]:
     """Our reading against a proof; where it fails, the misreading that agrees, or the one that comes nearest."""
     if proof.same is not None and not proof.same.any():
         yield judge.skips(f"as read = {proof.name}", f"not proven by its module: {proof.remark}")
@@ -188,7 +188,7 @@ def _held_to(case: Case, judge: Judge, located: Sequence[Located], proof: Proof)
     if proof.fault:
         yield judge.skips(row.subject, f"not proven by its module: {proof.fault}")
         return
-    tried: list[Row] = []
+    tried: list[CheckRow] = []
     for name, weights in _readings(case, located):
         tried.append(judge.equal(name, _computed(case, weights, proof.x)[same], theirs))
         if tried[-1].passed:
@@ -204,16 +204,16 @@ def _held_to(case: Case, judge: Judge, located: Sequence[Located], proof: Proof)
     else:
         said = "there is no other reading that fits its shapes"
     notes = "; ".join(filter(None, (said, row.note)))
-    yield Row(row.check, row.subject, row.max_error, row.relative_error, row.ulps, row.tolerance, False, notes)
+    yield CheckRow(row.check, row.subject, row.max_error, row.relative_error, row.ulps, row.tolerance, False, notes)
     if agreeing is not None:
         size = (agreeing.max_error, agreeing.relative_error, agreeing.ulps, agreeing.tolerance)
-        yield Row(row.check, f"with {agreeing.subject} = {proof.name}", *size, True, "the reading that agrees")
+        yield CheckRow(row.check, f"with {agreeing.subject} = {proof.name}", *size, True, "the reading that agrees")
     for name, theirs in proof.weights.items():
         if name in case.ffn_weights and case.ffn_weights[name].shape == theirs.shape:
             yield judge.figure(f"{name} beside {proof.name}", case.ffn_weights[name], theirs)
 
 
-def _misread(case: Case, judge: Judge, located: Sequence[Located], x: Tensor) -> Iterator[Row]:
+def _misread(case: Case, judge: Judge, located: Sequence[Located], x: Tensor) -> Iterator[CheckRow]:
     """How far each misreading would put the FFN's output from where our reading has it."""
     ours = _computed(case, case.ffn_weights, x)
     found = misreadings(located)

@@ -15,7 +15,7 @@ from ffncli.block.activations import TABLE
 from ffncli.block.steps import Linear, Norm, Step
 from ffncli.block.variants import without_nonlinearity
 from ffncli.run.checks.case import Case, Dense
-from ffncli.run.checks.row import Row, errors
+from ffncli.run.checks.row import CheckRow, errors
 from ffncli.run.execute import run
 from ffncli.run.functions import function
 
@@ -25,7 +25,7 @@ _ROWS = 64  # of the one matrix: all of it would take d_model / 64 times as long
 _STACK = 3
 
 
-def collapse(case: Case) -> Iterator[Row]:
+def collapse(case: Case) -> Iterator[CheckRow]:
     """With identity as its activation a plain block, and a stack of three, is one matrix; a gated one is quadratic."""
     judge, dense = case.judge("collapse", torch.float64), case.dense
     if case.layer.spec.moe:
@@ -50,7 +50,7 @@ def collapse(case: Case) -> Iterator[Row]:
         yield judge.equal(label, found[:, : len(matrix)], x @ matrix.T + offset, note)
 
 
-def _quadratic(case: Case, linear: Dense, weights: dict[str, Tensor], x: Tensor) -> Iterator[Row]:
+def _quadratic(case: Case, linear: Dense, weights: dict[str, Tensor], x: Tensor) -> Iterator[CheckRow]:
     """A gate times an up: no matrix, but a polynomial of degree 2, whose third differences are 0."""
     judge = case.judge("collapse", torch.float64)
 
@@ -93,7 +93,7 @@ def _one_matrix(steps: tuple[Step, ...], weights: dict[str, Tensor], depth: int)
     return matrix, offset
 
 
-def nonlinearity(case: Case) -> Iterator[Row]:
+def nonlinearity(case: Case) -> Iterator[CheckRow]:
     """max |f(a + b) - f(a) - f(b) + f(0)|: 0 for every linear map with a bias, and for no other function here."""
     judge, dense = case.judge("nonlinearity", torch.float64), case.dense
     generator = case.generator()
@@ -114,7 +114,7 @@ def nonlinearity(case: Case) -> Iterator[Row]:
         note = "linear: must be 0" if linear else "not linear: must not be 0"
         note = "quadratic with a gate: must not be 0" if name == "identity" and gated else note
         small = _is_small(defect, relative, judge.tolerance)
-        yield Row(judge.check, name, defect, relative, None, judge.tolerance, small == linear, note)
+        yield CheckRow(judge.check, name, defect, relative, None, judge.tolerance, small == linear, note)
 
 
 def _defects(dense: Dense, a: Tensor, b: Tensor) -> list[tuple[float, float | None]]:

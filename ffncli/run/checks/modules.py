@@ -14,7 +14,7 @@ from ffncli.block.steps import Dropout, ffn_steps, shapes
 from ffncli.errors import FFNError
 from ffncli.run.block_module import block_module
 from ffncli.run.checks.case import Case, steady
-from ffncli.run.checks.row import Row
+from ffncli.run.checks.row import CheckRow
 from ffncli.run.execute import Mode, run
 
 _NAIVE = "each call draws its own dropout mask, so two calls in train mode differ by this; with one mask they agree"
@@ -29,7 +29,7 @@ class Subject:
     call: Callable[[nn.Module], Tensor]
 
 
-def module(case: Case) -> Iterator[Row]:
+def module(case: Case) -> Iterator[CheckRow]:
     """The reference execution, against torch's own layers, and against the user's module where there is one."""
     spec, subjects = _spec_of(case), []
     if spec is None:
@@ -57,7 +57,7 @@ def _spec_of(case: Case) -> FFNSpec | None:
     return next((found for found in (spec, replace(bare, norm_position="pre")) if steps(found) == case.steps), None)
 
 
-def _eval(case: Case, subject: Subject) -> Iterator[Row]:
+def _eval(case: Case, subject: Subject) -> Iterator[CheckRow]:
     ours, theirs = run(case.steps, case.weights, case.inputs), subject.call(subject.module)
     same, remark = steady(case.steps, case.weights, case.inputs, case.dtype)
     if not same.any():
@@ -68,7 +68,7 @@ def _eval(case: Case, subject: Subject) -> Iterator[Row]:
     yield case.judge("module").equal(f"{subject.label}, eval", ours, theirs, remark)
 
 
-def _train(case: Case, subject: Subject) -> Iterator[Row]:
+def _train(case: Case, subject: Subject) -> Iterator[CheckRow]:
     """The module's own nn.Dropout draws, and the steps are given the mask that it drew."""
     judge, label = case.judge("module"), f"{subject.label}, train"
     dropouts = [step for step in case.steps if isinstance(step.op, Dropout)]

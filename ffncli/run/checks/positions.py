@@ -11,13 +11,13 @@ from torch.nn import functional
 from ffncli.block.steps import Linear
 from ffncli.kernels import built_in
 from ffncli.run.checks.case import Case, alike, chosen
-from ffncli.run.checks.row import Row
+from ffncli.run.checks.row import CheckRow
 from ffncli.run.execute import execute, run
 
 _ALONE = 4  # tokens that are run one at a time: each reads all weights
 
 
-def convolution(case: Case) -> Iterator[Row]:
+def convolution(case: Case) -> Iterator[CheckRow]:
     """Every Linear is a Conv1d with kernel 1 over [1, d_in, tokens], and so is the whole FFN."""
     judge, dense = case.judge("convolution"), case.dense
     inside = "" if dense.label == "the FFN" else f"{dense.label}, "
@@ -37,7 +37,7 @@ def convolution(case: Case) -> Iterator[Row]:
     yield judge.equal("whole FFN", found, run(case.ffn, case.ffn_weights, {case.entry: case.x}))
 
 
-def tokens(case: Case) -> Iterator[Row]:
+def tokens(case: Case) -> Iterator[CheckRow]:
     """What a token becomes depends on no other token and not on its place."""
     judge, n = case.judge("tokens"), case.tokens
     if n < 2:
@@ -45,7 +45,7 @@ def tokens(case: Case) -> Iterator[Row]:
         return
     whole, went = chosen(case.steps, case.weights, case.inputs)
 
-    def compared(subject: str, order: Tensor, parts: list[Tensor]) -> Row:
+    def compared(subject: str, order: Tensor, parts: list[Tensor]) -> CheckRow:
         """The tokens `parts`, each run together, against the same tokens of the whole run, which `order` lists."""
         made = [chosen(case.steps, case.weights, {k: t[part] for k, t in case.inputs.items()}) for part in parts]
         found = torch.cat([tensor for tensor, _ in made])

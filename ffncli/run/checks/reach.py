@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ffncli.block.steps import Experts, parameters
 from ffncli.run.checks.case import Case, chosen, routing
-from ffncli.run.checks.row import Judge, Row
+from ffncli.run.checks.row import CheckRow, Judge
 from ffncli.run.execute import run
 
 _ROUNDS, _AT_ONCE, _SHOWN, _FEW = 32, 256, 8, 4
@@ -43,7 +43,7 @@ def reaching(case: Case) -> Tensor:
     return torch.cat([x, torch.stack(extra)]) if extra else x
 
 
-def unreached(case: Case, judge: Judge, x: Tensor, label: str, theirs: Mapping[str, Tensor]) -> Row | None:
+def unreached(case: Case, judge: Judge, x: Tensor, label: str, theirs: Mapping[str, Tensor]) -> CheckRow | None:
     """A row on the experts that no token of `x` goes to, each run beside `theirs`; None where there are none."""
     seen = reached(case, x)
     step = next((step for step in case.ffn if isinstance(step.op, Experts)), None)

@@ -24,7 +24,7 @@ _FACTOR = 4
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckRow:
     """`passed` is None where the check does not apply, or where the row shows a figure and judges nothing.
 
     `subject` says of what; errors are as in CONVENTIONS; `note` says why, and what the figure means.
@@ -55,7 +55,7 @@ class Judge:
     tolerance: float
     dtype: torch.dtype
 
-    def equal(self, subject: str, found: Tensor, reference: Tensor, note: str = "") -> Row:
+    def equal(self, subject: str, found: Tensor, reference: Tensor, note: str = "") -> CheckRow:
         """A row that passes where `found` is `reference` within the tolerance; anything not finite fails."""
         if found.shape != reference.shape:
             return self.fails(subject, f"shape {list(found.shape)}, expected {list(reference.shape)}")
@@ -64,20 +64,20 @@ class Judge:
                 return self.fails(subject, _joined(f"{whose} has {not_finite(tensor)}", note))
         row = self.figure(subject, found, reference, note)
         within = row.max_error == 0 or (row.relative_error is not None and row.relative_error <= self.tolerance)
-        return Row(self.check, subject, row.max_error, row.relative_error, row.ulps, self.tolerance, within, note)
+        return CheckRow(self.check, subject, row.max_error, row.relative_error, row.ulps, self.tolerance, within, note)
 
-    def figure(self, subject: str, found: Tensor, reference: Tensor, note: str = "") -> Row:
+    def figure(self, subject: str, found: Tensor, reference: Tensor, note: str = "") -> CheckRow:
         """How far two tensors of one shape are apart, without a judgement."""
         largest, relative, ulps = errors(found, reference, self.dtype)
-        return Row(self.check, subject, largest, relative, ulps, note=note)
+        return CheckRow(self.check, subject, largest, relative, ulps, note=note)
 
-    def fails(self, subject: str, why: str) -> Row:
+    def fails(self, subject: str, why: str) -> CheckRow:
         """A row that fails for a reason that is no number."""
-        return Row(self.check, subject, tolerance=self.tolerance, passed=False, note=why)
+        return CheckRow(self.check, subject, tolerance=self.tolerance, passed=False, note=why)
 
-    def skips(self, subject: str, why: str) -> Row:
+    def skips(self, subject: str, why: str) -> CheckRow:
         """A row for what does not apply here, and why."""
-        return Row(self.check, subject, note=why)
+        return CheckRow(self.check, subject, note=why)
 
 
 def errors(found: Tensor, reference: Tensor, dtype: torch.dtype) -> tuple[float, float | None, float | None]:

@@ -8,14 +8,14 @@ from ffncli.block.shard import shard
 from ffncli.block.steps import AllReduce
 from ffncli.errors import FFNError
 from ffncli.run.checks.case import Case
-from ffncli.run.checks.row import Row
+from ffncli.run.checks.row import CheckRow
 from ffncli.run.execute import run
 from ffncli.run.tensor_parallel import summed
 
 RANKS = (2, 3, 4, 8)
 
 
-def shards(case: Case) -> Iterator[Row]:
+def shards(case: Case) -> Iterator[CheckRow]:
     """The block split over 2, 3, 4 and 8 ranks, where d_ff divides."""
     judge = case.judge("shards")
     whole = run(case.steps, case.weights, case.inputs)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ffncli.run.checks.case import Case
-from ffncli.run.checks.row import Row, not_finite
+from ffncli.run.checks.row import CheckRow, not_finite
 
 
-def finite(case: Case) -> Iterator[Row]:
+def finite(case: Case) -> Iterator[CheckRow]:
     """No NaN and no infinity in the weights and in the input."""
     for what, tensors in (("weights", case.weights), ("input", case.inputs)):
         wrong = [f"{name} has {said}" for name, tensor in tensors.items() if (said := not_finite(tensor))]
         many = f" and {len(wrong) - 4} more tensors" if len(wrong) > 4 else ""
-        yield Row("finite", what, passed=not wrong, note="; ".join(wrong[:4]) + many)
+        yield CheckRow("finite", what, passed=not wrong, note="; ".join(wrong[:4]) + many)

@@ -11,12 +11,12 @@ from torch.nn import functional
 from ffncli.block.steps import Step, parameters
 from ffncli.block.variants import with_biases
 from ffncli.run.checks.case import Case
-from ffncli.run.checks.row import Row
+from ffncli.run.checks.row import CheckRow
 from ffncli.run.execute import run
 from ffncli.run.functions import function
 
 
-def zero(case: Case) -> Iterator[Row]:
+def zero(case: Case) -> Iterator[CheckRow]:
     """The FFN of zeros, without biases, with drawn ones, and row by row."""
     judge = case.judge("zero")
     nothing = torch.zeros_like(case.x)
@@ -27,7 +27,7 @@ def zero(case: Case) -> Iterator[Row]:
     out = run(biased, _with_drawn(case, biased), {case.entry: nothing})
     size = float(out.abs().max())
     note = "the largest output, with drawn biases: must not be 0"
-    yield Row(judge.check, "with biases", size, tolerance=0.0, passed=size > 0, note=note)
+    yield CheckRow(judge.check, "with biases", size, tolerance=0.0, passed=size > 0, note=note)
     note = "in eval; in train mode dropout makes equal tokens differ"
     yield judge.equal("equal tokens", out, out[:1].expand_as(out), note)
 

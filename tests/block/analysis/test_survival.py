@@ -10,7 +10,7 @@ import torch
 from ffncli.block.activations import TABLE
 from ffncli.block.analysis.difference import difference
 from ffncli.block.analysis.formats import FORMATS, inputs
-from ffncli.block.analysis.survival import survival
+from ffncli.block.analysis.survival import rounded_differences, survival
 from ffncli.block.scalar import with_learned
 from ffncli.run.functions import NAMESPACE
 from tests.block.analysis.test_formats import DTYPES, every_number, torchs_ordinal
@@ -92,3 +92,12 @@ def test_verdicts():
         assert survival(difference(name, name), FORMATS["fp16"]).verdict == "no"
     assert survival(difference("gelu", "relu"), FORMATS["bf16"]).ratio is None  # relu of a number is one
     assert survival(difference("gelu", "relu"), FORMATS["bf16"]).verdict == "yes"
+
+
+def test_differences_and_what_is_left_of_them_in_one_record():
+    """Each number is the one that `difference` and `survival` say by themselves."""
+    forms = (FORMATS["bf16"], FORMATS["fp16"])
+    found = rounded_differences(("gelu_tanh", "silu"), "gelu", forms, 2.0)
+    assert [one.difference for one in found] == [difference(name, "gelu", 2.0) for name in ("gelu_tanh", "silu")]
+    assert [s.dtype for one in found for s in one.rounded] == ["bf16", "fp16"] * 2
+    assert found[1].rounded[1] == survival(difference("silu", "gelu", 2.0), FORMATS["fp16"], 2.0)

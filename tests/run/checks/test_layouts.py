@@ -20,7 +20,7 @@ from ffncli.models import pieces
 from ffncli.models.arrangement import Order
 from ffncli.models.source import load
 from ffncli.run.checks.layouts import resplit
-from ffncli.run.checks.row import Row
+from ffncli.run.checks.row import CheckRow
 from ffncli.run.prepare import LayerRequest
 from ffncli.run.verify import VerifyQuestion, verify_layer
 from tests.oracles import huggingface
@@ -49,7 +49,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     return get
 
 
-def rows(source: Path | str, against: Path | str | None = None, **run) -> dict[str, Row]:
+def rows(source: Path | str, against: Path | str | None = None, **run) -> dict[str, CheckRow]:
     other = load(str(against)) if against else None
     question = VerifyQuestion(LayerRequest(**{"layer": "1", **run}), ("layout",), against=other)
     return {row.subject: row for row in verify_layer(load(str(source)), question).rows}
