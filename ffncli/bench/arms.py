@@ -17,7 +17,6 @@ from ffncli.bench.by_step import step_arms
 from ffncli.bench.cuda_anchor import gpu_anchor
 from ffncli.bench.gemm import Chain
 from ffncli.bench.graphs import Launching, Replayable
-from ffncli.bench.named import called
 from ffncli.bench.placement import Arena, Caching, flusher
 from ffncli.bench.problem import Problem
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN
@@ -26,35 +25,26 @@ from ffncli.bench.seat import Made, Seat, trade
 from ffncli.bench.slowed import slowed_kernel
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
-from ffncli.kernels import BY_DEFAULT
+from ffncli.kernels.choice import Choice
 from ffncli.kernels.kernel import Kernel, Steps
-from ffncli.run.user_kernels import chosen_kernels, unguarded
+from ffncli.run.user_kernels import kernel_of, unguarded
 
 
-def resolved(texts: Sequence[str], steps: Steps, spec: FFNSpec) -> dict[str, Kernel | FFNError]:
-    """The kernels of --kernel by name, in order; in place of one that cannot be had, why. None named: BY_DEFAULT.
+def kernels_by_label(choices: Sequence[Choice], steps: Steps, spec: FFNSpec) -> dict[str, Kernel | FFNError]:
+    """The kernels by label, in order; in place of one that cannot be had, why.
 
-    Each by itself, so that a file that does not run costs its own rows alone. `LABEL=slowed:FACTOR:KERNEL` is a kernel
-    that is slower by a factor (for the self-test).
+    Each by itself, so that a file that does not run costs its own rows alone.
     """
-    words = [word for text in texts for word in (part.strip() for part in text.split(",")) if word]
-    words = words or list(BY_DEFAULT)
 
-    def one(word: str) -> Kernel:
-        return next(k for k in chosen_kernels((word,), steps, spec) if ".py" not in word or k.origin)
-
-    found: dict[str, Kernel | FFNError] = {}
-    for word in words:
-        kernel: Kernel | FFNError
+    def one(choice: Choice) -> Kernel | FFNError:
         try:
-            kernel = slowed_kernel(word, one) or one(word)
-            name = kernel.name
+            kernel = kernel_of(choice, steps, spec)
         except FFNError as error:
-            kernel, name = error, called(word)
-        if name in found and ".py" in word:
-            raise FFNError(f"--kernel: two kernels are called {name}", "give them labels: --kernel a=file.py:name")
-        found.setdefault(name, kernel)
-    return found
+            return error
+        kernel = replace(kernel, name=choice.label)
+        return kernel if choice.factor is None else slowed_kernel(kernel, choice.factor)
+
+    return {choice.label: one(choice) for choice in choices}
 
 
 class Table:

@@ -15,7 +15,7 @@ from functools import cache
 import torch
 
 from ffncli.bench import correct, machine, roofline
-from ffncli.bench.arms import StepTable, Table, resolved, twin_of
+from ffncli.bench.arms import StepTable, Table, kernels_by_label, twin_of
 from ffncli.bench.clock import Clock
 from ffncli.bench.counters import Counters, SystemCounters
 from ffncli.bench.cuda_clock import CudaClock, clock_for
@@ -93,7 +93,7 @@ class _Run:
 
     def unit(self) -> Unit:
         steps = kernel_steps(steps_of(self.case.spec))
-        kernels = {} if self.job.method.by_step else resolved(self.job.kernels, steps, self.case.spec)
+        kernels = {} if self.job.method.by_step else kernels_by_label(self.job.kernels, steps, self.case.spec)
         self.mode = Caching(self.case.cache)
         self.baseline = BLOCK if self.job.method.by_step else self._wanted(kernels)
         try:
@@ -120,13 +120,9 @@ class _Run:
 
     def _wanted(self, kernels: Mapping[str, Kernel | FFNError]) -> str:
         """The baseline asked for; eager where none is, or the first kernel that is ok (empty until that is known)."""
-        said = self.job.baseline
-        if said is None:
+        if self.job.baseline is None:
             return "eager" if "eager" in kernels else ""
-        if said not in kernels:
-            alias = next(iter(resolved((said,), kernel_steps(steps_of(self.case.spec)), self.case.spec)), said)
-            return alias if alias in kernels else said
-        return said
+        return self.job.baseline
 
     def _all(self, names: Mapping[str, object], error: BaseException) -> None:
         status, note = correct.verdict_of(error)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ffncli.bench import journal as journals
 from ffncli.bench.columns import Row
-from ffncli.bench.grid import Request
+from ffncli.bench.grid import BenchRequest
 from ffncli.bench.journal import Journal, locked
 from ffncli.bench.launch import WORKER, Worker, worker
 from ffncli.bench.records import Case, Job, Outcome, Status, Unit
@@ -42,7 +42,7 @@ class Result:
     """A complete run: its rows, and where they are."""
 
     rows: tuple[Row, ...]
-    request: Request
+    request: BenchRequest
     csv: Path
     rounds: Path
 
@@ -63,7 +63,7 @@ def default_path() -> Path:
 
 
 @contextmanager
-def begun(path: Path, request: Request, force: bool = False) -> Iterator[Journal]:
+def begun(path: Path, request: BenchRequest, force: bool = False) -> Iterator[Journal]:
     """A new run into `path`, locked. Raises FFNError before anything is measured where it cannot be written."""
     import secrets
 

@@ -9,6 +9,7 @@ import typer
 from ffncli.cli.options import DimensionOptions, OutputOptions, PlaceOptions, Source, TokenOptions, from_zero, spread
 from ffncli.cli.verify_page import answer, failure
 from ffncli.errors import FFNError, shown
+from ffncli.kernels.choice import choices
 from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.examples import notebook
 from ffncli.models.model import Model
@@ -60,7 +61,7 @@ def command(
     Try: ffn verify 512x2048:swiglu, ffn verify ./my-model --layer 1, ffn verify --kernel mine.py:mlp
     """
     output = show.output()
-    names = _names(checks, kernels)
+    names, compared = _names(checks, kernels), choices(kernels or ())
     said, leading = dimensions.dimensions(), tokens.leading()
     example = notebook() if source is None and said.d_model is None else None
     if example:
@@ -79,7 +80,7 @@ def command(
     if place.threads:
         torch.set_num_threads(place.threads)
     request = Request(place.layer, place.input, leading, place.dtype, place.device, place.seed)
-    verdict = verify_layer(model, Question(request, names, tuple(kernels or ()), tolerance, own, other), example)
+    verdict = verify_layer(model, Question(request, names, compared, tolerance, own, other), example)
     output.notes(*model.notes, *map(str, model.differences), *verdict.ready.notes)
     output.show(answer(model, verdict, place.device))
     if verdict.failed:

@@ -11,6 +11,7 @@ from ffncli.block.cost import cost
 from ffncli.block.recipe import steps
 from ffncli.block.steps import block_inputs
 from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.kernels.choice import Choice
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.examples import Example
 from ffncli.models.model import Model
@@ -18,7 +19,7 @@ from ffncli.run.checks import kernels, layouts, linearity, modules, positions, s
 from ffncli.run.checks.case import Case, Own
 from ffncli.run.checks.row import Row
 from ffncli.run.prepare import Prepared, Request, prepare
-from ffncli.run.user_kernels import chosen_kernels
+from ffncli.run.user_kernels import kernels_of
 
 _TOKENS, _FEW_TOKENS, _LARGE = 16, 4, 50_000_000
 
@@ -57,7 +58,7 @@ class Question:
 
     run: Request = field(default_factory=Request)
     checks: tuple[str, ...] | None = None
-    kernels: tuple[str, ...] = ()
+    kernels: tuple[Choice, ...] = ()
     tolerance: float | None = None
     own: Own | None = None
     against: Model | None = None
@@ -123,10 +124,10 @@ def _case(model: Model, question: Question, example: Example | None) -> tuple[Ca
     spec = ready.layer.spec
     dtype = next(iter(ready.inputs.values())).dtype
     flat = {name: ready.inputs[name].flatten(0, -2) for name in block_inputs(ready.steps)}
-    own = chosen_kernels(question.kernels, kernel_steps(ready.steps), spec, compiling=False)
+    compared = kernels_of(question.kernels, kernel_steps(ready.steps), spec, compiling=False)
     case = Case(
         model, ready.layer, ready.steps, ready.weights, flat, dtype, question.run.device, question.run.seed or 0,
-        question.tolerance, own, question.own, question.against,
+        question.tolerance, compared, question.own, question.against,
     )  # fmt: skip
     return case, ready
 

@@ -8,13 +8,14 @@ import random
 import pytest
 import torch
 
-from ffncli.bench.arms import Table, resolved, twin_of
+from ffncli.bench.arms import Table, kernels_by_label, twin_of
 from ffncli.bench.graphs import REPLAYED, Launching
 from ffncli.bench.placement import Caching
 from ffncli.bench.problem import Problem
 from ffncli.bench.records import GEMM, TWIN, Case
 from ffncli.bench.seat import Seat, made
 from ffncli.block.recipe import FFNSpec
+from ffncli.kernels.choice import choices
 from tests.bench.fake_cuda import FakeCuda
 
 SPEC = FFNSpec(8, 16, "silu", gated=True)
@@ -22,7 +23,7 @@ SPEC = FFNSpec(8, 16, "silu", gated=True)
 
 def table_of(cuda, passes="forward", copies=3, small=True):
     problem = Problem.of(Case("8x16:swiglu", "8x16:swiglu", SPEC, 4, passes=passes), 1)
-    kernels = resolved(("eager", "packed"), problem.steps, SPEC)
+    kernels = kernels_by_label(choices(["eager,packed"]), problem.steps, SPEC)
     draw = random.Random(0)
     seats = [Seat(name, made(kernel, problem), problem, draw, 1.0) for name, kernel in kernels.items()]
     launching = Launching(small, cuda)
