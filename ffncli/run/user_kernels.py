@@ -178,7 +178,7 @@ def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, 
     return {p.name: known[p.name] for p in own[1:] if p.name in known}
 
 
-class _Filled:
+class _ModuleOnParams:
     """A user's module with other tensors in place of its parameters, which are written where the module has them.
 
     That takes no time where they are the last call's; torch.func.functional_call takes some 20 µs at every call.
@@ -222,7 +222,7 @@ def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpe
         return tuple(state.values())
 
     def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-        return _Guarded(_Filled(own, copy.deepcopy(own.module).to(device, dtype)), path)
+        return _Guarded(_ModuleOnParams(own, copy.deepcopy(own.module).to(device, dtype)), path)
 
     return Kernel(label, build, prepare)
 

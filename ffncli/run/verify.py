@@ -16,7 +16,7 @@ from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.examples import Example
 from ffncli.models.model import Model
 from ffncli.run.checks import kernels, layouts, linearity, modules, positions, shards, values, zero
-from ffncli.run.checks.case import Case, Own
+from ffncli.run.checks.case import CheckedBlock, Own
 from ffncli.run.checks.row import Row
 from ffncli.run.prepare import Prepared, Request, prepare
 from ffncli.run.user_kernels import kernels_of
@@ -29,7 +29,7 @@ class Check:
     """`states` is what must hold, in words; `rows` looks whether it does."""
 
     states: str
-    rows: Callable[[Case], Iterator[Row]]
+    rows: Callable[[CheckedBlock], Iterator[Row]]
 
 
 CHECKS: Mapping[str, Check] = {
@@ -104,7 +104,7 @@ def _known() -> str:
     return "checks: " + ", ".join(CHECKS)
 
 
-def _rows(case: Case, names: Sequence[str]) -> Iterator[Row]:
+def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[Row]:
     """The rows of the checks; where the values are no numbers, that alone is judged."""
     broken = [row for row in values.finite(case) if row.passed is False]
     for name in names:
@@ -119,13 +119,13 @@ def _rows(case: Case, names: Sequence[str]) -> Iterator[Row]:
             yield Row(name, "all", note=f"torch cannot do it here: {str(error).splitlines()[0][:120]}")
 
 
-def _case(model: Model, question: Question, example: Example | None) -> tuple[Case, Prepared]:
+def _case(model: Model, question: Question, example: Example | None) -> tuple[CheckedBlock, Prepared]:
     ready = prepare(model, _with_tokens(model, question.run, example), example)
     spec = ready.layer.spec
     dtype = next(iter(ready.inputs.values())).dtype
     flat = {name: ready.inputs[name].flatten(0, -2) for name in block_inputs(ready.steps)}
     compared = kernels_of(question.kernels, kernel_steps(ready.steps), spec, compiling=False)
-    case = Case(
+    case = CheckedBlock(
         model, ready.layer, ready.steps, ready.weights, flat, dtype, question.run.device, question.run.seed or 0,
         question.tolerance, compared, question.own, question.against,
     )  # fmt: skip
