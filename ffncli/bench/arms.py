@@ -11,12 +11,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ffncli.bench import correct, outcomes
+from ffncli.bench import correct
 from ffncli.bench.anchor import anchor
 from ffncli.bench.by_step import step_arms
 from ffncli.bench.cuda_anchor import gpu_anchor
 from ffncli.bench.gemm import Chain
 from ffncli.bench.graphs import Launching, Replayable
+from ffncli.bench.outcomes import Error, WrongResult
 from ffncli.bench.placement import Arena, Caching, flusher
 from ffncli.bench.problem import Problem
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN
@@ -25,18 +26,18 @@ from ffncli.bench.seat import PlacedKernel, shuffle_buffers
 from ffncli.bench.slowed import slowed_kernel
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
-from ffncli.kernels.choice import Choice
+from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import Kernel, Steps
 from ffncli.run.user_kernels import kernel_of, unguarded
 
 
-def kernels_by_label(choices: Sequence[Choice], steps: Steps, spec: FFNSpec) -> dict[str, Kernel | FFNError]:
+def kernels_by_label(choices: Sequence[KernelChoice], steps: Steps, spec: FFNSpec) -> dict[str, Kernel | FFNError]:
     """The kernels by label, in order; in place of one that cannot be had, why.
 
     Each by itself, so that a file that does not run costs its own rows alone.
     """
 
-    def one(choice: Choice) -> Kernel | FFNError:
+    def one(choice: KernelChoice) -> Kernel | FFNError:
         try:
             kernel = kernel_of(choice, steps, spec)
         except FFNError as error:
@@ -64,8 +65,8 @@ class Arms:
     ) -> None:
         self.kernels, self.twin, self._launching = tuple(kernels), twin, launching
         self.by_name: dict[str, Arm] = {}  # of the placement made last
-        self.wrong: dict[str, outcomes.WrongResult] = {}
-        self.errors: dict[str, outcomes.Error] = {}
+        self.wrong: dict[str, WrongResult] = {}
+        self.errors: dict[str, Error] = {}
         self.seconds = 0.0  # of looking at what was timed, within place
         self._problem, self._copies = problem, caching.copies
         self._draw = random.Random(problem.seed)
@@ -111,14 +112,14 @@ class Arms:
         for placed in self.kernels:
             self._check(placed.name, placed, lambda placed: correct.fresh(placed, self._problem, inputs))
 
-    def _check(self, name: str, placed: PlacedKernel, error_of: Callable[[PlacedKernel], outcomes.Error]) -> None:
+    def _check(self, name: str, placed: PlacedKernel, error_of: Callable[[PlacedKernel], Error]) -> None:
         if name in self.wrong:
             return
         try:
             error = error_of(placed)
-        except outcomes.WrongResult as wrong:
+        except WrongResult as wrong:
             self.wrong[name] = wrong
-            error = wrong.error or outcomes.Error()
+            error = wrong.error or Error()
         self.errors[name] = self.errors.get(name, error).worst(error)
 
 

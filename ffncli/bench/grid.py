@@ -13,7 +13,7 @@ from ffncli.block.activations import GATED
 from ffncli.block.dtypes import dtype
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError, shown
-from ffncli.kernels.choice import Choice, parse
+from ffncli.kernels.choice import KernelChoice, parse
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Model
 
@@ -52,7 +52,7 @@ class BenchRequest:
     """
 
     cases: tuple[Case, ...]
-    kernels: tuple[Choice, ...]
+    kernels: tuple[KernelChoice, ...]
     baseline: str
     method: Method = field(default_factory=Method)
     fail_if_slower: float | None = None

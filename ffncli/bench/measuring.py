@@ -14,7 +14,7 @@ from functools import cache
 
 import torch
 
-from ffncli.bench import correct, machine, outcomes, roofline
+from ffncli.bench import correct, machine, roofline
 from ffncli.bench.arms import Arms, StepArms, kernels_by_label, twin_of
 from ffncli.bench.clock import Clock
 from ffncli.bench.counters import Counters, SystemCounters
@@ -23,7 +23,7 @@ from ffncli.bench.cuda_counters import GpuCounters
 from ffncli.bench.graphs import Launching, by_graphs
 from ffncli.bench.math_mode import set_math_mode
 from ffncli.bench.nvml import Probe, gpu_probe
-from ffncli.bench.outcomes import BrokenArm
+from ffncli.bench.outcomes import BrokenArm, Error, WrongResult, verdict_of
 from ffncli.bench.placement import Caching, caching
 from ffncli.bench.problem import Problem
 from ffncli.bench.ratios import paired
@@ -126,7 +126,7 @@ class _Run:
         return self.job.baseline
 
     def _all(self, names: Mapping[str, object], error: BaseException) -> None:
-        status, note = outcomes.verdict_of(error)
+        status, note = verdict_of(error)
         self.outcomes = {name: Outcome(name, status, note) for name in names}
 
     def _answer(self, roof: Roof) -> Unit:
@@ -188,7 +188,7 @@ class _Run:
     def _verify(self, name: str, kernel: Kernel | FFNError, problem: Problem, limit: float) -> None:
         self.tell(name)
         if isinstance(kernel, FFNError):
-            self.outcomes[name] = Outcome(name, *outcomes.verdict_of(kernel))
+            self.outcomes[name] = Outcome(name, *verdict_of(kernel))
             return
         said = compile_cache()
         try:
@@ -234,8 +234,8 @@ class _Run:
     def _broken(self, name: str, error: BaseException) -> None:
         """A kernel's outcome for what it raised; it is not timed, and what it held is given back."""
         cause = error.__cause__ if isinstance(error, BrokenArm) and error.__cause__ else error
-        status, note = outcomes.verdict_of(cause)
-        found = cause.error if isinstance(cause, outcomes.WrongResult) else None
+        status, note = verdict_of(cause)
+        found = cause.error if isinstance(cause, WrongResult) else None
         before = self.outcomes.get(name, Outcome(name))
         self.outcomes[name] = replace(
             before,
@@ -267,7 +267,7 @@ class _Run:
                 self._without(broken)
                 continue
             except (RuntimeError, MemoryError) as error:  # of what is not a kernel's: the buffer that empties caches
-                status, note = outcomes.verdict_of(error)
+                status, note = verdict_of(error)
                 if status != "oom":
                     raise
                 self.measured = None
@@ -280,7 +280,7 @@ class _Run:
     def _without(self, broken: BrokenArm) -> None:
         """The next attempt does without the arm that broke."""
         if broken.name in (TWIN, GEMM):
-            _, note = outcomes.verdict_of(broken.__cause__ or broken)
+            _, note = verdict_of(broken.__cause__ or broken)
             self.without.add(broken.name)
             self.notes.append(f"no arm {broken.name}: {note}")
             return
@@ -288,7 +288,7 @@ class _Run:
         if broken.name == self.baseline:
             self._say_baseline()
 
-    def _looked_at(self, name: str, found: outcomes.Error, wrong: outcomes.WrongResult | None) -> None:
+    def _looked_at(self, name: str, found: Error, wrong: WrongResult | None) -> None:
         before = self.outcomes[name]
         after = replace(
             before,
@@ -387,7 +387,7 @@ def _finite(error: float) -> float | None:
     return error if math.isfinite(error) else None
 
 
-def _subnormal(error: outcomes.Error) -> str:
+def _subnormal(error: Error) -> str:
     return f"{error.subnormal} subnormal outputs" if error.subnormal else ""
 
 

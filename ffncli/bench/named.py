@@ -11,7 +11,7 @@ from pathlib import Path
 from ffncli.bench.records import OWN_ARMS
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.kernels import BUILT_IN, BY_DEFAULT, COMPILING
-from ffncli.kernels.choice import Choice, choices, parse, require_unlike
+from ffncli.kernels.choice import KernelChoice, choices, parse, require_unlike
 from ffncli.models.strict_json import shown_path
 
 
@@ -22,7 +22,7 @@ class ChosenKernels:
     `baseline` is its label, `files` maps the users' files (absolute) to their sha256.
     """
 
-    kernels: tuple[Choice, ...]
+    kernels: tuple[KernelChoice, ...]
     baseline: str
     files: Mapping[str, str]
     notes: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ def choose_kernels(texts: Sequence[str] | None, baseline: str | None) -> ChosenK
     return ChosenKernels(kernels, baseline, files, notes)
 
 
-def _baseline(text: str, labels: Sequence[str]) -> Choice:
+def _baseline(text: str, labels: Sequence[str]) -> KernelChoice:
     try:
         return parse(text)
     except FFNError:
@@ -61,7 +61,7 @@ def _baseline(text: str, labels: Sequence[str]) -> Choice:
         raise FFNError(f"--baseline: there is no kernel {shown(text)}", hint) from None
 
 
-def _named(choice: Choice, files: dict[str, str]) -> Choice:
+def _named(choice: KernelChoice, files: dict[str, str]) -> KernelChoice:
     """The choice with its kernel's name, as far as the user's file says it; adds the file to `files`."""
     if choice.file is not None:
         raw, tree = _read(choice.file)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from ffncli.block.recipe import FFNSpec
-from ffncli.kernels.choice import Choice
+from ffncli.kernels.choice import KernelChoice
 
 Pass: TypeAlias = Literal["forward", "forward+backward"]
 Cache: TypeAlias = Literal["warm", "shared", "cold-weights", "flush"]
@@ -86,7 +86,7 @@ class Job:
 
     process: int
     cases: tuple[Case, ...]
-    kernels: tuple[Choice, ...]
+    kernels: tuple[KernelChoice, ...]
     baseline: str | None
     method: Method
     gone: tuple[tuple[str, Outcome], ...] = ()

@@ -1,4 +1,4 @@
-"""`--kernel`: a text becomes a Choice once, by one grammar; every process after that reads the Choice.
+"""`--kernel`: a text becomes a KernelChoice once, by one grammar, which every process after that reads.
 
     NAME                           a kernel of the package: eager, packed, ...; `all` of them
     [LABEL=]FILE.py[:NAME]         a function, an nn.Module or a Kernel in a user's file
@@ -24,7 +24,7 @@ _FACTOR = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{1,9})?")
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
     """A kernel that was asked for, and `label`, what results call it.
 
     `kernel` is the name of one of the package's, or the path of a user's file as it was typed; `attribute` names the
@@ -48,7 +48,7 @@ class Choice:
         plain = self._plain
         return plain if self.label in ("", self._default_label) else f"{self.label}={plain}"
 
-    def with_attribute(self, attribute: str) -> Choice:
+    def with_attribute(self, attribute: str) -> KernelChoice:
         """The choice of that kernel of the file; where no label was given, it is called so."""
         choice = replace(self, attribute=attribute)
         return replace(choice, label=self.label or choice._default_label)
@@ -68,7 +68,7 @@ class Choice:
         return f"{self._slowed}{self.file.name}:{self.attribute}" if self.attribute else ""
 
 
-def parse(text: str) -> Choice:
+def parse(text: str) -> KernelChoice:
     """The choice that one word of `--kernel` means. Raises FFNError for a word that means none."""
     match = _FORM.fullmatch(text)
     assert match is not None  # it takes any text
@@ -88,11 +88,11 @@ def parse(text: str) -> Choice:
         kernel = full_name(kernel)
     if label in BUILT_IN:
         raise FFNError(f"--kernel: {shown(label)} is a kernel of ffn's own", "give another label")
-    choice = Choice("", kernel, attribute, None if factor is None else float(factor))
+    choice = KernelChoice("", kernel, attribute, None if factor is None else float(factor))
     return replace(choice, label=label or choice._default_label)
 
 
-def choices(texts: Iterable[str]) -> tuple[Choice, ...]:
+def choices(texts: Iterable[str]) -> tuple[KernelChoice, ...]:
     """What the values of `--kernel` mean, comma lists each, in order; what is named twice counts once.
 
     Raises FFNError for a word that means no kernel, and for two that would be called the same.

@@ -22,7 +22,7 @@ from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import parameters
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.kernels import BUILT_IN, built_in
-from ffncli.kernels.choice import Choice, require_unlike
+from ffncli.kernels.choice import KernelChoice, require_unlike
 from ffncli.kernels.kernel import Computes, Kernel, Params, Steps
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.strict_json import shown_path
@@ -31,7 +31,7 @@ from ffncli.run.own_module import OwnModule, load_module
 from ffncli.run.user_code import import_file, user_code
 
 
-def kernel_of(choice: Choice, steps: Steps, spec: FFNSpec) -> Kernel:
+def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
     """The kernel of a choice, called by its label; a user's file is executed. `steps` are the kernel steps of `spec`.
 
     Raises FFNError for a file that does not run, and for a kernel that asks for other weights than the block has.
@@ -39,7 +39,9 @@ def kernel_of(choice: Choice, steps: Steps, spec: FFNSpec) -> Kernel:
     return built_in(choice.kernel) if choice.file is None else _user_kernel(choice, choice.file, steps, spec)
 
 
-def kernels_of(choices: Sequence[Choice], steps: Steps, spec: FFNSpec, compiling: bool = True) -> tuple[Kernel, ...]:
+def kernels_of(
+    choices: Sequence[KernelChoice], steps: Steps, spec: FFNSpec, compiling: bool = True
+) -> tuple[Kernel, ...]:
     """All kernels to be verified: those of the package (each of them where none is chosen), then the user's own.
 
     Without `compiling` those that compile refuse every block unless they are chosen: one takes longer than all the
@@ -63,7 +65,7 @@ def _unless_named(kernel: Kernel) -> Kernel:
     return replace(kernel, needs=(), refuses=lambda steps: why)
 
 
-def _user_kernel(choice: Choice, path: Path, steps: Steps, spec: FFNSpec) -> Kernel:
+def _user_kernel(choice: KernelChoice, path: Path, steps: Steps, spec: FFNSpec) -> Kernel:
     """The kernel in a user's file, which is executed."""
     target, name = _target(path, choice.attribute)
     label = choice.with_attribute(name).label

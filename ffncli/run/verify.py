@@ -11,7 +11,7 @@ from ffncli.block.cost import cost
 from ffncli.block.recipe import steps
 from ffncli.block.steps import block_inputs
 from ffncli.errors import FFNError, did_you_mean, shown
-from ffncli.kernels.choice import Choice
+from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.examples import Example
 from ffncli.models.model import Model
@@ -58,7 +58,7 @@ class Question:
 
     run: Request = field(default_factory=Request)
     checks: tuple[str, ...] | None = None
-    kernels: tuple[Choice, ...] = ()
+    kernels: tuple[KernelChoice, ...] = ()
     tolerance: float | None = None
     own: Own | None = None
     against: Model | None = None

@@ -11,28 +11,28 @@ from hypothesis import strategies as st
 
 from ffncli.errors import FFNError
 from ffncli.kernels import BUILT_IN
-from ffncli.kernels.choice import Choice, choices, parse
+from ffncli.kernels.choice import KernelChoice, choices, parse
 
 ACCEPTED = {
-    "eager": Choice("eager", "eager"),
-    "conv": Choice("conv1x1", "conv1x1"),
-    "mine.py": Choice("", "mine.py"),
-    "mine.py:f": Choice("mine.py:f", "mine.py", "f"),
-    "~/some dir/mine.py:f_2": Choice("mine.py:f_2", "~/some dir/mine.py", "f_2"),
-    "C:/x/mine.py:f": Choice("mine.py:f", "C:/x/mine.py", "f"),
-    "a.py.py:f": Choice("a.py.py:f", "a.py.py", "f"),
-    "slowed.py:f": Choice("slowed.py:f", "slowed.py", "f"),
-    "a=mine.py": Choice("a", "mine.py"),
-    "a=../mine.py:f": Choice("a", "../mine.py", "f"),
-    "a b=mine.py:f": Choice("a b", "mine.py", "f"),
-    "./a=b/mine.py:f": Choice("mine.py:f", "./a=b/mine.py", "f"),
-    "slowed:1:eager": Choice("slowed:1:eager", "eager", None, 1.0),
-    "slowed:1.50:conv": Choice("slowed:1.5:conv1x1", "conv1x1", None, 1.5),
-    "a=slowed:1.05:eager": Choice("a", "eager", None, 1.05),
-    "slowed:2:mine.py:f": Choice("slowed:2:mine.py:f", "mine.py", "f", 2.0),
-    "slowed:2:x/mine.py:f": Choice("slowed:2:mine.py:f", "x/mine.py", "f", 2.0),
-    "a=slowed:2:mine.py": Choice("a", "mine.py", None, 2.0),
-    "slowed:2:mine.py": Choice("", "mine.py", None, 2.0),
+    "eager": KernelChoice("eager", "eager"),
+    "conv": KernelChoice("conv1x1", "conv1x1"),
+    "mine.py": KernelChoice("", "mine.py"),
+    "mine.py:f": KernelChoice("mine.py:f", "mine.py", "f"),
+    "~/some dir/mine.py:f_2": KernelChoice("mine.py:f_2", "~/some dir/mine.py", "f_2"),
+    "C:/x/mine.py:f": KernelChoice("mine.py:f", "C:/x/mine.py", "f"),
+    "a.py.py:f": KernelChoice("a.py.py:f", "a.py.py", "f"),
+    "slowed.py:f": KernelChoice("slowed.py:f", "slowed.py", "f"),
+    "a=mine.py": KernelChoice("a", "mine.py"),
+    "a=../mine.py:f": KernelChoice("a", "../mine.py", "f"),
+    "a b=mine.py:f": KernelChoice("a b", "mine.py", "f"),
+    "./a=b/mine.py:f": KernelChoice("mine.py:f", "./a=b/mine.py", "f"),
+    "slowed:1:eager": KernelChoice("slowed:1:eager", "eager", None, 1.0),
+    "slowed:1.50:conv": KernelChoice("slowed:1.5:conv1x1", "conv1x1", None, 1.5),
+    "a=slowed:1.05:eager": KernelChoice("a", "eager", None, 1.05),
+    "slowed:2:mine.py:f": KernelChoice("slowed:2:mine.py:f", "mine.py", "f", 2.0),
+    "slowed:2:x/mine.py:f": KernelChoice("slowed:2:mine.py:f", "x/mine.py", "f", 2.0),
+    "a=slowed:2:mine.py": KernelChoice("a", "mine.py", None, 2.0),
+    "slowed:2:mine.py": KernelChoice("", "mine.py", None, 2.0),
 }
 REFUSED = {
     "": "--kernel: unknown kernel ''",
