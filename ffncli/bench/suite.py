@@ -87,7 +87,7 @@ def resumed(path: Path) -> Iterator[Journal]:
 
     with locked(path):
         opened = journals.resume(path, summarise)
-        _demand_same("its run began with", opened.software, software())
+        _require_same("its run began with", opened.software, software())
         for name, digest in opened.request.files.items():
             if sha256(Path(name)) != digest:
                 raise _changed(f"{shown_path(Path(name))} has changed since its run began")
@@ -144,7 +144,7 @@ def _work(
                     kernel = name or None  # none: all of them in turn
                 case ("unit", Unit() as unit) if unit.case in known:
                     case = known[unit.case]
-                    _demand_same("its run began with", before.get((case.device, case.threads), {}), unit.environment)
+                    _require_same("its run began with", before.get((case.device, case.threads), {}), unit.environment)
                     journal.add(unit)
                     current, finished = None, finished + 1
                     tell(process, case)
@@ -261,7 +261,7 @@ def _environments(journal: Journal) -> dict[tuple[str, int], Mapping[str, str]]:
     return {(c.device, c.threads): k.unit.environment for k in kept if (c := cases[k.unit.case]) and k.unit.environment}
 
 
-def _demand_same(when: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+def _require_same(when: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Raises FFNError where the machine or a version is another; one run has one environment."""
     for name in before.keys() & now.keys():
         if before[name] != now[name]:

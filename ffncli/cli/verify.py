@@ -68,7 +68,7 @@ def command(
         model, own = with_dimensions(example.model, said), None
     else:
         model, own = _model(source, said, place.seed or 0)
-        _demand_tensors(model)
+        _require_tensors(model)
     other = _reference(against, model, place.seed or 0) if against is not None else None
 
     # From here on torch is needed; what can be wrong without it has been said.
@@ -106,7 +106,7 @@ def _reference(against: str, model: Model, seed: int) -> Model:
     return load(against, Dimensions(d_model=width), seed)
 
 
-def _demand_tensors(model: Model) -> None:
+def _require_tensors(model: Model) -> None:
     """Raises FFNError for a directory without tensors: what holds for random weights proves nothing of its own.
 
     A config.json that was named as such is asked about with random weights.
