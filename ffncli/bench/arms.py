@@ -17,47 +17,38 @@ from ffncli.bench.by_step import step_arms
 from ffncli.bench.cuda_anchor import gpu_anchor
 from ffncli.bench.gemm import Chain
 from ffncli.bench.graphs import Launching, Replayable
-from ffncli.bench.named import called
+from ffncli.bench.outcomes import Error, WrongResult
 from ffncli.bench.placement import Arena, Caching, flusher
 from ffncli.bench.problem import Problem
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN
 from ffncli.bench.rounds import Arm
-from ffncli.bench.seat import Made, Seat, trade
+from ffncli.bench.seat import PlacedKernel, shuffle_buffers
 from ffncli.bench.slowed import slowed_kernel
 from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
-from ffncli.kernels import BY_DEFAULT
+from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import Kernel, Steps
-from ffncli.run.user_kernels import chosen_kernels, unguarded
+from ffncli.run.user_kernels import kernel_of, unguarded
 
 
-def resolved(texts: Sequence[str], steps: Steps, spec: FFNSpec) -> dict[str, Kernel | FFNError]:
-    """The kernels of --kernel by name, in order; in place of one that cannot be had, why. None named: BY_DEFAULT.
+def kernels_by_label(choices: Sequence[KernelChoice], steps: Steps, spec: FFNSpec) -> dict[str, Kernel | FFNError]:
+    """The kernels by label, in order; in place of one that cannot be had, why.
 
-    Each by itself, so that a file that does not run costs its own rows alone. `LABEL=slowed:FACTOR:KERNEL` is a kernel
-    that is slower by a factor (for the self-test).
+    Each by itself, so that a file that does not run costs its own rows alone.
     """
-    words = [word for text in texts for word in (part.strip() for part in text.split(",")) if word]
-    words = words or list(BY_DEFAULT)
 
-    def one(word: str) -> Kernel:
-        return next(k for k in chosen_kernels((word,), steps, spec) if ".py" not in word or k.origin)
-
-    found: dict[str, Kernel | FFNError] = {}
-    for word in words:
-        kernel: Kernel | FFNError
+    def one(choice: KernelChoice) -> Kernel | FFNError:
         try:
-            kernel = slowed_kernel(word, one) or one(word)
-            name = kernel.name
+            kernel = kernel_of(choice, steps, spec)
         except FFNError as error:
-            kernel, name = error, called(word)
-        if name in found and ".py" in word:
-            raise FFNError(f"--kernel: two kernels are called {name}", "give them labels: --kernel a=file.py:name")
-        found.setdefault(name, kernel)
-    return found
+            return error
+        kernel = replace(kernel, name=choice.label)
+        return kernel if choice.factor is None else slowed_kernel(kernel, choice.factor)
+
+    return {choice.label: one(choice) for choice in choices}
 
 
-class Table:
+class Arms:
     """Where all arms of a case sit; `place` is what `rounds.measure` asks for. `twin` is the baseline's, where ok.
 
     `wrong` holds what was found out about timed outputs, by the name of the kernel.
@@ -66,16 +57,16 @@ class Table:
     def __init__(
         self,
         problem: Problem,
-        seats: Sequence[Seat],
-        twin: Seat | None,
+        kernels: Sequence[PlacedKernel],
+        twin: PlacedKernel | None,
         caching: Caching,
         llc: int,
         launching: Launching | None = None,
     ) -> None:
-        self.seats, self.twin, self._launching = tuple(seats), twin, launching
-        self.arms: dict[str, Arm] = {}  # of the placement made last
-        self.wrong: dict[str, correct.Wrong] = {}
-        self.errors: dict[str, correct.Error] = {}
+        self.kernels, self.twin, self._launching = tuple(kernels), twin, launching
+        self.by_name: dict[str, Arm] = {}  # of the placement made last
+        self.wrong: dict[str, WrongResult] = {}
+        self.errors: dict[str, Error] = {}
         self.seconds = 0.0  # of looking at what was timed, within place
         self._problem, self._copies = problem, caching.copies
         self._draw = random.Random(problem.seed)
@@ -83,25 +74,25 @@ class Table:
         self.chain: Chain | None = Chain(problem, self._draw)
 
     def place(self, number: int) -> list[Arm]:
-        """All arms with new buffers; what the last placement computed is looked at first. Raises Broken."""
+        """All arms with new buffers; what the last placement computed is looked at first. Raises BrokenArm."""
         if number:
             start = time.perf_counter()
             self.inspect()
             self.seconds += time.perf_counter() - start
-        placed: dict[str, Seat | Chain] = {seat.name: seat for seat in self.seats}
+        every: dict[str, PlacedKernel | Chain] = {placed.name: placed for placed in self.kernels}
         if self.twin:
-            placed[self.twin.name] = self.twin
+            every[self.twin.name] = self.twin
         if self.chain:
-            placed[GEMM] = self.chain
-        self.arms = {}  # what lies there now goes first
-        trade([one for one in placed.values() if isinstance(one, Seat)], self._draw)
-        for one in placed.values():
+            every[GEMM] = self.chain
+        self.by_name = {}  # what lies there now goes first
+        shuffle_buffers([one for one in every.values() if isinstance(one, PlacedKernel)], self._draw)
+        for one in every.values():
             one.place(self._copies)
         if self._launching:
-            replayable: dict[str, Replayable] = {**placed}
+            replayable: dict[str, Replayable] = {**every}
             self._launching.settle(replayable)
-        self.arms = {name: Arm(name, one.call, self._flush) for name, one in placed.items()}
-        return [*self.arms.values(), anchor_of(self._problem.case.device, self._draw)]
+        self.by_name = {name: Arm(name, one.call, self._flush) for name, one in every.items()}
+        return [*self.by_name.values(), anchor_of(self._problem.case.device, self._draw)]
 
     @property
     def launched(self) -> str:
@@ -110,38 +101,36 @@ class Table:
 
     def inspect(self) -> None:
         """Is right what the last calls that were timed gave?"""
-        for seat in self.seats:
-            self._hold(seat.name, seat, lambda seat: correct.timed(seat, self._problem))
+        for placed in self.kernels:
+            self._check(placed.name, placed, lambda placed: correct.timed(placed, self._problem))
         if self.twin:
-            self._hold(self.twin.made.kernel.name, self.twin, lambda seat: correct.timed(seat, self._problem))
+            self._check(self.twin.built.kernel.name, self.twin, lambda placed: correct.timed(placed, self._problem))
 
     def refresh(self) -> None:
         """Is right what the kernels make of tokens that they have not seen?"""
         inputs = self._problem.inputs(2)
-        for seat in self.seats:
-            self._hold(seat.name, seat, lambda seat: correct.fresh(seat, self._problem, inputs))
+        for placed in self.kernels:
+            self._check(placed.name, placed, lambda placed: correct.fresh(placed, self._problem, inputs))
 
-    def _hold(self, name: str, seat: Seat, check: Callable[[Seat], correct.Error]) -> None:
+    def _check(self, name: str, placed: PlacedKernel, error_of: Callable[[PlacedKernel], Error]) -> None:
         if name in self.wrong:
             return
         try:
-            found = check(seat)
-        except correct.Wrong as error:
-            self.wrong[name] = error
-            found = error.error or correct.Error()
-        self.errors[name] = self.errors.get(name, found).worst(found)
+            error = error_of(placed)
+        except WrongResult as wrong:
+            self.wrong[name] = wrong
+            error = wrong.error or Error()
+        self.errors[name] = self.errors.get(name, error).worst(error)
 
 
-def twin_of(seat: Seat, problem: Problem, draw: random.Random) -> Seat:
+def twin_of(baseline: PlacedKernel, problem: Problem, draw: random.Random) -> PlacedKernel:
     """The baseline once more: built again, since a kernel may keep buffers; one that compiles only has new tensors."""
-    kernel = seat.made.kernel
-    again: Made = seat.made
-    if not kernel.compiles:
-        built = kernel.build(problem.steps, problem.case.device, problem.dtype)
-        again = replace(
-            again, compute=built if unguarded(seat.made.compute) is not seat.made.compute else unguarded(built)
-        )
-    return Seat(TWIN, again, problem, draw, seat.limit)
+    built = baseline.built
+    if not built.kernel.compiles:
+        compute = built.kernel.build(problem.steps, problem.case.device, problem.dtype)
+        guarded = unguarded(built.compute) is not built.compute
+        built = replace(built, compute=compute if guarded else unguarded(compute))
+    return PlacedKernel(TWIN, built, problem, draw, baseline.limit)
 
 
 def anchor_of(device: str, draw: random.Random) -> Arm:
@@ -149,7 +138,7 @@ def anchor_of(device: str, draw: random.Random) -> Arm:
     return Arm(ANCHOR, gpu_anchor(device)) if device.startswith("cuda") else anchor(draw)
 
 
-class StepTable:
+class StepArms:
     """The arms of --by-step: the whole block and its steps, as `run.execute` computes them, and the machine anchor.
 
     Their caches are warm, or emptied before every call.

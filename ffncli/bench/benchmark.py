@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ffncli.bench.build_request import build_request
 from ffncli.bench.columns import ResultRow
-from ffncli.bench.grid import Grid, Request, cases
-from ffncli.bench.named import named
+from ffncli.bench.grid import Grid
 from ffncli.bench.records import Method
 from ffncli.bench.suite import begun, run
 from ffncli.models.dimensions import Dimensions
@@ -36,13 +36,11 @@ def benchmark(
     file beside it; without one nothing is kept. Times in seconds. Raises FFNError for what cannot be; a kernel that is
     wrong or fails is a row with that status.
     """
-    method = method or Method()
-    wanted = Grid(
+    grid = Grid(
         source, dimensions or Dimensions(), tuple(tokens), tuple(dtypes), tuple(passes), tuple(caches), tuple(devices),
-        tuple(threads), method.seed,
+        tuple(threads),
     )  # fmt: skip
-    chosen = named(list(kernels), baseline)
-    request = Request(cases(wanted), chosen.texts, chosen.names, chosen.baseline, method, files=chosen.files)
+    request, _ = build_request(grid, kernels, baseline, method or Method())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "results.csv") if save is None else Path(save).expanduser()
         with begun(path, request, force) as journal:

@@ -10,10 +10,10 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
+from ffncli.bench.outcomes import BrokenArm
 from ffncli.bench.placement import Arena, Params
 from ffncli.bench.problem import Problem
 from ffncli.bench.records import GEMM
-from ffncli.bench.seat import Broken
 from ffncli.block.steps import Experts, Linear, Step, block_inputs
 
 Thunk = Callable[[], object]
@@ -71,12 +71,12 @@ class Chain:
                 self._walk(op.program, {entry: self._buffer(tokens, self._shapes[entering][1])}, expert)
 
     def place(self, copies: int) -> None:
-        """New places for so many copies of the matrices, and for what they read and write. Raises Broken."""
+        """New places for so many copies of the matrices, and for what they read and write. Raises BrokenArm."""
         try:
             with torch.inference_mode(False), torch.no_grad():
                 self._place(copies)
         except Exception as error:
-            raise Broken(GEMM) from error
+            raise BrokenArm(GEMM) from error
 
     def _place(self, copies: int) -> None:
         problem = self._problem

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import torch
 
 from ffncli.bench.clock import Call
-from ffncli.bench.seat import Broken
+from ffncli.bench.outcomes import BrokenArm
 
 Cuda: TypeAlias = Any
 Copy = TypeVar("Copy")
@@ -97,14 +97,14 @@ class Launching:
         self._cuda = cuda
 
     def settle(self, arms: Mapping[str, Replayable]) -> None:
-        """Makes the arms of a new placement replay, or leaves them. Raises Broken of one that no longer can."""
+        """Makes the arms of a new placement replay, or leaves them. Raises BrokenArm of one that no longer can."""
         if self.graphs is False:
             return
         try:
             made = replays(arms, self._cuda)
         except NotCaptured as reason:
             if self.graphs:  # what was measured before, by graphs, cannot go on with plain calls
-                raise Broken(reason.arm) from reason
+                raise BrokenArm(reason.arm) from reason
             self.graphs, self.note = False, f"no CUDA graphs, as {reason}"
             return
         self.graphs, self.note = True, REPLAYED

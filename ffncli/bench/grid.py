@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, get_args
 
-from ffncli.bench.records import Cache, Case, Method, Pass
+from ffncli.bench.records import BLOCK, Cache, Case, Method, Pass
 from ffncli.block.activations import GATED
 from ffncli.block.dtypes import dtype
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError, shown
+from ffncli.kernels.choice import KernelChoice, parse
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Model
 
@@ -43,16 +44,15 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Request:
-    """All that a run needs, and a resumed one reads back. `kernels` are texts of --kernel, `names` their names.
+class BenchRequest:
+    """All that a run needs, and a resumed one reads back. `kernels` all have labels, `baseline` is one of these.
 
     `asked` are the options with their values, defaults filled in; `files` the sha256 of the user's files, and
     `directory` where it was asked: the workers start there, also those of a run that is resumed from elsewhere.
     """
 
     cases: tuple[Case, ...]
-    kernels: tuple[str, ...]
-    names: tuple[str, ...]
+    kernels: tuple[KernelChoice, ...]
     baseline: str
     method: Method = field(default_factory=Method)
     fail_if_slower: float | None = None
@@ -60,6 +60,11 @@ class Request:
     asked: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     directory: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What results call the kernels; the block alone where its steps are timed."""
+        return (BLOCK,) if self.method.by_step else tuple(kernel.label for kernel in self.kernels)
 
     @property
     def units(self) -> int:
@@ -181,16 +186,20 @@ def _cached(cache: str, tokens: int) -> Any:
 # --- as JSON ----------------------------------------------------------------------------------------------------------
 
 
-def to_json(request: Request) -> dict[str, Any]:
-    """The request as JSON has it."""
-    return asdict(request)
+def to_json(request: BenchRequest) -> dict[str, Any]:
+    """The request as JSON has it: its kernels are texts of --kernel, with their labels as `names`."""
+    return {**asdict(request), "kernels": [kernel.text for kernel in request.kernels], "names": list(request.names)}
 
 
-def from_json(found: Mapping[str, Any]) -> Request:
+def from_json(stored: Mapping[str, Any]) -> BenchRequest:
     """The request of `to_json`. Raises KeyError, TypeError, ValueError or FFNError for anything else."""
-    many = {name: tuple(found[name]) for name in ("kernels", "names")}
-    method = Method(**found["method"])
-    return Request(**{**found, **many, "cases": tuple(map(_case, found["cases"])), "method": method})
+    fields = dict(stored)
+    labels, method = fields.pop("names"), Method(**fields["method"])
+    # An earlier version stored the texts as they were typed, without the only kernel's name: its label says it.
+    kernels = () if method.by_step else tuple(
+        replace(parse(text), label=label) for text, label in zip(fields["kernels"], labels, strict=True)
+    )  # fmt: skip
+    return BenchRequest(**{**fields, "cases": tuple(map(_case, fields["cases"])), "kernels": kernels, "method": method})
 
 
 def _case(found: Mapping[str, Any]) -> Case:

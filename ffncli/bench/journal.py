@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.bench.columns import ResultRow
-from ffncli.bench.grid import Request, from_json, to_json
+from ffncli.bench.grid import BenchRequest, from_json, to_json
 from ffncli.bench.records import Case, Method, Outcome, Roof, Unit
 from ffncli.bench.results import HEADER, ROUNDS_HEADER, block_lines, parse_rounds, row_lines
 from ffncli.errors import ExitCode, FFNError, shown_path
@@ -70,7 +70,7 @@ class Journal:
     """
 
     files: ResultFiles
-    request: Request
+    request: BenchRequest
     run: Mapping[str, str]
     software: Mapping[str, str]
     summarise: Summarise
@@ -154,7 +154,12 @@ class Journal:
 
 
 def begin(
-    path: Path, request: Request, run: Mapping[str, str], software: Mapping[str, str], summarise: Summarise, force: bool
+    path: Path,
+    request: BenchRequest,
+    run: Mapping[str, str],
+    software: Mapping[str, str],
+    summarise: Summarise,
+    force: bool,
 ) -> Journal:
     """A new run into `path`. Raises FFNError for files that exist (without `force`) or cannot be written."""
     files = ResultFiles(path)

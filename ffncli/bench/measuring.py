@@ -15,7 +15,7 @@ from functools import cache
 import torch
 
 from ffncli.bench import correct, machine, roofline
-from ffncli.bench.arms import StepTable, Table, resolved, twin_of
+from ffncli.bench.arms import Arms, StepArms, kernels_by_label, twin_of
 from ffncli.bench.clock import Clock
 from ffncli.bench.counters import Counters, SystemCounters
 from ffncli.bench.cuda_clock import CudaClock, clock_for
@@ -23,13 +23,14 @@ from ffncli.bench.cuda_counters import GpuCounters
 from ffncli.bench.graphs import Launching, by_graphs
 from ffncli.bench.math_mode import set_math_mode
 from ffncli.bench.nvml import GpuProbe, gpu_probe
+from ffncli.bench.outcomes import BrokenArm, Error, WrongResult, verdict_of
 from ffncli.bench.placement import Caching, caching
 from ffncli.bench.problem import Problem
 from ffncli.bench.ratios import paired
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Job, Outcome, Roof, Unit
 from ffncli.bench.roof import measured_roof
 from ffncli.bench.rounds import Measured, measure, plan_of
-from ffncli.bench.seat import Broken, Seat, made, total, touched
+from ffncli.bench.seat import PlacedKernel, build_kernel, total, touched
 from ffncli.bench.sustained import note as sustained_note
 from ffncli.bench.sustained import sustained
 from ffncli.block.recipe import steps as steps_of
@@ -85,7 +86,7 @@ class _Run:
     spent: dict[str, float]
     probe: GpuProbe | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    seats: dict[str, Seat] = field(default_factory=dict)
+    placed: dict[str, PlacedKernel] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     baseline: str = ""
     mode: Caching = field(default_factory=lambda: Caching("warm"))
@@ -95,7 +96,7 @@ class _Run:
 
     def unit(self) -> Unit:
         steps = kernel_steps(steps_of(self.case.spec))
-        kernels = {} if self.job.method.by_step else resolved(self.job.kernels, steps, self.case.spec)
+        kernels = {} if self.job.method.by_step else kernels_by_label(self.job.kernels, steps, self.case.spec)
         self.mode = Caching(self.case.cache)
         self.baseline = BLOCK if self.job.method.by_step else self._wanted(kernels)
         try:
@@ -109,7 +110,7 @@ class _Run:
             self._by_step(problem)
         else:
             self._verify_all(kernels, problem)
-            if self.seats:
+            if self.placed:
                 self._time(problem)
         with self._spending("roof"):
             asked = self.measured and self.job.process < _ROOFS
@@ -122,16 +123,12 @@ class _Run:
 
     def _wanted(self, kernels: Mapping[str, Kernel | FFNError]) -> str:
         """The baseline asked for; eager where none is, or the first kernel that is ok (empty until that is known)."""
-        said = self.job.baseline
-        if said is None:
+        if self.job.baseline is None:
             return "eager" if "eager" in kernels else ""
-        if said not in kernels:
-            alias = next(iter(resolved((said,), kernel_steps(steps_of(self.case.spec)), self.case.spec)), said)
-            return alias if alias in kernels else said
-        return said
+        return self.job.baseline
 
     def _all(self, names: Mapping[str, object], error: BaseException) -> None:
-        status, note = correct.verdict_of(error)
+        status, note = verdict_of(error)
         self.outcomes = {name: Outcome(name, status, note) for name in names}
 
     def _answer(self, roof: Roof) -> Unit:
@@ -174,18 +171,18 @@ class _Run:
         self.outcomes |= {name: outcome for name, outcome in gone.items() if name in kernels}
         for name in sorted(kernels.keys() - gone.keys(), key=lambda name: (name != self.baseline, order[name])):
             self._verify(name, kernels[name], problem, limit)
-            if name == self.baseline and name in self.seats:
+            if name == self.baseline and name in self.placed:
                 limit = max(limit, correct.TIMES * (self.outcomes[name].error_max or 0.0))
         skipped = self.outcomes.get(self.baseline, Outcome("", "skipped")).status == "skipped"
         if self.job.baseline is None and skipped:
-            self.baseline = next((name for name in kernels if name in self.seats), self.baseline)
+            self.baseline = next((name for name in kernels if name in self.placed), self.baseline)
         self.tell("")
         self.notes.append(problem.first.remark)
         self._say_baseline()
 
     def _say_baseline(self) -> None:
         """Without a baseline there is no ratio."""
-        if self.baseline and self.baseline not in self.seats and self.seats:
+        if self.baseline and self.baseline not in self.placed and self.placed:
             found = self.outcomes.get(self.baseline)
             said = f"{found.status}: {found.note}" if found else "not among the kernels"
             self.notes.append(f"no ratios: the baseline {self.baseline} is {said}")
@@ -193,19 +190,21 @@ class _Run:
     def _verify(self, name: str, kernel: Kernel | FFNError, problem: Problem, limit: float) -> None:
         self.tell(name)
         if isinstance(kernel, FFNError):
-            self.outcomes[name] = Outcome(name, *correct.verdict_of(kernel))
+            self.outcomes[name] = Outcome(name, *verdict_of(kernel))
             return
         said = compile_cache()
         try:
             with self._spending("warm_up"):
-                seat = Seat(name, made(kernel, problem), problem, random.Random(f"{problem.seed} {name}"), limit)
-                seat.place(1)
-                compile_s = self._first_call(seat, problem)
+                placed = PlacedKernel(
+                    name, build_kernel(kernel, problem), problem, random.Random(f"{problem.seed} {name}"), limit
+                )
+                placed.place(1)
+                compile_s = self._first_call(placed, problem)
             with self._spending("verify"):
-                found = correct.before(seat, problem)
-                peak = self._peak(seat, problem)
+                found = correct.before(placed, problem)
+                peak = self._peak(placed, problem)
             with correct.computing(problem.backward):
-                seat.unguard()
+                placed.unguard()
         except BaseException as error:  # SystemExit too: whatever a user's code raises ends that kernel alone
             self._broken(name, error)
             return
@@ -214,31 +213,31 @@ class _Run:
             filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", _subnormal(found)))
         )
         self.outcomes[name] = Outcome(name, "ok", note, found.largest, found.rel, compile_s, peak)
-        self.seats[name] = seat
+        self.placed[name] = placed
 
-    def _first_call(self, seat: Seat, problem: Problem) -> float | None:
+    def _first_call(self, placed: PlacedKernel, problem: Problem) -> float | None:
         """Seconds of building and of the first call, in which torch compiles; None of a kernel that does not."""
         start = time.perf_counter()
         with correct.computing(problem.backward):
-            seat.call()
-        if seat.made.compile_s is None:
+            placed.call()
+        if placed.built.compile_s is None:
             return None
         machine.finish(self.case.device)
-        return seat.made.compile_s + time.perf_counter() - start
+        return placed.built.compile_s + time.perf_counter() - start
 
-    def _peak(self, seat: Seat, problem: Problem) -> int | None:
+    def _peak(self, placed: PlacedKernel, problem: Problem) -> int | None:
         if not self.case.device.startswith("cuda"):
             return None
         from ffncli.bench.cuda_memory import peak_memory
 
         with correct.computing(problem.backward):
-            return peak_memory(seat.call, self.case.device)
+            return peak_memory(placed.call, self.case.device)
 
     def _broken(self, name: str, error: BaseException) -> None:
         """A kernel's outcome for what it raised; it is not timed, and what it held is given back."""
-        cause = error.__cause__ if isinstance(error, Broken) and error.__cause__ else error
-        status, note = correct.verdict_of(cause)
-        found = cause.error if isinstance(cause, correct.Wrong) else None
+        cause = error.__cause__ if isinstance(error, BrokenArm) and error.__cause__ else error
+        status, note = verdict_of(cause)
+        found = cause.error if isinstance(cause, WrongResult) else None
         before = self.outcomes.get(name, Outcome(name))
         self.outcomes[name] = replace(
             before,
@@ -247,7 +246,7 @@ class _Run:
             error_max=finite(found.largest) if found else before.error_max,
             error_rel=finite(found.rel) if found else before.error_rel,
         )
-        self.seats.pop(name, None)
+        self.placed.pop(name, None)
         cause.__traceback__ = error.__traceback__ = None  # its frames hold the tensors
         gc.collect()
         if self.case.device.startswith("cuda"):
@@ -257,33 +256,33 @@ class _Run:
 
     def _time(self, problem: Problem) -> None:
         """Until no kernel raises any more. What an attempt that was broken off had measured is not kept."""
-        while self.seats:
+        while self.placed:
             try:
-                table = self._table(problem)
-                self.measured = self._measure(table, problem)
-                self._sustain(table, problem)
+                arms = self._arms(problem)
+                self.measured = self._measure(arms, problem)
+                self._sustain(arms, problem)
                 with self._spending("verify"), correct.computing(problem.backward):
-                    table.inspect()
-                    table.refresh()
-            except Broken as broken:
+                    arms.inspect()
+                    arms.refresh()
+            except BrokenArm as broken:
                 self.measured = None
                 self._without(broken)
                 continue
             except (RuntimeError, MemoryError) as error:  # of what is not a kernel's: the buffer that empties caches
-                status, note = correct.verdict_of(error)
+                status, note = verdict_of(error)
                 if status != "oom":
                     raise
                 self.measured = None
-                self.outcomes |= {name: replace(self.outcomes[name], status=status, note=note) for name in self.seats}
+                self.outcomes |= {name: replace(self.outcomes[name], status=status, note=note) for name in self.placed}
                 return
-            for name, seat_error in table.errors.items():
-                self._looked_at(name, seat_error, table.wrong.get(name))
+            for name, last_error in arms.errors.items():
+                self._looked_at(name, last_error, arms.wrong.get(name))
             return
 
-    def _without(self, broken: Broken) -> None:
+    def _without(self, broken: BrokenArm) -> None:
         """The next attempt does without the arm that broke."""
         if broken.name in (TWIN, GEMM):
-            _, note = correct.verdict_of(broken.__cause__ or broken)
+            _, note = verdict_of(broken.__cause__ or broken)
             self.without.add(broken.name)
             self.notes.append(f"no arm {broken.name}: {note}")
             return
@@ -291,7 +290,7 @@ class _Run:
         if broken.name == self.baseline:
             self._say_baseline()
 
-    def _looked_at(self, name: str, found: correct.Error, wrong: correct.Wrong | None) -> None:
+    def _looked_at(self, name: str, found: Error, wrong: WrongResult | None) -> None:
         before = self.outcomes[name]
         after = replace(
             before,
@@ -302,32 +301,32 @@ class _Run:
         if wrong and name == self.baseline:
             self.notes.append(f"no ratios: the baseline {name} is wrong: {wrong}")
 
-    def _table(self, problem: Problem) -> Table:
-        seats = list(self.seats.values())
-        for seat in seats:
-            if seat.made.kernel.compiles:  # another kernel's compiling may have made torch forget it
+    def _arms(self, problem: Problem) -> Arms:
+        kernels = list(self.placed.values())
+        for placed in kernels:
+            if placed.built.kernel.compiles:  # another kernel's compiling may have made torch forget it
                 with self._spending("warm_up"), correct.computing(problem.backward):
-                    seat.call()
+                    placed.call()
         llc = machine.llc_bytes(self.case.device)
-        holders = total(seats)
-        base = self.seats.get(self.baseline)
-        arms = [seat.nbytes for seat in seats] + [holders // len(seats)] * 2  # the twin and the bare products
-        self.mode = caching(self.case.cache, arms, touched(problem), llc, machine.room(self.case.device))
+        holders = total(kernels)
+        base = self.placed.get(self.baseline)
+        sizes = [placed.nbytes for placed in kernels] + [holders // len(kernels)] * 2  # the twin and the bare products
+        self.mode = caching(self.case.cache, sizes, touched(problem), llc, machine.room(self.case.device))
         self.notes.append(self.mode.note)
         if self.case.cache != "warm" and machine.llc_note(self.case.device):
             self.notes.append(f"last-level cache: {machine.llc_note(self.case.device)}")
         draw = random.Random(problem.seed)
         twin = self._twin(base, problem, draw) if base and TWIN not in self.without else None
-        table = Table(problem, seats, twin, self.mode, llc, self._launching())
+        arms = Arms(problem, kernels, twin, self.mode, llc, self._launching())
         if GEMM in self.without:
-            table.chain = None
-        return table
+            arms.chain = None
+        return arms
 
-    def _twin(self, base: Seat, problem: Problem, draw: random.Random) -> Seat:
+    def _twin(self, base: PlacedKernel, problem: Problem, draw: random.Random) -> PlacedKernel:
         try:
             return twin_of(base, problem, draw)
         except BaseException as error:  # SystemExit too: it is built by the user's code
-            raise Broken(TWIN) from error
+            raise BrokenArm(TWIN) from error
 
     def _launching(self) -> Launching | None:
         if not self.case.device.startswith("cuda"):
@@ -335,34 +334,34 @@ class _Run:
         work = roofline.work_of(self.case)
         return Launching(by_graphs(work.flops, work.bytes))
 
-    def _sustain(self, table: Table, problem: Problem) -> None:
+    def _sustain(self, arms: Arms, problem: Problem) -> None:
         """Every kernel beside the baseline in long turns, in the first process; said where it changes the ratio."""
-        base = table.arms.get(self.baseline)
+        base = arms.by_name.get(self.baseline)
         if not self.job.method.sustained or self.job.process or base is None or self.measured is None:
             return
-        for name in self.seats:
+        for name in self.placed:
             ratio = paired(self.measured.blocks, name, self.baseline)
             if name == self.baseline or ratio is None:
                 continue
             with correct.computing(problem.backward):
-                found = sustained(table.arms[name], base, self.clock, self.probe)
+                found = sustained(arms.by_name[name], base, self.clock, self.probe)
             said = sustained_note(found, math.exp(ratio.interval.value))
             before = self.outcomes[name]
             self.outcomes[name] = replace(before, note="; ".join(filter(None, (before.note, said))))
 
-    def _measure(self, table: Table, problem: Problem) -> Measured:
+    def _measure(self, arms: Arms, problem: Problem) -> Measured:
         compiled = recompiles()
-        base = self.baseline if self.baseline in self.seats else next(iter(self.seats))
-        plan = plan_of(self.job.method, base, tuple(self.seats), self.case.device, self.case.threads)
+        base = self.baseline if self.baseline in self.placed else next(iter(self.placed))
+        plan = plan_of(self.job.method, base, tuple(self.placed), self.case.device, self.case.threads)
         with correct.computing(problem.backward):
-            found = measure(self.job.process, self.case.key, table.place, self.clock, self.counters, plan)
-        self.notes.append(table.launched)
-        self.spent["inside"] = table.seconds
-        self.spent["verify"] = self.spent.get("verify", 0.0) + table.seconds
+            found = measure(self.job.process, self.case.key, arms.place, self.clock, self.counters, plan)
+        self.notes.append(arms.launched)
+        self.spent["inside"] = arms.seconds
+        self.spent["verify"] = self.spent.get("verify", 0.0) + arms.seconds
         if recompiles() > compiled:
-            for name, seat in list(self.seats.items()):
-                if seat.made.kernel.compiles:
-                    raise Broken(name) from RuntimeError("torch compiled in the timed part")
+            for name, placed in list(self.placed.items()):
+                if placed.built.kernel.compiles:
+                    raise BrokenArm(name) from RuntimeError("torch compiled in the timed part")
         return found
 
     def _by_step(self, problem: Problem) -> None:
@@ -374,18 +373,23 @@ class _Run:
         )  # the block, and its steps together
         if self.case.cache == "cold-weights":
             self.notes.append(f"steps have one copy of their weights: {self.mode.mode} instead of cold-weights")
-        table = StepTable(problem, self.mode, llc)
+        arms = StepArms(problem, self.mode, llc)
         try:
-            names = [arm.name for arm in table.place(0)[:-1]]
+            names = [arm.name for arm in arms.place(0)[:-1]]
             self.outcomes = {name: Outcome(name) for name in names}
             plan = plan_of(self.job.method, BLOCK, tuple(names), self.case.device, self.case.threads)
             with torch.inference_mode():
-                self.measured = measure(self.job.process, self.case.key, table.place, self.clock, self.counters, plan)
+                self.measured = measure(self.job.process, self.case.key, arms.place, self.clock, self.counters, plan)
         except Exception as error:
             self._all(self.outcomes or {BLOCK: None}, error)
 
 
-def _subnormal(error: correct.Error) -> str:
+def _finite(error: float) -> float | None:
+    """None for the error of an output that is not finite: neither JSON nor a column has a number for it."""
+    return error if math.isfinite(error) else None
+
+
+def _subnormal(error: Error) -> str:
     return f"{error.subnormal} subnormal outputs" if error.subnormal else ""
 
 

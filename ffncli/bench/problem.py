@@ -16,9 +16,9 @@ from ffncli.block.cost import cost
 from ffncli.block.recipe import steps as steps_of
 from ffncli.block.steps import Activation, Route, Step, block_inputs, walk
 from ffncli.kernels.kernel import kernel_steps
-from ffncli.run.checks.case import chosen, steady, wide
 from ffncli.run.execute import execute
 from ffncli.run.prepare import dtype_of
+from ffncli.run.reference import in_float64, output_and_experts, steady_tokens
 from ffncli.run.weights import random_weights
 
 _REDRAWS = 8
@@ -94,7 +94,7 @@ class Problem:
     def experts(self) -> Tensor | None:
         """Which experts the tokens of `first` go to, booleans [tokens, experts]; None in a dense block."""
         with torch.no_grad():
-            return chosen(self.steps, self.weights, {self.entry: self.first.x})[1]
+            return output_and_experts(self.steps, self.weights, {self.entry: self.first.x})[1]
 
     def inputs(self, number: int) -> Inputs:
         """The inputs of that number, 1 upward: unlike numbers have unlike values."""
@@ -132,7 +132,7 @@ class Problem:
 
     @torch.no_grad()
     def _unsteady(self, x: Tensor) -> Tensor:
-        same, _ = steady(self.steps, self.weights, {self.entry: x}, self.dtype)
+        same, _ = steady_tokens(self.steps, self.weights, {self.entry: x}, self.dtype)
         bad = ~same.to(x.device)
         if self.backward:
             for tokens in near_kinks(self.steps, self.weights, {self.entry: x}):
@@ -147,14 +147,14 @@ class Problem:
             rows = rows[torch.randperm(len(rows), generator=generator)[:most].to(rows.device)]
             remark = _remark(len(rows), len(x), "drawn at random")
         with torch.no_grad():
-            out, _ = wide(self.steps, self.weights, {self.entry: x[rows]})
+            out, _ = in_float64(self.steps, self.weights, {self.entry: x[rows]})
         return Inputs(x, out, None if len(rows) == len(x) else rows, remark=remark)
 
     def _backward(self, x: Tensor, g: Tensor, left_out: Tensor) -> Inputs:
         with torch.enable_grad():
             entering = x.double().requires_grad_()
             weights = {name: tensor.double().requires_grad_() for name, tensor in self.weights.items()}
-            out, _ = chosen(self.steps, weights, {self.entry: entering})
+            out, _ = output_and_experts(self.steps, weights, {self.entry: entering})
             names, leaves = ("x", *weights), (entering, *weights.values())
             found = torch.autograd.grad(out, leaves, g.double(), allow_unused=True)
         grads = {n: torch.zeros_like(t) if d is None else d for n, t, d in zip(names, leaves, found, strict=True)}

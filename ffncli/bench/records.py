@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from ffncli.block.recipe import FFNSpec
+from ffncli.kernels.choice import KernelChoice
 from ffncli.show.text import plural
 
 Pass: TypeAlias = Literal["forward", "forward+backward"]
@@ -78,7 +79,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Job:
-    """What one worker process does: every case with every kernel. `kernels` are the texts of --kernel.
+    """What one worker process does: every case with every kernel.
 
     `gone` holds, with the case's key, what became of kernels that have ended a worker at that case: they are not run
     there again.
@@ -86,7 +87,7 @@ class Job:
 
     process: int
     cases: tuple[Case, ...]
-    kernels: tuple[str, ...]
+    kernels: tuple[KernelChoice, ...]
     baseline: str | None
     method: Method
     gone: tuple[tuple[str, Outcome], ...] = ()

@@ -1,8 +1,7 @@
-"""A kernel that is slower by a known factor: what a benchmark must find. Text: `LABEL=slowed:FACTOR:KERNEL`."""
+"""A kernel that is slower by a known factor: what a benchmark must find."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +12,6 @@ from ffncli.kernels.kernel import Computes, Kernel, Params, Steps
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-_FORM = re.compile(r"(?:(?P<label>[^=]+)=)?slowed:(?P<factor>\d+(?:\.\d+)?):(?P<kernel>.+)")
 
 
 def slowed(call: Callable[..., Any], factor: float) -> Callable[..., Any]:
@@ -61,21 +58,17 @@ def _sleeping(cycles: int) -> Callable[[], object]:
     return lambda: sleep(cycles)
 
 
-def slowed_kernel(text: str, known: Callable[[str], Kernel]) -> Kernel | None:
-    """The kernel that `text` slows down, which `known` finds by name; None for a text that asks for no such thing."""
-    match = _FORM.fullmatch(text)
-    if not match:
-        return None
-    inner, factor = known(match["kernel"]), float(match["factor"])
+def slowed_kernel(kernel: Kernel, factor: float) -> Kernel:
+    """The kernel, made to take `factor` times as long; a user's function is called as it was written."""
 
     def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
         from ffncli.run.user_kernels import unguarded
 
-        call = unguarded(inner.build(steps, device, dtype))
+        call = unguarded(kernel.build(steps, device, dtype))
         if factor == 1:  # the same code, not the same code and a clock
             return call
         wrap = slowed_on_gpu if device.startswith("cuda") else slowed
         made: Callable[[Tensor, Params], Tensor] = wrap(call, factor)
         return made
 
-    return replace(inner, name=match["label"] or f"slowed:{match['factor']}:{inner.name}", build=build)
+    return replace(kernel, build=build)

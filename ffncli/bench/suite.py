@@ -16,7 +16,7 @@ from typing import Any
 
 from ffncli.bench import journal as journals
 from ffncli.bench.columns import ResultRow
-from ffncli.bench.grid import Request
+from ffncli.bench.grid import BenchRequest
 from ffncli.bench.journal import Journal, locked
 from ffncli.bench.launch import WORKER, Worker, worker
 from ffncli.bench.records import Case, Job, Outcome, Status, Unit
@@ -41,7 +41,7 @@ class Result:
     """A complete run: its rows, and where they are."""
 
     rows: tuple[ResultRow, ...]
-    request: Request
+    request: BenchRequest
     csv: Path
     rounds: Path
 
@@ -62,7 +62,7 @@ def default_path() -> Path:
 
 
 @contextmanager
-def begun(path: Path, request: Request, force: bool = False) -> Iterator[Journal]:
+def begun(path: Path, request: BenchRequest, force: bool = False) -> Iterator[Journal]:
     """A new run into `path`, locked. Raises FFNError before anything is measured where it cannot be written."""
     import secrets
 
@@ -86,7 +86,7 @@ def resumed(path: Path) -> Iterator[Journal]:
 
     with locked(path):
         opened = journals.resume(path, summarise)
-        _demand_same("its run began with", opened.software, software())
+        _require_same("its run began with", opened.software, software())
         for name, digest in opened.request.files.items():
             if sha256(Path(name)) != digest:
                 raise _changed(f"{shown_path(Path(name))} has changed since its run began")
@@ -143,7 +143,7 @@ def _work(
                     kernel = name or None  # none: all of them in turn
                 case ("unit", Unit() as unit) if unit.case in known:
                     case = known[unit.case]
-                    _demand_same("its run began with", before.get((case.device, case.threads), {}), unit.environment)
+                    _require_same("its run began with", before.get((case.device, case.threads), {}), unit.environment)
                     journal.add(unit)
                     current, finished = None, finished + 1
                     tell(process, case)
@@ -260,7 +260,7 @@ def _environments(journal: Journal) -> dict[tuple[str, int], Mapping[str, str]]:
     return {(c.device, c.threads): k.unit.environment for k in kept if (c := cases[k.unit.case]) and k.unit.environment}
 
 
-def _demand_same(when: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+def _require_same(when: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Raises FFNError where the machine or a version is another; one run has one environment."""
     for name in before.keys() & now.keys():
         if before[name] != now[name]:

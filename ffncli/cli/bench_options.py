@@ -12,8 +12,18 @@ from typing import Annotated, Any
 
 import typer
 
+from ffncli.bench.grid import Grid
 from ffncli.bench.records import Method
-from ffncli.cli.options import Count, Text, natural, numbers, percentage, positive
+from ffncli.cli.options import (
+    Count,
+    DimensionOptions,
+    Text,
+    TokenListOptions,
+    natural,
+    numbers,
+    percentage,
+    positive,
+)
 from ffncli.errors import FFNError, shown
 
 _grid = partial(typer.Option, rich_help_panel="What is measured (lists make a grid)")
@@ -36,7 +46,7 @@ def duration(option: str) -> Callable[[str], float]:
     return parse
 
 
-def words(texts: _Texts) -> tuple[str, ...]:
+def _words(texts: _Texts) -> tuple[str, ...]:
     """The values of comma lists, in order."""
     return tuple(word.strip() for text in texts or () for word in text.split(","))
 
@@ -66,6 +76,13 @@ class GridOptions:
     baseline: Annotated[
         Text, _grid("--baseline", metavar="NAME", help="What the others are compared with; default eager.")
     ] = None  # fmt: skip
+
+    def grid(self, source: str | None, dimensions: DimensionOptions, tokens: TokenListOptions) -> Grid:
+        """The cases asked for."""
+        return Grid(
+            source, dimensions.dimensions(), tokens.numbers(), _words(self.dtype), _words(self.passes),
+            _words(self.cache), _words(self.device), self.threads or (),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from ffncli.bench import warnings
 from ffncli.bench.columns import BenchWarning, ResultRow
 from ffncli.bench.gate import Gate, GatedRow, gate
-from ffncli.bench.grid import Request
+from ffncli.bench.grid import BenchRequest
 from ffncli.bench.journal import ResultFiles
 from ffncli.bench.records import Case
 from ffncli.bench.results import COLUMNS, cells
@@ -36,14 +36,14 @@ _CACHES = {
 }  # fmt: skip
 
 
-def gated(rows: Sequence[ResultRow], request: Request) -> Gate | None:
+def gated(rows: Sequence[ResultRow], request: BenchRequest) -> Gate | None:
     """What --fail-if-slower says of the rows; None where it was not asked."""
     return None if request.fail_if_slower is None else gate(rows, request.fail_if_slower, request.method)
 
 
 def answer(
     rows: Sequence[ResultRow],
-    request: Request,
+    request: BenchRequest,
     judged: Gate | None,
     files: ResultFiles,
     spent: Mapping[str, float] | None = None,
@@ -215,7 +215,7 @@ def _common(name: str, value: Any) -> str:
 # --- the gate ---------------------------------------------------------------------------------------------------------
 
 
-def _gate(judged: Gate, rows: Sequence[ResultRow], request: Request) -> list[Part]:
+def _gate(judged: Gate, rows: Sequence[ResultRow], request: BenchRequest) -> list[Part]:
     """What was checked, what was found, and what that means for the exit code."""
     allowed = percent(request.fail_if_slower or 0.0, 2)
     many = len(request.cases) > 1
@@ -286,7 +286,7 @@ def _gate_json(judged: Gate, allowed: float | None) -> dict[str, Any]:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def _legend(rows: Sequence[ResultRow], request: Request, files: ResultFiles) -> list[Part]:
+def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles) -> list[Part]:
     """How to read the page, in few lines."""
     method = request.method
     over = f"{method.processes} fresh processes" if method.processes > 1 else "this process only"
@@ -308,7 +308,7 @@ def _legend(rows: Sequence[ResultRow], request: Request, files: ResultFiles) -> 
     return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]
 
 
-def failure(rows: Sequence[ResultRow], request: Request, judged: Gate | None) -> FFNError | None:
+def failure(rows: Sequence[ResultRow], request: BenchRequest, judged: Gate | None) -> FFNError | None:
     """What the exit code says, graver first; None where all is well. The rows have been shown before it."""
     many = len(request.cases) > 1
 

@@ -4,32 +4,57 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ffncli.bench.grid import Request
+from ffncli.bench.build_request import build_request
+from ffncli.bench.grid import BenchRequest, Grid
+from ffncli.cli.bench_options import GridOptions, MethodOptions, ResultOptions
 from ffncli.errors import ExitCode, FFNError
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 
 _COLUMNS = ("case", "kernel", "truth", "ratio", "ratio_low", "ratio_high", "flagged", "passed")
+_KERNELS = ("eager", "again=slowed:1:eager", "slowed=slowed:1.05:eager")
+_ALLOWED = 0.02
 _TRUTHS = {"again": 1.0, "slowed": 1.05}
 _WORDS = {"again": "the same code again", "slowed": "the same code, made 5 % slower"}
 
 
-def selftest(request: Request, output: Output) -> None:
+def selftest_request(grid: Grid, kernels: GridOptions, method: MethodOptions, result: ResultOptions) -> BenchRequest:
+    """The question whose answer is known: eager, the same once more, and the same slower by 5 %.
+
+    Raises FFNError for options that it cannot follow.
+    """
+    if set(grid.passes) - {"forward"}:
+        raise FFNError("--selftest slows the forward pass, and times no other", "leave out --pass")
+    if kernels.kernel or kernels.baseline or result != ResultOptions() or method.by_step:
+        raise FFNError("--selftest brings its own kernels, and writes no results", "leave the other options out")
+    how = method.method()
+    if method.processes is None and not method.quick:
+        how = replace(how, processes=4)
+    if how.processes == 1:
+        raise FFNError("--selftest needs several --processes", "one process says nothing about the next")
+    if method.max_time is None:
+        how = replace(how, max_time=10.0)
+    grid = replace(grid, threads=grid.threads or (1,))
+    return build_request(grid, _KERNELS, "eager", how, fail_if_slower=_ALLOWED)[0]
+
+
+def selftest(request: BenchRequest, output: Output) -> None:
     """Measure what is known, and say whether it was found; exit 1 where it was not."""
     from ffncli.bench.gate import gate
     from ffncli.bench.suite import begun, run
-    from ffncli.cli.bench import told
+    from ffncli.cli.bench_progress import unit_progress
 
     with (
         tempfile.TemporaryDirectory() as folder,
         begun(Path(folder, "selftest.csv"), request) as journal,
-        told(request, 0, output) as tell,
+        unit_progress(request, 0, output) as tell,
     ):
         rows = run(journal, tell).rows
-    allowed = request.fail_if_slower or 0.02
+    allowed = request.fail_if_slower or _ALLOWED
     judged = gate(rows, allowed, request.method)
     flagged = {(j.row.case, j.row.kernel) for j in judged.slower}
     if bad := next((row for row in rows if row.status != "ok"), None):

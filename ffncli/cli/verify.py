@@ -9,11 +9,12 @@ import typer
 from ffncli.cli.options import DimensionOptions, OutputOptions, PlaceOptions, Source, TokenOptions, from_zero, spread
 from ffncli.cli.verify_page import answer, failure
 from ffncli.errors import FFNError, shown, shown_path
+from ffncli.kernels.choice import choices
 from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.examples import notebook
 from ffncli.models.model import Model
 from ffncli.run.sources import is_own, load
-from ffncli.run.threads import set_threads, sleep_while_waiting
+from ffncli.run.threads import set_threads
 
 if TYPE_CHECKING:
     from ffncli.run.checks.case import Own
@@ -60,15 +61,14 @@ def command(
     Try: ffn verify 512x2048:swiglu, ffn verify ./my-model --layer 1, ffn verify --kernel mine.py:mlp
     """
     output = show.output()
-    sleep_while_waiting()  # a module of the user's own imports torch
-    names = _names(checks, kernels)
+    names, compared = _names(checks, kernels), choices(kernels or ())
     said, leading = dimensions.dimensions(), tokens.leading()
     example = notebook() if source is None and said.d_model is None else None
     if example:
         model, own = with_dimensions(example.model, said), None
     else:
         model, own = _model(source, said, place.seed or 0)
-        _demand_tensors(model)
+        _require_tensors(model)
     other = _reference(against, model, place.seed or 0) if against is not None else None
 
     # From here on torch is needed; what can be wrong without it has been said.
@@ -77,7 +77,7 @@ def command(
     from ffncli.run.verify import VerifyQuestion, verify_layer
 
     request = LayerRequest(place.layer, place.input, leading, place.dtype, place.device, place.seed)
-    verdict = verify_layer(model, VerifyQuestion(request, names, tuple(kernels or ()), tolerance, own, other), example)
+    verdict = verify_layer(model, VerifyQuestion(request, names, compared, tolerance, own, other), example)
     output.notes(*model.notes, *map(str, model.differences), *verdict.ready.notes)
     output.show(answer(model, verdict, place.device))
     if verdict.failed:
@@ -103,7 +103,7 @@ def _reference(against: str, model: Model, seed: int) -> Model:
     return load(against, Dimensions(d_model=width), seed)
 
 
-def _demand_tensors(model: Model) -> None:
+def _require_tensors(model: Model) -> None:
     """Raises FFNError for a directory without tensors: what holds for random weights proves nothing of its own.
 
     A config.json that was named as such is asked about with random weights.

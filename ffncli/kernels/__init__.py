@@ -27,11 +27,16 @@ def full_name(name: str) -> str:
     return ALIASES.get(name, name)
 
 
+def unknown_kernel(name: str) -> FFNError:
+    """The error for a name that no kernel of the package has."""
+    hint = did_you_mean(name, list(BUILT_IN), f"known: {', '.join(BUILT_IN)}; your own: --kernel file.py:name")
+    return FFNError(f"--kernel: unknown kernel {shown(name)}", hint)
+
+
 def built_in(name: str) -> Kernel:
     """The kernel of that name; its module is imported now. Raises FFNError for an unknown one."""
     name = full_name(name)
     if name not in BUILT_IN:
-        hint = did_you_mean(name, list(BUILT_IN), f"known: {', '.join(BUILT_IN)}; your own: --kernel file.py:name")
-        raise FFNError(f"--kernel: unknown kernel {shown(name)}", hint)
+        raise unknown_kernel(name)
     import_module(BUILT_IN[name])
     return REGISTERED[name]

@@ -48,24 +48,24 @@ def recompiles() -> int:
 
 
 @dataclass(frozen=True)
-class Cache:
+class CompileCache:
     """Graphs that were found in torch's cache on disk, and those that were not, in this process so far."""
 
     hits: int
     misses: int
 
-    def since(self, before: Cache) -> str:
+    def since(self, before: CompileCache) -> str:
         """How what was compiled in between came about: `cold`, `cached`, or neither, an empty text."""
         if self.misses > before.misses:
             return "cold"
         return "cached" if self.hits > before.hits else ""
 
 
-def cache() -> Cache:
+def cache() -> CompileCache:
     """What the cache has given until now."""
     hits = _counted("inductor", "fxgraph_cache_hit") + _counted("aot_autograd", "autograd_cache_hit")
     missed = ("fxgraph_cache_miss", "fxgraph_cache_bypass")
-    return Cache(hits, sum(_counted("inductor", name) for name in missed))
+    return CompileCache(hits, sum(_counted("inductor", name) for name in missed))
 
 
 def _counted(group: str, name: str) -> int:

@@ -1,4 +1,7 @@
-"""module: the block as an nn.Module of nn.Linear layers, as one writes it in a notebook."""
+"""module: the block as an nn.Module of nn.Linear layers, as one writes it in a notebook.
+
+`run/block_module.py` has another one on purpose: the second opinion to which `ffn verify` holds the steps.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from ffncli.kernels.kernel import Computes, Params, Steps, register
 from ffncli.kernels.pattern import Dense, dense, refuses_all_but_dense
 
 
-class _Linear(nn.Linear):
+class _EmptyLinear(nn.Linear):
     """nn.Linear without weights of its own: nothing is drawn for what is replaced before the first call."""
 
     def __init__(self, into: int, out: int, bias: bool) -> None:
@@ -30,7 +33,7 @@ class FeedForward(nn.Module):
     def __init__(self, shape: Dense, axes: dict[str, tuple[Axis, ...]]) -> None:
         super().__init__()
         layers = {
-            name: _Linear(axes[f"{name}.weight"][1].size, axes[f"{name}.weight"][0].size, f"{name}.bias" in axes)
+            name: _EmptyLinear(axes[f"{name}.weight"][1].size, axes[f"{name}.weight"][0].size, f"{name}.bias" in axes)
             for name in ("gate", "up", "down")
             if f"{name}.weight" in axes
         }

@@ -1,4 +1,7 @@
-"""The block as an nn.Module of torch's own layers, made from the spec and not from the steps: a second opinion."""
+"""The block as an nn.Module of torch's own layers, made from the spec and not from the steps: a second opinion.
+
+`kernels/module.py` has another one on purpose: that is a way to compute the block, made from its steps and timed.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class Act(nn.Module):
         return activation(Activation(self.name))(x, dict(self.named_parameters()))
 
 
-class FeedForward(nn.Module):
+class FFNModule(nn.Module):
     """down(dropout(act(up(x)))), or with a gate down(dropout(act(gate(x)) · up(x)))."""
 
     def __init__(self, spec: FFNSpec, d_model: int, d_ff: int, clamp: float | None) -> None:
@@ -79,10 +82,10 @@ class Mixture(nn.Module):
         if moe.latent:
             self.latent = nn.Linear(spec.d_model, inner, bias=False)
             self.widened = nn.Linear(inner, spec.d_model, bias=False)
-        self.experts = nn.ModuleList(FeedForward(spec, inner, spec.d_ff, spec.clamp) for _ in range(moe.experts))
+        self.experts = nn.ModuleList(FFNModule(spec, inner, spec.d_ff, spec.clamp) for _ in range(moe.experts))
         if moe.shared_experts:
             clamp = spec.clamp if moe.shared_clamp else None
-            self.shared = FeedForward(spec, spec.d_model, spec.shared_width, clamp)
+            self.shared = FFNModule(spec, spec.d_model, spec.shared_width, clamp)
         if moe.shared_gate:
             self.shared_gate = nn.Linear(spec.d_model, 1, bias=False)
         self.route = Route(
@@ -111,14 +114,14 @@ class Mixture(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class BlockModule(nn.Module):
     """Norms, the FFN and the residual, placed as the spec says; a parallel block also adds `attention`."""
 
     def __init__(self, spec: FFNSpec) -> None:
         super().__init__()
         normed = spec.norm != "none"
         self.norm = norm_module(spec, spec.d_model) if normed and spec.norm_position.startswith("pre") else None
-        self.ffn = Mixture(spec) if spec.moe else FeedForward(spec, spec.d_model, spec.d_ff, spec.clamp)
+        self.ffn = Mixture(spec) if spec.moe else FFNModule(spec, spec.d_model, spec.d_ff, spec.clamp)
         self.post_norm = norm_module(spec, spec.d_model) if normed and spec.norm_position != "pre" else None
         self.spec = spec
 
@@ -133,7 +136,7 @@ class Block(nn.Module):
         return out if self.post_norm is None or not last else self.post_norm(out)
 
 
-class Norm(nn.Module):
+class NormModule(nn.Module):
     """A norm with such parameters as torch's modules do not have: weights that are 1 + weight, a bias alone."""
 
     def __init__(self, spec: FFNSpec, width: int) -> None:
@@ -161,13 +164,13 @@ def norm_module(spec: FFNSpec, width: int) -> nn.Module:
         return nn.LayerNorm(width, spec.norm_eps, bias=bool(spec.norm_bias))
     if plain and spec.norm == "rmsnorm" and not spec.norm_bias:
         return nn.RMSNorm(width, spec.norm_eps)
-    return Norm(spec, width)
+    return NormModule(spec, width)
 
 
-def block_module(spec: FFNSpec, weights: Mapping[str, Tensor]) -> Block:
+def block_module(spec: FFNSpec, weights: Mapping[str, Tensor]) -> BlockModule:
     """The block's module in eval mode on the very tensors of `weights` (canonical names): nothing is copied."""
     with torch.device("meta"):
-        module = Block(spec)
+        module = BlockModule(spec)
     state: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if name.startswith(("norm.", "post_norm.")):

@@ -24,7 +24,7 @@ _ROWS = 16  # outputs compared then, where no norm needs all of them
 
 
 @dataclass(frozen=True)
-class Probe:
+class ModuleSample:
     """What a module gave: `y` for `x`, both [tokens, d_model], with these parameters, in x's dtype.
 
     `tolerance` is the relative error up to which another computation counts as the same; `eps` are those to try.
@@ -89,12 +89,12 @@ class Match:
         )  # fmt: skip
 
 
-def identify(probe: Probe) -> Match | None:
+def identify(probe: ModuleSample) -> Match | None:
     """The first arrangement whose block gives the module's outputs within the tolerance, else the nearest one.
 
     None where no two matrices of the module can be a block at all. The search knows nothing of names but biases'.
     """
-    search = _Search(probe)
+    search = _ArrangementSearch(probe)
     shapes = {name: tuple(tensor.shape) for name, tensor in probe.parameters.items()}
     d_model = probe.x.shape[-1]
     found = list(wirings(shapes, d_model))
@@ -110,19 +110,19 @@ def identify(probe: Probe) -> Match | None:
     return best
 
 
-def confirmed(match: Match, probe: Probe) -> float:
+def confirmed(match: Match, probe: ModuleSample) -> float:
     """The relative error of the reference execution of the match's block, steps and all."""
     block = steps(match.spec(probe.parameters))
     return _error(run(block, match.weights(probe.parameters), {"x": probe.x})[None], probe.y)[0]
 
 
 @dataclass
-class _Search:
+class _ArrangementSearch:
     """Errors of all activations at once. What arrangements share is computed once: `plain` is for blocks without a
     norm on what enters, `normed` for those with the norm of `choice`.
     """
 
-    probe: Probe
+    probe: ModuleSample
     choice: Norms = field(default_factory=Norms)
     plain: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
     normed: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
@@ -169,7 +169,7 @@ class _Search:
         return functional.linear(x, weight, None if bias is None else bias.of(self.probe.parameters)[:rows])
 
 
-def _normed(x: Tensor, step: str, choice: Norms, probe: Probe) -> Tensor:
+def _normed(x: Tensor, step: str, choice: Norms, probe: ModuleSample) -> Tensor:
     """x [..., d_model] after the norm of that name; as it is where there is none."""
     if choice.kind == "none":
         return x

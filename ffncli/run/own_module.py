@@ -19,7 +19,7 @@ from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Model, block_model
 from ffncli.run.construct import NotTaken, calls
 from ffncli.run.execute import execute
-from ffncli.run.identify import Match, Probe, confirmed, identify
+from ffncli.run.identify import Match, ModuleSample, confirmed, identify
 from ffncli.run.probe import Runner, own_dtype, probes, runner_for, same_eps
 from ffncli.run.user_code import import_file, pick, user_code
 from ffncli.run.weights import demand_memory
@@ -104,7 +104,7 @@ def _recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, floa
     return match, p, remarks
 
 
-def _dropout(match: Match, own: Probe, captured: list[tuple[float, Tensor]]) -> tuple[float, tuple[str, ...]]:
+def _dropout(match: Match, own: ModuleSample, captured: list[tuple[float, Tensor]]) -> tuple[float, tuple[str, ...]]:
     """The probability of the dropout before the down projection, where the module has one; others are remarked on."""
     block = steps(match.spec(own.parameters))
     entering = next(step.inputs[0] for step in block if step.output == "down")

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.dimensions import Dimensions, whole
-from ffncli.run.identify import Probe
+from ffncli.run.identify import ModuleSample
 from ffncli.run.user_code import user_code
 from ffncli.run.wiring import EPS, biases
 
@@ -80,7 +80,7 @@ def runner_for(module: nn.Module, said: Dimensions, path: Path) -> Runner:
     raise next((error for error in failures if error.__cause__ is None), failures[0])  # one that ran says most
 
 
-def probes(twin: nn.Module, run: Runner) -> tuple[Probe, Probe, list[tuple[float, Tensor]]]:
+def probes(twin: nn.Module, run: Runner) -> tuple[ModuleSample, ModuleSample, list[tuple[float, Tensor]]]:
     """What the module gives with its own weights and with drawn ones, and what its own dropouts received.
 
     Drawn weights tell apart what fresh ones hide: a norm's ones, a bias's zeros. In float64 where the module can.
@@ -104,7 +104,7 @@ def probes(twin: nn.Module, run: Runner) -> tuple[Probe, Probe, list[tuple[float
     return kept, replace(drawn_probe, **_traits(twin, run, drawn_probe)), captured
 
 
-def _traits(twin: nn.Module, run: Runner, probe: Probe) -> dict[str, Any]:
+def _traits(twin: nn.Module, run: Runner, probe: ModuleSample) -> dict[str, Any]:
     """Whether the module adds its input at the end, and whether it norms what enters; None where it cannot be told.
 
     With all matrices and their biases zero, a residual block gives back its input. A norm on what enters makes the rest
@@ -129,7 +129,7 @@ def _traits(twin: nn.Module, run: Runner, probe: Probe) -> dict[str, Any]:
     return {"residual": residual, "pre": bool(moved < 1e-2)}
 
 
-def _probe(twin: nn.Module, run: Runner, x: Tensor, captured: list[tuple[float, Tensor]]) -> Probe:
+def _probe(twin: nn.Module, run: Runner, x: Tensor, captured: list[tuple[float, Tensor]]) -> ModuleSample:
     def record(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         received = arguments[0] if arguments else None
         if isinstance(module, nn.Dropout) and module.p and isinstance(received, Tensor):
@@ -144,7 +144,7 @@ def _probe(twin: nn.Module, run: Runner, x: Tensor, captured: list[tuple[float, 
     exact = x.dtype == torch.float64 and not widths.narrow
     eps = tuple(dict.fromkeys(_eps(twin))) or (*EPS, torch.finfo(x.dtype).eps)
     parameters = {name: parameter.detach() for name, parameter in twin.named_parameters()}
-    return Probe(parameters, x, y.to(x.dtype), _EXACT if exact else _NARROW, eps)
+    return ModuleSample(parameters, x, y.to(x.dtype), _EXACT if exact else _NARROW, eps)
 
 
 def _axes(run: Runner) -> int:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
-import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,50 +21,54 @@ from torch import Tensor, nn
 from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import parameters
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
-from ffncli.kernels import BUILT_IN, built_in, full_name
+from ffncli.kernels import BUILT_IN, built_in
+from ffncli.kernels.choice import KernelChoice, require_unlike
 from ffncli.kernels.kernel import Computes, Kernel, Params, Steps
 from ffncli.models.dimensions import Dimensions
 from ffncli.run.construct import NotTaken
 from ffncli.run.own_module import OwnModule, load_module
 from ffncli.run.user_code import import_file, user_code
 
-_FORM = re.compile(r"(?:(?P<label>[^=:/]+)=)?(?P<path>.+\.py)(?::(?P<name>\w+))?")
 
+def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
+    """The kernel of a choice, called by its label; a user's file is executed. `steps` are the kernel steps of `spec`.
 
-def chosen_kernels(texts: Sequence[str], steps: Steps, spec: FFNSpec, compiling: bool = True) -> tuple[Kernel, ...]:
-    """The kernels for `--kernel`: built-in ones by name (all where none is named), then the user's own.
-
-    `steps` are the kernel steps of the block of `spec`. Without `compiling` those that compile refuse every block
-    unless they are named: one takes longer than all the others together. Raises FFNError for an unknown name, for a
-    file that does not run, and for a kernel that asks for other weights than the block has.
+    Raises FFNError for a file that does not run, and for a kernel that asks for other weights than the block has.
     """
-    words = [word.strip() for text in texts for word in text.split(",")]
-    named = [full_name(word) for word in words if ".py" not in word]
-    mine = [user_kernel(word, steps, spec) for word in words if ".py" in word]
-    ours = [built_in(name) for name in dict.fromkeys(named or BUILT_IN)]
-    if not (named or compiling):
-        ours = [_unless_named(kernel) if kernel.compiles else kernel for kernel in ours]
-    found = [*ours, *mine]
-    twice = next((k.name for k in found if sum(k.name == other.name for other in found) > 1), None)
-    if twice:
-        raise FFNError(f"--kernel: two kernels are called {shown(twice)}", "give them labels: --kernel a=file.py:name")
-    return tuple(found)
+    return built_in(choice.kernel) if choice.file is None else _user_kernel(choice, choice.file, steps, spec)
+
+
+def kernels_of(
+    choices: Sequence[KernelChoice], steps: Steps, spec: FFNSpec, compiling: bool = True
+) -> tuple[Kernel, ...]:
+    """All kernels to be verified: those of the package (each of them where none is chosen), then the user's own.
+
+    Without `compiling` those that compile refuse every block unless they are chosen: one takes longer than all the
+    others together. Raises FFNError as `kernel_of` does, and for a slowed kernel: it computes what that kernel does.
+    """
+    if slow := next((choice for choice in choices if choice.factor is not None), None):
+        raise FFNError(f"--kernel: {shown(slow.text)} can be timed only", f"verify {shown(slow.kernel)} itself")
+    named = [kernel_of(choice, steps, spec) for choice in choices if choice.file is None]
+    own = [kernel_of(choice, steps, spec) for choice in choices if choice.file is not None]
+    every = [built_in(name) for name in BUILT_IN]
+    kernels = [*(named or (every if compiling else map(_unless_named, every))), *own]
+    require_unlike([kernel.name for kernel in kernels])
+    return tuple(kernels)
 
 
 def _unless_named(kernel: Kernel) -> Kernel:
+    """The kernel; one that compiles refuses every block."""
+    if not kernel.compiles:
+        return kernel
     why = f"not run unless it is named, for it compiles some seconds: --kernel {kernel.name}"
     return replace(kernel, needs=(), refuses=lambda steps: why)
 
 
-def user_kernel(text: str, steps: Steps, spec: FFNSpec) -> Kernel:
+def _user_kernel(choice: KernelChoice, path: Path, steps: Steps, spec: FFNSpec) -> Kernel:
     """The kernel in a user's file, which is executed."""
-    match = _FORM.fullmatch(text)
-    if not match:
-        raise FFNError(f"--kernel: {shown(text)} is no kernel", "write it as file.py:name or label=file.py:name")
-    path = Path(os.path.abspath(os.path.expanduser(match["path"])))
-    target, name = _target(path, match["name"])
-    label = match["label"] or f"{path.name}:{name}"
-    origin = f"{shown_path(Path(match['path']))}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
+    target, name = _target(path, choice.attribute)
+    label = choice.with_attribute(name).label
+    origin = f"{shown_path(Path(choice.kernel))}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
     if isinstance(target, Kernel):
         return _own_kernel(target, path, label, origin)
     if inspect.isclass(target) or isinstance(target, nn.Module):
@@ -177,7 +179,7 @@ def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, 
     return {p.name: known[p.name] for p in own[1:] if p.name in known}
 
 
-class _Filled:
+class _ModuleOnParams:
     """A user's module with other tensors in place of its parameters, which are written where the module has them.
 
     That takes no time where they are the last call's; torch.func.functional_call takes some 20 µs at every call.
@@ -221,7 +223,7 @@ def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpe
         return tuple(state.values())
 
     def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-        return _Guarded(_Filled(own, copy.deepcopy(own.module).to(device, dtype)), path)
+        return _Guarded(_ModuleOnParams(own, copy.deepcopy(own.module).to(device, dtype)), path)
 
     return Kernel(label, build, prepare)
 

@@ -11,14 +11,15 @@ from ffncli.block.cost import cost
 from ffncli.block.recipe import steps
 from ffncli.block.steps import block_inputs
 from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.examples import Example
 from ffncli.models.model import Model
 from ffncli.run.checks import kernels, layouts, linearity, modules, positions, shards, values, zero
-from ffncli.run.checks.case import Case, Own
+from ffncli.run.checks.case import CheckedBlock, Own
 from ffncli.run.checks.row import CheckRow
 from ffncli.run.prepare import LayerRequest, Prepared, prepare
-from ffncli.run.user_kernels import chosen_kernels
+from ffncli.run.user_kernels import kernels_of
 
 _TOKENS, _FEW_TOKENS, _LARGE = 16, 4, 50_000_000
 
@@ -28,7 +29,7 @@ class VerifyCheck:
     """`states` is what must hold, in words; `rows` looks whether it does."""
 
     states: str
-    rows: Callable[[Case], Iterator[CheckRow]]
+    rows: Callable[[CheckedBlock], Iterator[CheckRow]]
 
 
 CHECKS: Mapping[str, VerifyCheck] = {
@@ -57,7 +58,7 @@ class VerifyQuestion:
 
     run: LayerRequest = field(default_factory=LayerRequest)
     checks: tuple[str, ...] | None = None
-    kernels: tuple[str, ...] = ()
+    kernels: tuple[KernelChoice, ...] = ()
     tolerance: float | None = None
     own: Own | None = None
     against: Model | None = None
@@ -103,7 +104,7 @@ def _known() -> str:
     return "checks: " + ", ".join(CHECKS)
 
 
-def _rows(case: Case, names: Sequence[str]) -> Iterator[CheckRow]:
+def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
     """The rows of the checks; where the values are no numbers, that alone is judged."""
     broken = [row for row in values.finite(case) if row.passed is False]
     for name in names:
@@ -118,15 +119,15 @@ def _rows(case: Case, names: Sequence[str]) -> Iterator[CheckRow]:
             yield CheckRow(name, "all", note=f"torch cannot do it here: {str(error).splitlines()[0][:120]}")
 
 
-def _case(model: Model, question: VerifyQuestion, example: Example | None) -> tuple[Case, Prepared]:
+def _case(model: Model, question: VerifyQuestion, example: Example | None) -> tuple[CheckedBlock, Prepared]:
     ready = prepare(model, _with_tokens(model, question.run, example), example)
     spec = ready.layer.spec
     dtype = next(iter(ready.inputs.values())).dtype
     flat = {name: ready.inputs[name].flatten(0, -2) for name in block_inputs(ready.steps)}
-    own = chosen_kernels(question.kernels, kernel_steps(ready.steps), spec, compiling=False)
-    case = Case(
+    compared = kernels_of(question.kernels, kernel_steps(ready.steps), spec, compiling=False)
+    case = CheckedBlock(
         model, ready.layer, ready.steps, ready.weights, flat, dtype, question.run.device, question.run.seed or 0,
-        question.tolerance, own, question.own, question.against,
+        question.tolerance, compared, question.own, question.against,
     )  # fmt: skip
     return case, ready
 

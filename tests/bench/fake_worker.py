@@ -26,7 +26,7 @@ def unit(case: Case, job: Job, what: str = "") -> Unit:
     ratios = {} if what == "even" else RATIOS
     rng = random.Random(f"{case.key}/{job.process}")
     status: Status = "wrong" if what == "wrong" else "failed" if what == "fails" else "ok"
-    names = [name.partition("=")[0] for name in job.kernels]
+    names = [choice.label for choice in job.kernels]
     arms = [*names, TWIN, ANCHOR] if status == "ok" else []
     gone = {outcome.kernel: outcome for key, outcome in job.gone if key == case.key}
     arms = [name for name in arms if name not in gone]

@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
-from ffncli.bench import correct
+from ffncli.bench import correct, outcomes
 from ffncli.bench.problem import Inputs, Problem
 from ffncli.bench.records import Case
-from ffncli.bench.seat import Seat, made
+from ffncli.bench.seat import PlacedKernel, build_kernel
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels import built_in
 from ffncli.kernels.kernel import Kernel
@@ -28,11 +28,11 @@ def kernel_of(change) -> Kernel:
     return Kernel("mine", build)
 
 
-def seat_of(kernel: Kernel, dtype: str = "fp32", passes="forward", copies: int = 1) -> tuple[Seat, Problem]:
+def placed_of(kernel: Kernel, dtype: str = "fp32", passes="forward", copies: int = 1) -> tuple[PlacedKernel, Problem]:
     problem = Problem.of(Case("s", "s", FFNSpec(64, 256, "swiglu"), 8, dtype=dtype, passes=passes), 3)
-    seat = Seat("mine", made(kernel, problem), problem, random.Random(0), correct.allowed(problem))
-    seat.place(copies)
-    return seat, problem
+    placed = PlacedKernel("mine", build_kernel(kernel, problem), problem, random.Random(0), correct.allowed(problem))
+    placed.place(copies)
+    return placed, problem
 
 
 def one_off(share: float) -> Kernel:
@@ -46,11 +46,11 @@ def one_off(share: float) -> Kernel:
 
 @pytest.mark.parametrize(("dtype", "share"), [("fp32", 1e-2), ("fp32", 1e-4), ("fp16", 1e-2), ("bf16", 4e-2)])
 def test_one_element_off_by_a_share_of_the_largest_is_found(dtype, share):
-    seat, problem = seat_of(one_off(share), dtype)
-    with pytest.raises(correct.Wrong, match="its output is off by") as caught:
-        correct.before(seat, problem)
+    placed, problem = placed_of(one_off(share), dtype)
+    with pytest.raises(outcomes.WrongResult, match="its output is off by") as caught:
+        correct.before(placed, problem)
     assert caught.value.error.largest == pytest.approx(share, rel=0.2)
-    right, problem = seat_of(EAGER, dtype)
+    right, problem = placed_of(EAGER, dtype)
     assert 0 < correct.before(right, problem).largest < share / 8
 
 
@@ -86,16 +86,16 @@ def test_an_answer_kept_for_a_buffer_is_found_as_the_buffers_are_used_again(key,
             return kept.setdefault(KEYS[key](x), y)
         return kept.setdefault(KEYS[key](x), y.detach()) + (y - y.detach())  # its gradients are right
 
-    seat, problem = seat_of(kernel_of(change), passes=passes)
-    with pytest.raises(correct.Wrong, match="its output is off by"):
-        correct.before(seat, problem)
+    placed, problem = placed_of(kernel_of(change), passes=passes)
+    with pytest.raises(outcomes.WrongResult, match="its output is off by"):
+        correct.before(placed, problem)
     kept.clear()
-    seat.enter(problem.first.x)
+    placed.enter(problem.first.x)
     with correct.computing(problem.backward):
-        seat.call()
-    correct.timed(seat, problem)
-    with pytest.raises(correct.Wrong, match="on a fresh seed: its output is off by"):
-        correct.fresh(seat, problem, problem.inputs(2))
+        placed.call()
+    correct.timed(placed, problem)
+    with pytest.raises(outcomes.WrongResult, match="on a fresh seed: its output is off by"):
+        correct.fresh(placed, problem, problem.inputs(2))
 
 
 def test_tokens_that_are_not_compared_may_be_anything_and_the_others_not():
@@ -104,18 +104,18 @@ def test_tokens_that_are_not_compared_may_be_anything_and_the_others_not():
         y[0] += 1
         return y
 
-    seat, problem = seat_of(kernel_of(first_row))
+    placed, problem = placed_of(kernel_of(first_row))
     with torch.inference_mode():
-        seat.call()
+        placed.call()
     whole = problem.first
     for rows, wrong in (([1, 2, 7], False), ([0, 3], True)):
         some = torch.tensor(rows)
         inputs = Inputs(whole.x, whole.out[some], some)
         if wrong:
-            with pytest.raises(correct.Wrong):
-                correct.compared(seat, problem, inputs)
+            with pytest.raises(outcomes.WrongResult):
+                correct.compared(placed, problem, inputs)
         else:
-            assert correct.compared(seat, problem, inputs).largest < 1e-6
+            assert correct.compared(placed, problem, inputs).largest < 1e-6
 
 
 def test_figures_of_an_error_by_hand():
@@ -124,29 +124,29 @@ def test_figures_of_an_error_by_hand():
     assert (found.largest, found.rel, found.subnormal) == (pytest.approx(0.5 / 4), pytest.approx(0.5 / 5), 1)
     small = correct._error("g", b.float() * 1.5, b, 40.0)  # judged as if its largest were 40
     assert (small.largest, small.rel) == (pytest.approx(2 / 40), pytest.approx(2.5 / 50))
-    worst = correct.Error(1, 4, 2).worst(correct.Error(3, 2, 5))
-    assert worst == correct.Error(3, 4, 5)
+    worst = outcomes.Error(1, 4, 2).worst(outcomes.Error(3, 2, 5))
+    assert worst == outcomes.Error(3, 4, 5)
 
 
 @pytest.mark.parametrize("which", ["x", "gate.weight", "up.weight", "down.weight"])
 def test_a_gradient_of_any_weight_that_is_off_is_found(which):
-    seat, problem = seat_of(EAGER, passes="forward+backward")
-    assert correct.before(seat, problem).largest < correct.allowed(problem) / 4
+    placed, problem = placed_of(EAGER, passes="forward+backward")
+    assert correct.before(placed, problem).largest < correct.allowed(problem) / 4
     names = ["x", *problem.weights]
-    y, gradients = seat.out
+    y, gradients = placed.out
     off = [g * 1.01 if name == which else g for name, g in zip(names, gradients, strict=True)]
-    seat.out = (y, tuple(off))
-    with pytest.raises(correct.Wrong, match=f"its gradient of {which} is off by 0.01"):
-        correct.compared(seat, problem, problem.first)
+    placed.out = (y, tuple(off))
+    with pytest.raises(outcomes.WrongResult, match=f"its gradient of {which} is off by 0.01"):
+        correct.compared(placed, problem, problem.first)
 
 
 def test_weights_that_changed_are_found_in_any_copy_and_behind_torch_in_the_first():
-    seat, problem = seat_of(EAGER, copies=3)
-    correct.untouched(seat, problem.first.x)
-    seat.copies[2][0][0, 0] += 0
-    with pytest.raises(correct.Wrong, match="changes its weights"):
-        correct.untouched(seat, problem.first.x)
-    seat, problem = seat_of(EAGER, copies=3)
-    seat.copies[0][0].numpy()[0, 0] += 1
-    with pytest.raises(correct.Wrong, match="changes its weights"):
-        correct.untouched(seat, problem.first.x)
+    placed, problem = placed_of(EAGER, copies=3)
+    correct.untouched(placed, problem.first.x)
+    placed.copies[2][0][0, 0] += 0
+    with pytest.raises(outcomes.WrongResult, match="changes its weights"):
+        correct.untouched(placed, problem.first.x)
+    placed, problem = placed_of(EAGER, copies=3)
+    placed.copies[0][0].numpy()[0, 0] += 1
+    with pytest.raises(outcomes.WrongResult, match="changes its weights"):
+        correct.untouched(placed, problem.first.x)

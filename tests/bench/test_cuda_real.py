@@ -21,6 +21,7 @@ from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
 from ffncli.bench.rounds import Arm
 from ffncli.bench.sustained import sustained
 from ffncli.block.recipe import FFNSpec
+from ffncli.kernels.choice import choices
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -191,7 +192,7 @@ SPEC = FFNSpec(256, 512, "silu", gated=True)
 def test_a_case_from_end_to_end(passes, cache, tokens):
     case = Case("256x512:swiglu", "256x512:swiglu", SPEC, tokens, "bf16", passes, cache, "cuda")
     method = Method(processes=1, max_time=3.0, placements=2, rounds=2, sustained=cache == "warm")
-    unit = measure_case(case, Job(0, (case,), ("eager,packed",), "eager", method))
+    unit = measure_case(case, Job(0, (case,), choices(["eager,packed"]), "eager", method))
     assert {o.kernel: (o.status, o.note) for o in unit.outcomes if o.status != "ok"} == {}
     assert {b.kernel for b in unit.blocks} == {"eager", "packed", TWIN, ANCHOR, GEMM}
     assert all(b.seconds > 0 for b in unit.blocks)
@@ -203,7 +204,7 @@ def test_a_mixture_is_timed_without_graphs():
     spec = FFNSpec(64, 128, "silu", gated=True, experts=4, top_k=2)
     case = Case("moe", "moe", spec, 8, "fp32", device="cuda")
     method = Method(processes=1, max_time=2.0, placements=2, rounds=2)
-    unit = measure_case(case, Job(0, (case,), ("eager",), "eager", method))
+    unit = measure_case(case, Job(0, (case,), choices(["eager"]), "eager", method))
     assert [o.status for o in unit.outcomes] == ["ok"]
     assert any("no CUDA graphs, as eager cannot be captured" in note for note in unit.notes)
     assert any("launch-bound" in b.flags for b in unit.blocks if b.kernel == "eager")

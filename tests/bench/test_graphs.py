@@ -5,9 +5,9 @@ import torch
 
 from ffncli.bench.cuda_clock import CudaClock
 from ffncli.bench.graphs import MOST_COPIES, REPLAYED, Launching, NotCaptured, by_graphs, captured
+from ffncli.bench.outcomes import BrokenArm
 from ffncli.bench.records import Case
 from ffncli.bench.roofline import work_of
-from ffncli.bench.seat import Broken
 from ffncli.block.recipe import FFNSpec
 from tests.bench.fake_cuda import FakeCuda
 
@@ -150,7 +150,7 @@ def test_an_arm_that_no_longer_can_be_captured_is_out():
     cuda = FakeCuda()
     launching = Launching(True, cuda)
     launching.settle({"eager": Seated(arm(cuda), "a"), "mine": Seated(arm(cuda), "a")})
-    with pytest.raises(Broken) as broken:
+    with pytest.raises(BrokenArm) as broken:
         launching.settle({"eager": Seated(arm(cuda), "a"), "mine": Seated(routed(cuda), "a")})
     assert broken.value.name == "mine"
     assert "synchronizing" in str(broken.value.__cause__)
@@ -171,7 +171,7 @@ def test_the_reason_is_what_was_raised_first():
         try:
             cuda.wait()
         except RuntimeError as error:
-            raise Broken("mine") from FFNErrorLike.of(error)
+            raise BrokenArm("mine") from FFNErrorLike.of(error)
 
     class FFNErrorLike(Exception):
         @classmethod

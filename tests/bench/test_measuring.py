@@ -8,8 +8,10 @@ import torch
 from ffncli.bench import arms, machine, measuring, placement
 from ffncli.bench.counters import Snapshot
 from ffncli.bench.measuring import measure_case
+from ffncli.bench.named import choose_kernels
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Job, Method, Roof
 from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.kernels.choice import choices
 from ffncli.kernels.kernel import kernel_steps
 
 RIGHT = "def mlp(x, up, down, up_bias, down_bias):\n    y = (x @ up.T + up_bias).relu() @ down.T + down_bias\n    "
@@ -52,7 +54,7 @@ def roof(monkeypatch):
 def measured(*kernels, baseline=None, spec=None, by_step=False, **fields):
     case = Case("s", "s", spec or FFNSpec(8, 16), **{"tokens": 4, **fields})
     method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2, by_step=by_step)
-    return measure_case(case, Job(0, (case,), tuple(kernels), baseline, method), Clock(), Counters())
+    return measure_case(case, Job(0, (case,), choices(kernels), baseline, method), Clock(), Counters())
 
 
 def one(tmp_path, body, head="", **fields):
@@ -214,7 +216,7 @@ def test_without_eager_the_first_that_is_ok_is_the_baseline(tmp_path):
     unit = measured("packed", "module", "conv1x1")
     assert unit.baseline == "module"
     assert [o.status for o in unit.outcomes] == ["skipped", "ok", "ok"]
-    assert measured("module", "conv1x1", baseline="conv").baseline == "conv1x1"
+    assert measured("module", "conv1x1", baseline="conv1x1").baseline == "conv1x1"
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
@@ -281,9 +283,12 @@ def test_subnormal_outputs_are_counted(tmp_path, monkeypatch):
 
 
 def test_every_kernel_by_itself_and_those_by_default_where_none_is_named():
-    spec = FFNSpec(4, 8)
-    assert list(arms.resolved((), (), spec)) == ["eager", "module", "packed", "inplace", "conv1x1", "numpy"]
-    assert list(arms.resolved(("eager,conv", "a=slowed:1.05:eager"), (), spec)) == ["eager", "conv1x1", "a"]
+    chosen = choose_kernels(None, None).kernels
+    assert list(arms.kernels_by_label(chosen, STEPS, PLAIN)) == [
+        "eager", "module", "packed", "inplace", "conv1x1", "numpy",
+    ]  # fmt: skip
+    chosen = choices(["eager,conv", "a=slowed:1.05:eager"])
+    assert list(arms.kernels_by_label(chosen, STEPS, PLAIN)) == ["eager", "conv1x1", "a"]
 
 
 def test_arithmetic_is_as_asked():
@@ -312,7 +317,9 @@ def test_every_kernel_is_told_before_its_code_runs():
     heard = []
     case = Case("s", "s", FFNSpec(8, 16), tokens=4)
     method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2)
-    measure_case(case, Job(0, (case,), ("packed", "eager"), "eager", method), Clock(), Counters(), tell=heard.append)
+    measure_case(
+        case, Job(0, (case,), choices(["packed,eager"]), "eager", method), Clock(), Counters(), tell=heard.append
+    )
     assert heard == ["eager", "packed", ""]
 
 
@@ -325,7 +332,7 @@ def test_a_kernel_is_called_the_same_whether_it_works_or_not(tmp_path):
     ):
         file.write_text(body)
         for text in (f"{file}:mlp", str(file)):
-            found = arms.resolved((text,), STEPS, PLAIN)
+            found = arms.kernels_by_label(choose_kernels([text], text).kernels, STEPS, PLAIN)
             assert list(found) == ["mine.py:mlp"]
             assert isinstance(found["mine.py:mlp"], arms.Kernel) is kind
 
@@ -333,7 +340,7 @@ def test_a_kernel_is_called_the_same_whether_it_works_or_not(tmp_path):
 def test_a_private_helper_is_no_kernel_to_choose_from(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def _helper(x): return x\ndef mlp(x, up, down): return _helper(x)\n")
-    (found,) = arms.resolved((str(file),), STEPS, PLAIN).values()
+    (found,) = arms.kernels_by_label(choose_kernels([str(file)], str(file)).kernels, STEPS, PLAIN).values()
     assert isinstance(found, arms.Kernel)
 
 

@@ -8,11 +8,11 @@ from itertools import combinations
 import pytest
 import torch
 
-from ffncli.bench.arms import Table, twin_of
+from ffncli.bench.arms import Arms, twin_of
 from ffncli.bench.placement import Arena, caching, flusher, nbytes, placeable
 from ffncli.bench.problem import Problem
 from ffncli.bench.records import Case
-from ffncli.bench.seat import Seat, made, touched
+from ffncli.bench.seat import PlacedKernel, build_kernel, touched
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels import built_in
 
@@ -69,19 +69,21 @@ def spans(tensors):
 def test_no_two_arms_share_a_byte_neither_does_the_twin(passes):
     case = Case("s", "s", FFNSpec(8, 16, "swiglu"), 3, passes=passes)
     problem = Problem.of(case, 5)
-    seats = [Seat(name, made(built_in(name), problem), problem, random.Random(0), 1.0) for name in ("eager", "packed")]
-    twin = twin_of(seats[0], problem, random.Random(0))
-    table = Table(problem, seats, twin, caching("cold-weights", [1], 100, 250, None), 250)
-    assert table._copies == 8
+    kernels = [
+        PlacedKernel(name, build_kernel(built_in(name), problem), problem, random.Random(0), 1.0)
+        for name in ("eager", "packed")
+    ]
+    twin = twin_of(kernels[0], problem, random.Random(0))
+    arms = Arms(problem, kernels, twin, caching("cold-weights", [1], 100, 250, None), 250)
+    assert arms._copies == 8
     places = []
     for number in range(2):
-        arms = table.place(number)
-        assert [arm.name for arm in arms] == ["eager", "packed", "(aa)", "(gemm)", "(anchor)"]
-        groups = [[seat.x, *(t for own in seat.copies for t in own)] for seat in (*seats, twin)]
-        assert all(len(seat.copies) == 8 for seat in (*seats, twin))
+        assert [arm.name for arm in arms.place(number)] == ["eager", "packed", "(aa)", "(gemm)", "(anchor)"]
+        groups = [[placed.x, *(t for own in placed.copies for t in own)] for placed in (*kernels, twin)]
+        assert all(len(placed.copies) == 8 for placed in (*kernels, twin))
         owned = [span for group in groups for span in spans(group)]
         assert all(a[1] <= b[0] or b[1] <= a[0] for a, b in combinations(owned, 2))
-        chain = table.chain
+        chain = arms.chain
         there = [
             (arena._memory.data_ptr(), arena._memory.data_ptr() + arena._memory.numel()) for arena in chain._arenas
         ]
@@ -94,12 +96,12 @@ def test_a_call_turns_through_the_copies():
     case = Case("s", "s", FFNSpec(8, 16), 3)
     problem = Problem.of(case, 5)
     seen = []
-    seat = Seat("eager", made(built_in("eager"), problem), problem, random.Random(0), 1.0)
-    object.__setattr__(seat.made, "compute", lambda x, params: seen.append(id(params)))
-    seat.place(3)
+    placed = PlacedKernel("eager", build_kernel(built_in("eager"), problem), problem, random.Random(0), 1.0)
+    object.__setattr__(placed.built, "compute", lambda x, params: seen.append(id(params)))
+    placed.place(3)
     for _ in range(6):
-        seat.call()
-    assert seen == [id(own) for own in seat.copies] * 2
+        placed.call()
+    assert seen == [id(own) for own in placed.copies] * 2
 
 
 def test_cache_modes_are_named_as_they_are():
@@ -154,17 +156,17 @@ def test_turning_through_the_copies_touches_three_caches():
     problem = Problem.of(Case("s", "s", FFNSpec(8, 16, "swiglu"), 3, cache="cold-weights"), 5)
     llc = 10_000
     mode = caching("cold-weights", [1], touched(problem), llc, None)
-    seat = Seat("eager", made(built_in("eager"), problem), problem, random.Random(0), 1.0)
+    placed = PlacedKernel("eager", build_kernel(built_in("eager"), problem), problem, random.Random(0), 1.0)
     seen: list[frozenset[int]] = []
 
     def compute(x, params):
         lines = {line for t in params for line in range(t.data_ptr() // 64, (t.data_ptr() + t.nbytes - 1) // 64 + 1)}
         seen.append(frozenset(lines))
 
-    object.__setattr__(seat.made, "compute", compute)
-    seat.place(mode.copies)
+    object.__setattr__(placed.built, "compute", compute)
+    placed.place(mode.copies)
     for _ in range(mode.copies + 1):
-        seat.call()
+        placed.call()
     assert seen[0] == seen[-1]
     assert 64 * len(frozenset().union(*seen)) >= 3 * llc
     assert all(not a & b for a, b in combinations(seen[:-1], 2))

@@ -31,24 +31,11 @@ def test_a_call_lasts_its_factor(monkeypatch):
     assert clock.now == pytest.approx(10.5, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [("slow=slowed:1.05:eager", "slow"), ("slowed:1.5:packed", "slowed:1.5:packed"), ("a=slowed:2:eager", "a")],
-)
-def test_its_text(text, name):
-    assert slowed_kernel(text, built_in).name == name
-
-
-def test_other_texts_are_none():
-    assert slowed_kernel("eager", built_in) is None
-    assert slowed_kernel("slowed.py:f", built_in) is None
-
-
 def test_factor_1_is_the_code_itself():
     from ffncli.bench.problem import Problem
     from ffncli.bench.records import Case
     from ffncli.block.recipe import FFNSpec
 
     steps = Problem.of(Case("s", "s", FFNSpec(2, 4), 1), 0).steps
-    kernel = slowed_kernel("again=slowed:1:eager", built_in)
+    kernel = slowed_kernel(built_in("eager"), 1.0)
     assert kernel.build(steps, "cpu", torch.float32).__module__ == "ffncli.kernels.eager"

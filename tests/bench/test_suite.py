@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ffncli.bench import launch, suite
-from ffncli.bench.grid import Grid, Request, cases, from_json, to_json
+from ffncli.bench.grid import BenchRequest, Grid, cases, from_json, to_json
 from ffncli.bench.journal import Journal, ResultFiles, begin
 from ffncli.bench.journal import resume as resume_journal
 from ffncli.bench.records import Job, Method
@@ -22,6 +22,7 @@ from ffncli.bench.results import read_results, read_rows
 from ffncli.bench.suite import begun, resumed, run
 from ffncli.bench.summary import summarise
 from ffncli.errors import FFNError
+from ffncli.kernels.choice import choices
 from ffncli.models.dimensions import Dimensions
 from tests.bench import fake_worker
 from tests.bench.stored import blocks_in
@@ -36,9 +37,9 @@ def _at_the_root(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-def request(tokens=(1, 2), kernels=("eager", "packed"), processes=2, threads=(1,), **more) -> Request:
+def request(tokens=(1, 2), kernels=("eager", "packed"), processes=2, threads=(1,), **more) -> BenchRequest:
     found = cases(Grid("8x16:swiglu", Dimensions(), tokens, devices=("cpu",), threads=threads))
-    return Request(found, kernels, kernels, "eager", Method(processes=processes), **more)
+    return BenchRequest(found, choices(kernels), "eager", Method(processes=processes), **more)
 
 
 def worker_with(tmp_path: Path, *lines: str) -> tuple[tuple[str, ...], Path]:
@@ -73,7 +74,7 @@ def test_processes_are_outermost_and_every_process_runs_every_case(tmp_path):
     assert [int(line.split()[0]) for line in log.read_text().splitlines()] == [p for p, _, _ in places]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.csv", "a.rounds.csv", "faults.log", "faults.txt"]
     assert read_rows(path) == found.rows
-    assert {(row.case, row.kernel) for row in found.rows} == {(c.key, k) for c in asked.cases for k in asked.kernels}
+    assert {(row.case, row.kernel) for row in found.rows} == {(c.key, k) for c in asked.cases for k in asked.names}
     assert len(found.rows) == 8
     ratios = [row.ratio for row in found.rows if row.kernel == "packed"]
     assert ratios == pytest.approx([0.95] * 4, rel=1e-9)  # noise is the round's, so it divides out
@@ -171,7 +172,7 @@ def test_a_worker_that_cannot_start_is_one_line_and_leaves_nothing(tmp_path):
 # --- a crash at any byte ----------------------------------------------------------------------------------------------
 
 
-def snapshots(path: Path, asked: Request) -> tuple[dict[str, bytes], list[dict[str, bytes]]]:
+def snapshots(path: Path, asked: BenchRequest) -> tuple[dict[str, bytes], list[dict[str, bytes]]]:
     """(the finished files, the files after each unit)."""
     files = ResultFiles(path)
     journal = begin(path, asked, RUN, {}, summarise, False)
@@ -402,7 +403,7 @@ def test_a_signal_ends_the_worker_and_says_how_to_go_on(tmp_path, number, code, 
 def test_what_a_worker_leaves_running_goes_with_it(tmp_path):
     file = tmp_path / "pid"
     code = f"import subprocess,sys; p=subprocess.Popen(['sleep','60']); open({str(file)!r},'w').write(str(p.pid))"
-    job = Job(0, (), ("eager",), "eager", Method())
+    job = Job(0, (), choices(["eager"]), "eager", Method())
     with launch.worker(job, 1, (sys.executable, "-c", code)) as busy:
         assert busy.ended() == 0
     until = time.monotonic() + 30  # of its 60 seconds

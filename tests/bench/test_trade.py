@@ -8,7 +8,7 @@ import torch
 
 from ffncli.bench.problem import Problem
 from ffncli.bench.records import Case
-from ffncli.bench.seat import Seat, made, trade
+from ffncli.bench.seat import PlacedKernel, build_kernel, shuffle_buffers
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels import built_in
 
@@ -16,16 +16,21 @@ from ffncli.kernels import built_in
 def test_seats_trade_their_memory_and_still_own_all_of_it() -> None:
     problem = Problem.of(Case("8x16:swiglu", "8x16:swiglu", FFNSpec(8, 16, "swiglu"), tokens=2), 0)
     draw = random.Random(0)
-    seats = [Seat(name, made(built_in("eager"), problem), problem, draw, 1.0) for name in ("a", "b", "c")]
-    homes, met = {id(memory) for seat in seats for memory in seat.arenas}, {seat.name: set() for seat in seats}
+    kernels = [
+        PlacedKernel(name, build_kernel(built_in("eager"), problem), problem, draw, 1.0) for name in ("a", "b", "c")
+    ]
+    homes, met = (
+        {id(memory) for placed in kernels for memory in placed.arenas},
+        {placed.name: set() for placed in kernels},
+    )
     for _ in range(20):
-        trade(seats, draw)
-        for seat in seats:
-            seat.place(1)
-            met[seat.name].add(id(seat.arenas[1]))
-        assert {id(memory) for seat in seats for memory in seat.arenas} == homes  # nobody shares, nothing is lost
-        assert len({tensor.data_ptr() for seat in seats for tensor in seat.copies[0]}) == 9
+        shuffle_buffers(kernels, draw)
+        for placed in kernels:
+            placed.place(1)
+            met[placed.name].add(id(placed.arenas[1]))
+        assert {id(memory) for placed in kernels for memory in placed.arenas} == homes  # nobody shares, nothing is lost
+        assert len({tensor.data_ptr() for placed in kernels for tensor in placed.copies[0]}) == 9
         with torch.inference_mode():
-            first, *others = (seat.call() for seat in seats)
+            first, *others = (placed.call() for placed in kernels)
         assert all(torch.equal(first, other) for other in others)
     assert all(len(places) == 3 for places in met.values())

@@ -14,6 +14,7 @@ import pytest
 
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
 from ffncli.block.recipe import FFNSpec
+from ffncli.kernels.choice import choices
 
 USER = """
 print("loaded")
@@ -27,7 +28,7 @@ def loud(x, up, down, up_bias, down_bias):
 def job(*kernels: str) -> Job:
     cases = tuple(Case("8x16", "8x16:relu", FFNSpec(8, 16), tokens) for tokens in (1, 4))
     method = Method(processes=2, block=1e-4, max_time=0.1, placements=2, rounds=2)
-    return Job(1, cases, kernels, None, method)
+    return Job(1, cases, choices(kernels), None, method)
 
 
 def start(stdout: int = subprocess.PIPE) -> tuple[subprocess.Popen[bytes], Connection]:

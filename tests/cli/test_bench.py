@@ -103,6 +103,8 @@ def test_exit_codes(bench, options, faults, code, words):
     [
         (("--kernel", "egaer"), "did you mean 'eager'"),
         (("--kernel", "none.py:f"), "cannot read"),
+        (("--kernel", "slowed:1..2:eager"), "'1..2' is no factor"),
+        (("--kernel", "slowed:2:none.py:f"), "cannot read"),
         (("--by-step", "--pass", "forward+backward"), "--by-step times the forward pass"),
         (("--by-step", "--fail-if-slower", "3%"), "--by-step contradicts --fail-if-slower"),
         (("--by-step", "--kernel", "eager"), "--by-step contradicts --kernel"),
@@ -213,10 +215,10 @@ def rows(base: str, *others: ResultRow) -> list[ResultRow]:
 
 
 def request_of(**fields):
-    from ffncli.bench.grid import Request
+    from ffncli.bench.grid import BenchRequest
     from ffncli.bench.records import Method
 
-    return Request((), (), (), "eager", Method(), **fields)
+    return BenchRequest((), (), "eager", Method(), **fields)
 
 
 def test_a_gate_without_a_baseline_is_no_success():

@@ -12,7 +12,7 @@ from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs
 from ffncli.errors import FFNError
 from ffncli.kernels import built_in, eager
-from ffncli.kernels.compiled import Cache, cache, recompiles
+from ffncli.kernels.compiled import CompileCache, cache, recompiles
 from ffncli.kernels.kernel import cxx, kernel_steps
 from ffncli.run.execute import run
 from ffncli.run.weights import random_weights
@@ -98,7 +98,7 @@ def test_a_graph_break_is_one_line(monkeypatch):
 def test_counters(monkeypatch):
     counters = {"stats": {"unique_graphs": 3}, "inductor": {"fxgraph_cache_hit": 2, "fxgraph_cache_miss": 1}}
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters=counters))
-    assert (recompiles(), cache()) == (3, Cache(2, 1))
+    assert (recompiles(), cache()) == (3, CompileCache(2, 1))
     before = cache()
     assert before.since(before) == ""
     counters["inductor"]["fxgraph_cache_hit"] = 3
@@ -106,7 +106,7 @@ def test_counters(monkeypatch):
     counters["inductor"]["fxgraph_cache_miss"] = 2
     assert cache().since(before) == "cold"
     monkeypatch.delitem(sys.modules, "torch._dynamo.utils")
-    assert (recompiles(), cache()) == (0, Cache(0, 0))
+    assert (recompiles(), cache()) == (0, CompileCache(0, 0))
 
 
 def test_compiled_is_the_reference_and_its_gradients(monkeypatch):

@@ -14,12 +14,13 @@ from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import block_inputs
 from ffncli.cli.main import _terminated
 from ffncli.errors import FFNError
+from ffncli.kernels.choice import choices, parse
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import block_model
 from ffncli.run.execute import run
 from ffncli.run.prepare import LayerRequest
 from ffncli.run.user_code import user_code
-from ffncli.run.user_kernels import argument, chosen_kernels, unguarded, user_kernel
+from ffncli.run.user_kernels import argument, kernel_of, kernels_of, unguarded
 from ffncli.run.verify import VerifyQuestion, verify_layer
 from ffncli.run.weights import random_weights
 from tests.oracles.modules import relative_error
@@ -86,7 +87,7 @@ def file(tmp_path):
 
 
 def verified(file, *names: str, spec: FFNSpec = GATED, **run):
-    question = VerifyQuestion(LayerRequest(**run), ("kernels",), tuple(f"{file}:{name}" for name in names))
+    question = VerifyQuestion(LayerRequest(**run), ("kernels",), choices(f"{file}:{name}" for name in names))
     rows = verify_layer(block_model(spec, "test"), question).rows
     return {row.subject.removeprefix("mine.py:"): row for row in rows}
 
@@ -158,7 +159,7 @@ def test_a_class_runs_on_the_blocks_weights(file, name, spec):
     """Whatever its parameters are called and however they lie: it gives what the block gives."""
     block = kernel_steps(steps(spec))
     weights = random_weights(block, torch.Generator().manual_seed(3), torch.float64)
-    kernel = user_kernel(f"{file}:{name}", block, spec)
+    kernel = kernel_of(parse(f"{file}:{name}"), block, spec)
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(4)).double()
     found = kernel.build(block, "cpu", torch.float64)(x, kernel.prepare(block, weights))
     assert relative_error(found, run(block, weights, {block_inputs(block)[0]: x})) < 1e-12
@@ -171,7 +172,7 @@ def test_a_class_that_computes_another_function_fails(file):
 
 def refusal(file, text: str, spec: FFNSpec = GATED) -> str:
     with pytest.raises(FFNError) as caught:
-        chosen_kernels([text.replace("FILE", str(file))], kernel_steps(steps(spec)), spec)
+        kernels_of(choices([text.replace("FILE", str(file))]), kernel_steps(steps(spec)), spec)
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
 
@@ -187,7 +188,7 @@ def refusal(file, text: str, spec: FFNSpec = GATED) -> str:
         ("FILE", "kernels; say which, as in mine.py:name"),
         ("FILE:", "is no kernel; write it as file.py:name"),
         ("/nowhere/x.py:f", "does not exist; give file.py:name"),
-        ("FILE:good,FILE:good", "two kernels are called 'mine.py:good'"),
+        ("FILE:good,./FILE:good", "two kernels are called 'mine.py:good'"),
         ("eagr", "did you mean 'eager'"),
         ("FILE:Fused", "computes a block with down.bias"),
         ("FILE:BadForward", "RuntimeError"),
@@ -264,7 +265,7 @@ def test_which_kernels_are_chosen(file):
     block = kernel_steps(steps(GATED))
 
     def names(*texts: str) -> list[str]:
-        return [k.name for k in chosen_kernels([t.replace("FILE", str(file)) for t in texts], block, GATED)]
+        return [k.name for k in kernels_of(choices(t.replace("FILE", str(file)) for t in texts), block, GATED)]
 
     assert names() == ["eager", "module", "packed", "inplace", "conv1x1", "numpy", "compiled"]
     assert names("conv1x1") == names("conv") == names("conv,conv1x1") == ["conv1x1"]
@@ -276,12 +277,12 @@ def test_what_compiles_is_run_where_it_is_named():
     block = kernel_steps(steps(GATED))
 
     def why(*texts: str) -> list[str | None]:
-        return [k.refuses(block) for k in chosen_kernels(texts, block, GATED, compiling=False)]
+        return [k.refuses(block) for k in kernels_of(choices(texts), block, GATED, compiling=False)]
 
     assert why()[:-1] == [None] * 6
     assert why()[-1] == "not run unless it is named, for it compiles some seconds: --kernel compiled"
     assert why("eager,compiled") == [None, None]
-    assert chosen_kernels([], block, GATED)[-1].refuses(block) is None
+    assert kernels_of((), block, GATED)[-1].refuses(block) is None
 
 
 def gradients(function, weights, x, g):
@@ -308,7 +309,7 @@ def test_gradients_are_the_references(file, name, spec):
     """Through prepare, to the canonical weights: however a module packs them."""
     block = kernel_steps(steps(spec))
     weights = random_weights(block, torch.Generator().manual_seed(3), torch.float64)
-    kernel = user_kernel(f"{file}:{name}", block, spec)
+    kernel = kernel_of(parse(f"{file}:{name}"), block, spec)
     x, g = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(4)).double()
     call = kernel.build(block, "cpu", torch.float64)
     found = gradients(lambda x, w: call(x, kernel.prepare(block, w)), weights, x, g)
@@ -319,7 +320,7 @@ def test_gradients_are_the_references(file, name, spec):
 
 def test_a_module_takes_the_params_of_each_call(file):
     block = kernel_steps(steps(GATED))
-    kernel = user_kernel(f"{file}:SwiGLU", block, GATED)
+    kernel = kernel_of(parse(f"{file}:SwiGLU"), block, GATED)
     copies = [random_weights(block, torch.Generator().manual_seed(seed), torch.float64) for seed in (1, 2)]
     params, x = [kernel.prepare(block, weights) for weights in copies], torch.randn(5, 8).double()
     call, other = (kernel.build(block, "cpu", torch.float64) for _ in range(2))
@@ -351,13 +352,13 @@ def test_a_parameter_is_replaced_wherever_a_module_has_it(tmp_path):
 
 def test_without_its_guard_a_kernel_is_what_the_user_wrote(file):
     block = kernel_steps(steps(GATED))
-    call = user_kernel(f"{file}:raises", block, GATED).build(block, "cpu", torch.float32)
+    call = kernel_of(parse(f"{file}:raises"), block, GATED).build(block, "cpu", torch.float32)
     x, params = torch.zeros(2, 8), (torch.zeros(24, 8), torch.zeros(24, 8), torch.zeros(8, 24))
     with pytest.raises(FFNError, match=r"mine.py, line 14: ValueError: no such luck"):
         call(x, params)
     with pytest.raises(ValueError, match="no such luck"):
         unguarded(call)(x, params)
-    ours = chosen_kernels(["eager"], block, GATED)[0].build(block, "cpu", torch.float32)
+    ours = kernel_of(parse("eager"), block, GATED).build(block, "cpu", torch.float32)
     assert unguarded(ours) is ours
 
 

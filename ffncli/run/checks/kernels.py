@@ -10,15 +10,16 @@ from torch import Tensor
 from ffncli.errors import FFNError
 from ffncli.kernels import built_in
 from ffncli.kernels.kernel import Kernel
-from ffncli.run.checks.case import Case, alike, chosen, wide
+from ffncli.run.checks.case import CheckedBlock
 from ffncli.run.checks.row import CheckRow
+from ffncli.run.reference import in_float64, output_and_experts, same_experts
 
 
-class Wrong(Exception):
+class BrokenContract(Exception):
     """A kernel broke its contract; the text says how."""
 
 
-def fused(case: Case) -> Iterator[CheckRow]:
+def fused(case: CheckedBlock) -> Iterator[CheckRow]:
     """gate and up in one matrix, against gate and up apart, in the same dtype."""
     judge, packed = case.judge("fused"), built_in("packed")
     reason = packed.refuses(case.ffn) or built_in("eager").refuses(case.ffn)
@@ -29,12 +30,12 @@ def fused(case: Case) -> Iterator[CheckRow]:
     yield judge.equal("packed = eager", one, two, "gate and up as one matrix")
 
 
-def kernels(case: Case) -> Iterator[CheckRow]:
+def kernels(case: CheckedBlock) -> Iterator[CheckRow]:
     """Every kernel in the case's dtype, against the reference execution in float64."""
     judge = case.judge("kernels")
-    reference, went = wide(case.ffn, case.ffn_weights, {case.entry: case.x})
-    _, near = chosen(case.ffn, case.ffn_weights, {case.entry: case.x})
-    same, left_out = alike(near, went, len(case.x))
+    reference, went = in_float64(case.ffn, case.ffn_weights, {case.entry: case.x})
+    _, near = output_and_experts(case.ffn, case.ffn_weights, {case.entry: case.x})
+    same, left_out = same_experts(near, went, len(case.x))
     for kernel in case.kernels:
         reason = kernel.refusal(case.ffn, case.device, case.dtype)
         if reason:
@@ -42,14 +43,14 @@ def kernels(case: Case) -> Iterator[CheckRow]:
             continue
         try:
             found = compute(case, kernel)
-        except (FFNError, Wrong) as error:
+        except (FFNError, BrokenContract) as error:
             yield judge.fails(kernel.name, error.message if isinstance(error, FFNError) else str(error))
             continue
         yield judge.equal(kernel.name, found[same], reference[same], "; ".join(filter(None, (kernel.origin, left_out))))
 
 
-def compute(case: Case, kernel: Kernel) -> Tensor:
-    """What a kernel makes of the case's x [tokens, d_model]. Raises Wrong where it breaks its contract.
+def compute(case: CheckedBlock, kernel: Kernel) -> Tensor:
+    """What a kernel makes of the case's x [tokens, d_model]. Raises BrokenContract where it breaks its contract.
 
     It is called with other tokens first, so that one that keeps its first result is found out.
     """
@@ -63,14 +64,16 @@ def compute(case: Case, kernel: Kernel) -> Tensor:
     given = case.x.clone()
     out: object = call(given, params)
     if not isinstance(out, Tensor):
-        raise Wrong(f"gives a {type(out).__name__}, not a tensor")
+        raise BrokenContract(f"gives a {type(out).__name__}, not a tensor")
     if out.shape != case.x.shape:
-        raise Wrong(f"gives shape {list(out.shape)}, expected {list(case.x.shape)}")
+        raise BrokenContract(f"gives shape {list(out.shape)}, expected {list(case.x.shape)}")
     if out.dtype != case.dtype:
-        raise Wrong(f"gives {str(out.dtype).removeprefix('torch.')}, expected {str(case.dtype).removeprefix('torch.')}")
+        raise BrokenContract(
+            f"gives {str(out.dtype).removeprefix('torch.')}, expected {str(case.dtype).removeprefix('torch.')}"
+        )
     if not torch.equal(given, case.x):
-        raise Wrong("changes its input x")
+        raise BrokenContract("changes its input x")
     changed = [name for name, tensor in weights.items() if tensor._version != before[name]]
     if changed:
-        raise Wrong(f"changes the weight {changed[0]}")
+        raise BrokenContract(f"changes the weight {changed[0]}")
     return out

@@ -21,12 +21,13 @@ from ffncli.models.layout import Located, Piece, canonical
 from ffncli.models.misreadings import Misreading, misreadings, mixed_misreadings
 from ffncli.models.model import Model
 from ffncli.run.capture import FAULTS, run_model
-from ffncli.run.checks.case import Case, steady
+from ffncli.run.checks.case import CheckedBlock
 from ffncli.run.checks.reach import reached, reaching, unreached
 from ffncli.run.checks.row import CheckRow, Judge, errors
 from ffncli.run.execute import run
 from ffncli.run.fused import halves_by_turns, turns_as_halves
 from ffncli.run.prepare import LayerRequest, prepare
+from ffncli.run.reference import steady_tokens
 from ffncli.run.tokens import Prompt
 from ffncli.run.weights import located_weights, packed_formats, read_located
 
@@ -54,7 +55,7 @@ class Proof:
     fault: str = ""
 
 
-def layout(case: Case) -> Iterator[CheckRow]:
+def layout(case: CheckedBlock) -> Iterator[CheckRow]:
     """The tensors as they were read, the proofs, and the misreadings that the shapes allow."""
     judge = case.judge("layout")
     located = _located(case)
@@ -77,7 +78,7 @@ def layout(case: Case) -> Iterator[CheckRow]:
         yield from _misread(case, judge, located, proofs[0].x if proofs else case.x)
 
 
-def transformers_module(case: Case) -> tuple[Proof | None, str]:
+def transformers_module(case: CheckedBlock) -> tuple[Proof | None, str]:
     """transformers' own FFN of the layer, run within its model on token ids; or why that cannot be."""
     found: list[tuple[Tensor, Tensor]] = []
     request = LayerRequest(dtype=str(case.dtype), device=case.device)
@@ -87,7 +88,7 @@ def transformers_module(case: Case) -> tuple[Proof | None, str]:
         return None, error.message.removeprefix("--input-ids: ")
     ((entering, leaving),) = found
     name = f"transformers' {case.model.model_type or 'model'}"
-    same, left_out = steady(case.ffn, case.ffn_weights, {case.entry: entering}, case.dtype)
+    same, left_out = steady_tokens(case.ffn, case.ffn_weights, {case.entry: entering}, case.dtype)
     seen = reached(case, entering)
     some = f"they go to {int(seen.sum())} of {len(seen)} experts" if seen is not None and not seen.all() else ""
     remarks = (f"on what enters it for tokens {_IDS[0]} to {_IDS[-1]}", some, left_out)
@@ -96,7 +97,7 @@ def transformers_module(case: Case) -> tuple[Proof | None, str]:
     return Proof(name, entering, leaving, said, single=True, same=same, fault=fault), ""
 
 
-def _located(case: Case) -> tuple[Located, ...] | None:
+def _located(case: CheckedBlock) -> tuple[Located, ...] | None:
     """Where the FFN's parameters lie in the model's files; None where it has none."""
     found = located_weights(case.model, case.layer)
     return None if found is None else tuple(item for item in found if item.parameter in case.ffn_weights)
@@ -113,7 +114,7 @@ def _words(item: Located, model: Model) -> str:
     return "; ".join(filter(None, (how, stored, item.evidence, item.assumed and f"assumed: {item.assumed}")))
 
 
-def _other(case: Case) -> Proof:
+def _other(case: CheckedBlock) -> Proof:
     """The same layer of the model that `--against` names. Raises FFNError where it cannot be compared."""
     other, own = case.against, case.layer
     assert other is not None
@@ -156,7 +157,7 @@ def _differences(own: FFNSpec, other: FFNSpec) -> str:
 # --- readings against a reference -------------------------------------------------------------------------------------
 
 
-def _judge(case: Case, proof: Proof) -> Judge:
+def _judge(case: CheckedBlock, proof: Proof) -> Judge:
     """What counts as equal to a proof: in float64 no more than float32 gives, where it computes in that."""
     own = case.judge("layout")
     if case.tolerance is not None or not proof.single:
@@ -164,7 +165,7 @@ def _judge(case: Case, proof: Proof) -> Judge:
     return replace(own, tolerance=max(own.tolerance, case.judge("layout", torch.float32).tolerance))
 
 
-def _beside(case: Case, judge: Judge, proof: Proof) -> Iterator[CheckRow]:
+def _beside(case: CheckedBlock, judge: Judge, proof: Proof) -> Iterator[CheckRow]:
     """What the tokens do not reach of another model, and the norms beside the FFN, which no output of it shows."""
     if proof.weights and (row := unreached(case, judge, proof.x, proof.name, proof.weights)) is not None:
         yield row
@@ -174,7 +175,7 @@ def _beside(case: Case, judge: Judge, proof: Proof) -> Iterator[CheckRow]:
             yield judge.equal(f"{step.output} = {proof.name}", ours, proof.norms[step.output])
 
 
-def _held_to(case: Case, judge: Judge, located: Sequence[Located], proof: Proof) -> Iterator[CheckRow]:
+def _held_to(case: CheckedBlock, judge: Judge, located: Sequence[Located], proof: Proof) -> Iterator[CheckRow]:
     """Our reading against a proof; where it fails, the misreading that agrees, or the one that comes nearest."""
     if proof.same is not None and not proof.same.any():
         yield judge.skips(f"as read = {proof.name}", f"not proven by its module: {proof.remark}")
@@ -213,7 +214,7 @@ def _held_to(case: Case, judge: Judge, located: Sequence[Located], proof: Proof)
             yield judge.figure(f"{name} beside {proof.name}", case.ffn_weights[name], theirs)
 
 
-def _misread(case: Case, judge: Judge, located: Sequence[Located], x: Tensor) -> Iterator[CheckRow]:
+def _misread(case: CheckedBlock, judge: Judge, located: Sequence[Located], x: Tensor) -> Iterator[CheckRow]:
     """How far each misreading would put the FFN's output from where our reading has it."""
     ours = _computed(case, case.ffn_weights, x)
     found = misreadings(located)
@@ -229,11 +230,11 @@ def _misread(case: Case, judge: Judge, located: Sequence[Located], x: Tensor) ->
         yield judge.figure(f"with {other.name}", theirs, ours, note)
 
 
-def _computed(case: Case, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+def _computed(case: CheckedBlock, weights: dict[str, Tensor], x: Tensor) -> Tensor:
     return run(case.ffn, weights, {case.entry: x})
 
 
-def _readings(case: Case, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+def _readings(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """The weights as every misreading has them: of the file, and of whoever made gate and up out of one tensor."""
     axes = parameters(case.ffn)
     own = located or [Located(name, axes[name], Piece(name), (name,)) for name in case.ffn_weights]
@@ -263,7 +264,7 @@ def resplit(weights: Mapping[str, Tensor], prefix: str = "") -> Iterator[tuple[s
             yield f"{words}, put together, {name}{where}" + (", and swapped" if after else ""), out
 
 
-def _reread(case: Case, located: Sequence[Located], other: Misreading) -> dict[str, Tensor]:
+def _reread(case: CheckedBlock, located: Sequence[Located], other: Misreading) -> dict[str, Tensor]:
     """The weights as the misreading has them; only what it reads otherwise is read again."""
     own, checkpoint = {item.parameter: item for item in located}, case.model.checkpoint
     changed = [item for item in other.located if item != own[item.parameter]]

@@ -14,7 +14,7 @@ from torch import Tensor
 from ffncli.block.activations import TABLE
 from ffncli.block.steps import Linear, Norm, Step
 from ffncli.block.variants import without_nonlinearity
-from ffncli.run.checks.case import Case, Dense
+from ffncli.run.checks.case import CheckedBlock, DenseFFN
 from ffncli.run.checks.row import CheckRow, errors
 from ffncli.run.execute import run
 from ffncli.run.functions import function
@@ -25,7 +25,7 @@ _ROWS = 64  # of the one matrix: all of it would take d_model / 64 times as long
 _STACK = 3
 
 
-def collapse(case: Case) -> Iterator[CheckRow]:
+def collapse(case: CheckedBlock) -> Iterator[CheckRow]:
     """With identity as its activation a plain block, and a stack of three, is one matrix; a gated one is quadratic."""
     judge, dense = case.judge("collapse", torch.float64), case.dense
     if case.layer.spec.moe:
@@ -50,7 +50,7 @@ def collapse(case: Case) -> Iterator[CheckRow]:
         yield judge.equal(label, found[:, : len(matrix)], x @ matrix.T + offset, note)
 
 
-def _quadratic(case: Case, linear: Dense, weights: dict[str, Tensor], x: Tensor) -> Iterator[CheckRow]:
+def _quadratic(case: CheckedBlock, linear: DenseFFN, weights: dict[str, Tensor], x: Tensor) -> Iterator[CheckRow]:
     """A gate times an up: no matrix, but a polynomial of degree 2, whose third differences are 0."""
     judge = case.judge("collapse", torch.float64)
 
@@ -65,12 +65,12 @@ def _quadratic(case: Case, linear: Dense, weights: dict[str, Tensor], x: Tensor)
     yield judge.equal("gated, as a quadratic", 3 * f(2 * x) - 3 * f(x) + f(zero), f(3 * x), note)
 
 
-def _drawn(dense: Dense, generator: torch.Generator, tokens: int = _TOKENS) -> Tensor:
+def _drawn(dense: DenseFFN, generator: torch.Generator, tokens: int = _TOKENS) -> Tensor:
     """Random tokens, as wide as what enters."""
     return torch.randn(tokens, dense.x.shape[-1], generator=generator).to(dense.x.device, torch.float64)
 
 
-def _linear(dense: Dense) -> Dense:
+def _linear(dense: DenseFFN) -> DenseFFN:
     """The dense FFN with identity in place of its activation and of its limits; what was learned takes no part."""
     steps = without_nonlinearity(dense.steps)
     names = {name for step in steps for name in step.parameters()}
@@ -93,7 +93,7 @@ def _one_matrix(steps: tuple[Step, ...], weights: dict[str, Tensor], depth: int)
     return matrix, offset
 
 
-def nonlinearity(case: Case) -> Iterator[CheckRow]:
+def nonlinearity(case: CheckedBlock) -> Iterator[CheckRow]:
     """max |f(a + b) - f(a) - f(b) + f(0)|: 0 for every linear map with a bias, and for no other function here."""
     judge, dense = case.judge("nonlinearity", torch.float64), case.dense
     generator = case.generator()
@@ -117,7 +117,7 @@ def nonlinearity(case: Case) -> Iterator[CheckRow]:
         yield CheckRow(judge.check, name, defect, relative, None, judge.tolerance, small == linear, note)
 
 
-def _defects(dense: Dense, a: Tensor, b: Tensor) -> list[tuple[float, float | None]]:
+def _defects(dense: DenseFFN, a: Tensor, b: Tensor) -> list[tuple[float, float | None]]:
     """For each activation of the table max |f(a + b) - f(a) - f(b) + f(0)|, and that over max |f(a + b)|."""
     found = []
     for output in _with_every_activation(dense, torch.cat([a + b, a, b, torch.zeros_like(a)])):
@@ -131,7 +131,7 @@ def _is_small(defect: float, relative: float | None, tolerance: float) -> bool:
     return defect == 0 or (relative is not None and relative <= tolerance)
 
 
-def _with_every_activation(dense: Dense, points: Tensor) -> list[Tensor]:
+def _with_every_activation(dense: DenseFFN, points: Tensor) -> list[Tensor]:
     """The FFN's output for each activation of the table: the projections run once, for all of them."""
     at = next(i for i, step in enumerate(dense.steps) if step.output == "act")
     weights = {n: t.double() for n, t in dense.weights.items()}

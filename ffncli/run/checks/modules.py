@@ -13,9 +13,10 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Dropout, ffn_steps, shapes
 from ffncli.errors import FFNError
 from ffncli.run.block_module import block_module
-from ffncli.run.checks.case import Case, steady
+from ffncli.run.checks.case import CheckedBlock
 from ffncli.run.checks.row import CheckRow
 from ffncli.run.execute import Mode, run
+from ffncli.run.reference import steady_tokens
 
 _NAIVE = "each call draws its own dropout mask, so two calls in train mode differ by this; with one mask they agree"
 
@@ -29,7 +30,7 @@ class Subject:
     call: Callable[[nn.Module], Tensor]
 
 
-def module(case: Case) -> Iterator[CheckRow]:
+def module(case: CheckedBlock) -> Iterator[CheckRow]:
     """The reference execution, against torch's own layers, and against the user's module where there is one."""
     spec, subjects = _spec_of(case), []
     if spec is None:
@@ -48,7 +49,7 @@ def module(case: Case) -> Iterator[CheckRow]:
             yield case.judge("module").fails(subject.label, error.message)
 
 
-def _spec_of(case: Case) -> FFNSpec | None:
+def _spec_of(case: CheckedBlock) -> FFNSpec | None:
     """The spec whose steps the case runs: the layer's, without the norms that its file does not say."""
     spec = case.layer.spec
     bare = replace(spec, residual=False, parallel=False)
@@ -57,9 +58,9 @@ def _spec_of(case: Case) -> FFNSpec | None:
     return next((found for found in (spec, replace(bare, norm_position="pre")) if steps(found) == case.steps), None)
 
 
-def _eval(case: Case, subject: Subject) -> Iterator[CheckRow]:
+def _eval(case: CheckedBlock, subject: Subject) -> Iterator[CheckRow]:
     ours, theirs = run(case.steps, case.weights, case.inputs), subject.call(subject.module)
-    same, remark = steady(case.steps, case.weights, case.inputs, case.dtype)
+    same, remark = steady_tokens(case.steps, case.weights, case.inputs, case.dtype)
     if not same.any():
         yield case.judge("module").skips(f"{subject.label}, eval", remark)
         return
@@ -68,7 +69,7 @@ def _eval(case: Case, subject: Subject) -> Iterator[CheckRow]:
     yield case.judge("module").equal(f"{subject.label}, eval", ours, theirs, remark)
 
 
-def _train(case: Case, subject: Subject) -> Iterator[CheckRow]:
+def _train(case: CheckedBlock, subject: Subject) -> Iterator[CheckRow]:
     """The module's own nn.Dropout draws, and the steps are given the mask that it drew."""
     judge, label = case.judge("module"), f"{subject.label}, train"
     dropouts = [step for step in case.steps if isinstance(step.op, Dropout)]

@@ -10,14 +10,15 @@ from torch.nn import functional
 
 from ffncli.block.steps import Linear
 from ffncli.kernels import built_in
-from ffncli.run.checks.case import Case, alike, chosen
+from ffncli.run.checks.case import CheckedBlock
 from ffncli.run.checks.row import CheckRow
 from ffncli.run.execute import execute, run
+from ffncli.run.reference import output_and_experts, same_experts
 
 _ALONE = 4  # tokens that are run one at a time: each reads all weights
 
 
-def convolution(case: Case) -> Iterator[CheckRow]:
+def convolution(case: CheckedBlock) -> Iterator[CheckRow]:
     """Every Linear is a Conv1d with kernel 1 over [1, d_in, tokens], and so is the whole FFN."""
     judge, dense = case.judge("convolution"), case.dense
     inside = "" if dense.label == "the FFN" else f"{dense.label}, "
@@ -37,20 +38,22 @@ def convolution(case: Case) -> Iterator[CheckRow]:
     yield judge.equal("whole FFN", found, run(case.ffn, case.ffn_weights, {case.entry: case.x}))
 
 
-def tokens(case: Case) -> Iterator[CheckRow]:
+def tokens(case: CheckedBlock) -> Iterator[CheckRow]:
     """What a token becomes depends on no other token and not on its place."""
     judge, n = case.judge("tokens"), case.tokens
     if n < 2:
         yield judge.skips("permuted", "one token alone: give --tokens 2 or more")
         return
-    whole, went = chosen(case.steps, case.weights, case.inputs)
+    whole, went = output_and_experts(case.steps, case.weights, case.inputs)
 
     def compared(subject: str, order: Tensor, parts: list[Tensor]) -> CheckRow:
         """The tokens `parts`, each run together, against the same tokens of the whole run, which `order` lists."""
-        made = [chosen(case.steps, case.weights, {k: t[part] for k, t in case.inputs.items()}) for part in parts]
+        made = [
+            output_and_experts(case.steps, case.weights, {k: t[part] for k, t in case.inputs.items()}) for part in parts
+        ]
         found = torch.cat([tensor for tensor, _ in made])
         there = torch.cat([e for _, e in made if e is not None]) if went is not None else None
-        same, note = alike(there, None if went is None else went[order], len(order))
+        same, note = same_experts(there, None if went is None else went[order], len(order))
         return judge.equal(subject, found[same], whole[order][same], note)
 
     shuffled = torch.randperm(n, generator=case.generator()).to(case.device)

@@ -8,23 +8,24 @@ import torch
 from torch import Tensor
 
 from ffncli.block.steps import Experts, parameters
-from ffncli.run.checks.case import Case, chosen, routing
+from ffncli.run.checks.case import CheckedBlock
 from ffncli.run.checks.row import CheckRow, Judge
 from ffncli.run.execute import run
+from ffncli.run.reference import output_and_experts, routing_steps
 
 _ROUNDS, _AT_ONCE, _SHOWN, _FEW = 32, 256, 8, 4
 
 
-def reached(case: Case, x: Tensor) -> Tensor | None:
+def reached(case: CheckedBlock, x: Tensor) -> Tensor | None:
     """Which experts of the block any of the tokens `x` [tokens, d_model] goes to, as booleans; None in a dense one."""
-    before = routing(case.ffn)
-    found = chosen(before, case.ffn_weights, {case.entry: x})[1] if before else None
+    before = routing_steps(case.ffn)
+    found = output_and_experts(before, case.ffn_weights, {case.entry: x})[1] if before else None
     return None if found is None else found.any(0)
 
 
-def reaching(case: Case) -> Tensor:
+def reaching(case: CheckedBlock) -> Tensor:
     """The case's tokens and, after them, random ones for the experts that those leave out."""
-    x, before = case.x, routing(case.ffn)
+    x, before = case.x, routing_steps(case.ffn)
     seen = reached(case, x)
     if seen is None:
         return x
@@ -33,7 +34,7 @@ def reaching(case: Case) -> Tensor:
         if seen.all():
             break
         tokens = torch.randn(_AT_ONCE, x.shape[-1], generator=generator).to(x)
-        found = chosen(before, case.ffn_weights, {case.entry: tokens})[1]
+        found = output_and_experts(before, case.ffn_weights, {case.entry: tokens})[1]
         assert found is not None
         for expert in (found.any(0) & ~seen).nonzero().flatten().tolist():
             if not seen[expert]:
@@ -43,7 +44,7 @@ def reaching(case: Case) -> Tensor:
     return torch.cat([x, torch.stack(extra)]) if extra else x
 
 
-def unreached(case: Case, judge: Judge, x: Tensor, label: str, theirs: Mapping[str, Tensor]) -> CheckRow | None:
+def unreached(case: CheckedBlock, judge: Judge, x: Tensor, label: str, theirs: Mapping[str, Tensor]) -> CheckRow | None:
     """A row on the experts that no token of `x` goes to, each run beside `theirs`; None where there are none."""
     seen = reached(case, x)
     step = next((step for step in case.ffn if isinstance(step.op, Experts)), None)

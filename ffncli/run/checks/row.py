@@ -20,7 +20,6 @@ CONVENTIONS = {
     " the dtype (each step rounds its result), eps_sum that of its sums, float32 for 16-bit dtypes (the rounding errors"
     " of a sum of n products grow as √n); a router that scores in float32 makes it float32's at least",
 }
-_FACTOR = 4
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,6 @@ class CheckRow:
     tolerance: float | None = None
     passed: bool | None = None
     note: str = ""
-
-
-def tolerance_for(dtype: torch.dtype, width: int, scores: torch.dtype | None = None) -> float:
-    """The relative error that rounding may make; `scores` is the dtype a router works in whatever the block's is."""
-    eps = max(torch.finfo(dtype).eps, torch.finfo(scores).eps if scores else 0.0)
-    sums = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-    return _FACTOR * (eps + sums * math.sqrt(width))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ffncli.block.shard import shard
 from ffncli.block.steps import AllReduce
 from ffncli.errors import FFNError
-from ffncli.run.checks.case import Case
+from ffncli.run.checks.case import CheckedBlock
 from ffncli.run.checks.row import CheckRow
 from ffncli.run.execute import run
 from ffncli.run.tensor_parallel import summed
@@ -15,7 +15,7 @@ from ffncli.run.tensor_parallel import summed
 RANKS = (2, 3, 4, 8)
 
 
-def shards(case: Case) -> Iterator[CheckRow]:
+def shards(case: CheckedBlock) -> Iterator[CheckRow]:
     """The block split over 2, 3, 4 and 8 ranks, where d_ff divides."""
     judge = case.judge("shards")
     whole = run(case.steps, case.weights, case.inputs)

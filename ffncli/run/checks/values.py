@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ffncli.run.checks.case import Case
+from ffncli.run.checks.case import CheckedBlock
 from ffncli.run.checks.row import CheckRow, not_finite
 
 
-def finite(case: Case) -> Iterator[CheckRow]:
+def finite(case: CheckedBlock) -> Iterator[CheckRow]:
     """No NaN and no infinity in the weights and in the input."""
     for what, tensors in (("weights", case.weights), ("input", case.inputs)):
         wrong = [f"{name} has {said}" for name, tensor in tensors.items() if (said := not_finite(tensor))]

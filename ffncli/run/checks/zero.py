@@ -10,13 +10,13 @@ from torch.nn import functional
 
 from ffncli.block.steps import Step, parameters
 from ffncli.block.variants import with_biases
-from ffncli.run.checks.case import Case
+from ffncli.run.checks.case import CheckedBlock
 from ffncli.run.checks.row import CheckRow
 from ffncli.run.execute import run
 from ffncli.run.functions import function
 
 
-def zero(case: Case) -> Iterator[CheckRow]:
+def zero(case: CheckedBlock) -> Iterator[CheckRow]:
     """The FFN of zeros, without biases, with drawn ones, and row by row."""
     judge = case.judge("zero")
     nothing = torch.zeros_like(case.x)
@@ -32,7 +32,7 @@ def zero(case: Case) -> Iterator[CheckRow]:
     yield judge.equal("equal tokens", out, out[:1].expand_as(out), note)
 
 
-def _without_biases(case: Case, out: Tensor) -> tuple[Tensor, str]:
+def _without_biases(case: CheckedBlock, out: Tensor) -> tuple[Tensor, str]:
     """What must come out, and why: 0, unless f(0) is not 0 and no gate stands beside it."""
     act = next((step for step in case.ffn if step.output == "act"), None)
     expected, note = torch.zeros_like(out), "0, exactly"
@@ -53,7 +53,7 @@ def _kept(steps: tuple[Step, ...], weights: dict[str, Tensor]) -> dict[str, Tens
     return {name: weights[name] for name in parameters(steps)}
 
 
-def _with_drawn(case: Case, steps: tuple[Step, ...]) -> dict[str, Tensor]:
+def _with_drawn(case: CheckedBlock, steps: tuple[Step, ...]) -> dict[str, Tensor]:
     """The weights with random biases of every Linear."""
     generator = case.generator()
     out = {}

@@ -8,10 +8,11 @@ import torch
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.model import Layer, block_model
-from ffncli.run.checks import case as cases
-from ffncli.run.checks.case import Case, alike, chosen, wide
-from ffncli.run.checks.row import tolerance_for
+from ffncli.run import reference
+from ffncli.run.checks.case import CheckedBlock
 from ffncli.run.execute import run
+from ffncli.run.reference import in_float64, output_and_experts, same_experts
+from ffncli.run.tolerance import tolerance_for
 from ffncli.run.weights import random_weights
 
 SPECS = [
@@ -22,38 +23,38 @@ SPECS = [
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=["dense", "experts", "identity experts"])
-def test_wide_is_the_reference_in_float64(spec):
+def test_in_float64_is_the_reference_in_float64(spec):
     block = kernel_steps(steps(spec))
     generator = torch.Generator().manual_seed(0)
     weights = random_weights(block, generator)
     x = torch.randn(5, 8, generator=generator)
-    found, went = wide(block, weights, {"x": x})
+    found, went = in_float64(block, weights, {"x": x})
     doubled = {name: tensor.double() for name, tensor in weights.items()}
     assert torch.equal(found, run(block, doubled, {"x": x.double()}))
-    theirs = chosen(block, doubled, {"x": x.double()})[1]
+    theirs = output_and_experts(block, doubled, {"x": x.double()})[1]
     assert (went is None) == (theirs is None)
     assert went is None or torch.equal(went, theirs)
 
 
-def test_wide_widens_no_more_experts_than_tokens_go_to(monkeypatch):
+def test_in_float64_widens_no_more_experts_than_tokens_go_to(monkeypatch):
     """All experts of a Mixtral layer in float64 would be 11 GB."""
     widened: list[int] = []
-    right = cases.chosen
+    right = reference.output_and_experts
 
     def seen(steps, weights, inputs):
         widened.extend(len(t) for name, t in weights.items() if name == "gate.weight")
         return right(steps, weights, inputs)
 
-    monkeypatch.setattr(cases, "chosen", seen)
+    monkeypatch.setattr(reference, "output_and_experts", seen)
     block = kernel_steps(steps(SPECS[1]))
     weights = random_weights(block, torch.Generator().manual_seed(0))
-    wide(block, weights, {"x": torch.randn(1, 8, generator=torch.Generator().manual_seed(1))})
+    in_float64(block, weights, {"x": torch.randn(1, 8, generator=torch.Generator().manual_seed(1))})
     assert widened == [2]
 
 
-def case(spec: FFNSpec, dtype: torch.dtype) -> Case:
+def case(spec: FFNSpec, dtype: torch.dtype) -> CheckedBlock:
     layer = Layer("block", 0, spec)
-    return Case(block_model(spec, "t"), layer, steps(spec), {}, {}, dtype)
+    return CheckedBlock(block_model(spec, "t"), layer, steps(spec), {}, {}, dtype)
 
 
 def test_a_router_in_float32_limits_what_float64_can_agree_to():
@@ -68,8 +69,8 @@ def test_a_router_in_float32_limits_what_float64_can_agree_to():
 def test_tokens_that_went_to_the_same_experts():
     a = torch.tensor([[True, False], [True, False], [False, True]])
     b = torch.tensor([[True, False], [False, True], [False, True]])
-    same, note = alike(a, b, 3)
+    same, note = same_experts(a, b, 3)
     assert same.tolist() == [True, False, True]
     assert note == "1 of 3 tokens left out: rounding sent them to other experts"
-    assert alike(None, b, 2)[0].tolist() == [True, True]
-    assert alike(a, a, 3)[1] == ""
+    assert same_experts(None, b, 2)[0].tolist() == [True, True]
+    assert same_experts(a, a, 3)[1] == ""

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from ffncli.run.checks.row import Judge, errors, not_finite, tolerance_for
+from ffncli.run.checks.row import Judge, errors, not_finite
+from ffncli.run.tolerance import tolerance_for
 
 JUDGE = Judge("module", 1e-6, torch.float32)
 

@@ -1,0 +1,34 @@
+"""Which device a benchmark runs on: asked by the parent, which loads torch only where there may be a GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ffncli.errors import ExitCode, FFNError
+
+
+def has_driver() -> bool:
+    """Whether anything says that there may be a GPU: only then is torch worth asking."""
+    return sys.platform == "win32" or any(
+        Path(name).exists() for name in ("/dev/nvidia0", "/proc/driver/nvidia/version", "/dev/dxg", "/dev/kfd")
+    )
+
+
+def default_device() -> str:
+    """A GPU where torch has one, else the CPU."""
+    if not has_driver():
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def require_gpu(devices: Sequence[str], sustained: bool) -> None:
+    """Raises FFNError for a GPU that is not there (exit 3), and where `sustained` has none."""
+    asks_for_gpu = any(device.startswith("cuda") for device in devices)
+    if sustained and not asks_for_gpu:
+        raise FFNError("--sustained needs --device cuda", "a CPU's blocks are long enough for its clock")
+    if asks_for_gpu and not has_driver():
+        raise FFNError("--device cuda: there is no GPU here (no driver)", "use --device cpu", ExitCode.ENVIRONMENT)

@@ -1,0 +1,77 @@
+"""How a kernel can end: what it raises and what is raised of it, as a status and one line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ffncli.bench.records import Status
+from ffncli.errors import FFNError
+
+_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Unable to allocate")
+
+
+@dataclass(frozen=True)
+class Error:
+    """`largest` = max|a-b| / max|b|, `rel` = ‖a-b‖ / ‖b‖, of the worst tensor; `subnormal` outputs were counted."""
+
+    largest: float = 0.0
+    rel: float = 0.0
+    subnormal: int = 0
+
+    def worst(self, other: Error) -> Error:
+        """The larger of each."""
+        most = max(self.subnormal, other.subnormal)
+        return Error(max(self.largest, other.largest), max(self.rel, other.rel), most)
+
+
+class WrongResult(Exception):
+    """A kernel broke its contract, or its numbers are not the block's; the text says how. `error` where it is one."""
+
+    def __init__(self, text: str, error: Error | None = None) -> None:
+        super().__init__(text)
+        self.error = error
+
+
+class Skipped(Exception):
+    """What a kernel cannot do here, in words."""
+
+
+class BrokenArm(Exception):
+    """An arm raised something while it was placed or timed. `name` says which, `__cause__` what."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def verdict_of(error: BaseException) -> tuple[Status, str]:
+    """(status, one line) for what a kernel raised."""
+    text = error.message if isinstance(error, FFNError) else str(error)
+    line = " ".join(text.split())
+    line = line if len(line) <= 200 else line[:199] + "…"
+    if isinstance(error, WrongResult):
+        return "wrong", line
+    if isinstance(error, Skipped):
+        return "skipped", line
+    if out_of_memory(error):
+        return "oom", line or "out of memory"
+    if isinstance(error, NotImplementedError) or "not implemented for" in text:
+        return "skipped", f"torch cannot do it here: {line}"
+    if isinstance(error, FFNError):
+        return "failed", line
+    return "failed", f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory was what lacked, also where another error was made of it."""
+    while error is not None:
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            return True
+        if isinstance(error, (RuntimeError, FFNError)) and any(word in str(error) for word in _OUT_OF_MEMORY):
+            return True
+        if isinstance(error, FFNError) and "of memory are free" in error.message:
+            return True
+        error = error.__cause__
+    return False

@@ -1,0 +1,110 @@
+"""`--kernel`: a text becomes a KernelChoice once, by one grammar, which every process after that reads.
+
+    NAME                           a kernel of the package: eager, packed, ...; `all` of them
+    [LABEL=]FILE.py[:NAME]         a function, an nn.Module or a Kernel in a user's file
+    [LABEL=]slowed:FACTOR:KERNEL   one of these, slower by a known factor: what a self-test must find
+
+No file is read here, and nothing needs torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ffncli.errors import FFNError, shown
+from ffncli.kernels import BUILT_IN, full_name, unknown_kernel
+
+_FORM = re.compile(r"(?:(?P<label>[^=:/]+)=)?(?:slowed:(?P<factor>[^:]*):)?(?P<kernel>.*)", re.DOTALL)
+_FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<attribute>\w+))?")
+_FACTOR = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{1,9})?")
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """A kernel that was asked for, and `label`, what results call it.
+
+    `kernel` is the name of one of the package's, or the path of a user's file as it was typed; `attribute` names the
+    kernel in that file, None its only one: until that is known a choice may have no label. `factor` is how many times
+    as long the kernel is made to take.
+    """
+
+    label: str
+    kernel: str
+    attribute: str | None = None
+    factor: float | None = None
+
+    @property
+    def file(self) -> Path | None:
+        """The user's file, absolute; None of a kernel of the package."""
+        return Path(os.path.abspath(os.path.expanduser(self.kernel))) if self.kernel.endswith(".py") else None
+
+    @property
+    def text(self) -> str:
+        """What `parse` makes this choice of."""
+        plain = self._plain
+        return plain if self.label in ("", self._default_label) else f"{self.label}={plain}"
+
+    def with_attribute(self, attribute: str) -> KernelChoice:
+        """The choice of that kernel of the file; where no label was given, it is called so."""
+        choice = replace(self, attribute=attribute)
+        return replace(choice, label=self.label or choice._default_label)
+
+    @property
+    def _plain(self) -> str:
+        return self._slowed + (f"{self.kernel}:{self.attribute}" if self.attribute else self.kernel)
+
+    @property
+    def _slowed(self) -> str:
+        return "" if self.factor is None else f"slowed:{str(self.factor).removesuffix('.0')}:"
+
+    @property
+    def _default_label(self) -> str:
+        if self.file is None:
+            return self._plain
+        return f"{self._slowed}{self.file.name}:{self.attribute}" if self.attribute else ""
+
+
+def parse(text: str) -> KernelChoice:
+    """The choice that one word of `--kernel` means. Raises FFNError for a word that means none."""
+    match = _FORM.fullmatch(text)
+    assert match is not None  # it takes any text
+    label, factor, kernel = match.group("label", "factor", "kernel")
+    if factor is not None and not _FACTOR.fullmatch(factor):
+        hint = "write it as slowed:FACTOR:KERNEL, such as slowed:1.05:eager, FACTOR from 1 to 999"
+        raise FFNError(f"--kernel: {shown(factor)} is no factor in {shown(text)}", hint)
+    attribute = None
+    if ".py" in kernel:
+        file = _FILE.fullmatch(kernel)
+        if not file:
+            raise FFNError(f"--kernel: {shown(text)} is no kernel", "write it as file.py:name or label=file.py:name")
+        kernel, attribute = file.group("path", "attribute")
+    elif full_name(kernel) not in BUILT_IN or (label and factor is None):
+        raise unknown_kernel(text if factor is None else kernel)
+    else:
+        kernel = full_name(kernel)
+    if label in BUILT_IN:
+        raise FFNError(f"--kernel: {shown(label)} is a kernel of ffn's own", "give another label")
+    choice = KernelChoice("", kernel, attribute, None if factor is None else float(factor))
+    return replace(choice, label=label or choice._default_label)
+
+
+def choices(texts: Iterable[str]) -> tuple[KernelChoice, ...]:
+    """What the values of `--kernel` mean, comma lists each, in order; what is named twice counts once.
+
+    Raises FFNError for a word that means no kernel, and for two that would be called the same.
+    """
+    words = (word.strip() for text in texts for word in text.split(","))
+    parsed = tuple(dict.fromkeys(parse(name) for word in words for name in (BUILT_IN if word == "all" else (word,))))
+    require_unlike([choice.label for choice in parsed if choice.label])
+    return parsed
+
+
+def require_unlike(labels: Sequence[str]) -> None:
+    """Raises FFNError where two kernels would be called the same."""
+    twice = next((label for n, label in enumerate(labels) if label in labels[:n]), None)
+    if twice is not None:
+        raise FFNError(f"--kernel: two kernels are called {shown(twice)}", "give labels: --kernel a=file.py:name")
