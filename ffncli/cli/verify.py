@@ -61,6 +61,7 @@ def command(
     Try: ffn verify 512x2048:swiglu, ffn verify ./my-model --layer 1, ffn verify --kernel mine.py:mlp
     """
     output = show.output()
+    sleep_while_waiting()  # a module of the user's own imports torch
     names, compared = _names(checks, kernels), choices(kernels or ())
     said, leading = dimensions.dimensions(), tokens.leading()
     example = notebook() if source is None and said.d_model is None else None
