@@ -384,11 +384,6 @@ class _Run:
             self._all(self.outcomes or {BLOCK: None}, error)
 
 
-def _finite(error: float) -> float | None:
-    """None for the error of an output that is not finite: neither JSON nor a column has a number for it."""
-    return error if math.isfinite(error) else None
-
-
 def _subnormal(error: Error) -> str:
     return f"{error.subnormal} subnormal outputs" if error.subnormal else ""
 

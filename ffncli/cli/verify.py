@@ -14,7 +14,7 @@ from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.examples import notebook
 from ffncli.models.model import Model
 from ffncli.run.sources import is_own, load
-from ffncli.run.threads import set_threads
+from ffncli.run.threads import set_threads, sleep_while_waiting
 
 if TYPE_CHECKING:
     from ffncli.run.checks.case import Own
