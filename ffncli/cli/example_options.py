@@ -13,7 +13,7 @@ from ffncli.cli.options import Count, RunOptions, Text, TokenOptions, positive, 
 from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import Dimensions, whole, with_dimensions
 from ffncli.models.examples import EXAMPLES, Example, final_layer_alone, find, notebook
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.run.sources import load
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ExampleOptions:
 
     def chosen(
         self, source: str | None, said: Dimensions, run: RunOptions, tokens: TokenOptions, unembed: bool = False
-    ) -> tuple[Example | None, Model]:
+    ) -> tuple[Example | None, Resolved]:
         """The example, if it is one, and the model to run. Raises FFNError for options that contradict each other.
 
         With `unembed` there are the probabilities of a model's own head, whose vocabulary is not known yet.

@@ -14,7 +14,7 @@ from ffncli.errors import FFNError, shown
 
 if TYPE_CHECKING:
     from ffncli.models.examples import Example
-    from ffncli.models.model import Model
+    from ffncli.models.model import Resolved
     from ffncli.run.prepare import Prepared, Request
     from ffncli.run.tokens import Asked, Token
 
@@ -87,7 +87,7 @@ class PromptOptions(GivenOptions):
         _model("--top-tokens", metavar="N", parser=positive("--top-tokens"), help="With --unembed: how many, 10."),
     ] = None
 
-    def prepare(self, model: Model, request: Request, example: Example | None) -> tuple[Prepared, tuple[Token, ...]]:
+    def prepare(self, model: Resolved, request: Request, example: Example | None) -> tuple[Prepared, tuple[Token, ...]]:
         """A layer ready to run: on what enters it in the model, with the tokens; else on the request's input."""
         if self.runs_model:
             from ffncli.run.capture import capture
@@ -98,7 +98,7 @@ class PromptOptions(GivenOptions):
         return prepare(model, request, example), ()
 
     def check_model(
-        self, model: Model, run: RunOptions, experts: frozenset[int] | None, vocab: int | None = None
+        self, model: Resolved, run: RunOptions, experts: frozenset[int] | None, vocab: int | None = None
     ) -> None:
         """Raises FFNError for what the model or its layer cannot answer, before anything large is loaded."""
         from ffncli.models.runnable import folder_of

@@ -13,7 +13,7 @@ from ffncli.cli.options import RunOptions, TokenOptions
 from ffncli.cli.prompt_options import PromptOptions
 from ffncli.cli.prompt_page import listed
 from ffncli.errors import FFNError
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
@@ -32,7 +32,7 @@ SURVEY_CONVENTIONS = {
 
 
 def show_survey(
-    model: Model, run: RunOptions, tokens: TokenOptions, prompt: PromptOptions, insight: InsightOptions,
+    model: Resolved, run: RunOptions, tokens: TokenOptions, prompt: PromptOptions, insight: InsightOptions,
     one: Mapping[str, object], output: Output,
 ) -> None:  # fmt: skip
     """Survey all layers and show them. Raises FFNError for options that mean one layer, `one` among them."""
@@ -62,7 +62,7 @@ def _not_finite(found: Survey) -> list[str]:
     return said + ([f"{len(bad) - 1} more of the layers have NaN or Inf"] if len(bad) > 1 else [])
 
 
-def survey_answer(model: Model, found: Survey, prompt: str | None, units: int = 1) -> Answer:
+def survey_answer(model: Resolved, found: Survey, prompt: str | None, units: int = 1) -> Answer:
     """All layers: `layers` in JSON, one row each in CSV and in the table, which names that many active `units`."""
     body = {
         "model": {"name": model.name, "source": model.source, "prompt": prompt, "input": found.input,

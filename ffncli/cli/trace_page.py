@@ -13,7 +13,7 @@ from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.insight import unit_parts
 from ffncli.cli.prompt_page import labels
 from ffncli.cli.traced import Traced
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.show.bars import bars
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
@@ -135,17 +135,17 @@ def _seed(ready: Prepared) -> int:
     return 0 if ready.mode.generator is None else ready.mode.generator.initial_seed()
 
 
-def block_of(model: Model, ready: Prepared, device: str) -> dict[str, Any]:
+def block_of(model: Resolved, ready: Prepared, device: str) -> dict[str, Any]:
     """What was traced, under the keys of docs/json.md."""
     spec = ready.layer.spec
     alone = ready.steps[0].output == "logits"  # a final layer without any block
     dropped = [s.output for _, s in walk(ready.steps) if isinstance(s.op, Dropout)] if ready.mode.train else []
     own = all(name in ready.mode.masks for name in dropped)
     return {
-        "name": model.name if model.bare else f"{model.name}, {ready.layer.stack} layer {ready.layer.index}",
+        "name": model.name if model.model.bare else f"{model.name}, {ready.layer.stack} layer {ready.layer.index}",
         "source": model.source,
-        "layer": None if model.bare else ready.layer.index,
-        "stack": None if model.bare else ready.layer.stack,
+        "layer": None if model.model.bare else ready.layer.index,
+        "stack": None if model.model.bare else ready.layer.stack,
         "d_model": spec.d_model,
         "d_ff": None if alone else spec.d_ff,
         "activation": None if alone else spec.activation,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ffncli.models.examples import Example
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 
 if TYPE_CHECKING:
     from ffncli.run.prepare import Prepared, Request
@@ -22,7 +22,7 @@ class Traced:
     what a page shows; `inside` are the experts to look into (None: all).
     """
 
-    model: Model
+    model: Resolved
     request: Request
     example: Example | None
     ready: Prepared

@@ -10,7 +10,7 @@ import typer
 
 from ffncli.cli.options import natural, positive
 from ffncli.errors import FFNError, shown
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 
 if TYPE_CHECKING:
     from ffncli.run.prepare import Prepared
@@ -37,7 +37,7 @@ class ViewOptions:
         """Values per axis, None for all."""
         return None if self.show == "all" else positive("--show")(self.show)
 
-    def inside(self, model: Model, layer: str | None) -> frozenset[int] | None:
+    def inside(self, model: Resolved, layer: str | None) -> frozenset[int] | None:
         """The experts to look into: none, some (`0,3`), or all (None). FFNError where the model has no such expert."""
         if self.expert is None:
             return frozenset()

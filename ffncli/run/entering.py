@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ffncli.block.steps import Activation, Experts, Step, ffn_span, ffn_steps, parameters, walk
 from ffncli.errors import FFNError
-from ffncli.models.model import Layer, Model
+from ffncli.models.model import Layer, Resolved
 from ffncli.run.agreement import Agreement, agreement
 from ffncli.run.capture import prepared, run_model
 from ffncli.run.execute import execute
@@ -46,7 +46,7 @@ class Data:
     notes: tuple[str, ...]
 
 
-def entering(model: Model, request: Request, asked: Asked | None, others: Sequence[str]) -> Data:
+def entering(model: Resolved, request: Request, asked: Asked | None, others: Sequence[str]) -> Data:
     """What enters the activations of `request.layer` (`all`: of every layer) and what `others` would make of it.
 
     With a prompt the model runs once, and each layer is looked at as soon as it has run; else every layer gets the
@@ -70,7 +70,7 @@ def entering(model: Model, request: Request, asked: Asked | None, others: Sequen
     return Data(tuple(found[layer] for layer in layers if layer in found), tokens, (*silent, *said, *doubts))
 
 
-def _without_prompt(model: Model, layers: Sequence[Layer], request: Request, others: Sequence[str]) -> Data:
+def _without_prompt(model: Resolved, layers: Sequence[Layer], request: Request, others: Sequence[str]) -> Data:
     found, notes = [], dict[str, None]()
     for layer in layers:
         ready = prepare(model, replace(request, layer=f"{layer.stack}.{layer.index}"))

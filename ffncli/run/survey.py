@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ffncli.block.steps import Step, ffn_span
 from ffncli.errors import FFNError
-from ffncli.models.model import Layer, Model
+from ffncli.models.model import Layer, Resolved
 from ffncli.run.agreement import Agreement, agreement
 from ffncli.run.capture import prepared, run_model
 from ffncli.run.execute import EVAL, execute
@@ -71,7 +71,7 @@ class Survey:
     input: str | None = None
 
 
-def survey(model: Model, request: Request, asked: Asked | None = None, top: int = 3) -> Survey:
+def survey(model: Resolved, request: Request, asked: Asked | None = None, top: int = 3) -> Survey:
     """One row per layer: on what truly enters it when the model reads the prompt, else on the request's input.
 
     With a prompt the model runs once; as soon as a layer has run, its own weights are read and run beside it.
@@ -101,18 +101,18 @@ def survey(model: Model, request: Request, asked: Asked | None = None, top: int 
     return Survey(tuple(rows[layer] for layer in layers if layer in rows), tokens, (*silent, *notes))
 
 
-def layers_of(model: Model) -> list[Layer]:
+def layers_of(resolved: Resolved) -> list[Layer]:
     """Every layer that has an FFN, stack by stack. FFNError for bare dimensions, which have none."""
-    if model.bare:
-        raise FFNError(f"--layer all: {model.name} is one block and has no layers", "leave --layer out")
-    stacks = list(dict.fromkeys(group.stack for group in model.groups))
-    every = [Layer(group.stack, index, group.spec) for group in model.groups for index in group.layers]
+    if resolved.model.bare:
+        raise FFNError(f"--layer all: {resolved.name} is one block and has no layers", "leave --layer out")
+    stacks = list(dict.fromkeys(group.stack for group in resolved.groups))
+    every = [Layer(group.stack, index, group.spec) for group in resolved.groups for index in group.layers]
     return sorted(every, key=lambda layer: (stacks.index(layer.stack), layer.index))
 
 
-def reached(model: Model, layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]:
+def reached(resolved: Resolved, layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]:
     """(those of the layers that a prompt can reach, what there is to say of the others): Whisper's encoder hears."""
-    if model.model_type != "whisper" or all(layer.stack == "decoder" for layer in layers):
+    if resolved.model.model_type != "whisper" or all(layer.stack == "decoder" for layer in layers):
         return list(layers), ()
     return [layer for layer in layers if layer.stack == "decoder"], ("a prompt cannot reach the encoder",)
 

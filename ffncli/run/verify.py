@@ -13,7 +13,7 @@ from ffncli.block.steps import block_inputs
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.examples import Example
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.run.checks import kernels, layouts, linearity, modules, positions, shards, values, zero
 from ffncli.run.checks.case import Case, Own
 from ffncli.run.checks.row import Row
@@ -60,7 +60,7 @@ class Question:
     kernels: tuple[str, ...] = ()
     tolerance: float | None = None
     own: Own | None = None
-    against: Model | None = None
+    against: Resolved | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Verdict:
         return tuple(row for row in self.rows if row.passed is False)
 
 
-def verify_layer(model: Model, question: Question = Question(), example: Example | None = None) -> Verdict:
+def verify_layer(model: Resolved, question: Question = Question(), example: Example | None = None) -> Verdict:
     """Verify one layer of a model; with `example`, on its own weights and input.
 
     >>> verify_layer(load("64x256:gelu")).failed
@@ -118,7 +118,7 @@ def _rows(case: Case, names: Sequence[str]) -> Iterator[Row]:
             yield Row(name, "all", note=f"torch cannot do it here: {str(error).splitlines()[0][:120]}")
 
 
-def _case(model: Model, question: Question, example: Example | None) -> tuple[Case, Prepared]:
+def _case(model: Resolved, question: Question, example: Example | None) -> tuple[Case, Prepared]:
     ready = prepare(model, _with_tokens(model, question.run, example), example)
     spec = ready.layer.spec
     dtype = next(iter(ready.inputs.values())).dtype
@@ -131,7 +131,7 @@ def _case(model: Model, question: Question, example: Example | None) -> tuple[Ca
     return case, ready
 
 
-def _with_tokens(model: Model, run: Request, example: Example | None) -> Request:
+def _with_tokens(model: Resolved, run: Request, example: Example | None) -> Request:
     """The request with a number of tokens where none is said: few where the block is large."""
     if run.leading is not None or run.input is not None or example is not None:
         return run

@@ -11,7 +11,7 @@ from ffncli.errors import FFNError
 from ffncli.models.config import FAMILIES, from_config, quantization_of
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.fields import Fields
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.models.source import load
 from tests.oracles.architectures.text_towers import REMOTE
 
@@ -26,7 +26,7 @@ GIVEN = {
 
 
 def specs(values: dict) -> list:
-    model: Model = from_config(values, "config.json", "config.json")
+    model: Resolved = from_config(values, "config.json", "config.json")
     return [(group.stack, group.layers, group.spec) for group in model.groups]
 
 

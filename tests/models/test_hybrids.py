@@ -13,7 +13,7 @@ from ffncli.errors import FFNError
 from ffncli.models.config import from_config
 from ffncli.models.count import count
 from ffncli.models.families import BY_TYPE, REFUSED, TEXT_TYPES
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from tests.oracles.architectures import build, cases, numbers
 
 _SIZES = {"hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 4}
@@ -46,7 +46,7 @@ def config_of(model: Any) -> dict[str, Any]:
     return values
 
 
-def read(**values: Any) -> Model:
+def read(**values: Any) -> Resolved:
     """The model of a config's values."""
     return from_config(values, "config.json", "config.json")
 
