@@ -35,7 +35,7 @@ class Projections:
     suffix: str  # ".weight", or "" for a parameter without a module
 
     def name(self, leaf: str) -> str:
-        """The tensor of a matrix that the way calls `leaf`."""
+        """The tensor of a matrix that the naming calls `leaf`."""
         return self.parent + leaf + self.suffix
 
     def bias(self, leaf: str) -> str:
@@ -96,17 +96,17 @@ def ffn_locations(held: Mapping[str, Item], projections: Sequence[Projections]) 
 
 
 def projections(held: Mapping[str, Item]) -> Iterator[Projections]:
-    """The best way (with most matrices) at every place that has a down projection."""
+    """The best naming (with most matrices) at every place that has a down projection."""
     for name in held:
         if is_norm(name):  # a norm whose scale a small MLP makes (Voxtral)
             continue
         suffix = ".weight" if name.endswith(".weight") else ""
         stem = name.removesuffix(suffix) if suffix else name
-        for down, ways in BY_DOWN.items():
+        for down, namings in BY_DOWN.items():
             if stem != down and not stem.endswith("." + down):
                 continue
-            places = [Projections(stem[: len(stem) - len(down)], way, suffix) for way in ways]
-            whole = [p for p in places if all(p.name(leaf) in held for leaf in p.naming.names) and _fits(held, p)]
+            possible = [Projections(stem[: len(stem) - len(down)], naming, suffix) for naming in namings]
+            whole = [p for p in possible if all(p.name(leaf) in held for leaf in p.naming.names) and _fits(held, p)]
             if whole:
                 yield max(whole, key=lambda p: len(p.naming.names))
 
@@ -117,8 +117,8 @@ def _fits(held: Mapping[str, Item], p: Projections) -> bool:
     if not up.params or not down.params:
         return True  # their names alone decide
     matrices = all(item.shape is None or len(item.shape) > 1 for item in (up, down))
-    rise, fall = (_of_one(item) for item in (up, down))
-    return matrices and rise in (fall, *([] if p.naming.gate else [2 * fall]))
+    up_size, down_size = (_of_one(item) for item in (up, down))
+    return matrices and up_size in (down_size, *([] if p.naming.gate else [2 * down_size]))
 
 
 def _of_one(item: Item) -> int:
@@ -143,7 +143,7 @@ def _expert_count(held: Mapping[str, Item], p: Projections, rows: int) -> int:
     return rows if re.search(r"(?:^|\.)experts\.", p.parent) else 0  # one below the other in one matrix (DBRX)
 
 
-def members(held: Mapping[str, Item], places: Sequence[FFNLocation]) -> list[dict[str, Item]]:
+def members(held: Mapping[str, Item], locations: Sequence[FFNLocation]) -> list[dict[str, Item]]:
     """What belongs to each FFN, norms apart: its matrices, all else in its modules, routers beside its experts.
 
     A name belongs to the innermost module, so that nothing counts twice. Names and modules are walked in order, in
@@ -151,13 +151,13 @@ def members(held: Mapping[str, Item], places: Sequence[FFNLocation]) -> list[dic
     """
     owner: dict[str, int] = {}
     roots: dict[str, int] = {}
-    for number, place in enumerate(places):
-        for p in place.all:
+    for number, location in enumerate(locations):
+        for p in location.all:
             owner |= {name: number for leaf in p.naming.names for name in (p.name(leaf), p.bias(leaf))}
-        for root in place.roots:
+        for root in location.roots:
             roots.setdefault(root, number)
-    moe = next((number for number, place in enumerate(places) if place.experts), None)
-    out: list[dict[str, Item]] = [{} for _ in places]
+    moe = next((number for number, location in enumerate(locations) if location.experts), None)
+    out: list[dict[str, Item]] = [{} for _ in locations]
     inside: list[str] = []
     for name in sorted({*held, *roots}):
         while inside and not name.startswith(inside[-1]):

@@ -59,9 +59,9 @@ NAMINGS: Sequence[Naming] = (
     Naming("dense1", "dense2"),  # Perceiver
     Naming("ffn_up", "ffn_down"),
 )
-BY_DOWN = {way.down: [w for w in NAMINGS if w.down == way.down] for way in NAMINGS}
+BY_DOWN = {naming.down: [n for n in NAMINGS if n.down == naming.down] for naming in NAMINGS}
 
 
 def looked_for() -> str:
     """The names that the table has, for a message that nothing was found."""
-    return ", ".join("/".join(way.names) for way in NAMINGS[:6]) + ", ..."
+    return ", ".join("/".join(naming.names) for naming in NAMINGS[:6]) + ", ..."

@@ -63,7 +63,7 @@ def written(family: str, values: dict) -> dict:
 def test_a_multimodal_config_lends_its_dtype_to_the_text_tower():
     inner = {"model_type": "gemma3_text", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
     model = from_config({"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": inner}, "c", "c")
-    assert (model.dtype, model.main.spec.d_ff) == ("bf16", 16)
+    assert (model.model.dtype, model.main.spec.d_ff) == ("bf16", 16)
 
 
 def kinds(name: str, **said) -> list[tuple]:

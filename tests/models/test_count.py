@@ -42,6 +42,7 @@ def test_norms_are_marked():
 
 @pytest.mark.parametrize(("stored", "name", "size"), [(None, "fp32", 4), ("bf16", "bf16", 2), ("gptq-4bit", "bf16", 2)])
 def test_bytes_are_of_the_stored_dtype(stored, name, size):
-    found = count(replace(MIXED, dtype=stored))
+    mixed = replace(MIXED, model=replace(MIXED.model, dtype=stored))
+    found = count(mixed)
     assert (found.dtype, found.weight_bytes) == (name, size * found.ffn_params_total)
-    assert count(replace(MIXED, dtype=stored), "fp64").weight_bytes == 8 * found.ffn_params_total
+    assert count(mixed, "fp64").weight_bytes == 8 * found.ffn_params_total
