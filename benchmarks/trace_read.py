@@ -59,8 +59,8 @@ def report():
 
 atexit.register(report)
 if sys.argv.pop(1) == "nothing":
-    from ffncli.models.reading import Files
-    Files._fill = lambda *_: None
+    from ffncli.models.reading import OpenFiles
+    OpenFiles._fill = lambda *_: None
 from ffncli.cli.main import main
 main()
 """

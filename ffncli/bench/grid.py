@@ -15,7 +15,7 @@ from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.choice import KernelChoice, parse
 from ffncli.models.dimensions import Dimensions
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 
 MOST_CASES = 10_000
 NEWCOMERS = "512x2048:swiglu"  # without a SOURCE: a gated block that fits every cache, a second to verify
@@ -103,23 +103,25 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None) -> tuple[
     return tuple({case.key: case for case in found}.values())
 
 
-def load_block(source: str | None, said: Dimensions, seed: int = 0) -> Model:
+def load_block(source: str | None, said: Dimensions, seed: int = 0) -> Resolved:
     """The model whose main block is measured. Raises FFNError for one that cannot be run."""
     from ffncli.run.sources import load
 
-    model = load(source, said, seed)
-    if model.refused:
-        raise FFNError(f"{model.name} cannot be run: {model.refused}", "give dimensions: ffn bench 512x2048:swiglu")
-    if missing := " and ".join(sorted(model.unknown & {"activation", "top_k"})):
-        raise FFNError(f"{model.name}: nothing says its {missing}", "say it: --activation NAME, --top-k K")
-    return model
+    resolved = load(source, said, seed)
+    if resolved.model.refused:
+        raise FFNError(
+            f"{resolved.name} cannot be run: {resolved.model.refused}", "give dimensions: ffn bench 512x2048:swiglu"
+        )
+    if missing := " and ".join(sorted(resolved.model.unknown & {"activation", "top_k"})):
+        raise FFNError(f"{resolved.name}: nothing says its {missing}", "say it: --activation NAME, --top-k K")
+    return resolved
 
 
-def label(model: Model, said: Dimensions) -> str:
+def label(resolved: Resolved, said: Dimensions) -> str:
     """How results call a block: a model's name, or its dimensions; then what options changed of it."""
-    spec, names = model.main.spec, said
-    base = model.name
-    if model.bare and not re.search(r"\.py(:|$)", model.source):
+    spec, names = resolved.main.spec, said
+    base = resolved.name
+    if resolved.model.bare and not re.search(r"\.py(:|$)", resolved.source):
         unit = next((name for name, gate in GATED.items() if gate == spec.activation), None) if spec.gated else None
         base = f"{spec.d_model}x{spec.d_ff}:{unit or spec.activation}" + ("+gated" if spec.gated and not unit else "")
         names = replace(said, d_model=None, d_ff=None, activation=None, gated=None)
@@ -131,7 +133,7 @@ def _value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _source(source: str | None, model: Model) -> str:
+def _source(source: str | None, model: Resolved) -> str:
     return source if source is not None else model.name
 
 

@@ -19,7 +19,7 @@ Function = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
-class Row:
+class ActivationRow:
     """One activation: its names, its mathematics, where it is used and where its definition comes from.
 
     `kinks` holds (x, order) wherever a derivative jumps: order 1 where the slope does, 2 where the slope is continuous
@@ -178,8 +178,8 @@ _SIGMA: Function = lambda x, m: m.sigmoid(x)  # noqa: E731
 _SIGMOID_SLOPE: Function = lambda x, m: m.sigmoid(x) * (1.0 - m.sigmoid(x))  # noqa: E731
 
 _ROWS = (
-    Row("identity", "x", lambda x, m: x, lambda x, m: _zero(x, m) + 1.0, ("linear",), used_by="bilinear GLU"),
-    Row(
+    ActivationRow("identity", "x", lambda x, m: x, lambda x, m: _zero(x, m) + 1.0, ("linear",), used_by="bilinear GLU"),
+    ActivationRow(
         "relu",
         "max(x, 0)",
         lambda x, m: m.where(x <= 0, _zero(x, m), x),
@@ -190,7 +190,7 @@ _ROWS = (
         source="Nair & Hinton 2010",
         kinks=((0.0, 1),),
     ),
-    Row(
+    ActivationRow(
         "relu2",
         "max(x, 0)²",
         lambda x, m: m.where(x <= 0, _zero(x, m), x * x),
@@ -200,7 +200,7 @@ _ROWS = (
         source="So et al. 2021, arXiv:2109.08668",
         kinks=((0.0, 2),),
     ),
-    Row(
+    ActivationRow(
         "relu6",
         "min(max(x, 0), 6)",
         lambda x, m: m.where(x <= 0, _zero(x, m), m.where(x > 6, _zero(x, m) + 6.0, x)),
@@ -211,7 +211,7 @@ _ROWS = (
         source="Krizhevsky 2010",
         kinks=((0.0, 1), (6.0, 1)),
     ),
-    Row(
+    ActivationRow(
         "leaky_relu",
         "x if x > 0 else 0.01 x",
         *_leaky(0.01),
@@ -220,7 +220,7 @@ _ROWS = (
         source="Maas et al. 2013",
         kinks=((0.0, 1),),
     ),
-    Row(
+    ActivationRow(
         "prelu",
         "x if x > 0 else a x, a learned",
         lambda x, m: m.where(x > 0, x, m.weight * x),
@@ -231,7 +231,7 @@ _ROWS = (
         source="He et al. 2015, arXiv:1502.01852",
         kinks=((0.0, 1),),
     ),
-    Row(
+    ActivationRow(
         "gelu",
         "x Φ(x)",
         _gelu,
@@ -242,7 +242,7 @@ _ROWS = (
         source=_HENDRYCKS,
         stable=_gelu_stable,
     ),
-    Row(
+    ActivationRow(
         "gelu_tanh",
         "x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))",
         lambda x, m: 0.5 * x * (1.0 + m.tanh(_tanh_argument(x))),
@@ -253,7 +253,7 @@ _ROWS = (
         source=_HENDRYCKS,
         stable=lambda x, m: x * m.sigmoid(2.0 * _tanh_argument(x)),
     ),
-    Row(
+    ActivationRow(
         "quick_gelu",
         "x σ(1.702 x)",
         _swish(1.702),
@@ -262,7 +262,7 @@ _ROWS = (
         used_by="CLIP, OWL-ViT, ImageGPT; gpt-oss, MiniMax-M3 (gated, clamped)",
         source=_HENDRYCKS,
     ),
-    Row(
+    ActivationRow(
         "gelu_10",
         "min(x Φ(x), 10)",
         _clip10(_gelu),
@@ -272,7 +272,7 @@ _ROWS = (
         kinks=((10.0, 1),),
         stable=_clip10(_gelu_stable),
     ),
-    Row(
+    ActivationRow(
         "silu",
         "x σ(x)",
         _swish(1.0),
@@ -282,9 +282,13 @@ _ROWS = (
         used_by="Llama, Mistral, Mixtral, Qwen, DeepSeek, OLMo, Phi-3, Phi-4, Granite, PaLM (all gated)",
         source="Elfwing et al. 2017, arXiv:1702.03118",
     ),
-    Row("sigmoid", "1 / (1 + e⁻ˣ)", _SIGMA, _SIGMOID_SLOPE, ("logistic",), ("sigmoid", {}), used_by="GLU, MoE routers"),
-    Row("tanh", "tanh(x)", lambda x, m: m.tanh(x), lambda x, m: 1.0 - m.tanh(x) * m.tanh(x), (), ("tanh", {})),
-    Row(
+    ActivationRow(
+        "sigmoid", "1 / (1 + e⁻ˣ)", _SIGMA, _SIGMOID_SLOPE, ("logistic",), ("sigmoid", {}), used_by="GLU, MoE routers"
+    ),
+    ActivationRow(
+        "tanh", "tanh(x)", lambda x, m: m.tanh(x), lambda x, m: 1.0 - m.tanh(x) * m.tanh(x), (), ("tanh", {})
+    ),
+    ActivationRow(
         "mish",
         "x tanh(softplus(x))",
         lambda x, m: x * m.tanh(_softplus(x, m)),
@@ -294,7 +298,7 @@ _ROWS = (
         used_by="YOLOv4",
         source="Misra 2019, arXiv:1908.08681",
     ),
-    Row(
+    ActivationRow(
         "hardswish",
         "x min(max(x + 3, 0), 6) / 6",
         _hardswish,
@@ -305,10 +309,10 @@ _ROWS = (
         source="Howard et al. 2019, arXiv:1905.02244",
         kinks=((-3.0, 1), (3.0, 1)),
     ),
-    Row(
+    ActivationRow(
         "softplus", "log(1 + eˣ)", _softplus, _SIGMA, (), ("softplus", {"threshold": 40.0}), source="Dugas et al. 2000"
     ),
-    Row(
+    ActivationRow(
         "sqrtsoftplus",
         "√log(1 + eˣ)",
         lambda x, m: m.sqrt(_softplus(x, m)),
@@ -317,7 +321,7 @@ _ROWS = (
         used_by="DeepSeek-V4's router",
         source="transformers SqrtSoftplusActivation",
     ),
-    Row(
+    ActivationRow(
         "elu",
         "x if x > 0 else eˣ − 1",
         *_elu(1.0, 1.0),
@@ -327,7 +331,7 @@ _ROWS = (
         source="Clevert et al. 2015, arXiv:1511.07289",
         kinks=((0.0, 2),),
     ),
-    Row(
+    ActivationRow(
         "selu",
         "1.0507 · (x if x > 0 else 1.6733 (eˣ − 1))",
         *_elu(_SELU_ALPHA, _SELU_SCALE),
@@ -336,7 +340,7 @@ _ROWS = (
         source="Klambauer et al. 2017, arXiv:1706.02515",
         kinks=((0.0, 1),),
     ),
-    Row(
+    ActivationRow(
         "laplace",
         "(1 + erf((x − 0.7071) / (0.2821 √2))) / 2",
         lambda x, m: 0.5 * (1.0 + m.erf(_laplace_argument(x))),
@@ -346,7 +350,7 @@ _ROWS = (
         source="Ma et al. 2022, arXiv:2209.10655",
         stable=lambda x, m: 0.5 * m.erfc(-_laplace_argument(x)),
     ),
-    Row(
+    ActivationRow(
         "xielu",
         "α₊x² + x/2 if x > 0 else α₋(eˣ − 1 − x) + x/2, α learned",
         _xielu,
@@ -359,7 +363,7 @@ _ROWS = (
     ),
 )
 
-TABLE: dict[str, Row] = {row.name: row for row in _ROWS}
+TABLE: dict[str, ActivationRow] = {row.name: row for row in _ROWS}
 CANONICAL: dict[str, str] = {alias: row.name for row in _ROWS for alias in (row.name, *row.aliases)}
 
 # Names of gated units: which function the gate goes through (Shazeer 2020, arXiv:2002.05202).

@@ -189,28 +189,28 @@ def steps(spec: FFNSpec) -> tuple[Step, ...]:
     return (*out, *_closing(spec, d_model, out[-1].output))
 
 
-def ffn(spec: FFNSpec, x: str, d_model: Axis, d_ff: int | None = None, prefix: str = "") -> list[Step]:
+def ffn(spec: FFNSpec, x: str, d_model: Axis, width: int | None = None, prefix: str = "") -> list[Step]:
     """Up (and gate), activation, down, as a plain or gated block reads; every output under `prefix`."""
-    wide = Axis("d_ff", d_ff or spec.d_ff)
-    rise = Linear(d_model, wide, bool(spec.bias))
-    fall = Linear(wide, d_model, bool(spec.bias if spec.down_bias is None else spec.down_bias))
+    d_ff = Axis("d_ff", width or spec.d_ff)
+    up_proj = Linear(d_model, d_ff, bool(spec.bias))
+    down_proj = Linear(d_ff, d_model, bool(spec.bias if spec.down_bias is None else spec.down_bias))
     act = Activation(spec.activation, high=spec.clamp)
     if spec.gated:
-        lift = Activation("identity", _negative(spec.clamp), spec.clamp, spec.up_plus)
-        raised = "lift" if spec.clamp is not None or spec.up_plus else "up"
-        driven = "gate" if spec.gate_scale == 1 else "gate_scaled"
-        body = [Step("gate", rise, (x,)), Step("up", rise, (x,))]
-        body += [Step(driven, Add(spec.gate_scale), ("gate",))] if driven != "gate" else []
-        body += [Step("act", act, (driven,))]
-        body += [Step("lift", lift, ("up",))] if raised == "lift" else []
-        body += [Step("hidden", Multiply(), ("act", raised))]
+        limit = Activation("identity", _negative(spec.clamp), spec.clamp, spec.up_plus)
+        up_input = "lift" if spec.clamp is not None or spec.up_plus else "up"
+        gate_input = "gate" if spec.gate_scale == 1 else "gate_scaled"
+        body = [Step("gate", up_proj, (x,)), Step("up", up_proj, (x,))]
+        body += [Step(gate_input, Add(spec.gate_scale), ("gate",))] if gate_input != "gate" else []
+        body += [Step("act", act, (gate_input,))]
+        body += [Step("lift", limit, ("up",))] if up_input == "lift" else []
+        body += [Step("hidden", Multiply(), ("act", up_input))]
     else:
-        body = [Step("up", rise, (x,)), Step("act", act, ("up",))]
+        body = [Step("up", up_proj, (x,)), Step("act", act, ("up",))]
     if spec.sub_norm:
-        body.append(Step("sub_norm", _norm(spec, wide), (body[-1].output,)))
+        body.append(Step("sub_norm", _norm(spec, d_ff), (body[-1].output,)))
     if spec.dropout:
         body.append(Step("dropout", Dropout(spec.dropout), (body[-1].output,)))
-    body.append(Step("down", fall, (body[-1].output,)))
+    body.append(Step("down", down_proj, (body[-1].output,)))
     return [_prefixed(step, prefix, x) for step in body] if prefix else body
 
 
@@ -234,13 +234,13 @@ def _moe(spec: FFNSpec, x: str) -> list[Step]:
     if not moe.shared_experts:
         return body
     body += ffn(spec if moe.shared_clamp else replace(spec, clamp=None), x, d_model, spec.shared_width, "shared.")
-    beside = "shared.down"
+    shared = "shared.down"
     if moe.shared_gate:
         body.append(Step("shared_gate", Linear(d_model, Axis("one", 1)), (x,)))
         body.append(Step("shared_score", Activation("sigmoid"), ("shared_gate",)))
         body.append(Step("shared", Multiply(), ("shared_score", "shared.down")))
-        beside = "shared"
-    return [*body, Step("moe", Add(moe.shared_scale), (mixed, beside))]
+        shared = "shared"
+    return [*body, Step("moe", Add(moe.shared_scale), (mixed, shared))]
 
 
 def _closing(spec: FFNSpec, d_model: Axis, last: str) -> list[Step]:

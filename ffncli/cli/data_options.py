@@ -14,7 +14,7 @@ from ffncli.cli.prompt_options import GivenOptions
 from ffncli.errors import FFNError, shown
 
 if TYPE_CHECKING:
-    from ffncli.models.model import Model
+    from ffncli.models.model import Resolved
     from ffncli.show.output import Output
 
 _SAID = {"activation": "its activation", "top_k": "how many experts a token goes to"}  # for want of which none is run
@@ -89,17 +89,20 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
         )
         output.show(answer(model, found, self.prompt, self.input))
 
-    def _model(self) -> Model:
+    def _model(self) -> Resolved:
         """The model of --source; all it is, it says itself. Raises FFNError where it needs to be told something."""
-        from ffncli.run.sources import is_own, load
+        from ffncli.models.source import is_user_module
+        from ffncli.run.sources import load
 
         try:
             model = load(self.source, None, self.seed or 0)
         except FFNError as error:
-            if is_own(self.source or "") and error.hint.startswith("give --"):
+            if is_user_module(self.source or "") and error.hint.startswith("give --"):
                 raise FFNError(error.message, "here it cannot be told: give it a default") from None
             raise
-        if lacking := [words for name, words in _SAID.items() if name in model.unknown and not model.refused]:
+        if lacking := [
+            words for name, words in _SAID.items() if name in model.model.unknown and not model.model.refused
+        ]:
             what = f"{shown(model.source)} does not say {' and '.join(lacking)}, so it cannot be run"
             raise FFNError(what, "its config.json has to; `ffn trace` can be told")
         return model

@@ -10,7 +10,7 @@ from ffncli.block.activations import TABLE
 from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.prompt_page import agreement_text, listed
 from ffncli.errors import FFNError
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.show.bars import bars
 from ffncli.show.parts import Answer, Heading, Line, Part
@@ -37,7 +37,7 @@ _FAULTS = 4  # named one by one
 _FAR = 0.1  # of a std: a mean that no normal about 0 has
 
 
-def remarks(model: Model, found: ActivationData, layer: str | None, given: str | None) -> list[str]:
+def remarks(model: Resolved, found: ActivationData, layer: str | None, given: str | None) -> list[str]:
     """What there is to say on stderr: the layer that nobody chose, what is drawn at random, what is not finite.
 
     `given` is the --input, None where it was drawn.
@@ -52,12 +52,12 @@ def remarks(model: Model, found: ActivationData, layer: str | None, given: str |
         way += "" if _runs(model) else ", where the source is a directory with safetensors"
         drawn += ["input"] if given is None else []
         out += [f"{' and '.join(drawn)} drawn at random: {way}"] if drawn else []
-    places = {id(one): "" if model.bare else f"{one.stack} layer {one.layer}: " for one in found.layers}
+    places = {id(one): "" if model.model.bare else f"{one.stack} layer {one.layer}: " for one in found.layers}
     bad = [f"{places[id(one)]}{fault}" for one in found.layers for fault in one.not_finite]
     return out + bad[:_FAULTS] + ([f"{len(bad) - _FAULTS} more have NaN or Inf"] if len(bad) > _FAULTS else [])
 
 
-def _runs(model: Model) -> bool:
+def _runs(model: Resolved) -> bool:
     """Whether a prompt can be given to it."""
     try:
         folder_of(model, "--prompt")
@@ -66,7 +66,7 @@ def _runs(model: Model) -> bool:
     return True
 
 
-def answer(model: Model, found: ActivationData, prompt: str | None, given: str | None) -> Answer:
+def answer(model: Resolved, found: ActivationData, prompt: str | None, given: str | None) -> Answer:
     """One layer in full, or a row for each of several; CSV has a line per activation and layer."""
     ran = bool(found.tokens)
     places = [(layer, entered) for layer in found.layers for entered in layer.activations]
@@ -83,7 +83,7 @@ def answer(model: Model, found: ActivationData, prompt: str | None, given: str |
     csv = Table(names, [tuple(row[name] for name in names) for row in rows])
     one = len(found.layers) == 1
     owns = " and ".join(dict.fromkeys(entered.made[0].name for _, entered in places))
-    where = f", {found.layers[0].stack} layer {found.layers[0].layer}" if one and not model.bare else ""
+    where = f", {found.layers[0].stack} layer {found.layers[0].layer}" if one and not model.model.bare else ""
     origins = list(dict.fromkeys(layer.weights for layer in found.layers))
     origin = origins[0] if len(origins) == 1 else f"{len(found.layers)} layers, each with its own weights"
     parts: list[Part] = [Heading(f"{model.name}{where}: what enters {owns}", origin)]

@@ -16,8 +16,8 @@ from ffncli.cli.params_tables import parts_of, sweep_table
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models import catalog
 from ffncli.models.dimensions import Dimensions
-from ffncli.models.figures import KEYS, Figures, figures
-from ffncli.models.model import Model
+from ffncli.models.figures import KEYS, CostReport, figures
+from ffncli.models.model import Resolved
 from ffncli.run.sources import load
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Line
@@ -73,16 +73,16 @@ def command(
     """
     output = show.output()
     said = dimensions.dimensions()
-    wanted = Wanted(_formats(dtype), tokens.numbers(), tp, ridge)
+    options = FigureOptions(_formats(dtype), tokens.numbers(), tp, ridge)
     conditions = assertions.parse(asserted or [], KEYS)
     if multiple_of is not None and not iso_params:
         raise FFNError("--multiple-of needs --iso-params", "it rounds the twin's d_ff")
     if sweep:
-        _refuse_beside_sweep(sources, everything, iso_params, wanted)
-        models, answer, lines = _swept(sources[0] if sources else None, said, sweep, wanted)
+        _refuse_beside_sweep(sources, everything, iso_params, options)
+        models, answer, lines = _swept(sources[0] if sources else None, said, sweep, options)
     else:
         models = _models(sources, everything, said)
-        answer, lines = _beside_twins(models, multiple_of or 1, wanted) if iso_params else answer_for(models, wanted)
+        answer, lines = _beside_twins(models, multiple_of or 1, options) if iso_params else answer_for(models, options)
     _notes(models, output)
     output.show(answer)
     assertions.check(conditions, lines)
@@ -90,7 +90,7 @@ def command(
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FigureOptions:
     """What was asked for beside the counts. No dtype is the stored one, no tokens is 1."""
 
     formats: tuple[str | None, ...] = (None,)
@@ -98,7 +98,7 @@ class Wanted:
     ranks: int | None = None
     ridge: float | None = None
 
-    def of(self, model: Model, several: bool, tokens: int | None = None) -> list[Figures]:
+    def of(self, model: Resolved, several: bool, tokens: int | None = None) -> list[CostReport]:
         """A model's figures in each format; an error names the model where there are several."""
         numbers = (tokens,) if tokens else self.tokens or (1,)
         try:
@@ -109,11 +109,11 @@ class Wanted:
             ) from None
 
 
-def answer_for(models: list[Model], wanted: Wanted) -> tuple[Answer, list[dict[str, Any]]]:
+def answer_for(models: list[Resolved], options: FigureOptions) -> tuple[Answer, list[dict[str, Any]]]:
     """(JSON rows, CSV rows and tables; the CSV rows as they are)."""
-    found = [one for model in models for one in wanted.of(model, len(models) > 1)]
+    found = [one for model in models for one in options.of(model, len(models) > 1)]
     lines = [line for one in found for line in one.lines()]
-    parts = parts_of(found, costs=bool(wanted.tokens or wanted.ranks))
+    parts = parts_of(found, costs=bool(options.tokens or options.ranks))
     return Answer("params", {"rows": [one.row() for one in found]}, _flat(lines), parts, _CONVENTIONS), lines
 
 
@@ -122,18 +122,22 @@ def _formats(text: str | None) -> tuple[str | None, ...]:
     return (None,) if text is None else tuple(dtypes.storage(name).name for name in text.split(","))
 
 
-def _models(sources: _Texts, everything: bool, said: Dimensions) -> list[Model]:
+def _models(sources: _Texts, everything: bool, said: Dimensions) -> list[Resolved]:
     if everything and sources:
         raise FFNError("--all and a SOURCE contradict each other", "give one or the other")
     names = catalog.names() if everything else sources
     return [load(name, said) for name in names] if names else [load(None, said)]
 
 
-def _beside_twins(models: list[Model], multiple_of: int, wanted: Wanted) -> tuple[Answer, list[dict[str, Any]]]:
+def _beside_twins(
+    models: list[Resolved], multiple_of: int, options: FigureOptions
+) -> tuple[Answer, list[dict[str, Any]]]:
     """Each model beside its gated or plain counterpart, with what they differ by."""
     from ffncli.models.iso_params import counterparts, iso_params
 
-    answer, lines = answer_for([twin for model in models for twin in (model, counterparts(model, multiple_of))], wanted)
+    answer, lines = answer_for(
+        [twin for model in models for twin in (model, counterparts(model, multiple_of))], options
+    )
     equal = [iso_params(model.main.spec, multiple_of) for model in models]
     said = [Line(f"{model.name}: {_difference(e)}") for model, e in zip(models, equal, strict=True)]
     body = {**answer.body, "iso_params": [{"name": m.name, **asdict(e)} for m, e in zip(models, equal, strict=True)]}
@@ -144,13 +148,13 @@ def _difference(e: IsoParams) -> str:
     return f"gated d_ff {e.gated_d_ff:,} and plain d_ff {e.plain_d_ff:,} differ by {e.difference_percent:+.2f} %"
 
 
-def _notes(models: Sequence[Model], output: Output) -> None:
+def _notes(models: Sequence[Resolved], output: Output) -> None:
     for model in models:
         for note in model.notes:
             output.note(f"{model.name}: {note}" if len(models) > 1 else note)
 
 
-def _demand_agreement(models: Sequence[Model]) -> None:
+def _demand_agreement(models: Sequence[Resolved]) -> None:
     """Raises FFNError, exit 1, where a config and the tensors beside it disagree."""
     wrong = [(model, difference) for model in models for difference in model.differences]
     if wrong:
@@ -162,27 +166,27 @@ def _demand_agreement(models: Sequence[Model]) -> None:
 # --- sweeps -----------------------------------------------------------------------------------------------------------
 
 
-def _refuse_beside_sweep(sources: _Texts, everything: bool, iso_params: bool, wanted: Wanted) -> None:
+def _refuse_beside_sweep(sources: _Texts, everything: bool, iso_params: bool, options: FigureOptions) -> None:
     if everything or (sources and len(sources) > 1):
         raise FFNError("--sweep takes one SOURCE", "give one, or dimensions alone")
-    said = [("--iso-params", iso_params), ("--tp", wanted.ranks), ("--ridge", wanted.ridge is not None)]
+    said = [("--iso-params", iso_params), ("--tp", options.ranks), ("--ridge", options.ridge is not None)]
     for name, on in said:
         if on:
             raise FFNError(f"--sweep and {name} do not go together", "ask for one at a time")
-    if len(wanted.tokens) > 1:
+    if len(options.tokens) > 1:
         raise FFNError("--sweep takes one number of --tokens", "to vary them: --sweep tokens=1,32,512")
-    if len(wanted.formats) > 1:
+    if len(options.formats) > 1:
         raise FFNError("--sweep takes one --dtype", "ask for one at a time")
 
 
 def _swept(
-    source: str | None, said: Dimensions, sweep: list[str], wanted: Wanted
-) -> tuple[list[Model], Answer, list[dict[str, Any]]]:
+    source: str | None, said: Dimensions, sweep: list[str], options: FigureOptions
+) -> tuple[list[Resolved], Answer, list[dict[str, Any]]]:
     """(the swept model, the answer with one row for each combination, its CSV rows)."""
     from ffncli.models.sweep import points, swept
 
     found = [
-        (point, model, wanted.of(model, False, point.tokens)[0])
+        (point, model, options.of(model, False, point.tokens)[0])
         for point, model in swept(source, said, points(sweep), load)
     ]
     rows = [{"sweep": dict(point.values), **one.row()} for point, _, one in found]
@@ -191,7 +195,7 @@ def _swept(
         for point, _, one in found
         for line in one.lines()
     ]
-    table = sweep_table([(point, one) for point, _, one in found], bool(wanted.tokens))
+    table = sweep_table([(point, one) for point, _, one in found], bool(options.tokens))
     answer = Answer("params", {"rows": rows}, _flat(lines), [table], _CONVENTIONS)
     return [found[0][1]] if source else [], answer, lines
 

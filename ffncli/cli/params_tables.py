@@ -13,7 +13,7 @@ from ffncli.show.text import plural
 if TYPE_CHECKING:
     from ffncli.models.costs import TokenCost
     from ffncli.models.count import GroupCount, ModelCount, TensorCount
-    from ffncli.models.figures import Figures, Ridge
+    from ffncli.models.figures import CostReport, Ridge
     from ffncli.models.sweep import Point
     from ffncli.models.tensor_parallel import Split
 
@@ -21,7 +21,7 @@ Row = tuple[object, ...]
 _MOST_BESIDE = 12  # more sources than this read better below one another
 
 
-def parts_of(found: list[Figures], costs: bool = False) -> list[Part]:
+def parts_of(found: list[CostReport], costs: bool = False) -> list[Part]:
     """Everything that was asked for, counts first; `costs` says whether memory traffic was."""
     counts, several = [one.count for one in found], len(found) > 1
     parts: list[Part]
@@ -183,7 +183,7 @@ def _short(number: int | None) -> Short | None:
     return None if number is None else Short(number)
 
 
-def sweep_table(found: Sequence[tuple[Point, Figures]], tokens: bool) -> Table:
+def sweep_table(found: Sequence[tuple[Point, CostReport]], tokens: bool) -> Table:
     """One row per combination: what was swept, then what it comes to; `tokens` says whether a number was given."""
     names = [name for name, _ in found[0][0].values]
     moe = any(one.count.experts for _, one in found)

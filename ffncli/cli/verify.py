@@ -12,8 +12,9 @@ from ffncli.errors import FFNError, shown, shown_path
 from ffncli.kernels.choice import choices
 from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.examples import notebook
-from ffncli.models.model import Model
-from ffncli.run.sources import is_own, load
+from ffncli.models.model import Resolved
+from ffncli.models.source import is_user_module
+from ffncli.run.sources import load
 from ffncli.run.threads import set_threads, sleep_while_waiting
 
 if TYPE_CHECKING:
@@ -98,13 +99,13 @@ def _names(checks: _Texts, kernels: _Texts) -> tuple[str, ...] | None:
     return names
 
 
-def _reference(against: str, model: Model, seed: int) -> Model:
+def _reference(against: str, model: Resolved, seed: int) -> Resolved:
     """The model to compare with; a module of one's own is run at the width that is compared."""
-    width = str(model.main.spec.d_model) if is_own(against) else None
+    width = str(model.main.spec.d_model) if is_user_module(against) else None
     return load(against, Dimensions(d_model=width), seed)
 
 
-def _require_tensors(model: Model) -> None:
+def _require_tensors(model: Resolved) -> None:
     """Raises FFNError for a directory without tensors: what holds for random weights proves nothing of its own.
 
     A config.json that was named as such is asked about with random weights.
@@ -120,9 +121,9 @@ def _require_tensors(model: Model) -> None:
     )
 
 
-def _model(source: str | None, said: Dimensions, seed: int) -> tuple[Model, Own | None]:
+def _model(source: str | None, said: Dimensions, seed: int) -> tuple[Resolved, Own | None]:
     """The model, and the user's module where the source is one."""
-    if source is None or not is_own(source):
+    if source is None or not is_user_module(source):
         return load(source, said), None
     from ffncli.run.checks.case import Own
     from ffncli.run.own_module import load_module

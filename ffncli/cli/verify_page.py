@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ffncli.cli.trace_page import dimensions_text
 from ffncli.errors import ExitCode, FFNError
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 
@@ -20,7 +20,7 @@ _COLUMNS = ("subject", "max error", "relative", "ulps", "tolerance", "passed")
 _MANY = 4  # subjects that share a note are named up to so many
 
 
-def answer(model: Model, verdict: Verdict, device: str) -> Answer:
+def answer(model: Resolved, verdict: Verdict, device: str) -> Answer:
     """All rows: `rows` in JSON, a line each in CSV."""
     from ffncli.run.block_summary import block_summary
     from ffncli.run.checks.row import CONVENTIONS, CheckRow

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ffncli.block.recipe import FFNSpec
 from ffncli.models.families import BY_TYPE, family_of
-from ffncli.models.ways import Way
+from ffncli.models.ways import Naming
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,20 @@ class Arrangement:
     interleaved: bool = False
     norms: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def order(self, way: Way, biased_experts: bool = False) -> Order:
-        """How the two lie in the one matrix of `way`; `biased_experts`: it is that of all experts, with a bias."""
-        if self.interleaved or way.up in _INTERLEAVED:
-            return Order(True, True, f"gate and up by turns, as {self.family or way.up} has them")
+    def order(self, naming: Naming, biased_experts: bool = False) -> Order:
+        """How the two lie in the one matrix of `naming`; `biased_experts`: it is that of all experts, with a bias."""
+        if self.interleaved or naming.up in _INTERLEAVED:
+            return Order(True, True, f"gate and up by turns, as {self.family or naming.up} has them")
         if biased_experts and not self.family:
             why = "experts with biases"
             return Order(
                 True, True, f"gate and up by turns: {why}", f"{why} are read as gpt-oss's, gate and up by turns"
             )
-        if way.up in _UP_FIRST:
-            return Order(False, False, f"up before gate, as {way.up} has them")
-        if way.up in _GATE_FIRST or self.family:
-            return Order(True, False, f"gate before up, as {self.family or way.up} has them")
-        return Order(True, False, "gate before up", f"{way.up}: the gate's half is read as the first")
+        if naming.up in _UP_FIRST:
+            return Order(False, False, f"up before gate, as {naming.up} has them")
+        if naming.up in _GATE_FIRST or self.family:
+            return Order(True, False, f"gate before up, as {self.family or naming.up} has them")
+        return Order(True, False, "gate before up", f"{naming.up}: the gate's half is read as the first")
 
 
 _GATE_FIRST = {"gate_up_proj", "w13_weight", "ffn_up"}  # as the names say; llama.cpp (Phi-3's) has it so too

@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside its FFNs, by its tensors' names and shapes alone: attention, norms, embeddings, head.
+"""What a checkpoint holds outside its FFNs, by its tensors' names and shapes alone: attention, norms, embeddings, head.
 
 A layer is cut in three: its FFN (`recognise`), its norms, and what lies in a module of attention or of another sequence
 mixer. Where these three do not add up to the layer, something in it is neither, and nothing is said of that layer.
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ffncli.block.cost import cost
 from ffncli.errors import shown
 from ffncli.models.matching import prefixes
 from ffncli.models.matrices import Item
 from ffncli.models.model import Model
+from ffncli.models.non_ffn import Embedding, Measured, MeasuredLayer
 from ffncli.models.places import is_norm
 from ffncli.models.recognise import Found, Layers, is_parameter, of_other_tower, placed
 
@@ -46,56 +47,8 @@ _BRIDGE = re.compile(r"projector|connector|adapter|merger|^embed_")  # between a
 _TEXT_ROOT = re.compile(r"^(?:.*?\.)??(?:language_model|text_model)\.")
 
 
-@dataclass(frozen=True)
-class LayerRest:
-    """One layer beside its FFN: parameters of its attention or mixer, and of all its norms.
-
-    `table` are those of T5's relative positions, not in `attention`, `matrices` those of
-    the attention's matrices alone; `packed`: some of it is quantized. `tensor` names
-    one of its keys, else another of it.
-    """
-
-    attention: int
-    norms: int
-    table: int = 0
-    matrices: int = 0
-    packed: bool = False
-    tensor: str = ""
-
-
-@dataclass(frozen=True)
-class Embedding:
-    """The table that tokens are looked up in: its name and its shape, [tokens, width]."""
-
-    tensor: str
-    rows: int
-    params: int
-
-
-@dataclass(frozen=True)
-class Beside:
-    """What the tensors hold beside the FFNs. `layers`: stack → FFN block → its layer, for those that can be told.
-
-    `params` are all of the text model outside its FFNs, None in doubt; `lookup` those that are only looked up (the
-    embedding, if nothing multiplies it), None in doubt. `left_out`: module → its parameters, for other towers.
-    """
-
-    layers: Mapping[str, Mapping[int, LayerRest]]
-    embedding: Embedding | None = None
-    params: int | None = None
-    lookup: int | None = None
-    left_out: Mapping[str, int] | None = None
-
-    def layer(self, stack: str, blocks: Iterable[int]) -> LayerRest | None:
-        """What the layers of these blocks have, if all have the same."""
-        known = self.layers.get(stack, {})
-        found = {(rest.attention, rest.norms) if (rest := known.get(i)) else None for i in blocks}
-        one = found.pop() if len(found) == 1 else None
-        return LayerRest(*one) if one else None
-
-
-def measure(model: Model, items: Mapping[str, Item], layers: Layers) -> Beside:
-    """What lies beside the FFNs of a whole checkpoint: none of its files may be missing.
+def measure(model: Model, items: Mapping[str, Item], layers: Layers) -> Measured:
+    """What lies outside the FFNs of a whole checkpoint: none of its files may be missing.
 
     `layers` are the FFNs that `recognise` found among `items`, `model` what the config made of them.
     """
@@ -110,9 +63,9 @@ def measure(model: Model, items: Mapping[str, Item], layers: Layers) -> Beside:
     text, left_out = _text_model(stored, layers, told)
     embedding = _embedding(text) if text is not None else None
     if text is None:
-        return Beside(rests, left_out=left_out)
+        return Measured(rests, left_out=left_out)
     params = _total(model, text, layers, told)
-    return Beside(rests, embedding, params, _lookup(model, text, embedding), left_out)
+    return Measured(rests, embedding, params, _lookup(model, text, embedding), left_out)
 
 
 def _is_buffer(name: str, item: Item) -> bool:
@@ -150,10 +103,10 @@ def _blocks(model: Model, stack: str, seen: Mapping[int, tuple[Found, ...]]) -> 
 def _stack(
     prefix: str, blocks: Mapping[int, int], held: Mapping[int, Mapping[str, Item]],
     seen: Mapping[int, tuple[Found, ...]],
-) -> dict[int, LayerRest]:  # fmt: skip
+) -> dict[int, MeasuredLayer]:  # fmt: skip
     """FFN block → its layer, for the layers that have one FFN and nothing of an unknown kind."""
-    known: dict[object, LayerRest | None] = {}
-    out: dict[int, LayerRest] = {}
+    known: dict[object, MeasuredLayer | None] = {}
+    out: dict[int, MeasuredLayer] = {}
     for block, layer in blocks.items():
         inside, founds = held.get(layer, {}), seen.get(layer, ())
         signature = (tuple(inside.items()), founds)
@@ -165,7 +118,7 @@ def _stack(
     return {i: replace(r, attention=r.attention + r.table, table=0) if everywhere else r for i, r in out.items()}
 
 
-def _rest(inside: Mapping[str, Item], founds: tuple[Found, ...], at: str) -> LayerRest | None:
+def _rest(inside: Mapping[str, Item], founds: tuple[Found, ...], at: str) -> MeasuredLayer | None:
     """One layer cut in three; None where the parts do not make the whole, or it has no attention or several FFNs."""
     if len(founds) != 1:
         return None
@@ -185,7 +138,7 @@ def _rest(inside: Mapping[str, Item], founds: tuple[Found, ...], at: str) -> Lay
     packed = any("-" in item.format for item in mixer.values())  # `gptq-4bit`; a plain tensor has a dtype's code
     tensor = next((name for name in mixer if re.search(r"k_proj|key|kv|_k\b", name)), next(iter(mixer)))
     matrices = _sum(item for item in mixer.values() if len(item.shape or (0, 0)) > 1)
-    return LayerRest(attention, of_norms, of_table, matrices, packed, f"{at}.{tensor}")
+    return MeasuredLayer(attention, of_norms, of_table, matrices, packed, f"{at}.{tensor}")
 
 
 def _in_mixer(name: str) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 from ffncli.block.recipe import FFNSpec
 from ffncli.models.config import from_config
 from ffncli.models.fields import Fields
-from ffncli.models.model import Group, Model
-from ffncli.models.whole import whole
+from ffncli.models.model import Group, Model, Resolved
+from ffncli.models.whole import non_ffn
 
 
 @cache
@@ -36,7 +36,7 @@ def spellings() -> list[str]:
     return list(_aliases())
 
 
-def find(name: str) -> Model | None:
+def find(name: str) -> Resolved | None:
     """The model of that name (any case), or None."""
     canonical = _aliases().get(name.strip().lower())
     if canonical is None:
@@ -44,11 +44,11 @@ def find(name: str) -> Model | None:
     row, sources = _file()["models"][canonical], _file()["sources"]
     citation = "; ".join(f"[{key}] {sources[key]}" for key in row["source"])
     if "config" in row:
-        model = from_config(row["config"], name, f"catalog.toml: {canonical}", canonical)
-        return replace(model, citation=citation, evidence=("catalog row in config.json fields", *model.evidence))
+        read = from_config(row["config"], name, f"catalog.toml: {canonical}", canonical)
+        return replace(read, citation=citation, evidence=("catalog row in config.json fields", *read.evidence))
     spec = FFNSpec(**row["spec"])
     groups = tuple(Group(stack, tuple(range(count)), spec) for stack, count in row["stacks"].items())
     like: dict[str, Any] | None = row.get("beside")  # the fields of a family that is built alike
-    beside = whole(Fields(like, f"catalog.toml: {canonical}"), like["model_type"]) if like else None
+    outside = non_ffn(Fields(like, f"catalog.toml: {canonical}"), like["model_type"], groups) if like else None
     evidence = ("catalog row (the model has no config.json)",)
-    return Model(canonical, name, groups, citation, evidence=evidence, beside=beside)
+    return Resolved(Model(canonical, groups, non_ffn=outside), name, citation, evidence)

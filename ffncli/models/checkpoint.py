@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,14 +13,13 @@ from typing import NamedTuple
 
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.headers import MOST_HEADER_BYTES, Columns, TensorInfo, named, read_columns
-from ffncli.models.layout import Located
 from ffncli.models.strict_json import parse_index
 
 INDEX = "model.safetensors.index.json"
 PLAIN = {"F64", "F32", "BF16", "F16"}
 
 
-class Place(NamedTuple):
+class ByteLocation(NamedTuple):
     """Where a tensor's bytes lie: the file, the first of them, and what they are."""
 
     path: Path
@@ -71,10 +70,10 @@ class Checkpoint:
         """All names in order, so that those with a common beginning lie together."""
         return sorted(self.files)
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> ByteLocation:
         """Where a tensor's bytes lie. Raises FFNError where it was not fetched, or is not in its file."""
         path, info = self.path(name), self.info(name)
-        return Place(path, self._starts[self.files[name]][name], info)
+        return ByteLocation(path, self._starts[self.files[name]][name], info)
 
     def shards(self) -> Iterator[tuple[str, Columns | None]]:
         """Every file with its header, one after the other so that one is in memory; None for a file that is not there.
@@ -149,33 +148,3 @@ def check_shard_name(shard: str, where: str) -> None:
     """FFNError for a shard name that is no plain file name."""
     if not re.fullmatch(r"[\w\-.+=@ ]+", shard) or shard.startswith("."):
         raise FFNError(f"{where}: shard name {shown(shard)} leaves the directory", "it must be a plain file name")
-
-
-# --- shapes -----------------------------------------------------------------------------------------------------------
-
-
-def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
-    """Raises FFNError where a stored shape is not what the config's widths make of it; shards not here are passed over.
-
-    Tensors of packed formats are passed over too: their shapes say nothing plain.
-    """
-    for item in located:
-        expected = item.stored_shape()
-        for name in item.names:
-            if name not in checkpoint.files or not os.path.exists(path := checkpoint.path(name)):
-                continue
-            info = checkpoint.info(name)
-            if info.dtype in PLAIN and wide(info.shape) != wide(expected):
-                raise wrong_shape(path, name, info.shape, item)
-
-
-def wide(shape: Iterable[int]) -> list[int]:
-    """A shape without its axes of one: a correction may be [1, experts], a convolution [out, in, 1]."""
-    return [size for size in shape if size != 1]
-
-
-def wrong_shape(path: Path, name: str, found: tuple[int, ...], item: Located) -> FFNError:
-    """The error for a tensor that does not have the shape that its parameter needs."""
-    sizes = ", ".join(f"{axis.name} = {axis.size}" for axis in item.axes)
-    expected = f"{list(item.stored_shape())} ({sizes})"
-    return FFNError(f"{shown_path(path)}: tensor {shown(name, 120)} has shape {list(found)}, expected {expected}")

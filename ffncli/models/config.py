@@ -1,4 +1,4 @@
-"""config.json → Model. A family's row (families/) says which fields hold what, and what the code fixes.
+"""config.json → the model it describes. A family's row (families/) says which fields hold what, what the code fixes.
 
 Gatedness and most biases stand in no config field: the family's row says them (they follow from `model_type`), and
 tensor names, where there are any, overrule it (`evidence.py`). Facts: transformers 5.23
@@ -19,11 +19,10 @@ from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.models.families import BY_TYPE, COUNTED, FAMILIES, TEXT_TYPES, family_of, refusal
 from ffncli.models.family import Extra, Family, Stack
 from ffncli.models.fields import Fields
-from ffncli.models.model import Group, Model, grouped
-from ffncli.models.strict_json import read_object
-from ffncli.models.whole import whole
+from ffncli.models.model import Group, Model, Resolved, grouped
+from ffncli.models.strict_json import MOST_CONFIG_BYTES, read_object
+from ffncli.models.whole import non_ffn
 
-MOST_CONFIG_BYTES = 10_000_000  # real ones stay below 100 kB
 MOST_LAYERS = 10_000  # the deepest known model has 126
 TOWERS = (
     "text_config",
@@ -40,12 +39,12 @@ _QUANTIZATION = ("quantization_config", "compression_config")  # the second: bef
 _INHERITED = ("model_type", "dtype", "torch_dtype", *_QUANTIZATION)
 
 
-def read_config(path: Path, source: str) -> Model:
+def read_config(path: Path, source: str) -> Resolved:
     """The Model in a config.json. Raises FFNError naming the file, the field and the value."""
     return from_config(read_object(path, MOST_CONFIG_BYTES, constants=True), source, shown_path(path))
 
 
-def from_config(values: Mapping[str, Any], source: str, where: str, name: str | None = None) -> Model:
+def from_config(values: Mapping[str, Any], source: str, where: str, name: str | None = None) -> Resolved:
     """The Model that a config's values describe; a multimodal config's text tower (`text_config`) is meant."""
     config, evidence = text_tower(Fields(values, where))
     towers = bool(evidence)
@@ -64,26 +63,24 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     family = FAMILIES[family_name]
     groups = [g for stack in family.stacks for g in _stack(config, family, stack)]
     for part in family.parts:
-        inner = _part(config, part)
-        groups += inner.groups
-        evidence += [f"{part}: {line}" for line in inner.evidence]
+        stack, lines = _part(config, part)
+        groups += stack
+        evidence += [f"{part}: {line}" for line in lines]
     if not groups:
         raise FFNError(f"{config.where}: no layer of this model has an FFN", "there is nothing to count")
     spec = groups[0].spec
     if not family.parts:
         evidence.append(f"{'gated' if spec.gated else 'plain'}: model_type {model_type}")
     for at in dict.fromkeys(stack.at for stack in family.stacks):
-        lines = _width_evidence(config.inside(at), family, groups)
-        evidence += [f"{at}: {line}" if at else line for line in lines]
-    beside = whole(config, model_type)
-    title = name or _short_name(source)
-    return Model(
-        title, source, tuple(groups), model_type=family_name, dtype=_dtype(config),
-        evidence=tuple(evidence), names=_names(config, family),
-        quantization=quantization_of(config), beside=beside,
-        tied=_tied(config, values), notes=(_OTHER_TOWERS,) if towers else (),
+        widths = _width_evidence(config.inside(at), family, groups)
+        evidence += [f"{at}: {line}" if at else line for line in widths]
+    model = Model(
+        name or _short_name(source), tuple(groups), family_name, _dtype(config), names=_names(config, family),
+        non_ffn=non_ffn(config, model_type, groups), tied=_tied(config, values),
         extra_layers=config.integer(PREDICTION, 0, low=0, high=MOST_LAYERS),
     )  # fmt: skip
+    notes = (_OTHER_TOWERS,) if towers else ()
+    return Resolved(model, source, evidence=tuple(evidence), notes=notes, quantization=quantization_of(config))
 
 
 def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
@@ -150,15 +147,15 @@ def text_tower(config: Fields) -> tuple[Fields, list[str]]:
     return config, evidence
 
 
-def _part(config: Fields, part: str) -> Model:
-    """The whole model that a nested config describes (encoder-decoder); its one stack is named after the part."""
+def _part(config: Fields, part: str) -> tuple[list[Group], tuple[str, ...]]:
+    """(groups, evidence) of a nested config's model (encoder-decoder), its one stack named after the part."""
     fields = config.inside(part)
     family = family_of(fields.values.get("model_type"))
     if family is not None and (family.parts or len(family.stacks) != 1):
         message = f"{fields.where}: model_type {shown(fields.values['model_type'])} is no single stack"
         raise FFNError(message, "an encoder-decoder is made of one encoder and one decoder")
     inner = from_config(fields.values, part, fields.where)
-    return replace(inner, groups=tuple(replace(group, stack=part) for group in inner.groups))
+    return [replace(group, stack=part) for group in inner.groups], inner.evidence
 
 
 def _layer_count(fields: Fields, stack: Stack) -> tuple[int, int]:

@@ -1,21 +1,17 @@
-"""Model → the record that `ffn params` and `ffn models` show: parameters, FLOPs and bytes, per layer and in total."""
+"""A model → the record that `ffn params` and `ffn models` show: parameters, FLOPs and bytes, per layer and in total."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ffncli.block.cost import Cost, cost
 from ffncli.block.steps import Axis, Norm, Step, parameters, walk
 from ffncli.block.storage import weight_bytes
-from ffncli.models.model import Group, Model
+from ffncli.models.model import Group, Model, Resolved, StoredSize
 from ffncli.models.stored import storage_of
-from ffncli.models.whole import StackRest, share_of_layer, totals
-
-if TYPE_CHECKING:
-    from ffncli.models.beside import Beside, LayerRest
 
 
 @dataclass(frozen=True)
@@ -113,11 +109,12 @@ class ModelCount:
     groups: tuple[GroupCount, ...]
 
 
-def count(model: Model, dtype: str | None = None, tokens: int = 1) -> ModelCount:
+def count(resolved: Resolved, dtype: str | None = None, tokens: int = 1) -> ModelCount:
     """Count a model. `dtype` sets the format of weight_bytes (default: the stored one, else fp32).
 
     Raises FFNError for an unknown `dtype`, and for one whose blocks the rows do not divide into.
     """
+    model = resolved.model
     groups = [(group, cost(group.steps)) for group in model.groups]
     counted = [_group(model, group, one) for group, one in groups]
     most = model.main
@@ -127,11 +124,11 @@ def count(model: Model, dtype: str | None = None, tokens: int = 1) -> ModelCount
     run = sum((one.times(len(group.layers) * group.runs * tokens) for group, one in groups), Cost())
     flops = _flops(model, run)
     active = None if "top_k" in model.unknown else total.params_active
-    name, weight_bytes = _weights(model, dtype)
+    name, weight_bytes = _weights(resolved, dtype)
     return ModelCount(
         name=model.name,
-        source=model.source,
-        citation=model.citation,
+        source=resolved.source,
+        citation=resolved.citation,
         d_model=spec.d_model,
         d_ff=spec.d_ff,
         activation=None if "activation" in model.unknown else spec.activation,
@@ -148,9 +145,9 @@ def count(model: Model, dtype: str | None = None, tokens: int = 1) -> ModelCount
         elementwise_flops_total=flops[1],
         dtype=name,
         weight_bytes=weight_bytes,
-        **_stored(model),
-        differences=tuple(map(str, model.differences)),
-        evidence=model.evidence,
+        **_stored(resolved.stored),
+        differences=tuple(map(str, resolved.differences)),
+        evidence=resolved.evidence,
         groups=tuple(counted),
     )
 
@@ -164,7 +161,7 @@ _OF_MAIN = (
 
 def _group(model: Model, group: Group, one: Cost) -> GroupCount:
     moe, flops = group.spec.moe, _flops(model, one)
-    rest = _rest(model, group)
+    layer = model.non_ffn.layer(group.stack, group.layers) if model.non_ffn else None
     return GroupCount(
         stack=group.stack,
         layers=group.layers,
@@ -179,18 +176,11 @@ def _group(model: Model, group: Group, one: Cost) -> GroupCount:
         norm_params_per_layer=None if "norm" in model.unknown else one.norm_params,
         matmul_flops_per_token=flops[0],
         elementwise_flops_per_token=flops[1],
-        attention_params_per_layer=rest.attention if rest else None,
-        layer_norm_params_per_layer=rest.norms if rest else None,
-        ffn_share_of_layer=share_of_layer(one.params, rest) if rest else None,
+        attention_params_per_layer=layer.attention if layer else None,
+        layer_norm_params_per_layer=layer.norms if layer else None,
+        ffn_share_of_layer=layer.ffn_share(one.params) if layer else None,
         tensors=tensors(group.steps),
     )
-
-
-def _rest(model: Model, group: Group) -> StackRest | LayerRest | None:
-    """What the group's layers have beside the FFN: by the config's family, else by the tensors."""
-    if model.beside:
-        return model.beside.stack(group.stack)
-    return model.measured.layer(group.stack, group.layers) if model.measured else None
 
 
 def _flops(model: Model, one: Cost) -> tuple[int | None, int | None]:
@@ -200,42 +190,34 @@ def _flops(model: Model, one: Cost) -> tuple[int | None, int | None]:
     return one.matmul_flops, None if "norm" in model.unknown else one.elementwise_flops
 
 
-def _weights(model: Model, dtype: str | None) -> tuple[str, int]:
+def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
     """(the format's name, the FFN's bytes in it): as the files have them where the format is theirs."""
-    row = storage_of(model, dtype)
-    if dtype is None and model.stored and not row.computable:
-        return row.name, model.stored.bytes
-    return row.name, sum(weight_bytes(group.steps, row) * len(group.layers) for group in model.groups)
+    row = storage_of(resolved, dtype)
+    if dtype is None and resolved.stored and not row.computable:
+        return row.name, resolved.stored.bytes
+    return row.name, sum(weight_bytes(group.steps, row) * len(group.layers) for group in resolved.groups)
 
 
 def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, Any]:
-    """The keys of the whole model, FFN and what is beside it."""
-    if model.measured is not None and (model.beside is None or model.measured.params is not None):
-        return _measured(model.measured, ffn_total, ffn_active)  # what is stored: a base model has no head
-    if model.beside is None or not model.beside.complete or ffn_active is None:
-        names = ("ffn_share_of_model", "model_params_total", "model_params_active", "model_params_active_no_embedding")
-        return dict.fromkeys(names)
-    layers: dict[str, int] = {}
-    for group in model.groups:
-        layers[group.stack] = layers.get(group.stack, 0) + len(group.layers)
-    return asdict(totals(model.beside, layers, ffn_total, ffn_active))
+    """The keys of the whole model, FFN and what is outside of it; each for which not enough is known is None.
 
-
-def _measured(rest: Beside, ffn_total: int, ffn_active: int | None) -> dict[str, Any]:
-    """The same by the tensors; each key for which they do not say enough is None."""
-    total = None if rest.params is None else rest.params + ffn_total
-    active = None if rest.params is None or ffn_active is None else rest.params + ffn_active
+    Active: without the experts that a token does not choose. `..._no_embedding` leaves out what is looked up and not
+    multiplied.
+    """
+    rest = model.non_ffn.params({group.stack for group in model.groups}) if model.non_ffn else None
+    lookup = model.non_ffn.lookup if model.non_ffn else None
+    total = None if rest is None else rest + ffn_total
+    active = None if rest is None or ffn_active is None else rest + ffn_active
     return {
         "ffn_share_of_model": None if total is None else ffn_total / total,
         "model_params_total": total,
         "model_params_active": active,
-        "model_params_active_no_embedding": None if active is None or rest.lookup is None else active - rest.lookup,
+        "model_params_active_no_embedding": None if active is None or lookup is None else active - lookup,
     }
 
 
-def _stored(model: Model) -> dict[str, Any]:
+def _stored(stored: StoredSize | None) -> dict[str, Any]:
     """The keys of what the checkpoint's headers say; bits per weight are bytes over logical parameters."""
-    stored = model.stored
     return {
         "ffn_params_stored": stored.params if stored else None,
         "ffn_stored_bytes": stored.bytes if stored else None,

@@ -15,11 +15,11 @@ from math import ldexp, nan, prod
 from typing import TYPE_CHECKING, Any
 
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
-from ffncli.models.checkpoint import PLAIN, Checkpoint, Place
+from ffncli.models.checkpoint import PLAIN, ByteLocation, Checkpoint
 from ffncli.models.headers import TensorInfo
 from ffncli.models.packing import scale_name
 from ffncli.models.quantized import Logical, logical
-from ffncli.models.reading import Files
+from ffncli.models.reading import OpenFiles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,23 +33,23 @@ _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 _HINT = "ffn params counts it; to trace it, save it dequantized, or give an FP8, MXFP4 or GGUF version"
 
 
-Decode = Callable[[Files, int, int], "Tensor"]
+Decode = Callable[[OpenFiles, int, int], "Tensor"]
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor that can be read: its logical shape, and `decode`, which makes values of some of its rows.
 
     Rows are those of the whole tensor, [..., columns] seen as one matrix. `decode(files, start, stop)` returns plain
     floats [stop - start, columns], good until the next read; all rows must be of one matrix of the last two axes.
     """
 
-    place: Place
+    place: ByteLocation
     shape: tuple[int, ...]
     decode: Decode = field(repr=False)
 
 
-def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None = None) -> Stored:
+def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None = None) -> StoredTensor:
     """The tensor of a logical name; `quantization` is the config's quantization_config.
 
     Raises FFNError for one that is not there, is packed in a way that is not unpacked here, lacks its scales, or whose
@@ -69,7 +69,7 @@ def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | 
     raise _refused(checkpoint, means.anchor, f"is packed as {means.format}, which is not unpacked here")
 
 
-def shaped(tensor: Stored, shape: tuple[int, ...]) -> Stored:
+def shaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
     """The same under a shape that has axes of one elsewhere; packed rows stay what they are."""
     if tensor.place.info.dtype in PLAIN:
         return _plain(tensor.place, shape)
@@ -111,7 +111,7 @@ def _refused(checkpoint: Checkpoint, name: str, why: str) -> FFNError:
 # --- values as they are -----------------------------------------------------------------------------------------------
 
 
-def _dtype(place: Place, name: str) -> Any:
+def _dtype(place: ByteLocation, name: str) -> Any:
     """torch's dtype of that name; FFNError where this torch has none."""
     import torch
 
@@ -124,22 +124,22 @@ def _dtype(place: Place, name: str) -> Any:
     return found
 
 
-def _rows(place: Place, shape: tuple[int, ...]) -> Decode:
+def _rows(place: ByteLocation, shape: tuple[int, ...]) -> Decode:
     """A reader of raw rows: uint8 [stop - start, bytes of a row], where the tensor's bytes are the rows of `shape`."""
     total = prod(shape[:-1])
     width = place.info.bytes // total if total else 0
 
-    def read(files: Files, start: int, stop: int) -> Tensor:
+    def read(files: OpenFiles, start: int, stop: int) -> Tensor:
         raw = files.read(place.path, place.start + start * width, (stop - start) * width)
         return raw.view(stop - start, width)
 
     return read
 
 
-def _plain(place: Place, shape: tuple[int, ...]) -> Stored:
+def _plain(place: ByteLocation, shape: tuple[int, ...]) -> StoredTensor:
     """Values of a float dtype that torch computes with."""
     dtype, read = _dtype(place, _PLAIN[place.info.dtype]), _rows(place, shape)
-    return Stored(place, shape, lambda files, start, stop: read(files, start, stop).view(dtype))
+    return StoredTensor(place, shape, lambda files, start, stop: read(files, start, stop).view(dtype))
 
 
 # --- FP8 --------------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def _plain(place: Place, shape: tuple[int, ...]) -> Stored:
 
 def _float8(
     checkpoint: Checkpoint, means: Logical, tensors: Mapping[str, TensorInfo], quantization: Mapping[str, Any] | None
-) -> Stored:
+) -> StoredTensor:
     """value × scale; one for the tensor, for each row, or for each block. `logical` has checked that the shapes fit.
 
     DeepSeek-V3 calls the factor weight_scale_inv, compressed-tensors weight_scale.
@@ -158,17 +158,17 @@ def _float8(
     scale = _Scale(checkpoint.place(name), name, shape, (quantization or {}).get("weight_block_size"))
     dtype, read = _dtype(place, _FLOAT8[place.info.dtype]), _rows(place, shape)
 
-    def decode(files: Files, start: int, stop: int) -> Tensor:
+    def decode(files: OpenFiles, start: int, stop: int) -> Tensor:
         factor = scale.of(files, start, stop)  # first: it may be read too
         return read(files, start, stop).view(dtype).float().mul_(factor)
 
-    return Stored(place, shape, decode)
+    return StoredTensor(place, shape, decode)
 
 
 class _Scale:
     """The scales of a tensor: `blocks` says how many rows and columns share one."""
 
-    def __init__(self, place: Place, name: str, shape: tuple[int, ...], stated: Any) -> None:
+    def __init__(self, place: ByteLocation, name: str, shape: tuple[int, ...], stated: Any) -> None:
         self.place, self.name, self.columns = place, name, (1, *shape)[-1]
         counts = (*place.info.shape, *(1,) * (len(shape) - len(place.info.shape)))
         sizes, self.counts = (1, 1, *shape)[-2:], (1, 1, *counts)[-2:]
@@ -188,7 +188,7 @@ class _Scale:
         label = f"{shown_path(self.place.path)}: tensor {shown(self.name, 120)}"
         return FFNError(f"{label}: scales of shape {list(self.place.info.shape)} {what}")
 
-    def of(self, files: Files, start: int, stop: int) -> Tensor:
+    def of(self, files: OpenFiles, start: int, stop: int) -> Tensor:
         """The factors of some rows: float32 [stop - start, columns], or [stop - start, 1] where a row has one."""
         import torch
 
@@ -211,7 +211,7 @@ def _counts(sizes: tuple[int, ...], blocks: tuple[float, ...]) -> tuple[int, ...
     return tuple(-(-size // int(block)) for size, block in zip(sizes, blocks, strict=True))
 
 
-def _factors(files: Files, place: Place, name: str) -> Tensor:
+def _factors(files: OpenFiles, place: ByteLocation, name: str) -> Tensor:
     """All scales of a tensor as float32, flat. E8M0 is an exponent alone, with 255 for NaN."""
     raw = files.read(place.path, place.start, place.info.bytes)
     if place.info.dtype in ("F8_E8M0", "U8"):
@@ -233,7 +233,7 @@ def _powers() -> Tensor:
 # --- MXFP4 ------------------------------------------------------------------------------------------------------------
 
 
-def _mxfp4(checkpoint: Checkpoint, means: Logical, tensors: Mapping[str, TensorInfo]) -> Stored:
+def _mxfp4(checkpoint: Checkpoint, means: Logical, tensors: Mapping[str, TensorInfo]) -> StoredTensor:
     """Two E2M1 values a byte, the low one first, a power of two for each 32 of a row (OCP Microscaling Formats 1.0).
 
     gpt-oss's `X_blocks` [experts, out, in / 32, 16] are [experts, out, in]; its checkpoints in bfloat16 and what
@@ -253,12 +253,12 @@ def _mxfp4(checkpoint: Checkpoint, means: Logical, tensors: Mapping[str, TensorI
         raise FFNError(what, "MXFP4 has bytes")
     read, read_scales = _rows(place, shape), _rows(scales, shape)
 
-    def decode(files: Files, start: int, stop: int) -> Tensor:
+    def decode(files: OpenFiles, start: int, stop: int) -> Tensor:
         powers = _powers()[read_scales(files, start, stop).long()]
         pairs = _pairs()[read(files, start, stop).long()]
         return pairs.view(stop - start, -1, 32).mul_(powers.unsqueeze(-1)).view(stop - start, -1)
 
-    return Stored(place, shape, decode)
+    return StoredTensor(place, shape, decode)
 
 
 @cache
@@ -272,14 +272,14 @@ def _pairs() -> Tensor:
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 
 
-def _gguf(place: Place) -> Stored:
+def _gguf(place: ByteLocation) -> StoredTensor:
     """What the gguf library makes of a row's blocks."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
     kind, read, shape = GGMLQuantizationType[place.info.dtype], _rows(place, place.info.shape), place.info.shape
 
-    def decode(files: Files, start: int, stop: int) -> Tensor:
+    def decode(files: OpenFiles, start: int, stop: int) -> Tensor:
         import numpy
         import torch
 
@@ -290,4 +290,4 @@ def _gguf(place: Place) -> Stored:
             what = f"{shown_path(place.path)}: the gguf library does not unpack {kind.name}"
             raise FFNError(what, "a newer one may: pip install -U gguf", ExitCode.ENVIRONMENT) from None
 
-    return Stored(place, shape, decode)
+    return StoredTensor(place, shape, decode)

@@ -10,7 +10,7 @@ from typing import Any
 from ffncli.block import activations
 from ffncli.block.recipe import MAX_SIZE, FFNSpec, MoE, NormKind, NormPosition, one_of, size
 from ffncli.errors import FFNError, shown
-from ffncli.models.model import Model, block_model, unknown_note
+from ffncli.models.model import Resolved, block_model, unknown_note
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def merged(first: Dimensions, over: Dimensions) -> Dimensions:
     return replace(first, **said)
 
 
-def from_dimensions(said: Dimensions, source: str | None = None) -> Model:
+def from_dimensions(said: Dimensions, source: str | None = None) -> Resolved:
     """A block from dimensions alone: relu, plain, bias, d_ff = 4x, no norm unless said.
 
     `source` is the inline text they came from, if any; without one, the defaults taken are noted.
@@ -65,7 +65,7 @@ def from_dimensions(said: Dimensions, source: str | None = None) -> Model:
     return block_model(spec, "", name, notes=(f"not said, so taken: {', '.join(defaults)}",) if defaults else ())
 
 
-def with_dimensions(model: Model, said: Dimensions) -> Model:
+def with_dimensions(resolved: Resolved, said: Dimensions) -> Resolved:
     """The model with the options that were given put over its specs.
 
     Where dense and MoE layers mix, --d-ff and the MoE options mean the layers of the kind that the model has most of
@@ -73,7 +73,8 @@ def with_dimensions(model: Model, said: Dimensions) -> Model:
     that there are. What an option says is no longer unknown.
     """
     if not said.said():
-        return model
+        return resolved
+    model = resolved.model
     main = model.main.spec.moe is not None
     others = replace(said, d_ff=None, experts=None, top_k=None, shared_experts=None)
     mixed = any((group.spec.moe is not None) != main for group in model.groups)
@@ -83,24 +84,17 @@ def with_dimensions(model: Model, said: Dimensions) -> Model:
         others = replace(others, top_k=said.top_k, shared_experts=said.shared_experts)
     specs = [_changed(g.spec, ours if (g.spec.moe is not None) == main else others) for g in model.groups]
     given = ", ".join(f.name for f in fields(said) if getattr(said, f.name) is not None)
-    changed = replace(model.with_specs(specs), evidence=(f"changed by options: {given}", *model.evidence), stored=None)
-    changed = _settled(changed, said)
-    if said.d_model is not None:
-        changed = replace(changed, beside=None, measured=None)  # the attention's width would be another too
-    if not mixed or others == said or (ours != said and said.d_ff is None):
-        return changed
-    kind = "MoE" if main else "dense"
-    return replace(changed, notes=(*changed.notes, f"widths and experts are changed in the {kind} layers only"))
-
-
-def _settled(model: Model, said: Dimensions) -> Model:
-    """The model without those of its unknowns that the options say."""
-    left = frozenset(name for name in model.unknown if getattr(said, name) is None)
-    if left == model.unknown:
-        return model
-    was, now = unknown_note(model.unknown), [unknown_note(left)] if left else []
-    notes = [text for note in model.notes for text in (now if note == was else [note])]
-    return replace(model, unknown=left, notes=tuple(notes))
+    unknown = frozenset(name for name in model.unknown if getattr(said, name) is None)
+    notes = resolved.notes
+    if unknown != model.unknown:
+        was, now = unknown_note(model.unknown), (unknown_note(unknown),) if unknown else ()
+        notes = tuple(text for note in notes for text in (now if note == was else (note,)))
+    if mixed and others != said and (ours == said or said.d_ff is not None):
+        notes = (*notes, f"widths and experts are changed in the {'MoE' if main else 'dense'} layers only")
+    outside = model.non_ffn if said.d_model is None else None  # the attention's width would be another too
+    changed = replace(model.with_specs(specs), unknown=unknown, non_ffn=outside)
+    evidence = (f"changed by options: {given}", *resolved.evidence)
+    return replace(resolved, model=changed, evidence=evidence, stored=None, notes=notes)
 
 
 def _changed(spec: FFNSpec, said: Dimensions) -> FFNSpec:

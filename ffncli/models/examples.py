@@ -16,7 +16,7 @@ from ffncli.block.final import final_layer, merged_first
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Step
 from ffncli.errors import FFNError, did_you_mean, shown
-from ffncli.models.model import Model, block_model
+from ffncli.models.model import Resolved, block_model
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Example:
     `fixed` says that the text gives the whole input, so that no option may choose another.
     """
 
-    model: Model
+    model: Resolved
     weights: dict[str, Any]
     input: str
     shape: tuple[int, ...]
@@ -111,5 +111,5 @@ def final_layer_alone(d_model: int, vocab: int, bias: bool) -> Example:
     return Example(model, {}, "randn", (4, d_model), block=final_layer("x", d_model, vocab, bias))
 
 
-def _block(spec: FFNSpec, name: str, *evidence: str) -> Model:
+def _block(spec: FFNSpec, name: str, *evidence: str) -> Resolved:
     return replace(block_model(spec, "", name), evidence=evidence)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.models.costs import TokenCost, ridge_tokens, token_costs
 from ffncli.models.count import ModelCount, count
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.models.stored import storage_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Ridge:
 
 
 @dataclass(frozen=True)
-class Figures:
+class CostReport:
     """One source. `costs` has a record for each number of tokens; none where nothing says how many experts work.
 
     `counts` are the counts for each number of tokens, the first of which is the row's.
@@ -72,15 +72,15 @@ class Figures:
 
 
 def figures(
-    model: Model, dtype: str | None = None, tokens: tuple[int, ...] = (1,), ranks: int | None = None,
+    resolved: Resolved, dtype: str | None = None, tokens: tuple[int, ...] = (1,), ranks: int | None = None,
     ridge: float | None = None,
-) -> Figures:  # fmt: skip
+) -> CostReport:  # fmt: skip
     """What a source comes to, its weights in `dtype` (None: as stored, else fp32), over `ranks` ranks.
 
     Raises FFNError for a dtype whose blocks do not fit, and for ranks that d_ff does not divide over, with the nearest
     that would do.
     """
-    weights = storage_of(model, dtype)
+    model, weights = resolved.model, storage_of(resolved, dtype)
     known = "top_k" not in model.unknown  # else nothing says how many experts work
     over = None
     if ranks:
@@ -91,8 +91,8 @@ def figures(
     if ridge is not None and known:
         both = (ridge_tokens(model, weights, ridge, ranks or 1, fused) for fused in (False, True))
         reached = Ridge(ridge, *both)
-    return Figures(
-        tuple(count(model, dtype, number) for number in tokens),
+    return CostReport(
+        tuple(count(resolved, dtype, number) for number in tokens),
         token_costs(model, weights, tokens, ranks or 1) if known else (),
         over,
         reached if known or ridge is None else Ridge(ridge, None, None),

@@ -124,7 +124,7 @@ def _check_unique(tensors: tuple[GGUFTensor, ...], where: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Format:
+class _GGMLFormat:
     """A tensor format: `values` numbers of a row take `bytes` bytes."""
 
     name: str
@@ -132,7 +132,7 @@ class _Format:
     bytes: int
 
 
-def _formats() -> dict[int, _Format]:
+def _formats() -> dict[int, _GGMLFormat]:
     """GGML's tensor formats by their number, from the library."""
     try:
         from gguf.constants import GGML_QUANT_SIZES
@@ -140,10 +140,10 @@ def _formats() -> dict[int, _Format]:
         raise FFNError(
             "GGUF files need the gguf library", "pip install 'ffncli[models]'", ExitCode.ENVIRONMENT
         ) from None
-    return {int(kind): _Format(kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
+    return {int(kind): _GGMLFormat(kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
 
 
-def _read_file(path: Path, formats: Mapping[int, _Format]) -> GGUFFile:
+def _read_file(path: Path, formats: Mapping[int, _GGMLFormat]) -> GGUFFile:
     where = shown_path(path)
     try:
         with path.open("rb") as file:
@@ -211,7 +211,7 @@ class _Cursor:
             raise FFNError(f"{self.where}: the name of a {kind}, {shown(raw)}, is not UTF-8 text") from None
 
 
-def _parsed(cursor: _Cursor, formats: Mapping[int, _Format]) -> GGUFFile:
+def _parsed(cursor: _Cursor, formats: Mapping[int, _GGMLFormat]) -> GGUFFile:
     tensor_count, key_count = _counts(cursor)
     metadata: dict[str, Any] = {}
     seen: set[str] = set()
@@ -276,7 +276,7 @@ def _array(cursor: _Cursor, key: str) -> Any:
 # --- tensors ----------------------------------------------------------------------------------------------------------
 
 
-def _tensors(cursor: _Cursor, count: int, alignment: Any, formats: Mapping[int, _Format]) -> list[GGUFTensor]:
+def _tensors(cursor: _Cursor, count: int, alignment: Any, formats: Mapping[int, _GGMLFormat]) -> list[GGUFTensor]:
     """The tensors, which follow each other in the data without a hole but for alignment, as ggml demands."""
     where = cursor.where
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
@@ -295,7 +295,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: Any, formats: Mapping[int, 
     return [replace(tensor, path=cursor.path, start=start + offset) for tensor, offset in found]
 
 
-def _tensor(cursor: _Cursor, formats: Mapping[int, _Format]) -> tuple[GGUFTensor, int]:
+def _tensor(cursor: _Cursor, formats: Mapping[int, _GGMLFormat]) -> tuple[GGUFTensor, int]:
     """One tensor and where its data should start."""
     name = cursor.name("tensor")
     label = f"{cursor.where}: tensor {shown(name, 120)}"

@@ -66,7 +66,7 @@ def described(file: GGUFFile) -> Model | None:
     if family.eps[0] and (eps := _epsilon(file)) is not None:
         values[family.eps[0].partition("|")[0]] = eps
     try:
-        return from_config(values, file.where, file.where)
+        return from_config(values, file.where, file.where).model
     except FFNError:
         return None
 

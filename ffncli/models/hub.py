@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.checkpoint import INDEX, open_checkpoint
-from ffncli.models.config import MOST_CONFIG_BYTES
 from ffncli.models.headers import MOST_HEADER_BYTES, check_length
 from ffncli.models.hub_requests import Requests, library, quiet
+from ffncli.models.strict_json import MOST_CONFIG_BYTES
 
 PREFIX = "hf://"
 CONFIG = "config.json"

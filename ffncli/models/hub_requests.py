@@ -93,7 +93,7 @@ def quiet() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Answer:
+class HubResponse:
     """`body`: the bytes asked for; `size`: the whole file's bytes, if known; `refusal`: the Hub's own code for one."""
 
     status: int
@@ -102,7 +102,7 @@ class Answer:
     refusal: str = ""
 
 
-class _Broken(Exception):
+class _BrokenResponse(Exception):
     """An answer that stopped early or is not the one asked for: worth asking once more."""
 
 
@@ -126,7 +126,7 @@ class Requests:
             hint = "look at the proxy and certificate settings"
             raise FFNError(f"cannot open a connection: {one_line(error)}", hint, ExitCode.ENVIRONMENT) from None
         self.http = sys.modules[type(self.session).__module__.partition(".")[0]]  # httpx, or its successor
-        self.broken = (_Broken, self.http.ReadError, self.http.WriteError, self.http.RemoteProtocolError)
+        self.broken = (_BrokenResponse, self.http.ReadError, self.http.WriteError, self.http.RemoteProtocolError)
 
     def label(self, name: str = "") -> str:
         """How an error calls the model, or a file of it."""
@@ -181,7 +181,7 @@ class Requests:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def ask(self, method: str, name: str, revision: str, span: tuple[int, int] = (0, 0)) -> Answer:
+    def ask(self, method: str, name: str, revision: str, span: tuple[int, int] = (0, 0)) -> HubResponse:
         """HEAD: does the model have this file, and how large is it; GET: its bytes `span[0]` up to `span[1]`, excluded.
 
         An absent file (404) is an answer, as is a range past the end (416). Asked once more where the server fails or
@@ -208,43 +208,43 @@ class Requests:
             return answer
         raise self._refused(answer, name, revision)
 
-    def _size(self, url: str) -> Answer:
+    def _size(self, url: str) -> HubResponse:
         from huggingface_hub import get_hf_file_metadata
         from huggingface_hub.errors import HfHubHTTPError
 
         try:
             found = get_hf_file_metadata(url, timeout=self.timeout, library_name="ffncli")
         except HfHubHTTPError as error:
-            return Answer(error.response.status_code, refusal=error.response.headers.get("X-Error-Code", ""))
+            return HubResponse(error.response.status_code, refusal=error.response.headers.get("X-Error-Code", ""))
         if found.commit_hash is None:
             hint = "check HF_ENDPOINT, and whether something else answers in its place"
             raise FFNError(f"{self.host} does not answer as a Hub does", hint, ExitCode.ENVIRONMENT)
-        return Answer(200, size=found.size)
+        return HubResponse(200, size=found.size)
 
-    def _range(self, url: str, span: tuple[int, int]) -> Answer:
+    def _range(self, url: str, span: tuple[int, int]) -> HubResponse:
         """Some bytes of a file, and the size of all of it; of any other answer than those bytes no body is read."""
         headers = self.headers | {"Range": f"bytes={span[0]}-{span[1] - 1}"}
         with self.session.stream("GET", url, headers=headers, timeout=self.timeout, follow_redirects=True) as response:
             status = response.status_code
             if status not in (206, 416):
-                return Answer(status, refusal=response.headers.get("X-Error-Code", ""))
+                return HubResponse(status, refusal=response.headers.get("X-Error-Code", ""))
             match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if not match:
-                raise _Broken("the answer does not say which bytes it holds")
+                raise _BrokenResponse("the answer does not say which bytes it holds")
             if status == 416:
-                return Answer(status, size=int(match["size"]))
+                return HubResponse(status, size=int(match["size"]))
             body = self._body(response, span)
         end = min(span[1], int(match["size"]))
         if match["start"] != str(span[0]) or len(body) != end - span[0]:
-            raise _Broken(f"{len(body)} bytes came, {end - span[0]} were expected")
-        return Answer(status, body, int(match["size"]))
+            raise _BrokenResponse(f"{len(body)} bytes came, {end - span[0]} were expected")
+        return HubResponse(status, body, int(match["size"]))
 
     def _body(self, response: Any, span: tuple[int, int]) -> bytes:
         body = bytearray()
         for chunk in response.iter_raw():
             body += chunk
             if len(body) > span[1] - span[0]:
-                raise _Broken("more bytes came than were asked for")
+                raise _BrokenResponse("more bytes came than were asked for")
         return bytes(body)
 
     def together(self, task: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
@@ -283,7 +283,7 @@ class Requests:
 
     # --- errors -------------------------------------------------------------------------------------------------------
 
-    def _refused(self, answer: Answer, name: str, revision: str) -> FFNError:
+    def _refused(self, answer: HubResponse, name: str, revision: str) -> FFNError:
         """What a status other than success means. 429 and 5xx pass with time; the rest does not."""
         status = answer.status
         if status == 404 and answer.refusal == "RevisionNotFound":

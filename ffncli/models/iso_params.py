@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, size, steps
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,12 @@ def counterpart(spec: FFNSpec, multiple_of: int = 1) -> FFNSpec:
     return replace(spec, gated=not spec.gated, d_ff=d_ff, moe=moe)
 
 
-def counterparts(model: Model, multiple_of: int = 1) -> Model:
-    """The model with the counterpart of every layer. Raises FFNError as `counterpart`."""
-    kind = "plain" if model.main.spec.gated else "gated"
+def counterparts(resolved: Resolved, multiple_of: int = 1) -> Resolved:
+    """The model with the counterpart of every layer, known by that alone. Raises FFNError as `counterpart`."""
+    model, kind = resolved.model, "plain" if resolved.main.spec.gated else "gated"
     other = model.with_specs([counterpart(group.spec, multiple_of) for group in model.groups])
-    return replace(
-        other, name=f"{model.name} ({kind})", checkpoint=None, location=None, notes=(), evidence=(), stored=None,
-        differences=(), weights=None,
-    )  # fmt: skip
+    other = replace(other, name=f"{model.name} ({kind})")
+    return Resolved(other, resolved.source, resolved.citation, quantization=resolved.quantization)
 
 
 def iso_params(spec: FFNSpec, multiple_of: int = 1) -> IsoParams:

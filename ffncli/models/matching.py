@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import TypeAlias
 
-from ffncli.block.recipe import FFNSpec
-from ffncli.models.model import Model, Spot
+from ffncli.models.model import Layer, Model, Resolved, Spot
 from ffncli.models.recognise import Found, Layers
 
 _CALLED = {"low": "L_module", "high": "H_module"}  # stacks whose tensors have another name (HRM)
@@ -18,20 +16,11 @@ Spotted: TypeAlias = tuple[Spot, Found]
 Seen: TypeAlias = Mapping[int, Sequence[Spotted]]  # layer → its FFNs, and where they are
 
 
-@dataclass(frozen=True)
-class Block:
-    """One FFN block of a model: `index` is its number in its stack."""
-
-    stack: str
-    index: int
-    spec: FFNSpec
-
-
-def blocks(model: Model) -> dict[str, list[Block]]:
+def blocks(model: Model) -> dict[str, list[Layer]]:
     """A model's blocks, stack by stack, in order."""
-    out: dict[str, list[Block]] = {}
+    out: dict[str, list[Layer]] = {}
     for group in model.groups:
-        out.setdefault(group.stack, []).extend(Block(group.stack, index, group.spec) for index in group.layers)
+        out.setdefault(group.stack, []).extend(Layer(group.stack, index, group.spec) for index in group.layers)
     return {stack: sorted(several, key=lambda block: block.index) for stack, several in out.items()}
 
 
@@ -61,14 +50,14 @@ def _stack_in(prefix: str, stacks: Iterable[str]) -> str | None:
 
 
 def side_by_side(
-    model: Model, told: Sequence[Block], prefix: str, seen: Mapping[int, Sequence[Found]]
-) -> tuple[dict[int, list[Block]], dict[int, list[Spotted]]]:
+    model: Model, told: Sequence[Layer], prefix: str, seen: Mapping[int, Sequence[Found]]
+) -> tuple[dict[int, list[Layer]], dict[int, list[Spotted]]]:
     """The blocks that share a prefix and the FFNs under it, each by the number of their layer.
 
     Where the same FFNs go by other numbers, both are numbered in order.
     """
     spotted = {i: [(Spot(prefix, i, n), item) for n, item in enumerate(items)] for i, items in seen.items()}
-    by_layer: dict[int, list[Block]] = {}
+    by_layer: dict[int, list[Layer]] = {}
     for block in told:
         by_layer.setdefault(block.index // model.per_layer(block.stack), []).append(block)
     if set(by_layer) != set(seen) and _numbered_otherwise(told, seen):
@@ -77,7 +66,7 @@ def side_by_side(
     return by_layer, spotted
 
 
-def _numbered_otherwise(told: Sequence[Block], seen: Mapping[int, Sequence[Found]]) -> bool:
+def _numbered_otherwise(told: Sequence[Layer], seen: Mapping[int, Sequence[Found]]) -> bool:
     """Whether the same FFNs go by other numbers: names that nest (Funnel's blocks of layers, ALBERT's groups), or one
     that is stored under the first layer that runs it (Zamba)."""
     if len(told) != sum(map(len, seen.values())):
@@ -85,16 +74,17 @@ def _numbered_otherwise(told: Sequence[Block], seen: Mapping[int, Sequence[Found
     return any(len(items) > 1 for items in seen.values()) or told[0].stack == "shared"
 
 
-def pairs(told: Sequence[Block], seen: Sequence[Spotted]) -> Iterator[tuple[Block, Spotted]]:
+def pairs(told: Sequence[Layer], seen: Sequence[Spotted]) -> Iterator[tuple[Layer, Spotted]]:
     """The blocks and the FFNs of one layer: mixtures of experts with those, dense ones with dense ones."""
     ordered = sorted(told, key=lambda block: block.spec.moe is None)
     return zip(ordered, sorted(seen, key=lambda item: item[1].experts == 0), strict=False)
 
 
-def spots(model: Model, layers: Layers) -> dict[tuple[str, int], Spot]:
+def spots(resolved: Resolved, layers: Layers) -> dict[tuple[str, int], Spot]:
     """(stack, index) → where that block's tensors are, for every block that has any."""
-    if model.from_tensors:
+    if resolved.from_tensors:
         return spots_by_name(layers)
+    model = resolved.model
     out: dict[tuple[str, int], Spot] = {}
     under = prefixes(model, layers)
     told = blocks(model)

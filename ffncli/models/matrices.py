@@ -41,7 +41,7 @@ class Hints:
 
 
 def widths(
-    up: Item, down: Item, parts: int, beside: Hints, bias: Item | None = None, experts: int = 0
+    up: Item, down: Item, parts: int, hints: Hints, bias: Item | None = None, experts: int = 0
 ) -> tuple[int | None, int | None]:
     """(d_model, d_ff) of up [parts·d_ff, d_model] and down [d_model, d_ff], or of both the other way round.
 
@@ -49,7 +49,7 @@ def widths(
     """
     a, b = matrix(up), matrix(down)
     if a is None or b is None:
-        hint = beside.d_model()
+        hint = hints.d_model()
         return (hint, down.params // hint) if hint and down.params and down.params % hint == 0 else (hint, None)
     if a == b and experts and up.shape and len(up.shape) == 2 and a[0] % experts == 0 and up.count == 1:
         return a[1], a[0] // experts  # [experts · d_ff, d_model], both: down is used as it lies
@@ -59,9 +59,9 @@ def widths(
         return as_linear or turned or (None, None)
     if bias is not None and bias.shape and bias.shape[-1] in (parts * as_linear[1], parts * turned[1]):
         return as_linear if bias.shape[-1] == parts * as_linear[1] else turned
-    if (as_linear[0] in beside.norms) != (turned[0] in beside.norms):
-        return as_linear if as_linear[0] in beside.norms else turned
-    return turned if beside.hint == turned[0] else as_linear
+    if (as_linear[0] in hints.norms) != (turned[0] in hints.norms):
+        return as_linear if as_linear[0] in hints.norms else turned
+    return turned if hints.hint == turned[0] else as_linear
 
 
 def matrix(item: Item) -> tuple[int, int] | None:

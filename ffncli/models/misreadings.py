@@ -60,7 +60,7 @@ def _changes(own: Readings) -> Iterator[tuple[str, _Change]]:
             yield f"{one} and {two} swapped{where}", partial(_swapped, one=prefix + one, two=prefix + two)
     for how, interleaved in (("as halves", True), ("by turns", False)):
         yield f"gate and up {how}", partial(_regrouped, interleaved=interleaved)
-        fused = {item.parameter.startswith("shared.") for item in own if item.piece.parts > 1}
+        fused = {item.parameter.startswith("shared.") for item in own if item.slice.parts > 1}
         for shared in (False, True) if len(fused) > 1 else ():
             where = "shared" if shared else "routed"
             yield f"gate and up {how} in the {where} experts", partial(_regrouped, interleaved=interleaved, only=shared)
@@ -92,20 +92,20 @@ def _regrouped(items: Readings, interleaved: bool, only: bool | None = None) -> 
 
     def fused(item: Located) -> bool:
         shared = item.parameter.startswith("shared.")
-        return item.piece.parts > 1 and item.piece.interleaved == interleaved and only in (None, shared)
+        return item.slice.parts > 1 and item.slice.interleaved == interleaved and only in (None, shared)
 
     if not any(map(fused, items)):
         return None
     return tuple(
-        replace(item, piece=replace(item.piece, interleaved=not interleaved)) if fused(item) else item for item in items
+        replace(item, slice=replace(item.slice, interleaved=not interleaved)) if fused(item) else item for item in items
     )
 
 
 def _turned(item: Located) -> Located | None:
     """A matrix read the other way round, where its shape is the same so."""
-    if item.parameter.endswith(".bias") or len(item.axes) < 2 or item.piece.stacked:
+    if item.parameter.endswith(".bias") or len(item.axes) < 2 or item.slice.stacked:
         return None
-    turned = replace(item, piece=replace(item.piece, transposed=not item.piece.transposed))
+    turned = replace(item, slice=replace(item.slice, transposed=not item.slice.transposed))
     return turned if turned.stored_shape() == item.stored_shape() else None
 
 
@@ -121,20 +121,20 @@ def _sorted_as_text(items: Readings, written: bool) -> Readings | None:
         order = sorted(names)
         return tuple(names[order.index(name)] for name in names) if written else tuple(order)
 
-    out = [replace(item, names=sort(item.names)) if item.piece.per_expert else item for item in items]
+    out = [replace(item, names=sort(item.names)) if item.slice.per_expert else item for item in items]
     return tuple(out) if tuple(out) != items else None
 
 
 def _experts_elsewhere(items: Readings) -> Iterator[Misreading]:
     """Tensors of all experts in which another axis is as long as that of the experts."""
     together = [item for item in items if item.axes[0].name == "experts" and len(item.axes) == 3]
-    together = [item for item in together if not item.piece.per_expert and not item.piece.stacked]
+    together = [item for item in together if not item.slice.per_expert and not item.slice.stacked]
     for width in ("d_model", "d_ff", "latent"):
         found = [
             (item.parameter, at)
             for item in together
             for at, axis in enumerate(item.axes)
-            if axis.name == width and axis.size == item.axes[0].size and (item.piece.parts == 1 or at == 2)
+            if axis.name == width and axis.size == item.axes[0].size and (item.slice.parts == 1 or at == 2)
         ]
         if found:
             yield Misreading(f"the experts axis taken for {width}", items, tuple(found))

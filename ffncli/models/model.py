@@ -1,4 +1,4 @@
-"""Model: what a source turns out to be. Stacks of layers, in groups of layers that have equal steps."""
+"""Model: what a source turns out to be, layers in groups of equal steps; Resolved: a Model and how it is known."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import Step
 from ffncli.errors import FFNError, shown
-from ffncli.models.whole import Whole
+from ffncli.models.non_ffn import NonFFN
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ffncli.models.beside import Beside
     from ffncli.models.checkpoint import Checkpoint
 
 
@@ -41,7 +40,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: `decoder.3`, with its spec."""
+    """One layer: `decoder.3`, with its spec; one FFN block of it where it has several, numbered through its stack."""
 
     stack: str
     index: int
@@ -53,7 +52,7 @@ UNEVEN = "tensors per expert"  # not all experts have all matrices
 
 
 @dataclass(frozen=True)
-class Difference:
+class Disagreement:
     """What a config says of a field, and what the tensors say; `where` names a tensor.
 
     `name` is ours for what differs, `field` the config's; `stack` and `index` are the first block's, `layers` says how
@@ -85,7 +84,7 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredSize:
     """The FFNs of a checkpoint as its headers have them: logical parameters, bytes in the file, formats.
 
     `file_params` and `file_bytes` are those of everything in its files; None where a file is not here.
@@ -100,44 +99,25 @@ class Stored:
 
 @dataclass(frozen=True)
 class Model:
-    """`source` is what was typed, `location` where weights may be, `checkpoint` those that are; `bare`: no layers.
+    """What a model is. `bare`: one block, no layers. `dtype` is the stored one where known.
 
-    `dtype` is the stored one where known. `evidence` says, in order, what decided gatedness and widths. `names` are
-    the config's own names of our fields, `quantization` is its quantization_config, `extra_layers` how many layers
-    it has beyond its count (multi-token prediction). `differences` are those between config and tensors, `stored`
-    is what the tensors hold; None where no headers were read. `unknown` names fields of its specs that nothing said
-    (`activation`, `top_k`) and that were filled to have any; `refused` is why its blocks are counted and cannot be
-    run. `from_tensors`: its blocks are the tensors' own, so that there is nothing to compare them with. `weights`
-    are the canonical tensors that a bare block brought along (a user's own module), of its own dtype. `beside` is
-    what surrounds the FFNs, where its family's attention is known; `measured` the same by the tensors of a whole
-    checkpoint. `tied` is the config's tie_word_embeddings. `spots` say, by stack and index, where the tensors of
-    each block are.
+    `names` are the config's own names of our fields, `extra_layers` how many layers it has beyond its count
+    (multi-token prediction), `tied` its tie_word_embeddings. `non_ffn` are the parameters outside the FFN blocks, None
+    where nothing says them. `unknown` names fields of its specs that nothing said (`activation`, `top_k`) and that were
+    filled to have any; `refused` is why its blocks are counted and cannot be run.
     """
 
     name: str
-    source: str
     groups: tuple[Group, ...]
-    citation: str = ""
     model_type: str = ""
     dtype: str | None = None
-    location: Path | None = None
     bare: bool = False
-    evidence: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
-    quantization: Mapping[str, Any] | None = field(default=None, compare=False)
     extra_layers: int = 0
-    differences: tuple[Difference, ...] = ()
-    stored: Stored | None = None
+    tied: bool | None = None
+    non_ffn: NonFFN | None = None
     unknown: frozenset[str] = frozenset()
     refused: str = ""
-    beside: Whole | None = None
-    tied: bool | None = None
-    measured: Beside | None = None
-    from_tensors: bool = False
-    checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)
-    spots: Mapping[tuple[str, int], Spot] = field(default_factory=dict, compare=False, repr=False)
-    weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
 
     @property
     def main(self) -> Group:
@@ -176,13 +156,63 @@ class Model:
                 return Layer(stack, int(number), group.spec)
         raise FFNError(f"--layer {text or 0} is out of range", f"{self.name} has {known}")
 
-    def noted(self, *notes: str) -> Model:
-        """The same model with more to say to its user."""
-        return replace(self, notes=(*self.notes, *notes))
-
     def with_specs(self, change: Sequence[FFNSpec]) -> Model:
         """The same layers with other specs, one per group."""
         return replace(self, groups=tuple(replace(g, spec=s) for g, s in zip(self.groups, change, strict=True)))
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A model and how it is known. `source` is what was typed, `location` where weights may be, `checkpoint` those that
+    are, `weights` the canonical tensors that a bare block brought along (a user's own module), of its own dtype.
+
+    `evidence` says, in order, what decided gatedness and widths; `notes` are for the user. `differences` are those
+    between config and tensors, `stored` is what the tensors hold; None where no headers were read. `from_tensors`: its
+    blocks are the tensors' own, so that there is nothing to compare them with. `quantization` is the config's
+    quantization_config. `spots` say, by stack and index, where the tensors of each block are.
+    """
+
+    model: Model
+    source: str
+    citation: str = ""
+    evidence: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    differences: tuple[Disagreement, ...] = ()
+    stored: StoredSize | None = None
+    from_tensors: bool = False
+    location: Path | None = None
+    quantization: Mapping[str, Any] | None = field(default=None, compare=False)
+    checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)
+    spots: Mapping[tuple[str, int], Spot] = field(default_factory=dict, compare=False, repr=False)
+    weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.model.name
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The model's layers, in groups of equal ones."""
+        return self.model.groups
+
+    @property
+    def main(self) -> Group:
+        """As `Model.main`."""
+        return self.model.main
+
+    @property
+    def layer_count(self) -> int | None:
+        """As `Model.layer_count`."""
+        return self.model.layer_count
+
+    def layer(self, text: str | None) -> Layer:
+        """As `Model.layer`."""
+        return self.model.layer(text)
+
+    def noted(self, *notes: str) -> Resolved:
+        """The same model with more to say to its user."""
+        return replace(self, notes=(*self.notes, *notes))
 
 
 _UNKNOWN = {"norm": "norms and residuals", "activation": "the activation", "top_k": "top_k, so what is active"}
@@ -201,14 +231,14 @@ def _layers(stack: str, layers: Sequence[int]) -> str:
     return f"{stack} layers {', '.join(shown_ones)}"
 
 
-def block_model(spec: FFNSpec, source: str, name: str | None = None, notes: tuple[str, ...] = ()) -> Model:
+def block_model(spec: FFNSpec, source: str, name: str | None = None, notes: tuple[str, ...] = ()) -> Resolved:
     """A bare block: dimensions, no layers."""
-    return Model(name or source, source, (Group("block", (0,), spec),), bare=True, notes=notes)
+    return Resolved(Model(name or source, (Group("block", (0,), spec),), bare=True), source, notes=notes)
 
 
 def grouped(stack: str, specs: Mapping[int, FFNSpec], runs: int = 1, per_layer: int = 1) -> list[Group]:
     """Block number → spec, as groups of blocks with equal specs, in order of first appearance."""
-    found: dict[FFNSpec, list[int]] = {}
+    alike: dict[FFNSpec, list[int]] = {}
     for index, spec in specs.items():
-        found.setdefault(spec, []).append(index)
-    return [Group(stack, tuple(layers), spec, runs, per_layer) for spec, layers in found.items()]
+        alike.setdefault(spec, []).append(index)
+    return [Group(stack, tuple(layers), spec, runs, per_layer) for spec, layers in alike.items()]

@@ -1,7 +1,7 @@
-"""Where FFNs lie in a layer, by names and shapes: matrices that go by one way, shared experts and routers beside them.
+"""Where FFNs lie in a layer, by names and shapes: matrices of one naming, shared experts and routers beside them.
 
-A Place is one FFN: its own matrices, or its experts', with the shared experts' beside them. What the other tensors are
-(a router, a correction, a gate for the shared experts) their names say.
+An FFNLocation is one FFN: its own matrices, or its experts', with the shared experts' beside them. What the other
+tensors are (a router, a correction, a gate for the shared experts) their names say.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ffncli.models.matrices import Item
-from ffncli.models.ways import DOWNS, Way
+from ffncli.models.ways import BY_DOWN, Naming
 
 _NORM = re.compile(r"(?:^|[._])(?:layer_?norm|norm\d?|ln\w*|layernorm\w*|ffn_sub_norm)(?:[._]|$)", re.IGNORECASE)
 _SHARED = re.compile(r"(?:^|\.)(?:shared_\w+|shared)\.$|_shexp$")
@@ -31,11 +31,11 @@ class Projections:
     """The matrices of one FFN, or of one FFN's experts: where they lie in the layer and how they are named there."""
 
     parent: str
-    way: Way
+    naming: Naming
     suffix: str  # ".weight", or "" for a parameter without a module
 
     def name(self, leaf: str) -> str:
-        """The tensor of a matrix that the way calls `leaf`."""
+        """The tensor of a matrix that the naming calls `leaf`."""
         return self.parent + leaf + self.suffix
 
     def bias(self, leaf: str) -> str:
@@ -44,16 +44,16 @@ class Projections:
 
     def matrices(self, held: Mapping[str, Item]) -> dict[str, Item]:
         """Gate, up and down, in this order."""
-        return {self.name(leaf): held[self.name(leaf)] for leaf in self.way.names}
+        return {self.name(leaf): held[self.name(leaf)] for leaf in self.naming.names}
 
     @property
     def is_shared(self) -> bool:
         """Whether these are shared experts' by their names."""
-        return bool(_SHARED.search(self.parent) or _SHARED.search(self.way.down))
+        return bool(_SHARED.search(self.parent) or _SHARED.search(self.naming.down))
 
 
 @dataclass(frozen=True)
-class Place:
+class FFNLocation:
     """One FFN of a layer: its matrices, those of the shared experts beside them, how many experts (0: dense)."""
 
     own: Projections
@@ -84,7 +84,7 @@ def role(name: str) -> str:
     return next((kind for kind, pattern in _ROLES.items() if pattern.search(name)), "")
 
 
-def places(held: Mapping[str, Item], projections: Sequence[Projections]) -> list[Place]:
+def ffn_locations(held: Mapping[str, Item], projections: Sequence[Projections]) -> list[FFNLocation]:
     """The FFNs that they make. Shared experts belong to the experts beside them."""
     rows = next((i.shape[0] for name, i in held.items() if _ROUTER.search(name) and i.shape), 0)
     counts = {p: _expert_count(held, p, rows) for p in projections if not p.is_shared}
@@ -92,33 +92,33 @@ def places(held: Mapping[str, Item], projections: Sequence[Projections]) -> list
     if first is None:  # what is called shared beside no experts is an FFN like another
         counts |= dict.fromkeys((p for p in projections if p.is_shared), 0)
     shared = [p for p in projections if p.is_shared]
-    return [Place(p, shared if p is first else (), experts) for p, experts in counts.items()]
+    return [FFNLocation(p, shared if p is first else (), experts) for p, experts in counts.items()]
 
 
 def projections(held: Mapping[str, Item]) -> Iterator[Projections]:
-    """The best way (with most matrices) at every place that has a down projection."""
+    """The best naming (with most matrices) at every place that has a down projection."""
     for name in held:
         if is_norm(name):  # a norm whose scale a small MLP makes (Voxtral)
             continue
         suffix = ".weight" if name.endswith(".weight") else ""
         stem = name.removesuffix(suffix) if suffix else name
-        for down, ways in DOWNS.items():
+        for down, namings in BY_DOWN.items():
             if stem != down and not stem.endswith("." + down):
                 continue
-            places = [Projections(stem[: len(stem) - len(down)], way, suffix) for way in ways]
-            whole = [p for p in places if all(p.name(leaf) in held for leaf in p.way.names) and _fits(held, p)]
+            possible = [Projections(stem[: len(stem) - len(down)], naming, suffix) for naming in namings]
+            whole = [p for p in possible if all(p.name(leaf) in held for leaf in p.naming.names) and _fits(held, p)]
             if whole:
-                yield max(whole, key=lambda p: len(p.way.names))
+                yield max(whole, key=lambda p: len(p.naming.names))
 
 
 def _fits(held: Mapping[str, Item], p: Projections) -> bool:
     """Whether up and down can follow each other: as many numbers, or twice as many in a fused one."""
-    up, down = held[p.name(p.way.up)], held[p.name(p.way.down)]
+    up, down = held[p.name(p.naming.up)], held[p.name(p.naming.down)]
     if not up.params or not down.params:
         return True  # their names alone decide
     matrices = all(item.shape is None or len(item.shape) > 1 for item in (up, down))
-    rise, fall = (_of_one(item) for item in (up, down))
-    return matrices and rise in (fall, *([] if p.way.gate else [2 * fall]))
+    up_size, down_size = (_of_one(item) for item in (up, down))
+    return matrices and up_size in (down_size, *([] if p.naming.gate else [2 * down_size]))
 
 
 def _of_one(item: Item) -> int:
@@ -133,7 +133,7 @@ def _is_stack(shape: tuple[int, ...]) -> bool:
 
 def _expert_count(held: Mapping[str, Item], p: Projections, rows: int) -> int:
     """How many experts the matrices belong to; 0 for an FFN without. `rows` are the router's."""
-    down = held[p.name(p.way.down)]
+    down = held[p.name(p.naming.down)]
     if "experts.#." in p.parent:
         return max(item.count for item in p.matrices(held).values())
     if down.shape and _is_stack(down.shape):
@@ -143,7 +143,7 @@ def _expert_count(held: Mapping[str, Item], p: Projections, rows: int) -> int:
     return rows if re.search(r"(?:^|\.)experts\.", p.parent) else 0  # one below the other in one matrix (DBRX)
 
 
-def members(held: Mapping[str, Item], places: Sequence[Place]) -> list[dict[str, Item]]:
+def members(held: Mapping[str, Item], locations: Sequence[FFNLocation]) -> list[dict[str, Item]]:
     """What belongs to each FFN, norms apart: its matrices, all else in its modules, routers beside its experts.
 
     A name belongs to the innermost module, so that nothing counts twice. Names and modules are walked in order, in
@@ -151,13 +151,13 @@ def members(held: Mapping[str, Item], places: Sequence[Place]) -> list[dict[str,
     """
     owner: dict[str, int] = {}
     roots: dict[str, int] = {}
-    for number, place in enumerate(places):
-        for p in place.all:
-            owner |= {name: number for leaf in p.way.names for name in (p.name(leaf), p.bias(leaf))}
-        for root in place.roots:
+    for number, location in enumerate(locations):
+        for p in location.all:
+            owner |= {name: number for leaf in p.naming.names for name in (p.name(leaf), p.bias(leaf))}
+        for root in location.roots:
             roots.setdefault(root, number)
-    moe = next((number for number, place in enumerate(places) if place.experts), None)
-    out: list[dict[str, Item]] = [{} for _ in places]
+    moe = next((number for number, location in enumerate(locations) if location.experts), None)
+    out: list[dict[str, Item]] = [{} for _ in locations]
     inside: list[str] = []
     for name in sorted({*held, *roots}):
         while inside and not name.startswith(inside[-1]):

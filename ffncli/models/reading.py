@@ -32,7 +32,7 @@ def named_tensor(path: Path, name: str) -> Tensor:
     return found
 
 
-class Files:
+class OpenFiles:
     """Open files and the buffer that is read into; a context manager that closes them."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Files:
         self._buffer: Tensor | None = None
         self._bytes: Any = None
 
-    def __enter__(self) -> Files:
+    def __enter__(self) -> OpenFiles:
         return self
 
     def __exit__(

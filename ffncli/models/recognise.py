@@ -1,6 +1,6 @@
 """FFNs found by their tensors' names and shapes alone, whatever the model calls itself.
 
-Families differ in what they call their layers; the matrices of an FFN have few names. WAYS lists those. Two matrices
+Families differ in what they call their layers; the matrices of an FFN have few names. NAMINGS lists those. Two matrices
 that go by one of its rows and fit each other are an FFN: up takes d_model to d_ff and down takes it back. Twice d_ff in
 the first one means that gate and up are stored in one. This is a second opinion: of a config it takes d_model alone,
 and only to tell how a matrix lies where nothing in the file does.
@@ -18,7 +18,7 @@ from ffncli.block import activations
 from ffncli.errors import FFNError, shown
 from ffncli.models.inventory import shared_name
 from ffncli.models.matrices import Hints, Item, Misfit, unlike, widths
-from ffncli.models.places import Place, Projections, is_norm, members, places, projections, role
+from ffncli.models.places import FFNLocation, Projections, ffn_locations, is_norm, members, projections, role
 
 MOST_FFNS = 256  # in one layer; where names nest, a layer is what the first number says
 _LAYER = re.compile(r"(?:^|\.)(\d{1,6})\.")  # the first number between dots
@@ -78,7 +78,7 @@ def recognise(items: Mapping[str, Item], d_model: int | None = None, where: str 
 
 
 def recognise_all(items: Mapping[str, Item], d_model: int | None, where: str) -> tuple[Layers, Layers]:
-    """(The FFNs of the text model, those of text beside it). Towers that are not text (vision, audio) are in neither.
+    """(The FFNs of the text model, those of other text). Towers that are not text (vision, audio) are in neither.
 
     Raises FFNError as `recognise`.
     """
@@ -91,8 +91,8 @@ def recognise_all(items: Mapping[str, Item], d_model: int | None, where: str) ->
                 known[signature] = tuple(_ffns(held, d_model, f"{where}: {shown(prefix, 80)}, layer {layer}"))
             if known[signature]:
                 out.setdefault(prefix, {})[layer] = known[signature]
-    text, beside = _text(out)
-    return {p: found for p, found in out.items() if p in text}, {p: found for p, found in out.items() if p in beside}
+    text, others = _text(out)
+    return {p: found for p, found in out.items() if p in text}, {p: found for p, found in out.items() if p in others}
 
 
 def layer_numbers(names: Iterable[str]) -> Mapping[str, set[int]]:
@@ -157,42 +157,42 @@ def _ffns(held: Mapping[str, Item], d_model: int | None, where: str) -> Iterator
     if len(seen) > MOST_FFNS:
         raise FFNError(f"{where} has more than {MOST_FFNS} FFNs", "experts alike count as one, whatever their number")
     if seen:
-        here = places(held, seen)
-        beside = Hints(_norm_widths(held), d_model)
-        for place, own in zip(here, members(held, here), strict=True):
-            yield _found(held, place, own, beside)
+        locations = ffn_locations(held, seen)
+        hints = Hints(_norm_widths(held), d_model)
+        for location, own in zip(locations, members(held, locations), strict=True):
+            yield _found(held, location, own, hints)
 
 
-def _found(held: Mapping[str, Item], place: Place, members: Mapping[str, Item], beside: Hints) -> Found:
+def _found(held: Mapping[str, Item], location: FFNLocation, members: Mapping[str, Item], hints: Hints) -> Found:
     """The record of one FFN, its shared experts included."""
-    p, matrices = place.own, place.own.matrices(held)
-    up, down = held[p.name(p.way.up)], held[p.name(p.way.down)]
-    fused = not p.way.gate and 0 < up.params == 2 * down.params
+    p, matrices = location.own, location.own.matrices(held)
+    up, down = held[p.name(p.naming.up)], held[p.name(p.naming.down)]
+    fused = not p.naming.gate and 0 < up.params == 2 * down.params
     shown_here = bool(up.params and down.params)  # their shapes are
-    d_model, d_ff = widths(up, down, 2 if fused else 1, beside, held.get(p.bias(p.way.up)), place.experts)
+    d_model, d_ff = widths(up, down, 2 if fused else 1, hints, held.get(p.bias(p.naming.up)), location.experts)
     misfit = unlike(matrices, d_ff)
-    shared = [(q.matrices(held), _shared_width(held, q, d_model)) for q in place.shared]
+    shared = [(q.matrices(held), _shared_width(held, q, d_model)) for q in location.shared]
     for theirs, width in shared:
         misfit = misfit or unlike(theirs, width)
     others = set(members).difference(matrices, *(theirs for theirs, _ in shared))
-    others -= {q.bias(leaf) for q in place.all for leaf in q.way.names}
+    others -= {q.bias(leaf) for q in location.all for leaf in q.naming.names}
     roles = {name: kind for name in sorted(others) if (kind := role(name))}
     around = [name for name, kind in roles.items() if kind == "latent"]
     latent = held[around[0]].shape if around else None
     if around:  # d_model as seen so far is theirs
-        d_model = latent[1] if latent and len(latent) == 2 else beside.hint
+        d_model = latent[1] if latent and len(latent) == 2 else hints.hint
     known = set(roles) - set(around)
     biases = {name for name in others - known if name.removesuffix("bias") + "weight" in known}
     uneven, alone = _uneven(p, matrices, members)
     activation, learned = _learned(members, others - known - biases)
     return Found(
-        tensor=p.name(p.way.gate or p.way.up),
+        tensor=p.name(p.naming.gate or p.naming.up),
         d_model=d_model,
         d_ff=d_ff,
-        gated=True if p.way.gate else (fused if shown_here else None),
-        bias=p.bias(p.way.up) in held,
-        down_bias=p.bias(p.way.down) in held,
-        experts=place.experts,
+        gated=True if p.naming.gate else (fused if shown_here else None),
+        bias=p.bias(p.naming.up) in held,
+        down_bias=p.bias(p.naming.down) in held,
+        experts=location.experts,
         shared_d_ff=sum(width or 0 for _, width in shared),
         router_bias=bool(biases),
         correction="correction" in roles.values(),
@@ -226,7 +226,7 @@ def _learned(members: Mapping[str, Item], names: Iterable[str]) -> tuple[str | N
 
 def _uneven(p: Projections, matrices: Mapping[str, Item], members: Mapping[str, Item]) -> tuple[str, Misfit]:
     """(`up_proj for 7 of 8 experts`, nothing), or (nothing, what is shaped as no other expert's is)."""
-    counts = {leaf: item.count for leaf, item in zip(p.way.names, matrices.values(), strict=True)}
+    counts = {leaf: item.count for leaf, item in zip(p.naming.names, matrices.values(), strict=True)}
     fewest, most = min(counts, key=counts.__getitem__), max(counts.values())
     if counts[fewest] == most or "experts.#." not in p.parent:
         return "", ()
@@ -238,8 +238,8 @@ def _uneven(p: Projections, matrices: Mapping[str, Item], members: Mapping[str, 
 
 def _shared_width(held: Mapping[str, Item], q: Projections, d_model: int | None) -> int | None:
     """d_ff of shared experts, all together; None where their shapes do not show it."""
-    up, down = held[q.name(q.way.up)], held[q.name(q.way.down)]
-    parts = 2 if not q.way.gate and up.params == 2 * down.params else 1
+    up, down = held[q.name(q.naming.up)], held[q.name(q.naming.down)]
+    parts = 2 if not q.naming.gate and up.params == 2 * down.params else 1
     several = down.shape[0] if down.shape and len(down.shape) == 3 else 1
     width = widths(up, down, parts, Hints(Counter(), d_model))[1]
     return None if width is None else several * width
@@ -251,7 +251,7 @@ def _norm_widths(held: Mapping[str, Item]) -> Counter[int]:
     return Counter(shape[0] for shape in norms if shape and len(shape) == 1)
 
 
-# --- names, for what lies beside the FFN ------------------------------------------------------------------------------
+# --- names, for what lies outside the FFN ---------------------------------------------------------------------------
 
 
 def placed(name: str) -> tuple[str, int, str] | None:

@@ -5,28 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 from ffncli.errors import FFNError, shown, shown_path
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 
 _HINT = "give a directory with config.json and safetensors"
 
 
-def folder_of(model: Model, option: str) -> Path:
+def folder_of(resolved: Resolved, option: str) -> Path:
     """The directory that transformers can load, for an `option` that needs one.
 
     Raises FFNError where the source is none: a known model's dimensions, pickled weights, a GGUF file, headers alone.
     """
-    name, checkpoint, path = shown(model.source), model.checkpoint, Path(model.source)
+    name, checkpoint, path = shown(resolved.source), resolved.checkpoint, Path(resolved.source)
     if path.suffix == ".gguf" or (checkpoint is not None and checkpoint.gguf):
         raise FFNError(f"{option}: {name} is a GGUF file, which transformers is not given", _HINT)
     if checkpoint is None:
-        if model.location and any(any(model.location.glob(f"*{end}")) for end in (".bin", ".pt", ".pth")):
-            where = shown_path(model.location)
+        if resolved.location and any(any(resolved.location.glob(f"*{end}")) for end in (".bin", ".pt", ".pth")):
+            where = shown_path(resolved.location)
             raise FFNError(f"{option}: {where} has pickled weights alone, which are never loaded", "use safetensors")
-        if model.location:
-            raise FFNError(f"{option}: {shown_path(model.location)} has no safetensors", _HINT)
-        if model.source and path.is_dir():  # a known model's name goes before a directory of that name
+        if resolved.location:
+            raise FFNError(f"{option}: {shown_path(resolved.location)} has no safetensors", _HINT)
+        if resolved.source and path.is_dir():  # a known model's name goes before a directory of that name
             raise FFNError(f"{option}: {name} is the known model, which has no weights", f"the directory is ./{path}")
-        raise FFNError(f"{option}: {name if model.source else 'the block'} is no directory with weights", _HINT)
+        raise FFNError(f"{option}: {name if resolved.source else 'the block'} is no directory with weights", _HINT)
     if checkpoint.remote:
         raise FFNError(f"{option}: of {name} only headers are fetched", "download the model and give its path")
     if not (checkpoint.folder / "config.json").is_file():

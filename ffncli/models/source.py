@@ -1,4 +1,4 @@
-"""One string from the user → the Model it means."""
+"""One string from the user → the model it means, and how that is known."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.models import catalog
-from ffncli.models.config import MOST_CONFIG_BYTES, from_config, read_config, text_tower
+from ffncli.models.config import from_config, read_config, text_tower
 from ffncli.models.dimensions import Dimensions, from_dimensions, merged, with_dimensions
 from ffncli.models.families import REFUSED, family_of
 from ffncli.models.fields import Fields
-from ffncli.models.model import Model
-from ffncli.models.strict_json import read_object
+from ffncli.models.model import Resolved
+from ffncli.models.strict_json import MOST_CONFIG_BYTES, read_object
 
 # What only files need is imported by the functions that meet one: a known model's name does without (10 ms of 180).
 if TYPE_CHECKING:
@@ -29,26 +29,31 @@ _UNREAD = {
 _SUFFIXES = (".json", ".safetensors", ".gguf", *_UNREAD)
 
 
-def load(source: str | None = None, dimensions: Dimensions | None = None) -> Model:
-    """The Model for a SOURCE and dimension options: resolved, corrected by its tensor names, then overridden.
+def load(source: str | None = None, dimensions: Dimensions | None = None) -> Resolved:
+    """The model for a SOURCE and dimension options: resolved, corrected by its tensor names, then overridden.
 
     Without a source the options alone make a block. Raises FFNError for whatever cannot be a block.
     """
-    said = dimensions or Dimensions()
+    options = dimensions or Dimensions()
     if source is None:
-        return from_dimensions(said)
+        return from_dimensions(options)
     if inline := _inline(source):
-        return from_dimensions(merged(inline, said), source)
-    model = resolve(source)
-    if not model.from_tensors and (model.checkpoint or model.location):
+        return from_dimensions(merged(inline, options), source)
+    resolved = resolve(source)
+    if not resolved.from_tensors and (resolved.checkpoint or resolved.location):
         from ffncli.models.evidence import with_evidence
 
-        model = with_evidence(model)
-    return with_dimensions(model, said)
+        resolved = with_evidence(resolved)
+    return with_dimensions(resolved, options)
 
 
-def resolve(text: str) -> Model:
-    """The Model that SOURCE means, if it is no inline block: a path, a catalog name, a directory of that name.
+def is_user_module(source: str) -> bool:
+    """Whether SOURCE means a module in a Python file: `my.py`, `dir/my.py:FeedForward`; `run` loads those."""
+    return re.fullmatch(r".*\.py(:[^:/\\]*)?", source, re.DOTALL) is not None and "\0" not in source
+
+
+def resolve(text: str) -> Resolved:
+    """The model that SOURCE means, if it is no inline block: a path, a catalog name, a directory of that name.
 
     Raises FFNError with the nearest known names where it means nothing.
     """
@@ -94,7 +99,7 @@ def _cached(text: str) -> Path | None:
     return cached(text)
 
 
-def _from_hub(text: str) -> Model:
+def _from_hub(text: str) -> Resolved:
     """A model of the Hub: its cached snapshot, else its config and the headers of its files."""
     from ffncli.models.checkpoint import remote_checkpoint
     from ffncli.models.headers import parse_header
@@ -114,8 +119,8 @@ def _from_hub(text: str) -> Model:
     return _described(hub.config, remote_checkpoint(where, columns), text)
 
 
-def _from_path(path: Path, text: str) -> Model:
-    """A directory or file on disk: its config, beside what its tensors are called."""
+def _from_path(path: Path, text: str) -> Resolved:
+    """A directory or file on disk: its config, and what its tensors are called."""
     if path.suffix in _UNREAD and path.is_file():
         raise FFNError(f"{shown_path(path)}: {_UNREAD[path.suffix]} are not read by this version", "use safetensors")
     if path.suffix == ".gguf" and path.is_file():
@@ -136,21 +141,20 @@ def _from_path(path: Path, text: str) -> Model:
     return _described(config, open_checkpoint(location) if location else None, text, location)
 
 
-def _from_gguf(path: Path, text: str) -> Model:
+def _from_gguf(path: Path, text: str) -> Resolved:
     from ffncli.models.gguf_file import read_gguf
     from ffncli.models.unnamed import from_gguf
 
     return from_gguf(read_gguf(path), text)
 
 
-def _from_tensors(checkpoint: Checkpoint, tower: Fields | None, text: str) -> Model:
-    from ffncli.models.inventory import take_inventory
+def _from_tensors(checkpoint: Checkpoint, tower: Fields | None, text: str) -> Resolved:
     from ffncli.models.unnamed import from_tensors
 
-    return replace(from_tensors(take_inventory(checkpoint), tower, text, _title(text)), checkpoint=checkpoint)
+    return from_tensors(checkpoint, tower, text, Path(text).absolute().name or text)
 
 
-def _described(config: Path, checkpoint: Checkpoint | None, text: str, location: Path | None = None) -> Model:
+def _described(config: Path, checkpoint: Checkpoint | None, text: str, location: Path | None = None) -> Resolved:
     """The model of a config and the tensors beside it; from the tensors alone where no row describes it."""
     if not config.exists():
         if checkpoint is None:
@@ -161,12 +165,7 @@ def _described(config: Path, checkpoint: Checkpoint | None, text: str, location:
     kind = tower.values.get("model_type")
     if checkpoint is not None and family_of(kind) is None and not (isinstance(kind, str) and kind in REFUSED):
         return _from_tensors(checkpoint, tower, text)
-    model = from_config(values, text, shown_path(config))
-    return replace(model, location=location, checkpoint=checkpoint)
-
-
-def _title(text: str) -> str:
-    return Path(text).absolute().name or text
+    return replace(from_config(values, text, shown_path(config)), location=location, checkpoint=checkpoint)
 
 
 def _inline(text: str) -> Dimensions | None:

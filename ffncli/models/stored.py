@@ -8,24 +8,24 @@ from typing import Any
 
 from ffncli.block import dtypes
 from ffncli.block.dtypes import DType
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 
 
-def storage_of(model: Model, dtype: str | None = None) -> DType:
+def storage_of(resolved: Resolved, dtype: str | None = None) -> DType:
     """The format of a model's weights: `dtype` if given, else as stored, packed formats by their file's own mean.
 
     Raises FFNError for an unknown `dtype`.
     """
     if dtype is not None:
         return dtypes.storage(dtype)
-    if model.dtype is None:
+    if resolved.model.dtype is None:
         return dtypes.dtype("fp32")
-    known = dtypes.find_storage(model.dtype)
-    if model.stored is None or (known is not None and known.computable):
-        return known or _nearest(model.dtype)
-    mean = Fraction(model.stored.bytes, model.stored.params)
-    name = known.name if known else model.dtype
-    return DType(name, 0, block=_block(model), other_bytes=2, flat=True, mean=mean)
+    known = dtypes.find_storage(resolved.model.dtype)
+    if resolved.stored is None or (known is not None and known.computable):
+        return known or _nearest(resolved.model.dtype)
+    mean = Fraction(resolved.stored.bytes, resolved.stored.params)
+    name = known.name if known else resolved.model.dtype
+    return DType(name, 0, block=_block(resolved), other_bytes=2, flat=True, mean=mean)
 
 
 def _nearest(name: str) -> DType:
@@ -33,14 +33,14 @@ def _nearest(name: str) -> DType:
     return dtypes.find_storage(name.partition("-")[0]) or dtypes.dtype("bf16")
 
 
-def _block(model: Model) -> int:
+def _block(resolved: Resolved) -> int:
     """How many weights of a row share a scale, so that a slice of d_ff has to be a whole number of them."""
-    known = dtypes.find_storage(model.dtype or "")
+    known = dtypes.find_storage(resolved.model.dtype or "")
     if known is not None and known.block > 1:
         return known.block
     sizes = [
-        *_numbers(model.quantization or {}, "group_size"),
-        *_numbers(model.quantization or {}, "weight_block_size"),
+        *_numbers(resolved.quantization or {}, "group_size"),
+        *_numbers(resolved.quantization or {}, "weight_block_size"),
     ]
     return max([1, *sizes])
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from ffncli.errors import FFNError, shown, shown_path
 
+MOST_CONFIG_BYTES = 10_000_000  # real ones stay below 100 kB
+
 
 class _Refused(Exception):
     pass

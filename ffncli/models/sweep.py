@@ -14,7 +14,7 @@ from ffncli.block import activations
 from ffncli.block.recipe import NormKind, NormPosition, one_of
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models.dimensions import Dimensions, merged, whole, with_dimensions
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.models.source import load
 
 MAX_ROWS = 10_000
@@ -55,13 +55,13 @@ def points(sweeps: Sequence[str]) -> tuple[Point, ...]:
     return tuple(_point(combination) for combination in product(*said))
 
 
-Load: TypeAlias = Callable[[str | None, Dimensions | None], Model]
+Load: TypeAlias = Callable[[str | None, Dimensions | None], Resolved]
 
 
 def swept(
     source: str | None, said: Dimensions, points: Sequence[Point], load: Load = load
-) -> Iterator[tuple[Point, Model]]:
-    """Each point with its Model: SOURCE under the dimension options `said`, under the point's own.
+) -> Iterator[tuple[Point, Resolved]]:
+    """Each point with its model: SOURCE under the dimension options `said`, under the point's own.
 
     The source is read once, through `load`. Raises FFNError, naming the point, where a combination cannot be a block.
     """
@@ -73,14 +73,14 @@ def swept(
             raise FFNError(f"--sweep {point.label}: {error.message}", error.hint, error.code) from None
 
 
-def _changer(source: str | None, load: Load) -> Callable[[Dimensions], Model]:
+def _changer(source: str | None, load: Load) -> Callable[[Dimensions], Resolved]:
     """Dimensions → Model. A block made of numbers is made anew, so that its defaults follow what is swept."""
     if source is None:
         return partial(load, None)
     if source.partition(":")[0].endswith(".py"):
         return partial(load, source)  # a class of one's own is built anew, whatever it makes of its arguments
-    model = load(source, None)
-    return partial(load, source) if model.bare else partial(with_dimensions, model)
+    resolved = load(source, None)
+    return partial(load, source) if resolved.model.bare else partial(with_dimensions, resolved)
 
 
 def _point(combination: Sequence[tuple[str, str, Any]]) -> Point:

@@ -14,20 +14,21 @@ from typing import Any
 from ffncli.block import activations
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError, shown
-from ffncli.models.agreement import misfit, not_counted, params_of
-from ffncli.models.beside_agreement import with_rest
+from ffncli.models.agreement import TensorBlocks, misfit, not_counted, params_of
+from ffncli.models.checkpoint import Checkpoint
 from ffncli.models.config import PREDICTION, quantization_of
-from ffncli.models.evidence import NOT_WHOLE, demand_found, gone, items_of, with_stored
+from ffncli.models.evidence import NOT_WHOLE, RecognisedTensors, absent_files, recognised, with_tensors
 from ffncli.models.families import BY_TYPE, family_of, refusal
 from ffncli.models.family import EXPERTS, TOP_K
 from ffncli.models.fields import REQUIRED, Fields
 from ffncli.models.gguf_file import GGUFFile, gguf_config
 from ffncli.models.gguf_model import checkpoint_of, confirmed, described
-from ffncli.models.inventory import Inventory
+from ffncli.models.inventory import take_inventory
+from ffncli.models.items import items_of
 from ffncli.models.matching import spots_by_name, stacks_of
 from ffncli.models.matrices import Item
-from ffncli.models.model import IN_ALL, Difference, Group, Model, Stored, grouped, unknown_note
-from ffncli.models.recognise import Found, Layers, layer_numbers, recognise_all
+from ffncli.models.model import IN_ALL, Disagreement, Group, Model, Resolved, StoredSize, grouped, unknown_note
+from ffncli.models.recognise import Found, Layers, layer_numbers
 
 _ACTIVATION = "hidden_act|hidden_activation|activation_function|activation|dense_act_fn|ffn_act_fn|hidden_activation_fn"
 _D_MODEL = "hidden_size|d_model|n_embd|dim|embed_dim"
@@ -40,11 +41,11 @@ _KEYS = {"d_model": "embedding_length", "layers": "block_count", "experts": "exp
 
 
 @dataclass(frozen=True)
-class Said:
-    """What is known beside the tensors: by a config's usual field names, or a GGUF file's metadata.
+class Metadata:
+    """What is known but for the tensors: by a config's usual field names, or a GGUF file's metadata.
 
     `checks` are what the tensors are held to: our name → (its name there, its value); `width` is a dense d_ff that may
-    mean gate and up together, or one of them. `extra_layers` may be stored beyond the number that is said. What is not
+    mean gate and up together, or one of them. `extra_layers` may be stored beyond the number that is given. What is not
     `binding` is a config of an unknown model_type, whose fields may mean other things: it is noted where it differs.
     `known` has the norms and the routing, for blocks that are as it says.
     `refused` is why its blocks cannot be said.
@@ -64,36 +65,38 @@ class Said:
     refused: str = ""
 
 
-def from_tensors(inventory: Inventory, config: Fields | None, source: str, name: str) -> Model:
+def from_tensors(checkpoint: Checkpoint, config: Fields | None, source: str, name: str) -> Resolved:
     """The model whose tensors these are; `config` is that of a model_type without a row, or None.
 
     Raises FFNError, saying what was looked for, where no FFN is recognised, and naming a file that is not here where
     it has what is needed.
     """
-    said = _from_config(config) if config else Said(evidence=("no config.json: everything from the tensors",))
+    inventory = take_inventory(checkpoint)
+    metadata = _from_config(config) if config else Metadata(evidence=("no config.json: everything from the tensors",))
     quantization = quantization_of(config) if config else None
-    items = items_of(inventory, quantization)
-    model = _model(items, said, inventory.where, source, name, gone(inventory) if inventory.missing else "")
-    model = replace(with_stored(model, items, not inventory.missing), quantization=quantization)
-    return model.noted(f"{inventory.where}: {gone(inventory)}; no FFN is in them") if inventory.missing else model
+    items, absent = items_of(inventory, quantization), absent_files(inventory)
+    tensors = recognised(items, metadata.d_model, inventory.where, absent)
+    resolved = replace(_resolved(tensors, metadata, source, name, checkpoint), quantization=quantization)
+    return resolved.noted(f"{inventory.where}: {absent}; no FFN is in them") if absent else resolved
 
 
-def from_gguf(file: GGUFFile, source: str) -> Model:
+def from_gguf(file: GGUFFile, source: str) -> Resolved:
     """The model in a GGUF file. What its metadata contradict is a difference, as between a config and tensors."""
     items = {t.name: Item(t.shape, t.params, t.bytes, 1, t.format) for t in file.tensors}
     path = Path(source).absolute()
     name = path.stem if path.suffix == ".gguf" else path.name
-    model = _model(items, _from_metadata(file), file.where, source, name)
-    return replace(with_stored(model, items), checkpoint=checkpoint_of(file))
+    metadata = _from_metadata(file)
+    tensors = recognised(items, metadata.d_model, file.where)
+    return _resolved(tensors, metadata, source, name, checkpoint_of(file))
 
 
-def _from_config(config: Fields) -> Said:
+def _from_config(config: Fields) -> Metadata:
     kind = config.values.get("model_type")
     reason = refusal(kind)
     why = f"is not covered ({reason})" if reason else "is not known"
     act = config.get(_ACTIVATION, None)
     checks = {ours: (config.name(theirs), config.get(theirs, None)) for ours, theirs in _FIELDS.items()}
-    return Said(
+    return Metadata(
         _positive(config, _D_MODEL),
         _positive(config, TOP_K),
         activations.CANONICAL.get(act.lower()) if isinstance(act, str) else None,
@@ -111,7 +114,7 @@ def _positive(config: Fields, names: str) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-def _from_metadata(file: GGUFFile) -> Said:
+def _from_metadata(file: GGUFFile) -> Metadata:
     """A GGUF architecture is a family's name but for a hyphen or an underscore; the activation is that family's."""
     told = gguf_config(file)
     family = family_of(BY_TYPE.get(file.architecture) or file.architecture.replace("moe", "_moe"))
@@ -123,7 +126,7 @@ def _from_metadata(file: GGUFFile) -> Said:
     evidence = [f"GGUF of architecture {file.architecture}: widths, gate and biases from the tensors"]
     evidence += [f"activation: {act}, that of the family {file.architecture}; GGUF does not say it"] if act else []
     canonical = activations.CANONICAL.get(act) if act else None
-    return Said(
+    return Metadata(
         told.get("d_model"),
         told.get("top_k"),
         canonical,
@@ -139,57 +142,71 @@ def _from_metadata(file: GGUFFile) -> Said:
 # --- the blocks -------------------------------------------------------------------------------------------------------
 
 
-def _model(items: Mapping[str, Item], said: Said, where: str, source: str, name: str, missing: str = "") -> Model:
-    """`missing` says which files are not here. Without them, only what has all its tensors can be a model."""
-    layers, beside = recognise_all(items, said.d_model, where)
-    demand_found(layers, items, where)
-    founds = [found for seen in layers.values() for several in seen.values() for found in several]
-    if missing and not all(found.whole for found in founds):
-        raise FFNError(f"{where}: {missing}", "they have tensors of FFNs, whose shapes are needed without a config")
-    learned = next((found.activation for found in founds if found.activation), None)
-    said = replace(said, activation=learned or said.activation)
-    unknown = {"norm"} | ({"activation"} if said.activation is None else set())
-    unknown |= {"top_k"} if any(found.experts for found in founds) and said.top_k is None else set()
+def _resolved(
+    tensors: RecognisedTensors, metadata: Metadata, source: str, name: str, checkpoint: Checkpoint
+) -> Resolved:
+    """Of a checkpoint with absent files, only what has all its tensors can be a model."""
+    layers, where = tensors.layers, tensors.where
+    ffns = [ffn for numbered in layers.values() for several in numbered.values() for ffn in several]
+    if tensors.absent and not all(ffn.whole for ffn in ffns):
+        advice = "they have tensors of FFNs, whose shapes are needed without a config"
+        raise FFNError(f"{where}: {tensors.absent}", advice)
+    learned = next((ffn.activation for ffn in ffns if ffn.activation), None)
+    metadata = replace(metadata, activation=learned or metadata.activation)
+    unknown = {"norm"} | ({"activation"} if metadata.activation is None else set())
+    unknown |= {"top_k"} if any(ffn.experts for ffn in ffns) and metadata.top_k is None else set()
     stacks = stacks_of(layers)
-    groups = [group for prefix, seen in layers.items() for group in _groups(prefix, stacks[prefix], seen, said, where)]
-    evidence, model_type = said.evidence, ""
-    if (whole := confirmed(groups, said.known)) and said.known:
-        groups, unknown, model_type = whole, set(), said.known.model_type
+    groups = [g for prefix, seen in layers.items() for g in _groups(prefix, stacks[prefix], seen, metadata, where)]
+    evidence, model_type = metadata.evidence, ""
+    if (agreed := confirmed(groups, metadata.known)) and metadata.known:
+        groups, unknown, model_type = agreed, set(), metadata.known.model_type
         evidence += (f"norms, routing and activation: those of {model_type}, as in llama.cpp",)
-    stored = Stored(
-        sum(f.params for f in founds), sum(f.bytes for f in founds),
-        tuple(dict.fromkeys(fmt for f in founds for fmt in f.formats)),
-    )  # fmt: skip
-    first_prefix, first_layers = next(iter(layers.items()))
-    first = min(first_layers)
-    tensor = f"{first_prefix}.{first}.{first_layers[first][0].tensor}".replace("#", "0")
-    gated = f"{'gated' if first_layers[first][0].gated else 'plain'}: tensor {shown(tensor, 120)}"
-    told = tuple(_differences(groups, layers, items, said, tensor))
-    differences = (*_unsaid(layers, said), *(told if said.binding else ()))
-    doubts = () if said.binding else tuple(f"{difference}: the tensors count" for difference in told)
-    notes = (*said.notes, *doubts, *([unknown_note(unknown)] if unknown else []))
     model = Model(
-        name, source, tuple(groups), evidence=(gated, *evidence), unknown=frozenset(unknown), from_tensors=True,
-        differences=differences, stored=stored, notes=(*notes, *not_counted(beside)), tied=said.tied,
-        spots=spots_by_name(layers), model_type=model_type, refused=said.refused,
+        name, tuple(groups), model_type, tied=metadata.tied, unknown=frozenset(unknown), refused=metadata.refused
     )  # fmt: skip
-    if missing or len(layers) > 1 or differences:  # what lies beside the FFNs is told apart in one plain stack only
-        return model
-    return with_rest(model, items, layers)
+    resolved = Resolved(
+        model, source, evidence=evidence, notes=metadata.notes, from_tensors=True, checkpoint=checkpoint
+    )  # fmt: skip
+    blocks = _blocks(model, tensors, metadata, ffns)
+    # What lies outside the FFNs is told apart in one plain stack only.
+    plain = not tensors.absent and len(layers) == 1 and not blocks.differences
+    return with_tensors(resolved, blocks, tensors, outside=plain)
 
 
-def _groups(prefix: str, stack: str, seen: Mapping[int, tuple[Found, ...]], said: Said, where: str) -> list[Group]:
+def _blocks(model: Model, tensors: RecognisedTensors, metadata: Metadata, ffns: Sequence[Found]) -> TensorBlocks:
+    """The blocks of a model that its tensors made, with what its metadata say otherwise."""
+    layers = tensors.layers
+    prefix, numbered = next(iter(layers.items()))
+    layer, first = min(numbered.items(), key=lambda item: item[0])
+    tensor = f"{prefix}.{layer}.{first[0].tensor}".replace("#", "0")
+    told = tuple(_differences(model.groups, layers, tensors.items, metadata, tensor))
+    doubts = () if metadata.binding else tuple(f"{difference}: the tensors count" for difference in told)
+    unknown = [unknown_note(model.unknown)] if model.unknown else []
+    formats = tuple(dict.fromkeys(form for ffn in ffns for form in ffn.formats))
+    return TensorBlocks(
+        model.groups,
+        spots_by_name(layers),
+        StoredSize(sum(ffn.params for ffn in ffns), sum(ffn.bytes for ffn in ffns), formats),
+        (*_uncounted(layers, metadata), *(told if metadata.binding else ())),
+        (f"{'gated' if first[0].gated else 'plain'}: tensor {shown(tensor, 120)}",),
+        (*doubts, *unknown, *not_counted(tensors.others)),
+    )
+
+
+def _groups(
+    prefix: str, stack: str, seen: Mapping[int, tuple[Found, ...]], metadata: Metadata, where: str
+) -> list[Group]:
     """The layers under one prefix, in groups; a layer's several FFNs one after the other."""
     per_layer = max(map(len, seen.values()))
     specs = {
-        layer * per_layer + i: _spec(found, said, f"{where}: {prefix}.{layer}")
+        layer * per_layer + i: _spec(found, metadata, f"{where}: {prefix}.{layer}")
         for layer, founds in sorted(seen.items())
         for i, found in enumerate(founds)
     }
     return grouped(stack, specs, 1, per_layer)
 
 
-def _spec(found: Found, said: Said, where: str) -> FFNSpec:
+def _spec(found: Found, metadata: Metadata, where: str) -> FFNSpec:
     if found.uneven:
         raise FFNError(f"{where} has {found.uneven}", NOT_WHOLE)
     if found.d_model is None or found.d_ff is None:
@@ -200,7 +217,7 @@ def _spec(found: Found, said: Said, where: str) -> FFNSpec:
     if found.experts:
         moe = MoE(
             experts=found.experts,
-            top_k=min(said.top_k or 1, found.experts),
+            top_k=min(metadata.top_k or 1, found.experts),
             shared_experts=1 if found.shared_d_ff else 0,
             shared_d_ff=found.shared_d_ff or None,
             shared_gate=found.shared_gate,
@@ -209,7 +226,7 @@ def _spec(found: Found, said: Said, where: str) -> FFNSpec:
             latent=found.latent or None,
         )
     down_bias = found.down_bias if found.down_bias != found.bias else None
-    activation = said.activation or "silu"
+    activation = metadata.activation or "silu"
     return FFNSpec(
         found.d_model, found.d_ff, activation, bool(found.gated), found.bias, down_bias=down_bias, moe=moe
     )  # fmt: skip
@@ -218,23 +235,23 @@ def _spec(found: Found, said: Said, where: str) -> FFNSpec:
 # --- what does not agree ----------------------------------------------------------------------------------------------
 
 
-def _unsaid(layers: Layers, said: Said) -> list[Difference]:
+def _uncounted(layers: Layers, metadata: Metadata) -> list[Disagreement]:
     """What an FFN's tensors hold beyond what its block has: the block would be counted short."""
-    out: dict[tuple[str, str, str], Difference] = {}
+    out: dict[tuple[str, str, str], Disagreement] = {}
     for prefix, seen in layers.items():
         for layer, founds in seen.items():
             for found in founds:
-                for new in _unlike(found, _spec(found, said, prefix), f"{prefix}.{layer}"):
+                for new in _unlike(found, _spec(found, metadata, prefix), f"{prefix}.{layer}"):
                     key = (new.name, new.config, new.tensors)
                     out[key] = replace(out[key], layers=out[key].layers + 1) if key in out else new
     return list(out.values())
 
 
-def _unlike(found: Found, spec: FFNSpec, at: str) -> Iterator[Difference]:
+def _unlike(found: Found, spec: FFNSpec, at: str) -> Iterator[Disagreement]:
     counted = params_of(spec)
     if counted != found.params:
         name = found.loose[0] if found.loose else found.tensor
-        yield Difference(
+        yield Disagreement(
             IN_ALL, IN_ALL, str(counted), str(found.params), f"{at}.{name}".replace("#", "0"), teller="the block has"
         )
     if found.misfit:
@@ -242,21 +259,21 @@ def _unlike(found: Found, spec: FFNSpec, at: str) -> Iterator[Difference]:
 
 
 def _differences(
-    groups: Sequence[Group], layers: Layers, items: Mapping[str, Item], said: Said, tensor: str
-) -> Iterator[Difference]:
+    groups: Sequence[Group], layers: Layers, items: Mapping[str, Item], metadata: Metadata, tensor: str
+) -> Iterator[Disagreement]:
     """What the config or the metadata say otherwise than the tensors."""
     main = max(groups, key=lambda group: len(group.layers)).spec
     most = max((g for g in groups if g.spec.moe), key=lambda group: len(group.layers), default=None)
     experts = most.spec if most else None
-    d_ff = (experts if "expert" in said.checks.get("d_ff", ("",))[0] and experts else main).d_ff
+    d_ff = (experts if "expert" in metadata.checks.get("d_ff", ("",))[0] and experts else main).d_ff
     seen = {"d_model": main.d_model, "d_ff": d_ff, "experts": experts.moe.experts if experts and experts.moe else 0}
     numbered = layer_numbers(items)
     numbers = {len(numbered.get(prefix, (0,))) for prefix in layers}
-    for name, (theirs, value) in said.checks.items():
+    for name, (theirs, value) in metadata.checks.items():
         if type(value) is not int:
             continue
         if name == "layers":
-            wrong = not any(value <= number <= value + said.extra_layers for number in numbers)
+            wrong = not any(value <= number <= value + metadata.extra_layers for number in numbers)
             found = max(numbers)
         elif name == "width":
             found = main.d_ff
@@ -264,4 +281,4 @@ def _differences(
         else:
             found, wrong = seen[name], value != seen[name] and not (name == "experts" and value + seen[name] <= 1)
         if wrong:
-            yield Difference(name, theirs, str(value), str(found), tensor, teller=said.teller)
+            yield Disagreement(name, theirs, str(value), str(found), tensor, teller=metadata.teller)

@@ -14,10 +14,10 @@ from math import prod
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ffncli.models.checkpoint import Checkpoint, wide, wrong_shape
-from ffncli.models.dequantize import Stored, shaped, stored
-from ffncli.models.layout import Located
-from ffncli.models.reading import Files
+from ffncli.models.checkpoint import Checkpoint
+from ffncli.models.dequantize import StoredTensor, shaped, stored
+from ffncli.models.layout import Located, squeezed, wrong_shape
+from ffncli.models.reading import OpenFiles
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 20  # values: 4 MB as float32, which stay in a processor's cache between being read and being converted
 _MOST_WORKERS = 4  # of one thread each: torch's own threads wait for each other after every block
 _WORTH_WORKERS = 64 << 20  # bytes
-_Work: TypeAlias = "list[tuple[Stored, tuple[int, int, int], list[_Target]]]"
-_Piece: TypeAlias = "tuple[Stored, list[_Target], tuple[int, int, tuple[int, int]]]"
+_Work: TypeAlias = "list[tuple[StoredTensor, tuple[int, int, int], list[_Destination]]]"
+_Rows: TypeAlias = "tuple[StoredTensor, list[_Destination], tuple[int, int, tuple[int, int]]]"
 
 
 def read_weights(
@@ -44,7 +44,7 @@ def read_weights(
     """
     import torch
 
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     wanted: dict[str, list[tuple[Located, int]]] = defaultdict(list)
     for item in located:
         for expert, name in enumerate(item.names):
@@ -55,16 +55,16 @@ def read_weights(
     }
     work: _Work = []
     for name in sorted(wanted, key=lambda name: found[name].place[:2]):  # as they lie on disk
-        targets = [_target(out[item.parameter], item, expert) for item, expert in wanted[name]]
+        targets = [_destination(out[item.parameter], item, expert) for item, expert in wanted[name]]
         work.append((found[name], _matrices(wanted[name][0][0]), targets))
     _fill(work, sum(tensor.nbytes for tensor in out.values()))
     return out
 
 
-def _fitting(tensor: Stored, name: str, item: Located) -> Stored:
+def _fitting(tensor: StoredTensor, name: str, item: Located) -> StoredTensor:
     """The tensor in the shape that its parameter needs. Raises FFNError where it has another, axes of one aside."""
     expected = item.stored_shape()
-    if wide(tensor.shape) != wide(expected):
+    if squeezed(tensor.shape) != squeezed(expected):
         raise wrong_shape(tensor.place.path, name, tensor.shape, item)
     return tensor if tensor.shape == expected else shaped(tensor, expected)
 
@@ -77,7 +77,7 @@ def values(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | 
     import torch
 
     tensor = stored(checkpoint, name, quantization)
-    with Files() as files:
+    with OpenFiles() as files:
         parts = [tensor.decode(files, *rows).clone() for _, _, rows in _blocks((1, 1, 1, *tensor.shape)[-3:])]
     return torch.cat(parts).view(tensor.shape) if parts else torch.empty(tensor.shape)
 
@@ -85,7 +85,7 @@ def values(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | 
 def _matrices(item: Located) -> tuple[int, int, int]:
     """The shape in which a parameter is stored as (matrices, rows, columns); a vector is one row."""
     shape = (1, 1, *item.stored_shape())
-    if item.piece.stacked:
+    if item.slice.stacked:
         return item.axes[0].size, shape[-2] // item.axes[0].size, shape[-1]
     return prod(shape[:-2]), shape[-2], shape[-1]
 
@@ -122,9 +122,9 @@ def _fill(work: _Work, size: int) -> None:
             torch.set_num_threads(threads)  # a thread's own number is also that of the threads to come
 
 
-def _read_pieces(pieces: Iterator[_Piece], lock: Lock, stop: Event) -> None:
+def _read_pieces(pieces: Iterator[_Rows], lock: Lock, stop: Event) -> None:
     """Take one block after the other until there is none; several threads share `pieces`."""
-    with Files() as files:
+    with OpenFiles() as files:
         while not stop.is_set():
             with lock:
                 piece = next(pieces, None)
@@ -140,7 +140,7 @@ def _read_pieces(pieces: Iterator[_Piece], lock: Lock, stop: Event) -> None:
 
 
 @dataclass(frozen=True)
-class _Target:
+class _Destination:
     """A canonical parameter, seen as the stored tensor is laid out: [matrices, rows, columns], less its other parts.
 
     `by_rows`: the parts share the rows, not the columns.
@@ -152,7 +152,7 @@ class _Target:
 
     def fill(self, matrix: int, start: int, block: Tensor) -> None:
         """Copy what is this parameter's of some stored rows."""
-        piece, place = self.item.piece, self.place[matrix]
+        piece, place = self.item.slice, self.place[matrix]
         if piece.parts > 1 and self.by_rows:
             block, start = self._own_rows(start, block)
         elif piece.parts > 1:
@@ -164,7 +164,7 @@ class _Target:
 
     def _own_rows(self, start: int, block: Tensor) -> tuple[Tensor, int]:
         """Those of the stored rows from `start` on that are this parameter's, and its row that they begin with."""
-        piece, height = self.item.piece, self.place.shape[1]
+        piece, height = self.item.slice, self.place.shape[1]
         if piece.interleaved:
             first = (piece.part - start) % piece.parts
             return block[first :: piece.parts], (start + first) // piece.parts
@@ -173,10 +173,10 @@ class _Target:
         return block[low - start : high - start], low - piece.part * height
 
 
-def _target(parameter: Tensor, item: Located, expert: int) -> _Target:
-    place = parameter[expert] if item.piece.per_expert else parameter
+def _destination(parameter: Tensor, item: Located, expert: int) -> _Destination:
+    place = parameter[expert] if item.slice.per_expert else parameter
     place = place.view(-1, *(1, 1, *place.shape)[-2:])
     by_rows = item.output_axis == -2
-    if item.piece.transposed:
+    if item.slice.transposed:
         place, by_rows = place.transpose(-1, -2), not by_rows
-    return _Target(place, item, by_rows)
+    return _Destination(place, item, by_rows)

@@ -10,9 +10,9 @@ from typing import Any, TypedDict
 from ffncli.block.recipe import MAX_SIZE
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models.dimensions import Dimensions
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 
-Source = str | os.PathLike[str] | Model | None
+Source = str | os.PathLike[str] | Resolved | None
 Number = int | str
 
 
@@ -59,8 +59,8 @@ def _converted(name: str, value: object) -> Any:
         raise FFNError(f"{name} must be {accepted}, got {shown(value)}") from None
 
 
-def _source(value: object) -> str | Model | None:
-    if value is None or isinstance(value, (str, Model)):
+def _source(value: object) -> str | Resolved | None:
+    if value is None or isinstance(value, (str, Resolved)):
         return value
     if isinstance(value, os.PathLike):
         return _text(value)

@@ -19,7 +19,7 @@ from ffncli.block.recipe import steps
 from ffncli.block.steps import ffn_span, ffn_steps
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.dequantize import stored
-from ffncli.models.model import Layer, Model
+from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.run.execute import Mode
 from ffncli.run.live import LiveFFN, live_ffn
@@ -48,7 +48,7 @@ class Given:
         return self.tokens.get(stack) or self.tokens[""]
 
 
-def capture(model: Model, prompt: Prompt, request: LayerRequest) -> tuple[Prepared, tuple[Token, ...]]:
+def capture(model: Resolved, prompt: Prompt, request: LayerRequest) -> tuple[Prepared, tuple[Token, ...]]:
     """One layer's FFN, prepared to run on what enters it in the model, beside what the model makes of that.
 
     The weights of ours are read from the files on their own. Raises FFNError where the model cannot be run.
@@ -61,7 +61,7 @@ def capture(model: Model, prompt: Prompt, request: LayerRequest) -> tuple[Prepar
 
 
 def prepared(
-    model: Model, layer: Layer, request: LayerRequest, tokens: Sequence[Token], entering: Tensor, leaving: Tensor,
+    model: Resolved, layer: Layer, request: LayerRequest, tokens: Sequence[Token], entering: Tensor, leaving: Tensor,
     notes: tuple[str, ...] = (),
 ) -> Prepared:  # fmt: skip
     """Our steps from ffn_input to ffn_output with the layer's own weights, on a captured input [tokens, d_model]."""
@@ -77,7 +77,7 @@ def prepared(
 
 
 def run_model(
-    model: Model, layers: Sequence[Layer], prompt: Prompt, request: LayerRequest, seen: Seen
+    model: Resolved, layers: Sequence[Layer], prompt: Prompt, request: LayerRequest, seen: Seen
 ) -> tuple[str, ...]:
     """Run the model once up to the last of `layers`; `seen` gets each layer's FFN as soon as it has run.
 
@@ -106,11 +106,11 @@ def run_model(
         found = found or {layer: live_ffn(loaded.module, model, layer) for layer in layers}
         given = _given(loaded, tokens, tokenizer, layers)
         idle = _listen(loaded, found, given, prompt, seen)
-    fault = FAULTS.get(model.model_type or "") if any(layer.spec.moe for layer in layers) else None
+    fault = FAULTS.get(model.model.model_type or "") if any(layer.spec.moe for layer in layers) else None
     return (*given.notes, *idle, *([fault] if fault else []))
 
 
-def _demand_readable(model: Model, layer: Layer) -> None:
+def _demand_readable(model: Resolved, layer: Layer) -> None:
     """FFNError for weights that are not read here (GPTQ), by headers alone, before the model is loaded for nothing."""
     assert model.checkpoint is not None  # folder_of has seen it
     for item in located_weights(model, layer) or ():
@@ -120,7 +120,7 @@ def _demand_readable(model: Model, layer: Layer) -> None:
 # --- what is loaded ---------------------------------------------------------------------------------------------------
 
 
-def _cut_behind(module: Any, model: Model, found: Mapping[Layer, LiveFFN]) -> None:
+def _cut_behind(module: Any, model: Resolved, found: Mapping[Layer, LiveFFN]) -> None:
     """Take out of a model that is still whole and empty the layers that lie behind the asked ones.
 
     Each stack that runs ends with its last asked layer; a decoder that nobody asked for does not run at all.

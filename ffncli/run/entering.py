@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ffncli.block.steps import Activation, Experts, Step, ffn_span, ffn_steps, parameters, walk
 from ffncli.errors import FFNError
-from ffncli.models.model import Layer, Model
+from ffncli.models.model import Layer, Resolved
 from ffncli.run.agreement import Agreement, agreement
 from ffncli.run.capture import prepared, run_model
 from ffncli.run.execute import execute
@@ -47,7 +47,7 @@ class ActivationData:
 
 
 def activations_on_data(
-    model: Model, request: LayerRequest, prompt: Prompt | None, others: Sequence[str]
+    model: Resolved, request: LayerRequest, prompt: Prompt | None, others: Sequence[str]
 ) -> ActivationData:
     """What enters the activations of `request.layer` (`all`: of every layer) and what `others` would make of it.
 
@@ -73,7 +73,7 @@ def activations_on_data(
 
 
 def _without_prompt(
-    model: Model, layers: Sequence[Layer], request: LayerRequest, others: Sequence[str]
+    model: Resolved, layers: Sequence[Layer], request: LayerRequest, others: Sequence[str]
 ) -> ActivationData:
     found, notes = [], dict[str, None]()
     for layer in layers:

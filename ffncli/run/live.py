@@ -18,13 +18,13 @@ from ffncli.block.steps import Norm, ffn_steps, parameters
 from ffncli.errors import FFNError
 from ffncli.models import layout
 from ffncli.models.arrangement import arrangement, norm_modules
-from ffncli.models.evidence import items_of
 from ffncli.models.headers import Columns
 from ffncli.models.inventory import Inventory, collect
+from ffncli.models.items import items_of, layer_tensors
 from ffncli.models.layout import Located
 from ffncli.models.matching import spots
-from ffncli.models.model import Layer, Model
-from ffncli.models.recognise import recognise_all, stem_of
+from ffncli.models.model import Layer, Resolved
+from ffncli.models.recognise import recognise_all
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LiveFFN:
     norms: Mapping[str, str] = field(default_factory=dict)  # `norm`, `post_norm` → its module, where that is known
 
 
-def live_ffn(module: nn.Module, model: Model, layer: Layer) -> LiveFFN:
+def live_ffn(module: nn.Module, resolved: Resolved, layer: Layer) -> LiveFFN:
     """The modules at which a layer's ffn_input enters and its ffn_output leaves.
 
     A dense FFN is entered at its first projection and left at its down projection: so it is with or without a module of
@@ -45,11 +45,11 @@ def live_ffn(module: nn.Module, model: Model, layer: Layer) -> LiveFFN:
     holds their router; shared experts that stand beside that module (Granite) leave apart from it. Their input may be
     flattened to [tokens, d_model]. Raises FFNError where no FFN of that layer is found.
     """
-    at, located = _located(module, model, layer)
+    at, located = _located(module, resolved, layer)
     owners = {item.parameter: item.names[0].rpartition(".")[0] for item in located}
     norms = {name.partition(".")[0]: at for name, at in owners.items() if name.startswith(("norm.", "post_norm."))}
     enters, leaves = _boundary(owners, norms, at, layer)
-    norms |= _without_parameters(module, model, layer, at)
+    norms |= _without_parameters(module, resolved, layer, at)
     return LiveFFN(enters, leaves, at, norms)
 
 
@@ -69,9 +69,9 @@ def _boundary(
     return whole, (whole,)
 
 
-def _without_parameters(module: nn.Module, model: Model, layer: Layer, at: str) -> dict[str, str]:
+def _without_parameters(module: nn.Module, resolved: Resolved, layer: Layer, at: str) -> dict[str, str]:
     """The norms that own nothing (OLMo's), by the names that their modules usually have."""
-    there, rules = {name for name, _ in module.named_modules()}, arrangement(model.model_type)
+    there, rules = {name for name, _ in module.named_modules()}, arrangement(resolved.model.model_type)
     out: dict[str, str] = {}
     for step in steps(layer.spec):
         if isinstance(step.op, Norm) and not step.parameters():
@@ -81,14 +81,14 @@ def _without_parameters(module: nn.Module, model: Model, layer: Layer, at: str) 
     return out
 
 
-def live_weights(module: nn.Module, model: Model, layer: Layer) -> dict[str, Tensor]:
+def live_weights(module: nn.Module, resolved: Resolved, layer: Layer) -> dict[str, Tensor]:
     """The canonical weights of a layer's FFN, from ffn_input to ffn_output, as views of the model's own tensors.
 
     Raises FFNError as `live_ffn`.
     """
     tensors = _tensors(module)
     wanted = parameters(ffn_steps(steps(layer.spec)))
-    _, located = _located(module, model, layer)
+    _, located = _located(module, resolved, layer)
     return {
         item.parameter: _canonical([tensors[name] for name in item.names], item)
         for item in located
@@ -98,10 +98,10 @@ def live_weights(module: nn.Module, model: Model, layer: Layer) -> dict[str, Ten
 
 def _canonical(stored: list[Tensor], item: Located) -> Tensor:
     parts = [layout.canonical(tensor, item) for tensor in stored]
-    return torch.stack(parts) if item.piece.per_expert else parts[0]
+    return torch.stack(parts) if item.slice.per_expert else parts[0]
 
 
-def _located(module: nn.Module, model: Model, layer: Layer) -> tuple[str, tuple[Located, ...]]:
+def _located(module: nn.Module, resolved: Resolved, layer: Layer) -> tuple[str, tuple[Located, ...]]:
     """(the layer's own module, where its parameters lie in the state_dict)."""
     tensors = _tensors(module)
     where = f"the model in memory ({type(module).__name__})"
@@ -110,14 +110,12 @@ def _located(module: nn.Module, model: Model, layer: Layer) -> tuple[str, tuple[
     columns = Columns([*tensors], kinds, shapes, [t.nbytes for t in tensors.values()])
     items = items_of(Inventory(where, *collect([columns])), None)
     found, _ = recognise_all(items, layer.spec.d_model, where)
-    under = spots(model, found)
+    under = spots(resolved, found)
     spot = under.get((layer.stack, layer.index))
     if spot is None:
         raise FFNError(f"no FFN of {layer.stack} layer {layer.index} is recognised in {where}")
-    stem = stem_of(spot.prefix, spot.layer)
-    held = layout.held(items, stem, layout.beyond(model.model_type, spot))
-    names = layout.Names(held, tensors, model.model_type, where, spot.number)
-    return stem.removesuffix("."), layout.locate(names, layer.spec)
+    named = layer_tensors(items, spot, resolved.model.model_type, tensors, where)
+    return named.stem.removesuffix("."), layout.locate(named, layer.spec)
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

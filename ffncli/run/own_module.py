@@ -16,7 +16,7 @@ from ffncli.block import activations, dtypes
 from ffncli.block.recipe import steps
 from ffncli.errors import FFNError, shown_path
 from ffncli.models.dimensions import Dimensions
-from ffncli.models.model import Model, block_model
+from ffncli.models.model import Resolved, block_model
 from ffncli.run.construct import NotTaken, calls
 from ffncli.run.execute import execute
 from ffncli.run.identify import Match, ModuleSample, confirmed, identify
@@ -33,7 +33,7 @@ class OwnModule:
     `runner` runs it on tokens [tokens, d_model], `match` says which of its parameters is which.
     """
 
-    model: Model
+    model: Resolved
     weights: Mapping[str, Tensor]
     module: nn.Module
     runner: Runner
@@ -122,7 +122,7 @@ def _dropout(match: Match, own: ModuleSample, captured: list[tuple[float, Tensor
 def _record(
     text: str, name: str, module: nn.Module, match: Match, said: Dimensions,
     extras: tuple[float, tuple[str, ...], tuple[str, ...]],
-) -> tuple[Model, Mapping[str, Tensor]]:  # fmt: skip
+) -> tuple[Resolved, Mapping[str, Tensor]]:  # fmt: skip
     dropout, taken, remarks = extras
     parameters = {n: p.detach() for n, p in module.named_parameters()}
     spec = replace(match.spec(parameters), dropout=dropout)
@@ -132,9 +132,10 @@ def _record(
         notes.append(f"--activation {said.activation} was asked for, the module computes {spec.activation}")
     row = dtypes.find(str(own_dtype(module)))
     weights = match.weights(parameters)
-    model = block_model(spec, text, name, tuple(notes))
+    block = block_model(spec, text, name, tuple(notes))
+    model = replace(block.model, dtype=row.name if row else None)
     evidence = tuple(_evidence(match, parameters, spec.d_ff))
-    return replace(model, evidence=evidence, dtype=row.name if row else None, weights=weights), weights
+    return replace(block, model=model, evidence=evidence, weights=weights), weights
 
 
 def _evidence(match: Match, parameters: Mapping[str, Tensor], d_ff: int) -> Iterator[str]:

@@ -16,7 +16,7 @@ from ffncli.block.recipe import steps
 from ffncli.block.steps import Dropout, Norm, Step, block_inputs, feature_axis, ffn_span, ffn_steps, parameters, walk
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.examples import Example
-from ffncli.models.model import Layer, Model
+from ffncli.models.model import Layer, Resolved
 from ffncli.run.execute import Mode
 from ffncli.run.inputs import make_input
 from ffncli.run.weights import demand_memory, located_weights, packed_formats, random_weights, read_located
@@ -58,7 +58,7 @@ class Prepared:
     reference: Tensor | None = None
 
 
-def prepare(model: Model, request: LayerRequest = LayerRequest(), example: Example | None = None) -> Prepared:
+def prepare(model: Resolved, request: LayerRequest = LayerRequest(), example: Example | None = None) -> Prepared:
     """Weights first, then inputs, from one generator seeded with `request.seed` (0): so torch users can repeat it.
 
     Raises FFNError for a layer, dtype, device or input that cannot be.
@@ -72,7 +72,7 @@ def prepare(model: Model, request: LayerRequest = LayerRequest(), example: Examp
     weights, origin, doubts = _weights(model, layer, block, example, generator, dtype, device)
     block, lost = known_part(block, weights)
     notes += [*doubts, *lost]
-    if model.from_tensors and not model.model_type and layer.spec.moe:
+    if model.from_tensors and not model.model.model_type and layer.spec.moe:
         notes.append("assumed, since nothing says it: softmax over all experts, the chosen weights normalised")
     if example and example.weights and not _fits(example, block):
         notes.append("the example's weights do not fit these dimensions: drawn at random")
@@ -110,15 +110,15 @@ def _demand(tokens: int, block: tuple[Step, ...], dtype: torch.dtype) -> None:
     demand_memory(size, "the input and its intermediates", "give fewer tokens")
 
 
-def demand_known(model: Model) -> None:
+def demand_known(resolved: Resolved) -> None:
     """Raises FFNError where nothing says what a model's blocks compute; of an unknown one an option may say it."""
-    if model.refused:
-        raise FFNError(f"{shown(model.source)} cannot be run: {model.refused}", "`ffn params` counts it")
+    if resolved.model.refused:
+        raise FFNError(f"{shown(resolved.source)} cannot be run: {resolved.model.refused}", "`ffn params` counts it")
     options = {"activation": "--activation silu", "top_k": "--top-k 2"}
-    if lacking := [name for name in options if name in model.unknown]:
+    if lacking := [name for name in options if name in resolved.model.unknown]:
         asked = " ".join(options[name] for name in lacking)
         raise FFNError(
-            f"{shown(model.source)} does not say its {' and '.join(lacking)}, so it cannot be run",
+            f"{shown(resolved.source)} does not say its {' and '.join(lacking)}, so it cannot be run",
             f"say it, as in {asked}",
         )
 
@@ -141,7 +141,7 @@ def known_part(block: tuple[Step, ...], weights: Mapping[str, Tensor]) -> tuple[
 
 
 def _weights(
-    model: Model, layer: Layer, block: tuple[Step, ...], example: Example | None, generator: torch.Generator,
+    model: Resolved, layer: Layer, block: tuple[Step, ...], example: Example | None, generator: torch.Generator,
     dtype: torch.dtype, device: str,
 ) -> tuple[Mapping[str, Tensor], str, tuple[str, ...]]:  # fmt: skip
     """(the weights, where they come from, what was assumed of them)."""
@@ -157,13 +157,13 @@ def _weights(
 
 
 def stored_layer(
-    model: Model, layer: Layer, dtype: torch.dtype, device: str
+    model: Resolved, layer: Layer, dtype: torch.dtype, device: str
 ) -> tuple[Mapping[str, Tensor], str, tuple[str, ...]] | None:
     """(one layer's weights from the model's files, what they are, what was assumed of them); None without files."""
     located = located_weights(model, layer)
     if located is None or model.checkpoint is None:
         return None
-    assumed = tuple(dict.fromkeys(item.assumed for item in located if item.assumed))
+    assumed = tuple(dict.fromkeys(item.slice.assumed for item in located if item.slice.assumed))
     doubts = tuple(f"assumed, since nothing says it: {text}" for text in assumed)
     packed = " and ".join(packed_formats(located))
     origin = f"weights of {layer.stack} layer {layer.index}" + (f", unpacked from {packed}" if packed else "")

@@ -19,8 +19,7 @@ import torch
 from torch import nn
 
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
-from ffncli.models.config import MOST_CONFIG_BYTES
-from ffncli.models.strict_json import read_object
+from ffncli.models.strict_json import MOST_CONFIG_BYTES, read_object
 from ffncli.run.weights import demand_memory
 
 _LONGEST = 200  # characters of somebody else's exception

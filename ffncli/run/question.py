@@ -10,7 +10,7 @@ from pathlib import Path
 from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions, leading_axes
 from ffncli.models.examples import Example
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 
 TOP_K, TOP_P = 5, 0.9
 TERMS = 8
@@ -25,7 +25,7 @@ class Question:
     are the steps whose whole tensors stay (None: all that are recorded).
     """
 
-    source: str | Model | None = None
+    source: str | Resolved | None = None
     dimensions: Dimensions = field(default_factory=Dimensions)
     layer: str | None = None
     input: str | None = None
@@ -98,7 +98,7 @@ class CheckedQuestion:
     """
 
     question: Question
-    model: Model
+    model: Resolved
     example: Example | None = None
     experts: frozenset[int] | None = frozenset()
     places: tuple[StepIndex, ...] = ()

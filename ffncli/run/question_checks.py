@@ -12,7 +12,7 @@ from ffncli.block import dtypes
 from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import Dimensions, whole, with_dimensions
 from ffncli.models.examples import Example, final_layer_alone, find, notebook
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.run.question import CheckedQuestion, Question, StepIndex
 from ffncli.run.sources import load
@@ -97,7 +97,7 @@ def _check_save(question: Question) -> None:
 # --- which block ------------------------------------------------------------------------------------------------------
 
 
-def _block(question: Question) -> tuple[Example | None, Model]:
+def _block(question: Question) -> tuple[Example | None, Resolved]:
     """The example, if it is one, and the model to run. Raises FFNError for options that contradict each other."""
     source, chosen = question.source, question.dimensions
     if question.example is not None:
@@ -115,7 +115,7 @@ def _block(question: Question) -> tuple[Example | None, Model]:
     if source is None and chosen.d_model is None:
         example = notebook()
         return example, with_dimensions(example.model, chosen)
-    if isinstance(source, Model):
+    if isinstance(source, Resolved):
         return None, with_dimensions(source, chosen)
     return None, load(source, chosen, question.seed or 0)
 
@@ -136,7 +136,7 @@ def _check_example(question: Question, example: Example) -> None:
         raise FFNError(f"--example {question.example} contradicts {what}", why)
 
     if question.source is not None:
-        source = question.source.source if isinstance(question.source, Model) else question.source
+        source = question.source.source if isinstance(question.source, Resolved) else question.source
         contradicts(f"SOURCE {shown(source)}", "give one or the other")
     if changed := _first_option(vars(question.dimensions)):
         contradicts(changed, "it runs the text's own block, whose facts hold for it alone")
@@ -164,7 +164,7 @@ def _has_block(chosen: Dimensions) -> bool:
 # --- what its layer can answer ----------------------------------------------------------------------------------------
 
 
-def _check_model(question: Question, model: Model, experts: frozenset[int] | None) -> None:
+def _check_model(question: Question, model: Resolved, experts: frozenset[int] | None) -> None:
     """Raises FFNError for what the model or its layer cannot answer, before anything large is loaded."""
     if question.runs_model:
         folder_of(model, question.option)
@@ -186,7 +186,7 @@ def _check_model(question: Question, model: Model, experts: frozenset[int] | Non
         raise FFNError(what, "say which: --expert 0")
 
 
-def _experts(text: str | None, model: Model, layer: str | None) -> frozenset[int] | None:
+def _experts(text: str | None, model: Resolved, layer: str | None) -> frozenset[int] | None:
     """The experts to look into: none, some (`0,3`), or all (None). FFNError where the model has no such expert."""
     if text is None:
         return frozenset()

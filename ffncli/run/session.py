@@ -11,7 +11,7 @@ from torch import Tensor
 from ffncli.block.flow import flow
 from ffncli.block.steps import ffn_span
 from ffncli.errors import FFNError
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.run.agreement import Agreement, agreement
 from ffncli.run.block_summary import BlockSummary, block_summary
 from ffncli.run.capture import capture
@@ -51,7 +51,7 @@ class Session:
     """
 
     question: Question
-    model: Model
+    model: Resolved
     prepared: Prepared
     block: BlockSummary
     trace: Trace

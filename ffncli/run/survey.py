@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ffncli.block.steps import Step, ffn_span
-from ffncli.models.model import Layer, Model
+from ffncli.models.model import Layer, Resolved
 from ffncli.run.agreement import Agreement, agreement
 from ffncli.run.capture import prepared, run_model
 from ffncli.run.execute import EVAL, execute
@@ -70,7 +70,7 @@ class Survey:
     where no model ran. `notes` are remarks of the run.
     """
 
-    model: Model
+    model: Resolved
     rows: tuple[LayerRow, ...]
     tokens: Mapping[str, tuple[Token, ...]]
     notes: tuple[str, ...]
@@ -94,7 +94,7 @@ def survey_of(checked: CheckedQuestion) -> Survey:
     return replace(found, notes=notes)
 
 
-def survey(model: Model, request: LayerRequest, prompt: Prompt | None = None, top: int = TOP_UNITS) -> Survey:
+def survey(model: Resolved, request: LayerRequest, prompt: Prompt | None = None, top: int = TOP_UNITS) -> Survey:
     """One row per layer: on what truly enters it when the model reads the prompt, else on the request's input.
 
     With a prompt the model runs once; as soon as a layer has run, its own weights are read and run beside it.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ffncli.block.recipe import steps
 from ffncli.block.steps import Norm, Step, ffn_span
 from ffncli.errors import ExitCode, FFNError
-from ffncli.models.model import Layer, Model
+from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.run.capture import cut, stand_in
 from ffncli.run.execute import norm
@@ -117,7 +117,7 @@ def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> lis
 
 
 def promoted(
-    model: Model, ready: Prepared, added: Sequence[Added], request: LayerRequest, limits: TokenLimits
+    model: Resolved, ready: Prepared, added: Sequence[Added], request: LayerRequest, limits: TokenLimits
 ) -> tuple[PromotedTokens, ...]:
     """The tokens that each vector promotes, after the norm that it goes through first, if there is one.
 
@@ -137,7 +137,7 @@ def _promoted(one: Added, answer: Unembedded) -> PromotedTokens:
 
 
 def unembed(
-    model: Model, layer: Layer, vectors: Tensor, request: LayerRequest, limits: TokenLimits
+    model: Resolved, layer: Layer, vectors: Tensor, request: LayerRequest, limits: TokenLimits
 ) -> tuple[Unembedded, ...]:
     """The tokens that every vector [n, d_model] promotes; each vector is added to the residual stream by `layer`'s FFN.
 
@@ -183,7 +183,7 @@ def _normed(step: Step, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
     return norm(step.op, {name.rpartition(".")[2]: weights[name] for name in step.parameters()}, x)
 
 
-def _last_norm(model: Model, layer: Layer, vectors: Tensor, request: LayerRequest) -> Tensor:
+def _last_norm(model: Resolved, layer: Layer, vectors: Tensor, request: LayerRequest) -> Tensor:
     """Post-norm models have no final norm: what the head reads has gone through the last layer's (BERT)."""
     last = max((g for g in model.groups if g.stack == layer.stack), key=lambda g: max(g.layers))
     if last.spec.norm_position != "post" or last.spec.norm == "none":
@@ -194,7 +194,7 @@ def _last_norm(model: Model, layer: Layer, vectors: Tensor, request: LayerReques
     return _normed(step, weights or {}, vectors) if isinstance(step.op, Norm) else vectors
 
 
-def _first_alone(module: Any, model: Model, layer: Layer) -> str:
+def _first_alone(module: Any, model: Resolved, layer: Layer) -> str:
     """Leave the first layer of the stack that the head reads, none of an encoder beside it; the first's name."""
     first = next(g for g in model.groups if g.stack == layer.stack and min(g.layers) == _lowest(model, layer.stack))
     live = live_ffn(module, model, Layer(layer.stack, min(first.layers), first.spec))
@@ -205,7 +205,7 @@ def _first_alone(module: Any, model: Model, layer: Layer) -> str:
     return live.layer
 
 
-def _lowest(model: Model, stack: str) -> int:
+def _lowest(model: Resolved, stack: str) -> int:
     return min(min(group.layers) for group in model.groups if group.stack == stack)
 
 

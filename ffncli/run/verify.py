@@ -14,7 +14,7 @@ from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.examples import Example
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.run.checks import kernels, layouts, linearity, modules, positions, shards, values, zero
 from ffncli.run.checks.case import CheckedBlock, Own
 from ffncli.run.checks.row import CheckRow
@@ -61,7 +61,7 @@ class VerifyQuestion:
     kernels: tuple[KernelChoice, ...] = ()
     tolerance: float | None = None
     own: Own | None = None
-    against: Model | None = None
+    against: Resolved | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ class Verdict:
         return tuple(row for row in self.rows if row.passed is False)
 
 
-def verify_layer(model: Model, question: VerifyQuestion = VerifyQuestion(), example: Example | None = None) -> Verdict:
+def verify_layer(
+    model: Resolved, question: VerifyQuestion = VerifyQuestion(), example: Example | None = None
+) -> Verdict:
     """Verify one layer of a model; with `example`, on its own weights and input.
 
     >>> verify_layer(load("64x256:gelu")).failed
@@ -119,7 +121,7 @@ def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
             yield CheckRow(name, "all", note=f"torch cannot do it here: {str(error).splitlines()[0][:120]}")
 
 
-def _case(model: Model, question: VerifyQuestion, example: Example | None) -> tuple[CheckedBlock, Prepared]:
+def _case(model: Resolved, question: VerifyQuestion, example: Example | None) -> tuple[CheckedBlock, Prepared]:
     ready = prepare(model, _with_tokens(model, question.run, example), example)
     spec = ready.layer.spec
     dtype = next(iter(ready.inputs.values())).dtype
@@ -132,7 +134,7 @@ def _case(model: Model, question: VerifyQuestion, example: Example | None) -> tu
     return case, ready
 
 
-def _with_tokens(model: Model, run: LayerRequest, example: Example | None) -> LayerRequest:
+def _with_tokens(model: Resolved, run: LayerRequest, example: Example | None) -> LayerRequest:
     """The request with a number of tokens where none is said: few where the block is large."""
     if run.leading is not None or run.input is not None or example is not None:
         return run

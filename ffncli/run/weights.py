@@ -16,8 +16,8 @@ from ffncli.block.steps import Activation, Experts, Linear, Norm, Step
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models import layout
 from ffncli.models.checkpoint import PLAIN, Checkpoint
-from ffncli.models.evidence import layer_names
-from ffncli.models.model import Layer, Model
+from ffncli.models.items import block_tensors
+from ffncli.models.model import Layer, Resolved
 from ffncli.models.values import read_weights
 from ffncli.system.cgroup import ROOT
 from ffncli.system.host import available_memory
@@ -73,7 +73,7 @@ def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> 
     return tensor
 
 
-def located_weights(model: Model, layer: Layer) -> tuple[layout.Located, ...] | None:
+def located_weights(model: Resolved, layer: Layer) -> tuple[layout.Located, ...] | None:
     """Where one layer's parameters lie in the model's files, norms that are not known left out; None without files.
 
     Raises FFNError naming what is missing.
@@ -81,18 +81,18 @@ def located_weights(model: Model, layer: Layer) -> tuple[layout.Located, ...] | 
     checkpoint = model.checkpoint
     if checkpoint is None:
         return None
-    names = layer_names(model, checkpoint, layer.stack, layer.index)
-    if names is None:
+    named = block_tensors(model, checkpoint, layer.stack, layer.index)
+    if named is None:
         raise FFNError(f"{checkpoint.where}: no FFN tensors of the {layer.stack}", "is the file whole?")
-    return layout.locate(names, layer.spec)
+    return layout.locate(named, layer.spec)
 
 
 def packed_formats(located: Sequence[layout.Located]) -> tuple[str, ...]:
     """The formats that reading them unpacks (`fp8-block128`, `Q4_0`), in order; none for plain floats."""
-    return tuple(dict.fromkeys(item.format for item in located if item.format not in ("", *PLAIN)))
+    return tuple(dict.fromkeys(item.slice.format for item in located if item.slice.format not in ("", *PLAIN)))
 
 
-def stored_weights(model: Model, layer: Layer, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor] | None:
+def stored_weights(model: Resolved, layer: Layer, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor] | None:
     """One layer's weights from the model's files, no other tensor read; None where the model has no files.
 
     A norm whose tensors are not known is left out.

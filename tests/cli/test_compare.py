@@ -17,12 +17,11 @@ import pytest
 import torch
 
 from ffncli.models import layout
-from ffncli.models.layout import Piece
-from ffncli.models.pieces import Reading
+from ffncli.models.pieces import StoredSlice
 from tests.oracles.checkpoints import expect_refusal
 from tests.oracles.huggingface import make
 
-Change = Mapping[str, Callable[[Piece], Piece]]
+Change = Mapping[str, Callable[[StoredSlice], StoredSlice]]
 _SWAP: Change = {
     f"{step}.{kind}": lambda piece: replace(piece, part=1 - piece.part)
     for step in ("gate", "up") for kind in ("weight", "bias")
@@ -33,16 +32,12 @@ _WOVEN: Change = {name: lambda piece: replace(piece, interleaved=True) for name 
 
 def misread(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     """Change how tensors are taken to be stored."""
-    right = layout.pieces
+    right = layout.slices
 
-    def wrong(*asked: Any) -> dict[str, Reading]:
-        found = right(*asked)
-        return {
-            name: replace(reading, piece=change[name](reading.piece)) if name in change else reading
-            for name, reading in found.items()
-        }
+    def wrong(*asked: Any) -> dict[str, StoredSlice]:
+        return {name: change[name](part) if name in change else part for name, part in right(*asked).items()}
 
-    monkeypatch.setattr(layout, "pieces", wrong)
+    monkeypatch.setattr(layout, "slices", wrong)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from torch import nn
 
 from ffncli.models.config import from_config
 from ffncli.models.count import ModelCount, count
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.run.functions import function
 from tests.oracles.architectures import Architecture, build, cases, matching, numbers, outside
 
@@ -37,7 +37,7 @@ def _module(name: str, factor: int = 1) -> nn.Module:
 
 
 @cache
-def _model(name: str, factor: int = 1) -> Model:
+def _model(name: str, factor: int = 1) -> Resolved:
     """What ffn makes of the config.json that transformers would write."""
     values = json.loads(json.dumps(_module(name, factor).config.to_dict(), default=str))  # type: ignore[union-attr]
     return from_config(values, name, f"{name}/config.json")

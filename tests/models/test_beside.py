@@ -13,13 +13,17 @@ import torch
 import transformers
 
 from ffncli.models import catalog
+from ffncli.models.beside import measure
 from ffncli.models.config import from_config
 from ffncli.models.count import count
 from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.evidence import with_inventory
 from ffncli.models.headers import Columns
 from ffncli.models.inventory import Inventory, collect
-from ffncli.models.model import Model
+from ffncli.models.items import items_of
+from ffncli.models.model import Resolved
+from ffncli.models.non_ffn import Measured
+from ffncli.models.recognise import recognise
 from ffncli.models.source import load
 from tests.models.test_architectures_table import TABLE
 from tests.oracles.architectures import build, cases, config, numbers
@@ -81,22 +85,37 @@ UNTOLD = {
 }
 
 
-def saved(name: str) -> Model:
-    """The tiny model's config beside what its file would hold: tied tensors once, buffers too."""
+def stored(name: str) -> Inventory:
+    """What the tiny model's file would hold: tied tensors once, buffers too."""
     model = build(name, CASES[name], meta=True)
     kept = model.state_dict(keep_vars=True)
-    stored = {n: p for n, p in (*model.named_parameters(), *model.named_buffers()) if n in kept}
-    shapes = [tuple(p.shape) for p in stored.values()]
-    columns = Columns(list(stored), ["F32"] * len(stored), shapes, [4 * prod(shape) for shape in shapes])
-    values = config(name, CASES[name]).to_dict()
-    return with_inventory(from_config(values, "config.json", "config.json"), Inventory("here", *collect([columns])))
+    tensors = {n: p for n, p in (*model.named_parameters(), *model.named_buffers()) if n in kept}
+    shapes = [tuple(p.shape) for p in tensors.values()]
+    columns = Columns(list(tensors), ["F32"] * len(tensors), shapes, [4 * prod(shape) for shape in shapes])
+    return Inventory("here", *collect([columns]))
+
+
+def configured(name: str) -> Resolved:
+    """The tiny model by its config alone."""
+    return from_config(config(name, CASES[name]).to_dict(), "config.json", "config.json")
+
+
+def saved(name: str) -> Resolved:
+    """The same with its tensors."""
+    return with_inventory(configured(name), stored(name))
+
+
+def measured(found: Resolved, inventory: Inventory) -> Measured:
+    """What the tensors alone say."""
+    items = items_of(inventory, found.quantization)
+    return measure(found.model, items, recognise(items, found.main.spec.d_model))
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_attention_and_norms_of_a_layer(name: str) -> None:
     model = build(name, CASES[name], meta=True)
     found = saved(name)
-    assert found.beside is None
+    assert configured(name).model.non_ffn is None
     counted = count(found)
     attention, norms = (numbers(model, pattern) for pattern in PARTS[name])
     if not attention:
@@ -113,7 +132,7 @@ def test_whole_model(name: str) -> None:
     """Every parameter of the module, tied ones once, other towers left out, and the choice corrections."""
     found, model = saved(name), build(name, CASES[name], meta=True)
     assert [str(difference) for difference in found.differences] == []
-    total = _total(found)
+    total = _total(found, stored(name))
     if name in UNTOLD:
         assert total is None
         return
@@ -121,20 +140,20 @@ def test_whole_model(name: str) -> None:
     whole = sum(p.numel() for n, p in tensors.items() if not re.match(APART, n))
     whole += sum(b.numel() for n, b in model.named_buffers() if re.fullmatch(_CORRECTION, n))
     assert total == whole
-    assert found.beside or count(found).model_params_total == whole
+    assert configured(name).model.non_ffn or count(found).model_params_total == whole
 
 
-def _total(model: Model) -> int | None:
-    assert model.measured is not None
-    return None if model.measured.params is None else model.measured.params + count(model).ffn_params_total
+def _total(found: Resolved, inventory: Inventory) -> int | None:
+    params = measured(found, inventory).params
+    return None if params is None else params + count(found).ffn_params_total
 
 
 def test_other_towers_are_left_out_and_named() -> None:
     found, model = saved("qwen2_audio"), build("qwen2_audio", CASES["qwen2_audio"], meta=True)
-    assert found.measured is not None
+    left_out = measured(found, stored("qwen2_audio")).left_out
     modules = ("audio_tower", "multi_modal_projector")
-    assert found.measured.left_out == {name: numbers(model, rf"model\.{name}\..*") for name in modules}
-    tower, bridge = found.measured.left_out.values()
+    assert left_out == {name: numbers(model, rf"model\.{name}\..*") for name in modules}
+    tower, bridge = left_out.values()
     assert found.notes == (
         f"the numbers are the text model's; left out: 'audio_tower' ({tower:,} parameters), "
         f"'multi_modal_projector' ({bridge:,} parameters)",
@@ -148,7 +167,7 @@ def test_a_multimodal_config_alone_says_that_other_towers_are_left_out() -> None
     assert from_config(values["text_config"], "config.json", "config.json").notes == ()
 
 
-def _beside(**changes: Any) -> Model:
+def _beside(**changes: Any) -> Resolved:
     """A family without a row of its attention: this config beside the tensors of one like it."""
     name = "hyperclovax"
     model = build(name, CASES[name], meta=True)

@@ -20,7 +20,8 @@ from ffncli.models.count import count
 from ffncli.models.evidence import with_inventory
 from ffncli.models.headers import TensorInfo
 from ffncli.models.inventory import Inventory
-from ffncli.models.model import Difference, Model
+from ffncli.models.model import Disagreement, Resolved
+from tests.models.test_beside import measured
 from tests.models.test_whole import CASES, UNSAID
 from tests.oracles.whole import build
 
@@ -43,7 +44,7 @@ def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def beside(values: Mapping[str, Any], stored: Mapping[str, tuple[int, ...]]) -> Model:
+def beside(values: Mapping[str, Any], stored: Mapping[str, tuple[int, ...]]) -> Resolved:
     """The model of a config beside these tensors."""
     return with_inventory(from_config(values, "config.json", "config.json"), inventory(stored))
 
@@ -71,10 +72,10 @@ def test_nothing_that_transformers_builds_differs(name: str, number: int) -> Non
     for model in _models(values):
         found = beside(values, shapes(model))
         assert [str(difference) for difference in found.differences] == []
-        assert found.measured is not None
-        compared = sum(map(len, found.measured.layers.values()))
+        tensors = measured(found, inventory(shapes(model)))
+        compared = sum(map(len, tensors.layers.values()))
         assert compared == found.layer_count, type(model).__name__
-        assert name == "vit" or found.measured.embedding, type(model).__name__
+        assert name == "vit" or tensors.embedding, type(model).__name__
 
 
 LLAMA_8B = {
@@ -105,7 +106,7 @@ def test_the_heads_of_another_model() -> None:
     """As many key-value heads as heads: four d_model by d_model matrices, against two narrow ones among them."""
     found = beside({**LLAMA_8B, "num_key_value_heads": 32}, stored_of(LLAMA_8B)).differences
     assert found == (
-        Difference(
+        Disagreement(
             "attention", "attention (num_attention_heads, num_key_value_heads, head_dim)",
             f"{4 * 4096**2:,} parameters per layer", f"{2 * 4096**2 + 2 * 4096 * 1024:,}",
             "model.layers.0.self_attn.k_proj.weight", "decoder", 0, 2,
@@ -167,8 +168,7 @@ def test_norms_by_their_old_names() -> None:
         stored = {name.replace(new, old): shape for name, shape in stored.items()}
     found = beside(values, stored)
     assert found.differences == ()
-    assert found.measured is not None
-    assert found.measured.layers["encoder"][1].norms == 4 * 24
+    assert measured(found, inventory(stored)).layers["encoder"][1].norms == 4 * 24
 
 
 def test_one_stack_of_two() -> None:
@@ -211,8 +211,9 @@ def test_quantized_attention(bias: bool) -> None:
 def test_a_missing_file_leaves_the_config_alone() -> None:
     stored = inventory(stored_of(_MISTRAL_7B))
     partly = replace(stored, missing=("model-00002-of-00002.safetensors",), files=2)
-    found = with_inventory(from_config(LLAMA_8B, "config.json", "config.json"), partly)
-    assert (found.differences, found.measured) == ((), None)
+    alone = from_config(LLAMA_8B, "config.json", "config.json")
+    found = with_inventory(alone, partly)
+    assert (found.differences, found.model) == ((), alone.model)
 
 
 def test_the_config_counts_where_its_family_is_known() -> None:
@@ -230,8 +231,7 @@ def test_relative_positions(name: str) -> None:
     """T5's table lies in layer 0 and is no attention of it; UMT5 has one in each layer, which is."""
     values = {"model_type": name, **CASES[name][0]}
     found = beside(values, stored_of(values))
-    assert found.measured is not None
-    first, second, _ = found.measured.layers["encoder"].values()
+    first, second, _ = measured(found, inventory(stored_of(values))).layers["encoder"].values()
     table = 6 * 9 if name == "umt5" else 0
     assert first.attention == second.attention == 4 * 24 * 60 + table
     assert (first.table, second.table) == (0 if name == "umt5" else 6 * 9, 0)

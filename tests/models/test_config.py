@@ -11,7 +11,7 @@ from ffncli.errors import FFNError
 from ffncli.models.config import FAMILIES, from_config, quantization_of
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.fields import Fields
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.models.source import load
 from tests.oracles.architectures.text_towers import REMOTE
 
@@ -26,7 +26,7 @@ GIVEN = {
 
 
 def specs(values: dict) -> list:
-    model: Model = from_config(values, "config.json", "config.json")
+    model: Resolved = from_config(values, "config.json", "config.json")
     return [(group.stack, group.layers, group.spec) for group in model.groups]
 
 
@@ -63,7 +63,7 @@ def written(family: str, values: dict) -> dict:
 def test_a_multimodal_config_lends_its_dtype_to_the_text_tower():
     inner = {"model_type": "gemma3_text", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
     model = from_config({"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": inner}, "c", "c")
-    assert (model.dtype, model.main.spec.d_ff) == ("bf16", 16)
+    assert (model.model.dtype, model.main.spec.d_ff) == ("bf16", 16)
 
 
 def kinds(name: str, **said) -> list[tuple]:

@@ -13,7 +13,7 @@ from ffncli.models.model import Group, Model
 
 BF16 = storage("bf16")
 DENSE, SPARSE = FFNSpec(64, 768, "swiglu", norm="rmsnorm"), FFNSpec(64, 96, "swiglu", moe=MoE(8, 2))
-MIXED = Model("m", "m", (Group("decoder", (0,), DENSE), Group("decoder", (1, 2), SPARSE)))
+MIXED = Model("m", (Group("decoder", (0,), DENSE), Group("decoder", (1, 2), SPARSE)))
 
 
 def test_llama_by_hand():

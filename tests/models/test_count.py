@@ -7,11 +7,11 @@ import pytest
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.models import catalog
 from ffncli.models.count import count
-from ffncli.models.model import Group, Model
+from ffncli.models.model import Group, Model, Resolved
 
 DENSE = FFNSpec(4, 8, "swiglu", norm="rmsnorm", shared_norm=True)
 SPARSE = FFNSpec(4, 8, "swiglu", moe=MoE(5, 2, 3, shared_d_ff=10))
-MIXED = Model("m", "m", (Group("decoder", (0,), DENSE), Group("decoder", (1, 2), SPARSE)))
+MIXED = Resolved(Model("m", (Group("decoder", (0,), DENSE), Group("decoder", (1, 2), SPARSE))), "m")
 PER_DENSE, PER_SPARSE = 3 * 4 * 8, 5 * 3 * 4 * 8 + 4 * 5 + 3 * 4 * 10
 
 
@@ -29,7 +29,8 @@ def test_totals_are_over_all_layers_and_tokens():
 
 def test_layers_are_uniform_whatever_stack_they_are_in():
     assert count(catalog.find("transformer-base")).uniform
-    same_widths = Model("m", "m", (Group("decoder", (0,), DENSE), Group("decoder", (1,), replace(DENSE, bias=True))))
+    groups = Group("decoder", (0,), DENSE), Group("decoder", (1,), replace(DENSE, bias=True))
+    same_widths = Resolved(Model("m", groups), "m")
     assert not count(same_widths).uniform
 
 
@@ -41,6 +42,7 @@ def test_norms_are_marked():
 
 @pytest.mark.parametrize(("stored", "name", "size"), [(None, "fp32", 4), ("bf16", "bf16", 2), ("gptq-4bit", "bf16", 2)])
 def test_bytes_are_of_the_stored_dtype(stored, name, size):
-    found = count(replace(MIXED, dtype=stored))
+    mixed = replace(MIXED, model=replace(MIXED.model, dtype=stored))
+    found = count(mixed)
     assert (found.dtype, found.weight_bytes) == (name, size * found.ffn_params_total)
-    assert count(replace(MIXED, dtype=stored), "fp64").weight_bytes == 8 * found.ffn_params_total
+    assert count(mixed, "fp64").weight_bytes == 8 * found.ffn_params_total

@@ -11,7 +11,7 @@ import pytest
 from ffncli.errors import FFNError
 from ffncli.models.config import from_config
 from ffncli.models.count import count
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from tests.oracles.architectures import Architecture, build, cases, numbers
 
 CASES = cases()
@@ -36,7 +36,7 @@ VARIANTS: list[tuple[str, dict[str, Any], str | None]] = [
 ]
 
 
-def made(name: str, changes: dict[str, Any], norm: str | None = None) -> tuple[Model, Any, Architecture]:
+def made(name: str, changes: dict[str, Any], norm: str | None = None) -> tuple[Resolved, Any, Architecture]:
     """What ffn reads from the config of a tiny model, that model, and the case that says which parameters count."""
     case = CASES[name]
     case = replace(case, values={**case.values, **changes}, norm=norm or case.norm)

@@ -12,7 +12,7 @@ from torch import nn
 
 from ffncli.errors import FFNError
 from ffncli.models.config import from_config
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from tests.oracles.architectures import build, cases
 
 BERT = {"model_type": "bert", "hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 2}
@@ -28,7 +28,7 @@ NLLB = {
 PERCEIVER = {"model_type": "perceiver", "d_latents": 16, "d_model": 24, "num_self_attends_per_block": 3}
 
 
-def read(values: dict[str, Any]) -> Model:
+def read(values: dict[str, Any]) -> Resolved:
     return from_config(values, "x", "x/config.json")
 
 

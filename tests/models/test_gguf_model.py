@@ -315,7 +315,7 @@ def test_what_an_option_says_is_known(call, tmp_path: Path):
         json.loads(call("trace", path, "--activation", "relu", "--show", "all", "--json")[1])["steps"][0]["values"]
     )
     model = load(path)
-    assert model.unknown == {"activation", "norm"}
+    assert model.model.unknown == {"activation", "norm"}
     plain = steps(call("trace", path, "--activation", "relu", "--layer", "1", "--show", "all", "--json"))[-1]["values"]
     wanted = (torch.relu(x.double() @ gate.T) * (x.double() @ up.T)) @ down.T
     assert (torch.tensor(plain, dtype=torch.float64) - wanted).abs().max() <= 1e-6 * wanted.abs().max()

@@ -13,7 +13,7 @@ from ffncli.errors import FFNError
 from ffncli.models.config import from_config
 from ffncli.models.count import count
 from ffncli.models.families import BY_TYPE, REFUSED, TEXT_TYPES
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from tests.oracles.architectures import build, cases, numbers
 
 _SIZES = {"hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 4}
@@ -46,7 +46,7 @@ def config_of(model: Any) -> dict[str, Any]:
     return values
 
 
-def read(**values: Any) -> Model:
+def read(**values: Any) -> Resolved:
     """The model of a config's values."""
     return from_config(values, "config.json", "config.json")
 
@@ -152,4 +152,4 @@ def test_a_text_config_without_a_model_type_is_read_as_that_family() -> None:
 def test_a_musicgen_decoder_is_the_text_tower() -> None:
     decoder = {"model_type": "musicgen_decoder", "hidden_size": 16, "ffn_dim": 40, "num_hidden_layers": 4}
     model = read(model_type="musicgen", text_encoder={"model_type": "t5"}, decoder=decoder)
-    assert (model.model_type, count(model).ffn_params_total) == ("musicgen_decoder", 4 * 2 * 16 * 40)
+    assert (model.model.model_type, count(model).ffn_params_total) == ("musicgen_decoder", 4 * 2 * 16 * 40)

@@ -12,7 +12,7 @@ from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.errors import FFNError
 from ffncli.models import catalog
 from ffncli.models.iso_params import counterpart, counterparts, iso_params
-from ffncli.models.model import Group, Model
+from ffncli.models.model import Group, Model, Resolved
 from tests.oracles import modules
 
 
@@ -79,7 +79,7 @@ def test_experts_and_shared_experts():
 
 def test_every_layer_of_a_model():
     groups = (Group("decoder", (0,), FFNSpec(64, 768, "swiglu")), Group("decoder", (1, 2), FFNSpec(64, 96, "swiglu")))
-    other = counterparts(Model("m", "m", groups))
+    other = counterparts(Resolved(Model("m", groups), "m"))
     assert [(g.layers, g.spec.d_ff, g.spec.gated) for g in other.groups] == [((0,), 1152, False), ((1, 2), 144, False)]
     assert other.name == "m (plain)"
     assert counterparts(other).name.endswith("(gated)")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.layout import Located
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.models.source import load
 from ffncli.run.weights import located_weights, read_located
 from tests.oracles.checkpoints import GPT2, LLAMA, MIXTRAL, folder, tensors
@@ -27,7 +27,7 @@ def drawn(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def read(model: Model, layer: str = "0") -> tuple[dict[str, Located], dict[str, Tensor]]:
+def read(model: Resolved, layer: str = "0") -> tuple[dict[str, Located], dict[str, Tensor]]:
     """(Where every parameter is, the weights) of one layer."""
     located = located_weights(model, model.layer(layer))
     assert located is not None
@@ -53,9 +53,9 @@ def test_a_square_conv1d_is_read_as_its_family_has_it(tmp_path: Path):
     found, weights = read(load(folder(tmp_path, {**SQUARE, "n_layer": 1}, stored)))
     assert torch.equal(weights["up.weight"], stored[f"{stem}c_fc.weight"].T)
     assert torch.equal(weights["down.weight"], stored[f"{stem}c_proj.weight"].T)
-    assert "[in, out] as gpt2 has it" in found["up.weight"].evidence
-    assert found["up.weight"].piece.words == "transposed"
-    assert {item.assumed for item in found.values()} == {""}
+    assert "[in, out] as gpt2 has it" in found["up.weight"].slice.evidence
+    assert found["up.weight"].slice.words == "transposed"
+    assert {item.slice.assumed for item in found.values()} == {""}
 
 
 @pytest.mark.parametrize("family", ["llama", None])
@@ -65,7 +65,7 @@ def test_another_square_is_read_as_a_linear_and_of_an_unknown_family_that_is_sai
     found, weights = dense(tmp_path, stored, config)
     assert torch.equal(weights["up.weight"], stored["model.layers.0.mlp.up_proj.weight"])
     assumed = "" if family else "square matrices are read as nn.Linear's [out, in]"
-    assert {found[n].assumed for n in ("up.weight", "down.weight")} == {assumed}
+    assert {found[n].slice.assumed for n in ("up.weight", "down.weight")} == {assumed}
 
 
 def test_a_matrix_that_is_not_square_tells_how_the_other_lies(tmp_path: Path):
@@ -78,7 +78,7 @@ def test_a_matrix_that_is_not_square_tells_how_the_other_lies(tmp_path: Path):
     assert torch.equal(weights["down.weight"], stored[f"{stem}down_proj"].transpose(1, 2))
     assert torch.equal(weights["up.weight"], stored[f"{stem}gate_up_proj"][..., D:].transpose(1, 2))
     assert found["down.weight"].stored_shape() == (E, D, D)
-    assert f"[in, out] by the shapes {[D, 2 * D]} and {[D, D]}" in found["down.weight"].evidence
+    assert f"[in, out] by the shapes {[D, 2 * D]} and {[D, D]}" in found["down.weight"].slice.evidence
 
 
 def test_a_convolution_of_width_one_and_a_correction_of_two_axes(tmp_path: Path):
@@ -104,7 +104,7 @@ def test_experts_one_below_the_other(tmp_path: Path):
     w1, v1, w2 = (stored[f"{stem}experts.mlp.{n}"].reshape(E, F, D) for n in ("w1", "v1", "w2"))
     for name, tensor in {"gate.weight": w1, "up.weight": v1, "down.weight": w2.transpose(1, 2)}.items():
         assert torch.equal(weights[name], tensor)
-    assert found["down.weight"].piece.words == "transposed, experts one below the other"
+    assert found["down.weight"].slice.words == "transposed, experts one below the other"
     assert {item.stored_shape() for name, item in found.items() if name != "router.weight"} == {(E * F, D)}
 
 
@@ -125,9 +125,9 @@ def test_the_order_in_a_fused_matrix(up: str, down: str, first: str, assumed: st
     assert [torch.equal(weights[f"{n}.weight"], half) for n, half in zip((first, second), halves, strict=True)] == [
         True, True,
     ]  # fmt: skip
-    assert (found["gate.weight"].assumed, found["up.weight"].assumed) == (assumed, assumed)
-    assert found["down.weight"].assumed == ""
-    assert found[f"{first}.weight"].piece.words == "concatenated 1 of 2"
+    assert (found["gate.weight"].slice.assumed, found["up.weight"].slice.assumed) == (assumed, assumed)
+    assert found["down.weight"].slice.assumed == ""
+    assert found[f"{first}.weight"].slice.words == "concatenated 1 of 2"
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", None])
@@ -144,8 +144,8 @@ def test_experts_with_biases_are_interleaved(family: str | None, tmp_path: Path)
     assert torch.equal(weights["gate.weight"], both[..., 0::2].transpose(1, 2))
     assert torch.equal(weights["up.weight"], both[..., 1::2].transpose(1, 2))
     assert torch.equal(weights["up.bias"], biases[:, 1::2])
-    assert found["up.weight"].piece.words == "transposed, interleaved 2 of 2"
-    assert bool(found["up.weight"].assumed) == (family is None)
+    assert found["up.weight"].slice.words == "transposed, interleaved 2 of 2"
+    assert bool(found["up.weight"].slice.assumed) == (family is None)
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_norms_are_found_by_usual_names_and_by_what_they_hold(tmp_path: Path):
         stored[f"model.layers.{i}.pre_feedforward_layernorm.bias"] = torch.ones(D)
     found, _ = read(load(folder(tmp_path, LLAMA, stored)))
     assert found["norm.weight"].names == ("model.layers.0.post_attention_layernorm.weight",)
-    assert found["norm.weight"].evidence == "named post_attention_layernorm"
+    assert found["norm.weight"].slice.evidence == "named post_attention_layernorm"
 
 
 def test_norms_outside_of_the_layers(tmp_path: Path):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from ffncli.block.steps import Axis
-from ffncli.models.layout import Located, Piece
+from ffncli.models.layout import Located
 from ffncli.models.misreadings import misreadings, mixed_misreadings
+from ffncli.models.pieces import StoredSlice
 
 D, F, E = Axis("d_model", 6), Axis("d_ff", 10), Axis("experts", 4)
 SQUARE = Axis("d_ff", 6)
 
 
 def placed(parameter: str, *axes: Axis, names: tuple[str, ...] = (), **piece) -> Located:
-    return Located(parameter, axes, Piece(parameter, **piece), names or (parameter,))
+    return Located(parameter, axes, StoredSlice(parameter, **piece), names or (parameter,))
 
 
 def names(*located: Located) -> list[str]:
@@ -47,7 +48,7 @@ def test_square_matrices():
         "up and down swapped", "all square matrices transposed", "up transposed", "down transposed",
     ]  # fmt: skip
     found = {m.name: m for m in misreadings(square)}["down transposed"]
-    assert [item.piece.transposed for item in found.located] == [False, True]
+    assert [item.slice.transposed for item in found.located] == [False, True]
 
 
 def test_one_matrix_for_two():
@@ -76,7 +77,7 @@ def test_shared_experts_have_readings_of_their_own():
 def _experts(count: int) -> Located:
     axis = Axis("experts", count)
     every = tuple(f"experts.{e}.up" for e in range(count))
-    return Located("up.weight", (axis, F, D), Piece("experts.{e}.up"), every)
+    return Located("up.weight", (axis, F, D), StoredSlice("experts.{e}.up"), every)
 
 
 def test_the_order_of_experts():

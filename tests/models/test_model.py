@@ -10,7 +10,7 @@ SMALL, LARGE = FFNSpec(4, 8), FFNSpec(4, 16)
 
 
 def model(*groups: tuple[str, tuple[int, ...], FFNSpec]) -> Model:
-    return Model("m", "m", tuple(Group(*g) for g in groups))
+    return Model("m", tuple(Group(*g) for g in groups))
 
 
 def test_layers_with_equal_specs_are_one_group():

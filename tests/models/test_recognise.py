@@ -8,27 +8,27 @@ from hypothesis import strategies as st
 
 from ffncli.models.matrices import Item
 from ffncli.models.recognise import recognise
-from ffncli.models.ways import WAYS, Way, looked_for
+from ffncli.models.ways import NAMINGS, Naming, looked_for
 from tests.oracles.layers import IDS, NORM, D, F, Shapes, check_ffn, dense, layers_of, one, suffix
 
 # --- dense ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("parent", ["mlp.", "", "block.feed_forward."])
-@pytest.mark.parametrize("way", WAYS, ids=IDS)
-def test_every_way_of_naming_a_dense_ffn(way: Way, parent: str):
+@pytest.mark.parametrize("way", NAMINGS, ids=IDS)
+def test_every_way_of_naming_a_dense_ffn(way: Naming, parent: str):
     shapes = dense(way, parent)
     check_ffn(one(shapes | NORM), shapes, gated=bool(way.gate), fused=False, tensor=next(iter(shapes)))
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if not way.gate], ids=lambda way: "/".join(way.names))
-def test_gate_and_up_in_one_matrix(way: Way):
+@pytest.mark.parametrize("way", [way for way in NAMINGS if not way.gate], ids=lambda way: "/".join(way.names))
+def test_gate_and_up_in_one_matrix(way: Naming):
     shapes = dense(way, fused=True)
     check_ffn(one(shapes), shapes, gated=True, fused=True)  # no norm is needed to see how it lies
 
 
-@pytest.mark.parametrize("way", WAYS, ids=IDS)
-def test_biases(way: Way):
+@pytest.mark.parametrize("way", NAMINGS, ids=IDS)
+def test_biases(way: Naming):
     shapes = dict(dense(way))
     for leaf in way.names:
         shapes[f"mlp.{leaf}{'.bias' if suffix(way) else '_bias'}"] = (D if leaf == way.down else F,)
@@ -39,8 +39,8 @@ def turned(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     return {name: shape[::-1] for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize("way", WAYS, ids=IDS)
-def test_matrices_the_other_way_round(way: Way):
+@pytest.mark.parametrize("way", NAMINGS, ids=IDS)
+def test_matrices_the_other_way_round(way: Naming):
     """A convolution's [in, out], as GPT-2 has it: the bias tells, else the norms, else the config."""
     shapes = turned(dense(way))
     check_ffn(one(shapes | NORM), shapes, gated=bool(way.gate))
@@ -56,7 +56,7 @@ def test_a_fused_matrix_the_other_way_round_needs_nothing_else():
 
 
 def test_norms_of_several_lengths_leave_it_to_the_config():
-    shapes = dense(WAYS[0])
+    shapes = dense(NAMINGS[0])
     norms = {"input_layernorm.weight": (D,), "mlp.ffn_sub_norm.weight": (F,)}
     check_ffn(one(shapes | norms, d_model=D), shapes, gated=True)
     check_ffn(one(shapes | norms), shapes, gated=True)
@@ -96,14 +96,14 @@ def test_t5_whose_numbers_come_twice():
 
 @pytest.mark.parametrize("tower", ["vision_tower.layers", "model.visual.blocks", "audio_tower.layers", "image_encoder"])
 def test_towers_that_are_not_text_are_left_out(tower: str):
-    text = {f"language_model.layers.0.{name}": shape for name, shape in dense(WAYS[0]).items()}
+    text = {f"language_model.layers.0.{name}": shape for name, shape in dense(NAMINGS[0]).items()}
     other = {f"{tower}.0.mlp.fc1.weight": (8, 2), f"{tower}.0.mlp.fc2.weight": (2, 8)}
     assert list(layers_of({**other, **text})) == ["language_model.layers"]
     assert list(layers_of(other)) == [tower]  # a model that is nothing else
 
 
 def test_adapters_and_what_is_no_parameter_are_left_out():
-    shapes = dense(WAYS[0])
+    shapes = dense(NAMINGS[0])
     beside = {
         "mlp.up_proj.lora_A.weight": (2, D), "mlp.up_proj.lora_B.weight": (F, 2),
         "mlp.up_proj.lora_A.default.weight": (2, D),
@@ -115,7 +115,7 @@ def test_adapters_and_what_is_no_parameter_are_left_out():
 
 
 def test_what_else_lies_in_the_module_counts_and_is_named():
-    shapes = {**dense(WAYS[0]), "mlp.act.alpha": (1,), "mlp.norm.weight": (F,)}
+    shapes = {**dense(NAMINGS[0]), "mlp.act.alpha": (1,), "mlp.norm.weight": (F,)}
     counted = {name: shape for name, shape in shapes.items() if "norm" not in name}
     check_ffn(one(shapes | NORM), counted, gated=True, loose=("mlp.act.alpha",))
 
@@ -138,7 +138,7 @@ def test_no_ffn(shapes: Shapes):
 
 
 def test_tensors_whose_file_is_not_here_are_known_by_name():
-    items = {f"l.0.{name}": Item(None, 0, 0) for name in dense(WAYS[0])}
+    items = {f"l.0.{name}": Item(None, 0, 0) for name in dense(NAMINGS[0])}
     ((found,),) = recognise(items, D)["l"].values()
     assert (found.gated, found.whole, found.d_model, found.d_ff, found.params) == (True, False, D, None, 0)
     plain = {f"l.0.mlp.{name}.weight": Item(None, 0, 0) for name in ("fc1", "fc2")}
@@ -149,8 +149,8 @@ def test_tensors_whose_file_is_not_here_are_known_by_name():
 SIZES = st.integers(1, 50)
 
 
-@given(st.sampled_from(WAYS), SIZES, SIZES, st.booleans(), st.integers(1, 3))
-def test_numbers_are_what_was_put_in(way: Way, d: int, f: int, fused: bool, layers: int):
+@given(st.sampled_from(NAMINGS), SIZES, SIZES, st.booleans(), st.integers(1, 3))
+def test_numbers_are_what_was_put_in(way: Naming, d: int, f: int, fused: bool, layers: int):
     shapes = dense(way, fused=fused and not way.gate, d=d, f=f) | {"input_layernorm.weight": (d,)}
     found = layers_of({f"l.{i}.{name}": shape for i in range(layers) for name, shape in shapes.items()})
     assert list(found["l"]) == list(range(layers))

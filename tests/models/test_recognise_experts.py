@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ffncli.models.matrices import Item
 from ffncli.models.recognise import recognise
-from ffncli.models.ways import WAYS, Way
+from ffncli.models.ways import NAMINGS, Naming
 from tests.oracles.layers import IDS, D, E, F, Shapes, check_ffn, dense, layers_of, numbers, one, suffix
 
 S = 14  # width of the shared experts
@@ -21,11 +21,11 @@ def stacked(shapes: Shapes, experts: int = E) -> dict[str, tuple[int, ...]]:
     return {name: (experts, *shape) for name, shape in shapes.items()}
 
 
-ROUTED = [pytest.param(way, id=name) for way, name in zip(WAYS, IDS, strict=True) if "shexp" not in way.down]
+ROUTED = [pytest.param(way, id=name) for way, name in zip(NAMINGS, IDS, strict=True) if "shexp" not in way.down]
 
 
 @pytest.mark.parametrize("way", ROUTED)
-def test_experts_one_by_one(way: Way):
+def test_experts_one_by_one(way: Naming):
     shapes = ROUTER | dense(way, "mlp.experts.#.")
     check_ffn(one(shapes), shapes, experts=E, gated=bool(way.gate), tensor=f"mlp.experts.#.{way.names[0]}{suffix(way)}")
 
@@ -65,24 +65,24 @@ def test_mixtral_and_phimoe():
 @pytest.mark.parametrize("name", ["shared_expert", "shared_experts", "shared_mlp"])
 @pytest.mark.parametrize("gate", [False, True])
 def test_shared_experts_belong_to_those_beside_them(name: str, gate: bool):
-    shapes = ROUTER | dense(WAYS[0], "mlp.experts.#.") | dense(WAYS[0], f"mlp.{name}.", f=S)
+    shapes = ROUTER | dense(NAMINGS[0], "mlp.experts.#.") | dense(NAMINGS[0], f"mlp.{name}.", f=S)
     shapes |= {"mlp.shared_expert_gate.weight": (1, D)} if gate else {}
     check_ffn(one(shapes), shapes, experts=E, gated=True, shared_d_ff=S, shared_gate=gate)
 
 
 def test_what_is_called_shared_beside_no_experts_is_an_ffn_like_another():
-    shapes = dense(WAYS[0], "shared_mlp.")
+    shapes = dense(NAMINGS[0], "shared_mlp.")
     check_ffn(one(shapes), shapes, gated=True)
 
 
 @pytest.mark.parametrize("name", ["mlp.gate.e_score_correction_bias", "mlp.expert_bias"])
 def test_a_correction_of_the_choice(name: str):
-    shapes = ROUTER | dense(WAYS[0], "mlp.experts.#.") | {name: (E,)}
+    shapes = ROUTER | dense(NAMINGS[0], "mlp.experts.#.") | {name: (E,)}
     check_ffn(one(shapes), shapes, experts=E, gated=True, correction=True)
 
 
 def test_gguf_names():
-    ways = {way.down: way for way in WAYS if way.gate and way.down.startswith("ffn_down")}
+    ways = {way.down: way for way in NAMINGS if way.gate and way.down.startswith("ffn_down")}
     shapes = stacked(dense(ways["ffn_down_exps"], "")) | dense(ways["ffn_down_shexp"], "", f=S)
     shapes |= {"ffn_gate_inp.weight": (E, D), "ffn_gate_inp_shexp.weight": (D,), "exp_probs_b.bias": (E,)}
     found = one(shapes | {"ffn_norm.weight": (D,), "attn_output.weight": (D, D)}, prefix="blk")
@@ -91,7 +91,7 @@ def test_gguf_names():
 
 def test_a_dense_ffn_beside_experts_is_a_second_one():
     """Arctic's residual MLP, LongCat's dense ones: two FFNs in a layer."""
-    moe, mlp = ROUTER | dense(WAYS[0], "mlp.experts.#."), dense(WAYS[2], "residual_mlp.")
+    moe, mlp = ROUTER | dense(NAMINGS[0], "mlp.experts.#."), dense(NAMINGS[2], "residual_mlp.")
     layers = layers_of({f"l.0.{name}": shape for name, shape in (moe | mlp).items()})
     first, second = sorted(layers["l"][0], key=lambda found: -found.experts)
     check_ffn(first, moe, experts=E, gated=True)
@@ -100,10 +100,10 @@ def test_a_dense_ffn_beside_experts_is_a_second_one():
 
 @given(st.integers(2, 30), st.integers(2, 30), st.integers(2, 40), st.integers(0, 30), st.booleans(), st.booleans())
 def test_numbers_are_what_was_put_in(d: int, f: int, experts: int, shared: int, together: bool, router: bool):
-    one_by_one, three = dense(WAYS[0], "mlp.experts.#.", d=d, f=f), dense(WAYS[0], "mlp.experts.", d=d, f=f)
+    one_by_one, three = dense(NAMINGS[0], "mlp.experts.#.", d=d, f=f), dense(NAMINGS[0], "mlp.experts.", d=d, f=f)
     shapes = {n.removesuffix(".weight"): s for n, s in stacked(three, experts).items()} if together else one_by_one
     shapes |= {"mlp.gate.weight": (experts, d)} | ({"mlp.gate.bias": (experts,)} if router else {})
-    shapes |= dense(WAYS[0], "mlp.shared_experts.", d=d, f=shared) if shared else {}
+    shapes |= dense(NAMINGS[0], "mlp.shared_experts.", d=d, f=shared) if shared else {}
     named = {f"l.0.{name}": shape for name, shape in shapes.items()} | {"l.0.input_layernorm.weight": (d,)}
     ((found,),) = layers_of(named, experts=experts)["l"].values()
     assert found.params == 3 * d * (experts * f + shared) + experts * d + router * experts
@@ -113,11 +113,11 @@ def test_numbers_are_what_was_put_in(d: int, f: int, experts: int, shared: int, 
 
 
 def test_numbers_counts_experts():
-    assert numbers(ROUTER | dense(WAYS[0], "mlp.experts.#.")) == E * D + 3 * E * D * F
+    assert numbers(ROUTER | dense(NAMINGS[0], "mlp.experts.#.")) == E * D + 3 * E * D * F
 
 
 def test_an_expert_of_another_width_counts_once():
-    alike, alone = ROUTER | dense(WAYS[0], "mlp.experts.#."), dense(WAYS[0], "mlp.experts.7.", f=F + 1)
+    alike, alone = ROUTER | dense(NAMINGS[0], "mlp.experts.#."), dense(NAMINGS[0], "mlp.experts.7.", f=F + 1)
     layers = layers_of({f"l.0.{name}": shape for name, shape in (alike | alone).items()})
     first, second = layers["l"][0]
     check_ffn(first, alike, experts=E, gated=True)
@@ -134,8 +134,8 @@ def test_a_matrix_that_some_experts_lack_is_named():
 
 @pytest.mark.parametrize("at", ["gate_proj", "up_proj", "down_proj"])
 def test_a_matrix_that_fits_no_other_is_named(at: str):
-    shapes = {**dense(WAYS[0]), f"mlp.{at}.weight": (2, D * F // 2)}
+    shapes = {**dense(NAMINGS[0]), f"mlp.{at}.weight": (2, D * F // 2)}
     found = one(shapes)
     assert (f"mlp.{at}.weight", (2, D * F // 2)) in found.misfit
     assert found.params == numbers(shapes)
-    assert one(dense(WAYS[0])).misfit == ()
+    assert one(dense(NAMINGS[0])).misfit == ()

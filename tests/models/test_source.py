@@ -32,7 +32,7 @@ def test_the_deciding_evidence_comes_first(tmp_path: Path):
 def test_a_home_directory_and_names_with_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder(tmp_path / "gpt2", LLAMA)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert load("~/gpt2").model_type == "llama"
+    assert load("~/gpt2").model.model_type == "llama"
     assert load(" GPT2 ").main.spec == load("gpt2").main.spec
 
 
@@ -63,7 +63,7 @@ def test_a_config_alone_is_enough_and_a_directory_without_weights_says_so(tmp_pa
 def test_a_shard_that_is_not_here_leaves_the_configs_dtype(tmp_path: Path):
     source = folder(tmp_path, {**LLAMA, "dtype": "bfloat16"})
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(tensors("llama"), "one.safetensors")}))
-    assert load(source).dtype == "bf16"
+    assert load(source).model.dtype == "bf16"
 
 
 def test_stacks_that_the_file_does_not_have_are_left_out(tmp_path: Path):

@@ -144,7 +144,7 @@ def test_nothing_is_sent_by_one_rank_alone():
 
 def test_a_model_of_two_kinds_of_layers():
     dense, sparse = FFNSpec(64, 768, "swiglu"), FFNSpec(64, 96, "swiglu", moe=MoE(4, 2, 1))
-    model = Model("m", "m", (Group("decoder", (0,), dense), Group("decoder", (1, 2), sparse)))
+    model = Model("m", (Group("decoder", (0,), dense), Group("decoder", (1, 2), sparse)))
     found = split(model, 2, BF16)
     per_sparse = 5 * 3 * 64 * 48 + 64 * 4
     assert found.rank_0_params_total == 3 * 64 * 384 + 2 * per_sparse
@@ -163,7 +163,7 @@ def test_a_model_of_two_kinds_of_layers():
 )  # fmt: skip
 def test_rank_counts_are_all_that_divide(widths, times, shared, row):
     specs = [FFNSpec(64, width * times, moe=MoE(4, 2, shared, shared_d_ff=24 * times)) for width in widths]
-    model = Model("m", "m", tuple(Group("decoder", (i,), spec) for i, spec in enumerate(specs)))
+    model = Model("m", tuple(Group("decoder", (i,), spec) for i, spec in enumerate(specs)))
     cut = [width * times for width in widths] + [24 * times] * bool(shared)
     possible = [n for n in range(1, max(cut) + 1) if all(size % (n * row.block) == 0 for size in cut)]
     assert list(rank_counts(model, row)) == possible

@@ -13,7 +13,7 @@ import torch
 from ffncli.errors import FFNError
 from ffncli.models.config import from_config
 from ffncli.models.count import count
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.run.functions import function
 from tests.models.test_architectures import _functions
 from tests.oracles.architectures import build, config, numbers, outside
@@ -28,7 +28,7 @@ _OPTIONAL = (
 )  # fmt: skip
 
 
-def _read(values: Mapping[str, Any], name: str) -> Model:
+def _read(values: Mapping[str, Any], name: str) -> Resolved:
     return from_config(json.loads(json.dumps(values, default=str)), name, f"{name}/config.json")
 
 

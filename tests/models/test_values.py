@@ -19,7 +19,8 @@ from ffncli.block.steps import Axis
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models import reading, values
 from ffncli.models.checkpoint import open_checkpoint
-from ffncli.models.layout import Located, Piece
+from ffncli.models.layout import Located
+from ffncli.models.pieces import StoredSlice
 from ffncli.models.source import load
 from ffncli.models.values import read_weights
 from ffncli.run.weights import stored_weights
@@ -65,7 +66,7 @@ def test_every_layout_is_put_in_its_place(
     assert checkpoint is not None
     located = tuple(
         Located(f"{part}.{'bias' if bias else 'weight'}", axes,
-                Piece("w.{e}" if per_expert else "w", transposed, part, parts, interleaved), tuple(stored))
+                StoredSlice("w.{e}" if per_expert else "w", transposed, part, parts, interleaved), tuple(stored))
         for part in range(parts)
     )  # fmt: skip
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
@@ -85,7 +86,7 @@ def test_experts_one_below_the_other(transposed: bool, dtype: torch.dtype, tmp_p
     save_file({"w": (canonical.mT if transposed else canonical).reshape(-1, 7)}, tmp_path / "model.safetensors")
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint is not None
-    item = Located("w.weight", axes, Piece("w", transposed, stacked=True), ("w",))
+    item = Located("w.weight", axes, StoredSlice("w", transposed, stacked=True), ("w",))
     assert torch.equal(read_weights(checkpoint, (item,), dtype)["w.weight"], canonical.to(dtype))
 
 
@@ -97,7 +98,7 @@ def test_axes_of_one_may_be_elsewhere(shape: tuple[int, ...], axes: tuple[Axis, 
     save_file({"w": tensor}, tmp_path / "model.safetensors")
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint is not None
-    found = read_weights(checkpoint, (Located("w.weight", axes, Piece("w"), ("w",)),), torch.float32)["w.weight"]
+    found = read_weights(checkpoint, (Located("w.weight", axes, StoredSlice("w"), ("w",)),), torch.float32)["w.weight"]
     assert torch.equal(found, tensor.view([axis.size for axis in axes]))
 
 
@@ -105,7 +106,9 @@ def test_both_halves_must_fit(tmp_path: Path):
     save_file({"w": torch.zeros(20, 7)}, tmp_path / "model.safetensors")
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint is not None
-    located = [Located(n, (a, D), Piece("w", part=i, parts=2), ("w",)) for i, (n, a) in enumerate((("g", F), ("u", E)))]
+    located = [
+        Located(n, (a, D), StoredSlice("w", part=i, parts=2), ("w",)) for i, (n, a) in enumerate((("g", F), ("u", E)))
+    ]
     with pytest.raises(FFNError, match=r"\[20, 7\], expected \[6, 7\] \(experts = 3, d_model = 7\)"):
         read_weights(checkpoint, tuple(located), torch.float32)
 

@@ -5,22 +5,23 @@ Sizes are odd on purpose: heads are not d_model / head_dim, key-value heads are 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import pytest
 
+from ffncli.block.recipe import FFNSpec
 from ffncli.errors import FFNError
 from ffncli.models import catalog
 from ffncli.models.attention import Heads
 from ffncli.models.config import FAMILIES, from_config
-from ffncli.models.count import count
+from ffncli.models.count import ModelCount, count
 from ffncli.models.fields import Fields
-from ffncli.models.model import Model
+from ffncli.models.model import Group
+from ffncli.models.non_ffn import NonFFN
 from ffncli.models.rest import RESTS
-from ffncli.models.whole import Totals, Whole, share_of_layer, totals, whole
+from ffncli.models.whole import non_ffn
 from tests.oracles.architectures.text_towers import REMOTE
 from tests.oracles.counts import ACTIVE, WHOLE
 from tests.oracles.whole import ENCODERS, Built, build
@@ -149,11 +150,17 @@ CASES: Mapping[str, tuple[Values, ...]] = {
 TRIED = [pytest.param(name, i, id=f"{name}-{i}") for name, cases in CASES.items() for i in range(len(cases))]
 
 
+def outside(values: Values) -> NonFFN | None:
+    """What a config has outside its FFN blocks, of which it says nothing here."""
+    stacks = [Group(name, (0, 1, 2), FFNSpec(24, 40)) for name in ("encoder", "decoder")]
+    return non_ffn(Fields(values, "here"), values["model_type"], stacks)
+
+
 @cache
-def case(name: str, number: int) -> tuple[dict[str, Any], Built, Whole]:
+def case(name: str, number: int) -> tuple[dict[str, Any], Built, NonFFN]:
     """A config, transformers' model of it, and what we say of it."""
     values = {"model_type": name, **CASES[name][number]}
-    found = whole(Fields(values, "config.json"), name)
+    found = outside(values)
     assert found is not None
     return values, build(values), found
 
@@ -183,24 +190,26 @@ def test_what_absent_fields_mean(name: str) -> None:
 @pytest.mark.parametrize(("name", "number"), TRIED)
 def test_attention_and_norms_of_a_layer(name: str, number: int) -> None:
     _, built, found = case(name, number)
-    for stack in found.stacks:
-        assert stack.attention == built.attention(stack.name, 1) > 0
-        assert stack.norms == built.norms(stack.name, 1)
+    assert found.layers
+    for stack, layers in found.layers.items():
+        assert layers[1].attention == built.attention(stack, 1) > 0
+        assert layers[1].norms == built.norms(stack, 1)
 
 
 @pytest.mark.parametrize(("name", "number"), TRIED)
 def test_what_lies_outside_the_layers(name: str, number: int) -> None:
     _, built, found = case(name, number)
-    once = sum(stack.params(0) for stack in found.stacks)
-    assert once + found.input_embedding + found.other_embeddings + found.head == built.outside
+    parts = found.parts
+    assert parts is not None
+    assert sum(params for (_, what), params in parts.items() if what != "layers") == built.outside
     if name != "vit":
-        assert found.input_embedding == built.model.get_input_embeddings().weight.numel()
+        assert parts["", "input embedding"] == built.model.get_input_embeddings().weight.numel()
     if name in ENCODERS:
-        assert (found.head, found.tied) == (0, False)
+        assert (parts["", "head"], found.lookup) == (0, parts["", "input embedding"])
         return
     head, table = built.model.get_output_embeddings(), built.model.get_input_embeddings().weight
-    assert found.tied == (head.weight is table)
-    assert found.head == sum(p.numel() for p in head.parameters() if p is not table)
+    assert found.lookup == (0 if head.weight is table else parts["", "input embedding"])
+    assert parts["", "head"] == sum(p.numel() for p in head.parameters() if p is not table)
 
 
 UNSAID = {"ernie4_5_moe-1"}  # biases in some of its MLPs alone: no block of ours, so its FFN is refused
@@ -210,7 +219,7 @@ COUNTED = [p for p in TRIED if p.values[0] in FAMILIES and p.id not in UNSAID]
 @pytest.mark.parametrize(("name", "number"), COUNTED)
 def test_whole_model(name: str, number: int) -> None:
     values, built, _ = case(name, number)
-    assert joined(values).model_params_total == built.total
+    assert count(from_config(values, "here", "here")).model_params_total == built.total
 
 
 @pytest.mark.parametrize(
@@ -218,7 +227,7 @@ def test_whole_model(name: str, number: int) -> None:
 )
 def test_catalog(name: str) -> None:
     """Real sizes, held to transformers' model of the same config and to the published total."""
-    found = _totals(catalog.find(name), catalog.find(name).beside)
+    found = counted(name)
     expected = WHOLE.get(name)
     if expected is not None:
         assert found.model_params_total == expected
@@ -232,47 +241,46 @@ def test_catalog(name: str) -> None:
 @pytest.mark.parametrize("name", ACTIVE)
 def test_active(name: str) -> None:
     """Both conventions: a token's parameters with its embedding, and without."""
-    found = _totals(catalog.find(name), catalog.find(name).beside)
+    found = counted(name)
     assert (found.model_params_active, found.model_params_active_no_embedding) == ACTIVE[name]
 
 
 def test_a_tied_table_is_the_head() -> None:
-    found = catalog.find("gpt2").beside
-    assert found is not None
-    assert (found.tied, found.head, found.input_embedding) == (True, 0, 50257 * 768)
-    plain = _totals(catalog.find("gpt2"), found)
+    found = known("gpt2")
+    assert found.parts is not None
+    assert (found.lookup, found.parts["", "head"], found.parts["", "input embedding"]) == (0, 0, 50257 * 768)
+    plain = counted("gpt2")
     assert plain.model_params_active_no_embedding == plain.model_params_active == plain.model_params_total
 
 
 def test_a_stack_that_is_absent_is_not_counted() -> None:
-    found = catalog.find("t5-v1.1-base").beside
-    assert found is not None
-    encoder, decoder = found.stacks
-    both = totals(found, {"encoder": 12, "decoder": 12}, 0, 0).model_params_total
-    alone = totals(found, {"encoder": 12}, 0, 0).model_params_total
-    assert both - alone == decoder.params(12) > encoder.params(12)
+    found = known("t5-v1.1-base")
+    both, alone = found.params({"encoder", "decoder"}), found.params({"encoder"})
+    assert (both, alone) != (None, None)
+    assert found.parts is not None
+    encoder, decoder = (sum(n for (s, _), n in found.parts.items() if s == name) for name in ("encoder", "decoder"))
+    assert both - alone == decoder > encoder
 
 
 def test_bert_layer() -> None:
-    found = catalog.find("bert-base").beside
-    assert found is not None
-    layer = found.stack("encoder")
+    found = known("bert-base")
+    layer = found.layer("encoder", range(12))
     assert layer is not None
-    assert found.stack("decoder") is None
+    assert found.layer("decoder", range(12)) is None
     assert (layer.attention, layer.norms) == (2_362_368, 3_072)
-    assert round(share_of_layer(4_722_432, layer), 3) == 0.666
-    assert _totals(catalog.find("bert-base"), found).ffn_share_of_model == 56_669_184 / 109_482_240
+    assert round(layer.ffn_share(4_722_432), 3) == 0.666
+    assert counted("bert-base").ffn_share_of_model == 56_669_184 / 109_482_240
 
 
 def test_share_of_the_model_is_of_all_parameters() -> None:
-    found = _totals(catalog.find("mixtral-8x7b"), catalog.find("mixtral-8x7b").beside)
+    found = counted("mixtral-8x7b")
     assert found.ffn_share_of_model == 45_098_205_184 / 46_702_792_704
 
 
-def said(**changes: Any) -> Whole | None:
+def said(**changes: Any) -> NonFFN | None:
     """What is said of a Llama config with these fields; None takes a field away."""
     values = {k: v for k, v in {"model_type": "llama", **_LLAMA, **changes}.items() if v is not None}
-    return whole(Fields(values, "here"), values["model_type"])
+    return outside(values)
 
 
 @pytest.mark.parametrize("missing", ["num_attention_heads", "vocab_size", "hidden_size"])
@@ -298,33 +306,35 @@ def test_a_value_that_cannot_be_names_its_field(field: str, value: object) -> No
 def test_key_value_heads_null_and_absent() -> None:
     """Null means as many as heads; absent means the family's own default: 8 for Mistral."""
     values = {"model_type": "mistral", **_WIDE}
-    sizes = [whole(Fields({**values, **more}, "here"), "mistral") for more in ({}, {"num_key_value_heads": None})]
-    absent, null = (found.stacks[0].attention for found in sizes if found is not None)
+    sizes = [outside({**values, **more}) for more in ({}, {"num_key_value_heads": None})]
+    absent, null = (found.layers["decoder"][0].attention for found in sizes if found is not None)
     assert (absent, null) == (24 * 4 * (2 * 6 + 2 * 8), 4 * 24 * 24)
 
 
 def test_images_may_have_two_sides() -> None:
     values = {"model_type": "vit", **CASES["vit"][0]}
-    square = whole(Fields({**values, "image_size": [20, 20], "patch_size": [6, 6]}, "here"), "vit")
-    wide = whole(Fields({**values, "image_size": [20, 40], "patch_size": [6, 4]}, "here"), "vit")
-    assert square == whole(Fields(values, "here"), "vit")
+    square = outside({**values, "image_size": [20, 20], "patch_size": [6, 6]})
+    wide = outside({**values, "image_size": [20, 40], "patch_size": [6, 4]})
+    assert square == outside(values)
     assert wide is not None
-    assert (wide.stacks[0].positions, wide.stacks[0].stem) == (24 * (3 * 10 + 1), 24 * (2 * 6 * 4 + 2))
+    assert wide.parts is not None
+    assert wide.parts["encoder", "positions"] == 24 * (3 * 10 + 1)
+    assert wide.parts["encoder", "stem"] == 24 * (2 * 6 * 4 + 2)
     for bad in ([20], [20, 0], [20, True]):
         with pytest.raises(FFNError, match="here: patch_size must be a side in pixels, or two"):
-            whole(Fields({**values, "patch_size": bad}, "here"), "vit")
+            outside({**values, "patch_size": bad})
 
 
-def joined(values: Mapping[str, Any]) -> Totals:
-    """A config's totals: the FFN's own count, and the rest."""
-    return _totals(from_config(values, "here", "here"), whole(Fields(values, "here"), values["model_type"]))
-
-
-def _totals(model: Model | None, found: Whole | None) -> Totals:
-    assert model is not None
+def known(name: str) -> NonFFN:
+    """What a known model has outside its FFN blocks."""
+    found = catalog.find(name)
     assert found is not None
-    layers: Counter[str] = Counter()
-    for group in model.groups:
-        layers[group.stack] += len(group.layers)
-    ffn = count(model)
-    return totals(found, layers, ffn.ffn_params_total, ffn.ffn_params_active)
+    assert found.model.non_ffn is not None
+    return found.model.non_ffn
+
+
+def counted(name: str) -> ModelCount:
+    """A known model's whole count."""
+    found = catalog.find(name)
+    assert found is not None
+    return count(found)

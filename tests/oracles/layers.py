@@ -7,7 +7,7 @@ from math import prod
 
 from ffncli.models.matrices import Item
 from ffncli.models.recognise import Found, Layers, recognise
-from ffncli.models.ways import WAYS, Way
+from ffncli.models.ways import NAMINGS, Naming
 
 D, F, E = 6, 10, 4  # d_model, d_ff, experts
 Shapes = Mapping[str, tuple[int, ...]]
@@ -30,11 +30,11 @@ def one(shapes: Shapes, d_model: int | None = None, prefix: str = "model.layers"
     return found
 
 
-def suffix(way: Way) -> str:
+def suffix(way: Naming) -> str:
     return "" if way.down.endswith("_weight") else ".weight"
 
 
-def dense(way: Way, parent: str = "mlp.", fused: bool = False, d: int = D, f: int = F) -> Shapes:
+def dense(way: Naming, parent: str = "mlp.", fused: bool = False, d: int = D, f: int = F) -> Shapes:
     """The matrices of one FFN as nn.Linear keeps them; `fused`: gate and up in one."""
     widths = dict.fromkeys(way.names, (f, d)) | {way.up: (2 * f if fused else f, d), way.down: (d, f)}
     return {f"{parent}{leaf}{suffix(way)}": shape for leaf, shape in widths.items()}
@@ -53,4 +53,4 @@ def check_ffn(found: Found, shapes: Shapes, **expected: object) -> None:
 
 
 NORM = {"post_attention_layernorm.weight": (D,)}
-IDS = ["/".join(way.names) for way in WAYS]
+IDS = ["/".join(way.names) for way in NAMINGS]

@@ -15,7 +15,7 @@ from ffncli.block.recipe import steps
 from ffncli.block.steps import ffn_span, ffn_steps
 from ffncli.errors import FFNError
 from ffncli.models.config import from_config
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.run.execute import run
 from ffncli.run.live import live_ffn, live_weights
 from tests.oracles.architectures import build, cases
@@ -23,7 +23,7 @@ from tests.oracles.architectures import build, cases
 TINY = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 60, "n_positions": 32}
 
 
-def described(model: Any, name: str) -> Model:
+def described(model: Any, name: str) -> Resolved:
     """What ffn makes of the config that transformers would write."""
     return from_config(json.loads(json.dumps(model.config.to_dict(), default=str)), name, name)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ffncli.errors import FFNError
-from ffncli.models.model import Layer, Model
+from ffncli.models.model import Layer, Resolved
 from ffncli.models.source import load
 from ffncli.run.capture import capture
 from ffncli.run.prepare import LayerRequest, Prepared
@@ -55,7 +55,9 @@ HEADS: dict[str, Head] = {
 }  # fmt: skip
 
 
-def unembed(model: Model, layer: Layer, given: Tensor, request: LayerRequest, top: int) -> list[tuple[Promoted, ...]]:
+def unembed(
+    model: Resolved, layer: Layer, given: Tensor, request: LayerRequest, top: int
+) -> list[tuple[Promoted, ...]]:
     """The promoted tokens alone."""
     return [one.promoted for one in unembedded(model, layer, given, request, TokenLimits(top, 5, 0.9))]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ffncli.block.activations import TABLE, Row
+from ffncli.block.activations import TABLE, ActivationRow
 from ffncli.block.scalar import SCALAR, with_learned
 
 
 @dataclass(frozen=True)
 class Curve:
-    """f and its slope on floats, what is learned at its initial value, and the kinks in order (see `Row`)."""
+    """f and its slope on floats, what is learned at its initial value, and the kinks in order (see `ActivationRow`)."""
 
-    row: Row
+    row: ActivationRow
     f: Callable[[float], float]
     slope: Callable[[float], float]
 

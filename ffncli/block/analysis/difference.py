@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
-from ffncli.block.activations import Row
+from ffncli.block.activations import ActivationRow
 from ffncli.block.analysis.curve import Curve, curve
 from ffncli.block.analysis.quadrature import expectation
 from ffncli.block.analysis.shape import bisect, golden, shape
@@ -73,7 +73,7 @@ def _minus(f: Curve, g: Curve) -> Curve:
     kinks: dict[float, int] = {}
     for x, order in (*f.row.kinks, *g.row.kinks):
         kinks[x] = min(order, kinks.get(x, order))
-    row = Row(
+    row = ActivationRow(
         f"{f.name} - {g.name}", "", lambda x, m: f.f(x) - g.f(x), lambda x, m: f.slope(x) - g.slope(x),
         kinks=tuple(sorted(kinks.items())),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ffncli.block.activations import CANONICAL, GATED, LIMITED, TABLE, Row, known_names
+from ffncli.block.activations import CANONICAL, GATED, LIMITED, TABLE, ActivationRow, known_names
 from ffncli.block.analysis.curve import Curve, curve
 from ffncli.block.analysis.operations import COUNTING, Operations, counted
 from ffncli.block.recipe import FFNSpec
@@ -123,7 +123,7 @@ def factor(op: Activation) -> Curve:
 
     limits = tuple((x, 1) for x in (op.low, op.high) if x is not None)
     kinks = tuple(sorted([*(k for k in inner.row.kinks if low < k[0] < high), *limits]))
-    row = Row(op.function, _formula(op, "x"), lambda x, m: applied(op, x, m), slope, kinks=kinks)
+    row = ActivationRow(op.function, _formula(op, "x"), lambda x, m: applied(op, x, m), slope, kinks=kinks)
     return Curve(row, lambda x: row.f(x, SCALAR), lambda x: row.slope(x, SCALAR))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ffncli.block.activations import Row
+from ffncli.block.activations import ActivationRow
 from ffncli.block.analysis.curve import Curve, curve
 from ffncli.block.analysis.facts import check_width
 from ffncli.block.analysis.gated import GatedUnit, factor
@@ -143,7 +143,7 @@ def _lipschitz(gate: Curve, a: Shape, b: Shape) -> float | None:
     def rise(x: float, _: object) -> float:  # only its sign is asked for
         return steepness(x + 1e-6, _) - steepness(x - 1e-6, _)
 
-    row = Row("steepness", "", steepness, rise, kinks=gate.row.kinks)
+    row = ActivationRow("steepness", "", steepness, rise, kinks=gate.row.kinks)
     return shape(Curve(row, lambda x: steepness(x, None), lambda x: rise(x, None))).maximum
 
 

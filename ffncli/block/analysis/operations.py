@@ -92,69 +92,69 @@ class _Tape:
     """Every distinct value computed so far, by what it was computed from."""
 
     def __init__(self) -> None:
-        self.values: dict[_Key, _Value] = {}
+        self.values: dict[_Key, _Operand] = {}
 
-    def value(self, key: _Key) -> _Value:
-        return self.values.setdefault(key, _Value(self, len(self.values)))
+    def value(self, key: _Key) -> _Operand:
+        return self.values.setdefault(key, _Operand(self, len(self.values)))
 
-    def do(self, kind: str, how: str, *operands: Any) -> _Value:
-        parts = (("value", o.index) if isinstance(o, _Value) else ("constant", o) for o in operands)
+    def do(self, kind: str, how: str, *operands: Any) -> _Operand:
+        parts = (("value", o.index) if isinstance(o, _Operand) else ("constant", o) for o in operands)
         return self.value((kind, (how, *parts)))
 
 
-class _Value:
+class _Operand:
     """A number, or a truth, that depends on the input."""
 
     def __init__(self, tape: _Tape, index: int) -> None:
         self.tape, self.index = tape, index
 
-    def __add__(self, other: Any) -> _Value:
+    def __add__(self, other: Any) -> _Operand:
         return self if _is(other, 0.0) else self.tape.do("add", "+", self, other)
 
-    def __radd__(self, other: Any) -> _Value:
+    def __radd__(self, other: Any) -> _Operand:
         return self if _is(other, 0.0) else self.tape.do("add", "+", other, self)
 
-    def __sub__(self, other: Any) -> _Value:
+    def __sub__(self, other: Any) -> _Operand:
         return self if _is(other, 0.0) else self.tape.do("add", "-", self, other)
 
-    def __rsub__(self, other: Any) -> _Value:
+    def __rsub__(self, other: Any) -> _Operand:
         return self.tape.do("add", "-", other, self)
 
-    def __mul__(self, other: Any) -> _Value:
+    def __mul__(self, other: Any) -> _Operand:
         return self if _is(other, 1.0) else self.tape.do("multiply", "*", self, other)
 
-    def __rmul__(self, other: Any) -> _Value:
+    def __rmul__(self, other: Any) -> _Operand:
         return self if _is(other, 1.0) else self.tape.do("multiply", "*", other, self)
 
-    def __truediv__(self, other: Any) -> _Value:
+    def __truediv__(self, other: Any) -> _Operand:
         return self if _is(other, 1.0) else self.tape.do("divide", "/", self, other)
 
-    def __rtruediv__(self, other: Any) -> _Value:
+    def __rtruediv__(self, other: Any) -> _Operand:
         return self.tape.do("divide", "/", other, self)
 
-    def __neg__(self) -> _Value:
+    def __neg__(self) -> _Operand:
         return self.tape.do("sign", "-", self)
 
-    def __abs__(self) -> _Value:
+    def __abs__(self) -> _Operand:
         return self.tape.do("sign", "abs", self)
 
-    def __lt__(self, other: Any) -> _Value:
+    def __lt__(self, other: Any) -> _Operand:
         return self.tape.do("compare", "<", self, other)
 
-    def __le__(self, other: Any) -> _Value:
+    def __le__(self, other: Any) -> _Operand:
         return self.tape.do("compare", "<=", self, other)
 
-    def __gt__(self, other: Any) -> _Value:
+    def __gt__(self, other: Any) -> _Operand:
         return self.tape.do("compare", ">", self, other)
 
-    def __ge__(self, other: Any) -> _Value:
+    def __ge__(self, other: Any) -> _Operand:
         return self.tape.do("compare", ">=", self, other)
 
     def __eq__(self, other: Any) -> Any:
-        same = isinstance(other, _Value) and other.index == self.index  # asks for NaN: of a number it is true
+        same = isinstance(other, _Operand) and other.index == self.index  # asks for NaN: of a number it is true
         return same or self.tape.do("compare", "==", self, other)
 
-    def __and__(self, other: Any) -> _Value:
+    def __and__(self, other: Any) -> _Operand:
         return self.tape.do("compare", "&", self, other)
 
     def __bool__(self) -> bool:
@@ -162,18 +162,18 @@ class _Value:
 
 
 def _is(other: Any, number: float) -> bool:
-    return not isinstance(other, _Value) and bool(other == number)
+    return not isinstance(other, _Operand) and bool(other == number)
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
-    if not isinstance(condition, _Value):
+    if not isinstance(condition, _Operand):
         return a if condition else b
     return condition.tape.do("select", "where", condition, a, b)
 
 
 def _function(name: str) -> Callable[[Any], Any]:
     def call(x: Any) -> Any:
-        return x.tape.do(name, name, x) if isinstance(x, _Value) else getattr(SCALAR, name)(x)
+        return x.tape.do(name, name, x) if isinstance(x, _Operand) else getattr(SCALAR, name)(x)
 
     return call
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ffncli.block.steps import Experts, Route, Step, block_inputs, ffn_span, ffn_steps
 from ffncli.kernels.kernel import Kernel, kernel_steps
-from ffncli.models.model import Layer, Model
+from ffncli.models.model import Layer, Resolved
 from ffncli.run.checks.row import Judge
 from ffncli.run.execute import execute
 from ffncli.run.probe import Runner
@@ -53,7 +53,7 @@ class CheckedBlock:
     `kernels` are those to be held to float64, `against` is the model whose weights are the reference, if any.
     """
 
-    model: Model
+    model: Resolved
     layer: Layer
     steps: tuple[Step, ...]
     weights: Weights
@@ -64,7 +64,7 @@ class CheckedBlock:
     tolerance: float | None = None
     kernels: tuple[Kernel, ...] = ()
     own: Own | None = None
-    against: Model | None = None
+    against: Resolved | None = None
 
     def judge(self, check: str, dtype: torch.dtype | None = None) -> Judge:
         """What counts as equal in the block's dtype, or in another for what has no router."""

@@ -17,9 +17,10 @@ from ffncli.block.recipe import FFNSpec
 from ffncli.block.steps import Norm, parameters
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.kernel import kernel_steps
-from ffncli.models.layout import Located, Piece, canonical
+from ffncli.models.layout import Located, canonical
 from ffncli.models.misreadings import Misreading, misreadings, mixed_misreadings
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
+from ffncli.models.pieces import StoredSlice
 from ffncli.run.capture import FAULTS, run_model
 from ffncli.run.checks.case import CheckedBlock
 from ffncli.run.checks.reach import reached, reaching, unreached
@@ -87,12 +88,12 @@ def transformers_module(case: CheckedBlock) -> tuple[Proof | None, str]:
     except FFNError as error:
         return None, error.message.removeprefix("--input-ids: ")
     ((entering, leaving),) = found
-    name = f"transformers' {case.model.model_type or 'model'}"
+    name = f"transformers' {case.model.model.model_type or 'model'}"
     same, left_out = steady_tokens(case.ffn, case.ffn_weights, {case.entry: entering}, case.dtype)
     seen = reached(case, entering)
     some = f"they go to {int(seen.sum())} of {len(seen)} experts" if seen is not None and not seen.all() else ""
     remarks = (f"on what enters it for tokens {_IDS[0]} to {_IDS[-1]}", some, left_out)
-    fault = FAULTS.get(case.model.model_type or "", "") if case.layer.spec.moe else ""
+    fault = FAULTS.get(case.model.model.model_type or "", "") if case.layer.spec.moe else ""
     said = "; ".join(filter(None, remarks))
     return Proof(name, entering, leaving, said, single=True, same=same, fault=fault), ""
 
@@ -103,15 +104,17 @@ def _located(case: CheckedBlock) -> tuple[Located, ...] | None:
     return None if found is None else tuple(item for item in found if item.parameter in case.ffn_weights)
 
 
-def _words(item: Located, model: Model) -> str:
+def _words(item: Located, model: Resolved) -> str:
     """`model.layers.0.mlp.gate_up_proj.weight [80, 16], concatenated 1 of 2; stored as mxfp4, ...; named ...`."""
     many = f" and {len(item.names) - 1} more" if len(item.names) > 1 else ""
     shape = f"[{', '.join(map(str, item.stored_shape()))}]"
-    how = ", ".join(filter(None, (f"{item.names[0][:_WHERE]}{many} {shape}", item.piece.words)))
+    how = ", ".join(filter(None, (f"{item.names[0][:_WHERE]}{many} {shape}", item.slice.words)))
     packed = " and ".join(packed_formats((item,)))
     blocks = model.checkpoint is not None and model.checkpoint.gguf  # which hold their scales themselves
     stored = packed and f"stored as {packed}, unpacked" + ("" if blocks else " with its scales")
-    return "; ".join(filter(None, (how, stored, item.evidence, item.assumed and f"assumed: {item.assumed}")))
+    return "; ".join(
+        filter(None, (how, stored, item.slice.evidence, item.slice.assumed and f"assumed: {item.slice.assumed}"))
+    )
 
 
 def _other(case: CheckedBlock) -> Proof:
@@ -121,7 +124,7 @@ def _other(case: CheckedBlock) -> Proof:
     label = f"--against {shown(other.source)}"
     if other.checkpoint is None and other.weights is None:
         raise FFNError(f"{label} has no weights of its own", "give a directory, a file or my.py:Class")
-    text = None if other.bare else (f"{own.stack}.{own.index}" if _stacks(other) > 1 else str(own.index))
+    text = None if other.model.bare else (f"{own.stack}.{own.index}" if _stacks(other) > 1 else str(own.index))
     ready = prepare(
         other, LayerRequest(layer=text, dtype=str(case.dtype), device=case.device, input="zeros", leading=(1,))
     )
@@ -142,7 +145,7 @@ def _other(case: CheckedBlock) -> Proof:
     return Proof(other.source, x, reference, _differences(own.spec, spec), weights, norms)
 
 
-def _stacks(model: Model) -> int:
+def _stacks(model: Resolved) -> int:
     return len({group.stack for group in model.groups})
 
 
@@ -237,10 +240,10 @@ def _computed(case: CheckedBlock, weights: dict[str, Tensor], x: Tensor) -> Tens
 def _readings(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """The weights as every misreading has them: of the file, and of whoever made gate and up out of one tensor."""
     axes = parameters(case.ffn)
-    own = located or [Located(name, axes[name], Piece(name), (name,)) for name in case.ffn_weights]
+    own = located or [Located(name, axes[name], StoredSlice(name), (name,)) for name in case.ffn_weights]
     for other in mixed_misreadings(own):
         yield other.name, _reread(case, own, other)
-    fused = any(item.piece.parts > 1 for item in located)
+    fused = any(item.slice.parts > 1 for item in located)
     for prefix in ("", "shared.") if not fused else ():
         yield from resplit(case.ffn_weights, prefix)
 

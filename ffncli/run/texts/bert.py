@@ -14,7 +14,7 @@ from ffncli.block.scalar import SCALAR
 from ffncli.block.steps import ffn_steps, parameters
 from ffncli.models import catalog
 from ffncli.models.count import count
-from ffncli.models.model import Model
+from ffncli.models.model import Resolved
 from ffncli.run.prepare import Prepared
 from ffncli.run.texts.fact import Fact, Verdict, compared, drawn, number
 
@@ -42,7 +42,7 @@ def _parameters(ready: Prepared) -> list[Fact]:
     ]  # fmt: skip
 
 
-def _share(models: Sequence[Model]) -> list[Fact]:
+def _share(models: Sequence[Resolved]) -> list[Fact]:
     """The FFN's part of one layer: BERT's, and that of every known model whose attention is known."""
     counted = {model.name: count(model) for model in models}
     bert = counted["bert-base"]
@@ -117,7 +117,7 @@ def _overfitting(d_model: int = 8) -> Fact:
     )  # fmt: skip
 
 
-def _balance(models: Sequence[Model]) -> Fact:
+def _balance(models: Sequence[Resolved]) -> Fact:
     """How many of the known dense models have which ratio."""
     dense = {m.name: m.main.spec.d_ff / m.main.spec.d_model for m in models if m.main.spec.moe is None}
     four = sum(ratio == 4 for ratio in dense.values())

@@ -90,9 +90,9 @@ def _slices(ready: Prepared) -> list[Fact]:
 
 def _place(name: str) -> str:
     """What a tensor's split over ranks is called, by the model's own count."""
-    model = catalog.find("llama-2-7b")
-    assert model is not None
-    parts = split(model, NODES, dtypes.dtype("fp32")).groups[0].slices
+    known = catalog.find("llama-2-7b")
+    assert known is not None
+    parts = split(known.model, NODES, dtypes.dtype("fp32")).groups[0].slices
     return next(part.place for part in parts if part.name == name)
 
 

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from ffncli.models.checkpoint import open_checkpoint
 from ffncli.models.config import read_config
 from ffncli.models.count import count
-from ffncli.models.evidence import items_of
 from ffncli.models.inventory import take_inventory
+from ffncli.models.items import items_of
 from ffncli.models.recognise import recognise
 from ffncli.models.source import load
 from tests.oracles.architectures import Architecture, build, numbers, text_architectures

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ffncli.block.steps import ffn_span, ffn_steps
 from ffncli.models.dimensions import Dimensions
-from ffncli.models.model import Layer, Model
+from ffncli.models.model import Layer, Resolved
 from ffncli.models.source import load
 from ffncli.run.execute import run
 from ffncli.run.live import LiveFFN, live_ffn, live_weights
@@ -223,7 +223,7 @@ def compare(name: str, case: Architecture) -> list[Compared]:
     return [replace(one, strange=_strange(model, case, one.live)) for one in found]
 
 
-def _by_names_alone(folder: Path, model: Model, layers: Iterable[Layer]) -> Iterator[dict[str, Tensor]]:
+def _by_names_alone(folder: Path, model: Resolved, layers: Iterable[Layer]) -> Iterator[dict[str, Tensor]]:
     """The same layers' weights without a config.json: an option says what no tensor does, the activation."""
     (folder / "config.json").unlink()
     spec = model.main.spec
