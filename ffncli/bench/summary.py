@@ -10,7 +10,7 @@ from typing import Any
 from ffncli.bench import roofline, warnings
 from ffncli.bench.columns import Row
 from ffncli.bench.ratios import Means, log_times, paired, verdict
-from ffncli.bench.records import ANCHOR, GEMM, STEP, TWIN, Block, Case, Method, Outcome, Roof, Status, Unit
+from ffncli.bench.records import ANCHOR, GEMM, STEP, TWIN, Case, Method, Outcome, Roof, Status, TimedBlock, TimedUnit
 from ffncli.bench.statistics import exp_or_inf
 from ffncli.bench.warnings import Code
 
@@ -23,7 +23,7 @@ _EARLY = 0.6  # of --max-time
 _FAULTS = 1.0  # page faults a call, by which arms differ
 
 
-def summarise(case: Case, units: Sequence[Unit], method: Method, run: Mapping[str, str]) -> tuple[Row, ...]:
+def summarise(case: Case, units: Sequence[TimedUnit], method: Method, run: Mapping[str, str]) -> tuple[Row, ...]:
     """A row for every kernel, in the order of the first unit's outcomes. `run` holds `run_id` and `started_utc`.
 
     `placements` and `rounds` of a row are counts over all processes. A kernel that is not ok in every process has a
@@ -42,19 +42,19 @@ class _Whole:
     """All processes of a case."""
 
     case: Case
-    units: tuple[Unit, ...]
+    units: tuple[TimedUnit, ...]
     method: Method
-    arms: Mapping[str, tuple[Block, ...]]
+    arms: Mapping[str, tuple[TimedBlock, ...]]
     aa: Means | None
     warnings: tuple[str, ...]
 
     @classmethod
-    def of(cls, case: Case, units: Sequence[Unit], method: Method) -> _Whole:
+    def of(cls, case: Case, units: Sequence[TimedUnit], method: Method) -> _Whole:
         baseline = units[0].baseline
         lost = {outcome.kernel for unit in units for outcome in unit.outcomes if outcome.status != "ok"}
         if baseline in lost:  # found out when it had been timed: nothing is compared with it
             lost.add(TWIN)
-        arms: dict[str, list[Block]] = {}
+        arms: dict[str, list[TimedBlock]] = {}
         for unit in units:
             for block in unit.blocks:
                 if block.kernel not in lost:
@@ -75,7 +75,7 @@ class _Whole:
     def outcomes(self, kernel: str) -> list[Outcome]:
         return [outcome for unit in self.units for outcome in unit.outcomes if outcome.kernel == kernel]
 
-    def blocks(self, *kernels: str) -> list[Block]:
+    def blocks(self, *kernels: str) -> list[TimedBlock]:
         return [block for kernel in dict.fromkeys(kernels) for block in self.arms.get(kernel, ())]
 
     def ratio(self, kernel: str, to: str) -> Means | None:
@@ -228,7 +228,7 @@ def _with_ratio(row: Row, whole: _Whole, notes: list[str]) -> tuple[Row, list[st
     return replace(row, warnings=tuple(known)), notes
 
 
-def _verdict(whole: _Whole, ratio: Means, blocks: Sequence[Block]) -> str:
+def _verdict(whole: _Whole, ratio: Means, blocks: Sequence[TimedBlock]) -> str:
     """In words; inconclusive whatever the interval says where the machine was disturbed or A/A differ."""
     aa = whole.aa.interval if whole.aa else None
     if warnings.disturbed(blocks) or not warnings.resolves(aa, whole.method.margin):
@@ -236,7 +236,7 @@ def _verdict(whole: _Whole, ratio: Means, blocks: Sequence[Block]) -> str:
     return verdict(ratio.interval, whole.method.margin)
 
 
-def _faults(blocks: Sequence[Block]) -> float | None:
+def _faults(blocks: Sequence[TimedBlock]) -> float | None:
     """Page faults of a call; None where nothing was timed."""
     calls = sum(block.inner for block in blocks)
     return sum(warnings.figures(blocks, "faults")) / calls if calls else None

@@ -12,7 +12,7 @@ from statistics import median
 
 from ffncli.bench import statistics
 from ffncli.bench.ratios import Means
-from ffncli.bench.records import Block, Method
+from ffncli.bench.records import Method, TimedBlock
 from ffncli.bench.statistics import Interval
 
 DISTURBANCES = frozenset({"preempted", "throttled", "stolen"})
@@ -92,7 +92,7 @@ def percent(share: float) -> str:
     return f"{float(f'{100 * share:.2g}'):g} %"
 
 
-def of_case(anchors: Sequence[Block], aa: Interval | None, method: Method, processes: int) -> list[str]:
+def of_case(anchors: Sequence[TimedBlock], aa: Interval | None, method: Method, processes: int) -> list[str]:
     """What concerns all rows of a case: the blocks of the anchor, and the A/A interval, of the log ratio."""
     found = []
     if processes == 1:
@@ -112,7 +112,7 @@ def resolves(aa: Interval | None, margin: float) -> bool:
     return aa is None or not (aa.low > edge or aa.high < -edge)
 
 
-def halves(blocks: Sequence[Block]) -> float | None:
+def halves(blocks: Sequence[TimedBlock]) -> float | None:
     """Log of how much slower the second half of an arm's blocks is than the first, by medians."""
     ordered = sorted(blocks, key=lambda b: (b.process, b.placement, b.round))
     times = [log(max(b.per_call, 1e-12)) for b in ordered]
@@ -147,12 +147,12 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[str]:
     return found
 
 
-def disturbed(blocks: Sequence[Block]) -> bool:
+def disturbed(blocks: Sequence[TimedBlock]) -> bool:
     """Whether so many blocks were preempted, throttled or robbed that they decide nothing."""
     return _share(blocks, lambda flag: flag in DISTURBANCES) > _SHARE
 
 
-def of_blocks(blocks: Sequence[Block]) -> list[str]:
+def of_blocks(blocks: Sequence[TimedBlock]) -> list[str]:
     """What the flags of a kernel's and the baseline's blocks say."""
     found = []
     if disturbed(blocks):
@@ -188,13 +188,13 @@ def of_roof(roof: float | None, datasheet: float | None) -> list[str]:
     ]
 
 
-def figures(blocks: Sequence[Block], name: str) -> list[float]:
+def figures(blocks: Sequence[TimedBlock], name: str) -> list[float]:
     """The values of flags `name=value`."""
     texts = (flag.partition("=") for block in blocks for flag in block.flags)
     return [float(value) for key, _, value in texts if key == name]
 
 
-def outside(blocks: Sequence[Block]) -> float:
+def outside(blocks: Sequence[TimedBlock]) -> float:
     """The share of blocks more than `statistics.SPIKE` scaled MADs from the median of their arm's placement."""
     placements: dict[tuple[str, int, int], list[float]] = {}
     for block in blocks:
@@ -209,5 +209,5 @@ def outside(blocks: Sequence[Block]) -> float:
     return count / total if total else 0.0
 
 
-def _share(blocks: Sequence[Block], is_one: Callable[[str], bool]) -> float:
+def _share(blocks: Sequence[TimedBlock], is_one: Callable[[str], bool]) -> float:
     return sum(any(is_one(flag) for flag in block.flags) for block in blocks) / len(blocks) if blocks else 0.0
