@@ -18,13 +18,13 @@ from typing import Any
 
 from ffncli.bench.columns import ResultRow
 from ffncli.bench.grid import BenchRequest, from_json, to_json
-from ffncli.bench.records import Case, Method, Outcome, Roof, Unit
+from ffncli.bench.records import Case, Method, Outcome, Roof, TimedUnit
 from ffncli.bench.results import HEADER, ROUNDS_HEADER, block_lines, parse_rounds, row_lines
 from ffncli.errors import ExitCode, FFNError, shown_path
 from ffncli.system.files import check_writable, written_whole
 
 _VERSION = 1
-Summarise = Callable[[Case, Sequence[Unit], Method, Mapping[str, str]], tuple[ResultRow, ...]]
+Summarise = Callable[[Case, Sequence[TimedUnit], Method, Mapping[str, str]], tuple[ResultRow, ...]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ResultFiles:
 class _Kept:
     """A finished unit without its blocks, and the bytes of the rounds file that hold them."""
 
-    unit: Unit
+    unit: TimedUnit
     start: int
     end: int
 
@@ -101,7 +101,7 @@ class Journal:
                 total[name] = total.get(name, 0.0) + seconds
         return total
 
-    def add(self, unit: Unit, died: bool = False) -> None:
+    def add(self, unit: TimedUnit, died: bool = False) -> None:
         """Keep a finished unit, and the rows of its case where it was the last one.
 
         Raises FFNError (exit 3) where the system refuses; what was kept before stays as it was.
@@ -133,7 +133,7 @@ class Journal:
         self.rows.extend(rows)
         return rows
 
-    def _whole(self, kept: _Kept) -> Unit:
+    def _whole(self, kept: _Kept) -> TimedUnit:
         with self.files.rounds.open("rb") as file:
             file.seek(kept.start)
             raw = file.read(kept.end - kept.start)
@@ -298,17 +298,17 @@ def _cut(path: Path, size: int) -> None:
         raise FFNError(f"cannot write {shown_path(path)}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
 
 
-def _unit_json(unit: Unit, end: int, died: bool) -> dict[str, Any]:
+def _unit_json(unit: TimedUnit, end: int, died: bool) -> dict[str, Any]:
     """A unit without its blocks, which end at that byte of the rounds file."""
     return {**asdict(replace(unit, blocks=())), "environment": dict(unit.environment), "rounds_end": end, "died": died}
 
 
-def _unit_read(where: str, raw: bytes) -> tuple[Unit, int, bool]:
+def _unit_read(where: str, raw: bytes) -> tuple[TimedUnit, int, bool]:
     try:
         found = json.loads(raw)
         end, died = found.pop("rounds_end"), found.pop("died")
         outcomes, roof = tuple(Outcome(**o) for o in found["outcomes"]), Roof(**found["roof"])
-        unit = Unit(**{**found, "outcomes": outcomes, "roof": roof, "blocks": (), "notes": tuple(found["notes"])})
+        unit = TimedUnit(**{**found, "outcomes": outcomes, "roof": roof, "blocks": (), "notes": tuple(found["notes"])})
         return unit, int(end), bool(died)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise FFNError(f"{where} is damaged", "start the run again with --force") from None

@@ -27,7 +27,7 @@ from ffncli.bench.outcomes import BrokenArm, Error, WrongResult, verdict_of
 from ffncli.bench.placement import Caching, caching
 from ffncli.bench.problem import Problem
 from ffncli.bench.ratios import paired
-from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Job, Outcome, Roof, Unit
+from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Job, Outcome, Roof, TimedUnit
 from ffncli.bench.roof import measured_roof
 from ffncli.bench.rounds import Measured, measure, plan_of
 from ffncli.bench.seat import PlacedKernel, build_kernel, total, touched
@@ -50,7 +50,7 @@ def measure_case(
     counters: Counters | None = None,
     start: float = 0.0,
     tell: Callable[[str], None] = lambda name: None,
-) -> Unit:
+) -> TimedUnit:
     """One case with every kernel of the job, in this process. `start`: seconds that the process took to come so far.
 
     `tell` hears the name of each kernel before its code first runs, and an empty one before all are timed in turn.
@@ -94,7 +94,7 @@ class _Run:
     tell: Callable[[str], None] = lambda name: None
     without: set[str] = field(default_factory=set)  # own arms that could not be had
 
-    def unit(self) -> Unit:
+    def unit(self) -> TimedUnit:
         steps = kernel_steps(steps_of(self.case.spec))
         kernels = {} if self.job.method.by_step else kernels_by_label(self.job.kernels, steps, self.case.spec)
         self.mode = Caching(self.case.cache)
@@ -131,7 +131,7 @@ class _Run:
         status, note = verdict_of(error)
         self.outcomes = {name: Outcome(name, status, note) for name in names}
 
-    def _answer(self, roof: Roof) -> Unit:
+    def _answer(self, roof: Roof) -> TimedUnit:
         measured = self.measured
         spent = {name: self.spent.get(name, 0.0) for name in ("start", "verify", "warm_up")}
         for name, seconds in (measured.spent if measured else {}).items():
@@ -139,7 +139,7 @@ class _Run:
         inside = self.spent.get("inside", 0.0)  # verified while it was placed
         spent["placing"] = max(0.0, spent.get("placing", 0.0) - inside)
         spent["rest"] = spent.get("rest", 0.0) + self.spent.get("roof", 0.0)
-        return Unit(
+        return TimedUnit(
             process=self.job.process,
             case=self.case.key,
             baseline=self.baseline,

@@ -16,7 +16,7 @@ from math import expm1, isfinite, log, sqrt
 
 from ffncli.bench import ratios, statistics
 from ffncli.bench.launch import environment
-from ffncli.bench.records import TWIN, Block
+from ffncli.bench.records import TWIN, TimedBlock
 from ffncli.bench.rounds import BLOCK_SECONDS, Arm, Plan, measure
 from ffncli.bench.warnings import disturbed_share
 
@@ -56,7 +56,7 @@ def measure_noise(
     seconds: float,
     threads: int,
     tell: Callable[[int], None] = lambda done: None,
-    run: Callable[[int, int, float], Sequence[Block]] | None = None,
+    run: Callable[[int, int, float], Sequence[TimedBlock]] | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> Noise | None:
     """About `seconds` of it, start of the processes included; None where fewer than two of them came to an end.
@@ -66,7 +66,7 @@ def measure_noise(
     """
     run = run or _in_a_process
     count, began = processes_for(seconds), now()
-    blocks: list[Block] = []
+    blocks: list[TimedBlock] = []
     for process in range(count):
         if process >= _FEWER and now() - began > _OVERDUE * seconds:
             break
@@ -80,7 +80,7 @@ def processes_for(seconds: float) -> int:
     return _PROCESSES if seconds >= _SHORT else _FEWER
 
 
-def judged(blocks: Sequence[Block], threads: int, seconds: float) -> Noise | None:
+def judged(blocks: Sequence[TimedBlock], threads: int, seconds: float) -> Noise | None:
     """What the blocks of all processes say; None where those are of fewer than two processes."""
     twin = ratios.paired(blocks, TWIN, GEMM)
     if twin is None or twin.one_process or not twin.interval.bounded:
@@ -104,7 +104,7 @@ def judged(blocks: Sequence[Block], threads: int, seconds: float) -> Noise | Non
     )
 
 
-def _sequential(blocks: Sequence[Block]) -> float:
+def _sequential(blocks: Sequence[TimedBlock]) -> float:
     """Half-width of the log ratio of a timer that times one arm, then the other, in each process.
 
     All blocks of a process are of the same code, in the order of time: the median of the first half over that of the
@@ -124,7 +124,7 @@ def _sequential(blocks: Sequence[Block]) -> float:
 # --- a process --------------------------------------------------------------------------------------------------------
 
 
-def _in_a_process(process: int, threads: int, until: float) -> Sequence[Block]:
+def _in_a_process(process: int, threads: int, until: float) -> Sequence[TimedBlock]:
     """The blocks that a process of its own measured; none where it failed."""
     command = [sys.executable, "-m", "ffncli.bench.noise", str(process), str(threads), repr(until)]
     try:
@@ -140,7 +140,7 @@ def _in_a_process(process: int, threads: int, until: float) -> Sequence[Block]:
         rows = json.loads(done.stdout) if done.returncode == 0 else []
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
-    return [Block(**{**row, "flags": tuple(row["flags"])}) for row in rows]
+    return [TimedBlock(**{**row, "flags": tuple(row["flags"])}) for row in rows]
 
 
 def main(process: int, threads: int, until: float) -> None:

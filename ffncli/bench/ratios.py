@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import log, log1p
 
 from ffncli.bench import statistics
-from ffncli.bench.records import Block, Verdict
+from ffncli.bench.records import TimedBlock, Verdict
 from ffncli.bench.statistics import Interval
 
 _LEAST = 1e-12  # s; a call that takes no time has no logarithm
@@ -40,7 +40,7 @@ class Means:
         return self.placements if self.one_process else len(self.of_processes)
 
 
-def paired(blocks: Iterable[Block], kernel: str, baseline: str) -> Means | None:
+def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | None:
     """The log ratio of `kernel` to `baseline`, paired within rounds; None where no round has both."""
     times: dict[tuple[int, int, int], dict[str, float]] = {}
     for block in blocks:
@@ -55,7 +55,7 @@ def paired(blocks: Iterable[Block], kernel: str, baseline: str) -> Means | None:
     return averaged(nested)
 
 
-def log_times(blocks: Iterable[Block], kernel: str) -> Means | None:
+def log_times(blocks: Iterable[TimedBlock], kernel: str) -> Means | None:
     """The logarithm of the seconds of a call; None where the kernel has no block."""
     nested: Nested = {}
     for block in sorted(blocks, key=lambda b: (b.process, b.placement, b.round)):

@@ -30,7 +30,7 @@ BLOCK, STEP = "block", "step "
 
 @dataclass(frozen=True)
 class Case:
-    """One point of the grid. `cache` is what was asked for; what was possible is in the answer (`Unit.cache`).
+    """One point of the grid. `cache` is what was asked for; what was possible is in the answer (`TimedUnit.cache`).
 
     `source` is what was typed, `spec` the block that it means, `label` how results call it: unlike blocks have unlike
     labels. The weights are drawn: time does not depend on them.
@@ -94,7 +94,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Block:
+class TimedBlock:
     """`inner` calls of one arm, timed together. `seconds` is the time of all of them.
 
     `flags`: `preempted`, `throttled`, `stolen`, and counts such as `faults=12` (page faults in the block).
@@ -145,7 +145,7 @@ class Roof:
 
 
 @dataclass(frozen=True)
-class Unit:
+class TimedUnit:
     """One case as one process measured it: the smallest piece of finished work.
 
     `environment` holds the machine and the versions as columns of the results name them; `spent` the seconds of
@@ -157,7 +157,7 @@ class Unit:
     baseline: str
     cache: Cache
     outcomes: tuple[Outcome, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[TimedBlock, ...]
     roof: Roof = Roof()
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

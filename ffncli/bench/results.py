@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from ffncli.bench.columns import SCHEMA_VERSION, BenchWarning, ResultRow, name_of
-from ffncli.bench.records import Block, Status, Verdict
+from ffncli.bench.records import Status, TimedBlock, Verdict
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.show.tables import csv_text
 
@@ -65,7 +65,7 @@ def row_lines(rows: Sequence[ResultRow]) -> str:
     return "".join(line(cells(row)) for row in rows)
 
 
-def block_lines(run_id: str, blocks: Sequence[Block]) -> str:
+def block_lines(run_id: str, blocks: Sequence[TimedBlock]) -> str:
     """The blocks as lines of the rounds file."""
     return "".join(
         line((run_id, b.process, b.case, b.placement, b.round, b.position, b.kernel, b.inner, b.seconds, b.flags))
@@ -88,7 +88,7 @@ def read_rows(path: str | Path) -> tuple[ResultRow, ...]:
     return tuple(rows)
 
 
-def parse_rounds(raw: bytes, name: str) -> tuple[tuple[str, Block], ...]:
+def parse_rounds(raw: bytes, name: str) -> tuple[tuple[str, TimedBlock], ...]:
     """(run_id, block) for every line of a rounds file of that name, without its header.
 
     Raises FFNError with file and line.
@@ -97,7 +97,7 @@ def parse_rounds(raw: bytes, name: str) -> tuple[tuple[str, Block], ...]:
     return tuple(map(_block, _records(lines, ROUNDS, list(ROUNDS))))
 
 
-def _block(line: tuple[str, dict[str, str]]) -> tuple[str, Block]:
+def _block(line: tuple[str, dict[str, str]]) -> tuple[str, TimedBlock]:
     where, record = line
     process, placement, at, position, inner = (
         _number(where, name, record[name], int) for name in ("process", "placement", "round", "position", "inner")
@@ -106,7 +106,7 @@ def _block(line: tuple[str, dict[str, str]]) -> tuple[str, Block]:
     if inner < 1 or seconds < 0:
         raise FFNError(f"{where}: {inner} calls in {seconds} seconds is no measurement")
     case, kernel = _text(record["case"]), _text(record["kernel"])
-    return record["run_id"], Block(process, case, placement, at, position, kernel, inner, seconds, flags)
+    return record["run_id"], TimedBlock(process, case, placement, at, position, kernel, inner, seconds, flags)
 
 
 def read_results(path: str | Path | Sequence[str | Path]) -> pandas.DataFrame:

@@ -12,7 +12,7 @@ from random import Random
 from ffncli.bench import statistics
 from ffncli.bench.clock import Call, Clock
 from ffncli.bench.counters import Counters
-from ffncli.bench.records import ANCHOR, GEMM, TWIN, Block, Method
+from ffncli.bench.records import ANCHOR, GEMM, TWIN, Method, TimedBlock
 
 LONG_CALL = 0.02  # s; calls above it need no more than one lead-in call
 _LEAD_IN = 4
@@ -72,7 +72,7 @@ class Measured:
     `inner`) and the `rest`.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[TimedBlock, ...]
     inner: int
     reached: bool
     spent: Mapping[str, float]
@@ -172,7 +172,7 @@ class _Measurement:
     clock: Clock
     counters: Counters
     plan: Plan
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[TimedBlock] = field(default_factory=list)
     spent: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("blocks", "lead_in", "placing", "warm_up"), 0.0)
     )
@@ -300,7 +300,7 @@ class _Measurement:
             times[name] = max(block.per_call, _LEAST)
         return times
 
-    def _block(self, placement: int, number: int, position: int, arm: Arm) -> Block:
+    def _block(self, placement: int, number: int, position: int, arm: Arm) -> TimedBlock:
         inner = self.inner[arm.name]
         with _no_garbage_collection():
             with self._spending("lead_in"):
@@ -310,7 +310,7 @@ class _Measurement:
                 seconds = self.clock.time(arm.call, inner, arm.before)
             after = self.counters.read()
         flags = self.counters.flags(before, after, seconds, 0 if arm.before else self.plan.threads)
-        return Block(self.process, self.case, placement, number, position, arm.name, inner, seconds, flags)
+        return TimedBlock(self.process, self.case, placement, number, position, arm.name, inner, seconds, flags)
 
     def _lead_in(self, arm: Arm) -> None:
         """Calls that do not count, until two in a row agree; bounded in number, and in time by that of a block."""

@@ -19,7 +19,7 @@ from ffncli.bench.columns import ResultRow
 from ffncli.bench.grid import BenchRequest
 from ffncli.bench.journal import Journal, locked
 from ffncli.bench.launch import WORKER, Worker, worker
-from ffncli.bench.records import Case, Job, Outcome, Status, Unit
+from ffncli.bench.records import Case, Job, Outcome, Status, TimedUnit
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.version import __version__
 
@@ -141,7 +141,7 @@ def _work(
                     current, kernel = known.get(key), rest[0] if rest else None
                 case ("kernel", str(name)):
                     kernel = name or None  # none: all of them in turn
-                case ("unit", Unit() as unit) if unit.case in known:
+                case ("unit", TimedUnit() as unit) if unit.case in known:
                     case = known[unit.case]
                     _require_same("its run began with", before.get((case.device, case.threads), {}), unit.environment)
                     journal.add(unit)
@@ -202,7 +202,7 @@ def _status(code: int) -> Status:
     return "oom" if code == _KILLED else "failed"
 
 
-def _dead(journal: Journal, process: int, case: Case, kernel: str | None, code: int) -> Unit:
+def _dead(journal: Journal, process: int, case: Case, kernel: str | None, code: int) -> TimedUnit:
     """The unit of a case that ended its worker: oom where the system killed it, else failed."""
     request = journal.request
     status, why = _status(code), f"{_DIED}{_ending(code)}"
@@ -212,7 +212,7 @@ def _dead(journal: Journal, process: int, case: Case, kernel: str | None, code: 
     )
     place = (case.device, case.threads)
     environment = _environments(journal).get(place) or {**journal.software, "device": case.device}
-    return Unit(process, case.key, request.baseline, case.cache, outcomes, (), environment=environment)
+    return TimedUnit(process, case.key, request.baseline, case.cache, outcomes, (), environment=environment)
 
 
 def _ending(code: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from ffncli.bench import roofline, warnings
 from ffncli.bench.columns import BenchWarning, ResultRow
 from ffncli.bench.ratios import Means, differs, log_times, paired, verdict
-from ffncli.bench.records import ANCHOR, GEMM, STEP, TWIN, Block, Case, Method, Outcome, Roof, Status, Unit
+from ffncli.bench.records import ANCHOR, GEMM, STEP, TWIN, Case, Method, Outcome, Roof, Status, TimedBlock, TimedUnit
 from ffncli.bench.statistics import exp_or_inf
 from ffncli.bench.warnings import Code
 from ffncli.show.text import finite
@@ -24,7 +24,7 @@ _EARLY = 0.6  # of --max-time
 _FAULTS = 1.0  # page faults a call, by which arms differ
 
 
-def summarise(case: Case, units: Sequence[Unit], method: Method, run: Mapping[str, str]) -> tuple[ResultRow, ...]:
+def summarise(case: Case, units: Sequence[TimedUnit], method: Method, run: Mapping[str, str]) -> tuple[ResultRow, ...]:
     """A row for every kernel, in the order of the first unit's outcomes. `run` holds `run_id` and `started_utc`.
 
     `placements` and `rounds` of a row are counts over all processes. A kernel that is not ok in every process has a
@@ -43,19 +43,19 @@ class _CaseUnits:
     """All processes of a case."""
 
     case: Case
-    units: tuple[Unit, ...]
+    units: tuple[TimedUnit, ...]
     method: Method
-    arms: Mapping[str, tuple[Block, ...]]
+    arms: Mapping[str, tuple[TimedBlock, ...]]
     aa: Means | None
     warnings: tuple[BenchWarning, ...]
 
     @classmethod
-    def of(cls, case: Case, units: Sequence[Unit], method: Method) -> _CaseUnits:
+    def of(cls, case: Case, units: Sequence[TimedUnit], method: Method) -> _CaseUnits:
         baseline = units[0].baseline
         lost = {outcome.kernel for unit in units for outcome in unit.outcomes if outcome.status != "ok"}
         if baseline in lost:  # found out when it had been timed: nothing is compared with it
             lost.add(TWIN)
-        arms: dict[str, list[Block]] = {}
+        arms: dict[str, list[TimedBlock]] = {}
         for unit in units:
             for block in unit.blocks:
                 if block.kernel not in lost:
@@ -76,7 +76,7 @@ class _CaseUnits:
     def outcomes(self, kernel: str) -> list[Outcome]:
         return [outcome for unit in self.units for outcome in unit.outcomes if outcome.kernel == kernel]
 
-    def blocks(self, *kernels: str) -> list[Block]:
+    def blocks(self, *kernels: str) -> list[TimedBlock]:
         return [block for kernel in dict.fromkeys(kernels) for block in self.arms.get(kernel, ())]
 
     def ratio(self, kernel: str, to: str) -> Means | None:
@@ -223,7 +223,7 @@ def _with_ratio(row: ResultRow, whole: _CaseUnits, notes: list[str]) -> tuple[Re
     return replace(row, warnings=tuple(sorted(warned, key=lambda warning: order.index(warning.code)))), notes
 
 
-def _verdict(whole: _CaseUnits, ratio: Means, blocks: Sequence[Block]) -> str:
+def _verdict(whole: _CaseUnits, ratio: Means, blocks: Sequence[TimedBlock]) -> str:
     """In words; inconclusive whatever the interval says where the machine was disturbed or A/A differ."""
     aa = whole.aa.interval if whole.aa else None
     if warnings.disturbed(blocks) or differs(aa, whole.method.margin):
@@ -231,7 +231,7 @@ def _verdict(whole: _CaseUnits, ratio: Means, blocks: Sequence[Block]) -> str:
     return verdict(ratio.interval, whole.method.margin)
 
 
-def _faults(blocks: Sequence[Block]) -> float | None:
+def _faults(blocks: Sequence[TimedBlock]) -> float | None:
     """Page faults of a call; None where nothing was timed."""
     calls = sum(block.inner for block in blocks)
     return sum(warnings.figures(blocks, "faults")) / calls if calls else None

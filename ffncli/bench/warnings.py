@@ -10,7 +10,7 @@ from statistics import median
 from ffncli.bench import statistics
 from ffncli.bench.columns import BenchWarning
 from ffncli.bench.ratios import Means, differs
-from ffncli.bench.records import Block, Method
+from ffncli.bench.records import Method, TimedBlock
 from ffncli.bench.statistics import Interval
 
 DISTURBANCES = frozenset({"preempted", "throttled", "stolen"})
@@ -78,7 +78,7 @@ def percent(share: float) -> str:
     return f"{float(f'{100 * share:.2g}'):g} %"
 
 
-def of_case(anchors: Sequence[Block], aa: Interval | None, method: Method, processes: int) -> list[BenchWarning]:
+def of_case(anchors: Sequence[TimedBlock], aa: Interval | None, method: Method, processes: int) -> list[BenchWarning]:
     """What concerns all rows of a case: the blocks of the anchor, and the A/A interval, of the log ratio."""
     warnings = []
     if processes == 1:
@@ -94,7 +94,7 @@ def of_case(anchors: Sequence[Block], aa: Interval | None, method: Method, proce
     return warnings
 
 
-def halves(blocks: Sequence[Block]) -> float | None:
+def halves(blocks: Sequence[TimedBlock]) -> float | None:
     """Log of how much slower the second half of an arm's blocks is than the first, by medians."""
     ordered = sorted(blocks, key=lambda b: (b.process, b.placement, b.round))
     times = [log(max(b.per_call, 1e-12)) for b in ordered]
@@ -129,17 +129,17 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWar
     return warnings
 
 
-def disturbed(blocks: Sequence[Block]) -> bool:
+def disturbed(blocks: Sequence[TimedBlock]) -> bool:
     """Whether so many blocks were preempted, throttled or robbed that they decide nothing."""
     return disturbed_share(blocks) > _SHARE
 
 
-def disturbed_share(blocks: Sequence[Block]) -> float:
+def disturbed_share(blocks: Sequence[TimedBlock]) -> float:
     """The share of the blocks that were preempted, throttled or stolen from."""
     return _share(blocks, DISTURBANCES.__contains__)
 
 
-def of_blocks(blocks: Sequence[Block]) -> list[BenchWarning]:
+def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
     """What the flags of a kernel's and the baseline's blocks say."""
     warnings = []
     if disturbed(blocks):
@@ -174,13 +174,13 @@ def of_roof(roof: float | None, datasheet: float | None) -> list[BenchWarning]:
     ]
 
 
-def figures(blocks: Sequence[Block], name: str) -> list[float]:
+def figures(blocks: Sequence[TimedBlock], name: str) -> list[float]:
     """The values of flags `name=value`."""
     texts = (flag.partition("=") for block in blocks for flag in block.flags)
     return [float(value) for key, _, value in texts if key == name]
 
 
-def outside(blocks: Sequence[Block]) -> float:
+def outside(blocks: Sequence[TimedBlock]) -> float:
     """The share of blocks more than `statistics.SPIKE` scaled MADs from the median of their arm's placement."""
     placements: dict[tuple[str, int, int], list[float]] = {}
     for block in blocks:
@@ -195,5 +195,5 @@ def outside(blocks: Sequence[Block]) -> float:
     return count / total if total else 0.0
 
 
-def _share(blocks: Sequence[Block], is_one: Callable[[str], bool]) -> float:
+def _share(blocks: Sequence[TimedBlock], is_one: Callable[[str], bool]) -> float:
     return sum(any(is_one(flag) for flag in block.flags) for block in blocks) / len(blocks) if blocks else 0.0

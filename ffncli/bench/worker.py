@@ -1,6 +1,6 @@
-"""`python -m ffncli.bench.worker FD`: one process of a benchmark. It gets a Job over a connection and answers Units.
+"""`python -m ffncli.bench.worker FD`: one process of a benchmark. It gets a Job over a connection and answers units.
 
-Messages: ("began", key), ("kernel", name) before each is verified, and ("unit", Unit) for every case in turn, then
+Messages: ("began", key), ("kernel", name) before each is verified, and ("unit", TimedUnit) for every case in turn, then
 ("finished",); or ("refused", error, hint, exit code) for a device that torch cannot use. A case that cannot be measured
 is a unit too, whose outcomes say why; a worker that ends without "finished" was killed, or killed itself.
 """

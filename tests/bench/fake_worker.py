@@ -16,12 +16,12 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from ffncli.bench.records import ANCHOR, TWIN, Block, Case, Job, Outcome, Roof, Status, Unit
+from ffncli.bench.records import ANCHOR, TWIN, Case, Job, Outcome, Roof, Status, TimedBlock, TimedUnit
 
 RATIOS = {"packed": 0.95, "numpy": 1.10, "module": 1.0, "slowed": 1.05}  # of the others' time to the baseline's
 
 
-def unit(case: Case, job: Job, what: str = "") -> Unit:
+def unit(case: Case, job: Job, what: str = "") -> TimedUnit:
     """What the case gives in that process: the same in every run."""
     ratios = {} if what == "even" else RATIOS
     rng = random.Random(f"{case.key}/{job.process}")
@@ -31,7 +31,9 @@ def unit(case: Case, job: Job, what: str = "") -> Unit:
     gone = {outcome.kernel: outcome for key, outcome in job.gone if key == case.key}
     arms = [name for name in arms if name not in gone]
     blocks = tuple(
-        Block(job.process, case.key, placement, turn, position, name, 7, 7e-3 * ratios.get(name, 1.0) * noise, flags)
+        TimedBlock(
+            job.process, case.key, placement, turn, position, name, 7, 7e-3 * ratios.get(name, 1.0) * noise, flags
+        )
         for placement in range(2)
         for turn in range(2)
         for noise, flags in [(math.exp(rng.gauss(0, 1e-4)), ("faults=3",) if turn else ())]
@@ -41,7 +43,7 @@ def unit(case: Case, job: Job, what: str = "") -> Unit:
         gone.get(name) or Outcome(name, status, "0 of 9" if status != "ok" else "", 1e-7, 1e-8) for name in names
     )
     environment = {"host": "there" if what == "other" else "here", "torch": "2.x", "cpu": "fake", "numpy": "2"}
-    return Unit(job.process, case.key, job.baseline or names[0], case.cache, outcomes, blocks, Roof(1e11, 1e10),
+    return TimedUnit(job.process, case.key, job.baseline or names[0], case.cache, outcomes, blocks, Roof(1e11, 1e10),
                 environment, ("a note; of the unit",), {"blocks": 1.0})  # fmt: skip
 
 

@@ -8,18 +8,18 @@ from statistics import stdev
 import pytest
 
 from ffncli.bench import noise
-from ffncli.bench.records import TWIN, Block
+from ffncli.bench.records import TWIN, TimedBlock
 
 T4, T5 = 2.7764451, 2.5705818  # Student's t, 0.975, 4 and 5 degrees of freedom
 
 
-def process(number: int, ratio: float = 1.0, drift: float = 1.0, flags: tuple[str, ...] = ()) -> list[Block]:
+def process(number: int, ratio: float = 1.0, drift: float = 1.0, flags: tuple[str, ...] = ()) -> list[TimedBlock]:
     """Three placements of four rounds; the twin takes `ratio` times as long, the second half `drift` times."""
     out = []
     for index in range(12):
         slow = 1e-3 * (drift if index >= 6 else 1.0)
         for position, (name, seconds) in enumerate(((noise.GEMM, slow), (TWIN, slow * ratio))):
-            out.append(Block(number, "c", index // 4, index % 4, position, name, 2, 2 * seconds, flags))
+            out.append(TimedBlock(number, "c", index // 4, index % 4, position, name, 2, 2 * seconds, flags))
     return out
 
 
@@ -67,7 +67,7 @@ def test_seconds_are_shared_and_late_processes_left_out():
     asked, told, time = [], [], [100.0]
     slow = 0.0
 
-    def run(number: int, threads: int, until: float) -> list[Block]:
+    def run(number: int, threads: int, until: float) -> list[TimedBlock]:
         asked.append((number, threads, until))
         time[0] += slow
         return process(number, 1 + number / 1000)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ffncli.bench.columns import BenchWarning, ResultRow
-from ffncli.bench.records import Block
+from ffncli.bench.records import TimedBlock
 from ffncli.bench.results import (
     COLUMNS,
     HEADER,
@@ -103,6 +103,6 @@ def test_what_is_damaged_is_refused_with_its_line(tmp_path, change, words):
 
 
 def test_blocks_come_back_as_they_were(tmp_path):
-    path, block = tmp_path / "a.rounds.csv", Block(1, "a, b", 2, 3, 4, "(aa)", 5, 1 / 3, ("faults=3", "stolen"))
+    path, block = tmp_path / "a.rounds.csv", TimedBlock(1, "a, b", 2, 3, 4, "(aa)", 5, 1 / 3, ("faults=3", "stolen"))
     path.write_text(ROUNDS_HEADER + block_lines("r", [block, replace(block, flags=())]))
     assert blocks_in(path) == [("r", block), ("r", replace(block, flags=()))]

@@ -14,7 +14,7 @@ import pytest
 
 from ffncli.bench import rounds, statistics
 from ffncli.bench.ratios import paired, verdict
-from ffncli.bench.records import ANCHOR, GEMM, TWIN, Block, Method
+from ffncli.bench.records import ANCHOR, GEMM, TWIN, Method, TimedBlock
 from ffncli.bench.rounds import Arm, Measured, Plan
 from tests.bench.fake_clock import FakeClock, FakeCounters, Work, placing
 
@@ -107,9 +107,9 @@ def test_an_arm_that_is_slower_by_far_has_calls_of_its_own() -> None:
     assert of["slow"] == {1}
 
 
-def rounds_of(found: Measured) -> list[list[Block]]:
+def rounds_of(found: Measured) -> list[list[TimedBlock]]:
     """The blocks of each round."""
-    by: dict[tuple[int, int], list[Block]] = {}
+    by: dict[tuple[int, int], list[TimedBlock]] = {}
     for block in found.blocks:
         by.setdefault((block.placement, block.round), []).append(block)
     return list(by.values())

@@ -14,7 +14,7 @@ import pytest
 from ffncli.bench import roofline, warnings
 from ffncli.bench.columns import BenchWarning, ResultRow
 from ffncli.bench.ratios import paired
-from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Block, Method, Outcome, Roof, Unit
+from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Method, Outcome, Roof, TimedBlock, TimedUnit
 from ffncli.bench.summary import summarise
 from ffncli.bench.warnings import Code
 from ffncli.block.recipe import MoE
@@ -32,7 +32,7 @@ def texts(row: ResultRow) -> tuple[str, ...]:
     return tuple(map(str, row.warnings))
 
 
-def with_flags(units: list[Unit], flags: tuple[str, ...], every: int = 1) -> list[Unit]:
+def with_flags(units: list[TimedUnit], flags: tuple[str, ...], every: int = 1) -> list[TimedUnit]:
     changed = []
     for unit in units:
         blocks = [replace(b, flags=flags) if i % every == 0 else b for i, b in enumerate(unit.blocks)]
@@ -40,7 +40,7 @@ def with_flags(units: list[Unit], flags: tuple[str, ...], every: int = 1) -> lis
     return changed
 
 
-def packed(units: list[Unit], method: Method = QUICK) -> ResultRow:
+def packed(units: list[TimedUnit], method: Method = QUICK) -> ResultRow:
     return next(r for r in summarise(CASE, units, method, RUN) if r.kernel == "packed")
 
 
@@ -212,7 +212,7 @@ def test_alike_neighbours_widen() -> None:
     assert log(row.ratio_high / row.ratio) > 1.5 * plain
 
 
-def _slower(block: Block, by: float) -> Block:
+def _slower(block: TimedBlock, by: float) -> TimedBlock:
     return replace(block, seconds=block.seconds * exp(by))
 
 
@@ -289,7 +289,7 @@ def test_coverage_of_the_whole_way() -> None:
     assert inside / trials >= 0.90
 
 
-def by_numpy(units: list[Unit], kernel: str, base: str | None) -> tuple[list[float], np.ndarray]:
+def by_numpy(units: list[TimedUnit], kernel: str, base: str | None) -> tuple[list[float], np.ndarray]:
     """([value, low, high], of the processes) of a kernel's time or ratio, from quiet blocks, untrimmed."""
     of_processes = []
     for unit in units:

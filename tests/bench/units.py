@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import exp
 
 from ffncli.bench import rounds
-from ffncli.bench.records import ANCHOR, GEMM, TWIN, Block, Case, Method, Outcome, Unit
+from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Method, Outcome, TimedBlock, TimedUnit
 from ffncli.block.recipe import FFNSpec
 from tests.bench.fake_clock import FakeClock, FakeCounters, placing
 
@@ -22,7 +22,7 @@ def units_of(
     method: Method = QUICK,
     clock: Callable[[int], FakeClock] = lambda p: FakeClock(jitter=0.004, seed=p),
     flags: Callable[[int], Sequence[Sequence[str]]] = lambda p: (),
-) -> list[Unit]:
+) -> list[TimedUnit]:
     """What `method.processes` processes measure of arms that take so many seconds."""
     kernels = [name for name in times if not name.startswith("(")]
     units = []
@@ -31,14 +31,16 @@ def units_of(
         plan = rounds.plan_of(method, kernels[0], kernels)
         found = rounds.measure(process, CASE.key, placing(own, times), own, FakeCounters(flags(process)), plan)
         outcomes = tuple(Outcome(k, error_max=1e-7 * (process + 1), error_rel=2e-7) for k in kernels)
-        units.append(Unit(process, CASE.key, kernels[0], "shared", outcomes, found.blocks, environment=ENVIRONMENT))
+        units.append(
+            TimedUnit(process, CASE.key, kernels[0], "shared", outcomes, found.blocks, environment=ENVIRONMENT)
+        )
     return units
 
 
-def blocks_of(kernel: str, logs: Sequence[Sequence[Sequence[float]]], inner: int = 8) -> list[Block]:
+def blocks_of(kernel: str, logs: Sequence[Sequence[Sequence[float]]], inner: int = 8) -> list[TimedBlock]:
     """Blocks whose log seconds of a call are `logs[process][placement][round]`."""
     return [
-        Block(process, CASE.key, placement, number, 0, kernel, inner, inner * exp(value))
+        TimedBlock(process, CASE.key, placement, number, 0, kernel, inner, inner * exp(value))
         for process, placements in enumerate(logs)
         for placement, values in enumerate(placements)
         for number, value in enumerate(values)
