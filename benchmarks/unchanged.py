@@ -60,8 +60,8 @@ DISTURBANCES = frozenset({"warnings", "flags"})
 # Rows of `ffn doctor` that are about this minute, by their name: of these all but the name.
 PASSING_ROWS = frozenset({"load", "steal", "memory"})
 
-TIMEOUT_S = 60
-SLOW_S = 5
+TIMEOUT_S = 180
+SLOW_S = 20
 LONGEST_DIFF = 14  # lines of a diff that are shown
 
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pkgutil
 import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,6 +37,8 @@ def serve(checkout: str) -> None:
 
 def _import_early() -> None:
     """What commands import late, and take seconds for."""
+    import ffncli
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import pandas  # noqa: F401
@@ -42,6 +46,10 @@ def _import_early() -> None:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401
         from transformers.modeling_utils import PreTrainedModel  # noqa: F401
     torch.set_num_threads(1)  # no pool of threads, which a fork would lose
+    for module in pkgutil.walk_packages(ffncli.__path__, "ffncli."):
+        if not module.name.startswith("ffncli.bench") and not module.name.endswith("__main__"):
+            with contextlib.suppress(ImportError):  # needs what is not installed here
+                import_module(module.name)
 
 
 def _forked(words: Sequence[str], stdout: str, stderr: str, seconds: int) -> int:
