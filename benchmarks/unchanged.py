@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -153,15 +154,23 @@ def _run(line: str, package: Path, work: Path, forks: Forks) -> Output:
 
 
 def _contents(folder: Path) -> dict[str, str]:
-    """Name → text of every file, of what is no text its sha256."""
+    """Name → text of every file; of what is no text its sha256, of a zip file its members', which have no date."""
     contents = {}
-    for path in sorted(folder.rglob("*")):
-        data = path.read_bytes() if path.is_file() else b""
-        try:
-            contents[path.relative_to(folder).as_posix()] = data.decode("utf-8")
-        except UnicodeDecodeError:
-            contents[path.relative_to(folder).as_posix()] = f"sha256 {hashlib.sha256(data).hexdigest()}"
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        members = {"": path.read_bytes()}
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as file:
+                members = {name: file.read(name) for name in file.namelist()}
+        lines = "\n".join(f"{name}{': ' if name else ''}{_as_text(data)}" for name, data in members.items())
+        contents[path.relative_to(folder).as_posix()] = lines
     return contents
+
+
+def _as_text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return f"sha256 {hashlib.sha256(data).hexdigest()}"
 
 
 def _portable(data: bytes, work: Path) -> str:
