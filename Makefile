@@ -1,6 +1,7 @@
 # make run     creates .venv if needed, runs the default trace, then `ffn params` side by side (ARGS="..." runs anything)
 # make test    creates .venv if needed, runs every test
 # make bench   creates .venv if needed, runs `ffn bench` (ARGS="512x2048:swiglu --quick")
+# make unchanged   what some 480 commands print, against that of BASE=REV (default main), byte for byte
 # make check   ruff, mypy --strict, the floors (import-linter), then the tests
 #
 # Every install goes through .ci/install, which uses constraints.txt and refuses torch's CUDA build (gigabytes) unless
@@ -13,7 +14,7 @@ NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
 .PHONY: run test check lint bench bench-timers bench-method bench-sweep bench-conv demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
-    bench-approximate facts architectures trace-architectures claims picture clean
+    bench-approximate facts architectures trace-architectures claims picture unchanged clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -101,6 +102,14 @@ claims: $(VENV)/.installed
 
 trace-architectures: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.trace_architectures --save benchmarks/results/trace_architectures.csv $(ARGS)
+
+unchanged: BASE ?= main
+unchanged: $(VENV)/.installed-test
+	@scratch=$$(mktemp -d) && trap 'git worktree remove --force '$$scratch'/base; rm -rf '$$scratch EXIT && \
+	git worktree add -q --detach $$scratch/base $(BASE) && \
+	$(BIN)/python -m benchmarks.unchanged record $$scratch/before --package $$scratch/base --inputs $$scratch/inputs && \
+	$(BIN)/python -m benchmarks.unchanged record $$scratch/after --inputs $$scratch/inputs && \
+	$(BIN)/python -m benchmarks.unchanged compare $$scratch/before $$scratch/after
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
