@@ -146,7 +146,7 @@ def test_a_text_config_without_a_model_type_is_transformers_default(name: str) -
 
 def test_a_text_config_without_a_model_type_is_read_as_that_family() -> None:
     model = read(model_type="voxtral", text_config={**_SIZES, "hidden_act": "silu"}, audio_config={"hidden_size": 8})
-    assert (model.model_type, model.groups[0].spec.d_model) == ("llama", 16)
+    assert (model.model.model_type, model.groups[0].spec.d_model) == ("llama", 16)
 
 
 def test_a_musicgen_decoder_is_the_text_tower() -> None:

@@ -192,7 +192,7 @@ def test_after_an_error_the_other_threads_stop(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(values, "_WORTH_WORKERS", 0)
     monkeypatch.setattr(values, "_BLOCK", 1)  # 33 blocks of a row
-    monkeypatch.setattr(values._Target, "fill", fill)
+    monkeypatch.setattr(values._Destination, "fill", fill)
     torch.set_num_threads(2)
     try:
         with pytest.raises(FFNError, match="the first one"):
