@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.bench.columns import ResultRow
-from ffncli.bench.records import Block
+from ffncli.bench.records import TimedBlock
 from ffncli.bench.results import HEADER, ROUNDS_HEADER, parse_rounds, row_lines
 
 ENVIRONMENT: dict[str, Any] = {
@@ -60,7 +60,7 @@ def table(
     ]
 
 
-def blocks_in(path: Path) -> list[tuple[str, Block]]:
+def blocks_in(path: Path) -> list[tuple[str, TimedBlock]]:
     """(run_id, block) for every line of a rounds file, whose header is checked."""
     raw, header = path.read_bytes(), ROUNDS_HEADER.encode()
     assert raw.startswith(header)
