@@ -23,6 +23,7 @@ from ffncli.models.model import Model
 from ffncli.models.source import load
 from tests.models.test_architectures_table import TABLE
 from tests.oracles.architectures import build, cases, config, numbers
+from tests.oracles.architectures.tiny import statement, tiny
 
 CASES = cases()
 _CORRECTION = r".*(e_score_correction_bias|expert_bias|router\.bias)"
@@ -83,19 +84,19 @@ UNTOLD = {
 
 def saved(name: str) -> Model:
     """The tiny model's config beside what its file would hold: tied tensors once, buffers too."""
-    model = build(name, CASES[name], meta=True)
+    model = tiny(name).module
     kept = model.state_dict(keep_vars=True)
     stored = {n: p for n, p in (*model.named_parameters(), *model.named_buffers()) if n in kept}
     shapes = [tuple(p.shape) for p in stored.values()]
     columns = Columns(list(stored), ["F32"] * len(stored), shapes, [4 * prod(shape) for shape in shapes])
-    values = config(name, CASES[name]).to_dict()
+    values = tiny(name).config
     return with_inventory(from_config(values, "config.json", "config.json"), Inventory("here", *collect([columns])))
 
 
+@statement
 @pytest.mark.parametrize("name", PARTS)
 def test_attention_and_norms_of_a_layer(name: str) -> None:
-    model = build(name, CASES[name], meta=True)
-    found = saved(name)
+    model, found = tiny(name).module, saved(name)
     assert found.beside is None
     counted = count(found)
     attention, norms = (numbers(model, pattern) for pattern in PARTS[name])
@@ -108,10 +109,11 @@ def test_attention_and_norms_of_a_layer(name: str) -> None:
     assert any(line.startswith("attention and norms: from the tensors") for line in counted.evidence)
 
 
+@statement
 @pytest.mark.parametrize("name", [name for name, line in TABLE.items() if line["result"] == "same"])
 def test_whole_model(name: str) -> None:
     """Every parameter of the module, tied ones once, other towers left out, and the choice corrections."""
-    found, model = saved(name), build(name, CASES[name], meta=True)
+    found, model = saved(name), tiny(name).module
     assert [str(difference) for difference in found.differences] == []
     total = _total(found)
     if name in UNTOLD:
@@ -130,7 +132,7 @@ def _total(model: Model) -> int | None:
 
 
 def test_other_towers_are_left_out_and_named() -> None:
-    found, model = saved("qwen2_audio"), build("qwen2_audio", CASES["qwen2_audio"], meta=True)
+    found, model = saved("qwen2_audio"), tiny("qwen2_audio").module
     assert found.measured is not None
     modules = ("audio_tower", "multi_modal_projector")
     assert found.measured.left_out == {name: numbers(model, rf"model\.{name}\..*") for name in modules}
