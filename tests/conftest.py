@@ -68,6 +68,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
 
 @pytest.fixture(autouse=True)
 def same_numbers():
-    """Every test draws the same numbers, alone and among others."""
+    """Every test draws the same numbers, alone and among others, on one thread: the workers share the processors."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+        torch.set_num_threads(1)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import tomllib
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from ffncli.bench import doctor, host, machine
+from tests import ROOT
 from tests.bench.test_host import put
 
-PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 def pinned(requirements: list[str]) -> dict[str, str]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import csv
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
-import torch
 
+from tests import ROOT
 from tests.models.test_architectures_table import TABLE as COUNTED
 from tests.oracles.architectures import cases, text_architectures
 from tests.oracles.architectures.text_towers import CASES as TOWERS
 from tests.oracles.architectures.tiny import UNBUILT, statement, tiny
 from tests.oracles.architectures.traced import APART, COLUMNS, FP32, compare, row
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "results" / "trace_architectures.csv"
+FILE = ROOT / "benchmarks" / "results" / "trace_architectures.csv"
 CASES = cases()
 WHOLE = 204  # of how many the whole block, norms and residual included, gives what leaves the model's layer
 
@@ -30,14 +29,11 @@ TABLE = _table()
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads cost more than they bring on tensors this small; tiny models warn of their sizes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def quiet() -> Iterator[None]:
+    """Tiny models warn of their sizes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-    torch.set_num_threads(before)
 
 
 @statement
