@@ -24,6 +24,7 @@ import torch
 
 from benchmarks.architectures import report
 from tests.oracles.architectures import Architecture
+from tests.oracles.architectures.tiny import make
 from tests.oracles.architectures.traced import COLUMNS, compare, row
 
 
@@ -36,7 +37,7 @@ def main() -> int:
 
 
 def _row(name: str, case: Architecture) -> tuple[object, ...]:
-    return row(name, case, () if case.reason else compare(name, case))
+    return row(name, case, () if case.reason else compare(make(name, case)))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,21 @@ os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"  # should anything ask all the 
 os.environ["HF_HOME"] = os.path.join(tempfile.gettempdir(), "ffn-tests-without-a-hub")
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "architecture: a statement about the tiny model of its `name`")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All statements about one architecture in a row, and first: its model is built and saved once."""
+    items.sort(key=_architecture)
+
+
+def _architecture(item: pytest.Item) -> tuple[bool, str]:
+    marked = item.get_closest_marker("architecture") is not None and isinstance(item, pytest.Function)
+    return (not marked, item.callspec.params["name"] if marked else "")
+
+
 settings.register_profile("ffn", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("ffn")
 
@@ -53,6 +68,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
 
 @pytest.fixture(autouse=True)
 def same_numbers():
-    """Every test draws the same numbers, alone and among others."""
+    """Every test draws the same numbers, alone and among others, on one thread: the workers share the processors."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+        torch.set_num_threads(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +11,10 @@ import torch
 
 from ffncli.bench import doctor, machine
 from ffncli.system import host
+from tests import ROOT
 from tests.system.test_host import put
 
-PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 def pinned(requirements: list[str]) -> dict[str, str]:

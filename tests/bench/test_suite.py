@@ -24,12 +24,12 @@ from ffncli.bench.summary import summarise
 from ffncli.errors import FFNError
 from ffncli.kernels.choice import choices
 from ffncli.models.dimensions import Dimensions
+from tests import ROOT
 from tests.bench import fake_worker
 from tests.bench.stored import blocks_in
 
 FAKE = (sys.executable, "-m", "tests.bench.fake_worker")
 RUN = {"run_id": "r1", "started_utc": "2026-01-01T00:00:00Z"}
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)

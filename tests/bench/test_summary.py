@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from ffncli.bench import roofline, warnings
+from ffncli.bench import statistics as statistics_module
 from ffncli.bench.columns import BenchWarning, ResultRow
 from ffncli.bench.ratios import paired
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Method, Outcome, Roof, TimedBlock, TimedUnit
@@ -319,7 +320,7 @@ def centre(placements: list[list[float]]) -> float:
 
 
 def test_every_column_of_a_row_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ffncli.bench.statistics.autocorrelation", lambda values: None)
+    monkeypatch.setattr(statistics_module, "autocorrelation", lambda values: None)
     units = []
     for u in units_of():
         ends = [replace(o, peak_memory_bytes=1000 + u.process, compile_s=2.0 + u.process) for o in u.outcomes]

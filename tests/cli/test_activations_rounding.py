@@ -6,13 +6,13 @@ import csv
 import io
 import json
 import re
-from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.cli.test_startup import HEAVY, loaded_by
 
-JSON_DOC = (Path(__file__).parent.parent.parent / "docs" / "json.md").read_text("utf-8")
+JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
 
 
 def found(call, *arguments: str) -> dict:

@@ -8,7 +8,6 @@ import json
 import re
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
@@ -16,10 +15,11 @@ from ffncli.cli.approximate_page import _overfitting_text, plots
 from ffncli.errors import Terminated
 from ffncli.run import approximate as module
 from ffncli.run.approximate import overfitting
+from tests import ROOT
 from tests.cli.test_startup import HEAVY, loaded_by
 from tests.oracles.checkpoints import expect_refusal
 
-JSON_DOC = (Path(__file__).parents[2] / "docs" / "json.md").read_text("utf-8")
+JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
 CONTRACT = {"target", "activation", "d_ff", "params", "rmse", "median_rmse", "max_error"}
 QUICK = ("--seeds", "2", "--steps", "30")
 SMALL = ("approximate", "--d-ff", "1,4", "--activation", "relu,swiglu", *QUICK)

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,8 @@ from ffncli.bench import suite
 from ffncli.bench.columns import BenchWarning, ResultRow
 from ffncli.bench.results import COLUMNS
 from ffncli.cli import bench_page
+from tests import ROOT
 from tests.bench.test_suite import FAKE, worker_with
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -16,10 +16,11 @@ from ffncli.bench.columns import ResultRow, name_of
 from ffncli.bench.compare import ComparedRow, Rules, compare
 from ffncli.cli.compare_results_page import LONGEST_COMMENT, change, words
 from ffncli.show.text import width
+from tests import ROOT
 from tests.bench.stored import row, table, write
 from tests.oracles.checkpoints import expect_refusal
 
-JSON_DOC = (Path(__file__).parents[2] / "docs" / "json.md").read_text("utf-8")
+JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ import json
 import platform
 import re
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import torch
 
 from ffncli.bench import doctor, noise
 from ffncli.cli import doctor_page
+from tests import ROOT
 
-JSON_DOC = (Path(__file__).parents[2] / "docs" / "json.md").read_text("utf-8")
+JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
 QUIET = noise.Noise(0.0043, 1.0002, 0.9959, 1.0045, 0.031, 52.0, 0.01, 5, 130, 2, 10.2)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests import ROOT
 from tests.oracles import notebook as printed
 from tests.oracles.checkpoints import LLAMA, folder, tensors
 from tests.test_docs import keys
 
-JSON_DOC = (Path(__file__).parent.parent.parent / "docs" / "json.md").read_text("utf-8")
+JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
 
 
 def asked(call, *arguments: str) -> dict:

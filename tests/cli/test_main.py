@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from ffncli import __version__
+from ffncli.cli import models as models_module
 from ffncli.cli.main import _terminated
 from ffncli.errors import FFNError
 from tests.oracles.checkpoints import LLAMA, folder
@@ -34,7 +35,7 @@ def test_what_an_error_becomes(error, code, says, call, monkeypatch):
     def command() -> None:
         raise error
 
-    monkeypatch.setattr("ffncli.cli.models.command", command)
+    monkeypatch.setattr(models_module, "command", command)
     found, out, err = call("models")
     assert (found, out) == (code, "")
     assert err.lstrip().startswith(says)

@@ -8,6 +8,8 @@ import json
 
 import pytest
 
+from ffncli.run import prepare as prepare_module
+
 
 def steps(call, *arguments: str) -> dict[str, dict]:
     code, out, err = call("trace", *arguments, "--format", "json")
@@ -216,7 +218,7 @@ def test_csv_has_one_value_per_cell(call):
 
 def test_the_device_reaches_the_run(call, monkeypatch):
     asked: list[str] = []
-    monkeypatch.setattr("ffncli.run.prepare.device_of", lambda text: asked.append(text) or "cpu")
+    monkeypatch.setattr(prepare_module, "device_of", lambda text: asked.append(text) or "cpu")
     assert block(call, "4x8", "--device", "cuda:1")["device"] == "cuda:1"
     assert asked == ["cuda:1"]
 

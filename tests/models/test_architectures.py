@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from ffncli.models.config import from_config
-from ffncli.models.count import ModelCount, count
-from ffncli.models.model import Resolved
+from ffncli.models.count import count
 from ffncli.run.functions import function
-from tests.oracles.architectures import Architecture, build, cases, matching, numbers, outside
+from tests.oracles.architectures import Architecture, cases, matching, numbers, outside
+from tests.oracles.architectures.tiny import statement, tiny
 
 CASES = cases()
 BUILT = [name for name, case in CASES.items() if not case.reason]
@@ -31,46 +28,35 @@ _FUNCTIONS = (
 )
 
 
-@cache
-def _module(name: str, factor: int = 1) -> nn.Module:
-    return build(name, CASES[name], factor, meta=True)
-
-
-@cache
-def _model(name: str, factor: int = 1) -> Resolved:
-    """What ffn makes of the config.json that transformers would write."""
-    values = json.loads(json.dumps(_module(name, factor).config.to_dict(), default=str))  # type: ignore[union-attr]
-    return from_config(values, name, f"{name}/config.json")
-
-
-def _count(name: str, factor: int = 1) -> ModelCount:
-    return count(_model(name, factor))
-
-
+@statement
 @pytest.mark.parametrize("name", BUILT)
 @pytest.mark.parametrize("factor", [1, 2])
 def test_config_count_is_the_modules(name: str, factor: int) -> None:
-    assert _count(name, factor).ffn_params_total == numbers(_module(name, factor), CASES[name].ffn)
+    one = tiny(name)
+    model, module = (one.model, one.module) if factor == 1 else (one.wide_model, one.wide)
+    assert count(model).ffn_params_total == numbers(module, one.case.ffn)
 
 
+@statement
 @pytest.mark.parametrize("name", BUILT)
 def test_norms_are_the_modules(name: str) -> None:
-    c = _count(name)
-    counted = sum(group.norm_params_per_layer * len(group.layers) for group in c.groups)
-    assert counted == numbers(_module(name), CASES[name].norm)
+    counted = sum(group.norm_params_per_layer * len(group.layers) for group in count(tiny(name).model).groups)
+    assert counted == numbers(tiny(name).module, CASES[name].norm)
 
 
+@statement
 @pytest.mark.parametrize("name", BUILT)
 def test_no_matrix_outside_the_ffn_depends_on_d_ff(name: str) -> None:
-    assert outside(name, CASES[name]) == []
+    assert outside(tiny(name).module, tiny(name).wide, CASES[name]) == []
 
 
+@statement
 @pytest.mark.parametrize("name", BUILT)
 def test_activation_is_the_modules(name: str) -> None:
-    ours = {group.spec.activation for group in _model(name).groups}
+    ours = {group.spec.activation for group in tiny(name).model.groups}
     assert len(ours) == 1
     x = torch.linspace(-6, 6, 101, dtype=torch.float64)
-    for where, theirs in _functions(_module(name), CASES[name]):
+    for where, theirs in _functions(tiny(name).module, CASES[name]):
         expected = _plainly(theirs, x)  # first: it skips what has learned parameters
         assert torch.allclose(function(next(iter(ours)))(x), expected, atol=2e-4), where  # erf to tanh: 5e-4
 
@@ -86,7 +72,7 @@ def _functions(model: nn.Module, case: Architecture) -> Iterator[tuple[str, Any]
 
 
 def _plainly(held: Any, x: torch.Tensor) -> torch.Tensor:
-    """The function on real numbers; one with parameters has them on meta, tests/block compares it."""
+    """The function on real numbers; one with parameters is compared by tests/block."""
     if isinstance(held, nn.Module) and any(True for _ in held.parameters()):
         pytest.skip("a learned activation")
     y = held(x)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from pathlib import Path
 
+from tests import ROOT
 from tests.oracles.architectures import cases, text_architectures
 from tests.oracles.architectures.saved import COLUMNS
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "results" / "architectures.csv"
+FILE = ROOT / "benchmarks" / "results" / "architectures.csv"
 LEAST = 235  # how many architectures agreed when the table was last made (`make architectures`)
 
 

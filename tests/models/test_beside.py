@@ -27,6 +27,7 @@ from ffncli.models.recognise import recognise
 from ffncli.models.source import load
 from tests.models.test_architectures_table import TABLE
 from tests.oracles.architectures import build, cases, config, numbers
+from tests.oracles.architectures.tiny import statement, tiny
 
 CASES = cases()
 _CORRECTION = r".*(e_score_correction_bias|expert_bias|router\.bias)"
@@ -87,7 +88,7 @@ UNTOLD = {
 
 def stored(name: str) -> Inventory:
     """What the tiny model's file would hold: tied tensors once, buffers too."""
-    model = build(name, CASES[name], meta=True)
+    model = tiny(name).module
     kept = model.state_dict(keep_vars=True)
     tensors = {n: p for n, p in (*model.named_parameters(), *model.named_buffers()) if n in kept}
     shapes = [tuple(p.shape) for p in tensors.values()]
@@ -97,7 +98,7 @@ def stored(name: str) -> Inventory:
 
 def configured(name: str) -> Resolved:
     """The tiny model by its config alone."""
-    return from_config(config(name, CASES[name]).to_dict(), "config.json", "config.json")
+    return from_config(tiny(name).config, "config.json", "config.json")
 
 
 def saved(name: str) -> Resolved:
@@ -111,10 +112,10 @@ def measured(found: Resolved, inventory: Inventory) -> Measured:
     return measure(found.model, items, recognise(items, found.main.spec.d_model))
 
 
+@statement
 @pytest.mark.parametrize("name", PARTS)
 def test_attention_and_norms_of_a_layer(name: str) -> None:
-    model = build(name, CASES[name], meta=True)
-    found = saved(name)
+    model, found = tiny(name).module, saved(name)
     assert configured(name).model.non_ffn is None
     counted = count(found)
     attention, norms = (numbers(model, pattern) for pattern in PARTS[name])
@@ -127,10 +128,11 @@ def test_attention_and_norms_of_a_layer(name: str) -> None:
     assert any(line.startswith("attention and norms: from the tensors") for line in counted.evidence)
 
 
+@statement
 @pytest.mark.parametrize("name", [name for name, line in TABLE.items() if line["result"] == "same"])
 def test_whole_model(name: str) -> None:
     """Every parameter of the module, tied ones once, other towers left out, and the choice corrections."""
-    found, model = saved(name), build(name, CASES[name], meta=True)
+    found, model = saved(name), tiny(name).module
     assert [str(difference) for difference in found.differences] == []
     total = _total(found, stored(name))
     if name in UNTOLD:
@@ -149,7 +151,7 @@ def _total(found: Resolved, inventory: Inventory) -> int | None:
 
 
 def test_other_towers_are_left_out_and_named() -> None:
-    found, model = saved("qwen2_audio"), build("qwen2_audio", CASES["qwen2_audio"], meta=True)
+    found, model = saved("qwen2_audio"), tiny("qwen2_audio").module
     left_out = measured(found, stored("qwen2_audio")).left_out
     modules = ("audio_tower", "multi_modal_projector")
     assert left_out == {name: numbers(model, rf"model\.{name}\..*") for name in modules}

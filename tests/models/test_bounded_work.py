@@ -94,14 +94,17 @@ def write(path: Path, named: Named, config: dict[str, Any] | None) -> str:
 
 
 def work(source: str) -> float:
-    """Processor time of counting a model, the least of three."""
-    took = []
-    for _ in range(3):
-        start = process_time()
-        with suppress(FFNError):  # a refusal takes its time too
-            count(load(source))
-        took.append(process_time() - start)
-    return min(took)
+    """Processor time of counting a model."""
+    start = process_time()
+    with suppress(FFNError):  # a refusal takes its time too
+        count(load(source))
+    return process_time() - start
+
+
+def in_step(less: str, more: str) -> bool:
+    """Whether the least work of three for `more`, four times `less`, is in step; the first that is settles it."""
+    bound = MOST * max(min(work(less) for _ in range(3)), 0.01)
+    return any(work(more) < bound for _ in range(3))
 
 
 @pytest.mark.parametrize("config", [None, LLAMA, MANY_LAYERS], ids=["none", "known", "many-layers"])
@@ -111,21 +114,20 @@ def work(source: str) -> float:
      deep_names],
 )  # fmt: skip
 def test_the_work_grows_with_the_tensors(make: Callable[[int], Named], config: dict[str, Any] | None, tmp_path: Path):
-    less, more = (work(write(tmp_path / str(n), make(n), config)) for n in (1500, 6000))
-    assert more < MOST * max(less, 0.01)
+    assert in_step(*(write(tmp_path / str(n), make(n), config) for n in (1500, 6000)))
 
 
 @pytest.mark.parametrize("config", [None, LLAMA, MANY_LAYERS], ids=["none", "known", "many-layers"])
 def test_the_work_grows_with_an_indexs_missing_files(config: dict[str, Any] | None, tmp_path: Path):
-    took = []
+    sources = []
     for n in (1500, 6000):
         source = write(tmp_path / str(n), iter(()), config)
         (tmp_path / str(n) / "model.safetensors").unlink()
         names = (name for name, _ in unlike_layers(n))
         index = {"weight_map": {name: f"{i}.safetensors" for i, name in enumerate(names)}}
         (tmp_path / str(n) / INDEX).write_text(json.dumps(index))
-        took.append(work(source))
-    assert took[1] < MOST * max(took[0], 0.01)
+        sources.append(source)
+    assert in_step(*sources)
 
 
 @pytest.mark.parametrize("over", [0, 1])

@@ -1,6 +1,6 @@
 """FLOPs of every text architecture: dense ones as torch counts their modules, mixtures of experts by hand.
 
-FlopCounterMode counts what torch dispatches when the real modules run on meta tensors, at 2 FLOPs per multiply-add.
+FlopCounterMode counts what torch dispatches when the real modules run, at 2 FLOPs per multiply-add.
 It cannot count a mixture of experts (which experts run depends on values), so these have closed forms, written from
 each family's own config fields and not from what ffn reads of them.
 """
@@ -20,8 +20,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.models.test_architectures import BUILT, CASES, _count, _model, _module
+from ffncli.models.count import count
+from tests.models.test_architectures import BUILT, CASES
 from tests.oracles.architectures import matching
+from tests.oracles.architectures.tiny import statement, tiny
 
 # Their FFN is no module: its projections lie among those of the attention, and each is run alone.
 _IN_THE_LAYER = (  # fc1 and fc2
@@ -144,9 +146,10 @@ CLOSED: Mapping[str, tuple[Closed, ...]] = {
 }  # fmt: skip
 
 
+@statement
 @pytest.mark.parametrize("name", CLOSED)
 def test_closed_form_of_a_mixture_of_experts(name: str) -> None:
-    config: Any = _module(name).config
+    config: Any = tiny(name).module.config
     text = config.get_text_config()
     assert _has_experts(name)
     assert _ours(name) == sorted(flops for stack in CLOSED[name] for flops in stack.flops(text))
@@ -158,22 +161,25 @@ def test_closed_form_of_a_mixture_of_experts(name: str) -> None:
 DENSE = [name for name in BUILT if name not in CLOSED]
 
 
+@statement
 @pytest.mark.parametrize("name", DENSE)
 def test_projections_of_a_dense_layer(name: str) -> None:
-    counted = [sum(_flops(p, torch.empty(1, _into(p), device="meta")) for p in ffn.values()) for ffn in _ffns(name)]
+    counted = [sum(_flops(p, torch.zeros(1, _into(p))) for p in ffn.values()) for ffn in _ffns(name)]
     assert sorted(counted) == _ours(name)
     assert not _has_experts(name)
 
 
+@statement
 @pytest.mark.parametrize("name", [name for name in DENSE if name not in ONLY_PROJECTIONS])
 def test_module_of_a_dense_layer(name: str) -> None:
     counted = []
     for ffn in _ffns(name):
-        x = torch.empty(1, TOKENS, _into(next(iter(ffn.values()))), device="meta")
+        x = torch.zeros(1, TOKENS, _into(next(iter(ffn.values()))))
         counted.append(_flops(_module_of(name, ffn), *(x, x) if name in TAKES_THE_RESIDUAL else (x,)))
     assert sorted(counted) == [TOKENS * flops for flops in _ours(name)]
 
 
+@statement
 @pytest.mark.parametrize("name", sorted(ONLY_PROJECTIONS - {"fnet"}))  # FNet's layer has no other matrices
 def test_those_without_an_ffn_module_have_none(name: str) -> None:
     assert any(_holds_more(name, ffn) for ffn in _ffns(name))  # MobileBERT's additional FFNs are modules
@@ -181,16 +187,16 @@ def test_those_without_an_ffn_module_have_none(name: str) -> None:
 
 def _ours(name: str) -> list[int | None]:
     """What ffn says of every stored layer, in order of size."""
-    return sorted(group.matmul_flops_per_token for group in _count(name).groups for _ in group.layers)  # type: ignore[type-var]
+    return sorted(group.matmul_flops_per_token for group in count(tiny(name).model).groups for _ in group.layers)  # type: ignore[type-var]
 
 
 def _has_experts(name: str) -> bool:
-    return any(group.spec.moe for group in _model(name).groups)
+    return any(group.spec.moe for group in tiny(name).model.groups)
 
 
 def _ffns(name: str) -> Iterator[Mapping[str, nn.Module]]:
     """The projections of every FFN, by name: those whose names agree up to the last number before a word."""
-    module, found = _module(name), dict[str, dict[str, nn.Module]]()
+    module, found = tiny(name).module, dict[str, dict[str, nn.Module]]()
     for parameter, tensor in matching(module, CASES[name].ffn):
         owner = parameter.rpartition(".")[0]
         numbered = re.match(r".*\.\d+(?=\.[a-zA-Z])", owner)
@@ -204,7 +210,7 @@ def _module_of(name: str, ffn: Mapping[str, nn.Module]) -> nn.Module:
     """The smallest module that holds all of these."""
     levels = zip(*(path.split(".") for path in ffn), strict=False)
     shared = takewhile(lambda names: len(set(names)) == 1, levels)
-    return _module(name).get_submodule(".".join(names[0] for names in shared))
+    return tiny(name).module.get_submodule(".".join(names[0] for names in shared))
 
 
 def _holds_more(name: str, ffn: Mapping[str, nn.Module]) -> bool:
@@ -219,6 +225,6 @@ def _into(projection: nn.Module) -> int:
 
 
 def _flops(module: nn.Module, *inputs: torch.Tensor) -> int:
-    with FlopCounterMode(display=False) as counter:
-        module.eval()(*inputs)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(*inputs)
     return counter.get_total_flops()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +57,6 @@ OWN = {
     "deepseek_v3": (r"model\.layers\.1\.(post_attention_layernorm\.weight|mlp\..*)", 30),
     "gpt_oss": (r"model\.layers\.1\.(post_attention_layernorm\.weight|mlp\..*)", 7),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads cost more than they bring on tensors this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

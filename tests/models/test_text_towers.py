@@ -16,8 +16,9 @@ from ffncli.models.count import count
 from ffncli.models.model import Resolved
 from ffncli.run.functions import function
 from tests.models.test_architectures import _functions
-from tests.oracles.architectures import build, config, numbers, outside
+from tests.oracles.architectures import config, numbers, outside
 from tests.oracles.architectures.text_towers import CASES, REMOTE
+from tests.oracles.architectures.tiny import statement, tiny
 
 # What a file may leave out: the row's default must be transformers'.
 _OPTIONAL = (
@@ -32,28 +33,29 @@ def _read(values: Mapping[str, Any], name: str) -> Resolved:
     return from_config(json.loads(json.dumps(values, default=str)), name, f"{name}/config.json")
 
 
+@statement
 @pytest.mark.parametrize("name", CASES)
 def test_counts_are_the_modules(name: str) -> None:
-    case = CASES[name]
-    for factor in (1, 2):
-        module = build(name, case, factor, meta=True)
-        c = count(_read(module.config.to_dict(), name))  # type: ignore[union-attr, operator]
+    one, case = tiny(name), CASES[name]
+    for module, model in ((one.module, one.model), (one.wide, one.wide_model)):
+        c = count(model)
         assert c.ffn_params_total == numbers(module, case.ffn) > 0
         assert sum(g.norm_params_per_layer * len(g.layers) for g in c.groups) == numbers(module, case.norm) > 0
-    assert outside(name, case) == []
+    assert outside(one.module, one.wide, case) == []
 
 
+@statement
 @pytest.mark.parametrize("name", CASES)
 def test_activations_are_the_modules(name: str) -> None:
-    module = build(name, CASES[name], meta=True)
-    model = _read(module.config.to_dict(), name)  # type: ignore[union-attr, operator]
+    model = tiny(name).model
     x = torch.linspace(-6, 6, 101, dtype=torch.float64)
-    held = list(_functions(module, CASES[name]))
+    held = list(_functions(tiny(name).module, CASES[name]))
     assert held
     for where, theirs in held:
         assert torch.allclose(function(model.main.spec.activation)(x), theirs(x), atol=2e-4), where
 
 
+@statement
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_file_leaves_out_is_transformers_default(name: str) -> None:
     case = replace(CASES[name], drop=(*CASES[name].drop, *_OPTIONAL))

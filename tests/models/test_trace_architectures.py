@@ -5,17 +5,17 @@ from __future__ import annotations
 import csv
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
-import torch
 
+from tests import ROOT
 from tests.models.test_architectures_table import TABLE as COUNTED
 from tests.oracles.architectures import cases, text_architectures
 from tests.oracles.architectures.text_towers import CASES as TOWERS
+from tests.oracles.architectures.tiny import UNBUILT, statement, tiny
 from tests.oracles.architectures.traced import APART, COLUMNS, FP32, compare, row
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "results" / "trace_architectures.csv"
+FILE = ROOT / "benchmarks" / "results" / "trace_architectures.csv"
 CASES = cases()
 WHOLE = 204  # of how many the whole block, norms and residual included, gives what leaves the model's layer
 
@@ -29,28 +29,27 @@ TABLE = _table()
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads cost more than they bring on tensors this small; tiny models warn of their sizes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def quiet() -> Iterator[None]:
+    """Tiny models warn of their sizes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-    torch.set_num_threads(before)
 
 
+@statement
 @pytest.mark.parametrize("name", [name for name, line in COUNTED.items() if line["result"] == "same"])
 def test_the_trace_is_the_models_own(name: str) -> None:
-    found = compare(name, CASES[name])
+    found = compare(tiny(name))
     assert [one.reason for one in found if one.reason] == []
     line = dict(zip(COLUMNS, row(name, CASES[name], found), strict=True))
     kept = ("layers", "norms", "block", "result")  # the error's last digits depend on the machine
     assert [line[column] for column in kept] == [TABLE[name][column] for column in kept]
 
 
-@pytest.mark.parametrize("name", [name for name in TOWERS if name != "pix2struct_text_model"])  # it cannot be built
+@statement
+@pytest.mark.parametrize("name", [name for name in TOWERS if name != UNBUILT])
 def test_the_trace_of_a_text_tower_is_its_own(name: str) -> None:
-    assert [one.reason for one in compare(name, TOWERS[name]) if one.reason] == []
+    assert [one.reason for one in compare(tiny(name)) if one.reason] == []
 
 
 def test_the_table_names_every_text_architecture_once_in_order() -> None:

@@ -19,6 +19,7 @@ from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Layer
 from ffncli.models.source import load
 from ffncli.run import capture as live
+from ffncli.run import pretrained as pretrained_module
 from ffncli.run.capture import capture, run_model
 from ffncli.run.execute import run
 from ffncli.run.prepare import LayerRequest
@@ -253,7 +254,7 @@ def test_memory_is_asked_before_anything_is_loaded(monkeypatch: pytest.MonkeyPat
         asked.append(size)
         raise FFNError("short", code=ExitCode.ENVIRONMENT)
 
-    monkeypatch.setattr("ffncli.run.pretrained.demand_memory", short)
+    monkeypatch.setattr(pretrained_module, "demand_memory", short)
     with pytest.raises(FFNError, match="short"):
         capture(load(str(made("llama").path)), Prompt(PROMPT), LayerRequest(layer="0", dtype="bf16"))
     model: Any = made("llama").model

@@ -14,6 +14,7 @@ from ffncli.block.activations import TABLE
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.steps import Activation, Add, Axis, Dropout, Linear, Multiply, Norm, Route, Step
 from ffncli.errors import FFNError
+from ffncli.run import execute as execute_module
 from ffncli.run.execute import Mode, execute, norm, route, run
 from ffncli.run.weights import random_weights
 from tests.oracles import modules
@@ -312,7 +313,7 @@ def test_one_tensor_under_two_names_is_not_overwritten():
 @pytest.mark.parametrize("name", TABLE)
 def test_an_activation_over_its_input_is_the_same(name, monkeypatch):
     """In chunks, to the last bit."""
-    monkeypatch.setattr("ffncli.run.execute._CHUNK", 64)
+    monkeypatch.setattr(execute_module, "_CHUNK", 64)
     block = steps(FFNSpec(8, 37, name, gated=True, clamp=2.0, up_plus=1.0))
     weights, x = random_weights(block, generator()), 3 * torch.randn(2, 5, 8)
     found = {e.name: e.tensor.clone() for e in execute(block, weights, {"x": x}, keep=frozenset())}
@@ -344,7 +345,7 @@ def test_a_dtype_that_the_device_cannot_compute_is_said(monkeypatch):
     def refuse(*_, **__):
         raise NotImplementedError("\"silu_cpu\" not implemented for 'Half'")
 
-    monkeypatch.setattr("ffncli.run.execute.activation", refuse)
+    monkeypatch.setattr(execute_module, "activation", refuse)
     block = steps(FFNSpec(8, 16, "swiglu"))
     weights = random_weights(block, generator(), torch.float16)
     with pytest.raises(FFNError, match="step 'act' cannot be computed in float16 on cpu") as error:

@@ -6,10 +6,8 @@ norms, their places, multipliers, residuals and routings are seen, which counts 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import pytest
@@ -17,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.models.config import from_config
 from ffncli.run.execute import run
-from tests.oracles.architectures import build, cases
+from tests.oracles.architectures.tiny import statement, tiny
 
 # model_type → where a layer is; in it, what the block reads first (its norm, or the FFN), where the FFN is, and what
 # gives the block's output ("" for the layer itself).
@@ -50,18 +47,9 @@ SPELLINGS = {
 }  # fmt: skip
 
 
-@cache
 def caught(name: str) -> tuple[nn.Module, Mapping[str, tuple[Any, Any]]]:
     """The model after one forward pass, and every module's first input and output."""
-    torch.manual_seed(0)
-    model = build(name, cases()[name]).eval()
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for _, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if tensor.is_floating_point():
-                tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
+    model = tiny(name).module
     seen: dict[str, tuple[Any, Any]] = {}
 
     def catch(at: str) -> Any:
@@ -71,12 +59,13 @@ def caught(name: str) -> tuple[nn.Module, Mapping[str, tuple[Any, Any]]]:
 
         return hook
 
-    for at, module in model.named_modules():
-        module.register_forward_hook(catch(at), with_kwargs=True)
+    hooks = [module.register_forward_hook(catch(at), with_kwargs=True) for at, module in model.named_modules()]
     tokens = torch.randint(3, 60, (1, 8), generator=torch.Generator().manual_seed(2))
     codes = {"decoder_input_ids": tokens.repeat(4, 1)} if name == "musicgen" else {}
     with torch.no_grad():
         model(input_ids=tokens, use_cache=False, **codes)
+    for hook in hooks:
+        hook.remove()
     return model, seen
 
 
@@ -94,12 +83,12 @@ def weights(found: Mapping[str, Tensor], spec: FFNSpec, norm: str) -> dict[str, 
     return own
 
 
+@statement
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layers_block_gives_what_the_layer_gives(name: str) -> None:
     model, seen = caught(name)
     path, norm, ffn, out = LAYERS[name]
-    values = json.loads(json.dumps(model.config.to_dict(), default=str))
-    groups = from_config(values, name, name).groups
+    groups = tiny(name).model.groups
     stack = "global" if name == "blt" else groups[0].stack
     compared = 0
     for index, spec in {i: g.spec for g in groups if g.stack == stack for i in g.layers}.items():

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from ffncli.errors import FFNError
+from ffncli.run import inputs as inputs_module
 from ffncli.run.inputs import make_input
 
 WANTED = torch.arange(24, dtype=torch.float64).reshape(2, 3, 4) / 8
@@ -135,7 +136,7 @@ def test_rows_of_a_file_are_tokens_of_d_model(tmp_path):
 
 
 def test_a_text_file_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("ffncli.run.inputs.MOST_TEXT_BYTES", 6)
+    monkeypatch.setattr(inputs_module, "MOST_TEXT_BYTES", 6)
     (tmp_path / "x.csv").write_text("1,2,3,4")
     with pytest.raises(FFNError, match="is larger than 6 bytes"):
         made(tmp_path / "x.csv")

@@ -7,9 +7,8 @@ names that these modules give them, and are random, corrections and biases too.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -19,10 +18,12 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.steps import ffn_steps
 from ffncli.models.config import from_config
 from ffncli.models.families.moe import ROWS
+from ffncli.models.model import Group
 from ffncli.run.execute import run
 from tests.oracles.architectures import build, cases
 from tests.oracles.architectures.moe import CASES as ROUTED
 from tests.oracles.architectures.text_towers import CASES as TOWERS
+from tests.oracles.architectures.tiny import statement, tiny
 
 ROUTED_TOWERS = ("deepseek_ocr2_text", "glm4v_moe_text", "glm5_next_text", "mistral4", "mistral_large4_text",
                  "qwen3_omni_moe_text", "qwen3_vl_moe_text", "unlimited_ocr_text")  # fmt: skip
@@ -47,12 +48,21 @@ CORRECTION = ("gate.e_score_correction_bias", "e_score_correction_bias", "expert
               "gate.moe_statics.e_score_correction_bias", "router.e_score_correction_bias")  # fmt: skip
 
 
-@cache
 def made(name: str) -> tuple[nn.Module, Mapping[int, FFNSpec], str]:
     """The model in memory, its routed layers' specs, and the name of its layers' list."""
+    model, groups = varied(name) if name in SAID else (tiny(name).module, tiny(name).model.groups)
+    specs = {i: g.spec for g in groups for i in g.layers if g.spec.moe}
+    endings = ("layers", "blocks")
+    at = next(n for n, m in model.named_modules() if n.endswith(endings) and isinstance(m, nn.ModuleList)
+              and not n.startswith(("vision", "model.vision", "model.visual", "model.audio")))  # fmt: skip
+    return model, specs, at
+
+
+def varied(name: str) -> tuple[nn.Module, Sequence[Group]]:
+    """The model with the values of SAID, and what ffn makes of its config."""
     case = TOWERS.get(name) or cases()[name]
     torch.manual_seed(0)
-    model = build(name, replace(case, values={**case.values, **SAID.get(name, {})})).eval()
+    model = build(name, replace(case, values={**case.values, **SAID[name]})).eval()
     model.set_experts_implementation("eager")
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -60,12 +70,7 @@ def made(name: str) -> tuple[nn.Module, Mapping[int, FFNSpec], str]:
             if tensor.is_floating_point():
                 tensor.copy_(0.5 * torch.randn(tensor.shape, generator=generator))
     values = json.loads(json.dumps(model.config.to_dict(), default=str))
-    groups = from_config(values, name, name).groups
-    specs = {i: g.spec for g in groups for i in g.layers if g.spec.moe}
-    endings = ("layers", "blocks")
-    at = next(n for n, m in model.named_modules() if n.endswith(endings) and isinstance(m, nn.ModuleList)
-              and not n.startswith(("vision", "model.vision", "model.visual", "model.audio")))  # fmt: skip
-    return model, specs, at
+    return model, from_config(values, name, name).groups
 
 
 def experts(found: Mapping[str, Tensor], spec: FFNSpec) -> dict[str, Tensor]:
@@ -112,6 +117,7 @@ def weights(found: Mapping[str, Tensor], spec: FFNSpec) -> dict[str, Tensor]:
     return {**own, **experts(found, spec), **shared(found)}
 
 
+@statement
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_experts_are_run_as_their_module_runs_them(name: str) -> None:
     model, specs, at = made(name)

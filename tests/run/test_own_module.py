@@ -201,24 +201,25 @@ def test_the_library_loads_and_traces_it(zoo: str):
     torch.testing.assert_close(torch.tensor(result["out"].values), expected)
 
 
-def test_the_command_line_runs_it(ffn, tmp_path: Path):
+def test_the_command_line_runs_it(call, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "my.py").write_text("print('hello')\n" + MODULES)
-    counted = ffn("params", "my.py:FeedForwardBlock", "512x2048:relu", "--d-model", "64", "--json", cwd=tmp_path)
-    assert counted.returncode == 0, counted.stderr
-    rows = json.loads(counted.stdout)["rows"]
+    code, out, err = call("params", "my.py:FeedForwardBlock", "512x2048:relu", "--d-model", "64", "--json")
+    assert code == 0, err
+    rows = json.loads(out)["rows"]
     assert [row["ffn_params_total"] for row in rows] == [64 * 256 * 2 + 256 + 64, 64 * 2048 * 2 + 2048 + 64]
-    assert "hello" in counted.stderr
-    traced = ffn("trace", "my.py:FeedForwardBlock", "--d-model", "8", "--d-ff", "12", "--seed", "3", "--json",
-                 "--input", "ones", "--tokens", "1", "--show", "all", cwd=tmp_path)  # fmt: skip
-    assert traced.returncode == 0, traced.stderr
-    answer = json.loads(traced.stdout)
+    assert "hello" in err
+    code, out, err = call("trace", "my.py:FeedForwardBlock", "--d-model", "8", "--d-ff", "12", "--seed", "3", "--json",
+                          "--input", "ones", "--tokens", "1", "--show", "all")  # fmt: skip
+    assert code == 0, err
+    answer = json.loads(out)
     assert answer["block"]["weights"] == "the module's own weights"
     torch.manual_seed(3)
     up, down = torch.nn.Linear(8, 12), torch.nn.Linear(12, 8)
     with torch.no_grad():
         expected = down(up(torch.ones(1, 8)).relu())
     torch.testing.assert_close(torch.tensor(answer["steps"][-1]["values"]), expected)
-    failed = ffn("trace", "my.py:BadForward", cwd=tmp_path)
-    assert (failed.returncode, failed.stdout) == (2, "")
-    assert failed.stderr.splitlines()[-1].startswith("error: ")
-    assert "Traceback" not in failed.stderr
+    code, out, err = call("trace", "my.py:BadForward")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in err

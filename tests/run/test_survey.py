@@ -12,6 +12,7 @@ from torch import Tensor
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.source import load
 from ffncli.run import survey as survey_module
+from ffncli.run import weights as weights_module
 from ffncli.run.capture import capture
 from ffncli.run.layers import layers_of
 from ffncli.run.prepare import LayerRequest
@@ -172,7 +173,7 @@ def test_bare_dimensions_have_no_layers() -> None:
 
 
 def test_short_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ffncli.run.weights.available_memory", lambda _: 100)
+    monkeypatch.setattr(weights_module, "available_memory", lambda _: 100)
     with pytest.raises(FFNError, match="LlamaForCausalLM up to there would need") as error:
         rows(made("llama").path)
     assert error.value.code == ExitCode.ENVIRONMENT

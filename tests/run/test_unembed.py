@@ -14,6 +14,7 @@ from torch import Tensor
 from ffncli.errors import FFNError
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.source import load
+from ffncli.run import unembed as unembed_module
 from ffncli.run.capture import capture
 from ffncli.run.prepare import LayerRequest, Prepared
 from ffncli.run.tokens import Prompt
@@ -171,7 +172,7 @@ def test_the_answer_does_not_depend_on_the_layer_or_on_what_stands_beside() -> N
 
 
 def test_many_vectors_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ffncli.run.unembed._AT_ONCE", 2)
+    monkeypatch.setattr(unembed_module, "_AT_ONCE", 2)
     model = load(str(made("llama").path))
     found = unembed(model, model.layer("0"), vectors(5), LayerRequest(), 3)
     with torch.no_grad():

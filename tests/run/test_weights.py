@@ -10,6 +10,7 @@ import torch
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.errors import FFNError
 from ffncli.models.source import load
+from ffncli.run import prepare as prepare_module
 from ffncli.run import weights
 from ffncli.run.prepare import LayerRequest, prepare
 from ffncli.run.weights import demand_memory, random_weights
@@ -98,6 +99,6 @@ def test_the_refusal_says_how_much(monkeypatch: pytest.MonkeyPatch):
 def test_a_file_of_more_tokens_than_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "x.csv").write_text("1,2,3,4\n" * 50)
     asked: list[int] = []
-    monkeypatch.setattr("ffncli.run.prepare.demand_memory", lambda size, *_: asked.append(size))
+    monkeypatch.setattr(prepare_module, "demand_memory", lambda size, *_: asked.append(size))
     prepare(load("4x8:relu"), LayerRequest(input=str(tmp_path / "x.csv")))
     assert asked[-1] == 50 * (2 * 8 + 3 * 4) * 4

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise, permutations
+from random import Random
 
 import mpmath
 import pytest
@@ -53,9 +55,22 @@ def test_a_kink_of_both_has_the_lower_order():
         assert _minus(curve(f_), curve(g)).row.kinks == ((0.0, 1),)
 
 
-@pytest.mark.parametrize("against", TABLE)
-@pytest.mark.parametrize("name", TABLE)
-def test_every_pair(name, against):
+NEIGHBOURS = {pair for a, b in pairwise(TABLE) for pair in ((a, b), (b, a))}
+FAR = [pair for pair in permutations(TABLE, 2) if pair not in NEIGHBOURS]
+PAIRS = sorted({*NEIGHBOURS, *Random(0).sample(FAR, 60), *((name, name) for name in [*TABLE][:1])})
+
+
+def test_the_pairs_have_every_activation_on_either_side_and_differences_of_every_kind():
+    assert {name for name, _ in PAIRS} == {against for _, against in PAIRS} == {*TABLE}
+    drawn = [difference(*pair) for pair in PAIRS if pair not in NEIGHBOURS]
+    assert {name for d in drawn for name in (d.name, d.against)} == {*TABLE}
+    kinds = {(d.maximum is None, d.towards is None, d.symmetric) for d in drawn}  # unbounded, reached, at -at too
+    assert kinds == {(True, True, False), (True, True, True), (False, True, False), (False, True, True),
+                     (False, False, False)}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "against"), PAIRS)
+def test_pairs(name, against):
     d = difference(name, against)
     gap = (VALUES[name] - VALUES[against]).abs()
     far = gap[-2:].max().item()

@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -84,7 +85,8 @@ class Architecture:
     reason: str = ""
 
 
-def text_architectures() -> dict[str, str]:
+@cache
+def text_architectures() -> Mapping[str, str]:
     """Every model_type that transformers can build as a text model → the class it builds."""
     found: dict[str, str] = {}
     for table in _TABLES:
@@ -132,17 +134,18 @@ def _fields(kind: Any) -> set[str]:
 def build(model_type: str, case: Architecture, factor: int = 1, meta: bool = False) -> nn.Module:
     """The tiny model, on `meta` without any memory."""
     with torch.device("meta"):
-        model = _made(model_type, case, factor)
+        model = fresh(model_type, case, factor)
     size = sum(p.numel() for p in model.parameters())
     if size > MOST_PARAMETERS:
         raise ValueError(f"not tiny: {size:,} parameters")
     if meta:
         return model
     torch.manual_seed(0)
-    return _made(model_type, case, factor)
+    return fresh(model_type, case, factor)
 
 
-def _made(model_type: str, case: Architecture, factor: int) -> nn.Module:
+def fresh(model_type: str, case: Architecture, factor: int = 1) -> nn.Module:
+    """What the case's class makes of its config, of any size."""
     whole = config(model_type, case, factor)
     kind = attrgetter(case.model or text_architectures()[model_type])(transformers)
     model: nn.Module = kind(getattr(whole, case.at) if case.at else whole)
@@ -164,15 +167,16 @@ def numbers(model: nn.Module, pattern: str) -> int:
     return sum(tensor.numel() for _, tensor in matching(model, pattern))
 
 
-def outside(model_type: str, case: Architecture) -> list[str]:
+def outside(module: nn.Module, twice: nn.Module, case: Architecture) -> list[str]:
     """The parameters that change with d_ff and match neither `ffn` nor `norm` (BitNet's is d_ff wide): none should."""
-    plain, wide = (dict(build(model_type, case, factor, meta=True).named_parameters()) for factor in (1, 2))
+    plain, wide = dict(module.named_parameters()), dict(twice.named_parameters())
     changed = [n for n, p in plain.items() if n in wide and p.shape != wide[n].shape]
     wanted = re.compile(f"{case.ffn}|{case.norm}")
     return [name for name in changed if not wanted.fullmatch(name)]
 
 
-def cases() -> dict[str, Architecture]:
+@cache
+def cases() -> Mapping[str, Architecture]:
     """Every text architecture with its case; one without a row has the default, Llama's."""
     from tests.oracles.architectures import composites, decoders, encoders, hybrids, moe, pairs
 

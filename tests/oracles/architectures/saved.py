@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from ffncli.models.checkpoint import open_checkpoint
 from ffncli.models.config import read_config
@@ -13,8 +12,8 @@ from ffncli.models.count import count
 from ffncli.models.inventory import take_inventory
 from ffncli.models.items import items_of
 from ffncli.models.recognise import recognise
-from ffncli.models.source import load
-from tests.oracles.architectures import Architecture, build, numbers, text_architectures
+from tests.oracles.architectures import Architecture, numbers, text_architectures
+from tests.oracles.architectures.tiny import Tiny, make
 
 COLUMNS = ("model_type", "class", "config_count", "header_count", "module_count", "result", "reason")
 
@@ -47,20 +46,16 @@ class Counts:
             yield f"{self.stored or 0:,} by the tensors beside the config, the module has {self.module:,}"
 
 
-def counts(name: str, case: Architecture) -> Counts:
-    """Build one architecture, save it as transformers does, and count it in every way."""
-    model = build(name, case)
-    with TemporaryDirectory() as at:
-        folder = Path(at)
-        model.save_pretrained(folder)  # type: ignore[operator]
-        both = load(at)
-        return Counts(
-            config=count(read_config(folder / "config.json", name)).ffn_params_total,
-            header=_by_headers(folder),
-            module=numbers(model, case.ffn),
-            stored=both.stored.params if both.stored else None,
-            differences=tuple(map(str, both.differences)),
-        )
+def counts(tiny: Tiny) -> Counts:
+    """Count one architecture, as transformers saves it, in every way."""
+    both = tiny.saved_model
+    return Counts(
+        config=count(read_config(tiny.folder / "config.json", tiny.name)).ffn_params_total,
+        header=_by_headers(tiny.folder),
+        module=numbers(tiny.module, tiny.case.ffn),
+        stored=both.stored.params if both.stored else None,
+        differences=tuple(map(str, both.differences)),
+    )
 
 
 def _by_headers(folder: Path) -> int:
@@ -76,5 +71,5 @@ def row(name: str, case: Architecture) -> tuple[object, ...]:
     built = case.model or text_architectures()[name]
     if case.reason:
         return (name, built, None, None, None, "not counted", case.reason)
-    found = counts(name, case)
+    found = counts(make(name, case))
     return (name, built, found.config, found.header, found.module, "differs" if found.reason else "same", found.reason)

@@ -13,9 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import MethodType
 from typing import Any
 
 import torch
@@ -23,24 +20,17 @@ from torch import Tensor, nn
 
 from ffncli.block.steps import ffn_span, ffn_steps
 from ffncli.models.dimensions import Dimensions
-from ffncli.models.model import Layer, Resolved
+from ffncli.models.model import Layer
 from ffncli.models.source import load
 from ffncli.run.execute import run
 from ffncli.run.live import LiveFFN, live_ffn, live_weights
 from ffncli.run.prepare import LayerRequest, Prepared, prepare
-from tests.oracles.architectures import Architecture, build, text_architectures
+from tests.oracles.architectures import Architecture, text_architectures
+from tests.oracles.architectures.tiny import TOKENS, Tiny
 
 COLUMNS = ("model_type", "class", "layers", "relative_error", "norms", "block", "result", "reason")
 FP32 = 1e-6
-VOCAB, BATCH, TOKENS = 60, 2, 8
-_HEADS = {"num_key_value_heads": 4}
-# What a forward pass needs beyond the sizes that a count needs.
-SAID: Mapping[str, Mapping[str, Any]] = {
-    **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa",
-                     "longcat_flash", "minicpm3", "youtu"), _HEADS),
-    "dbrx": {"attn_config": {"rope_theta": 10_000.0, "clip_qkv": 8.0}},
-    "whisper": {"num_mel_bins": 8, "max_source_positions": TOKENS},
-}  # fmt: skip
+VOCAB, BATCH = 60, 2
 PAIRED = {
     "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "encoder-decoder", "fsmt", "led", "longt5", "m2m_100",
     "marian", "mbart", "mt5", "musicgen", "musicgen_melody", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart",
@@ -135,36 +125,7 @@ class Caught:
         return hook
 
 
-# --- the model --------------------------------------------------------------------------------------------------------
-
-
-def made(name: str, case: Architecture) -> nn.Module:
-    """The tiny model, ready to run: random values of fan-in scale everywhere, in the buffers that are stored too."""
-    model = build(name, replace(case, values={**case.values, **SAID.get(name, {})})).eval()
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")
-    if hasattr(model, "set_default_language"):
-        model.set_default_language("en_XX")
-    if name == "nllb-moe":
-        for module in model.modules():
-            if type(module).__name__ == "NllbMoeExperts":
-                module.forward = MethodType(_mixed, module)
-    kept, generator = set(model.state_dict()), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for at, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if at not in kept or not tensor.is_floating_point() or at.endswith((".beta", ".eps")):  # constants
-                continue
-            scale = 1 / math.sqrt(tensor.shape[-1]) if tensor.dim() > 1 else 0.3
-            tensor.copy_(scale * torch.randn(tensor.shape, generator=generator))
-            if "norm" in at.lower() or ".ln_" in at:
-                tensor.add_(0.8)
-    return model
-
-
-def _mixed(self: Any, tokens: Tensor, _: Tensor, weights: Tensor) -> Tensor:
-    """NLLB's experts on `tokens` [tokens, d], each by its weight, shrunk by what training drops."""
-    mixed = sum(weights[:, e, None] * self[f"expert_{e}"](tokens) for e in range(self.num_experts))
-    return mixed * (1 - self.moe_token_dropout)
+# --- the forward pass -------------------------------------------------------------------------------------------------
 
 
 def _given(name: str, model: Any) -> dict[str, Any]:
@@ -199,15 +160,12 @@ def _run(name: str, model: nn.Module, places: Mapping[Layer, LiveFFN], caught: C
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
-def compare(name: str, case: Architecture) -> list[Compared]:
+def compare(tiny: Tiny) -> list[Compared]:
     """One layer of every group of blocks, read from where transformers saved it, beside the live model's own."""
-    model = made(name, case)
-    with TemporaryDirectory() as at:
-        model.save_pretrained(at)  # type: ignore[operator]
-        ours = load(at)
-        layers = [Layer(group.stack, group.layers[0], group.spec) for group in ours.groups]
-        ready = [prepare(ours, LayerRequest(layer=f"{layer.stack}.{layer.index}")) for layer in layers]
-        unnamed = [*_by_names_alone(Path(at), ours, layers)]
+    name, case, model, ours = tiny.name, tiny.case, tiny.module, tiny.saved_model
+    layers = [Layer(group.stack, group.layers[0], group.spec) for group in ours.groups]
+    ready = [prepare(ours, LayerRequest(layer=f"{layer.stack}.{layer.index}")) for layer in layers]
+    unnamed = [*_by_names_alone(tiny, layers)]
     places = {layer: live_ffn(model, ours, layer) for layer in layers}
     weights = [live_weights(model, ours, layer) for layer in layers]
     pairs = zip(ready, weights, unnamed, strict=True)
@@ -223,12 +181,12 @@ def compare(name: str, case: Architecture) -> list[Compared]:
     return [replace(one, strange=_strange(model, case, one.live)) for one in found]
 
 
-def _by_names_alone(folder: Path, model: Resolved, layers: Iterable[Layer]) -> Iterator[dict[str, Tensor]]:
+def _by_names_alone(tiny: Tiny, layers: Iterable[Layer]) -> Iterator[dict[str, Tensor]]:
     """The same layers' weights without a config.json: an option says what no tensor does, the activation."""
-    (folder / "config.json").unlink()
+    model = tiny.saved_model
     spec = model.main.spec
     top_k = next((group.spec.moe.top_k for group in model.groups if group.spec.moe), None)
-    bare = load(str(folder), Dimensions(activation=spec.activation, top_k=top_k))
+    bare = load(str(tiny.without_config()), Dimensions(activation=spec.activation, top_k=top_k))
     for layer in layers:
         spot = model.spots[layer.stack, layer.index]
         stack, index = next(at for at, theirs in bare.spots.items() if theirs == spot)

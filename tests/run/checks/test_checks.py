@@ -16,6 +16,9 @@ from ffncli.errors import FFNError
 from ffncli.models.examples import notebook
 from ffncli.models.model import block_model
 from ffncli.run import execute as executing
+from ffncli.run import verify as verify_module
+from ffncli.run.checks import linearity as linearity_module
+from ffncli.run.checks import modules as modules_module
 from ffncli.run.prepare import LayerRequest
 from ffncli.run.verify import CHECKS, Verdict, VerifyQuestion, check_names, verify_layer
 
@@ -92,7 +95,7 @@ def test_module_in_train_mode_needs_the_same_mask(monkeypatch):
     naive = next(row for row in found.rows if row.subject.endswith("called twice"))
     assert (naive.passed, naive.relative_error > 0.05) == (None, True)
     assert "draws its own dropout mask" in naive.note
-    monkeypatch.setattr("ffncli.run.checks.modules.Mode", lambda train, masks: executing.Mode(train=True))
+    monkeypatch.setattr(modules_module, "Mode", lambda train, masks: executing.Mode(train=True))
     assert subjects(verified(SPECS["plain"], "module"), False) == ["torch.nn, train, same mask"]
 
 
@@ -126,7 +129,7 @@ def test_collapse_is_one_matrix_and_no_other(monkeypatch):
     assert subjects(found, True) == ["one block", "a stack of 3"]
     assert "the first 64 rows of one matrix [80, 80]" in found.rows[0].note
     assert "one matrix [16, 16]" in verified(SPECS["plain"], "collapse").rows[0].note
-    monkeypatch.setattr("ffncli.run.checks.linearity._linear", lambda dense: dense)  # the activation stays
+    monkeypatch.setattr(linearity_module, "_linear", lambda dense: dense)  # the activation stays
     assert subjects(verified(FFNSpec(80, 96, "gelu"), "collapse"), False) == ["one block", "a stack of 3"]
 
 
@@ -151,10 +154,10 @@ def test_nonlinearity_is_zero_for_identity_alone(monkeypatch):
     assert list(found) == list(TABLE)
     assert found["identity"].max_error < 1e-14
     assert all(row.max_error > 1e-4 and row.passed for name, row in found.items() if name != "identity")
-    monkeypatch.setattr("ffncli.run.checks.linearity.function", lambda name, learned: lambda x: 2 * x)
+    monkeypatch.setattr(linearity_module, "function", lambda name, learned: lambda x: 2 * x)
     flat = {row.subject: row.passed for row in verified(FFNSpec(16, 24, "relu"), "nonlinearity").rows}
     assert flat == {name: name == "identity" for name in TABLE}
-    monkeypatch.setattr("ffncli.run.checks.linearity.function", lambda name, learned: torch.relu)
+    monkeypatch.setattr(linearity_module, "function", lambda name, learned: torch.relu)
     assert subjects(verified(FFNSpec(16, 24, "relu"), "nonlinearity"), False) == ["identity"]
 
 
@@ -359,7 +362,7 @@ def test_what_torch_does_not_have_is_no_failure(monkeypatch):
 
 
 def test_large_blocks_get_few_tokens(monkeypatch):
-    monkeypatch.setattr("ffncli.run.verify._LARGE", 100)
+    monkeypatch.setattr(verify_module, "_LARGE", 100)
     assert verified(SPECS["gated"], "finite").ready.inputs["x"].shape == (4, 16)
-    monkeypatch.setattr("ffncli.run.verify._LARGE", 10**9)
+    monkeypatch.setattr(verify_module, "_LARGE", 10**9)
     assert verified(SPECS["gated"], "finite").ready.inputs["x"].shape == (16, 16)

@@ -1,0 +1,143 @@
+"""One architecture's tiny model, built once and saved once: every statement about the architecture reads this one."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
+from tempfile import mkdtemp
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ffncli.models.config import from_config
+from ffncli.models.model import Resolved
+from ffncli.models.source import load
+from tests.oracles.architectures import Architecture, build, cases, fresh
+from tests.oracles.architectures.text_towers import CASES as TOWERS
+
+# Tests with this mark take a `name`; tests/conftest.py puts those of one name in a row, so that it is built once.
+statement = pytest.mark.architecture
+
+TOKENS = 8
+UNBUILT = "pix2struct_text_model"  # transformers cannot fill its parameters: it has shapes alone
+_HEADS = {"num_key_value_heads": 4}
+# What a forward pass needs beyond the sizes that a count needs.
+RUNNING: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa",
+                     "longcat_flash", "minicpm3", "youtu"), _HEADS),
+    "dbrx": {"attn_config": {"rope_theta": 10_000.0, "clip_qkv": 8.0}},
+    "whisper": {"num_mel_bins": 8, "max_source_positions": TOKENS},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A tiny model in memory and, once somebody asks for it, on disk.
+
+    `case` says which of its parameters are the FFN's, `config` is what its config.json says, every parameter of
+    `module` is random; `wide` is the same with every d_ff twice as wide, its shapes alone.
+    """
+
+    name: str
+    case: Architecture
+    module: nn.Module
+    wide: nn.Module
+    config: Mapping[str, Any]
+
+    @cached_property
+    def model(self) -> Resolved:
+        """What ffn makes of the config alone."""
+        return from_config(self.config, self.name, f"{self.name}/config.json")
+
+    @cached_property
+    def wide_model(self) -> Resolved:
+        """What ffn makes of the wide module's config."""
+        return from_config(_config(self.wide), self.name, f"{self.name}/config.json")
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where transformers saved it."""
+        folder = Path(mkdtemp(prefix=f"ffn-{self.name}-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.module.save_pretrained(folder / "whole")  # type: ignore[operator]
+        return folder / "whole"
+
+    @cached_property
+    def saved_model(self) -> Resolved:
+        """What ffn makes of that folder."""
+        return load(str(self.folder))
+
+    def without_config(self) -> Path:
+        """The same files but config.json."""
+        bare = self.folder.parent / "bare"
+        bare.mkdir()
+        for file in self.folder.iterdir():
+            if file.name != "config.json":
+                os.link(file, bare / file.name)
+        return bare
+
+
+@lru_cache(maxsize=1)
+def tiny(name: str) -> Tiny:
+    """The tiny model of a text architecture or of a text tower."""
+    return make(name, _cases()[name])
+
+
+def make(name: str, case: Architecture) -> Tiny:
+    """A case built so that it runs: random values of fan-in scale everywhere, in the buffers that are stored too."""
+    case = replace(case, values={**case.values, **RUNNING.get(name, {})})
+    wide = build(name, case, factor=2, meta=True)  # which sees that it is tiny, too
+    torch.manual_seed(0)
+    model = (build(name, case, meta=True) if name == UNBUILT else fresh(name, case)).eval()
+    config = _config(model)  # saving will add to it
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
+    if hasattr(model, "set_default_language"):
+        model.set_default_language("en_XX")
+    if name == "nllb-moe":
+        for module in model.modules():
+            if type(module).__name__ == "NllbMoeExperts":
+                module.forward = MethodType(_mixed, module)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for at, tensor in () if name == UNBUILT else _stored(model):
+            scale = 1 / math.sqrt(tensor.shape[-1]) if tensor.dim() > 1 else 0.3
+            tensor.copy_(scale * torch.randn(tensor.shape, generator=generator))
+            if "norm" in at.lower() or ".ln_" in at:
+                tensor.add_(0.8)
+    return Tiny(name, case, model, wide, config)
+
+
+@cache
+def _cases() -> Mapping[str, Architecture]:
+    return {**cases(), **TOWERS}
+
+
+def _config(model: nn.Module) -> Mapping[str, Any]:
+    """What transformers would write to config.json."""
+    values: Mapping[str, Any] = json.loads(json.dumps(model.config.to_dict(), default=str))  # type: ignore[union-attr, operator]
+    return values
+
+
+def _stored(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What a checkpoint holds that is no constant."""
+    kept = set(model.state_dict())
+    for at, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if at in kept and tensor.is_floating_point() and not at.endswith((".beta", ".eps")):
+            yield at, tensor
+
+
+def _mixed(self: Any, tokens: Tensor, _: Tensor, weights: Tensor) -> Tensor:
+    """NLLB's experts on `tokens` [tokens, d], each by its weight, shrunk by what training drops."""
+    mixed = sum(weights[:, e, None] * self[f"expert_{e}"](tokens) for e in range(self.num_experts))
+    return mixed * (1 - self.moe_token_dropout)
