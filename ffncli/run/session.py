@@ -1,33 +1,34 @@
-"""A trace from the question to everything that is known of the run: one call, one record."""
+"""A trace from the question to everything that is known of the run: one call, one record.
+
+What few questions need is imported where they need it: a plain trace starts a tenth sooner.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ffncli.block.flow import flow
-from ffncli.block.steps import ffn_span
+from ffncli.block.steps import Step, ffn_span
 from ffncli.errors import FFNError
 from ffncli.models.model import Resolved
 from ffncli.run.agreement import Agreement, agreement
 from ffncli.run.block_summary import BlockSummary, block_summary
-from ffncli.run.capture import capture
 from ffncli.run.chosen import Chosen, chosen_experts, routes
-from ffncli.run.explain import Explanation, explain
 from ffncli.run.not_finite import NotFinite, find_not_finite
-from ffncli.run.places import Scene, find, needed
 from ffncli.run.prepare import LayerRequest, Prepared, prepare
 from ffncli.run.question import TERMS, CheckedQuestion, Question
 from ffncli.run.sampling import Sampling, sampling
-from ffncli.run.saved import SMALL_WEIGHTS, kept_for_saving, save
-from ffncli.run.texts import facts
-from ffncli.run.texts.fact import Fact
-from ffncli.run.tokens import Prompt, Token, positions
 from ffncli.run.trace import StepRecord, Trace, trace
-from ffncli.run.unembed import PromotedTokens, TokenLimits, of_rows, of_unit, promoted
+
+if TYPE_CHECKING:
+    from ffncli.run.explain import Explanation
+    from ffncli.run.texts.fact import Fact
+    from ffncli.run.tokens import Token
+    from ffncli.run.unembed import PromotedTokens
 
 TOP_TOKENS = 10
 Note = Callable[[str], None]
@@ -161,6 +162,9 @@ def _prepared(checked: CheckedQuestion, request: LayerRequest) -> tuple[Prepared
     """A layer ready to run: on what enters it in the model, with the tokens; else on the request's input."""
     question = checked.question
     if question.runs_model:
+        from ffncli.run.capture import capture
+        from ffncli.run.tokens import Prompt
+
         return capture(checked.model, Prompt(question.prompt, question.input_ids, question.position), request)
     return prepare(checked.model, request, checked.example), ()
 
@@ -174,18 +178,25 @@ def _needed_tensors(checked: CheckedQuestion, prepared: Prepared) -> frozenset[s
     names = {"probs", *routes(steps)}
     if question.unembed or prepared.reference is not None:
         names.add(ffn_span(steps)[1])
-    try:
-        names |= needed(steps, [name for name, _ in checked.places], question.depth or 1)
-    except FFNError as error:
-        raise FFNError(f"--explain: {error.message}", error.hint) from None
+    if checked.places:
+        names |= _with_origins("--explain", steps, [name for name, _ in checked.places], question.depth or 1)
+    if question.keep:
+        names |= _with_origins("--keep", steps, sorted(question.keep), 0)
     if question.keep is None or question.save is not None:
+        from ffncli.run.saved import kept_for_saving
+
         names |= kept_for_saving(steps, prepared.inputs, checked.experts)
-    for name in question.keep or ():
-        try:
-            names.add(find(steps, name).name)
-        except FFNError as error:
-            raise FFNError(f"--keep: {error.message}", error.hint) from None
     return frozenset(names)
+
+
+def _with_origins(option: str, steps: Sequence[Step], names: Sequence[str], depth: int) -> frozenset[str]:
+    """The steps of these names and their origins `depth` steps back. Raises FFNError for one that is not there."""
+    from ffncli.run.places import find, needed
+
+    try:
+        return needed(steps, [find(steps, name).name for name in names], depth)
+    except FFNError as error:
+        raise FFNError(f"{option}: {error.message}", error.hint) from None
 
 
 # --- after the run ----------------------------------------------------------------------------------------------------
@@ -204,6 +215,8 @@ def _remarks(checked: CheckedQuestion, result: Trace) -> list[str]:
 
 def _save(question: Question, block: BlockSummary, prepared: Prepared, result: Trace) -> str:
     """Save the trace with what its block is, and say where. Raises FFNError (exit 3) where that is not possible."""
+    from ffncli.run.saved import SMALL_WEIGHTS, save
+
     size = sum(tensor.numel() * tensor.element_size() for tensor in prepared.weights.values())
     with_weights = size <= SMALL_WEIGHTS if question.save_weights is None else question.save_weights
     seed = prepared.mode.generator.initial_seed() if prepared.mode.generator else None
@@ -228,6 +241,9 @@ def _unembed(
 
     Raises FFNError for a --sample-top-k above the vocabulary.
     """
+    from ffncli.run.tokens import positions
+    from ffncli.run.unembed import TokenLimits, of_rows, of_unit, promoted
+
     question = checked.question
     if question.neuron is None:
         output = result.tensors[result.ffn_output].flatten(0, -2)
@@ -253,12 +269,17 @@ def _text(checked: CheckedQuestion, prepared: Prepared) -> dict[str, Any]:
     name, example = checked.question.example, checked.example
     if name is None or example is None:
         return {}
+    from ffncli.run.texts import facts
+
     computed = facts(name.strip().lower(), prepared)
     return {"flow": flow(prepared.steps, example.aliases), "aliases": dict(example.aliases), "facts": computed}
 
 
 def _explain(checked: CheckedQuestion, prepared: Prepared, result: Trace) -> tuple[Explanation, ...]:
     """How each place's number came about. Raises FFNError for an index that is out of range."""
+    from ffncli.run.explain import explain
+    from ffncli.run.places import Scene
+
     question = checked.question
     scene = Scene(prepared.steps, prepared.weights, result.tensors, prepared.mode)
     terms, depth = question.terms or TERMS, question.depth or 1

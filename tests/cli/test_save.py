@@ -7,7 +7,7 @@ import json
 import pytest
 from safetensors import safe_open
 
-from ffncli.run import session
+from ffncli.run import saved
 from tests.oracles.checkpoints import expect_refusal
 
 
@@ -36,7 +36,7 @@ def test_experts_are_saved_where_they_are_asked_for(call, tmp_path):
 
 
 def test_weights_are_saved_where_they_are_small_or_asked_for(call, tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "SMALL_WEIGHTS", 4 * 8 * 16 * 3 - 1)
+    monkeypatch.setattr(saved, "SMALL_WEIGHTS", 4 * 8 * 16 * 3 - 1)
     texts = []
     for n, options in enumerate([(), ("--save-weights",), ("--no-save-weights",)]):
         texts.append(call("trace", "8x16:swiglu", *options, "--save", str(tmp_path / f"{n}.safetensors"))[2])
