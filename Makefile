@@ -1,7 +1,7 @@
 # make run     creates .venv if needed, runs the default trace, then `ffn params` side by side (ARGS="..." runs anything)
 # make test    creates .venv if needed, runs every test
 # make bench   creates .venv if needed, runs `ffn bench` (ARGS="512x2048:swiglu --quick")
-# make unchanged   what some 480 commands print, against that of BASE=REV (default main), byte for byte
+# make unchanged   what 465 commands print, against that of BASE=REV (default main), byte for byte
 # make check   ruff, mypy --strict, the floors (import-linter), then the tests
 #
 # Every install goes through .ci/install, which uses constraints.txt and refuses torch's CUDA build (gigabytes) unless

@@ -140,7 +140,7 @@ def _inputs(path: Path) -> Path:
 
 def _run(line: str, package: Path, work: Path, forks: Forks) -> Output:
     """One command, in a fork or in a shell of its own, and the files under out/ that it changed."""
-    before = _contents(work / "out")
+    before = _contents(work)
     start = time.perf_counter()
     if line.startswith(("$ ", "% ")):
         code, out, err = _in_shell(line[2:], package, work, terminal=line.startswith("%"))
@@ -149,20 +149,20 @@ def _run(line: str, package: Path, work: Path, forks: Forks) -> Output:
     seconds = round(time.perf_counter() - start, 2)
     if seconds > SLOW_S:
         print(f"{seconds:.0f} s: {line}", file=sys.stderr)
-    files = {name: text for name, text in _contents(work / "out").items() if before.get(name) != text}
+    files = {name: text for name, text in _contents(work).items() if before.get(name) != text}
     return Output(code, _portable(out, work), _portable(err, work), files, seconds)
 
 
-def _contents(folder: Path) -> dict[str, str]:
-    """Name → text of every file; of what is no text its sha256, of a zip file its members', which have no date."""
+def _contents(work: Path) -> dict[str, str]:
+    """Name → text of every file under out/; of what is no text its sha256, of a zip its members' without dates."""
     contents = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for path in sorted(path for path in (work / "out").rglob("*") if path.is_file()):
         members = {"": path.read_bytes()}
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as file:
                 members = {name: file.read(name) for name in file.namelist()}
         lines = "\n".join(f"{name}{': ' if name else ''}{_as_text(data)}" for name, data in members.items())
-        contents[path.relative_to(folder).as_posix()] = lines
+        contents[path.relative_to(work / "out").as_posix()] = lines.replace(str(work), "<work>")
     return contents
 
 
