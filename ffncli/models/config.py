@@ -63,9 +63,9 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
     family = FAMILIES[family_name]
     groups = [g for stack in family.stacks for g in _stack(config, family, stack)]
     for part in family.parts:
-        stack, lines = _part(config, part)
-        groups += stack
-        evidence += [f"{part}: {line}" for line in lines]
+        inner, reasons = _part(config, part)
+        groups += inner
+        evidence += [f"{part}: {line}" for line in reasons]
     if not groups:
         raise FFNError(f"{config.where}: no layer of this model has an FFN", "there is nothing to count")
     spec = groups[0].spec
