@@ -39,7 +39,7 @@ else
 endif
 
 test: $(VENV)/.installed-test
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.installed-test
 	@$(BIN)/ruff check .

@@ -114,13 +114,13 @@ def in_step(less: str, more: str) -> bool:
      deep_names],
 )  # fmt: skip
 def test_the_work_grows_with_the_tensors(make: Callable[[int], Named], config: dict[str, Any] | None, tmp_path: Path):
-    assert in_step(*(write(tmp_path / str(n), make(n), config) for n in (1500, 6000)))
+    assert in_step(*(write(tmp_path / str(n), make(n), config) for n in (1000, 4000)))
 
 
 @pytest.mark.parametrize("config", [None, LLAMA, MANY_LAYERS], ids=["none", "known", "many-layers"])
 def test_the_work_grows_with_an_indexs_missing_files(config: dict[str, Any] | None, tmp_path: Path):
     sources = []
-    for n in (1500, 6000):
+    for n in (1000, 4000):
         source = write(tmp_path / str(n), iter(()), config)
         (tmp_path / str(n) / "model.safetensors").unlink()
         names = (name for name, _ in unlike_layers(n))

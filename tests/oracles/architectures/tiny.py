@@ -77,6 +77,7 @@ class Tiny:
         """What ffn makes of that folder."""
         return load(str(self.folder))
 
+    @cached_property
     def without_config(self) -> Path:
         """The same files but config.json."""
         bare = self.folder.parent / "bare"

@@ -186,7 +186,7 @@ def _by_names_alone(tiny: Tiny, layers: Iterable[Layer]) -> Iterator[dict[str, T
     model = tiny.saved_model
     spec = model.main.spec
     top_k = next((group.spec.moe.top_k for group in model.groups if group.spec.moe), None)
-    bare = load(str(tiny.without_config()), Dimensions(activation=spec.activation, top_k=top_k))
+    bare = load(str(tiny.without_config), Dimensions(activation=spec.activation, top_k=top_k))
     for layer in layers:
         spot = model.spots[layer.stack, layer.index]
         stack, index = next(at for at, theirs in bare.spots.items() if theirs == spot)
