@@ -54,7 +54,7 @@ IMPORTS = COMMON + "import torch, numpy; finish()"
 TRACE = (
     COMMON
     + """
-import ffncli.run.trace as traced
+import ffncli.run.engine.trace as traced
 from ffncli.cli.main import main
 from ffncli.show.output import Output
 
@@ -92,8 +92,8 @@ BARE = (
     + """
 import torch
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.run.execute import execute
-from ffncli.run.weights import random_weights
+from ffncli.run.engine.execute import execute
+from ffncli.run.engine.weights import random_weights
 
 d_model, d_ff, tokens, threads, activation, gated, norm = json.loads(sys.argv[1])
 if threads:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI
 
 import ffncli
-from ffncli.cli.trace_page import trace_answer
+from ffncli.cli.trace.page import trace_answer
 from ffncli.show.terminal import Terminal
 
 COLUMNS = 100

@@ -19,16 +19,16 @@ _WHERE = {
     "FFNSpec": ("ffncli.block.recipe", "FFNSpec"),
     "MoE": ("ffncli.block.recipe", "MoE"),
     "activation": ("ffncli.block.analysis.facts", "activation"),
-    "approximate": ("ffncli.run.approximate", "approximate"),
+    "approximate": ("ffncli.run.approximate.approximate", "approximate"),
     "benchmark": ("ffncli.bench.benchmark", "benchmark"),
     "cost": ("ffncli.block.cost", "cost"),
-    "count": ("ffncli.models.count", "count"),
-    "load": ("ffncli.run.sources", "load"),
-    "read_results": ("ffncli.bench.results", "read_results"),
+    "count": ("ffncli.models.counting.count", "count"),
+    "load": ("ffncli.run.user.load", "load"),
+    "read_results": ("ffncli.bench.results.csv_file", "read_results"),
     "steps": ("ffncli.block.recipe", "steps"),
-    "survey": ("ffncli.run.call", "survey"),
-    "trace": ("ffncli.run.call", "trace"),
-    "verify": ("ffncli.run.verify", "verify_layer"),
+    "survey": ("ffncli.run.trace.call", "survey"),
+    "trace": ("ffncli.run.trace.call", "trace"),
+    "verify": ("ffncli.run.verify.verify", "verify_layer"),
 }
 
 __all__ = [
@@ -50,16 +50,16 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ffncli.bench.benchmark import benchmark
-    from ffncli.bench.results import read_results
+    from ffncli.bench.results.csv_file import read_results
     from ffncli.block.analysis.facts import activation
     from ffncli.block.cost import cost
     from ffncli.block.recipe import FFNSpec, MoE, steps
     from ffncli.errors import FFNError
-    from ffncli.models.count import count
-    from ffncli.run.approximate import approximate
-    from ffncli.run.call import survey, trace
-    from ffncli.run.sources import load
-    from ffncli.run.verify import verify_layer as verify
+    from ffncli.models.counting.count import count
+    from ffncli.run.approximate.approximate import approximate
+    from ffncli.run.trace.call import survey, trace
+    from ffncli.run.user.load import load
+    from ffncli.run.verify.verify import verify_layer as verify
     from ffncli.version import __version__ as __version__
 
 

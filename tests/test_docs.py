@@ -12,7 +12,7 @@ import pytest
 
 from ffncli.cli.main import COMMANDS
 from ffncli.models import catalog
-from ffncli.models.rest import RESTS
+from ffncli.models.config.non_ffn_rows import RESTS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")

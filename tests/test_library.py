@@ -9,8 +9,8 @@ from ffncli.errors import FFNError
 
 
 def test_every_name_is_there_and_is_what_its_module_has():
-    from ffncli.run import call
-    from ffncli.run.sources import load
+    from ffncli.run.trace import call
+    from ffncli.run.user.load import load
 
     assert set(dir(ffncli)) == {*ffncli.__all__, "__version__"}
     assert all(callable(getattr(ffncli, name)) for name in ffncli.__all__)

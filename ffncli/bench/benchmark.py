@@ -6,10 +6,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ffncli.bench.build_request import build_request
-from ffncli.bench.columns import ResultRow
-from ffncli.bench.grid import Grid
 from ffncli.bench.records import Method
+from ffncli.bench.request.build import build_request
+from ffncli.bench.request.grid import Grid
+from ffncli.bench.results.row import ResultRow
 from ffncli.bench.suite import begun, run
 from ffncli.models.dimensions import Dimensions
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ffncli.bench.records import Job
 
-WORKER = (sys.executable, "-m", "ffncli.bench.worker")
+WORKER = (sys.executable, "-m", "ffncli.bench.timing.worker")
 
 # How threads wait and where they sit. A user who has said so is obeyed; either way the results say what it was.
 # A thread that is bound to its core does not queue behind its neighbour (p99 of a 0.5 ms GEMM beside a busy one: 4.6

@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ffncli.bench import journal as journals
-from ffncli.bench.columns import ResultRow
-from ffncli.bench.grid import BenchRequest
-from ffncli.bench.journal import Journal, locked
 from ffncli.bench.launch import WORKER, Worker, worker
 from ffncli.bench.records import Case, Job, Outcome, Status, TimedUnit
+from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.results import journal as journals
+from ffncli.bench.results.journal import Journal, locked
+from ffncli.bench.results.row import ResultRow
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.version import __version__
 
@@ -66,7 +66,7 @@ def begun(path: Path, request: BenchRequest, force: bool = False) -> Iterator[Jo
     """A new run into `path`, locked. Raises FFNError before anything is measured where it cannot be written."""
     import secrets
 
-    from ffncli.bench.summary import summarise
+    from ffncli.bench.judge.summary import summarise
 
     now = datetime.now(UTC)
     run = {"run_id": f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}", "started_utc": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
@@ -82,7 +82,7 @@ def begun(path: Path, request: BenchRequest, force: bool = False) -> Iterator[Jo
 @contextmanager
 def resumed(path: Path) -> Iterator[Journal]:
     """The unfinished run of `path`, locked. Raises FFNError where there is none, or not under the same conditions."""
-    from ffncli.bench.summary import summarise
+    from ffncli.bench.judge.summary import summarise
 
     with locked(path):
         opened = journals.resume(path, summarise)

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ffncli.bench import doctor
+from ffncli.bench.doctor import doctor
+from ffncli.cli.common.options import OutputOptions, above_zero, positive, spread
 from ffncli.cli.doctor_page import answer, failure, noise_check
-from ffncli.cli.options import OutputOptions, above_zero, positive, spread
 from ffncli.errors import FFNError
 from ffncli.show.output import Output
 from ffncli.show.progress import progress, shows_bar
 from ffncli.system import host
 
 if TYPE_CHECKING:
-    from ffncli.bench.noise import Noise
+    from ffncli.bench.doctor.noise import Noise
 
 _SECONDS = 10.0
 
@@ -61,7 +61,7 @@ def command(
 
 def _noise(seconds: float, threads: int, output: Output) -> Noise | None:
     """The noise test, with a bar while it runs; in a pipe a note that it does."""
-    from ffncli.bench.noise import measure_noise, processes_for
+    from ffncli.bench.doctor.noise import measure_noise, processes_for
 
     count = processes_for(seconds)
     if not shows_bar(output.quiet):

@@ -8,7 +8,7 @@ from math import isfinite
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from ffncli.bench.doctor import DoctorCheck
+from ffncli.bench.doctor.doctor import DoctorCheck
 from ffncli.bench.records import Method
 from ffncli.errors import ExitCode, FFNError
 from ffncli.show.parts import Answer, Heading, Line, Part
@@ -16,7 +16,7 @@ from ffncli.show.tables import Table
 from ffncli.show.text import percent, plural
 
 if TYPE_CHECKING:
-    from ffncli.bench.noise import Noise
+    from ffncli.bench.doctor.noise import Noise
 
 CONVENTIONS = {
     "status": "ok; note: worth knowing; missing: can be installed; bad: is here and does not work",
@@ -31,7 +31,7 @@ _WIDTH = 54  # of a value, so that the table fits 80 columns
 def noise_check(noise: Noise | None) -> DoctorCheck:
     """The noise test as a row."""
     if noise is None:
-        advice = "its processes failed; python -m ffncli.bench.noise 0 1 0 says why"
+        advice = "its processes failed; python -m ffncli.bench.doctor.noise 0 1 0 says why"
         return DoctorCheck("noise", "not measured", "bad", advice)
     value = f"differences of {percent(noise.resolvable_difference, 2)} and more can be told"
     if noise.resolvable_difference <= _MARGIN:

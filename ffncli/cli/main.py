@@ -15,14 +15,17 @@ from ffncli.version import __version__
 
 # name → (module with a function `command`, the line that `ffn --help` and the README show)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "trace": ("ffncli.cli.trace", "Run a block step by step and print every intermediate."),
-    "params": ("ffncli.cli.params", "Count parameters, FLOPs and bytes, per layer and in total."),
-    "activations": ("ffncli.cli.activations", "Compare activations: values, slopes, extremes, differences."),
-    "approximate": ("ffncli.cli.approximate", "Train blocks of growing width on a function: how well they fit."),
-    "verify": ("ffncli.cli.verify", "Prove that ways of computing a block agree."),
-    "bench": ("ffncli.cli.bench", "Verify, then time kernels: ratios that anyone can reproduce."),
+    "trace": ("ffncli.cli.trace.command", "Run a block step by step and print every intermediate."),
+    "params": ("ffncli.cli.params.command", "Count parameters, FLOPs and bytes, per layer and in total."),
+    "activations": ("ffncli.cli.activations.command", "Compare activations: values, slopes, extremes, differences."),
+    "approximate": (
+        "ffncli.cli.approximate.command",
+        "Train blocks of growing width on a function: how well they fit.",
+    ),
+    "verify": ("ffncli.cli.verify.command", "Prove that ways of computing a block agree."),
+    "bench": ("ffncli.cli.bench.command", "Verify, then time kernels: ratios that anyone can reproduce."),
     "models": ("ffncli.cli.models", "List the known models, with their sources."),
-    "compare": ("ffncli.cli.compare", "Compare two results of ffn bench, or two saved traces."),
+    "compare": ("ffncli.cli.compare.command", "Compare two results of ffn bench, or two saved traces."),
     "doctor": ("ffncli.cli.doctor", "Show what this machine can do, and what it can tell apart."),
 }
 

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from ffncli.block.cost import CONVENTIONS
-from ffncli.cli.options import OutputOptions, spread
+from ffncli.cli.common.options import OutputOptions, spread
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models import catalog
-from ffncli.models.count import ModelCount, count
+from ffncli.models.counting.count import ModelCount, count
 from ffncli.show.parts import Answer
 from ffncli.show.tables import Short, Table
 

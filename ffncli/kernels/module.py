@@ -1,6 +1,6 @@
 """module: the block as an nn.Module of nn.Linear layers, as one writes it in a notebook.
 
-`run/block_module.py` has another one on purpose: the second opinion to which `ffn verify` holds the steps.
+`run/verify/module.py` has another one on purpose: the second opinion to which `ffn verify` holds the steps.
 """
 
 from __future__ import annotations

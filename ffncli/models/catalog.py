@@ -9,10 +9,10 @@ from importlib.resources import files
 from typing import Any
 
 from ffncli.block.recipe import FFNSpec
-from ffncli.models.config import from_config
-from ffncli.models.fields import Fields
+from ffncli.models.config.non_ffn import non_ffn
+from ffncli.models.config.read import from_config
+from ffncli.models.files.fields import Fields
 from ffncli.models.model import Group, Model, Resolved
-from ffncli.models.whole import non_ffn
 
 
 @cache

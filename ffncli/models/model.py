@@ -15,7 +15,7 @@ from ffncli.models.non_ffn import NonFFN
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ffncli.models.checkpoint import Checkpoint
+    from ffncli.models.files.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.models import catalog
-from ffncli.models.config import from_config, read_config, text_tower
+from ffncli.models.config.families import REFUSED, family_of
+from ffncli.models.config.read import from_config, read_config, text_tower
 from ffncli.models.dimensions import Dimensions, from_dimensions, merged, with_dimensions
-from ffncli.models.families import REFUSED, family_of
-from ffncli.models.fields import Fields
+from ffncli.models.files.fields import Fields
+from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
 from ffncli.models.model import Resolved
-from ffncli.models.strict_json import MOST_CONFIG_BYTES, read_object
 
 # What only files need is imported by the functions that meet one: a known model's name does without (10 ms of 180).
 if TYPE_CHECKING:
-    from ffncli.models.checkpoint import Checkpoint
+    from ffncli.models.files.checkpoint import Checkpoint
 
 _INLINE = re.compile(r"(?P<d_model>[^x:/\\]+)x(?P<d_ff>[\d.]+x?|-?\w+?)(?::(?P<activation>[^:/\\]*))?")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -41,7 +41,7 @@ def load(source: str | None = None, dimensions: Dimensions | None = None) -> Res
         return from_dimensions(merged(inline, options), source)
     resolved = resolve(source)
     if not resolved.from_tensors and (resolved.checkpoint or resolved.location):
-        from ffncli.models.evidence import with_evidence
+        from ffncli.models.evidence.evidence import with_evidence
 
         resolved = with_evidence(resolved)
     return with_dimensions(resolved, options)
@@ -94,16 +94,16 @@ def _path_hint(text: str) -> str:
 
 def _cached(text: str) -> Path | None:
     """The snapshot of `org/name` in the local Hub cache, without any network."""
-    from ffncli.models.hub import cached
+    from ffncli.models.files.hub import cached
 
     return cached(text)
 
 
 def _from_hub(text: str) -> Resolved:
     """A model of the Hub: its cached snapshot, else its config and the headers of its files."""
-    from ffncli.models.checkpoint import remote_checkpoint
-    from ffncli.models.headers import parse_header
-    from ffncli.models.hub import open_hub
+    from ffncli.models.files.checkpoint import remote_checkpoint
+    from ffncli.models.files.headers import parse_header
+    from ffncli.models.files.hub import open_hub
 
     hub = open_hub(text)
     if hub.folder:
@@ -135,21 +135,21 @@ def _from_path(path: Path, text: str) -> Resolved:
         model = _from_gguf(files[0], text)
         others = [file for file in files if not re.search(r"-\d{5}-of-\d{5}\.gguf$", file.name)]
         return model.noted(f"{shown_path(files[0])} is taken, of {len(files)}") if len(others) > 1 else model
-    from ffncli.models.checkpoint import open_checkpoint
+    from ffncli.models.files.checkpoint import open_checkpoint
 
     location = folder if is_config and path.name == "config.json" else None if is_config else path
     return _described(config, open_checkpoint(location) if location else None, text, location)
 
 
 def _from_gguf(path: Path, text: str) -> Resolved:
-    from ffncli.models.gguf_file import read_gguf
-    from ffncli.models.unnamed import from_gguf
+    from ffncli.models.evidence.from_tensors import from_gguf
+    from ffncli.models.files.gguf import read_gguf
 
     return from_gguf(read_gguf(path), text)
 
 
 def _from_tensors(checkpoint: Checkpoint, tower: Fields | None, text: str) -> Resolved:
-    from ffncli.models.unnamed import from_tensors
+    from ffncli.models.evidence.from_tensors import from_tensors
 
     return from_tensors(checkpoint, tower, text, Path(text).absolute().name or text)
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ffncli.errors import FFNError, clean, shown
-from ffncli.show.braille import drawn
 from ffncli.show.parts import Answer, Fold, Heading, Line, Part
-from ffncli.show.plots import Plot
+from ffncli.show.plots.braille import drawn
+from ffncli.show.plots.plot import Plot
 from ffncli.show.tables import Table, csv_text
 from ffncli.show.tensors import Excerpt
 from ffncli.show.text import aligned, encodable, json_safe, width

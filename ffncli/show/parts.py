@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from ffncli.show.plots import Plot
+from ffncli.show.plots.plot import Plot
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt
 

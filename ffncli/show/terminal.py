@@ -9,7 +9,7 @@ from typing import TextIO
 
 from ffncli.errors import clean
 from ffncli.show.parts import Fold, Heading, Line, Part
-from ffncli.show.plots import Plot
+from ffncli.show.plots.plot import Plot
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt
 from ffncli.show.text import aligned, encodable, pad, width
@@ -68,7 +68,7 @@ class Terminal:
     def _plot(self, plot: Plot, first: bool) -> None:
         from rich.text import Text
 
-        from ffncli.show.braille import drawn
+        from ffncli.show.plots.braille import drawn
 
         if not first:
             self.console.print()

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import exp
 
-from ffncli.bench.clock import Call
-from ffncli.bench.counters import Snapshot
-from ffncli.bench.rounds import Arm
+from ffncli.bench.machine.counters import Snapshot
+from ffncli.bench.timing.clock import Call
+from ffncli.bench.timing.rounds import Arm
 
 
 @dataclass

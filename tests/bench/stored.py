@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ffncli.bench.columns import ResultRow
 from ffncli.bench.records import TimedBlock
-from ffncli.bench.results import HEADER, ROUNDS_HEADER, parse_rounds, row_lines
+from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, parse_rounds, row_lines
+from ffncli.bench.results.row import ResultRow
 
 ENVIRONMENT: dict[str, Any] = {
     "ffncli": "0.1.0", "torch": "2.13.0", "python": "3.12.1", "host": "ci-1", "cpu": "AMD EPYC 7B13", "isa": "avx2 fma",

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from ffncli.bench import launch, suite
-from ffncli.bench.grid import BenchRequest, Grid, cases, from_json, to_json
-from ffncli.bench.journal import Journal, ResultFiles, begin
-from ffncli.bench.journal import resume as resume_journal
+from ffncli.bench.judge.summary import summarise
 from ffncli.bench.records import Job, Method
-from ffncli.bench.results import read_results, read_rows
+from ffncli.bench.request.grid import BenchRequest, Grid, cases, from_json, to_json
+from ffncli.bench.results.csv_file import read_results, read_rows
+from ffncli.bench.results.journal import Journal, ResultFiles, begin
+from ffncli.bench.results.journal import resume as resume_journal
 from ffncli.bench.suite import begun, resumed, run
-from ffncli.bench.summary import summarise
 from ffncli.errors import FFNError
 from ffncli.kernels.choice import choices
 from ffncli.models.dimensions import Dimensions

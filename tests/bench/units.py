@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import exp
 
-from ffncli.bench import rounds
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Method, Outcome, TimedBlock, TimedUnit
+from ffncli.bench.timing import rounds
 from ffncli.block.recipe import FFNSpec
 from tests.bench.fake_clock import FakeClock, FakeCounters, placing
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from ffncli.block.activations import CANONICAL, GATED, TABLE, known_names, resolve
 from ffncli.block.scalar import SCALAR, with_learned
 from ffncli.errors import FFNError
-from ffncli.run import functions
+from ffncli.run.engine import functions
 from tests.oracles import activations as oracles
 
 every_row = pytest.mark.parametrize("name", TABLE)

@@ -9,8 +9,8 @@ from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.shard import shard
 from ffncli.block.steps import Activation, Add, AllReduce, Axis, Linear, Multiply, Step, parameters
 from ffncli.errors import FFNError
-from ffncli.run.execute import Mode, execute, run
-from ffncli.run.weights import random_weights
+from ffncli.run.engine.execute import Mode, execute, run
+from ffncli.run.engine.weights import random_weights
 from tests.block.test_steps import BLOCKS
 from tests.oracles.modules import relative_error
 

@@ -35,9 +35,9 @@ from ffncli.block.steps import (
     walk,
 )
 from ffncli.errors import FFNError
-from ffncli.run.execute import run
-from ffncli.run.trace import trace
-from ffncli.run.weights import random_weights
+from ffncli.run.engine.execute import run
+from ffncli.run.engine.trace import trace
+from ffncli.run.engine.weights import random_weights
 
 D, F, E = Axis("d_model", 6), Axis("d_ff", 8), Axis("experts", 4)
 MODEL = Step("up", Linear(D, F, True), ("x",))

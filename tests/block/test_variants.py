@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.rewrite import with_biases, without_nonlinearity
 from ffncli.block.steps import Activation, Experts, Linear, walk
-from ffncli.block.variants import with_biases, without_nonlinearity
 
 GATED = FFNSpec(8, 16, "silu", gated=True, clamp=7.0)
 

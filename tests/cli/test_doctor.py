@@ -12,7 +12,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from ffncli.bench import doctor, noise
+from ffncli.bench.doctor import doctor, noise
 from ffncli.cli import doctor_page
 from tests import ROOT
 

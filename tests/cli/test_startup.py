@@ -67,8 +67,9 @@ def test_activations_loads_nothing_that_was_not_asked_for() -> None:
     """No differences, formats, gated facts or pictures for the plain table."""
     unasked = {
         "ffncli.block.analysis.difference", "ffncli.block.analysis.formats", "ffncli.block.analysis.gated_facts",
-        "ffncli.cli.gated_page", "ffncli.cli.against_page", "ffncli.cli.data_page", "ffncli.cli.curves_page",
-        "ffncli.show.figures", "ffncli.models.iso_units",
+        "ffncli.cli.activations.gated_page", "ffncli.cli.activations.against_page",
+        "ffncli.cli.activations.data_page", "ffncli.cli.activations.curves_page",
+        "ffncli.show.plots.image", "ffncli.models.counting.iso_units",
     }  # fmt: skip
     assert not loaded_by("activations") & unasked
 
@@ -112,7 +113,7 @@ def test_the_probe_sees_a_module_that_was_loaded(module: str) -> None:
 
 def test_what_a_worker_sends_of_its_surroundings_loads_no_tensor_library() -> None:
     """A version that is no plain text would: torch's own is a class of torch's."""
-    from ffncli.bench.machine import environment
+    from ffncli.bench.machine.machine import environment
 
     code = f"import pickle; pickle.loads({pickle.dumps(environment('cpu'))!r})"
     assert not loaded(code) & HEAVY

@@ -14,8 +14,8 @@ from ffncli.errors import FFNError
 from ffncli.kernels import built_in, eager
 from ffncli.kernels.compiled import CompileCache, cache, recompiles
 from ffncli.kernels.kernel import cxx, kernel_steps
-from ffncli.run.execute import run
-from ffncli.run.weights import random_weights
+from ffncli.run.engine.execute import run
+from ffncli.run.engine.weights import random_weights
 
 BLOCK = kernel_steps(steps(FFNSpec(8, 24, "swiglu")))
 

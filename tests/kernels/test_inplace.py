@@ -11,7 +11,7 @@ from ffncli.block.steps import Activation
 from ffncli.kernels import built_in
 from ffncli.kernels.inplace import changed
 from ffncli.kernels.kernel import kernel_steps
-from ffncli.run.weights import random_weights
+from ffncli.run.engine.weights import random_weights
 from tests.oracles.activations import ORACLES
 
 NEW = {"softplus", "sqrtsoftplus", "laplace", "prelu", "xielu"}  # torch has none of these in place

@@ -15,7 +15,7 @@ from ffncli.errors import FFNError
 from ffncli.kernels import BUILT_IN, built_in
 from ffncli.kernels.activations import activation
 from ffncli.kernels.kernel import REGISTERED, Kernel, canonical, kernel_steps, register
-from ffncli.run.execute import run
+from ffncli.run.engine.execute import run
 from tests.oracles.activations import ORACLES
 from tests.oracles.modules import ClampedGated, Gated, Plain, relative_error
 from tests.oracles.modules import MoE as Mixture

@@ -12,7 +12,7 @@ from ffncli.block.steps import Activation
 from ffncli.kernels import built_in
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.kernels.numpy_kernel import FUNCTIONS, LEARNED, _activation
-from ffncli.run.weights import random_weights
+from ffncli.run.engine.weights import random_weights
 from tests.oracles.activations import ORACLES
 
 ERF = {"gelu", "gelu_10", "laplace"}

@@ -4,7 +4,7 @@ import pytest
 
 from ffncli.block.cost import cost
 from ffncli.models import catalog
-from ffncli.models.count import count
+from ffncli.models.counting.count import count
 from ffncli.models.source import resolve
 from tests.oracles.counts import DENSE, MOE
 

@@ -11,9 +11,9 @@ import pytest
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
 from ffncli.models import catalog
-from ffncli.models.count import count
+from ffncli.models.config.families import COUNTED, REFUSED
+from ffncli.models.counting.count import count
 from ffncli.models.dimensions import Dimensions, with_dimensions
-from ffncli.models.families import COUNTED, REFUSED
 from ffncli.models.model import block_model
 from ffncli.models.source import load
 from tests.oracles.architectures import Architecture, build, numbers

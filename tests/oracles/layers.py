@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from ffncli.models.matrices import Item
-from ffncli.models.recognise import Found, Layers, recognise
-from ffncli.models.ways import NAMINGS, Naming
+from ffncli.models.tensors.names import NAMINGS, Naming
+from ffncli.models.tensors.recognise import Found, Layers, recognise
+from ffncli.models.tensors.shapes import Item
 
 D, F, E = 6, 10, 4  # d_model, d_ff, experts
 Shapes = Mapping[str, tuple[int, ...]]

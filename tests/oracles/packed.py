@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ffncli.models.headers import TensorInfo, read_header
-from ffncli.models.quantized import Logical, logical
+from ffncli.models.files.headers import TensorInfo, read_header
+from ffncli.models.files.quantized import Logical, logical
 
 UP = "model.layers.0.mlp.up_proj"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}

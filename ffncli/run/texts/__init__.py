@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ffncli.run.texts.fact import Fact
 
 if TYPE_CHECKING:
-    from ffncli.run.prepare import Prepared
+    from ffncli.run.engine.prepare import Prepared
 
 # example → the text, as docs/claims.md calls it
 TEXTS: Mapping[str, str] = {

@@ -13,9 +13,9 @@ from ffncli.block.recipe import steps
 from ffncli.block.scalar import SCALAR
 from ffncli.block.steps import ffn_steps, parameters
 from ffncli.models import catalog
-from ffncli.models.count import count
+from ffncli.models.counting.count import count
 from ffncli.models.model import Resolved
-from ffncli.run.prepare import Prepared
+from ffncli.run.engine.prepare import Prepared
 from ffncli.run.texts.fact import Fact, Verdict, compared, drawn, number
 
 

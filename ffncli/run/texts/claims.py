@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ffncli.models.examples import find
-from ffncli.run.prepare import prepare
+from ffncli.run.engine.prepare import prepare
 from ffncli.run.texts import TEXTS, facts
 from ffncli.run.texts.fact import Fact, Verdict
 

@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffncli.block.cost import cost
+from ffncli.block.rewrite import without_nonlinearity
 from ffncli.block.steps import Step, ffn_steps, parameters
-from ffncli.block.variants import without_nonlinearity
-from ffncli.run.agreement import gap
-from ffncli.run.functions import function as activation
-from ffncli.run.prepare import Prepared
+from ffncli.run.engine.functions import function as activation
+from ffncli.run.engine.prepare import Prepared
+from ffncli.run.engine.weights import random_weights
+from ffncli.run.measure.gap import gap
 from ffncli.run.texts.fact import (
     ROUNDING,
     Fact,
@@ -27,7 +28,6 @@ from ffncli.run.texts.fact import (
     intermediates,
     number,
 )
-from ffncli.run.weights import random_weights
 
 WIDTHS = (4, 16, 64, 256)
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from ffncli.block.activations import TABLE
 from ffncli.block.cost import cost
 from ffncli.block.scalar import SCALAR
-from ffncli.run.agreement import gap
-from ffncli.run.prepare import Prepared
+from ffncli.run.engine.prepare import Prepared
+from ffncli.run.measure.gap import gap
 from ffncli.run.texts.fact import (
     ROUNDING,
     Fact,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ffncli.block.steps import Step, block_inputs
-from ffncli.run.execute import EVAL, Mode, execute, run
-from ffncli.run.prepare import Prepared
+from ffncli.run.engine.execute import EVAL, Mode, execute, run
+from ffncli.run.engine.prepare import Prepared
 
 Verdict = Literal["", "holds", "depends", "wrong"]
 Block = Callable[[Tensor], Tensor]

@@ -12,12 +12,13 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.shard import shard
 from ffncli.block.steps import AllReduce, Norm, Step, parameters, weight_symbol
 from ffncli.models import catalog
-from ffncli.models.iso_params import iso_params
-from ffncli.models.tensor_parallel import all_gather_bytes, ring_all_reduce_bytes, split
-from ffncli.run.agreement import gap
-from ffncli.run.execute import run
-from ffncli.run.prepare import Prepared
-from ffncli.run.tensor_parallel import share_of
+from ffncli.models.counting.iso_params import iso_params
+from ffncli.models.counting.tensor_parallel import all_gather_bytes, ring_all_reduce_bytes, split
+from ffncli.run.engine.execute import run
+from ffncli.run.engine.prepare import Prepared
+from ffncli.run.engine.sharded import share_of
+from ffncli.run.engine.weights import random_weights
+from ffncli.run.measure.gap import gap
 from ffncli.run.texts.fact import (
     Fact,
     Verdict,
@@ -29,7 +30,6 @@ from ffncli.run.texts.fact import (
     function,
     intermediates,
 )
-from ffncli.run.weights import random_weights
 
 NODES = 4
 ROUNDING = 1e-5  # of float32 sums of 11008 terms

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ffncli.block.variants import without_nonlinearity
-from ffncli.run.agreement import gap
-from ffncli.run.execute import Mode, run
-from ffncli.run.prepare import Prepared
+from ffncli.block.rewrite import without_nonlinearity
+from ffncli.run.engine.execute import Mode, run
+from ffncli.run.engine.prepare import Prepared
+from ffncli.run.measure.gap import gap
 from ffncli.run.texts.fact import (
     ROUNDING,
     Block,

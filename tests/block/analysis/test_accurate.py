@@ -11,7 +11,7 @@ import torch
 from ffncli.block.activations import TABLE
 from ffncli.block.analysis.curve import curve
 from ffncli.block.scalar import with_learned
-from ffncli.run.functions import NAMESPACE
+from ffncli.run.engine.functions import NAMESPACE
 from tests.oracles.exact import EXACT
 
 # Powers of 2 and what lies between them, as far out as fp16 and bf16 tell 0 apart from what is nearly 0.

@@ -14,7 +14,7 @@ from ffncli.block.activations import TABLE
 from ffncli.block.analysis.curve import curve
 from ffncli.block.analysis.difference import SHOWN, _minus, difference
 from ffncli.block.scalar import with_learned
-from ffncli.run.functions import NAMESPACE
+from ffncli.run.engine.functions import NAMESPACE
 from tests.oracles.exact import EXACT
 
 X = torch.cat([torch.linspace(-40, 40, 800_001, dtype=torch.float64), torch.tensor([-1e6, 1e6], dtype=torch.float64)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ffncli.block.analysis.formats import FORMATS, formats, inputs, shares
 from ffncli.errors import FFNError
-from ffncli.run.rounding import ulp
+from ffncli.run.measure.ulp import ulp
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 INTS = {"bf16": torch.int16, "fp16": torch.int16, "fp32": torch.int32}

@@ -12,7 +12,7 @@ from ffncli.block.analysis.difference import difference
 from ffncli.block.analysis.formats import FORMATS, inputs
 from ffncli.block.analysis.survival import rounded_differences, survival
 from ffncli.block.scalar import with_learned
-from ffncli.run.functions import NAMESPACE
+from ffncli.run.engine.functions import NAMESPACE
 from tests.block.analysis.test_formats import DTYPES, every_number, torchs_ordinal
 
 FLOOR = {"bf16": -133, "fp16": -24, "fp32": -149}  # exponent of the smallest number

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ffncli.models.checkpoint import open_checkpoint
-from ffncli.models.config import read_config
-from ffncli.models.count import count
-from ffncli.models.inventory import take_inventory
-from ffncli.models.items import items_of
-from ffncli.models.recognise import recognise
+from ffncli.models.config.read import read_config
+from ffncli.models.counting.count import count
+from ffncli.models.files.checkpoint import open_checkpoint
+from ffncli.models.files.inventory import take_inventory
+from ffncli.models.tensors.items import items_of
+from ffncli.models.tensors.recognise import recognise
 from tests.oracles.architectures import Architecture, numbers, text_architectures
 from tests.oracles.architectures.tiny import Tiny, make
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ffncli.models.config import from_config
+from ffncli.models.config.read import from_config
 from ffncli.models.model import Resolved
 from ffncli.models.source import load
 from tests.oracles.architectures import Architecture, build, cases, fresh

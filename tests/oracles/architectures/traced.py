@@ -22,9 +22,9 @@ from ffncli.block.steps import ffn_span, ffn_steps
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Layer
 from ffncli.models.source import load
-from ffncli.run.execute import run
-from ffncli.run.live import LiveFFN, live_ffn, live_weights
-from ffncli.run.prepare import LayerRequest, Prepared, prepare
+from ffncli.run.engine.execute import run
+from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
+from ffncli.run.pretrained.locate import LiveFFN, live_ffn, live_weights
 from tests.oracles.architectures import Architecture, text_architectures
 from tests.oracles.architectures.tiny import TOKENS, Tiny
 

@@ -1,0 +1,325 @@
+"""doctor: what is here to measure with, row by row, and what to do about what is not. torch is imported inside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from ffncli.show.text import plural
+from ffncli.system import host
+from ffncli.system.cgroup import ROOT, text
+from ffncli.version import __version__
+
+CheckStatus = Literal["ok", "note", "missing", "bad"]
+_GIB = 1 << 30
+_BUSY = 0.25  # of a core, from which on other work is felt
+_STOLEN = 0.01
+
+# What runs nothing without it, and the least version that is tried.
+ESSENTIAL = {
+    "torch": "2.10", "numpy": "1.26", "typer": "0.26", "rich": "13.8", "pandas": "2.2", "safetensors": "0.5",
+    "threadpoolctl": "3.5", "filelock": "3.15",
+}  # fmt: skip
+EXTRAS = {
+    "models": {"transformers": "5", "huggingface_hub": "1", "gguf": "0.17", "accelerate": "1"},
+    "plots": {"matplotlib": "3.9"},
+    "quant": {"torchao": "0.18"},
+    "gpu": {"triton": "3.4", "nvidia-ml-py": "12"},
+}
+_FOR = {
+    "models": "traces of real models, hf:// and GGUF files",
+    "plots": "plots into files",
+    "quant": "quantized kernels",
+    "gpu": "Triton kernels; clocks and power of the GPU",
+}
+
+
+@dataclass(frozen=True)
+class DoctorCheck:
+    """One thing that was looked at. `advice` says what to do, empty where there is nothing to do.
+
+    `missing` is what could be installed, `bad` what is here and does not work, `note` what is worth knowing.
+    """
+
+    name: str
+    value: str
+    status: CheckStatus = "ok"
+    advice: str = ""
+
+
+def checks() -> Iterator[DoctorCheck]:
+    """Every row, in the order of the page."""
+    yield from _software()
+    yield from _processor(ROOT)
+    yield from _memory(ROOT)
+    yield from _libraries()
+    yield from _gpu()
+    yield from (_extra(name) for name in EXTRAS)
+    yield from _quiet(ROOT)
+    yield _results(Path.cwd())
+
+
+# --- software ---------------------------------------------------------------------------------------------------------
+
+
+def _software() -> Iterator[DoctorCheck]:
+    yield DoctorCheck("ffn", __version__)
+    yield DoctorCheck("python", ".".join(map(str, sys.version_info[:3])))
+    for name, least in ESSENTIAL.items():
+        found = _package(name, least)
+        if name in ("torch", "numpy") or found.status != "ok":  # of the others, only what is wrong
+            yield found
+
+
+def lacking(found: Iterable[DoctorCheck]) -> list[DoctorCheck]:
+    """The rows without which nothing runs."""
+    return [check for check in found if check.name in ESSENTIAL and check.status in ("missing", "bad")]
+
+
+def _package(name: str, least: str) -> DoctorCheck:
+    """A distribution that must be there, at this version or a later one; torch and numpy are also imported."""
+    found = installed(name)
+    if found is None:
+        return DoctorCheck(name, "missing", "missing", f"pip install '{name}>={least}'")
+    if name in ("torch", "numpy") and (error := _import_error(name)):
+        return DoctorCheck(name, f"{found}, does not load: {error}", "bad", f"pip install --force-reinstall {name}")
+    if older(found, least):
+        return DoctorCheck(name, found, "bad", f"older than {least}: pip install '{name}>={least}'")
+    return DoctorCheck(name, found)
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution, None where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def older(found: str, least: str) -> bool:
+    """Whether a version is before another, by their leading numbers."""
+
+    def numbers(text: str) -> tuple[int, ...]:
+        parts = text.partition("+")[0].split(".")
+        return tuple(int(part) for part in parts[:3] if part.isdigit())
+
+    return numbers(found) < numbers(least)
+
+
+def _import_error(name: str) -> str:
+    from importlib import import_module
+
+    try:
+        import_module(name)
+    except Exception as error:  # whatever a broken installation raises
+        return f"{type(error).__name__}: {str(error)[:80]}"
+    return ""
+
+
+def _extra(name: str) -> DoctorCheck:
+    """One of the extras: the versions that are here, or how to install what is not."""
+    wanted = EXTRAS[name]
+    found = {package: installed(package) for package in wanted}
+    missing = [package for package, have in found.items() if have is None]
+    old = [package for package, have in found.items() if have is not None and older(have, wanted[package])]
+    install = f"pip install 'ffncli[{name}]'  ({_FOR[name]})"
+    if name == "gpu" and missing and not _has_gpu():
+        return DoctorCheck(f"extra {name}", "no GPU to use it", "ok")
+    if missing:
+        return DoctorCheck(f"extra {name}", f"{', '.join(missing)} missing", "missing", install)
+    shown = ", ".join(f"{package} {have}" for package, have in found.items())
+    return DoctorCheck(
+        f"extra {name}", shown, "note" if old else "ok", f"{', '.join(old)} old: {install}" if old else ""
+    )
+
+
+# --- the processor ----------------------------------------------------------------------------------------------------
+
+
+def _processor(root: Path) -> Iterator[DoctorCheck]:
+    virtual = "hypervisor" in text(root / "proc/cpuinfo")
+    name = host.cpu_name(root) + (", virtual machine" if virtual else "")
+    yield DoctorCheck("cpu", name)
+    instructions = host.isa(root)
+    fast = {"avx512_bf16", "amx_bf16", "bf16"} & set(instructions)
+    slow = "bf16 goes through float32 on this CPU: slower than fp32"
+    yield DoctorCheck(
+        "instructions", " ".join(instructions) or "unknown", "ok" if fast else "note", "" if fast else slow
+    )
+    yield _cores(host.cores(root))
+    found = host.caches(root)
+    yield DoctorCheck("caches", cache_text(found) or "unknown", "ok" if found else "note", host.cpu_llc(root)[1])
+    nodes = host.numa_nodes(root)
+    if nodes is not None and nodes > 1:
+        advice = "keep to one: numactl --cpunodebind=0 --membind=0 ffn bench ..."
+        yield DoctorCheck("memory nodes", f"{nodes} (NUMA)", "note", advice)
+
+
+def _cores(found: host.Cores) -> DoctorCheck:
+    quota = "no quota" if found.quota is None else f"a quota of {found.quota:.3g}"
+    allowed = f"{found.affinity} {plural('CPU', found.affinity)} allowed"
+    value = f"{found.threads}, of {allowed}, {found.physical} {plural('core', found.physical)}, {quota}"
+    if found.quota is not None and found.quota < found.affinity:
+        return DoctorCheck("threads", value, "note", "a quota stops all threads at once when it is spent: expect noise")
+    return DoctorCheck("threads", value)
+
+
+def cache_text(caches: tuple[host.ProcessorCache, ...]) -> str:
+    """`L1d 32 KiB x2, L2 1 MiB x2, L3 35.8 MiB`: data and unified caches, alike ones counted."""
+    kinds: dict[tuple[int, str, int], int] = {}
+    for cache in caches:
+        if cache.kind != "Instruction":
+            key = (cache.level, "d" if cache.kind == "Data" else "", cache.bytes)
+            kinds[key] = kinds.get(key, 0) + 1
+    return ", ".join(
+        f"L{level}{kind} {_size(size)}" + (f" x{count}" if count > 1 else "")
+        for (level, kind, size), count in kinds.items()
+    )
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GiB", _GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"
+
+
+def _memory(root: Path) -> Iterator[DoctorCheck]:
+    free, total = host.available_memory(root), host.memory_total(root)
+    if free is None:
+        yield DoctorCheck("memory", "unknown", "note")
+        return
+    value = f"{_size(free)} free" + (f" of {_size(total)}" if total else "")
+    low = free < 2 * _GIB
+    yield DoctorCheck(
+        "memory", value, "note" if low else "ok", "cold-weights needs room for 3 caches of weights" if low else ""
+    )
+
+
+# --- libraries, compiler, GPU -----------------------------------------------------------------------------------------
+
+
+def _libraries() -> Iterator[DoctorCheck]:
+    try:
+        from ffncli.bench.machine import machine
+
+        runtimes, blas = machine.openmp_runtimes(), machine.blas()
+    except Exception:  # torch, numpy or threadpoolctl does not load: said above
+        return
+    several = "several OpenMP runtimes in one process fight for cores" if len(runtimes) > 1 else ""
+    yield DoctorCheck("openmp", ", ".join(runtimes) or "none", "note" if several else "ok", several)
+    yield from (DoctorCheck(f"blas of {part.partition(': ')[0]}", part.partition(": ")[2]) for part in blas.split("; "))
+    yield _compiler()
+
+
+def _compiler() -> DoctorCheck:
+    from ffncli.kernels.kernel import cxx
+
+    found = cxx()
+    if found is None:
+        advice = "install g++ (or name one in CXX); kernel `compiled` is skipped on CPU without it"
+        return DoctorCheck("c++ compiler", "none", "missing", advice)
+    said = _said(found, "--version").partition("\n")[0]
+    if not said:
+        return DoctorCheck("c++ compiler", f"{found} does not run", "bad", "try another one in CXX")
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.exists():
+        return DoctorCheck(
+            "c++ compiler", f"{said}, no Python.h", "note", "torch.compile may need it: install python3-dev"
+        )
+    return DoctorCheck("c++ compiler", said)
+
+
+def _gpu() -> Iterator[DoctorCheck]:
+    torch = _torch()
+    if torch is None:
+        return
+    built = torch.version.cuda or torch.version.hip
+    card = _has_gpu()
+    if not torch.cuda.is_available():
+        if not card:
+            yield DoctorCheck("gpu", "none")
+        elif not built:
+            yield DoctorCheck(
+                "gpu", "one is here, torch was built without CUDA", "missing", "https://pytorch.org/get-started"
+            )
+        else:
+            yield DoctorCheck(
+                "gpu", f"torch (CUDA {built}) cannot use it", "bad", "is the driver older than that? nvidia-smi"
+            )
+        return
+    from ffncli.bench.machine import machine
+    from ffncli.system import hardware
+
+    for index in range(torch.cuda.device_count()):
+        device = f"cuda:{index}"
+        properties = torch.cuda.get_device_properties(index)
+        value = f"{properties.name}, {_size(properties.total_memory)}, L2 {_size(machine.llc_bytes(device))}"
+        yield DoctorCheck(f"gpu {index}", value)
+        known = hardware.find(properties.name)
+        sheet = "not in our table: fractions of the measured roof only"
+        if known:
+            sheet = f"{known.tflops.get('bf16') or known.tflops['fp16']:g} TFLOP/s dense, {known.gbytes_per_s:g} GB/s"
+        yield DoctorCheck(f"data sheet {index}", sheet, "ok" if known else "note")
+    yield DoctorCheck("driver", machine.driver("cuda:0") or "unknown")
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except Exception:  # said above
+        return None
+    return torch
+
+
+def _has_gpu() -> bool:
+    """Whether a GPU that computes is in the machine, whatever torch makes of it."""
+    return any(Path(path).exists() for path in ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/kfd"))
+
+
+def _said(*command: str) -> str:
+    """What a program prints; empty where it fails."""
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+# --- how quiet it is --------------------------------------------------------------------------------------------------
+
+
+def _quiet(root: Path, load: Callable[[], float | None] = host.load) -> Iterator[DoctorCheck]:
+    now = load()
+    if now is not None:
+        busy = now > _BUSY
+        advice = "other work is running: intervals will be wide" if busy else ""
+        yield DoctorCheck("load", f"{now:.2f} in the last minute", "note" if busy else "ok", advice)
+    if (stolen := host.steal(root)) is not None:
+        much = stolen > _STOLEN
+        advice = "neighbours on this host take time; try --threads 1, or another host" if much else ""
+        yield DoctorCheck("steal", f"{100 * stolen:.2g} % since boot", "note" if much else "ok", advice)
+    if governor := host.governor(root):
+        steady = governor == "performance"
+        advice = "" if steady else "clocks move with the load; steadier: sudo cpupower frequency-set -g performance"
+        yield DoctorCheck("governor", governor, "ok" if steady else "note", advice)
+
+
+def _results(folder: Path) -> DoctorCheck:
+    """Whether `ffn bench` can keep its results where it does so by default."""
+    wanted = folder / "benchmarks" / "results"
+    nearest = next(path for path in (wanted, *wanted.parents) if path.exists())
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        made = "" if nearest == wanted else ", made when needed"
+        return DoctorCheck("results", f"benchmarks/results{made}")
+    return DoctorCheck("results", "benchmarks/results cannot be written", "note", "ffn bench --save FILE.csv elsewhere")

@@ -1,0 +1,180 @@
+"""noise: what difference this machine can resolve. One small product against itself, measured as `ffn bench` measures.
+
+Fresh processes, one after another; in each, placements of interleaved rounds of two arms that are the same code. The
+interval of their ratio holds 1, and is as wide as the machine makes it. The parent needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from math import expm1, isfinite, log, sqrt
+
+from ffncli.bench.judge import ratios, statistics
+from ffncli.bench.judge.warnings import disturbed_share
+from ffncli.bench.launch import environment
+from ffncli.bench.records import TWIN, TimedBlock
+from ffncli.bench.timing.rounds import BLOCK_SECONDS, Arm, Plan, measure
+
+TOKENS, D_MODEL, D_FF = 32, 512, 2048  # 67 MFLOP, 4.5 MB: some tenths of a millisecond, in most caches
+GEMM = "gemm"
+_PROCESSES, _FEWER, _SHORT = 5, 3, 6.0  # so many, or fewer where there are less than so many seconds
+_OVERDUE = 1.2  # times the seconds asked for
+_LEAST = 0.3  # s of measuring in a process, however long it took to start
+_PATIENCE = 120.0  # s, for a process to start and measure
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What was found; differences and shares are of 1 (0.01: 1 %).
+
+    `resolvable_difference`: the half-width of the 95 % interval of the A/A ratio over processes, or how far the
+    interval's end is from 1 where it does not hold 1. `sequential_difference`: the same for timing one arm after the
+    other in the same time, from the same blocks; `sequential_times_longer`: for how many times as long that would have
+    to run to resolve as much, if its errors averaged out. `troubled`: the share of blocks that were preempted,
+    throttled or stolen from.
+    """
+
+    resolvable_difference: float
+    aa_ratio: float
+    aa_low: float
+    aa_high: float
+    sequential_difference: float
+    sequential_times_longer: float
+    troubled: float
+    processes: int
+    rounds: int
+    threads: int
+    seconds: float
+
+
+def measure_noise(
+    seconds: float,
+    threads: int,
+    tell: Callable[[int], None] = lambda done: None,
+    run: Callable[[int, int, float], Sequence[TimedBlock]] | None = None,
+    now: Callable[[], float] = time.monotonic,
+) -> Noise | None:
+    """About `seconds` of it, start of the processes included; None where fewer than two of them came to an end.
+
+    `tell` hears of each process that ended. `run(process, threads, until)` measures in a process of its own. Where
+    processes are slow to start, those beyond the third are left out.
+    """
+    run = run or _in_a_process
+    count, began = processes_for(seconds), now()
+    blocks: list[TimedBlock] = []
+    for process in range(count):
+        if process >= _FEWER and now() - began > _OVERDUE * seconds:
+            break
+        blocks += run(process, threads, began + seconds * (process + 1) / count)
+        tell(1)
+    return judged(blocks, threads, now() - began)
+
+
+def processes_for(seconds: float) -> int:
+    """How many processes share so many seconds."""
+    return _PROCESSES if seconds >= _SHORT else _FEWER
+
+
+def judged(blocks: Sequence[TimedBlock], threads: int, seconds: float) -> Noise | None:
+    """What the blocks of all processes say; None where those are of fewer than two processes."""
+    twin = ratios.paired(blocks, TWIN, GEMM)
+    if twin is None or twin.one_process or not twin.interval.bounded:
+        return None
+    interval = twin.interval
+    holds_one = interval.low <= 0 <= interval.high
+    half_width = interval.half_width if holds_one else max(abs(interval.low), abs(interval.high))
+    one_after_another = _sequential(blocks)
+    return Noise(
+        resolvable_difference=expm1(half_width),
+        aa_ratio=statistics.exp_or_inf(interval.value),
+        aa_low=statistics.exp_or_inf(interval.low),
+        aa_high=statistics.exp_or_inf(interval.high),
+        sequential_difference=expm1(min(one_after_another, 700.0)),
+        sequential_times_longer=(one_after_another / half_width) ** 2 if half_width else float("inf"),
+        troubled=disturbed_share(blocks),
+        processes=len(twin.of_processes),
+        rounds=twin.rounds,
+        threads=threads,
+        seconds=seconds,
+    )
+
+
+def _sequential(blocks: Sequence[TimedBlock]) -> float:
+    """Half-width of the log ratio of a timer that times one arm, then the other, in each process.
+
+    All blocks of a process are of the same code, in the order of time: the median of the first half over that of the
+    second is what such a timer would have called their ratio. The truth is 1, so the errors scatter around 0.
+    """
+    errors = []
+    for process in sorted({block.process for block in blocks}):
+        times = [block.per_call for block in blocks if block.process == process]
+        half = len(times) // 2
+        if half:
+            errors.append(log(statistics.median(times[:half]) / statistics.median(times[half:])))
+    n = len(errors)
+    rms = sqrt(sum(error * error for error in errors) / n)
+    return statistics.t_quantile(0.975, n) * rms / sqrt(n)
+
+
+# --- a process --------------------------------------------------------------------------------------------------------
+
+
+def _in_a_process(process: int, threads: int, until: float) -> Sequence[TimedBlock]:
+    """The blocks that a process of its own measured; none where it failed."""
+    command = [sys.executable, "-m", "ffncli.bench.doctor.noise", str(process), str(threads), repr(until)]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment(threads, "fixed"),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=max(0.0, until - time.monotonic()) + _PATIENCE,
+            check=False,
+        )
+        rows = json.loads(done.stdout) if done.returncode == 0 else []
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+    return [TimedBlock(**{**row, "flags": tuple(row["flags"])}) for row in rows]
+
+
+def main(process: int, threads: int, until: float) -> None:
+    """In the process: measure until that moment of the monotonic clock and print the blocks as JSON."""
+    import torch
+
+    from ffncli.bench.machine.counters import SystemCounters
+    from ffncli.bench.timing.clock import CpuClock
+
+    torch.set_num_threads(threads)
+    budget = max(_LEAST, until - time.monotonic())
+    plan = Plan(GEMM, (TWIN,), BLOCK_SECONDS["cpu"], 3, 4, 1e-9, budget, seed=0, processes=_PROCESSES, threads=threads)
+    with torch.inference_mode():
+        measured = measure(process, GEMM, _arms, CpuClock(), SystemCounters(), plan)
+    rows = [asdict(block) for block in measured.blocks]
+    assert all(isfinite(row["seconds"]) for row in rows)
+    json.dump(rows, sys.stdout)
+
+
+def _arms(placement: int) -> Sequence[Arm]:
+    """Both arms, each with buffers of its own that lie anywhere in memory."""
+    return [_arm(name) for name in (GEMM, TWIN)]
+
+
+def _arm(name: str) -> Arm:
+    from random import SystemRandom
+
+    import torch
+
+    spaces = [torch.empty(64 * SystemRandom().randrange(1, 4096), dtype=torch.uint8) for _ in range(3)]
+    x, w, out = (torch.randn(shape) for shape in ((TOKENS, D_MODEL), (D_FF, D_MODEL), (TOKENS, D_FF)))
+    del spaces  # what comes next falls elsewhere again
+    return Arm(name, lambda: torch.mm(x, w.t(), out=out))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

@@ -1,0 +1,1 @@
+"""Intervals, ratios, verdicts, warnings, gates: from times to words. No torch."""

@@ -1,0 +1,360 @@
+"""Two stored results: what changed, with an interval per row, and which rows fail a gate.
+
+The unit is the process. `raw` is log time of NEW against BASE, `normalised` the same after each process's time was
+divided by its own machine anchor's. A row fails only where both say so, after Holm's correction over the rows, and
+where the anchor itself did not change: else the difference may be the machine's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ffncli.bench.judge.environment_match import (
+    EnvironmentMismatch,
+    RowPair,
+    block_of,
+    environment,
+    hosts,
+    match,
+    mismatches,
+)
+from ffncli.bench.judge.gate import aa_of
+from ffncli.bench.judge.ratios import differs, verdict
+from ffncli.bench.judge.statistics import Interval, exp_or_inf, holm
+from ffncli.bench.judge.warnings import Code, has
+from ffncli.bench.judge.welch import Shift, mean_ratio, welch
+from ffncli.bench.results.row import ResultRow
+from ffncli.errors import FFNError, shown
+from ffncli.show.text import percent
+
+ALPHA = 0.05  # of the gate: the chance that any row at all fails wrongly
+CompareVerdict = Literal["slower", "faster", "same", "inconclusive", "broken", "mended"]
+_BROKEN = ("wrong", "failed", "oom")
+CONVENTIONS = {
+    "ratio": "time of NEW over time of BASE: geometric means over processes, Welch's 95 % t interval on logs of times",
+    "normalised": "the same, each process's time over its own machine anchor's (numpy GEMM and copy, no torch)",
+    "regression": "certainly slower by more than the threshold, raw and normalised (one-sided, Holm over the rows, "
+    f"{percent(ALPHA)}), or ok in BASE and wrong, failed or oom in NEW",
+}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """`margin` decides between `same` and the rest; `threshold` is --fail-if-slower, None without a gate."""
+
+    margin: float = 0.02
+    threshold: float | None = None
+    allow_mismatch: bool = False
+
+    @property
+    def limit(self) -> float:
+        """What a row is tested for: being slower by more than this."""
+        return self.margin if self.threshold is None else self.threshold
+
+
+@dataclass(frozen=True)
+class ComparedRow:
+    """One case and kernel. Ratios are NEW over BASE, times in seconds; None is unknown.
+
+    `base_ratio` and `new_ratio` are against the baseline kernel of each side's own runs. `gated` says whether the row
+    could fail, `reason` why it could not, or why nothing can be told. `verdict` is None where neither side is ok.
+    """
+
+    case: str
+    block: str
+    tokens: int | None
+    dtype: str
+    passes: str
+    cache: str
+    device: str
+    threads: int | None
+    kernel: str
+    base_status: str
+    new_status: str
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    normalised_ratio: float | None = None
+    normalised_low: float | None = None
+    normalised_high: float | None = None
+    anchor_ratio: float | None = None
+    anchor_low: float | None = None
+    anchor_high: float | None = None
+    p_holm: float | None = None
+    verdict: CompareVerdict | None = None
+    regression: bool = False
+    gated: bool = False
+    reason: str = ""
+    base_time_s: float | None = None
+    new_time_s: float | None = None
+    processes_base: int = 0
+    processes_new: int = 0
+    base_ratio: float | None = None
+    new_ratio: float | None = None
+
+    def inconclusive(self, threshold: float | None) -> bool:
+        """Whether the question stays open: slower by more than the threshold or not; without one, the verdict."""
+        if self.verdict in (None, "mended", "broken"):
+            return False
+        if self.regression and threshold is not None:
+            return False
+        if threshold is None:
+            return self.verdict == "inconclusive"
+        return not self.gated or self.ratio_high is None or self.ratio_high > 1 + threshold
+
+
+@dataclass(frozen=True)
+class KernelMean:
+    """One kernel over its cases: geometric means of the ratios that are known."""
+
+    kernel: str
+    cases: int
+    ratio: float
+    normalised_ratio: float | None
+
+
+@dataclass(frozen=True)
+class ResultComparison:
+    """`comparable`: the same machine and software. `rows` are in the order of BASE."""
+
+    rules: Rules
+    comparable: bool
+    mismatches: tuple[EnvironmentMismatch, ...]
+    rows: tuple[ComparedRow, ...]
+    only_in_base: tuple[tuple[str, str], ...]
+    only_in_new: tuple[tuple[str, str], ...]
+    kernels: tuple[KernelMean, ...]
+    remarks: tuple[str, ...]
+    environment: str = ""  # of both, in a line; what differs is in `mismatches`
+
+    @property
+    def regressions(self) -> tuple[ComparedRow, ...]:
+        """The rows that fail."""
+        return tuple(row for row in self.rows if row.regression)
+
+    @property
+    def inconclusive(self) -> tuple[ComparedRow, ...]:
+        """The rows whose question stays open."""
+        return tuple(row for row in self.rows if row.inconclusive(self.rules.threshold))
+
+    def count(self, verdict: CompareVerdict) -> int:
+        """How many rows have that verdict."""
+        return sum(row.verdict == verdict for row in self.rows)
+
+
+def compare(base: Sequence[ResultRow], new: Sequence[ResultRow], rules: Rules = Rules()) -> ResultComparison:
+    """Hold NEW's rows to BASE's. Raises FFNError for times that are none, for nothing in common, and for results of
+    unlike machines without `allow_mismatch`; with it nothing is gated.
+    """
+    matching = match(base, new)
+    unlike = mismatches(matching.pairs)
+    if unlike and not rules.allow_mismatch:
+        listed = "; ".join(f"{m.field}: {m.base} in BASE, {m.new} in NEW" for m in unlike)
+        hint = "measure both on one machine, or see it without a gate: --allow-mismatch"
+        raise FFNError(f"BASE and NEW are not of one environment: {listed}", hint)
+    rows = _corrected([_compared(pair, rules, bool(unlike)) for pair in matching.pairs], rules)
+    return ResultComparison(
+        rules, not unlike, unlike, rows, matching.only_base, matching.only_new, _kernels(rows),
+        _remarks(matching.pairs), environment(matching.pairs),
+    )  # fmt: skip
+
+
+# --- one row ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One side of a row: logs of times and of anchors, one per process of all its runs."""
+
+    times: tuple[float, ...]
+    anchors: tuple[float, ...]  # () where any process has none
+    status: str
+    ratio: float | None
+
+    @property
+    def normalised(self) -> tuple[float, ...]:
+        return tuple(t - a for t, a in zip(self.times, self.anchors, strict=True)) if self.anchors else ()
+
+
+_Tested = tuple[ComparedRow, Shift | None, Shift | None]
+
+
+def _compared(pair: RowPair, rules: Rules, unlike: bool) -> _Tested:
+    """A row without what depends on the others, and its two shifts, both None where it is not gated."""
+    base, new = _side("BASE", pair.base), _side("NEW", pair.new)
+    row = _described(pair, base, new)
+    if base.status != "ok" or new.status != "ok":
+        return _unlike_status(row, unlike), None, None
+    raw, normalised, anchor = (
+        welch(b, n)
+        for b, n in ((base.times, new.times), (base.normalised, new.normalised), (base.anchors, new.anchors))
+    )
+    logs = [shift.log_ratio if shift else None for shift in (raw, normalised, anchor)]
+    row = replace(
+        row,
+        ratio=mean_ratio(base.times, new.times),
+        normalised_ratio=mean_ratio(base.normalised, new.normalised),
+        anchor_ratio=mean_ratio(base.anchors, new.anchors),
+        **{
+            f"{name}_{end}": getattr(interval.map(exp_or_inf), end)
+            for name, interval in zip(("ratio", "normalised", "anchor"), logs, strict=True)
+            if interval
+            for end in ("low", "high")
+        },
+    )
+    word, why = _verdict(logs[0], logs[1], rules.margin)
+    reason = "other environment" if unlike else _ungated(pair, base, new, logs[2], rules.margin)
+    row = replace(row, verdict=word, gated=not reason, reason=reason or why)
+    return (row, raw, normalised) if row.gated else (row, None, None)
+
+
+def _side(side: str, rows: Sequence[ResultRow]) -> _Side:
+    """All runs of a side together. Raises FFNError for times that no clock shows."""
+    status = next((row.status for row in rows if row.status != "ok"), "ok")
+    times = [value for row in rows for value in row.process_times_s]
+    anchors = [value for row in rows for value in row.process_anchors_s]
+    paired = all(len(row.process_anchors_s) == len(row.process_times_s) for row in rows)
+    ratios = [value for row in rows for value in (row.process_ratios or ((row.ratio,) if row.ratio else ()))]
+    if status == "ok":
+        for name, values in (("process_times_s", times), ("process_anchors_s", anchors), ("ratio", ratios)):
+            for value in values:
+                if not 0 < value < math.inf:
+                    raise FFNError(f"{side}: {name} of {shown(rows[0].kernel)} must be above 0, got {value!r}")
+        if not times:
+            raise FFNError(f"{side}: {shown(rows[0].kernel)} is ok but has no process_times_s")
+    logs = [math.log(value) for value in ratios] if status == "ok" else []
+    ratio = mean_ratio((0.0,), logs)
+    if status != "ok":
+        return _Side((), (), status, None)
+    return _Side(_logs(times), _logs(anchors) if paired else (), status, ratio)
+
+
+def _logs(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(math.log(value) for value in values)
+
+
+def _described(pair: RowPair, base: _Side, new: _Side) -> ComparedRow:
+    row = pair.new[0]
+    return ComparedRow(
+        case=pair.case, block=row.source or block_of(row), tokens=row.tokens, dtype=row.dtype, passes=row.passes,
+        cache=row.cache, device=row.device, threads=row.threads, kernel=pair.kernel,
+        base_status=base.status, new_status=new.status,
+        base_time_s=mean_ratio((0.0,), base.times), new_time_s=mean_ratio((0.0,), new.times),
+        processes_base=len(base.times), processes_new=len(new.times), base_ratio=base.ratio, new_ratio=new.ratio,
+    )  # fmt: skip
+
+
+def _unlike_status(row: ComparedRow, unlike: bool) -> ComparedRow:
+    """What was ok and is wrong, failed or out of memory is a regression, whatever the times were."""
+    reason = f"{row.base_status} in BASE, {row.new_status} in NEW"
+    if row.base_status == "ok" and row.new_status in _BROKEN:
+        reason += ": other environment" * unlike
+        return replace(row, verdict="broken", regression=not unlike, gated=not unlike, reason=reason)
+    if row.base_status == "ok":  # skipped in NEW
+        return replace(row, verdict="inconclusive", reason=reason)
+    return replace(row, verdict="mended" if row.new_status == "ok" else None, reason=reason)
+
+
+def _verdict(raw: Interval | None, normalised: Interval | None, margin: float) -> tuple[CompareVerdict, str]:
+    """By the raw log ratio, unless the normalised one does not agree; and why nothing can be told."""
+    if raw is None:
+        return "inconclusive", ""
+    first = verdict(raw, margin)
+    if normalised is None or first == "inconclusive":
+        return first, ""
+    second = verdict(normalised, margin)
+    if first == second or (first == "same" and second == "inconclusive"):
+        return first, ""
+    return "inconclusive", "raw and normalised by the machine's anchor do not agree"
+
+
+def _ungated(pair: RowPair, base: _Side, new: _Side, anchor: Interval | None, margin: float) -> str:
+    """Why this row may not fail anybody; empty where it may."""
+    for name, side in (("BASE", base), ("NEW", new)):
+        if len(side.times) < 2:
+            return f"one process in {name}: shown, not gated"
+    if anchor is None:
+        return "no machine anchor recorded: not gated"
+    if differs(anchor, margin):
+        return f"the machine itself changed, {change(exp_or_inf(anchor.value))}: not gated"
+    for name, rows in (("BASE", pair.base), ("NEW", pair.new)):
+        for row in rows:
+            if has(row.warnings, Code.PREEMPTED):
+                return f"other work ran on the cores in {name}: not gated"
+            if differs(aa_of(row), margin):
+                return f"the machine told the baseline from itself in {name}: not gated"
+    return ""
+
+
+def change(ratio: float) -> str:
+    """`12 % slower`, `3.4 % faster` (of BASE's time), `the same`, `2.3 times as slow`."""
+    if ratio >= 2:
+        return f"{ratio:.3g} times as slow"
+    if ratio <= 0.5:
+        return f"{1 / ratio:.3g} times as fast" if ratio > 0 else "endlessly fast"
+    share = abs(ratio - 1)
+    if share < 0.00005:
+        return "the same"
+    text = percent(share, 2) if share >= 0.00995 else f"{100 * share:{'.1f' if share >= 0.0005 else '.1g'}} %"
+    return f"{text} {'slower' if ratio >= 1 else 'faster'}"
+
+
+# --- all rows ---------------------------------------------------------------------------------------------------------
+
+
+def _corrected(rows: Sequence[_Tested], rules: Rules) -> tuple[ComparedRow, ...]:
+    """The rows with Holm's p and their regressions. Of a row's two p the larger counts: both must say so."""
+    tested = [at for at, (row, _, _) in enumerate(rows) if row.gated and row.ratio is not None]
+    ps = []
+    for at in tested:
+        _, raw, normalised = rows[at]
+        assert raw is not None
+        assert normalised is not None
+        ps.append(max(raw.p_above(rules.limit), normalised.p_above(rules.limit)))
+    adjusted = dict(zip(tested, holm(ps), strict=True))
+    return tuple(
+        replace(row, p_holm=adjusted[at], regression=adjusted[at] < ALPHA) if at in adjusted else row
+        for at, (row, _, _) in enumerate(rows)
+    )
+
+
+def _kernels(rows: Sequence[ComparedRow]) -> tuple[KernelMean, ...]:
+    out = []
+    for kernel in dict.fromkeys(row.kernel for row in rows):
+        of_kernel = [row for row in rows if row.kernel == kernel]
+        raw = _mean(row.ratio for row in of_kernel)
+        if raw is not None:
+            cases = sum(row.ratio is not None for row in of_kernel)
+            complete = all(row.normalised_ratio is not None for row in of_kernel if row.ratio is not None)
+            normalised = _mean(row.normalised_ratio for row in of_kernel) if complete else None
+            out.append(KernelMean(kernel, cases, raw, normalised))
+    return tuple(out)
+
+
+def _mean(ratios: Iterable[float | None]) -> float | None:
+    """The geometric mean of those that are known; None without any, or where one has no logarithm."""
+    known = [ratio for ratio in ratios if ratio is not None]
+    if not known or not all(0 < ratio < math.inf for ratio in known):
+        return None
+    return math.exp(math.fsum(math.log(ratio) for ratio in known) / len(known))
+
+
+def _remarks(pairs: Sequence[RowPair]) -> tuple[str, ...]:
+    """What a reader should know and what decides nothing."""
+    base, new = [row for pair in pairs for row in pair.base], [row for pair in pairs for row in pair.new]
+    out = []
+    if both := sorted({row.run_id for row in base} & {row.run_id for row in new} - {""}):
+        out.append(f"the same run on both sides, no evidence of a difference: {', '.join(both[:3])}")
+    names = hosts(base), hosts(new)
+    if all(names) and names[0] != names[1]:
+        texts = [", ".join(sorted(side)[:3]) for side in names]
+        out.append(f"host: {texts[0]} in BASE, {texts[1]} in NEW")
+    versions = [sorted({row.ffncli for row in side}) for side in (base, new)]
+    if versions[0] != versions[1]:
+        out.append(f"ffncli: {', '.join(versions[0])} in BASE, {', '.join(versions[1])} in NEW")
+    if warned := sum(any(row.warnings for row in (*pair.base, *pair.new)) for pair in pairs):
+        out.append(f"{warned} of {len(pairs)} rows were measured with warnings, see the files")
+    return tuple(out)

@@ -1,0 +1,151 @@
+"""Which rows of two results are the same question asked twice, and whether the same machine answered.
+
+`host` decides nothing: containers and CI runners get a new name each time, and two machines of one model may share
+none. What is recorded of the hardware and the software decides; that the names differ is a remark, and whether the
+machine runs as fast as before is what its anchor says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ffncli.bench.results.row import ResultRow, name_of
+from ffncli.errors import FFNError, shown
+from ffncli.show.text import plural
+
+# What must be the same for times to be compared. Device, dtype, threads, pass and cache mode are in the question.
+ENVIRONMENT = (
+    "cpu", "isa", "device_name", "driver", "blas", "openmp", "allocator", "math_mode", "torch", "numpy", "python",
+)  # fmt: skip
+_BLOCK = ("d_model", "d_ff", "activation", "gated", "bias", "experts", "top_k", "shared_experts")
+_ASKED = ("tokens", "dtype", "passes", "cache", "device", "threads")
+Key = tuple[object, ...]  # of _BLOCK, _ASKED, the kernel; the case's own text where these do not tell cases apart
+
+
+@dataclass(frozen=True)
+class EnvironmentMismatch:
+    """A field of the environment that is not the same; `rows` counts the rows that it concerns."""
+
+    field: str
+    base: str
+    new: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class RowPair:
+    """One case and kernel: its rows in BASE, one per run, and in NEW."""
+
+    case: str
+    kernel: str
+    base: tuple[ResultRow, ...]
+    new: tuple[ResultRow, ...]
+
+
+@dataclass(frozen=True)
+class Matching:
+    """What both sides have, in the order of BASE, and what one alone has: (case, kernel)."""
+
+    pairs: tuple[RowPair, ...]
+    only_base: tuple[tuple[str, str], ...]
+    only_new: tuple[tuple[str, str], ...]
+
+
+def match(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> Matching:
+    """Rows by (block, tokens, dtype, pass, cache, device, threads, kernel); several runs of a side add their rows.
+
+    A row that a side has twice (a file named twice, or joined to itself) counts once. Raises FFNError where one run
+    answers one question in two ways, and where nothing is in common.
+    """
+    unclear = _unclear(base) | _unclear(new)
+    left, right = _grouped("BASE", base, unclear), _grouped("NEW", new, unclear)
+    pairs = tuple(_pair(left[key], right[key]) for key in left if key in right)
+    if not pairs:
+        raise FFNError("BASE and NEW have no case and kernel in common", _apart(base, new))
+    only_base = tuple(_name(left[key][0]) for key in left if key not in right)
+    only_new = tuple(_name(right[key][0]) for key in right if key not in left)
+    return Matching(pairs, only_base, only_new)
+
+
+def mismatches(pairs: Iterable[RowPair]) -> tuple[EnvironmentMismatch, ...]:
+    """Where the environments differ, by field; one that is recorded on one side alone differs too."""
+    counts: dict[tuple[str, str, str], int] = {}
+    for pair in pairs:
+        for field in ENVIRONMENT:
+            sides = [sorted({str(getattr(row, field)) for row in rows}) for rows in (pair.base, pair.new)]
+            if len({*sides[0], *sides[1]}) > 1:
+                texts = [" and ".join(value or "unknown" for value in side) for side in sides]
+                counts[field, texts[0], texts[1]] = counts.get((field, texts[0], texts[1]), 0) + 1
+    return tuple(EnvironmentMismatch(*key, rows) for key, rows in counts.items())
+
+
+def environment(pairs: Iterable[RowPair]) -> str:
+    """What all rows of both sides share, in a line: `AMD EPYC 7B13, torch 2.13.0, Python 3.12.1`."""
+    rows = [row for pair in pairs for row in (*pair.base, *pair.new)]
+    shared = {field: values.pop() for field in ENVIRONMENT if len(values := {getattr(row, field) for row in rows}) == 1}
+    device = shared.get("device_name") or shared.get("cpu")
+    named = (("torch", "torch"), ("python", "Python"), ("numpy", "numpy"), ("driver", "driver"))
+    words = [f"{name} {shared[field]}" for field, name in named if shared.get(field)]
+    return ", ".join(filter(None, (device, *words)))
+
+
+def hosts(rows: Iterable[ResultRow]) -> frozenset[str]:
+    """The names of the machines."""
+    return frozenset(row.host for row in rows if row.host)
+
+
+def _key(row: ResultRow) -> Key:
+    return tuple(getattr(row, field) for field in (*_BLOCK, *_ASKED, "kernel"))
+
+
+def _unclear(rows: Sequence[ResultRow]) -> set[Key]:
+    """Keys under which one run has several cases: blocks that differ in what no column holds, such as a limit."""
+    cases: dict[tuple[str, Key], set[str]] = {}
+    for row in rows:
+        cases.setdefault((row.run_id, _key(row)), set()).add(row.case)
+    return {key for (_, key), texts in cases.items() if len(texts) > 1}
+
+
+def _grouped(side: str, rows: Sequence[ResultRow], unclear: set[Key]) -> Mapping[Key, tuple[ResultRow, ...]]:
+    groups: dict[Key, dict[str, ResultRow]] = {}
+    for row in rows:
+        key = _key(row)
+        key += (row.case,) if key in unclear else ()
+        runs = groups.setdefault(key, {})
+        if runs.setdefault(row.run_id, row) != row:
+            case, kernel = _name(row)
+            raise FFNError(
+                f"{side} has {shown(kernel)} twice with unlike figures: {shown(case, 120)}, run {shown(row.run_id)}",
+                "leave one of them out",
+            )
+    return {key: tuple(runs.values()) for key, runs in groups.items()}
+
+
+def _pair(base: tuple[ResultRow, ...], new: tuple[ResultRow, ...]) -> RowPair:
+    case, kernel = _name(new[0])
+    return RowPair(case, kernel, base, new)
+
+
+def _name(row: ResultRow) -> tuple[str, str]:
+    """The case in words, and the kernel."""
+    threads = "" if row.threads is None else f"{row.threads} {plural('thread', row.threads)}"
+    tokens = "" if row.tokens is None else f"{row.tokens} tokens"
+    words = (row.source or block_of(row), tokens, row.dtype, row.passes, row.cache, row.device, threads)
+    return row.case or ", ".join(word for word in words if word), row.kernel
+
+
+def block_of(row: ResultRow) -> str:
+    """The block as one types it: `512x2048:gelu`."""
+    return f"{row.d_model}x{row.d_ff}:{row.activation}" + (", gated" if row.gated else "")
+
+
+def _apart(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> str:
+    """Where no row of one side can be like one of the other: the fields without a common value."""
+    parts = []
+    for field in (*_BLOCK, *_ASKED, "kernel"):
+        sides = [list(dict.fromkeys(str(getattr(row, field)) for row in rows)) for rows in (base, new)]
+        if not set(sides[0]) & set(sides[1]):
+            few = [", ".join(side[:3]) + (", ..." if len(side) > 3 else "") for side in sides]
+            parts.append(f"{name_of(field)}: {few[0] or 'unknown'} in BASE, {few[1] or 'unknown'} in NEW")
+    return "; ".join(parts) or "rows are matched by block, tokens, dtype, pass, cache, device, threads and kernel"

@@ -1,0 +1,101 @@
+"""gate: which kernels of a run are slower than a threshold allows, such that a whole table of noise raises no alarm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, inf, log, log1p
+
+from ffncli.bench.judge import statistics, warnings
+from ffncli.bench.judge.ratios import differs
+from ffncli.bench.judge.statistics import Interval
+from ffncli.bench.judge.warnings import Code
+from ffncli.bench.records import Method
+from ffncli.bench.results.row import ResultRow
+
+LEVEL = 0.05  # the chance of any false alarm among all rows
+
+
+@dataclass(frozen=True)
+class GatedRow:
+    """A row that was gated: its chance under "not slower than allowed", also adjusted, and its adjusted lower bound.
+
+    `low` is one-sided: the ratio is above it, at LEVEL over all rows. `high` is the upper one of this row alone.
+    """
+
+    row: ResultRow
+    p: float
+    p_holm: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Gate:
+    """`slower` fails the run. `inconclusive` may be slower or not; `not_gated` are rows with the reason."""
+
+    slower: tuple[GatedRow, ...]
+    passed: tuple[GatedRow, ...]
+    inconclusive: tuple[GatedRow, ...]
+    not_gated: tuple[tuple[ResultRow, str], ...]
+
+
+def gate(rows: Sequence[ResultRow], threshold: float, method: Method) -> Gate:
+    """Judges all rows of a run against `threshold` (0.03: 3 % slower than the baseline is too slow).
+
+    Of each, one-sided Student t over the processes' log ratios; Holm over the rows: exactly one regression among many
+    is found, and identical kernels raise an alarm in no more than 5 % of the runs, however many rows there are.
+    """
+    reasons = [(row, _not_gated(row, method)) for row in rows if row.kernel != row.baseline]
+    gated = [row for row, reason in reasons if not reason]
+    edge = log1p(threshold)
+    judged = _judged(gated, edge)
+    return Gate(
+        slower=tuple(j for j in judged if j.p_holm < LEVEL),
+        passed=tuple(j for j in judged if j.p_holm >= LEVEL and log(j.high) <= edge),
+        inconclusive=tuple(j for j in judged if j.p_holm >= LEVEL and log(j.high) > edge),
+        not_gated=tuple((row, reason) for row, reason in reasons if reason),
+    )
+
+
+def one_sided(log_ratios: Sequence[float], edge: float) -> float:
+    """P of a mean as high as this one's where the truth is `edge`: Student's t over independent values."""
+    error, above = statistics.standard_error(log_ratios), statistics.mean(log_ratios) - edge
+    if error == 0:
+        return 0.0 if above > 0 else 1.0
+    return statistics.t_sf(above / error, len(log_ratios) - 1)
+
+
+def _judged(rows: Sequence[ResultRow], edge: float) -> list[GatedRow]:
+    values = [[log(ratio) for ratio in row.process_ratios] for row in rows]
+    ps = [one_sided(v, edge) for v in values]
+    adjusted = statistics.holm(ps)
+    ranks = {index: rank for rank, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i]))}
+    gated = []
+    for i, row in enumerate(rows):
+        error, centre, df = statistics.standard_error(values[i]), statistics.mean(values[i]), len(values[i]) - 1
+        low = centre - statistics.t_quantile(1 - LEVEL / (len(rows) - ranks[i]), df) * error
+        high = centre + statistics.t_quantile(1 - LEVEL, df) * error
+        gated.append(GatedRow(row, ps[i], adjusted[i], exp(low), exp(high)))
+    return gated
+
+
+def _not_gated(row: ResultRow, method: Method) -> str:
+    """Why a row cannot fail a run; empty where it can."""
+    if row.status != "ok":
+        return f"{row.status}: no time"
+    if not row.process_ratios:
+        return "no ratio"
+    if len(row.process_ratios) < 2:
+        return "1 process: this process only"
+    if differs(aa_of(row), method.margin):
+        return f"this machine cannot resolve {warnings.percent(method.margin)} here"
+    if warnings.has(row.warnings, Code.PREEMPTED):
+        return "other work ran on these cores"
+    return ""
+
+
+def aa_of(row: ResultRow) -> Interval:
+    """The log of the row's A/A ratio, of the same code twice; an end that is not known is infinite."""
+    ends = (row.aa_ratio or 1.0, row.aa_low or 0.0, inf if row.aa_high is None else row.aa_high)
+    return Interval(*map(statistics.log_or_inf, ends))

@@ -1,0 +1,103 @@
+"""paired: how much longer a kernel takes than another one in the same rounds, with an interval over processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log, log1p
+
+from ffncli.bench.judge import statistics
+from ffncli.bench.judge.statistics import Interval
+from ffncli.bench.records import TimedBlock, Verdict
+
+_LEAST = 1e-12  # s; a call that takes no time has no logarithm
+Nested = dict[int, dict[int, list[float]]]  # process → placement → one value per round
+
+
+@dataclass(frozen=True)
+class Means:
+    """Logarithms, one for each process; `interval` is over processes.
+
+    Of one process alone the interval is over its placements: it says how well this process is known, not the kernel.
+    `placements` and `rounds` are counts over all processes, `correlation` is that of neighbouring processes (or
+    placements, of one process), by which the interval has been widened where it is above `statistics.CORRELATED`.
+    """
+
+    interval: Interval
+    of_processes: Mapping[int, float]
+    placements: int
+    rounds: int
+    correlation: float | None = None
+
+    @property
+    def one_process(self) -> bool:
+        """Whether the interval is over placements."""
+        return len(self.of_processes) == 1
+
+    @property
+    def units(self) -> int:
+        """How many values the interval is over."""
+        return self.placements if self.one_process else len(self.of_processes)
+
+
+def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | None:
+    """The log ratio of `kernel` to `baseline`, paired within rounds; None where no round has both."""
+    times: dict[tuple[int, int, int], dict[str, float]] = {}
+    for block in blocks:
+        if block.kernel in (kernel, baseline):
+            key = (block.process, block.placement, block.round)
+            times.setdefault(key, {})[block.kernel] = max(block.per_call, _LEAST)
+    nested: Nested = {}
+    for (process, placement, _), both in sorted(times.items()):
+        if len(both) == 2:
+            d = log(both[kernel]) - log(both[baseline])
+            nested.setdefault(process, {}).setdefault(placement, []).append(d)
+    return averaged(nested)
+
+
+def log_times(blocks: Iterable[TimedBlock], kernel: str) -> Means | None:
+    """The logarithm of the seconds of a call; None where the kernel has no block."""
+    nested: Nested = {}
+    for block in sorted(blocks, key=lambda b: (b.process, b.placement, b.round)):
+        if block.kernel == kernel:
+            values = nested.setdefault(block.process, {}).setdefault(block.placement, [])
+            values.append(log(max(block.per_call, _LEAST)))
+    return averaged(nested)
+
+
+def averaged(nested: Mapping[int, Mapping[int, Sequence[float]]]) -> Means | None:
+    """Rounds and placements → the value of each process (`statistics.centre`) → the interval. None of nothing."""
+    if not nested:
+        return None
+    processes = {process: statistics.centre(list(inside.values())) for process, inside in nested.items()}
+    rounds = [len(rounds) for inside in nested.values() for rounds in inside.values()]
+    if len(processes) > 1:
+        units = list(processes.values())
+        interval = statistics.t_interval(units)
+    else:
+        ((value, inside),) = zip(processes.values(), nested.values(), strict=True)
+        units = [statistics.median(values) for values in inside.values()]
+        around = statistics.t_interval(units)
+        interval = around.map(lambda end: end - around.value + value)
+    return Means(interval, processes, len(rounds), sum(rounds), statistics.autocorrelation(units))
+
+
+def verdict(log_ratio: Interval, margin: float) -> Verdict:
+    """`slower`, `faster` or `same`: the interval of a log ratio wholly beyond the margin, or within; else inconclusive.
+
+    The margin is on the log scale, so that who is called the baseline changes the word and nothing else: with 2 %,
+    faster means below 1 / 1.02.
+    """
+    edge = log1p(margin)
+    if log_ratio.low > edge:
+        return "slower"
+    if log_ratio.high < -edge:
+        return "faster"
+    if log_ratio.low >= -edge and log_ratio.high <= edge:
+        return "same"
+    return "inconclusive"
+
+
+def differs(log_ratio: Interval | None, margin: float) -> bool:
+    """Whether it is certainly beyond the margin, either way; of nothing that is not known."""
+    return log_ratio is not None and verdict(log_ratio, margin) in ("slower", "faster")

@@ -1,0 +1,168 @@
+"""figures: what a case must compute and move, and how near its time comes to what the machine can do; measured_roof:
+what that is. The roofline model (Williams, Waterman, Patterson 2009). RooflineFigures need no torch.
+
+FLOPs are those of the matrix products, as `block/cost.py` counts them. Forward+backward is three times forward: every
+product has two of its size in backward, the gradients of its input and of its weights.
+
+Bytes are compulsory: what a cache without end would still have to move. Forward: every weight that is used (of the
+experts those that are expected to be touched) and x are read once, the output is written once. Forward+backward: these,
+and the output's gradient read, the gradients of x and of the weights written.
+
+What a cache may keep from call to call is not bound by the memory: in `warm` and `shared` anything may stay, in
+`cold-weights` all but the weights, after `flush` what is written may stay on its way. So up to one last-level cache of
+those bytes is taken off before the time of the memory is counted; where everything fits, the arithmetic is the only
+bound. The columns `bytes` and `gbytes_per_s` are of all compulsory bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ffncli.bench.records import Case, Roof
+from ffncli.block.cost import cost
+from ffncli.block.dtypes import dtype
+from ffncli.block.recipe import steps
+from ffncli.block.steps import (
+    Activation,
+    Experts,
+    Linear,
+    Multiply,
+    Route,
+    Shape,
+    Step,
+    ffn_steps,
+    input_shapes,
+    shapes,
+)
+from ffncli.block.traffic import traffic
+from ffncli.system import hardware
+
+
+@dataclass(frozen=True)
+class RooflineFigures:
+    """Of one case and time. `tflops` and `gbytes_per_s` are rates, the fractions are of the least possible time.
+
+    `fusion_saving_max`: the traffic that fusing the activation with its products can save at most, over the least time
+    of the block (0.086: at most about 8.6 %). It is an estimate, not a bound: it takes both versions to reach the same
+    rate of the products. None is unknown.
+    """
+
+    flops: int
+    bytes: int
+    tflops: float | None = None
+    gbytes_per_s: float | None = None
+    roof_fraction: float | None = None
+    datasheet_fraction: float | None = None
+    fusion_saving_max: float | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a case has to do: FLOPs of its products; bytes of weights and of activations, read and written."""
+
+    flops: int
+    weights_read: int
+    weights_written: int
+    activations_read: int
+    activations_written: int
+
+    @property
+    def bytes(self) -> int:
+        """All of them."""
+        return self.weights_read + self.weights_written + self.activations_read + self.activations_written
+
+    def from_memory(self, cache: str, llc: int) -> int:
+        """The bytes that cannot have been in a last-level cache of this size already, or stay there."""
+        kept = {
+            "cold-weights": self.bytes - self.weights_read,
+            "flush": self.weights_written + self.activations_written,
+        }.get(cache, self.bytes)
+        return self.bytes - min(kept, llc)
+
+
+def figures(case: Case, time_s: float | None, roof: Roof, device_name: str, tf32: bool = False) -> RooflineFigures:
+    """What `case` costs, and what `time_s` seconds make of it beside the measured roof and the device's data sheet.
+
+    `case.cache` is the mode that was possible. `tf32` says that float32 products ran in TF32.
+    """
+    work = work_of(case)
+    known = hardware.find(device_name) if case.device != "cpu" else None
+    llc = roof.llc_bytes if roof.llc_bytes is not None else known.llc_bytes if known else 0
+    sheet = Roof(known.flops_per_s(case.dtype, tf32), known.bytes_per_s) if known else Roof()
+    least = least_time(work, case.cache, roof, llc)
+    at_best = least_time(work, case.cache, sheet, llc)
+    rate = None if not time_s else 1 / time_s
+    return RooflineFigures(
+        flops=work.flops,
+        bytes=work.bytes,
+        tflops=_times(rate, work.flops / 1e12),
+        gbytes_per_s=_times(rate, work.bytes / 1e9),
+        roof_fraction=_times(rate, least),
+        datasheet_fraction=_times(rate, at_best),
+        fusion_saving_max=fusable_bytes(case) / roof.bytes_per_s / least if least and roof.bytes_per_s else None,
+    )
+
+
+def least_time(work: Work, cache: str, roof: Roof, llc: int) -> float | None:
+    """Seconds that the arithmetic or the memory needs, the larger; None where a rate is unknown."""
+    if not roof.flops_per_s or not roof.bytes_per_s:
+        return None
+    return max(work.flops / roof.flops_per_s, work.from_memory(cache, llc) / roof.bytes_per_s)
+
+
+def work_of(case: Case) -> Work:
+    """What the case computes and moves, by the conventions above."""
+    kind, body = dtype(case.dtype), ffn_steps(steps(case.spec))
+    moved = traffic(body, kind, kind, case.tokens)
+    weights, flops = moved.weight_bytes_read, cost(body, case.tokens).matmul_flops
+    inputs = sum(prod(shape) for shape in input_shapes(body, (case.tokens,)).values()) * kind.block_bytes
+    output = moved.activation_bytes_fused - inputs
+    if case.passes == "forward":
+        return Work(flops, weights, 0, inputs, output)
+    return Work(3 * flops, weights, weights, inputs + output, output + inputs)
+
+
+def _times(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a * b
+
+
+# --- fusion -----------------------------------------------------------------------------------------------------------
+
+
+def fusable_bytes(case: Case) -> int:
+    """Bytes between the products that a fused kernel need not move: what they write for the activation to read.
+
+    Forward: gate and up (of a plain block: up), written and read; what the activation makes of them has to be written
+    either way. Forward+backward: backward needs gate and up, so their reading alone is saved, and in backward the
+    gradient of the down projection's input, written and read.
+    """
+    body = ffn_steps(steps(case.spec))
+    entering, leaving = _between(body, input_shapes(body, (case.tokens,)))
+    numbers = 2 * entering if case.passes == "forward" else entering + 2 * leaving
+    return numbers * dtype(case.dtype).block_bytes
+
+
+def _between(body: Sequence[Step], inputs: Mapping[str, Shape]) -> tuple[int, int]:
+    """How many numbers the products write for elementwise steps, and how many those make for the next product.
+
+    Of the products into d_ff alone: a shared expert's gate or its output, mixed in after the down projection, are no
+    part of it.
+    """
+    known = shapes(body, inputs)
+    top_k = {step.output: step.op.top_k for step in body if isinstance(step.op, Route)}
+    elementwise = {name for step in body if isinstance(step.op, (Activation, Multiply)) for name in step.inputs}
+    entering = leaving = 0
+    for step in body:
+        match step.op:
+            case Linear(out=out) if out.name == "d_ff" and step.output in elementwise:
+                entering += prod(known[step.output])
+            case Linear(into=into) if into.name == "d_ff":
+                leaving += prod(known[step.inputs[0]])
+            case Experts():
+                x, route = step.inputs
+                chosen = prod(known[x][:-1]) * top_k[route]
+                inner = _between(step.op.program, input_shapes(step.op.program, (chosen,)))
+                entering, leaving = entering + inner[0], leaving + inner[1]
+    return entering, leaving

@@ -1,0 +1,249 @@
+"""summarise: what all processes measured of a case, as the rows of the result. Pure: the same units, the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import exp
+from typing import Any
+
+from ffncli.bench.judge import roofline, warnings
+from ffncli.bench.judge.ratios import Means, differs, log_times, paired, verdict
+from ffncli.bench.judge.statistics import exp_or_inf
+from ffncli.bench.judge.warnings import Code
+from ffncli.bench.records import ANCHOR, GEMM, STEP, TWIN, Case, Method, Outcome, Roof, Status, TimedBlock, TimedUnit
+from ffncli.bench.results.row import BenchWarning, ResultRow
+from ffncli.show.text import finite
+
+_GRAVEST: tuple[Status, ...] = ("wrong", "oom", "failed", "skipped", "ok")
+_ENVIRONMENT = (
+    *("ffncli", "torch", "python", "host", "cpu", "device_name", "driver", "blas", "math_mode"),
+    *("openmp", "allocator", "numpy", "isa"),
+)  # columns that a unit's environment fills
+_EARLY = 0.6  # of --max-time
+_FAULTS = 1.0  # page faults a call, by which arms differ
+
+
+def summarise(case: Case, units: Sequence[TimedUnit], method: Method, run: Mapping[str, str]) -> tuple[ResultRow, ...]:
+    """A row for every kernel, in the order of the first unit's outcomes. `run` holds `run_id` and `started_utc`.
+
+    `placements` and `rounds` of a row are counts over all processes. A kernel that is not ok in every process has a
+    row with its gravest status and no time.
+    """
+    if not units:
+        return ()
+    whole = _CaseUnits.of(case, sorted(units, key=lambda u: u.process), method)
+    row = _of_case(whole, run)
+    names = dict.fromkeys(outcome.kernel for unit in whole.units for outcome in unit.outcomes)
+    return tuple(_of_kernel(whole, row, name) for name in names)
+
+
+@dataclass(frozen=True)
+class _CaseUnits:
+    """All processes of a case."""
+
+    case: Case
+    units: tuple[TimedUnit, ...]
+    method: Method
+    arms: Mapping[str, tuple[TimedBlock, ...]]
+    aa: Means | None
+    warnings: tuple[BenchWarning, ...]
+
+    @classmethod
+    def of(cls, case: Case, units: Sequence[TimedUnit], method: Method) -> _CaseUnits:
+        baseline = units[0].baseline
+        lost = {outcome.kernel for unit in units for outcome in unit.outcomes if outcome.status != "ok"}
+        if baseline in lost:  # found out when it had been timed: nothing is compared with it
+            lost.add(TWIN)
+        arms: dict[str, list[TimedBlock]] = {}
+        for unit in units:
+            for block in unit.blocks:
+                if block.kernel not in lost:
+                    arms.setdefault(block.kernel, []).append(block)
+        aa = paired([*arms.get(TWIN, ()), *arms.get(baseline, ())], TWIN, baseline)
+        signal = arms.get(ANCHOR) or arms.get(baseline, [])
+        warned = warnings.of_case(signal, aa.interval if aa else None, method, len(units)) if arms else []
+        differing = [c for c in _ENVIRONMENT if len({u.environment.get(c, "") for u in units}) > 1]
+        differing += ["cache"] * (len({u.cache for u in units}) > 1)
+        if differing:
+            warned.append(BenchWarning(Code.ENVIRONMENT, ", ".join(differing)))
+        return cls(case, tuple(units), method, {n: tuple(b) for n, b in arms.items()}, aa, tuple(warned))
+
+    @property
+    def baseline(self) -> str:
+        return self.units[0].baseline
+
+    def outcomes(self, kernel: str) -> list[Outcome]:
+        return [outcome for unit in self.units for outcome in unit.outcomes if outcome.kernel == kernel]
+
+    def blocks(self, *kernels: str) -> list[TimedBlock]:
+        return [block for kernel in dict.fromkeys(kernels) for block in self.arms.get(kernel, ())]
+
+    def ratio(self, kernel: str, to: str) -> Means | None:
+        return paired(self.blocks(kernel, to), kernel, to)
+
+    @property
+    def early(self) -> bool:
+        """Whether processes ended before their time because each by itself was precise enough."""
+        measured = sum(u.spent.get(name, 0.0) for u in self.units for name in ("blocks", "lead_in", "placing"))
+        return 0 < measured < _EARLY * self.method.max_time
+
+    @property
+    def roof(self) -> Roof:
+        """The best that any process reached."""
+        flops = [u.roof.flops_per_s for u in self.units if u.roof.flops_per_s]
+        copied = [u.roof.bytes_per_s for u in self.units if u.roof.bytes_per_s]
+        caches = [u.roof.llc_bytes for u in self.units if u.roof.llc_bytes is not None]
+        return Roof(max(flops, default=None), max(copied, default=None), max(caches, default=None))
+
+
+def _of_case(whole: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
+    """What all rows of a case share."""
+    case, spec, moe = whole.case, whole.case.spec, whole.case.spec.moe
+    environment = whole.units[0].environment
+    anchor, aa = log_times(whole.blocks(ANCHOR), ANCHOR), whole.aa.interval.map(exp_or_inf) if whole.aa else None
+    row = ResultRow(
+        run_id=run.get("run_id", ""),
+        started_utc=run.get("started_utc", ""),
+        device=case.device,
+        threads=case.threads,
+        source=case.source,
+        d_model=spec.d_model,
+        d_ff=spec.d_ff,
+        activation=spec.activation,
+        gated=spec.gated,
+        bias=spec.bias,
+        experts=moe.experts if moe else 0,
+        top_k=moe.top_k if moe else 0,
+        shared_experts=moe.shared_experts if moe else 0,
+        tokens=case.tokens,
+        dtype=case.dtype,
+        passes=case.passes,
+        cache=whole.units[0].cache,
+        baseline=whole.baseline,
+        processes=len(whole.units),
+        aa_ratio=aa.value if aa else None,
+        aa_low=finite(aa.low) if aa else None,
+        aa_high=finite(aa.high) if aa else None,
+        baseline_error_rel=_worst(o.error_rel for o in whole.outcomes(whole.baseline)),
+        seed=whole.method.seed,
+        process_anchors_s=tuple(exp(v) for v in anchor.of_processes.values()) if anchor else (),
+        case=case.key,
+        precision=whole.method.precision,
+    )
+    columns: dict[str, Any] = {column: environment[column] for column in _ENVIRONMENT if column in environment}
+    return replace(row, **columns)
+
+
+def _of_kernel(whole: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
+    """A kernel's row: its outcome, and its time where that is ok in all processes."""
+    outcomes = whole.outcomes(kernel)
+    gravest = min(outcomes, key=lambda o: _GRAVEST.index(o.status))
+    ok = gravest.status == "ok" and len(outcomes) == len(whole.units)
+    notes = [gravest.note] if gravest.note else []
+    if len(outcomes) < len(whole.units):
+        notes.append(f"in {len(outcomes)} of {len(whole.units)} processes only")
+    notes += dict.fromkeys(note for unit in whole.units for note in unit.notes)
+    row = replace(
+        row,
+        kernel=kernel,
+        status="failed" if gravest.status == "ok" and not ok else gravest.status,
+        peak_memory_bytes=max((o.peak_memory_bytes for o in outcomes if o.peak_memory_bytes is not None), default=None),
+        compile_s=_worst(o.compile_s for o in outcomes),
+        error_max=_worst(o.error_max for o in outcomes),
+        error_rel=_worst(o.error_rel for o in outcomes),
+    )
+    time = log_times(whole.blocks(kernel), kernel) if ok else None
+    row = _with_figures(row, whole, exp(time.interval.value) if time else None)
+    if time is None:
+        return replace(row, note="; ".join(notes))
+    row, notes = _with_ratio(_with_time(row, whole, time), whole, notes)
+    return replace(row, note="; ".join(notes))
+
+
+def _with_figures(row: ResultRow, whole: _CaseUnits, time_s: float | None) -> ResultRow:
+    """FLOPs, bytes and how near they come to the roof; those of the block, so none for one of its steps."""
+    if row.kernel.startswith(STEP):
+        return row
+    figures = roofline.figures(
+        replace(whole.case, cache=whole.units[0].cache),
+        time_s,
+        whole.roof,
+        row.device_name,
+        tf32=" tf32=on" in row.math_mode,
+    )
+    return replace(row, **asdict(figures))
+
+
+def _with_time(row: ResultRow, whole: _CaseUnits, time: Means) -> ResultRow:
+    seconds = time.interval.map(exp_or_inf)
+    blocks = whole.blocks(row.kernel)
+    return replace(
+        row,
+        placements=time.placements,
+        rounds=time.rounds,
+        inner=min(block.inner for block in blocks),
+        time_s=seconds.value,
+        time_low_s=finite(seconds.low),
+        time_high_s=finite(seconds.high),
+        process_times_s=tuple(exp(v) for v in time.of_processes.values()),
+        page_faults_per_call=_faults(blocks),
+    )
+
+
+def _with_ratio(row: ResultRow, whole: _CaseUnits, notes: list[str]) -> tuple[ResultRow, list[str]]:
+    """The ratio, what it means, and what makes it less believable."""
+    is_baseline = row.kernel == whole.baseline
+    ratio, gemm = whole.ratio(row.kernel, whole.baseline), whole.ratio(row.kernel, GEMM)
+    row = replace(row, gemm_ratio=exp(gemm.interval.value) if gemm else None)
+    blocks = whole.blocks(row.kernel, whole.baseline)
+    warned = [
+        *whole.warnings,
+        *warnings.of_blocks(blocks),
+        *warnings.of_roof(row.roof_fraction, row.datasheet_fraction),
+    ]
+    if is_baseline:
+        ones = (1.0,) * len(whole.units)
+        row = replace(row, ratio=1.0, ratio_low=1.0, ratio_high=1.0, verdict="same", process_ratios=ones)
+    elif ratio is None:
+        notes = [*notes, f"no ratio: the baseline {whole.baseline} was not timed"]
+    else:
+        warned += warnings.of_ratio(ratio, whole.method, whole.early)
+        shown = ratio.interval.map(exp_or_inf)
+        row = replace(
+            row,
+            ratio=shown.value,
+            ratio_low=finite(shown.low),
+            ratio_high=finite(shown.high),
+            verdict=_verdict(whole, ratio, blocks),
+            process_ratios=tuple(exp(v) for v in ratio.of_processes.values()),
+        )
+        notes = [*notes, *_differing_faults(row.page_faults_per_call, _faults(whole.blocks(whole.baseline)))]
+    order: list[str] = list(Code)
+    return replace(row, warnings=tuple(sorted(warned, key=lambda warning: order.index(warning.code)))), notes
+
+
+def _verdict(whole: _CaseUnits, ratio: Means, blocks: Sequence[TimedBlock]) -> str:
+    """In words; inconclusive whatever the interval says where the machine was disturbed or A/A differ."""
+    aa = whole.aa.interval if whole.aa else None
+    if warnings.disturbed(blocks) or differs(aa, whole.method.margin):
+        return "inconclusive"
+    return verdict(ratio.interval, whole.method.margin)
+
+
+def _faults(blocks: Sequence[TimedBlock]) -> float | None:
+    """Page faults of a call; None where nothing was timed."""
+    calls = sum(block.inner for block in blocks)
+    return sum(warnings.figures(blocks, "faults")) / calls if calls else None
+
+
+def _differing_faults(kernel: float | None, baseline: float | None) -> list[str]:
+    if kernel is None or baseline is None or abs(kernel - baseline) < _FAULTS:
+        return []
+    if max(kernel, baseline) < 2 * min(kernel, baseline):
+        return []
+    return [f"{kernel:.0f} page faults a call, the baseline {baseline:.0f}: part of the ratio is memory being mapped"]
+
+
+def _worst(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)

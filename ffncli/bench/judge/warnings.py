@@ -1,0 +1,199 @@
+"""What makes a ratio less believable: codes that stay, and what to do about each. Nothing is dropped because of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from math import ceil, exp, expm1, log, log1p
+from statistics import median
+
+from ffncli.bench.judge import statistics
+from ffncli.bench.judge.ratios import Means, differs
+from ffncli.bench.judge.statistics import Interval
+from ffncli.bench.records import Method, TimedBlock
+from ffncli.bench.results.row import BenchWarning
+
+DISTURBANCES = frozenset({"preempted", "throttled", "stolen"})
+_DRIFT = 0.02
+_SHARE = 0.1  # of the blocks
+_STOLEN = 0.01  # of the blocks
+_ROOF = 1.02
+_PATIENCE = 600.0  # seconds for one case that are worth proposing
+
+
+class Code(StrEnum):
+    """The codes, in the order in which a row lists them."""
+
+    ONE_PROCESS = "one-process"
+    UNRESOLVED = "unresolved"
+    PRECISION = "precision"
+    PREEMPTED = "preempted"
+    THROTTLED = "throttled"
+    STOLEN = "stolen"
+    LOAD = "load"
+    WAITING = "waiting"
+    CLOCK = "clock"
+    GPU_THROTTLED = "gpu-throttled"
+    LAUNCH_BOUND = "launch-bound"
+    DRIFT = "drift"
+    CORRELATED = "correlated"
+    SPIKES = "spikes"
+    ROOF = "roof"
+    ENVIRONMENT = "environment"
+
+
+ADVICE: Mapping[str, str] = {
+    Code.ONE_PROCESS: "the interval holds for this process only: --processes 5 to compare, and to gate",
+    Code.UNRESOLVED: "the same code measured twice differs by more than the margin: nothing is gated; stop other work,"
+    " use --threads 1 or more --max-time",
+    Code.PRECISION: "raise --max-time, or ask for less with --precision",
+    Code.PREEMPTED: "other work ran on these cores, so no verdict: --threads 1, or stop the other work",
+    Code.THROTTLED: "the container used up its quota of processor time: fewer --threads, or a larger quota",
+    Code.STOLEN: "the host gave this machine's processors to others: measure on a machine of your own",
+    Code.LOAD: "more work waits than there are cores: stop the other work",
+    Code.WAITING: "the threads waited for each other or for a core: fewer --threads for so little work",
+    Code.CLOCK: "the processor runs below its rated clock: power, heat or a governor; ratios hold, times are long",
+    Code.GPU_THROTTLED: "the GPU lowered its clock against heat or a failing supply: ratios hold, times do not repeat",
+    Code.LAUNCH_BOUND: "the GPU waited for the host, so times hold launches too: more tokens, or fewer waits",
+    Code.DRIFT: "the machine became slower or faster while it measured: ratios hold, times do not repeat",
+    Code.CORRELATED: "neighbouring processes are alike, so the interval was widened: more --processes",
+    Code.SPIKES: "many blocks took much longer than the rest: other work, or memory being moved",
+    Code.ROOF: "faster than this machine can be: check cache mode or timing",
+    Code.ENVIRONMENT: "the processes did not run in one environment: measure again in one",
+}
+
+
+def advice(warning: BenchWarning) -> str:
+    """What to do about a warning; empty where this version does not know it."""
+    return ADVICE.get(warning.code, "")
+
+
+def has(warnings: Iterable[BenchWarning], code: Code) -> bool:
+    """Whether one of them has this code."""
+    return any(warning.code == code for warning in warnings)
+
+
+def percent(share: float) -> str:
+    """Two significant digits: `2.1 %`, `0.53 %`, `140 %`."""
+    return f"{float(f'{100 * share:.2g}'):g} %"
+
+
+def of_case(anchors: Sequence[TimedBlock], aa: Interval | None, method: Method, processes: int) -> list[BenchWarning]:
+    """What concerns all rows of a case: the blocks of the anchor, and the A/A interval, of the log ratio."""
+    warnings = []
+    if processes == 1:
+        warnings.append(BenchWarning(Code.ONE_PROCESS, "1 process"))
+    if aa is not None and differs(aa, method.margin):
+        text = f"this machine cannot resolve {percent(method.margin)} here"
+        warnings.append(BenchWarning(Code.UNRESOLVED, f"{text}, A/A reads {exp(aa.low):.3f} to {exp(aa.high):.3f}"))
+    drift = halves(anchors)
+    if drift is not None and abs(drift) > log1p(_DRIFT):
+        warnings.append(
+            BenchWarning(Code.DRIFT, f"{'+' if drift > 0 else '−'}{percent(abs(expm1(drift)))} between halves")
+        )
+    return warnings
+
+
+def halves(blocks: Sequence[TimedBlock]) -> float | None:
+    """Log of how much slower the second half of an arm's blocks is than the first, by medians."""
+    ordered = sorted(blocks, key=lambda b: (b.process, b.placement, b.round))
+    times = [log(max(b.per_call, 1e-12)) for b in ordered]
+    if len(times) < 4:
+        return None
+    middle = len(times) // 2
+    return median(times[-middle:]) - median(times[:middle])
+
+
+def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWarning]:
+    """What concerns a kernel's interval: precision not reached, processes that are alike.
+
+    `early`: the processes ended before their time, so that more time would change nothing.
+    """
+    warnings = []
+    reached, wanted = ratio.interval.half_width, log1p(method.precision)
+    if not ratio.interval.bounded:
+        warnings.append(BenchWarning(Code.PRECISION, "one value has no interval"))
+    elif reached > wanted:
+        more = (reached / wanted) ** 2
+        rounds = ceil(ratio.rounds * more)
+        text = f"±{percent(expm1(reached))} reached, ±{percent(method.precision)} wanted"
+        seconds = float(f"{method.max_time * rounds / ratio.rounds:.2g}")
+        option = f" (--max-time {seconds:g}s)" if seconds <= _PATIENCE else ""  # for days nobody waits
+        if early:  # each process is sure of itself, and they differ
+            option = f" (--processes {ceil(method.processes * more)})" if seconds <= _PATIENCE else ""
+        needed = f"some {rounds} rounds needed, {ratio.rounds} done{option}"
+        warnings.append(BenchWarning(Code.PRECISION, f"{text}: {needed}"))
+    factor = statistics.widening(ratio.correlation)
+    if factor > 1:
+        warnings.append(BenchWarning(Code.CORRELATED, f"r = {ratio.correlation:.2f}, interval × {factor:.2f}"))
+    return warnings
+
+
+def disturbed(blocks: Sequence[TimedBlock]) -> bool:
+    """Whether so many blocks were preempted, throttled or robbed that they decide nothing."""
+    return disturbed_share(blocks) > _SHARE
+
+
+def disturbed_share(blocks: Sequence[TimedBlock]) -> float:
+    """The share of the blocks that were preempted, throttled or stolen from."""
+    return _share(blocks, DISTURBANCES.__contains__)
+
+
+def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
+    """What the flags of a kernel's and the baseline's blocks say."""
+    warnings = []
+    if disturbed(blocks):
+        warnings.append(BenchWarning(Code.PREEMPTED, f"{percent(disturbed_share(blocks))} of the blocks"))
+    for code, least in ((Code.THROTTLED, 0.0), (Code.STOLEN, _STOLEN)):
+        share = _share(blocks, code.value.__eq__)
+        if share > least:
+            warnings.append(BenchWarning(code, f"{percent(share)} of the blocks"))
+    load, clock, cpu = (figures(blocks, name) for name in ("load", "clock", "cpu"))
+    if load:
+        warnings.append(BenchWarning(Code.LOAD, f"{max(load):.1f}"))
+    if len(cpu) > len(blocks) / 2:
+        warnings.append(BenchWarning(Code.WAITING, f"{percent(median(cpu))} of the threads' time was computed in"))
+    if len(clock) > _SHARE * len(blocks):
+        warnings.append(BenchWarning(Code.CLOCK, f"{percent(median(clock))} of the rated clock"))
+    for code in (Code.GPU_THROTTLED, Code.LAUNCH_BOUND):
+        share = _share(blocks, code.value.__eq__)
+        if share > _SHARE:
+            warnings.append(BenchWarning(code, f"{percent(share)} of the blocks"))
+    share = outside(blocks)
+    if share > _SHARE:
+        warnings.append(BenchWarning(Code.SPIKES, f"{percent(share)} of the blocks"))
+    return warnings
+
+
+def of_roof(roof: float | None, datasheet: float | None) -> list[BenchWarning]:
+    """A fraction of a roof that is above 1."""
+    return [
+        BenchWarning(Code.ROOF, f"{percent(fraction)} of the {name} roof")
+        for name, fraction in (("measured", roof), ("datasheet", datasheet))
+        if fraction is not None and fraction > _ROOF
+    ]
+
+
+def figures(blocks: Sequence[TimedBlock], name: str) -> list[float]:
+    """The values of flags `name=value`."""
+    texts = (flag.partition("=") for block in blocks for flag in block.flags)
+    return [float(value) for key, _, value in texts if key == name]
+
+
+def outside(blocks: Sequence[TimedBlock]) -> float:
+    """The share of blocks more than `statistics.SPIKE` scaled MADs from the median of their arm's placement."""
+    placements: dict[tuple[str, int, int], list[float]] = {}
+    for block in blocks:
+        key = (block.kernel, block.process, block.placement)
+        placements.setdefault(key, []).append(log(max(block.per_call, 1e-12)))
+    total = count = 0
+    for kernel in {key[0] for key in placements}:
+        away = [t - median(ts) for key, ts in placements.items() if key[0] == kernel for t in ts]
+        width = statistics.SCALE * median(abs(a) for a in away)
+        total += len(away)
+        count += sum(abs(a) > statistics.SPIKE * width for a in away) if width > 0 else 0
+    return count / total if total else 0.0
+
+
+def _share(blocks: Sequence[TimedBlock], is_one: Callable[[str], bool]) -> float:
+    return sum(any(is_one(flag) for flag in block.flags) for block in blocks) / len(blocks) if blocks else 0.0

@@ -1,0 +1,204 @@
+"""The machine a benchmark ran on, as columns of its results: versions, device, driver, BLAS, arithmetic.
+
+What needs no torch is in `system/host.py`; it is named here too, so that a worker has one place to ask.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from ffncli.bench.machine.math_mode import math_mode
+from ffncli.show.text import plural
+from ffncli.system import host
+from ffncli.system.cgroup import text
+from ffncli.system.host import available_memory, cores, default_threads, load
+from ffncli.version import __version__
+
+__all__ = [
+    "allocator", "available_memory", "blas", "cores", "default_threads", "device_name", "driver", "environment",
+    "finish", "llc_bytes", "llc_note", "load", "openmp", "room", "unusable",
+]  # fmt: skip
+
+_SHARE = 0.6  # of the free memory; the rest is for what calls need
+_GPU_CACHE_FALLBACK = 50 << 20  # H100's; where torch does not say
+
+
+def environment(device: str) -> dict[str, str]:
+    """The columns of `ResultRow` that say where and with what: every one is here, empty where it does not apply.
+
+    To be asked in the process that measures, after its settings: `math_mode`, `openmp` and `allocator` are as they
+    are now.
+    """
+    import numpy
+
+    return {
+        "ffncli": __version__,
+        "torch": str(torch.__version__),  # a TorchVersion would load torch where it is unpickled
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "host": platform.node(),
+        "cpu": host.cpu_name(),
+        "isa": " ".join(host.isa()),
+        "device": device,
+        "device_name": device_name(device),
+        "driver": driver(device),
+        "blas": blas(),
+        "math_mode": math_mode(device),
+        "openmp": openmp(),
+        "allocator": allocator(device),
+    }
+
+
+def device_name(device: str) -> str:
+    """The device as its maker calls it: `NVIDIA H100 80GB HBM3`; of `cpu` the CPU."""
+    if is_cuda(device):
+        return torch.cuda.get_device_name(torch.device(device))
+    return host.cpu_name()
+
+
+def llc_bytes(device: str) -> int:
+    """Bytes of the device's last-level cache; `llc_note` says where that is a guess."""
+    return _llc(device)[0]
+
+
+def llc_note(device: str) -> str:
+    """How `llc_bytes` was found, where it is not simply the size of one cache."""
+    return _llc(device)[1]
+
+
+def _llc(device: str) -> tuple[int, str]:
+    if not is_cuda(device):
+        return host.cpu_llc()
+    from ffncli.system import hardware
+
+    properties = torch.cuda.get_device_properties(torch.device(device))
+    known = hardware.find(properties.name)
+    sheet = known.llc_bytes if known else 0
+    size = int(getattr(properties, "L2_cache_size", 0) or 0)
+    if sheet > 2 * size:  # AMD: torch says the L2 of a die, behind it lies the Infinity Cache
+        return sheet, "the data sheet's"
+    return (size, "") if size else (_GPU_CACHE_FALLBACK, f"unknown, {_GPU_CACHE_FALLBACK >> 20} MiB assumed")
+
+
+def is_cuda(device: str) -> bool:
+    """Whether this is a GPU that torch calls cuda (AMD's too)."""
+    return torch.device(device).type == "cuda"
+
+
+# --- software ---------------------------------------------------------------------------------------------------------
+
+
+def driver(device: str) -> str:
+    """`580.82.07, CUDA 12.8`: the GPU's driver and what torch was built for; empty of a CPU."""
+    if not is_cuda(device):
+        return ""
+    if torch.version.hip:
+        return ", ".join(filter(None, (text(Path("/sys/module/amdgpu/version")), f"ROCm {torch.version.hip}")))
+    return ", ".join(filter(None, (nvidia_driver(), f"CUDA {torch.version.cuda}")))
+
+
+@cache
+def nvidia_driver() -> str:
+    """NVIDIA's kernel driver: from /proc, else nvidia-smi's word; empty where there is none."""
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text(Path("/proc/driver/nvidia/version")))
+    if found:
+        return found[1]
+    import subprocess
+
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.partition("\n")[0].strip() if done.returncode == 0 else ""
+
+
+@cache
+def unusable(device: str) -> str:
+    """Why torch cannot compute on a device (`cpu`, `cuda`, `cuda:1`); empty where it can."""
+    if device == "cpu":
+        return ""
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} sees no GPU"
+    count, index = torch.cuda.device_count(), int(device.partition(":")[2] or 0)
+    return "" if index < count else f"there {'is' if count == 1 else 'are'} {count} {plural('GPU', count)} here"
+
+
+def finish(device: str) -> None:
+    """Wait until a GPU has done all that it was asked."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def room(device: str) -> int | None:
+    """Bytes of the device's memory that copies may take; None where nobody knows how much is free."""
+    if device.startswith("cuda"):
+        return int(_SHARE * torch.cuda.mem_get_info(device)[0])
+    free = available_memory()
+    return None if free is None else int(_SHARE * free)
+
+
+def blas() -> str:
+    """What multiplies matrices: `torch: MKL 2024.2, oneDNN 3.12.0, AVX512; numpy: openblas 0.3.31`."""
+    said = torch.__config__.show()
+    parts = []
+    if found := re.search(r"Math Kernel Library Version (\S+?)(?:-Product)?\s", said):
+        parts.append(f"MKL {found[1]}")
+    elif found := re.search(r"BLAS_INFO=(\w+)", said):
+        parts.append(found[1])
+    if found := re.search(r"MKL-DNN v([\d.]+)", said):
+        parts.append(f"oneDNN {found[1]}")
+    parts.append(torch.backends.cpu.get_cpu_capability())
+    return f"torch: {', '.join(parts)}; numpy: {_numpy_blas()}"
+
+
+def _numpy_blas() -> str:
+    import numpy
+
+    try:
+        found = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
+        return f"{found['name']} {found['version']}".strip()
+    except (KeyError, TypeError, AttributeError):
+        return "unknown"
+
+
+# --- how it computes --------------------------------------------------------------------------------------------------
+
+
+_OPENMP = {"bind": "OMP_PROC_BIND", "places": "OMP_PLACES", "wait": "OMP_WAIT_POLICY", "spin": "GOMP_SPINCOUNT"}
+
+
+def openmp() -> str:
+    """`libgomp;bind=true;places=cores;wait=passive`: the runtime and how it was told to place its threads."""
+    told = (f"{name}={os.environ[variable]}" for name, variable in _OPENMP.items() if os.environ.get(variable))
+    return ";".join((*openmp_runtimes(), *told))
+
+
+def openmp_runtimes() -> tuple[str, ...]:
+    """The OpenMP libraries in this process; more than one is trouble, each has threads of its own."""
+    from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
+
+    found = (info["prefix"] for info in threadpool_info() if info["user_api"] == "openmp")
+    return tuple(dict.fromkeys(found))
+
+
+def allocator(device: str = "cpu") -> str:
+    """Who allocates, and how it was told to: `glibc;mmap_threshold=...;trim_threshold=...`, `jemalloc`, `system`."""
+    maps = text(Path("/proc/self/maps"))
+    own = next((name for name in ("jemalloc", "tcmalloc", "mimalloc") if f"lib{name}" in maps), "")
+    told = [
+        f"{name.removeprefix('MALLOC_').rstrip('_').lower()}={value}"
+        for name, value in sorted(os.environ.items())
+        if name.startswith("MALLOC_")
+    ]
+    said = ";".join(([own] if own else []) + told) or "system"
+    if is_cuda(device):
+        gpu = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "default"
+        said += f";cuda={gpu}"
+    return said

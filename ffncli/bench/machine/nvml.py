@@ -1,0 +1,154 @@
+"""What NVIDIA's management library says of a GPU: clocks, power, temperature, why it is slowed. Read, never set.
+
+Through nvidia-ml-py (module `pynvml`, extra `gpu`). A reading takes from some microseconds to milliseconds and is taken
+between blocks only, at most 5 % of the time. What a card or a driver does not tell is None.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from ffncli.bench.machine.counters import CLOCK
+
+NEEDS = "clocks and power were not read: pip install 'ffncli[gpu]'"
+_SHARE = 0.05  # of the time that readings may take
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h: nvmlClocksEventReason...), why a clock is below its most.
+IDLE, SETTING, POWER_CAP, DISPLAY = 0x1, 0x2, 0x4, 0x100
+_REASONS = {
+    IDLE: "idle",
+    SETTING: "clocks set by a user",
+    POWER_CAP: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    DISPLAY: "display clock",
+}
+_THROTTLES = 0x8 | 0x20 | 0x40 | 0x80  # something is wrong; a power cap is the ordinary state of a busy card
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One reading. Clocks in MHz, power in watts (on recent cards the mean of the last second), temperature in °C."""
+
+    sm_mhz: int | None = None
+    memory_mhz: int | None = None
+    power_w: float | None = None
+    temperature_c: int | None = None
+    reasons: int = 0
+    rated_mhz: int | None = None
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """The reasons in words."""
+        return tuple(text for bit, text in _REASONS.items() if self.reasons & bit)
+
+
+class GpuProbe:
+    """One GPU to be read. `driver` and `rated_mhz` (the highest SM clock) are constant."""
+
+    def __init__(self, nvml: Any, handle: Any, now: Callable[[], float] = time.perf_counter) -> None:
+        self._nvml, self._handle, self._now = nvml, handle, now
+        self._last, self._next = Sample(), float("-inf")
+        self.driver = _text(self._ask(nvml.nvmlSystemGetDriverVersion))
+        self.rated_mhz: int | None = self._of_gpu("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
+
+    def read(self) -> Sample:
+        """A reading, or the last one while a new one would take more than its share of the time."""
+        began = self._now()
+        if began < self._next:
+            return self._last
+        power = self._of_gpu("nvmlDeviceGetPowerUsage")
+        self._last = Sample(
+            self._of_gpu("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
+            self._of_gpu("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
+            None if power is None else power / 1000,
+            self._of_gpu("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            self._reasons(),
+            self.rated_mhz,
+        )
+        ended = self._now()
+        self._next = ended + (ended - began) / _SHARE
+        return self._last
+
+    def fresh(self) -> Sample:
+        """A reading made now, whatever it costs: after a turn of a third of a second."""
+        self._next = float("-inf")
+        return self.read()
+
+    def _reasons(self) -> int:
+        for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+            reasons = self._of_gpu(name)  # the second is what drivers before 535 call it
+            if reasons is not None:
+                return int(reasons)
+        return 0
+
+    def _of_gpu(self, name: str, *more: Any) -> Any:
+        asks = getattr(self._nvml, name, None)
+        return None if asks is None else self._ask(asks, self._handle, *more)
+
+    def _ask(self, asks: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return asks(*arguments)
+        except self._nvml.NVMLError:  # not supported by this card, say
+            return None
+
+
+def probe_of(uuid: str, nvml: Any = None, now: Callable[[], float] = time.perf_counter) -> tuple[GpuProbe | None, str]:
+    """(the GPU with that uuid, as torch gives it; why there is none).
+
+    By uuid, since CUDA_VISIBLE_DEVICES gives GPUs other numbers than NVML does. `nvml` is pynvml or a stand-in.
+    """
+    if nvml is None:
+        try:
+            nvml = import_module("pynvml")
+        except ImportError:
+            return None, NEEDS
+    try:
+        nvml.nvmlInit()
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+    except nvml.NVMLError as error:
+        return None, f"clocks and power were not read: NVML says {str(error) or type(error).__name__}"
+    return GpuProbe(nvml, handle, now), ""
+
+
+@cache
+def gpu_probe(device: str) -> tuple[GpuProbe | None, str]:
+    """`probe_of` of the GPU that torch calls `cuda` or `cuda:1`; opened once in a process."""
+    import torch
+
+    uuid = getattr(torch.cuda.get_device_properties(torch.device(device)), "uuid", None)
+    return (None, "clocks and power were not read: torch tells no uuid") if uuid is None else probe_of(str(uuid))
+
+
+def clock_flags(before: Sample, after: Sample) -> tuple[str, ...]:
+    """What a block between two readings ran at: `sm=1410` MHz, `power=312` W; `gpu-throttled`, `power-capped`.
+
+    `clock=0.71` is the share of the rated clock, said below 0.75 of it, as of a CPU. Reasons count where either reading
+    has them; figures are those behind the block, when the GPU has just worked.
+    """
+    flags = []
+    reasons = before.reasons | after.reasons
+    if reasons & _THROTTLES:
+        flags.append("gpu-throttled")
+    if reasons & POWER_CAP:
+        flags.append("power-capped")
+    if after.sm_mhz is not None:
+        flags.append(f"sm={after.sm_mhz}")
+        if after.rated_mhz and after.sm_mhz < CLOCK * after.rated_mhz:
+            flags.append(f"clock={after.sm_mhz / after.rated_mhz:.2f}")
+    if after.power_w is not None:
+        flags.append(f"power={after.power_w:.0f}")
+    return tuple(flags)
+
+
+def _text(answer: object) -> str:
+    """Old versions answer in bytes."""
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer or "")

@@ -1,0 +1,59 @@
+"""What a benchmark is asked, checked as a whole: for the command line, its self-test and the library alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ffncli.bench.machine.devices import default_device, require_gpu
+from ffncli.bench.records import BLOCK, Method
+from ffncli.bench.request.grid import BenchRequest, Grid, cases
+from ffncli.bench.request.kernel_names import ChosenKernels, choose_kernels
+from ffncli.errors import FFNError
+
+
+def build_request(
+    grid: Grid,
+    kernels: Sequence[str] | None,
+    baseline: str | None,
+    method: Method,
+    *,
+    fail_if_slower: float | None = None,
+    strict: bool = False,
+    asked: Mapping[str, str] | None = None,
+) -> tuple[BenchRequest, tuple[str, ...]]:
+    """(the request, defaults filled in; what is to be said of it). `kernels` and `baseline` are as on the command line.
+
+    `asked` are the options with their values. Raises FFNError for what cannot be, before anything is measured.
+    """
+    if method.by_step:
+        _require_steps_alone(grid, kernels, baseline, method)
+    chosen = ChosenKernels((), BLOCK, {}) if method.by_step else choose_kernels(kernels, baseline)
+    devices = grid.devices or (default_device(),)
+    require_gpu(devices, method.sustained)
+    notes = list(chosen.notes)
+    points = cases(replace(grid, devices=devices, seed=method.seed), notes.append)
+    request = BenchRequest(
+        points, chosen.kernels, chosen.baseline, method, fail_if_slower, strict, asked or {}, chosen.files, os.getcwd()
+    )
+    require_gate(request)
+    return request, tuple(notes)
+
+
+def _require_steps_alone(grid: Grid, kernels: Sequence[str] | None, baseline: str | None, method: Method) -> None:
+    """Raises FFNError for what has no meaning where the steps of a block are timed."""
+    if kernels or baseline:
+        raise FFNError("--by-step contradicts --kernel and --baseline", "it times steps, not kernels")
+    if method.sustained or set(grid.passes) - {"forward"}:
+        raise FFNError("--by-step times the forward pass, in short blocks", "leave out --pass and --sustained")
+
+
+def require_gate(request: BenchRequest) -> None:
+    """Raises FFNError for a gate that could never fail."""
+    if request.fail_if_slower is None:
+        return
+    if request.method.by_step:
+        raise FFNError("--by-step contradicts --fail-if-slower", "it times steps, not kernels")
+    if request.method.processes == 1:
+        raise FFNError("--fail-if-slower needs several --processes", "one process says nothing about the next")

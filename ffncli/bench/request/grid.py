@@ -1,0 +1,210 @@
+"""The grid: what `ffn bench` was asked, as one record that can be stored, and the cases that it means."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, get_args
+
+from ffncli.bench.records import BLOCK, Cache, Case, Method, Pass
+from ffncli.block.activations import GATED
+from ffncli.block.dtypes import dtype
+from ffncli.block.recipe import FFNSpec, MoE
+from ffncli.errors import FFNError, shown
+from ffncli.kernels.choice import KernelChoice, parse
+from ffncli.models.dimensions import Dimensions
+from ffncli.models.model import Resolved
+
+MOST_CASES = 10_000
+NEWCOMERS = "512x2048:swiglu"  # without a SOURCE: a gated block that fits every cache, a second to verify
+TOKENS = (32,)
+DECODE = 16  # up to so many tokens a block reads its weights more than it computes: `auto` keeps them out of cache
+_COMPUTED = ("fp64", "fp32", "bf16", "fp16")
+_DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Lists of values; every combination is a case. () takes the default: `threads` those that the machine has.
+
+    `source` as everywhere; `said` overrides it, its d_model and d_ff may be comma lists.
+    """
+
+    source: str | None = None
+    said: Dimensions = field(default_factory=Dimensions)
+    tokens: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    passes: tuple[str, ...] = ()
+    caches: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    threads: tuple[int, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """All that a run needs, and a resumed one reads back. `kernels` all have labels, `baseline` is one of these.
+
+    `asked` are the options with their values, defaults filled in; `files` the sha256 of the user's files, and
+    `directory` where it was asked: the workers start there, also those of a run that is resumed from elsewhere.
+    """
+
+    cases: tuple[Case, ...]
+    kernels: tuple[KernelChoice, ...]
+    baseline: str
+    method: Method = field(default_factory=Method)
+    fail_if_slower: float | None = None
+    strict: bool = False
+    asked: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    directory: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What results call the kernels; the block alone where its steps are timed."""
+        return (BLOCK,) if self.method.by_step else tuple(kernel.label for kernel in self.kernels)
+
+    @property
+    def units(self) -> int:
+        """How many pieces of work: every case in every process."""
+        return len(self.cases) * self.method.processes
+
+
+def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None) -> tuple[Case, ...]:
+    """Every combination, blocks outermost; `tell` hears what is to be said of the models, each note once.
+
+    Raises FFNError for a value that cannot be, and for too many cases.
+    """
+    from ffncli.system.host import default_threads
+
+    dtypes = _each("--dtype", grid.dtypes or ("fp32",), _dtype)
+    passes = _each("--pass", grid.passes or ("forward",), _pass)
+    caches = _each("--cache", grid.caches or ("auto",), _cache)
+    devices = _each("--device", grid.devices or ("cpu",), _device)
+    threads = tuple(dict.fromkeys(grid.threads)) or (default_threads(),)
+    tokens = tuple(dict.fromkeys(grid.tokens)) or TOKENS
+    blocks = _blocks_said(grid)
+    # On a GPU the CPU's threads only launch: one number is enough.
+    places = [(d, t) for d in devices for t in (threads if d == "cpu" else threads[:1])]
+    count = len(blocks) * len(tokens) * len(dtypes) * len(passes) * len(caches) * len(places)
+    if count > MOST_CASES:
+        raise FFNError(f"that is a grid of {count:,} cases, at most {MOST_CASES:,}", "give fewer values, or run parts")
+    models = [(source, load_block(source, said, grid.seed), said) for source, said in blocks]
+    for note in dict.fromkeys(n for _, model, _ in models for n in (*model.notes, *map(str, model.differences))):
+        tell(note)
+    found = [
+        Case(_source(source, model), label(model, said), model.main.spec, n, t, p, _cached(c, n), device, threads_)
+        for (source, model, said), n, t, p, c, (device, threads_) in itertools.product(
+            models, tokens, dtypes, passes, caches, places
+        )
+    ]
+    return tuple({case.key: case for case in found}.values())
+
+
+def load_block(source: str | None, said: Dimensions, seed: int = 0) -> Resolved:
+    """The model whose main block is measured. Raises FFNError for one that cannot be run."""
+    from ffncli.run.user.load import load
+
+    resolved = load(source, said, seed)
+    if resolved.model.refused:
+        raise FFNError(
+            f"{resolved.name} cannot be run: {resolved.model.refused}", "give dimensions: ffn bench 512x2048:swiglu"
+        )
+    if missing := " and ".join(sorted(resolved.model.unknown & {"activation", "top_k"})):
+        raise FFNError(f"{resolved.name}: nothing says its {missing}", "say it: --activation NAME, --top-k K")
+    return resolved
+
+
+def label(resolved: Resolved, said: Dimensions) -> str:
+    """How results call a block: a model's name, or its dimensions; then what options changed of it."""
+    spec, names = resolved.main.spec, said
+    base = resolved.name
+    if resolved.model.bare and not re.search(r"\.py(:|$)", resolved.source):
+        unit = next((name for name, gate in GATED.items() if gate == spec.activation), None) if spec.gated else None
+        base = f"{spec.d_model}x{spec.d_ff}:{unit or spec.activation}" + ("+gated" if spec.gated and not unit else "")
+        names = replace(said, d_model=None, d_ff=None, activation=None, gated=None)
+    more = [f"{name}={_value(value)}" for name, value in asdict(names).items() if value is not None]
+    return "+".join((base, *more))
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _source(source: str | None, model: Resolved) -> str:
+    return source if source is not None else model.name
+
+
+def _blocks_said(grid: Grid) -> list[tuple[str | None, Dimensions]]:
+    """The source with every combination of --d-model and --d-ff."""
+    source = NEWCOMERS if grid.source is None and grid.said.d_model is None else grid.source
+    widths = [(None,) if text is None else tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+              for text in (grid.said.d_model, grid.said.d_ff)]  # fmt: skip
+    if len(widths[0]) * len(widths[1]) > MOST_CASES:
+        raise FFNError(f"--d-model and --d-ff make more than {MOST_CASES:,} blocks", "give fewer values")
+    return [(source, replace(grid.said, d_model=a, d_ff=b)) for a, b in itertools.product(*widths)]
+
+
+def _each(option: str, texts: Sequence[str], parse: Any) -> tuple[Any, ...]:
+    """The values of a comma list, each once."""
+    return tuple(dict.fromkeys(parse(option, text.strip()) for text in texts))
+
+
+def _dtype(option: str, text: str) -> str:
+    name = dtype(text, option).name
+    if name not in _COMPUTED:
+        raise FFNError(f"{option}: no kernel computes in {name}", f"use one of {', '.join(_COMPUTED)}")
+    return name
+
+
+def _pass(option: str, text: str) -> str:
+    return _word(option, text, get_args(Pass))
+
+
+def _cache(option: str, text: str) -> str:
+    return _word(option, text, ("auto", *(name for name in get_args(Cache) if name != "shared")))
+
+
+def _word(option: str, text: str, known: Sequence[str]) -> str:
+    if text not in known:
+        raise FFNError(f"{option}: unknown value {shown(text)}", f"use one of {', '.join(known)}")
+    return text
+
+
+def _device(option: str, text: str) -> str:
+    if not _DEVICE.fullmatch(text):
+        raise FFNError(f"{option} must be cpu, cuda or cuda:1, got {shown(text)}")
+    return text
+
+
+def _cached(cache: str, tokens: int) -> Any:
+    if cache != "auto":
+        return cache
+    return "cold-weights" if tokens <= DECODE else "warm"
+
+
+# --- as JSON ----------------------------------------------------------------------------------------------------------
+
+
+def to_json(request: BenchRequest) -> dict[str, Any]:
+    """The request as JSON has it: its kernels are texts of --kernel, with their labels as `names`."""
+    return {**asdict(request), "kernels": [kernel.text for kernel in request.kernels], "names": list(request.names)}
+
+
+def from_json(stored: Mapping[str, Any]) -> BenchRequest:
+    """The request of `to_json`. Raises KeyError, TypeError, ValueError or FFNError for anything else."""
+    fields = dict(stored)
+    labels, method = fields.pop("names"), Method(**fields["method"])
+    # An earlier version stored the texts as they were typed, without the only kernel's name: its label says it.
+    kernels = () if method.by_step else tuple(
+        replace(parse(text), label=label) for text, label in zip(fields["kernels"], labels, strict=True)
+    )  # fmt: skip
+    return BenchRequest(**{**fields, "cases": tuple(map(_case, fields["cases"])), "kernels": kernels, "method": method})
+
+
+def _case(found: Mapping[str, Any]) -> Case:
+    spec = dict(found["spec"])
+    moe = spec.pop("moe")
+    return Case(**{**found, "spec": FFNSpec(**spec, moe=None if moe is None else MoE(**moe))})

@@ -1,0 +1,1 @@
+"""Rows, the journal of an unfinished run, the CSV. No torch."""

@@ -1,0 +1,234 @@
+"""The CSV of a benchmark: rows to lines and back, and the rounds file with every block beside it.
+
+Every record is one line of UTF-8. The reader is strict: a result that cannot be right is refused with its line.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from ffncli.bench.records import Status, TimedBlock, Verdict
+from ffncli.bench.results.row import SCHEMA_VERSION, BenchWarning, ResultRow, name_of
+from ffncli.errors import ExitCode, FFNError, shown, shown_path
+from ffncli.show.tables import csv_text
+
+if TYPE_CHECKING:
+    import pandas  # type: ignore[import-untyped]
+
+COLUMNS = tuple(name_of(f.name) for f in fields(ResultRow))
+ROUNDS = ("run_id", "process", "case", "placement", "round", "position", "kernel", "inner", "seconds", "flags")
+_TYPES = {name_of(f.name): str(f.type) for f in fields(ResultRow)}
+_FIELDS = {name_of(f.name): f.name for f in fields(ResultRow)}
+_FIXED = COLUMNS[: COLUMNS.index("note") + 1]  # every file has these; what was added later may be missing
+_WORDS: dict[str, tuple[str, ...]] = {"status": get_args(Status), "verdict": ("", *get_args(Verdict))}
+_LONGEST_LINE = 1_000_000
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def line(cells: Iterable[Any]) -> str:
+    """One record of a CSV with its line end. A `;` within an element of a list becomes a comma."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow([csv_text(_plain(cell)) for cell in cells])
+    return out.getvalue()
+
+
+def _plain(cell: Any) -> Any:
+    if isinstance(cell, float) and not math.isfinite(cell):
+        return None
+    if isinstance(cell, (list, tuple)):
+        return tuple(part.replace(";", ",") if isinstance(part, str) else part for part in cell)
+    return cell
+
+
+HEADER = line(COLUMNS)
+ROUNDS_HEADER = line(ROUNDS)
+
+
+def cells(row: ResultRow) -> tuple[Any, ...]:
+    """The raw values of a row, in the order of COLUMNS; warnings as text."""
+    values = {f.name: getattr(row, f.name) for f in fields(row)} | {"warnings": tuple(map(str, row.warnings))}
+    return tuple(values.values())
+
+
+def row_lines(rows: Sequence[ResultRow]) -> str:
+    """The rows as lines of the CSV."""
+    return "".join(line(cells(row)) for row in rows)
+
+
+def block_lines(run_id: str, blocks: Sequence[TimedBlock]) -> str:
+    """The blocks as lines of the rounds file."""
+    return "".join(
+        line((run_id, b.process, b.case, b.placement, b.round, b.position, b.kernel, b.inner, b.seconds, b.flags))
+        for b in blocks
+    )
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_rows(path: str | Path) -> tuple[ResultRow, ...]:
+    """The rows of a result, or of several that were put together with `cat`. Raises FFNError with file and line."""
+    rows = []
+    for where, record in _records(_lines(Path(path)), _FIXED, []):
+        if record["schema_version"] != str(SCHEMA_VERSION):
+            version = shown(record["schema_version"])
+            raise FFNError(f"{where}: unknown schema_version {version}", f"this ffn reads version {SCHEMA_VERSION}")
+        values = {_FIELDS[c]: _value(where, c, text) for c, text in record.items() if c in _FIELDS}
+        rows.append(ResultRow(**values))
+    return tuple(rows)
+
+
+def parse_rounds(raw: bytes, name: str) -> tuple[tuple[str, TimedBlock], ...]:
+    """(run_id, block) for every line of a rounds file of that name, without its header.
+
+    Raises FFNError with file and line.
+    """
+    lines = _split(raw, name) if raw else ()
+    return tuple(map(_block, _records(lines, ROUNDS, list(ROUNDS))))
+
+
+def _block(line: tuple[str, dict[str, str]]) -> tuple[str, TimedBlock]:
+    where, record = line
+    process, placement, at, position, inner = (
+        _number(where, name, record[name], int) for name in ("process", "placement", "round", "position", "inner")
+    )
+    seconds, flags = _number(where, "seconds", record["seconds"], float), _list(record["flags"])
+    if inner < 1 or seconds < 0:
+        raise FFNError(f"{where}: {inner} calls in {seconds} seconds is no measurement")
+    case, kernel = _text(record["case"]), _text(record["kernel"])
+    return record["run_id"], TimedBlock(process, case, placement, at, position, kernel, inner, seconds, flags)
+
+
+def read_results(path: str | Path | Sequence[str | Path]) -> pandas.DataFrame:
+    """Results of `ffn bench` as a DataFrame, a row per case and kernel, columns as in the CSV.
+
+    Whole numbers are Int64 and booleans `boolean` (unknown: <NA>), other numbers float64 (unknown: NaN), texts str,
+    lists tuples. `path` may be several files. Raises FFNError for what is no result.
+    """
+    import pandas
+
+    paths = [path] if isinstance(path, (str, Path)) else list(path)
+    rows = [cells(row) for one in paths for row in read_rows(one)]
+    kinds = {"int": "Int64", "float": "float64", "bool": "boolean"}
+    columns = {}
+    for at, name in enumerate(COLUMNS):
+        values = [row[at] for row in rows]
+        kind = kinds.get(_TYPES[name].partition(" |")[0])
+        if kind is None:  # texts as they are: one that reads "none" is no missing value
+            columns[name] = pandas.Series(values, dtype=object if _TYPES[name].startswith("tuple") else "str")
+        elif kind == "float64":
+            columns[name] = pandas.Series([math.nan if v is None else v for v in values], dtype="float64")
+        else:
+            columns[name] = pandas.Series([pandas.NA if v is None else v for v in values], dtype=kind)
+    return pandas.DataFrame(columns)
+
+
+def _records(
+    lines: Iterable[tuple[str, str]], needed: Sequence[str], columns: list[str]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """(`FILE, line 7`, column → text) for every record; a header may come again, with columns of its own."""
+    for where, text in lines:
+        try:
+            (cells,) = csv.reader([text], strict=True) if text else ([],)
+        except (csv.Error, ValueError) as error:
+            raise FFNError(f"{where}: {error}", "it is no CSV") from None
+        if not columns or cells[:1] == [needed[0]]:
+            columns = _header(where, cells, needed)
+        elif len(cells) != len(columns):
+            raise FFNError(f"{where} has {len(cells)} cells, the header {len(columns)}", "the line is damaged")
+        else:
+            yield where, dict(zip(columns, cells, strict=True))
+
+
+def _header(where: str, cells: list[str], needed: Sequence[str]) -> list[str]:
+    twice = next((name for name in cells if cells.count(name) > 1), None)
+    if twice is not None:
+        raise FFNError(f"{where}: the column {shown(twice)} is there twice")
+    missing = next((name for name in needed if name not in cells), None)
+    if missing is not None:
+        kind = "rounds file" if needed is ROUNDS else "result"
+        raise FFNError(f"{where}: no column {missing}", f"give a {kind} of `ffn bench`")
+    return cells
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """`FILE, line 7` and the text of every line, without its end."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        code = ExitCode.USAGE if isinstance(error, FileNotFoundError | IsADirectoryError) else ExitCode.ENVIRONMENT
+        raise FFNError(f"cannot read {shown_path(path)}: {error.strerror}", code=code) from None
+    except ValueError:
+        raise FFNError("no file has a name with a NUL character") from None
+    if not raw:
+        raise FFNError(f"{shown_path(path)} is empty", "give a CSV of `ffn bench`")
+    yield from _split(raw.removeprefix(b"\xef\xbb\xbf"), shown_path(path))
+
+
+def _split(raw: bytes, name: str) -> Iterator[tuple[str, str]]:
+    *lines, rest = raw.split(b"\n")
+    for number, one in enumerate([*lines, rest] if rest else lines, 1):
+        where = f"{name}, line {number}"
+        if b"\0" in one:
+            raise FFNError(f"{where} holds a NUL byte", "the file is damaged")
+        if len(one) > _LONGEST_LINE:
+            raise FFNError(f"{where} is too long", "it is no CSV of `ffn bench`")
+        if number > len(lines):
+            raise FFNError(f"{where} is cut off (it has no line end)", "the file is damaged, or its run unfinished")
+        try:
+            yield where, one.decode().removesuffix("\r")
+        except UnicodeDecodeError:
+            raise FFNError(f"{where} is no UTF-8", "the file is damaged") from None
+
+
+def _value(where: str, column: str, text: str) -> Any:
+    """The cell of a column as its field has it."""
+    kind, _, optional = _TYPES[column].partition(" | ")
+    if kind == "str":
+        word = _text(text)
+        if word not in _WORDS.get(column, (word,)):
+            raise FFNError(f"{where}: {column} is {shown(word)}", f"known: {', '.join(filter(None, _WORDS[column]))}")
+        return word
+    if kind.startswith("tuple"):
+        parts = _list(text)
+        if "BenchWarning" in kind:
+            return tuple(map(BenchWarning.parse, parts))
+        return tuple(_number(where, column, part, float) for part in parts) if "float" in kind else parts
+    if text == "":
+        if not optional:
+            raise FFNError(f"{where}: {column} is empty")
+        return None
+    if kind == "bool":
+        if text not in ("true", "false"):
+            raise FFNError(f"{where}: {column} must be true or false, got {shown(text)}")
+        return text == "true"
+    return _number(where, column, text, int if kind == "int" else float)
+
+
+def _number(where: str, column: str, text: str, kind: Any) -> Any:
+    try:
+        value = kind(text) if kind is float or _WHOLE.fullmatch(text) else math.nan
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise FFNError(f"{where}: {column} is no {'whole ' if kind is int else ''}number: {shown(text)}")
+    return value
+
+
+def _text(text: str) -> str:
+    """The text without the apostrophe that keeps a spreadsheet from running it."""
+    return text[1:] if re.match(r"'[=+\-@]", text) else text
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(_text(part) for part in text.split(";")) if text else ()

@@ -1,0 +1,1 @@
+"""What a worker loads: placements, rounds, clocks, counters."""

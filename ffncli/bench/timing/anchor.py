@@ -1,0 +1,50 @@
+"""The machine anchor: the same work in every run, without torch. What it takes says how fast the machine is now."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import numpy
+from numpy.typing import NDArray
+
+from ffncli.bench.records import ANCHOR
+from ffncli.bench.timing.rounds import Arm
+
+SIDE, COUNT = 64, 72  # of the matrices, and how many: 72 · 2 · 64³ = 38 MFLOP, some 0.6 ms on one core
+COPIED = 2 << 20  # bytes read, and as many written: beyond a core's own cache, within the last one of most machines
+_LINE, _PAGE = 64, 4096
+
+
+@cache
+def _numbers() -> tuple[NDArray[numpy.float32], ...]:
+    """What fills the buffers: two matrices and what is copied, normal random."""
+    draw = numpy.random.default_rng(0)
+    shapes: tuple[tuple[int, ...], ...] = ((COUNT, SIDE, SIDE), (COUNT, SIDE, SIDE), (COPIED // 4,))
+    return tuple(draw.standard_normal(shape, numpy.float32) for shape in shapes)
+
+
+def anchor(draw: random.Random) -> Arm:
+    """The arm: 72 float32 products of two 64 × 64 matrices, then a copy of 2 MiB, all on one core.
+
+    Matrices so small are multiplied by one thread: what OpenBLAS's others do depends on who else waits for a core.
+    Its buffers are its own, at random offsets of whole cache lines. How many calls make a block is found in the run,
+    as of every arm; stored runs compare its time per call.
+    """
+    a, b, source = (_placed(array, draw) for array in _numbers())
+    product, destination = (_placed(array, draw) for array in (a, source))
+
+    def call() -> object:
+        numpy.matmul(a, b, out=product)
+        numpy.copyto(destination, source)
+        return product
+
+    return Arm(ANCHOR, call)
+
+
+def _placed(like: NDArray[numpy.float32], draw: random.Random) -> NDArray[numpy.float32]:
+    memory = numpy.empty(like.nbytes + _PAGE + _LINE, numpy.uint8)
+    start = -memory.ctypes.data % _LINE + _LINE * draw.randrange(_PAGE // _LINE)
+    copy = memory[start : start + like.nbytes].view(numpy.float32).reshape(like.shape)
+    copy[...] = like
+    return copy

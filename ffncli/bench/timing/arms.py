@@ -1,0 +1,162 @@
+"""The arms of a case: its kernels, the baseline's twin, the machine anchor and the bare products, each with its own
+buffers, laid out anew at every placement."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN
+from ffncli.bench.timing import correctness as correct
+from ffncli.bench.timing.anchor import anchor
+from ffncli.bench.timing.bare_products import Chain
+from ffncli.bench.timing.by_step import step_arms
+from ffncli.bench.timing.cuda_anchor import gpu_anchor
+from ffncli.bench.timing.cuda_graphs import Launching, Replayable
+from ffncli.bench.timing.outcomes import Error, WrongResult
+from ffncli.bench.timing.placed_kernel import PlacedKernel, shuffle_buffers
+from ffncli.bench.timing.placement import Arena, Caching, flusher
+from ffncli.bench.timing.problem import Problem
+from ffncli.bench.timing.rounds import Arm
+from ffncli.bench.timing.slowed import slowed_kernel
+from ffncli.block.recipe import FFNSpec
+from ffncli.errors import FFNError
+from ffncli.kernels.choice import KernelChoice
+from ffncli.kernels.kernel import Kernel, Steps
+from ffncli.run.user.kernels import kernel_of, unguarded
+
+
+def kernels_by_label(choices: Sequence[KernelChoice], steps: Steps, spec: FFNSpec) -> dict[str, Kernel | FFNError]:
+    """The kernels by label, in order; in place of one that cannot be had, why.
+
+    Each by itself, so that a file that does not run costs its own rows alone.
+    """
+
+    def one(choice: KernelChoice) -> Kernel | FFNError:
+        try:
+            kernel = kernel_of(choice, steps, spec)
+        except FFNError as error:
+            return error
+        kernel = replace(kernel, name=choice.label)
+        return kernel if choice.factor is None else slowed_kernel(kernel, choice.factor)
+
+    return {choice.label: one(choice) for choice in choices}
+
+
+class Arms:
+    """Where all arms of a case sit; `place` is what `rounds.measure` asks for. `twin` is the baseline's, where ok.
+
+    `wrong` holds what was found out about timed outputs, by the name of the kernel.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        kernels: Sequence[PlacedKernel],
+        twin: PlacedKernel | None,
+        caching: Caching,
+        llc: int,
+        launching: Launching | None = None,
+    ) -> None:
+        self.kernels, self.twin, self._launching = tuple(kernels), twin, launching
+        self.by_name: dict[str, Arm] = {}  # of the placement made last
+        self.wrong: dict[str, WrongResult] = {}
+        self.errors: dict[str, Error] = {}
+        self.seconds = 0.0  # of looking at what was timed, within place
+        self._problem, self._copies = problem, caching.copies
+        self._draw = random.Random(problem.seed)
+        self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
+        self.chain: Chain | None = Chain(problem, self._draw)
+
+    def place(self, number: int) -> list[Arm]:
+        """All arms with new buffers; what the last placement computed is looked at first. Raises BrokenArm."""
+        if number:
+            start = time.perf_counter()
+            self.inspect()
+            self.seconds += time.perf_counter() - start
+        every: dict[str, PlacedKernel | Chain] = {placed.name: placed for placed in self.kernels}
+        if self.twin:
+            every[self.twin.name] = self.twin
+        if self.chain:
+            every[GEMM] = self.chain
+        self.by_name = {}  # what lies there now goes first
+        shuffle_buffers([one for one in every.values() if isinstance(one, PlacedKernel)], self._draw)
+        for one in every.values():
+            one.place(self._copies)
+        if self._launching:
+            replayable: dict[str, Replayable] = {**every}
+            self._launching.settle(replayable)
+        self.by_name = {name: Arm(name, one.call, self._flush) for name, one in every.items()}
+        return [*self.by_name.values(), anchor_of(self._problem.case.device, self._draw)]
+
+    @property
+    def launched(self) -> str:
+        """How the arms were called, where there was a choice: a note."""
+        return self._launching.note if self._launching else ""
+
+    def inspect(self) -> None:
+        """Is right what the last calls that were timed gave?"""
+        for placed in self.kernels:
+            self._check(placed.name, placed, lambda placed: correct.timed(placed, self._problem))
+        if self.twin:
+            self._check(self.twin.built.kernel.name, self.twin, lambda placed: correct.timed(placed, self._problem))
+
+    def refresh(self) -> None:
+        """Is right what the kernels make of tokens that they have not seen?"""
+        inputs = self._problem.inputs(2)
+        for placed in self.kernels:
+            self._check(placed.name, placed, lambda placed: correct.fresh(placed, self._problem, inputs))
+
+    def _check(self, name: str, placed: PlacedKernel, error_of: Callable[[PlacedKernel], Error]) -> None:
+        if name in self.wrong:
+            return
+        try:
+            error = error_of(placed)
+        except WrongResult as wrong:
+            self.wrong[name] = wrong
+            error = wrong.error or Error()
+        self.errors[name] = self.errors.get(name, error).worst(error)
+
+
+def twin_of(baseline: PlacedKernel, problem: Problem, draw: random.Random) -> PlacedKernel:
+    """The baseline once more: built again, since a kernel may keep buffers; one that compiles only has new tensors."""
+    built = baseline.built
+    if not built.kernel.compiles:
+        compute = built.kernel.build(problem.steps, problem.case.device, problem.dtype)
+        guarded = unguarded(built.compute) is not built.compute
+        built = replace(built, compute=compute if guarded else unguarded(compute))
+    return PlacedKernel(TWIN, built, problem, draw, baseline.limit)
+
+
+def anchor_of(device: str, draw: random.Random) -> Arm:
+    """The machine anchor: of the GPU itself where a GPU is measured."""
+    return Arm(ANCHOR, gpu_anchor(device)) if device.startswith("cuda") else anchor(draw)
+
+
+class StepArms:
+    """The arms of --by-step: the whole block and its steps, as `run.execute` computes them, and the machine anchor.
+
+    Their caches are warm, or emptied before every call.
+    """
+
+    def __init__(self, problem: Problem, caching: Caching, llc: int) -> None:
+        self._problem, self._draw = problem, random.Random(problem.seed)
+        self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
+
+    def place(self, number: int) -> list[Arm]:
+        """All arms with new buffers."""
+        arms = step_arms(self._problem.steps, self._problem.weights, self._problem.first.x, self._own)
+        return [
+            *(Arm(name if (name := arm.name) == BLOCK else STEP + name, arm.call, self._flush) for arm in arms),
+            anchor_of(self._problem.case.device, self._draw),
+        ]
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        with torch.inference_mode(False):
+            ((copy,),) = Arena(self._problem.case.device, self._draw).place([(tensor,)])
+        return copy

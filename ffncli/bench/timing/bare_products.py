@@ -1,0 +1,134 @@
+"""The bare matrix products of a block, in torch: what is left of it without all that happens between the matrices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from ffncli.bench.records import GEMM
+from ffncli.bench.timing.outcomes import BrokenArm
+from ffncli.bench.timing.placement import Arena, Params
+from ffncli.bench.timing.problem import Problem
+from ffncli.block.steps import Experts, Linear, Step, block_inputs
+
+Thunk = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Product:
+    """y = x · Wᵀ. `weight` is canonical, of `expert` where there are several; `x` and `y` number buffers."""
+
+    weight: str
+    expert: int | None
+    x: int
+    y: int
+
+
+class Chain:
+    """The products of a block in its order, each reading what the one before wrote; no bias, nothing between them.
+
+    A mixture's are those of the experts that get tokens, on as many rows. In a backward pass every product is followed
+    by its two: of the gradient with W, and of its transpose with x.
+    """
+
+    def __init__(self, problem: Problem, draw: random.Random) -> None:
+        self.call: Thunk
+        self.copies: list[list[Thunk]] = []
+        self.products: list[Product] = []
+        self._shapes: list[tuple[int, int]] = []
+        self._problem = problem
+        self._arenas = Arena(problem.case.device, draw), Arena(problem.case.device, draw)
+        entry = self._buffer(problem.case.tokens, problem.case.spec.d_model)
+        self._walk(problem.steps, {problem.entry: entry}, None)
+
+    def _buffer(self, rows: int, width: int) -> int:
+        self._shapes.append((rows, width))
+        return len(self._shapes) - 1
+
+    def _walk(self, steps: Sequence[Step], known: dict[str, int], expert: int | None) -> None:
+        for step in steps:
+            entering = known[step.inputs[0]]
+            if isinstance(step.op, Linear):
+                known[step.output] = self._buffer(self._shapes[entering][0], step.op.out.size)
+                self.products.append(Product(f"{step.output}.weight", expert, entering, known[step.output]))
+                continue
+            if isinstance(step.op, Experts):
+                self._experts(step.op, known[step.inputs[0]])
+            known[step.output] = entering  # an elementwise step is none, and its output is as wide as its input
+
+    def _experts(self, op: Experts, entering: int) -> None:
+        used = self._problem.experts
+        assert used is not None
+        counts = used[:, : op.experts.size].sum(0).tolist()
+        (entry,) = block_inputs(op.program)
+        for expert, tokens in enumerate(counts):
+            if tokens:
+                self._walk(op.program, {entry: self._buffer(tokens, self._shapes[entering][1])}, expert)
+
+    def place(self, copies: int) -> None:
+        """New places for so many copies of the matrices, and for what they read and write. Raises BrokenArm."""
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                self._place(copies)
+        except Exception as error:
+            raise BrokenArm(GEMM) from error
+
+    def _place(self, copies: int) -> None:
+        problem = self._problem
+        near, far = self._arenas
+        shapes = [*self._shapes, *self._gradients()]
+        filled = [torch.randn(shape).to(problem.dtype).to(problem.case.device) for shape in shapes]
+        (buffers,) = near.place([tuple(filled)])
+        names = list(dict.fromkeys(product.weight for product in self.products))
+        sets = far.place([tuple(problem.weights[name] for name in names)] * copies)
+        self.copies = [self._thunks(dict(zip(names, own, strict=True)), buffers) for own in sets]
+        turn = cycle(self.copies)
+
+        def call() -> object:
+            for thunk in next(turn):
+                thunk()
+            return None
+
+        self.call = call
+
+    @staticmethod
+    def on_copy(thunks: Sequence[Thunk]) -> object:
+        """The products with one copy of the matrices. For graphs, of which each copy has its own."""
+        for thunk in thunks:
+            thunk()
+        return None
+
+    def replay(self, calls: Sequence[Thunk]) -> None:
+        """From now on a call is the next of these."""
+        turn = cycle(calls)
+        self.call = lambda: next(turn)()
+
+    def _gradients(self) -> list[tuple[int, int]]:
+        """Shapes of what a backward pass writes, two for each product: like x, and like W."""
+        if not self._problem.backward:
+            return []
+        pairs = [(self._shapes[p.x], (self._shapes[p.y][1], self._shapes[p.x][1])) for p in reversed(self.products)]
+        return [shape for pair in pairs for shape in pair]
+
+    def _thunks(self, weights: Mapping[str, Tensor], buffers: Params) -> list[Thunk]:
+        made = [_mm(buffers[p.x], _matrix(weights, p).T, buffers[p.y]) for p in self.products]
+        at = len(self._shapes)
+        for p in reversed(self.products) if self._problem.backward else ():
+            x, y = buffers[p.x], buffers[p.y]
+            made += [_mm(y, _matrix(weights, p), buffers[at]), _mm(y.T, x, buffers[at + 1])]
+            at += 2
+        return made
+
+
+def _matrix(weights: Mapping[str, Tensor], product: Product) -> Tensor:
+    tensor = weights[product.weight]
+    return tensor if product.expert is None else tensor[product.expert]
+
+
+def _mm(a: Tensor, b: Tensor, out: Tensor) -> Thunk:
+    return lambda: torch.mm(a, b, out=out)

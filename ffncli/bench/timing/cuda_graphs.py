@@ -1,0 +1,179 @@
+"""CUDA graphs: a kernel's launches recorded once and replayed as one, so that a small case times the GPU, not the host.
+
+One graph for each copy of the weights, with x and the outputs where they were when it was captured. All arms of a case
+run alike: a ratio of a replayed arm to a launched one would compare ways of launching. So one arm that cannot be
+captured (its routing looks at data, it waits for the GPU) means plain calls for all, and a note with the reason.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import torch
+
+from ffncli.bench.timing.clock import Call
+from ffncli.bench.timing.outcomes import BrokenArm
+
+Cuda: TypeAlias = Any
+Copy = TypeVar("Copy")
+
+MOST_COPIES = 256  # graphs of one arm; each takes host time to capture, and memory
+REPLAYED = "CUDA graphs: every arm's launches were recorded and replayed"
+_WARM_UP = 3  # calls: libraries choose their algorithms and workspaces outside of the capture
+# Below this a case may be bound by launches. Of no GPU there is: of the fastest, so that the answer depends on the
+# case alone and five processes, and two machines, agree on it. A larger case loses nothing by a graph.
+_SMALL = 100e-6  # s
+_FLOPS_PER_S, _BYTES_PER_S = 1e15, 4e12
+
+_side: dict[int, Any] = {}  # one stream for all captures on a GPU: cuBLAS keeps a workspace for every stream
+
+
+class NotCaptured(Exception):
+    """Why a call is no graph, in words for a note; of which arm, where that is known."""
+
+    def __init__(self, why: str, arm: str = "") -> None:
+        super().__init__(why)
+        self.arm = arm
+
+
+class Replayable(Protocol):
+    """An arm: what it does on one copy of its weights, and a way to be told to replay graphs of that instead."""
+
+    copies: Any
+
+    def on_copy(self, own: Any, /) -> object:
+        """The call on one copy."""
+
+    def replay(self, calls: Sequence[Call], /) -> None:
+        """From now on, calls are these in turn."""
+
+
+def by_graphs(flops: int, moved_bytes: int) -> bool:
+    """Whether a case of that work is so small that launches may bound it: then graphs are the default."""
+    return flops / _FLOPS_PER_S + moved_bytes / _BYTES_PER_S < _SMALL
+
+
+def captured(call: Callable[[Copy], object], copies: Sequence[Copy], cuda: Cuda = torch.cuda) -> list[Call]:
+    """`call(copy)` as a replay of its own graph, for each copy; its output is overwritten by its next replay.
+
+    The copies are replayed one after another, never together, so their graphs share one pool of memory. Raises
+    NotCaptured with the reason; what the call raises when it is merely called goes through.
+    """
+    if len(copies) > MOST_COPIES:
+        raise NotCaptured(f"{len(copies)} copies of its weights would be as many graphs; {MOST_COPIES} is the most")
+    side = _side_stream(cuda)
+    side.wait_stream(cuda.current_stream())
+    with cuda.stream(side):
+        _warm_up(call, copies[0], cuda)
+        pool = cuda.graph_pool_handle()
+        calls = [_one(call, copy, pool, cuda) for copy in copies]
+    cuda.current_stream().wait_stream(side)
+    cuda.synchronize()
+    return calls
+
+
+def replays(arms: Mapping[str, Replayable], cuda: Cuda = torch.cuda) -> dict[str, list[Call]]:
+    """Every arm's graphs, by its name. Raises NotCaptured of the first arm that has none."""
+    made = {}
+    for name, arm in arms.items():
+        try:
+            made[name] = captured(arm.on_copy, arm.copies, cuda)
+        except NotCaptured as reason:
+            raise NotCaptured(f"{name} cannot be captured: {reason}", name) from reason
+    return made
+
+
+class Launching:
+    """How the arms of a case are called, the same way in all its placements. `note` says so, for its rows.
+
+    `small`: by graphs if all arms can be captured. Found out at the first placement.
+    """
+
+    def __init__(self, small: bool, cuda: Cuda = torch.cuda) -> None:
+        self.graphs: bool | None = None if small else False
+        self.note = ""
+        self._cuda = cuda
+
+    def settle(self, arms: Mapping[str, Replayable]) -> None:
+        """Makes the arms of a new placement replay, or leaves them. Raises BrokenArm of one that no longer can."""
+        if self.graphs is False:
+            return
+        try:
+            made = replays(arms, self._cuda)
+        except NotCaptured as reason:
+            if self.graphs:  # what was measured before, by graphs, cannot go on with plain calls
+                raise BrokenArm(reason.arm) from reason
+            self.graphs, self.note = False, f"no CUDA graphs, as {reason}"
+            return
+        self.graphs, self.note = True, REPLAYED
+        for name, calls in made.items():
+            arms[name].replay(calls)
+
+
+def _side_stream(cuda: Cuda) -> Any:
+    device = cuda.current_device()
+    if device not in _side:
+        _side[device] = cuda.Stream()
+    return _side[device]
+
+
+def _warm_up(call: Callable[[Copy], object], copy: Copy, cuda: Cuda) -> None:
+    """Some calls, the last watched for waiting: found here, it spoils no capture, from which torch may not recover."""
+    for _ in range(_WARM_UP):
+        call(copy)
+    cuda.synchronize()
+    before = cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the mode a prototype; a wait that it misses spoils the capture
+        cuda.set_sync_debug_mode("error")
+        try:
+            call(copy)
+        except Exception as error:  # a user's kernel raises in its own way
+            raise NotCaptured(_line(error)) from error
+        finally:
+            cuda.set_sync_debug_mode(before)
+            cuda.synchronize()
+
+
+def _one(call: Callable[[Copy], object], copy: Copy, pool: Any, cuda: Cuda) -> Call:
+    graph = cuda.CUDAGraph()
+    reason: Exception | None = None
+    out: object = None
+    graph.capture_begin(pool=pool)
+    try:
+        out = call(copy)
+    except Exception as error:
+        reason = error
+    try:
+        graph.capture_end()
+    except RuntimeError as error:  # what spoiled the capture was raised by the call already, as a rule
+        reason = reason or error
+    if reason is not None:
+        _recover(cuda)
+        raise NotCaptured(_line(reason)) from reason
+
+    def replay() -> object:
+        graph.replay()
+        return out
+
+    return replay
+
+
+def _recover(cuda: Cuda) -> None:
+    """A capture that ended badly leaves torch's random generator as if in one; an empty one that ends well frees it."""
+    try:
+        cuda.synchronize()
+        graph = cuda.CUDAGraph()
+        graph.capture_begin()
+        graph.capture_end()
+    except RuntimeError:
+        pass
+
+
+def _line(error: BaseException) -> str:
+    """The first line of what torch says; the rest is advice for debugging."""
+    while error.__cause__ is not None:  # what was made of it says less
+        error = error.__cause__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

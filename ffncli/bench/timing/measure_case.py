@@ -1,0 +1,396 @@
+"""measure_case: one case in this process. Verify every kernel, time those that are right, and look again at what they
+computed while they were timed."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import torch
+
+from ffncli.bench.judge import roofline
+from ffncli.bench.judge.ratios import paired
+from ffncli.bench.machine import machine
+from ffncli.bench.machine.counters import Counters, SystemCounters
+from ffncli.bench.machine.math_mode import set_math_mode
+from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
+from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Job, Outcome, Roof, TimedUnit
+from ffncli.bench.timing import correctness as correct
+from ffncli.bench.timing.arms import Arms, StepArms, kernels_by_label, twin_of
+from ffncli.bench.timing.clock import Clock
+from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
+from ffncli.bench.timing.cuda_counters import GpuCounters
+from ffncli.bench.timing.cuda_graphs import Launching, by_graphs
+from ffncli.bench.timing.outcomes import BrokenArm, Error, WrongResult, verdict_of
+from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, total, touched
+from ffncli.bench.timing.placement import Caching, caching
+from ffncli.bench.timing.problem import Problem
+from ffncli.bench.timing.roof import measured_roof
+from ffncli.bench.timing.rounds import Measured, measure, plan_of
+from ffncli.bench.timing.sustained import note as sustained_note
+from ffncli.bench.timing.sustained import sustained
+from ffncli.block.recipe import steps as steps_of
+from ffncli.errors import FFNError
+from ffncli.kernels.compiled import cache as compile_cache
+from ffncli.kernels.compiled import recompiles
+from ffncli.kernels.kernel import Kernel, kernel_steps
+from ffncli.show.text import finite
+
+_ROOFS = 2  # processes that look for the roof; it takes half a second, and the best one counts
+
+
+def measure_case(
+    case: Case,
+    job: Job,
+    clock: Clock | None = None,
+    counters: Counters | None = None,
+    start: float = 0.0,
+    tell: Callable[[str], None] = lambda name: None,
+) -> TimedUnit:
+    """One case with every kernel of the job, in this process. `start`: seconds that the process took to come so far.
+
+    `tell` hears the name of each kernel before its code first runs, and an empty one before all are timed in turn.
+
+    Whatever a kernel does is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
+    while it is timed is taken out and the others are timed anew. Only Errors of the machinery itself are raised.
+    """
+    settle(case, job)
+    clock = clock or clock_for(case.device)
+    probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
+    counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
+    return _Run(case, job, clock, counters, {"start": start}, probe, notes=[unread], tell=tell).unit()
+
+
+def settle(case: Case, job: Job) -> None:
+    """Threads of torch and of every library beside it, arithmetic and seed, as the case and the method say."""
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    torch.set_num_threads(case.threads)
+    threadpool_limits(case.threads)
+    set_math_mode(job.method.math_mode, case.device)
+    torch.manual_seed(job.method.seed)
+
+
+@dataclass
+class _Run:
+    """The state of one `measure_case`."""
+
+    case: Case
+    job: Job
+    clock: Clock
+    counters: Counters
+    spent: dict[str, float]
+    probe: GpuProbe | None = None
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    placed: dict[str, PlacedKernel] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    baseline: str = ""
+    mode: Caching = field(default_factory=lambda: Caching("warm"))
+    measured: Measured | None = None
+    tell: Callable[[str], None] = lambda name: None
+    without: set[str] = field(default_factory=set)  # own arms that could not be had
+
+    def unit(self) -> TimedUnit:
+        steps = kernel_steps(steps_of(self.case.spec))
+        kernels = {} if self.job.method.by_step else kernels_by_label(self.job.kernels, steps, self.case.spec)
+        self.mode = Caching(self.case.cache)
+        self.baseline = BLOCK if self.job.method.by_step else self._wanted(kernels)
+        try:
+            with self._spending("verify"):
+                problem = Problem.of(self.case, self._seed())
+                _ = problem.first
+        except Exception as error:
+            self._all(kernels or {BLOCK: None}, error)
+            return self._answer(Roof())
+        if self.job.method.by_step:
+            self._by_step(problem)
+        else:
+            self._verify_all(kernels, problem)
+            if self.placed:
+                self._time(problem)
+        with self._spending("roof"):
+            asked = self.measured and self.job.process < _ROOFS
+            roof = _roof(self.case.device, self.case.dtype, self.case.threads) if asked else Roof()
+        return self._answer(roof)
+
+    def _seed(self) -> int:
+        """Every process and case draws its own numbers, the same in every run of the same seed."""
+        return random.Random(f"{self.job.method.seed} {self.job.process} {self.case.key}").getrandbits(48)
+
+    def _wanted(self, kernels: Mapping[str, Kernel | FFNError]) -> str:
+        """The baseline asked for; eager where none is, or the first kernel that is ok (empty until that is known)."""
+        if self.job.baseline is None:
+            return "eager" if "eager" in kernels else ""
+        return self.job.baseline
+
+    def _all(self, names: Mapping[str, object], error: BaseException) -> None:
+        status, note = verdict_of(error)
+        self.outcomes = {name: Outcome(name, status, note) for name in names}
+
+    def _answer(self, roof: Roof) -> TimedUnit:
+        measured = self.measured
+        spent = {name: self.spent.get(name, 0.0) for name in ("start", "verify", "warm_up")}
+        for name, seconds in (measured.spent if measured else {}).items():
+            spent[name] = spent.get(name, 0.0) + seconds
+        inside = self.spent.get("inside", 0.0)  # verified while it was placed
+        spent["placing"] = max(0.0, spent.get("placing", 0.0) - inside)
+        spent["rest"] = spent.get("rest", 0.0) + self.spent.get("roof", 0.0)
+        return TimedUnit(
+            process=self.job.process,
+            case=self.case.key,
+            baseline=self.baseline,
+            cache=self.mode.mode,
+            outcomes=tuple(self.outcomes.values()),
+            blocks=measured.blocks if measured else (),
+            roof=roof,
+            environment=machine.environment(self.case.device),
+            notes=tuple(dict.fromkeys(note for note in self.notes if note)),
+            spent=spent,
+        )
+
+    @contextmanager
+    def _spending(self, on: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent[on] = self.spent.get(on, 0.0) + time.perf_counter() - start
+
+    # --- verify -------------------------------------------------------------------------------------------------------
+
+    def _verify_all(self, kernels: Mapping[str, Kernel | FFNError], problem: Problem) -> None:
+        """The baseline first: its error, if it is right, is a measure for the others."""
+        limit = correct.allowed(problem, self.job.method.math_mode)
+        self.outcomes = {name: Outcome(name) for name in kernels}  # their order is that of the options
+        order = {name: at for at, name in enumerate(kernels)}
+        gone = {outcome.kernel: outcome for case, outcome in self.job.gone if case == self.case.key}
+        self.outcomes |= {name: outcome for name, outcome in gone.items() if name in kernels}
+        for name in sorted(kernels.keys() - gone.keys(), key=lambda name: (name != self.baseline, order[name])):
+            self._verify(name, kernels[name], problem, limit)
+            if name == self.baseline and name in self.placed:
+                limit = max(limit, correct.TIMES * (self.outcomes[name].error_max or 0.0))
+        skipped = self.outcomes.get(self.baseline, Outcome("", "skipped")).status == "skipped"
+        if self.job.baseline is None and skipped:
+            self.baseline = next((name for name in kernels if name in self.placed), self.baseline)
+        self.tell("")
+        self.notes.append(problem.first.remark)
+        self._say_baseline()
+
+    def _say_baseline(self) -> None:
+        """Without a baseline there is no ratio."""
+        if self.baseline and self.baseline not in self.placed and self.placed:
+            found = self.outcomes.get(self.baseline)
+            said = f"{found.status}: {found.note}" if found else "not among the kernels"
+            self.notes.append(f"no ratios: the baseline {self.baseline} is {said}")
+
+    def _verify(self, name: str, kernel: Kernel | FFNError, problem: Problem, limit: float) -> None:
+        self.tell(name)
+        if isinstance(kernel, FFNError):
+            self.outcomes[name] = Outcome(name, *verdict_of(kernel))
+            return
+        said = compile_cache()
+        try:
+            with self._spending("warm_up"):
+                placed = PlacedKernel(
+                    name, build_kernel(kernel, problem), problem, random.Random(f"{problem.seed} {name}"), limit
+                )
+                placed.place(1)
+                compile_s = self._first_call(placed, problem)
+            with self._spending("verify"):
+                found = correct.before(placed, problem)
+                peak = self._peak(placed, problem)
+            with correct.computing(problem.backward):
+                placed.unguard()
+        except BaseException as error:  # SystemExit too: whatever a user's code raises ends that kernel alone
+            self._broken(name, error)
+            return
+        how = compile_cache().since(said)
+        note = "; ".join(
+            filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", _subnormal(found)))
+        )
+        self.outcomes[name] = Outcome(name, "ok", note, found.largest, found.rel, compile_s, peak)
+        self.placed[name] = placed
+
+    def _first_call(self, placed: PlacedKernel, problem: Problem) -> float | None:
+        """Seconds of building and of the first call, in which torch compiles; None of a kernel that does not."""
+        start = time.perf_counter()
+        with correct.computing(problem.backward):
+            placed.call()
+        if placed.built.compile_s is None:
+            return None
+        machine.finish(self.case.device)
+        return placed.built.compile_s + time.perf_counter() - start
+
+    def _peak(self, placed: PlacedKernel, problem: Problem) -> int | None:
+        if not self.case.device.startswith("cuda"):
+            return None
+        from ffncli.bench.timing.cuda_memory import peak_memory
+
+        with correct.computing(problem.backward):
+            return peak_memory(placed.call, self.case.device)
+
+    def _broken(self, name: str, error: BaseException) -> None:
+        """A kernel's outcome for what it raised; it is not timed, and what it held is given back."""
+        cause = error.__cause__ if isinstance(error, BrokenArm) and error.__cause__ else error
+        status, note = verdict_of(cause)
+        found = cause.error if isinstance(cause, WrongResult) else None
+        before = self.outcomes.get(name, Outcome(name))
+        self.outcomes[name] = replace(
+            before,
+            status=status,
+            note=note,
+            error_max=finite(found.largest) if found else before.error_max,
+            error_rel=finite(found.rel) if found else before.error_rel,
+        )
+        self.placed.pop(name, None)
+        cause.__traceback__ = error.__traceback__ = None  # its frames hold the tensors
+        gc.collect()
+        if self.case.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _time(self, problem: Problem) -> None:
+        """Until no kernel raises any more. What an attempt that was broken off had measured is not kept."""
+        while self.placed:
+            try:
+                arms = self._arms(problem)
+                self.measured = self._measure(arms, problem)
+                self._sustain(arms, problem)
+                with self._spending("verify"), correct.computing(problem.backward):
+                    arms.inspect()
+                    arms.refresh()
+            except BrokenArm as broken:
+                self.measured = None
+                self._without(broken)
+                continue
+            except (RuntimeError, MemoryError) as error:  # of what is not a kernel's: the buffer that empties caches
+                status, note = verdict_of(error)
+                if status != "oom":
+                    raise
+                self.measured = None
+                self.outcomes |= {name: replace(self.outcomes[name], status=status, note=note) for name in self.placed}
+                return
+            for name, last_error in arms.errors.items():
+                self._looked_at(name, last_error, arms.wrong.get(name))
+            return
+
+    def _without(self, broken: BrokenArm) -> None:
+        """The next attempt does without the arm that broke."""
+        if broken.name in (TWIN, GEMM):
+            _, note = verdict_of(broken.__cause__ or broken)
+            self.without.add(broken.name)
+            self.notes.append(f"no arm {broken.name}: {note}")
+            return
+        self._broken(broken.name, broken)
+        if broken.name == self.baseline:
+            self._say_baseline()
+
+    def _looked_at(self, name: str, found: Error, wrong: WrongResult | None) -> None:
+        before = self.outcomes[name]
+        after = replace(
+            before,
+            error_max=finite(max(before.error_max or 0.0, found.largest)),
+            error_rel=finite(max(before.error_rel or 0.0, found.rel)),
+        )
+        self.outcomes[name] = replace(after, status="wrong", note=str(wrong)) if wrong else after
+        if wrong and name == self.baseline:
+            self.notes.append(f"no ratios: the baseline {name} is wrong: {wrong}")
+
+    def _arms(self, problem: Problem) -> Arms:
+        kernels = list(self.placed.values())
+        for placed in kernels:
+            if placed.built.kernel.compiles:  # another kernel's compiling may have made torch forget it
+                with self._spending("warm_up"), correct.computing(problem.backward):
+                    placed.call()
+        llc = machine.llc_bytes(self.case.device)
+        holders = total(kernels)
+        base = self.placed.get(self.baseline)
+        sizes = [placed.nbytes for placed in kernels] + [holders // len(kernels)] * 2  # the twin and the bare products
+        self.mode = caching(self.case.cache, sizes, touched(problem), llc, machine.room(self.case.device))
+        self.notes.append(self.mode.note)
+        if self.case.cache != "warm" and machine.llc_note(self.case.device):
+            self.notes.append(f"last-level cache: {machine.llc_note(self.case.device)}")
+        draw = random.Random(problem.seed)
+        twin = self._twin(base, problem, draw) if base and TWIN not in self.without else None
+        arms = Arms(problem, kernels, twin, self.mode, llc, self._launching())
+        if GEMM in self.without:
+            arms.chain = None
+        return arms
+
+    def _twin(self, base: PlacedKernel, problem: Problem, draw: random.Random) -> PlacedKernel:
+        try:
+            return twin_of(base, problem, draw)
+        except BaseException as error:  # SystemExit too: it is built by the user's code
+            raise BrokenArm(TWIN) from error
+
+    def _launching(self) -> Launching | None:
+        if not self.case.device.startswith("cuda"):
+            return None
+        work = roofline.work_of(self.case)
+        return Launching(by_graphs(work.flops, work.bytes))
+
+    def _sustain(self, arms: Arms, problem: Problem) -> None:
+        """Every kernel beside the baseline in long turns, in the first process; said where it changes the ratio."""
+        base = arms.by_name.get(self.baseline)
+        if not self.job.method.sustained or self.job.process or base is None or self.measured is None:
+            return
+        for name in self.placed:
+            ratio = paired(self.measured.blocks, name, self.baseline)
+            if name == self.baseline or ratio is None:
+                continue
+            with correct.computing(problem.backward):
+                found = sustained(arms.by_name[name], base, self.clock, self.probe)
+            said = sustained_note(found, math.exp(ratio.interval.value))
+            before = self.outcomes[name]
+            self.outcomes[name] = replace(before, note="; ".join(filter(None, (before.note, said))))
+
+    def _measure(self, arms: Arms, problem: Problem) -> Measured:
+        compiled = recompiles()
+        base = self.baseline if self.baseline in self.placed else next(iter(self.placed))
+        plan = plan_of(self.job.method, base, tuple(self.placed), self.case.device, self.case.threads)
+        with correct.computing(problem.backward):
+            found = measure(self.job.process, self.case.key, arms.place, self.clock, self.counters, plan)
+        self.notes.append(arms.launched)
+        self.spent["inside"] = arms.seconds
+        self.spent["verify"] = self.spent.get("verify", 0.0) + arms.seconds
+        if recompiles() > compiled:
+            for name, placed in list(self.placed.items()):
+                if placed.built.kernel.compiles:
+                    raise BrokenArm(name) from RuntimeError("torch compiled in the timed part")
+        return found
+
+    def _by_step(self, problem: Problem) -> None:
+        """The block's steps, each alone; nothing is verified but that they can run, being the reference itself."""
+        llc, size = machine.llc_bytes(self.case.device), touched(problem) + problem.first.x.nbytes
+        asked: Cache = "flush" if self.case.cache == "flush" else "warm"
+        self.mode = caching(
+            asked, [2 * size], size, llc, machine.room(self.case.device)
+        )  # the block, and its steps together
+        if self.case.cache == "cold-weights":
+            self.notes.append(f"steps have one copy of their weights: {self.mode.mode} instead of cold-weights")
+        arms = StepArms(problem, self.mode, llc)
+        try:
+            names = [arm.name for arm in arms.place(0)[:-1]]
+            self.outcomes = {name: Outcome(name) for name in names}
+            plan = plan_of(self.job.method, BLOCK, tuple(names), self.case.device, self.case.threads)
+            with torch.inference_mode():
+                self.measured = measure(self.job.process, self.case.key, arms.place, self.clock, self.counters, plan)
+        except Exception as error:
+            self._all(self.outcomes or {BLOCK: None}, error)
+
+
+def _subnormal(error: Error) -> str:
+    return f"{error.subnormal} subnormal outputs" if error.subnormal else ""
+
+
+@cache
+def _roof(device: str, dtype: str, threads: int) -> Roof:
+    """Once in a process: half a second."""
+    return measured_roof(device, dtype, threads)

@@ -1,0 +1,197 @@
+"""One case as tensors: its weights, what enters, and what must come out, in float64 on the same rounded numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ffncli.bench.records import Case
+from ffncli.block.activations import TABLE
+from ffncli.block.cost import cost
+from ffncli.block.recipe import steps as steps_of
+from ffncli.block.steps import Activation, Route, Step, block_inputs, walk
+from ffncli.kernels.kernel import kernel_steps
+from ffncli.run.engine.execute import execute
+from ffncli.run.engine.prepare import dtype_of
+from ffncli.run.engine.reference import in_float64, output_and_experts, steady_tokens
+from ffncli.run.engine.weights import random_weights
+
+_REDRAWS = 8
+# FLOPs of a reference. One core does some 2·10¹⁰ in float64 a second; of a larger case, some of the tokens are checked.
+_MOST_FLOPS = 4e10
+_FEW = 16
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What enters, x [tokens, d_model], and what must come of it in float64.
+
+    `rows` are the tokens that are compared (None: all), `out` [rows, d_model] what they must be. In a backward pass `g`
+    [tokens, d_model] is the gradient of the output, `grads` those of `x` and of the canonical weights by name.
+    """
+
+    x: Tensor
+    out: Tensor
+    rows: Tensor | None = None
+    g: Tensor | None = None
+    grads: Mapping[str, Tensor] | None = None
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The steps of a case as kernels get them, their weights, and inputs drawn as they are asked for.
+
+    `weights` are drawn as torch's modules draw theirs, so that outputs are of order 1 and tokens go to all experts.
+    """
+
+    case: Case
+    steps: tuple[Step, ...]
+    weights: Mapping[str, Tensor]
+    dtype: torch.dtype
+    seed: int
+
+    @classmethod
+    def of(cls, case: Case, seed: int) -> Problem:
+        """Raises FFNError (exit 3) where memory does not suffice for the weights."""
+        steps, dtype = kernel_steps(steps_of(case.spec)), dtype_of(case.dtype)
+        weights = random_weights(steps, torch.Generator().manual_seed(seed), dtype, case.device)
+        return cls(case, steps, weights, dtype, seed)
+
+    @property
+    def backward(self) -> bool:
+        """Whether gradients are computed too."""
+        return self.case.passes == "forward+backward"
+
+    @property
+    def width(self) -> int:
+        """The longest sum of products: over d_model, d_ff, and in a backward pass over tokens."""
+        spec = self.case.spec
+        return max(spec.d_model, spec.d_ff, spec.shared_width, self.case.tokens if self.backward else 1)
+
+    @property
+    def scores(self) -> torch.dtype | None:
+        """The dtype that a router works in whatever the block's is."""
+        fixed = any(isinstance(step.op, Route) and step.op.score_dtype == "fp32" for step in self.steps)
+        return torch.float32 if fixed else None
+
+    @property
+    def entry(self) -> str:
+        """The name of what enters."""
+        return block_inputs(self.steps)[0]
+
+    @cached_property
+    def first(self) -> Inputs:
+        """What is timed."""
+        return self.inputs(1)
+
+    @cached_property
+    def experts(self) -> Tensor | None:
+        """Which experts the tokens of `first` go to, booleans [tokens, experts]; None in a dense block."""
+        with torch.no_grad():
+            return output_and_experts(self.steps, self.weights, {self.entry: self.first.x})[1]
+
+    def inputs(self, number: int) -> Inputs:
+        """The inputs of that number, 1 upward: unlike numbers have unlike values."""
+        generator = torch.Generator().manual_seed(self.seed + number)
+        x, left_out = self._steady(generator)
+        if not self.backward:
+            return self._forward(x, left_out, generator)
+        g = torch.randn(x.shape, generator=generator).to(x)
+        g[left_out] = 0  # it then adds nothing to any gradient
+        return self._backward(x, g, left_out)
+
+    def other(self, number: int) -> Tensor:
+        """Tokens like those of `inputs`, of which nothing is known."""
+        generator = torch.Generator().manual_seed(self.seed - number)
+        return self._drawn(self.case.tokens, generator)
+
+    def _drawn(self, tokens: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(tokens, self.case.spec.d_model, generator=generator).to(self.case.device, self.dtype)
+
+    def _steady(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """(tokens whose answer does not hang on how a kernel rounds, which of them still do, booleans).
+
+        Where two experts score nearly the same, or what enters a relu is nearly 0, the last digit decides which expert
+        computes and which slope counts. Such tokens are drawn again, some times.
+        """
+        x = self._drawn(self.case.tokens, generator)
+        bad = self._unsteady(x)
+        for _ in range(_REDRAWS):
+            rows = bad.nonzero().flatten()
+            if not len(rows):
+                break
+            x[rows] = self._drawn(len(rows), generator)
+            bad[rows] = self._unsteady(x[rows])
+        return x, bad
+
+    @torch.no_grad()
+    def _unsteady(self, x: Tensor) -> Tensor:
+        same, _ = steady_tokens(self.steps, self.weights, {self.entry: x}, self.dtype)
+        bad = ~same.to(x.device)
+        if self.backward:
+            for tokens in near_kinks(self.steps, self.weights, {self.entry: x}):
+                bad[tokens] = True
+        return bad
+
+    def _forward(self, x: Tensor, left_out: Tensor, generator: torch.Generator) -> Inputs:
+        rows = (~left_out).nonzero().flatten()
+        remark = _remark(len(rows), len(x), "the others' experts hang on rounding")
+        most = max(_FEW, int(_MOST_FLOPS / max(1, cost(self.steps).flops)))
+        if most < len(rows):
+            rows = rows[torch.randperm(len(rows), generator=generator)[:most].to(rows.device)]
+            remark = _remark(len(rows), len(x), "drawn at random")
+        with torch.no_grad():
+            out, _ = in_float64(self.steps, self.weights, {self.entry: x[rows]})
+        return Inputs(x, out, None if len(rows) == len(x) else rows, remark=remark)
+
+    def _backward(self, x: Tensor, g: Tensor, left_out: Tensor) -> Inputs:
+        with torch.enable_grad():
+            entering = x.double().requires_grad_()
+            weights = {name: tensor.double().requires_grad_() for name, tensor in self.weights.items()}
+            out, _ = output_and_experts(self.steps, weights, {self.entry: entering})
+            names, leaves = ("x", *weights), (entering, *weights.values())
+            found = torch.autograd.grad(out, leaves, g.double(), allow_unused=True)
+        grads = {n: torch.zeros_like(t) if d is None else d for n, t, d in zip(names, leaves, found, strict=True)}
+        rows = (~left_out).nonzero().flatten()
+        remark = _remark(len(rows), len(x), "the others hang on rounding and have no gradient")
+        out = out.detach()
+        return Inputs(x, out[rows], None if len(rows) == len(x) else rows, g, grads, remark)
+
+
+def _remark(checked: int, tokens: int, why: str) -> str:
+    return f"{checked} of {tokens} tokens checked, {why}" if checked < tokens else ""
+
+
+def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """Of every activation that has kinks, the tokens (indices) that rounding may carry across one.
+
+    A sum of n products is known to eps · √n of the largest sum, eps that of float32 for all dtypes but float64: what a
+    sum is rounded to afterwards keeps its sign.
+    """
+    if not any(_kinks(step.op) for _, step in walk(steps) if isinstance(step.op, Activation)):
+        return
+    (entering,) = inputs.values()
+    eps = torch.finfo(torch.promote_types(entering.dtype, torch.float32)).eps
+    own = {name: tensor.double() for name, tensor in weights.items()}
+    known: dict[str, Tensor] = {}
+    for event in execute(steps, own, {name: tensor.double() for name, tensor in inputs.items()}):
+        known[event.name] = event.tensor
+        if isinstance(event.step.op, Activation):
+            z = known[event.name.removesuffix(event.step.output) + event.step.inputs[0]]
+            margin = eps * math.sqrt(entering.shape[-1]) * z.abs().max()
+            near = torch.zeros(len(z), dtype=torch.bool, device=z.device)
+            for kink in _kinks(event.step.op):
+                near |= ((z - kink).abs() <= margin).any(-1)
+            yield near.nonzero().flatten() if event.tokens is None else event.tokens[near]
+
+
+def _kinks(op: Activation) -> tuple[float, ...]:
+    """Where the slope jumps."""
+    limits = tuple(limit for limit in (op.low, op.high) if limit is not None)
+    return (*(x for x, order in TABLE[op.function].kinks if order == 1), *limits)

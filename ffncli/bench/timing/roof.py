@@ -1,0 +1,88 @@
+"""measured_roof: what this machine can do, in the process that measures. Half a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ffncli.bench.machine import machine
+from ffncli.bench.records import Roof
+from ffncli.bench.timing.clock import Clock
+from ffncli.bench.timing.cuda_clock import clock_for
+from ffncli.block.dtypes import dtype as dtype_named
+
+_GEMMS = {"cpu": (256, 512, 768, 1024, 1536, 2048), "cuda": (1024, 2048, 4096, 8192)}  # square: n tokens, n × n weights
+_SECONDS = 0.3  # for the products; the memory's probe takes about half of it more
+_COPY_LEAST, _COPY_MOST, _COPY_GPU = 16 << 20, 1 << 30, 512 << 20  # bytes of a buffer
+
+
+def measured_roof(device: str, dtype: str, threads: int, clock: Clock | None = None) -> Roof:
+    """The best rate of a matrix product over a few shapes, and of memory: a copy (bytes read and written) or a sum.
+
+    Takes about half a second; a rate that slow products leave no time for is that of the smaller shapes. `threads` are
+    torch's while this runs; without `clock`, the device's own.
+    """
+    clock = clock or clock_for(device)
+    before = torch.get_num_threads()
+    try:
+        if threads != before:
+            torch.set_num_threads(threads)
+        with torch.inference_mode():
+            flops = _best_gemm(device, getattr(torch, dtype_named(dtype).torch), clock)
+            moved, llc = _best_copy(device, clock)
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
+    return Roof(flops, moved, llc)
+
+
+def _best_gemm(device: str, kind: Any, clock: Clock) -> float | None:
+    """FLOP/s of the best product; sizes grow as long as the next is expected to fit into the time."""
+    began, best = clock.now(), 0.0
+    left = _SECONDS
+    for n in _GEMMS["cuda" if device.startswith("cuda") else "cpu"]:
+        expected = 2 * n**3 / best if best else 0.0
+        if 3 * expected > left:
+            break
+        x, w, out = (torch.randn(n, n, device=device).to(kind) for _ in range(3))
+
+        def product(x: Any = x, w: Any = w, out: Any = out) -> object:
+            return torch.mm(x, w.t(), out=out)
+
+        share = max(left / 4, 3 * expected)
+        seconds = _best_of(product, clock, share)
+        best = max(best, 2 * n**3 / seconds) if seconds > 0 else best
+        left = _SECONDS - (clock.now() - began)
+    return best or None
+
+
+def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
+    """Bytes/s of the better of a copy and a sum of buffers beyond the last-level cache, and that cache's size."""
+    llc = machine.llc_bytes(device)
+    if device.startswith("cuda"):  # long enough that its beginning and end do not count
+        size, free = max(4 * llc, _COPY_GPU), torch.cuda.mem_get_info(torch.device(device))[0]
+    else:
+        size, free = min(max(2 * llc, _COPY_LEAST), _COPY_MOST), machine.available_memory() or _COPY_MOST
+    size = min(size, free // 8)
+    source = torch.ones(max(1, size // 4), device=device)
+    target = torch.empty_like(source).copy_(source)  # its pages are there before anything is timed
+    bytes_ = source.numel() * 4
+    rates = [
+        moved / seconds
+        for call, moved in ((lambda: target.copy_(source), 2 * bytes_), (lambda: source.sum(), bytes_))
+        if (seconds := _best_of(call, clock, _SECONDS / 4)) > 0
+    ]
+    return max(rates, default=None), llc
+
+
+def _best_of(call: Callable[[], object], clock: Clock, seconds: float) -> float:
+    """The least time of one call among blocks that take about `seconds` together; at least three blocks."""
+    first = clock.time(call, 1)
+    inner = max(1, round(1e-3 / first)) if first > 0 else 1  # blocks of a millisecond: a clock's reading is nothing
+    best, end, count = first, clock.now() + seconds, 0
+    while count < 2 or (clock.now() < end and count < 100):
+        best = min(best, clock.time(call, inner) / inner)
+        count += 1
+    return best

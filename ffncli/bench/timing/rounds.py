@@ -1,0 +1,338 @@
+"""measure: one case in one process. Placements of rounds of blocks, in balanced random order, until precise enough."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import ceil, inf, log, log1p, sqrt
+from random import Random
+
+from ffncli.bench.judge import statistics
+from ffncli.bench.machine.counters import Counters
+from ffncli.bench.records import ANCHOR, GEMM, TWIN, Method, TimedBlock
+from ffncli.bench.timing.clock import Call, Clock
+
+LONG_CALL = 0.02  # s; calls above it need no more than one lead-in call
+_LEAD_IN = 4
+_LONG_LEAD_IN = 2  # where they take as long as a block: the first call brings everything into the caches
+_MOST_LEAD_IN = 12
+_AGREE = 0.05
+_LEAST = 1e-12  # s of a call; none takes less
+_OF_MEDIANS = 1.2533  # standard errors of a median over those of a mean, for normal values: √(π / 2)
+_PLACING = 0.15  # of the time, at most, where more rounds can do that
+_MOST_WALL = 20  # blocks that a block may last with what runs untimed ahead of its calls
+_LEAST_CALLS = 4  # of a block, however long that takes
+_LED_IN_CALLS = 2  # of a block, where as many are spent on its lead-in
+_SELDOM = {ANCHOR: 2, GEMM: 4}  # arms that describe and judge nothing: in every second or fourth round of a placement
+_STEPS = (1, 2, 3, 4, 6, 8, 12)  # `inner` is one of these, doubled on: processes then agree on it
+# s. On a CPU what disturbs comes in steps of the scheduler's tick, 4 ms: it spoils one short block of many, which no
+# median minds, and a part of every longer one. At equal time blocks of 10, 5 and 2 ms scattered by 2.4, 1.4 and 1.0 %.
+BLOCK_SECONDS = {"cpu": 2e-3, "cuda": 1e-3}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is timed in turn. `before` runs untimed ahead of every call; `inner` is a number of calls of its own."""
+
+    name: str
+    call: Call
+    before: Call | None = None
+    inner: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure of a case in this process. Times in seconds.
+
+    `kernels` are the arms whose log ratio to `baseline` must reach `target`: the half-width wanted of this process's
+    value (`plan_of` derives it). `budget` is for all of this case here, placing included; `placements` and `rounds` in
+    each are done whatever they cost. `processes` is how many will be averaged, `threads` how many compute (0: the
+    processor time of a block is not judged, as on a GPU).
+    """
+
+    baseline: str
+    kernels: tuple[str, ...]
+    block: float
+    placements: int
+    rounds: int
+    target: float
+    budget: float
+    seed: int
+    processes: int = 5
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Every block in the order of time; `inner` of all arms but those with one of their own, the slow ones.
+
+    `reached` says whether the target was; `spent` the seconds in `blocks`, `lead_in`, `placing`, `warm_up` (finding
+    `inner`) and the `rest`.
+    """
+
+    blocks: tuple[TimedBlock, ...]
+    inner: int
+    reached: bool
+    spent: Mapping[str, float]
+
+
+def plan_of(method: Method, baseline: str, kernels: Sequence[str], device: str = "cpu", threads: int = 0) -> Plan:
+    """A process's share of a method.
+
+    The mean over K processes has 1/√K of the half-width of one, so each may have √K times the half-width asked for.
+    """
+    block = method.block if method.block is not None else BLOCK_SECONDS["cuda" if device.startswith("cuda") else "cpu"]
+    return Plan(
+        baseline=baseline,
+        kernels=tuple(kernels),
+        block=block,
+        placements=method.placements,
+        rounds=method.rounds,
+        target=log1p(method.precision) * sqrt(method.processes),
+        budget=method.max_time / method.processes,
+        seed=method.seed,
+        processes=method.processes,
+        threads=0 if device.startswith("cuda") else threads,
+    )
+
+
+def measure(
+    process: int,
+    case: str,
+    place: Callable[[int], Sequence[Arm]],
+    clock: Clock,
+    counters: Counters,
+    plan: Plan,
+) -> Measured:
+    """Times the arms of `place(0)`, `place(1)`, ...: each call allocates all tensors anew and returns the same arms.
+
+    Ends once every kernel's value is as precise as `plan.target` or the budget is spent, never because of what the
+    ratio is, and not before the least number of placements and rounds.
+    """
+    return _Measurement(process, case, clock, counters, plan).run(place)
+
+
+def orders(names: Sequence[str], random: Random) -> Iterator[tuple[str, ...]]:
+    """Without end, orders of the names in which each stands in each place, and follows each other, equally often.
+
+    Rows of Williams squares (Williams 1949), drawn afresh; over n rounds (2n where n is odd, for followers) the balance
+    is exact, over fewer nothing stands in one place twice.
+    """
+    n = len(names)
+    zigzag = [(k + 1) // 2 if k % 2 else (n - k // 2) % n for k in range(n)]
+    while True:
+        labels = list(names)
+        random.shuffle(labels)
+        for reverse in (False, True) if n % 2 else (False,):
+            rows = [[labels[(start + z) % n] for z in zigzag] for start in range(n)]
+            random.shuffle(rows)
+            for row in rows:
+                yield tuple(reversed(row)) if reverse else tuple(row)
+
+
+def inner_for(block: float, per_call: float) -> int:
+    """Calls that last at least `block` seconds together: the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ..."""
+    wanted = block / per_call if per_call > 0 else inf
+    if wanted <= _STEPS[-1]:
+        return next(step for step in _STEPS if step >= wanted)
+    if wanted > 2**30:  # a call that takes no time at all
+        return 2**30
+    power = 1
+    while 4 * power < wanted:
+        power *= 2
+    return next(count for count in (2 * power, 3 * power, 4 * power) if count >= wanted)
+
+
+def half_width(placements: Sequence[Sequence[float]], processes: int) -> float:
+    """Of the value of log ratios in placements, as the interval over all processes will judge it.
+
+    With K processes t of K − 1 degrees of freedom, as if all scattered like this one's placements; one process is
+    judged by its placements themselves. Few placements may agree by chance: their medians are not taken to be more
+    precise than the rounds within them make them.
+    """
+    medians = [statistics.median(p) for p in placements]
+    count = len(medians)
+    if count < 2:
+        return inf
+    degrees = sum(len(p) - 1 for p in placements)
+    away = [v - middle for p, middle in zip(placements, medians, strict=True) for v in p]
+    within = _OF_MEDIANS * statistics.mad(away) / sqrt(degrees) if degrees else 0.0
+    t = statistics.t_quantile(0.975, processes - 1 if processes > 1 else count - 1)
+    return t * max(statistics.standard_error(medians), within)
+
+
+@dataclass
+class _Measurement:
+    """The state of one `measure`."""
+
+    process: int
+    case: str
+    clock: Clock
+    counters: Counters
+    plan: Plan
+    blocks: list[TimedBlock] = field(default_factory=list)
+    spent: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("blocks", "lead_in", "placing", "warm_up"), 0.0)
+    )
+    inner: dict[str, int] = field(default_factory=dict)
+    wall: dict[str, float] = field(default_factory=dict)  # s of a call with what runs ahead of it
+    log_ratios: dict[str, list[list[float]]] = field(default_factory=dict)
+
+    def run(self, place: Callable[[int], Sequence[Arm]]) -> Measured:
+        plan, began = self.plan, self.clock.now()
+        random = Random(f"{plan.seed} {self.process} {self.case}")
+        placement, longest, reached = 0, 0.0, False
+        while not self._enough(placement, longest, began):
+            started = self.clock.now()
+            with self._spending("placing"):
+                arms = {arm.name: arm for arm in place(placement)}
+            placed = self.clock.now() - started
+            if not self.inner:
+                with self._spending("warm_up"):
+                    self._choose_inner(arms)
+                self.log_ratios = {kernel: [] for kernel in plan.kernels if kernel in arms and kernel != plan.baseline}
+            self._rounds(placement, arms, orders(list(arms), random), placed)
+            del arms  # before the next placement asks for memory
+            placement += 1
+            longest = max(longest, self.clock.now() - started)
+            reached = self._reached()
+            if reached and placement >= plan.placements:
+                break
+        total = self.clock.now() - began
+        spent = {**self.spent, "rest": max(0.0, total - sum(self.spent.values()))}
+        shared = [count for name, count in self.inner.items() if name != ANCHOR]
+        return Measured(tuple(self.blocks), max(shared) if shared else 1, reached, spent)
+
+    def _enough(self, placement: int, longest: float, began: float) -> bool:
+        """Whether another placement would be more than the budget."""
+        if placement < self.plan.placements:
+            return False
+        return self.clock.now() - began + longest > self.plan.budget
+
+    def _reached(self) -> bool:
+        return all(half_width(p, self.plan.processes) <= self.plan.target for p in self.log_ratios.values())
+
+    @contextmanager
+    def _spending(self, on: str) -> Iterator[None]:
+        start = self.clock.now()
+        try:
+            yield
+        finally:
+            self.spent[on] += self.clock.now() - start
+
+    def _choose_inner(self, arms: Mapping[str, Arm]) -> None:
+        """One number of calls for all arms, by the fastest kernel; the anchor has its own.
+
+        So has an arm that would take _MOST_WALL blocks' time for one: its ratio is no matter of a per cent.
+        """
+        block, per_call = self.plan.block, {}
+        for arm in arms.values():
+            per_call[arm.name], self.wall[arm.name] = self._estimate(arm)
+        kernels = {self.plan.baseline, *self.plan.kernels, TWIN}
+        judged = [name for name in arms if name in kernels] or list(arms)
+        most = max(_LEAST_CALLS, int(_MOST_WALL * block / max(self.wall[name] for name in judged)))
+        fastest = min(per_call[name] for name in judged)
+        shared = max(inner_for(block, fastest), _LED_IN_CALLS if fastest < LONG_CALL else 1)
+        if any(arm.before for arm in arms.values()):
+            shared = min(shared, most)
+        for arm in arms.values():
+            slow = shared * per_call[arm.name] > _MOST_WALL * block
+            few = _LED_IN_CALLS if per_call[arm.name] < LONG_CALL else 1
+            own = max(inner_for(block, per_call[arm.name]), few)
+            self.inner[arm.name] = arm.inner or (own if arm.name == ANCHOR or slow else shared)
+
+    def _estimate(self, arm: Arm) -> tuple[float, float]:
+        """Seconds of a call, and with what runs ahead of it: more and more calls, until they fill half a block.
+
+        Then twice again, and the least of these: what disturbs only adds, and a block is not to be too short for it.
+        """
+        count, again = 1, 2
+        self.clock.time(arm.call, 1, arm.before)  # the first is always slow
+        least, least_wall = inf, inf
+        while True:
+            start = self.clock.now()
+            seconds = self.clock.time(arm.call, count, arm.before)
+            wall = max(self.clock.now() - start, seconds, _LEAST)
+            if wall < self.plan.block / 2 and count < 2**20 and least == inf:
+                count *= 2
+                continue
+            least, least_wall = min(least, max(seconds / count, _LEAST)), min(least_wall, wall / count)
+            if not again or wall > LONG_CALL:
+                return least, least_wall
+            again -= 1
+
+    def _rounds(self, placement: int, arms: Mapping[str, Arm], order: Iterator[tuple[str, ...]], placed: float) -> None:
+        """A placement's rounds: at least `plan.rounds`, more where placing took long."""
+        plan = self.plan
+        for log_ratios in self.log_ratios.values():
+            log_ratios.append([])
+        number, wanted, first = 0, plan.rounds, self.clock.now()
+        while number < wanted:
+            due = [name for name in next(order) if number % _SELDOM.get(name, 1) == 0]
+            times = self._round(placement, number, arms, due)
+            for kernel, log_ratios in self.log_ratios.items():
+                if kernel in times and plan.baseline in times:
+                    log_ratios[-1].append(log(times[kernel] / times[plan.baseline]))
+            number += 1
+            if number == plan.rounds:
+                wanted = self._wanted(placed, (self.clock.now() - first) / number)
+
+    def _wanted(self, placed: float, one_round: float) -> int:
+        """Rounds of a placement: twice the least number, to tell spikes by; more where placing takes long.
+
+        All of it only as far as the least number of placements fits the budget.
+        """
+        plan = self.plan
+        if one_round <= 0:
+            return plan.rounds
+        balanced = ceil(placed * (1 - _PLACING) / _PLACING / one_round)
+        affordable = int((plan.budget / plan.placements - placed) / one_round)
+        return max(plan.rounds, min(max(2 * plan.rounds, balanced), affordable))
+
+    def _round(self, placement: int, number: int, arms: Mapping[str, Arm], order: Sequence[str]) -> dict[str, float]:
+        """Every arm of `order` once. Seconds per call of each."""
+        times = {}
+        for position, name in enumerate(order):
+            block = self._block(placement, number, position, arms[name])
+            self.blocks.append(block)
+            times[name] = max(block.per_call, _LEAST)
+        return times
+
+    def _block(self, placement: int, number: int, position: int, arm: Arm) -> TimedBlock:
+        inner = self.inner[arm.name]
+        with _no_garbage_collection():
+            with self._spending("lead_in"):
+                self._lead_in(arm)
+            before = self.counters.read()
+            with self._spending("blocks"):
+                seconds = self.clock.time(arm.call, inner, arm.before)
+            after = self.counters.read()
+        flags = self.counters.flags(before, after, seconds, 0 if arm.before else self.plan.threads)
+        return TimedBlock(self.process, self.case, placement, number, position, arm.name, inner, seconds, flags)
+
+    def _lead_in(self, arm: Arm) -> None:
+        """Calls that do not count, until two in a row agree; bounded in number, and in time by that of a block."""
+        if self.wall[arm.name] > LONG_CALL:
+            self.clock.time(arm.call, 1, arm.before)
+            return
+        last, start = inf, self.clock.now()
+        for number in range(1, _MOST_LEAD_IN + 1):
+            seconds = self.clock.time(arm.call, 1, arm.before)
+            agree = abs(seconds - last) <= _AGREE * min(seconds, last)
+            long = self.clock.now() - start > self.plan.block
+            if (number >= _LEAD_IN and agree) or (number >= _LONG_LEAD_IN and long):
+                return
+            last = seconds
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

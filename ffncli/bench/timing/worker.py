@@ -1,0 +1,70 @@
+"""`python -m ffncli.bench.timing.worker FD`: one process of a benchmark; it gets a Job and answers with units.
+
+Messages: ("began", key), ("kernel", name) before each is verified, and ("unit", TimedUnit) for every case in turn, then
+("finished",); or ("refused", error, hint, exit code) for a device that torch cannot use. A case that cannot be measured
+is a unit too, whose outcomes say why; a worker that ends without "finished" was killed, or killed itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+
+from ffncli.errors import ExitCode
+
+_BEGAN = time.perf_counter()
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Serve one job over the inherited descriptor that the only argument numbers; 0, also where nobody listens."""
+    settle()
+    try:
+        with Connection(int(arguments[0])) as connection:
+            serve(connection)
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # whoever asked is gone
+        return 0
+    return 0
+
+
+def settle() -> None:
+    """Before anything of the user's runs: prints go to stderr, Ctrl-C is the parent's to hear, its death is ours."""
+    os.dup2(2, 1)
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before we asked to be told
+            os._exit(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def serve(connection: Connection) -> None:
+    """Every case of the job that comes first, one after the other, each answered before the next begins."""
+    job = connection.recv()
+    # Before torch: its OpenMP binds this thread to one core, and OpenBLAS's threads, which are started when numpy is
+    # loaded, would inherit that and all sit there (a GEMM of two threads took 10 times as long).
+    import numpy  # noqa: F401
+
+    from ffncli.bench.machine.machine import unusable
+    from ffncli.bench.timing.measure_case import measure_case  # torch takes seconds
+
+    start = time.perf_counter() - _BEGAN
+    for case in job.cases:
+        if why := unusable(case.device):
+            connection.send(
+                ("refused", f"--device {case.device}: {why}", "use --device cpu", int(ExitCode.ENVIRONMENT))
+            )
+            return
+        connection.send(("began", case.key))
+        unit = measure_case(case, job, start=start, tell=lambda name: connection.send(("kernel", name)))
+        connection.send(("unit", unit))
+        start = 0.0
+    connection.send(("finished",))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""`ffn activations`: its options, its command, its pages."""

@@ -1,0 +1,97 @@
+"""`ffn activations --against`: its options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ffncli.block.activations import resolve
+from ffncli.cli.common.options import Text, from_zero, joined
+from ffncli.errors import ExitCode, FFNError, shown
+
+if TYPE_CHECKING:
+    from ffncli.block.analysis.formats import NumberFormat
+    from ffncli.block.analysis.survival import RoundedDifference
+
+option = partial(typer.Option, rich_help_panel="Differences and rounding")
+DEFAULT_FORMATS = "bf16,fp16"
+
+
+@dataclass(frozen=True)
+class AgainstOptions:
+    """--against, its --tolerance, and the formats of --dtype."""
+
+    against: Annotated[Text, option("--against", metavar="NAME", help="How far is each from this one, and where?")] = (
+        None
+    )
+    tolerance: Annotated[
+        float | None,
+        option("--tolerance", metavar="X", parser=from_zero("--tolerance"),
+                 help="Exit with 1 where a difference from --against is larger."),
+    ] = None  # fmt: skip
+    dtypes: Annotated[
+        list[str] | None,
+        option("--dtype", metavar="NAME,...", help=f"Round to these, default {DEFAULT_FORMATS}; fp32 too."),
+    ] = None
+
+    @property
+    def dtype(self) -> str | None:
+        """What --dtype said, however often, as one comma list."""
+        return joined(self.dtypes)
+
+    def check(self, units: Sequence[str], source: str | None = None) -> None:
+        """Raises FFNError for an option that is wrong or would do nothing, and for gated units; before computing."""
+        self.reference()
+        if self.dtype is not None and source is None:
+            self.formats()
+        if self.against is not None and units:
+            raise FFNError("--against is for functions of one number, not gated units", f"leave out {', '.join(units)}")
+        if self.tolerance is not None and self.against is None:
+            raise FFNError("--tolerance is for differences", "say from what with --against NAME")
+
+    def reference(self) -> str | None:
+        """The canonical name of --against. Raises FFNError for a gated unit, which is no function of one number."""
+        if self.against is None:
+            return None
+        name, gated = resolve(self.against, "--against")
+        if gated:
+            raise FFNError(
+                f"--against {shown(self.against)} is a gated unit, a function of two inputs",
+                f"compare with the function of its gate: --against {name}",
+            )
+        return name
+
+    def formats(self) -> tuple[NumberFormat, ...]:
+        """The formats to round to."""
+        from ffncli.block.analysis.formats import formats
+
+        return formats(DEFAULT_FORMATS if self.dtype is None else self.dtype)
+
+    def differences(self, names: Sequence[str], std: float) -> tuple[RoundedDifference, ...]:
+        """How far each of `names` (canonical) is from --against, in the formats too; none without it."""
+        reference = self.reference()
+        if reference is None:
+            return ()
+        from ffncli.block.analysis.survival import rounded_differences
+
+        return rounded_differences(names, reference, self.formats(), std)
+
+    def judge(self, differences: Sequence[RoundedDifference]) -> None:
+        """After the answer: FFNError (exit 1) where --tolerance is exceeded."""
+        if self.tolerance is None:
+            return
+        over = [one.difference for one in differences if _exceeds(one.difference.maximum, self.tolerance)]
+        if over:
+            from ffncli.cli.activations.against_page import excess_text
+
+            excess = f"more than --tolerance {self.tolerance:g} from {over[0].against}"
+            raise FFNError(f"{excess}: {', '.join(map(excess_text, over))}", code=ExitCode.FAILED)
+
+
+def _exceeds(maximum: float | None, tolerance: float) -> bool:
+    """Whether a largest difference, None where there is no bound, is more than is tolerated."""
+    return maximum is None or maximum > tolerance

@@ -1,0 +1,142 @@
+"""`ffn activations`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ffncli.block.activations import TABLE
+from ffncli.block.analysis.facts import facts
+from ffncli.block.analysis.gated import UNITS, split
+from ffncli.cli.activations.data_options import DataOptions
+from ffncli.cli.activations.expect import ExpectOptions, judge, with_checked
+from ffncli.cli.activations.gated_options import GatedOptions
+from ffncli.cli.activations.iso_options import IsoOptions
+from ffncli.cli.activations.page import answer
+from ffncli.cli.activations.points import points
+from ffncli.cli.activations.rounding_options import RoundingOptions
+from ffncli.cli.common.options import OutputOptions, above_zero, joined, spread
+from ffncli.cli.common.plot_options import PlotOptions
+from ffncli.errors import FFNError
+from ffncli.show.output import Output
+from ffncli.show.parts import Answer
+
+if TYPE_CHECKING:
+    from ffncli.block.analysis.survival import RoundedDifference
+    from ffncli.models.counting.iso_units import IsoUnit
+    from ffncli.run.activations.rounding import RoundingError
+
+_Names = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME", help="gelu, silu, swiglu, ...; default: what known models use.")
+]
+IN_USE = ("relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "xielu")
+DEFAULT_AT = "-3:3:1"
+_Plain = tuple[Sequence[str], Sequence[float], str | None]
+_Gated = tuple[Sequence[str], Sequence[float], Sequence[float]]
+
+
+@spread
+def command(
+    *,
+    names: _Names = None,
+    places: Annotated[
+        list[str] | None, typer.Option("--at", metavar="X,...|A:B:STEP", help="Where to show values, default -3:3:1.")
+    ] = None,
+    std: Annotated[
+        float, typer.Option("--std", metavar="S", parser=above_zero("--std"), help="Width of the normal input.")
+    ] = 1.0,
+    everything: Annotated[bool, typer.Option("--all", help="Every activation of the table.")] = False,
+    expected: ExpectOptions,
+    gated: GatedOptions,
+    iso: IsoOptions,
+    precision: RoundingOptions,
+    plot: PlotOptions,
+    data: DataOptions,
+    show: OutputOptions,
+) -> None:
+    """Compare activations: values, slopes, extremes, differences, what becomes of a normal input.
+
+    Try: ffn activations gelu silu --plot, ffn activations gelu_tanh --against gelu, ffn activations --source DIR
+    """
+    output, at = show.output(), joined(places)
+    chosen, units = chosen_names(names, everything)
+    precision.check(units, data.source)
+    others = {
+        "--at": at, "--std": std != 1.0, "--expect": expected.expect, "--up": gated.up, "--iso-params": iso.iso_params,
+        "--against": precision.against, "--rounding": precision.rounding, "--plot": plot.plot,
+        "--plot-file": plot.plot_file,
+    }  # fmt: skip
+    data.check(others, precision.rounding)
+    if data.source is not None:
+        _no_units(units)
+        data.run(chosen, output, precision.dtype)
+        return
+    if units and expected.expect:
+        raise FFNError("--expect is about functions of one number, not gated units", f"leave out {', '.join(units)}")
+    plot.check(show.force, show.out)
+    claims = expected.checked(chosen)
+    xs = points(at) if at is not None else tuple(dict.fromkeys(one.x for one in claims)) or points(DEFAULT_AT)
+    ups, widths = gated.ups(units, xs), iso.found(units)
+    found = [facts(name, xs, std) for name in chosen]
+    page = with_checked(answer(found, _rows(units, xs, ups, std, widths), ratios=at is not None), claims)
+    differences = precision.differences(chosen, std)
+    page = _with_precision(page, differences, precision.errors(chosen, std, data.device), std)
+    output.show(_pictured(page, plot, output, (chosen, xs, precision.reference()), (units, xs, ups)))
+    precision.judge(differences)
+    judge(claims)
+
+
+def _no_units(units: Sequence[str]) -> None:
+    """Raises FFNError for a gated unit: with --source functions are put in the place of the gate's."""
+    if units:
+        function = UNITS[units[0]].gate.function
+        raise FFNError(f"--source: {units[0]} is a gated unit", f"name the function of its gate, {function}")
+
+
+def _rows(
+    units: Sequence[str], at: Sequence[float], ups: Sequence[float], std: float, widths: Mapping[str, IsoUnit]
+) -> list[dict[str, Any]]:
+    """What there is to say of gated units; nothing is loaded for none."""
+    if not units:
+        return []
+    from ffncli.cli.activations.gated_page import rows
+
+    return rows(units, at, ups, std, widths)
+
+
+def _with_precision(
+    page: Answer, differences: Sequence[RoundedDifference], errors: Sequence[RoundingError], std: float
+) -> Answer:
+    """The page with the differences and the rounding errors of its rows, in their order; nothing is loaded for none."""
+    if differences:
+        from ffncli.cli.activations.against_page import with_differences
+
+        page = with_differences(page, differences, std)
+    if errors:
+        from ffncli.cli.activations.rounding_page import with_rounding
+
+        page = with_rounding(page, errors, std)
+    return page
+
+
+def _pictured(page: Answer, plot: PlotOptions, output: Output, plain: _Plain, gated: _Gated) -> Answer:
+    """The page with the curves that were asked for, in it or in a file."""
+    if not plot.wanted:
+        return page
+    from ffncli.cli.activations.curves_page import curve_plots, unit_plots
+
+    return plot.extended(page, [*curve_plots(*plain), *unit_plots(*gated)], output)
+
+
+def chosen_names(names: list[str] | None, everything: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Canonical names of plain functions, and of gated units: those asked for, every function, or those in use.
+
+    Raises FFNError for an unknown one.
+    """
+    if everything and names:
+        raise FFNError("--all and a NAME contradict each other", "give one or the other")
+    if everything:
+        return tuple(TABLE), ()
+    return split(names or IN_USE)

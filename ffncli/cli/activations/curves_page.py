@@ -1,0 +1,109 @@
+"""The pictures of `ffn activations`: curves, slopes, and the differences from one of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from ffncli.block.analysis.curve import Curve, curve
+from ffncli.block.analysis.gated import UNITS, GatedUnit, factor
+from ffncli.show.plots.plot import Plot, Series
+
+STEPS = 240
+MOST_CURVES = 8  # in one frame
+_LEAVES = 2.5  # times the height of most curves: what is higher would flatten them
+
+Function = Callable[[float], float]
+
+
+def curve_plots(names: Sequence[str], at: Sequence[float], against: str | None = None) -> list[Plot]:
+    """The values, then the slopes of canonical names, from the least to the greatest of the points.
+
+    More than 8 curves are shown in several frames of each kind. With `against`, a canonical name, its curve is among
+    them, and the differences from it come last.
+    """
+    names = list(dict.fromkeys(names))
+    if against:  # last: the others then look the same where it is left out
+        names = [*(name for name in names if name != against), against]
+    curves = [curve(name) for name in names]
+    frames = [curves[i : i + MOST_CURVES] for i in range(0, len(curves), MOST_CURVES)]
+    plots = []
+    for title, y, slope in (("Values", "f(x)", False), ("Slopes", "slope of f at x", True)):
+        for some in frames:
+            lines = [Series(c.name, _points([c], c.slope if slope else c.f, at, jumps=int(slope))) for c in some]
+            frame, out = _frame(lines)
+            beyond = f" ({' and '.join(out)} leave{'s' * (len(out) == 1)} the frame)" if out else ""
+            plots.append(Plot(title + beyond, "x", y, lines, frame=frame))
+    if against:
+        others = [name for name in names if name != against]
+        plots += [difference_plot(others[i : i + MOST_CURVES], against, at) for i in range(0, len(others), MOST_CURVES)]
+    return plots
+
+
+def unit_plots(names: Sequence[str], at: Sequence[float], ups: Sequence[float]) -> list[Plot]:
+    """The values of gated units over the gate, and their slopes by it, at each value of up; 8 curves to a frame."""
+    plots = []
+    pairs = [(UNITS[name], up) for name in names for up in ups]
+    for title, y, slope in (("Gated units", "y", False), ("Slopes by the gate", "∂y/∂gate", True)):
+        for start in range(0, len(pairs), MOST_CURVES):
+            lines = [
+                Series(
+                    unit.name if len(ups) == 1 else f"{unit.name} at up {up:g}",
+                    _points([factor(unit.gate)], _over_gate(unit, up, slope), at, jumps=int(slope)),
+                )
+                for unit, up in pairs[start : start + MOST_CURVES]
+            ]
+            plots.append(Plot(f"{title} at up = {', '.join(f'{up:g}' for up in ups)}", "gate", y, lines))
+    return plots
+
+
+def _over_gate(unit: GatedUnit, up: float, slope: bool) -> Function:
+    return (lambda gate: unit.slopes(gate, up)[0]) if slope else (lambda gate: unit.value(gate, up))
+
+
+def difference_plot(names: Sequence[str], against: str, at: Sequence[float]) -> Plot:
+    """f(x) less the f(x) of `against` for each other name; canonical names, the range as in `curve_plots`."""
+    other = curve(against)
+    curves = [curve(name) for name in dict.fromkeys(names) if name != against]
+    lines = [Series(c.name, _points([c, other], _less(c.f, other.f), at, jumps=0)) for c in curves]
+    return Plot(f"Difference from {against}", "x", f"f(x) - {against}(x)", lines)
+
+
+def _less(f: Function, g: Function) -> Function:
+    return lambda x: f(x) - g(x)
+
+
+def _points(curves: Sequence[Curve], f: Function, at: Sequence[float], jumps: int) -> list[tuple[float, float]]:
+    """f as near as a picture shows, every kink of the curves exactly; broken at kinks of an order up to `jumps`."""
+    low, high = min(at), max(at)
+    if low == high:
+        low, high = low - 1.0, high + 1.0
+    kinks = {x: order for c in curves for x, order in reversed(c.row.kinks) if low < x < high}
+    even = (low + (high / STEPS - low / STEPS) * i for i in range(STEPS))
+    return [point for x in sorted({*even, high, *kinks}) for point in _around(x, f, kinks.get(x, jumps + 1) <= jumps)]
+
+
+def _around(x: float, f: Function, jump: bool) -> Iterator[tuple[float, float]]:
+    """The point at x; where f jumps the points on both sides, and between them nothing to draw."""
+    if jump:
+        before, after = math.nextafter(x, -math.inf), math.nextafter(x, math.inf)
+        yield from ((before, f(before)), (x, math.nan), (after, f(after)))
+    else:
+        yield x, f(x)
+
+
+def _frame(lines: Sequence[Series]) -> tuple[tuple[float, float] | None, list[str]]:
+    """The y-axis that shows most curves well, and the few that leave it; (None, []) where none does."""
+    ranges = [_range(line) for line in lines]
+    heights = sorted(high - low for low, high in ranges)
+    limit = _LEAVES * heights[len(heights) // 2]
+    inside = [(low, high) for low, high in ranges if high - low <= limit]
+    if limit == 0 or 2 * len(inside) <= len(ranges) or len(inside) == len(ranges):
+        return None, []
+    out = [line.name for line, (low, high) in zip(lines, ranges, strict=True) if high - low > limit]
+    return (min(low for low, _ in inside), max(high for _, high in inside)), out
+
+
+def _range(line: Series) -> tuple[float, float]:
+    values = [y for _, y in line.points if math.isfinite(y)]
+    return min(values, default=0.0), max(values, default=0.0)

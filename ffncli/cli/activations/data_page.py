@@ -1,0 +1,251 @@
+"""What enters a model's activations, as JSON, as CSV and as a page to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ffncli.block.activations import TABLE
+from ffncli.block.units import NEAR_ZERO
+from ffncli.cli.trace.model_page import agreement_text, listed
+from ffncli.errors import FFNError
+from ffncli.models.model import Resolved
+from ffncli.models.runnable import folder_of
+from ffncli.show.bars import bars
+from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.tables import Table, cell_text
+from ffncli.show.text import percent, plural
+
+if TYPE_CHECKING:
+    from ffncli.run.activations.on_data import ActivationData, LayerData
+    from ffncli.run.activations.swap_statistics import ActivationInput, ActivationOutput
+    from ffncli.run.measure.distribution import Distribution
+
+CONVENTIONS = {
+    "input": "what reaches the function, after a clip; mean, std and all else of the finite values, std with divisor n",
+    "rms": "sqrt(mean^2 + std^2): the --std whose N(0, std^2) fits best (maximum likelihood)",
+    "normal_distance": "max |F - Phi|, F the cumulative distribution, Phi that of a normal of the same mean and std",
+    "rows": "each activation on that input, the model's own first",
+    "zero_share": f"share of values with |f(x)| <= {NEAR_ZERO:g}; exact_zero_share: with f(x) = 0",
+    "dead_units": f"units that are 0 for every token; near_dead_units: within {NEAR_ZERO:g} of 0",
+    "relative_difference": "||f(x) - own(x)|| / ||own(x)||",
+    "output_change": "the same of the FFN's output, with every activation of the layer replaced",
+}
+_LONGEST = 40  # characters of an --input
+_FAULTS = 4  # named one by one
+_FAR = 0.1  # of a std: a mean that no normal about 0 has
+
+
+def remarks(model: Resolved, found: ActivationData, layer: str | None, given: str | None) -> list[str]:
+    """What there is to say on stderr: the layer that nobody chose, what is drawn at random, what is not finite.
+
+    `given` is the --input, None where it was drawn.
+    """
+    out = []
+    if layer is None and (model.layer_count or 1) > 1:
+        one = found.layers[0]
+        out.append(f"{one.stack} layer {one.layer} of {model.name}: --layer I shows another, --layer all every one")
+    if not found.tokens:
+        drawn = ["weights"] if any(one.weights.startswith("random") for one in found.layers) else []
+        way = "--prompt TEXT shows what truly enters"
+        way += "" if _runs(model) else ", where the source is a directory with safetensors"
+        drawn += ["input"] if given is None else []
+        out += [f"{' and '.join(drawn)} drawn at random: {way}"] if drawn else []
+    places = {id(one): "" if model.model.bare else f"{one.stack} layer {one.layer}: " for one in found.layers}
+    bad = [f"{places[id(one)]}{fault}" for one in found.layers for fault in one.not_finite]
+    return out + bad[:_FAULTS] + ([f"{len(bad) - _FAULTS} more have NaN or Inf"] if len(bad) > _FAULTS else [])
+
+
+def _runs(model: Resolved) -> bool:
+    """Whether a prompt can be given to it."""
+    try:
+        folder_of(model, "--prompt")
+    except FFNError:
+        return False
+    return True
+
+
+def answer(model: Resolved, found: ActivationData, prompt: str | None, given: str | None) -> Answer:
+    """One layer in full, or a row for each of several; CSV has a line per activation and layer."""
+    ran = bool(found.tokens)
+    places = [(layer, entered) for layer in found.layers for entered in layer.activations]
+    rows = [_row(layer, entered, made) for layer, entered in places for made in entered.made]
+    body = {
+        "data": {
+            "name": model.name, "source": model.source, "prompt": prompt, "input": None if ran else given or "randn",
+            "tokens": {stack: [*map(asdict, tokens)] for stack, tokens in found.tokens.items()},
+            "layers": [_layer(layer) for layer in found.layers],
+        },
+        "rows": rows,
+    }  # fmt: skip
+    names = tuple(rows[0])
+    csv = Table(names, [tuple(row[name] for name in names) for row in rows])
+    one = len(found.layers) == 1
+    owns = " and ".join(dict.fromkeys(entered.made[0].name for _, entered in places))
+    where = f", {found.layers[0].stack} layer {found.layers[0].layer}" if one and not model.model.bare else ""
+    origins = list(dict.fromkeys(layer.weights for layer in found.layers))
+    origin = origins[0] if len(origins) == 1 else f"{len(found.layers)} layers, each with its own weights"
+    parts: list[Part] = [Heading(f"{model.name}{where}: what enters {owns}", origin)]
+    if one or not ran:
+        tokens = found.layers[0].tokens
+        text = given or "randn"
+        text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+        drawn = f"input: {text}, {tokens:,} {plural('token', tokens)}{'' if one else ', the same for every layer'}"
+        parts += [Line(listed(t)) for t in found.tokens.values()] if ran else [Line(drawn)]
+    else:
+        parts += [Line(f"{stack}: {listed(tokens)}") for stack, tokens in found.tokens.items()]
+    parts += _one(found.layers[0]) if one else _all(found)
+    return Answer("activations", body, csv, parts, CONVENTIONS)
+
+
+def _row(layer: LayerData, entered: ActivationInput, made: ActivationOutput) -> dict[str, Any]:
+    """One activation under the keys of docs/json.md."""
+    row = asdict(made)
+    first = {"name": row.pop("name"), "formula": TABLE[made.name].formula}
+    where = {"stack": layer.stack, "layer": layer.layer, "step": entered.step, "own": made is entered.made[0]}
+    return {**first, **where, "units": entered.units, **row}
+
+
+def _layer(layer: LayerData) -> dict[str, Any]:
+    """A layer without what its activations make of the input, which are the rows."""
+    found = asdict(layer)
+    for entered in found["activations"]:
+        entered["activation"] = entered.pop("made")[0]["name"]
+    agreement = found.pop("agreement")
+    names = ("max_error", "relative_error", "ulps")
+    return found | {name: agreement[name] if agreement else None for name in names}
+
+
+# --- one layer --------------------------------------------------------------------------------------------------------
+
+
+def _one(layer: LayerData) -> list[Part]:
+    parts: list[Part] = [Line(agreement_text(layer.agreement))] if layer.agreement else []
+    for entered in layer.activations:
+        experts = "" if entered.experts is None else f"{entered.experts} experts that have tokens, together"
+        parts.append(Heading(f"{entered.step} = {entered.formula}", experts))
+        parts += _distribution(entered)
+        parts += [Line(text) for text in _own(entered, layer.tokens)]
+        parts.append(_table(entered))
+    parts += [Line(f"{name}: {text}", quiet=True) for name, text in _MEANING.items()]
+    return parts
+
+
+def _distribution(entered: ActivationInput) -> list[Part]:
+    """Range, moments, bars, percentiles, and how far all that is from a normal."""
+    d = entered.input
+    numbers = (("min", d.min), ("max", d.max), ("mean", d.mean), ("std", d.std))
+    parts: list[Part] = [*([Line(_said(numbers))] if d.mean is not None else []), Line(_counts(entered))]
+    if bar := bars(d.histogram):
+        sampled = f", 1 in {d.histogram_stride:,} values" if d.histogram_stride > 1 else ""
+        parts.append(Line(f"{bar}  from {cell_text(d.min)} to {cell_text(d.max)}{sampled}"))
+    if d.percentiles:
+        parts.append(Line(_said([(f"{p.percent} %", p.value) for p in d.percentiles])))
+    if d.excess_kurtosis is not None:
+        shape = (("skewness", d.skewness), ("excess kurtosis", d.excess_kurtosis), ("max |F - Φ|", d.normal_distance))
+        parts.append(Line(f"{_said([(name, _short(value)) for name, value in shape])}  (a normal: 0)"))
+    return parts + ([Line(text)] if (text := _nearest(d)) else [])
+
+
+def _said(numbers: Sequence[tuple[str, float | None]]) -> str:
+    return "  ".join(f"{name} {cell_text(value)}" for name, value in numbers if value is not None)
+
+
+def _counts(entered: ActivationInput) -> str:
+    from ffncli.run.measure.not_finite import in_words
+
+    d = entered.input
+    out = [f"{d.values:,} values of {entered.units:,} units", f"{percent(d.negatives / d.values)} negative"]
+    out += [f"{percent(d.zeros / d.values)} zero"] if d.zeros else []
+    out += [f"{entered.clipped:,} clipped ({percent(entered.clipped / d.values)})"] if entered.clipped else []
+    return ", ".join([*out, *([words] if (words := in_words(d.nan, d.inf)) else [])])
+
+
+def _nearest(d: Distribution) -> str:
+    """Which --std makes the table of normal inputs speak of this one."""
+    if not d.rms or d.mean is None or d.std is None:
+        return ""
+    off = f" (the mean is {d.mean / d.std:+.2g} std off)" if d.std and abs(d.mean) > _FAR * d.std else ""
+    return f"nearest normal input: ffn activations --std {d.rms:.4g}{off}"
+
+
+def _own(entered: ActivationInput, tokens: int) -> tuple[str, ...]:
+    own, near = entered.made[0], f"within {NEAR_ZERO:g} of it"
+    values = f"{own.name} makes {percent(own.exact_zero_share)} of them zero, {percent(own.zero_share)} {near}"
+    every = "every token of their expert" if entered.experts is not None else f"all {tokens} tokens"
+    every = "the one token" if tokens == 1 else every
+    units = f"{own.dead_units:,} of {entered.units:,} units are zero for {every}, {own.near_dead_units:,} {near}"
+    return values, units
+
+
+_MEANING = {
+    "zero %, near %": f"values that are 0, within {NEAR_ZERO:g} of 0",
+    "dead": f"units within {NEAR_ZERO:g} of 0 for every token",
+    "max |d|": "max |f(x) - own(x)|; d %: ||f(x) - own(x)|| / ||own(x)||",
+    "out %": "the same of the FFN's output, all of the layer's activations replaced",
+}
+
+
+def _table(entered: ActivationInput) -> Table:
+    columns = ("activation", "mean", "var", "zero %", "near %", "dead", "max |d|", "d %", "out %")
+    rows = []
+    for made in entered.made:
+        shares = map(_of_100, (made.exact_zero_share, made.zero_share))
+        changes = (_short(made.max_difference), *map(_of_100, (made.relative_difference, made.output_change)))
+        cells = (made.name, _short(made.mean), _short(made.variance), *shares, made.near_dead_units)
+        rows.append((*cells, *((None,) * 3 if made is entered.made[0] else changes)))
+    title = "In its place, on the same input; first the model's own"
+    return Table(columns, rows, title, frozenset({0}), side_by_side=True)
+
+
+def _short(value: float | None) -> float | None:
+    """Three digits: all columns then fit 80."""
+    return None if value is None else float(f"{value:.3g}")
+
+
+def _of_100(share: float | None) -> float | None:
+    return None if share is None else _short(100 * share)
+
+
+# --- several layers ---------------------------------------------------------------------------------------------------
+
+
+def _all(found: ActivationData) -> list[Part]:
+    """A row per layer for what enters, and one for what the other activations change."""
+    stacks = {layer.stack for layer in found.layers}
+    inputs, changes = [], []
+    names = list(dict.fromkeys(m.name for layer in found.layers for e in layer.activations for m in e.made))
+    for layer in found.layers:
+        name = f"{layer.stack}.{layer.layer}" if len(stacks) > 1 else f"{layer.layer}"
+        several = len(layer.activations) > 1
+        inputs += [(f"{name} {e.step.partition('.')[0]}" if several else name, *_cells(e)) for e in layer.activations]
+        made = {m.name: m for m in layer.activations[0].made}
+        changes.append((name, *(_of_100(made[n].output_change) if n in made else None for n in names)))
+    own = {entered.made[0].name for layer in found.layers for entered in layer.activations}
+    if len(own) == 1:  # its change is 0
+        changes = [tuple(c for i, c in enumerate(row) if not i or names[i - 1] not in own) for row in changes]
+        names = [name for name in names if name not in own]
+    parts: list[Part] = [Table(("layer", *_COLUMNS), inputs, side_by_side=True)]
+    meaning = {**_ALL_MEANING, **({"output": _MEANING_OF_OUTPUT} if names else {})}
+    if names:
+        title = "What the FFN's output changes by, in %, with another activation"
+        parts.append(Table(("layer", *names), changes, title, side_by_side=True))
+    return parts + [Line(f"{name}: {text}", quiet=True) for name, text in meaning.items()]
+
+
+_COLUMNS = ("mean", "std", "min", "max", "neg %", "kurt", "zero %", "near %", "dead", "from min to max")
+_ALL_MEANING: Mapping[str, str] = {
+    "mean to kurt": "of what enters; kurt: its kurtosis above a normal's",
+    "zero %, near %": f"of what leaves: values that are 0, that are within {NEAR_ZERO:g} of 0",
+    "dead": f"units within {NEAR_ZERO:g} of 0 for every token",
+}
+_MEANING_OF_OUTPUT = "||output - own output|| / ||own output||"
+
+
+def _cells(entered: ActivationInput) -> tuple[Any, ...]:
+    d, own = entered.input, entered.made[0]
+    negatives = _of_100(d.negatives / d.values)
+    zeros = map(_of_100, (own.exact_zero_share, own.zero_share))
+    moments = map(_short, (d.mean, d.std, d.min, d.max))
+    return (*moments, negatives, _short(d.excess_kurtosis), *zeros, own.near_dead_units, bars(d.histogram))

@@ -1,0 +1,46 @@
+"""--up: where gated units are looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ffncli.cli.activations.points import MOST, points
+from ffncli.cli.common.options import joined
+from ffncli.errors import FFNError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_gated = partial(typer.Option, rich_help_panel="Gated units")
+DEFAULT_UP = (1.0,)
+
+
+@dataclass(frozen=True)
+class GatedOptions:
+    """--up: the other input of a gated unit; --at is its gate."""
+
+    up_lists: Annotated[
+        list[str] | None,
+        _gated("--up", metavar="U,...", help="Values of up to show gated units at, default 1; --at is the gate."),
+    ] = None
+
+    @property
+    def up(self) -> str | None:
+        """What --up said, however often, as one comma list."""
+        return joined(self.up_lists)
+
+    def ups(self, gated: Sequence[str], at: Sequence[float]) -> tuple[float, ...]:
+        """The values of up. Raises FFNError where no unit has one, and for too many places."""
+        if self.up is None:
+            return DEFAULT_UP
+        ups = points(self.up, "--up")
+        if not gated:
+            raise FFNError("--up needs a gated unit", "plain functions have one input: --at")
+        if len(ups) * len(at) > MOST:
+            raise FFNError(f"--up: {len(at):,} points at {len(ups):,} values of up are more than {MOST:,}",
+                           "choose fewer of either")  # fmt: skip
+        return ups

@@ -1,0 +1,53 @@
+"""--iso-params of `ffn activations`: at which width a gated block is as large as a plain one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ffncli.block.analysis.gated import UNITS
+from ffncli.cli.common.options import Count, Text, positive
+from ffncli.errors import FFNError
+from ffncli.models.dimensions import whole, width
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ffncli.models.counting.iso_units import IsoUnit
+
+_iso = partial(typer.Option, rich_help_panel="Gated units")
+_D_MODEL, _D_FF = "512", "2048"  # the Transformer of 2017
+
+
+@dataclass(frozen=True)
+class IsoOptions:
+    """--iso-params, and the plain block that the gated one is to equal."""
+
+    iso_params: Annotated[
+        bool, _iso("--iso-params", help="The width at which the gated block has a plain one's parameters.")
+    ] = False
+    d_model: Annotated[Text, _iso("--d-model", metavar="N", help="Of both blocks, default 512.")] = None
+    d_ff: Annotated[Text, _iso("--d-ff", metavar="N|4x", help="Of the plain block, default 2048 (or 4x).")] = None
+    multiple_of: Annotated[
+        Count,
+        _iso("--multiple-of", metavar="M", parser=positive("--multiple-of"), help="Rounds the gated d_ff up."),
+    ] = None
+
+    def found(self, gated: Sequence[str]) -> dict[str, IsoUnit]:
+        """For each gated unit; nothing where it was not asked for. Raises FFNError for what contradicts itself."""
+        said = {"--d-model": self.d_model, "--d-ff": self.d_ff, "--multiple-of": self.multiple_of}
+        if not self.iso_params:
+            for option, value in said.items():
+                if value is not None:
+                    raise FFNError(f"{option} needs --iso-params", "it makes the blocks that are compared")
+            return {}
+        if not gated:
+            raise FFNError("--iso-params needs a gated unit to be compared", "name one: " + ", ".join(UNITS))
+        from ffncli.models.counting.iso_units import iso_unit
+
+        d_model = whole("--d-model", self.d_model or _D_MODEL)
+        d_ff = width("--d-ff", self.d_ff or ("4x" if self.d_model else _D_FF), d_model)
+        return {name: iso_unit(UNITS[name], d_model, d_ff, self.multiple_of or 1) for name in gated}

@@ -1,0 +1,1 @@
+"""`ffn approximate`: its options, its command, its pages."""

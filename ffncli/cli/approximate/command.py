@@ -1,0 +1,129 @@
+"""`ffn approximate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ffncli.cli.approximate.page import answer, plots
+from ffncli.cli.common.options import Count, OutputOptions, from_zero, natural, positive, spread
+from ffncli.cli.common.plot_options import PlotOptions
+from ffncli.errors import Terminated
+from ffncli.run.approximate.question import (
+    ACTIVATIONS,
+    MAX_SAMPLES,
+    MAX_SEEDS,
+    MAX_STEPS,
+    STEPS,
+    FitCase,
+    FitQuestion,
+    cases,
+    parse_domain,
+    texts,
+)
+from ffncli.run.engine.threads import set_threads
+from ffncli.show.progress import progress
+
+if TYPE_CHECKING:
+    from ffncli.run.approximate.approximate import Fit
+
+_train = partial(typer.Option, rich_help_panel="Training")
+_Texts = list[str] | None
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """--seeds, --noise and what else decides how blocks are trained."""
+
+    seeds: Annotated[
+        Count,
+        _train("--seeds", metavar="N", parser=positive("--seeds", MAX_SEEDS), help="Trainings for a row, default 5."),
+    ] = None
+    seed: Annotated[
+        Count, _train("--seed", metavar="N", parser=natural("--seed", 2**31 - 1), help="The first seed, default 0.")
+    ] = None
+    noise: Annotated[
+        float, _train("--noise", metavar="S", parser=from_zero("--noise"), help="Normal noise on the samples' targets.")
+    ] = 0.0
+    samples: Annotated[
+        Count,
+        _train("--samples", metavar="N", parser=positive("--samples", MAX_SAMPLES),
+               help="Samples to train on, default 256 (and: 1024); with --noise 32."),
+    ] = None  # fmt: skip
+    steps: Annotated[
+        Count,
+        _train("--steps", metavar="N", parser=positive("--steps", MAX_STEPS), help=f"Of training, default {STEPS}."),
+    ] = None
+    domain: Annotated[
+        str | None, _train("--domain", metavar="A:B", help="Where inputs lie, default -pi:pi; of and 0:1.")
+    ] = None
+
+    def question(self, targets: _Texts, activations: _Texts, widths: _Texts) -> FitQuestion:
+        """What is asked, defaults filled in. Raises FFNError for what cannot be."""
+        said = {
+            "targets": targets and texts(targets),
+            "activations": activations and texts(activations),
+            "widths": widths and texts(widths),
+            "domain": None if self.domain is None else parse_domain(self.domain),
+            **{name: getattr(self, name) for name in ("seeds", "seed", "noise", "samples", "steps")},
+        }
+        return FitQuestion(**{name: value for name, value in said.items() if value is not None})
+
+
+@spread
+def command(
+    *,
+    targets: Annotated[
+        _Texts, typer.Option("--target", metavar="NAME,...", help="sin (default), abs, step, bump, and.")
+    ] = None,
+    activations: Annotated[
+        _Texts, typer.Option("--activation", metavar="NAME,...", help=f"Default: {', '.join(ACTIVATIONS)}.")
+    ] = None,
+    widths: Annotated[
+        _Texts,
+        typer.Option(
+            "--d-ff",
+            metavar="N|4x,...",
+            help="Widths of plain blocks (gated: equal parameters), default 1, 2, 4, ..., 64.",
+        ),
+    ] = None,
+    training: TrainingOptions,
+    plot: PlotOptions,
+    show: OutputOptions,
+) -> None:
+    """Train blocks of growing width on a function: how well they fit.
+
+    Try: ffn approximate --target sin --d-ff 1,4,16,64 · ffn approximate --noise 0.3 --d-ff 1x,4x,8x
+    """
+    output = show.output()
+    plot.check(show.force, show.out)
+    question = training.question(targets, activations, widths)
+    asked = cases(question)
+    found: list[Fit] = []
+    stopped: BaseException | None = None
+    try:
+        _train_all(question, asked, found, show)
+    except (KeyboardInterrupt, Terminated) as signal:  # what is finished is an answer
+        if not found:
+            raise
+        stopped = signal
+        output.note(f"stopped: {len(found)} of {len(asked)} rows are here")
+    rows = [fit.row for fit in found]
+    if lost := sum(row.diverged for row in rows):
+        output.note(f"{lost} of {len(rows) * question.seeds} trainings diverged and are left out")
+    page = answer(question, rows, len(asked))
+    output.show(plot.extended(page, plots(rows), output) if plot.wanted else page)
+    if stopped:
+        raise stopped
+
+
+def _train_all(question: FitQuestion, asked: tuple[FitCase, ...], found: list[Fit], show: OutputOptions) -> None:
+    """Every fit into `found` as it comes, so that those stay that an interruption finds."""
+    with progress(len(asked) * question.steps, "training", show.quiet, not show.no_color) as advance:
+        set_threads()
+        from ffncli.run.approximate.approximate import fits  # torch
+
+        found.extend(fits(question, asked, advance))

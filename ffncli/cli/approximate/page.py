@@ -1,0 +1,161 @@
+"""What `ffn approximate` found, as JSON, as CSV, as tables to read and as curves of error against width."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ffncli.run.approximate.question import CONVENTIONS, FitQuestion
+from ffncli.run.approximate.targets import TARGETS
+from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.plots.plot import Plot, Series
+from ffncli.show.tables import Table
+from ffncli.show.text import plural
+
+if TYPE_CHECKING:
+    from ffncli.run.approximate.approximate import FitRow, Overfitting
+
+
+def answer(question: FitQuestion, rows: Sequence[FitRow], asked: int) -> Answer:
+    """A row per block; `asked` is how many there were to be."""
+    targets = list(dict.fromkeys(row.target for row in rows))
+    about = [_about(question, name) for name in targets]
+    seen: list[Overfitting] = []
+    if question.noise:
+        from ffncli.run.approximate.approximate import overfitting  # torch, which fitted the rows
+
+        seen = overfitting(rows)
+    body: dict[str, Any] = {
+        "targets": about, "seeds": question.seeds, "seed": question.seed, "steps": question.steps,
+        "noise": question.noise, "rows_asked": asked, "complete": len(rows) == asked,
+        "rows": [asdict(row) for row in rows], "overfitting": [asdict(one) for one in seen],
+    }  # fmt: skip
+    names = tuple(body["rows"][0]) if rows else ()
+    table = Table(names, [tuple(asdict(row).values()) for row in rows])
+    parts: list[Part] = []
+    for one in about:
+        parts += _target(question, one, [row for row in rows if row.target == one["name"]], seen)
+    return Answer("approximate", body, table, parts, CONVENTIONS)
+
+
+def plots(rows: Sequence[FitRow]) -> list[Plot]:
+    """Error against width, a plot per target: the best seed's, or with noise the median held-out error."""
+    out = []
+    for target in dict.fromkeys(row.target for row in rows):
+        own = [row for row in rows if row.target == target]
+        noisy = bool(own[0].noise)
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for row in own:
+            point = (float(row.d_ff_plain), _height(row.median_rmse if noisy else row.rmse))
+            curves.setdefault(row.activation, []).append(point)
+        lines = [Series(name, sorted(points)) for name, points in curves.items()]
+        widths = [row.d_ff_plain for row in own]
+        lines.append(
+            Series(
+                _straight(TARGETS[target].inputs),
+                [(min(widths), _height(own[0].floor)), (max(widths), _height(own[0].floor))],
+            )
+        )
+        y = "median held-out rmse" if noisy else "rmse of the best seed"
+        x = "d_ff" + (" (gated: of the plain block with as many parameters)" if any(r.gated for r in own) else "")
+        out.append(Plot(f"{target}: error against width", x, y, lines, log_x=True, log_y=True, marks=True))
+    return out
+
+
+def _straight(inputs: int) -> str:
+    return "best line" if inputs == 1 else "best plane"
+
+
+def _height(value: float | None) -> float:
+    """On a log axis; nothing is drawn for an error of 0."""
+    return value if value else math.nan
+
+
+def _about(question: FitQuestion, name: str) -> dict[str, Any]:
+    target = TARGETS[name]
+    return {"name": name, "formula": target.formula, "inputs": target.inputs, "domain": question.domain_of(target),
+            "samples": question.samples_of(target)}  # fmt: skip
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _target(
+    question: FitQuestion, about: dict[str, Any], rows: Sequence[FitRow], seen: Sequence[Overfitting]
+) -> list[Part]:
+    """One target: what it is, a row per block, the same errors side by side, what was seen of overfitting."""
+    low, high = about["domain"]
+    inputs = "a and b" if about["inputs"] == 2 else "x"
+    where = f"{inputs} in [{', '.join(_ends(low, high))}], {about['samples']:,} samples"
+    where += f" with noise {question.noise:g}" if question.noise else ""
+    parts: list[Part] = [Heading(f"{about['name']}: {about['formula']}", f"{where}, {_counted(question.seeds)}")]
+    parts.append((_noisy if question.noise else _exact)(rows, _straight(about["inputs"])))
+    if any(row.gated and row.d_ff != row.d_ff_plain for row in rows):
+        parts.append(Line("for: the plain width whose parameters a gated block comes nearest to", quiet=True))
+    said = [one for one in seen if one.target == about["name"]]
+    if not said:
+        return [*parts, *_summary(rows)]
+    wider = sum(one.overfits for one in said)
+    return [
+        *parts, *_summary(rows), Heading("Does a wider block overfit?", f"{wider} of {len(said)} activations"),
+        *(Line(_overfitting_text(one)) for one in said),
+    ]  # fmt: skip
+
+
+def _overfitting_text(one: Overfitting) -> str:
+    least = f"{one.activation}: held-out error is least at d_ff {one.best_d_ff:,} ({one.best_rmse:.3g})"
+    if one.wider_d_ff is None or one.wider_rmse is None:
+        return f"{least}, the widest: no overfitting seen"
+    times = f"{one.wider_rmse / one.best_rmse:.2f} times that at d_ff {one.wider_d_ff:,}"
+    if one.overfits:
+        return f"{least} and {times}: overfits"
+    if one.rises:
+        return f"{least} and {times}, yet it fits its samples no better: badly trained, not overfitting"
+    return f"{least} and {times}: no overfitting to speak of"
+
+
+def _ends(low: float, high: float) -> tuple[str, str]:
+    """The domain to four digits, or to as many as tell its ends apart."""
+    for digits in range(4, 18):
+        ends = f"{low:.{digits}g}", f"{high:.{digits}g}"
+        if max(abs(float(ends[0]) - low), abs(float(ends[1]) - high)) <= 1e-3 * (high - low):
+            break
+    return ends
+
+
+def _counted(seeds: int) -> str:
+    return f"{seeds} {plural('seed', seeds)}"
+
+
+def _width(row: FitRow, gated: bool) -> tuple[int | str, ...]:
+    """d_ff, and in tables with gated blocks the plain width that one stands for."""
+    return (row.d_ff, row.d_ff_plain if row.gated else "") if gated else (row.d_ff,)
+
+
+def _exact(rows: Sequence[FitRow], line: str) -> Table:
+    gated = any(row.gated for row in rows)
+    columns = ("activation", "d_ff", *(("for",) if gated else ()), "params", "rmse", "median", "max error", line)
+    lines = [(r.activation, *_width(r, gated), r.params, r.rmse, r.median_rmse, r.max_error, r.floor) for r in rows]
+    return Table(columns, lines, "rmse and max error of the best seed, median rmse over seeds")
+
+
+def _noisy(rows: Sequence[FitRow], line: str) -> Table:
+    gated = any(row.gated for row in rows)
+    columns = ("activation", "d_ff", *(("for",) if gated else ()), "params", "train", "held-out", "best", line)
+    lines = [(r.activation, *_width(r, gated), r.params, r.train_rmse, r.held_out_rmse, r.rmse, r.floor) for r in rows]
+    return Table(columns, lines, "rmse: medians over seeds, on the noisy samples and held out without noise")
+
+
+def _summary(rows: Sequence[FitRow]) -> list[Part]:
+    """Errors by activation and width, where there are several of both."""
+    widths = list(dict.fromkeys(row.d_ff_plain for row in rows))
+    names = list(dict.fromkeys(row.activation for row in rows))
+    if len(widths) < 2 or len(names) < 2:
+        return []
+    noisy = bool(rows[0].noise)
+    errors = {(r.activation, r.d_ff_plain): r.median_rmse if noisy else r.rmse for r in rows}
+    lines = [(name, *(errors.get((name, width)) for width in widths)) for name in names]
+    title = f"{'median held-out' if noisy else 'best'} rmse by d_ff"
+    return [Table((" ", *(f"{width:,}" for width in widths)), lines, title)]

@@ -1,0 +1,1 @@
+"""`ffn bench`: its options, its command, its pages."""

@@ -1,0 +1,1 @@
+"""Options and lines that several commands share."""

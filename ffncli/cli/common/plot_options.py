@@ -1,0 +1,75 @@
+"""--plot and --plot-file: curves on the terminal, curves in a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.show.output import Output
+from ffncli.show.parts import Answer
+from ffncli.show.plots.plot import Plot
+from ffncli.system.files import check_writable
+
+_plot = partial(typer.Option, rich_help_panel="Output")
+
+
+@dataclass(frozen=True)
+class PlotOptions:
+    """--plot and --plot-file."""
+
+    plot: Annotated[bool, _plot("--plot", help="Draw the curves below the table.")] = False
+    plot_file: Annotated[
+        str | None, _plot("--plot-file", metavar="FILE", help="Curves into FILE.svg, .png or .pdf (needs matplotlib).")
+    ] = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any picture was asked for."""
+        return self.plot or self.plot_file is not None
+
+    @property
+    def path(self) -> str:
+        """The file to draw into; empty where there is none."""
+        return os.path.expanduser(self.plot_file or "")
+
+    def check(self, force: bool, out: str | None = None) -> None:
+        """Say what is wrong before anything is computed.
+
+        That is an unknown suffix, a file that may not be written, the file that -o names (`out`), and matplotlib
+        missing (exit 3).
+        """
+        if self.plot_file is None:
+            return
+        from ffncli.show.plots.image import NEEDS, SUFFIXES
+
+        if Path(self.path).suffix.lower() not in SUFFIXES:
+            raise FFNError(f"--plot-file {shown(self.plot_file)}: the name must end in one of {', '.join(SUFFIXES)}")
+        check_writable(self.path, force, "--plot-file")
+        if out is not None and os.path.realpath(os.path.expanduser(out)) == os.path.realpath(self.path):
+            raise FFNError("--plot-file and -o name the same file", "give two names")
+        if find_spec("matplotlib") is None:
+            raise FFNError("--plot-file needs matplotlib", NEEDS, ExitCode.ENVIRONMENT)
+
+    def extended(self, page: Answer, plots: Sequence[Plot], output: Output) -> Answer:
+        """`page` with the plots at its end where --plot asks for them; writes them to --plot-file and notes it.
+
+        Raises FFNError (exit 3) where the file cannot be written.
+        """
+        if self.plot_file is not None:
+            from ffncli.show.plots.image import write
+
+            write(Path(self.path), plots)
+            output.note(f"wrote {self.plot_file}")
+        if not self.plot:
+            return page
+        if output.format in ("json", "csv"):
+            output.note(f"--plot is a picture: {output.format.upper()} has the numbers alone")
+        return replace(page, parts=[*page.parts, *plots])

@@ -1,0 +1,1 @@
+"""`ffn compare`: its options, its command, its pages."""

@@ -1,0 +1,136 @@
+"""`ffn compare`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ffncli.cli.common.options import OutputOptions, from_zero, spread
+from ffncli.cli.compare.options import CompareResultOptions
+from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.show.output import Output
+
+Base = Annotated[str, typer.Argument(metavar="BASE", help="Results of ffn bench (a.csv,b.csv), or a saved trace.")]
+New = Annotated[str, typer.Argument(metavar="NEW", help="Others of its kind, held to it.")]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        "--tolerance", metavar="T", parser=from_zero("--tolerance"), rich_help_panel="Saved traces",
+        help="Relative error allowed; default by dtype: 1e-5 for fp32, 1e-2 for bf16.",
+    ),
+]  # fmt: skip
+
+
+@spread
+def command(
+    *, base: Base, new: New, results: CompareResultOptions, tolerance: Tolerance = None, show: OutputOptions
+) -> None:
+    """Compare two results of ffn bench, or two saved traces: what changed, and how sure that is.
+
+    Exit 1 where a trace departs, or a kernel fails --fail-if-slower.
+
+    Try: ffn compare main.csv branch.csv --fail-if-slower 3%
+    """
+    output = show.output()
+    sides = [_files(text, (base, new)) for text in (base, new)]
+    kinds = [_kind(text, paths) for text, paths in zip((base, new), sides, strict=True)]
+    if kinds[0] != kinds[1]:
+        first, second = ("results" if kind else "a saved trace" for kind in kinds)
+        raise FFNError(f"{shown(base, 200)} holds {first}, {shown(new, 200)} {second}", "give two of one kind")
+    if kinds[0]:
+        if tolerance is not None:
+            raise FFNError("--tolerance is for saved traces", "of results, --margin says what counts as the same")
+        _results(sides[0], sides[1], results, output)
+    else:
+        if option := results.first_set():
+            raise FFNError(f"{option} is for results of ffn bench", "two saved traces are held to --tolerance")
+        _traces(sides[0], sides[1], tolerance, output)
+
+
+def _results(base: Sequence[Path], new: Sequence[Path], options: CompareResultOptions, output: Output) -> None:
+    from ffncli.bench.judge.compare import compare
+    from ffncli.bench.results.csv_file import read_rows
+    from ffncli.cli.compare.results_page import answer, failure, not_gated, open_question
+
+    rows = [[row for path in paths for row in read_rows(path)] for paths in (base, new)]
+    for paths, side in zip((base, new), rows, strict=True):
+        if not side:
+            raise FFNError(f"{shown(','.join(map(str, paths)), 200)} holds no rows", "the run had not finished a case")
+    comparison = compare(rows[0], rows[1], options.rules())
+    failed = failure(comparison) if options.fail_if_slower is not None else ""
+    open_ = open_question(comparison) if options.strict else ""
+    output.show(answer(base, new, comparison, output.format, verdict=not (_same_screen(output) and (failed or open_))))
+    if (left := not_gated(comparison)) and comparison.comparable:  # else the page's verdict says so
+        output.note(left)
+    if failed:
+        raise FFNError(failed, code=ExitCode.FAILED)
+    if open_:
+        raise FFNError(open_, "more --processes narrow the intervals", ExitCode.INCONCLUSIVE)
+
+
+def _traces(base: Sequence[Path], new: Sequence[Path], tolerance: float | None, output: Output) -> None:
+    # From here on torch is needed.
+    from ffncli.cli.compare.traces_page import answer, verdict_of
+    from ffncli.run.saved.compare import compare
+    from ffncli.run.saved.saved import open_saved
+
+    saved = [open_saved(paths[0]) for paths in (base, new)]
+    found = compare(saved[0], saved[1], tolerance)
+    output.show(answer(saved[0], saved[1], found, verdict=not _same_screen(output)))
+    if found.first is not None:
+        raise FFNError(verdict_of(found.row(found.first)), "; ".join(found.causes), ExitCode.FAILED)
+
+
+def _same_screen(output: Output) -> bool:
+    """Whether page and error appear below each other: then what the error says is not said twice."""
+    return output.path is None and all(stream and stream.isatty() for stream in (sys.stdout, sys.stderr))
+
+
+def _files(text: str, both: Sequence[str]) -> tuple[Path, ...]:
+    """The files of a side: one, or a comma list. Raises FFNError for names that are no files."""
+    whole = Path(os.path.expanduser(text))
+    if os.path.isfile(whole):
+        return (whole,)
+    names = text.split(",")
+    paths = tuple(Path(os.path.expanduser(name)) for name in names)
+    missing = [name for name, path in zip(names, paths, strict=True) if not name or not os.path.isfile(path)]
+    if missing and _are_activations(both):
+        raise FFNError("ffn compare compares files", f"did you mean `ffn activations {' '.join(both)}`?")
+    if missing:
+        what = "is no file" if os.path.exists(os.path.expanduser(missing[0])) else "does not exist"
+        hint = "make results with ffn bench --save FILE.csv, a trace with ffn trace --save FILE"
+        raise FFNError(f"{shown(missing[0], 200)} {what}", hint)
+    return paths
+
+
+def _are_activations(names: Sequence[str]) -> bool:
+    from ffncli.block.activations import known_names
+
+    return all(name.lower().replace("-", "_") in known_names() for name in names)
+
+
+def _kind(text: str, paths: Sequence[Path]) -> bool:
+    """Whether the files are results; else it is one saved trace. Raises FFNError for what is neither."""
+    are = [_is_csv(path) for path in paths]
+    if not all(are) and len(paths) > 1:
+        name = str(paths[are.index(False)])
+        raise FFNError(f"{shown(text, 200)}: {shown(name, 200)} is no CSV", "only results may be several files a side")
+    return all(are)
+
+
+def _is_csv(path: Path) -> bool:
+    """By the first line, or the suffix. Raises FFNError for a rounds file, which goes with a result."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(200).removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise FFNError(f"cannot read {shown(str(path), 200)}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
+    if start.startswith(b"run_id,process,") or path.name.endswith(".rounds.csv"):
+        stem = path.name.removesuffix(".csv").removesuffix(".rounds")
+        raise FFNError(f"{shown(str(path), 200)} is a rounds file", f"give {stem}.csv, not {path.name}")
+    return start.startswith(b"schema_version,") or path.suffix.lower() == ".csv"

@@ -1,0 +1,52 @@
+"""Options of `ffn compare` for results: what fails, and what counts as the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ffncli.cli.common.options import percentage
+
+if TYPE_CHECKING:
+    from ffncli.bench.judge.compare import Rules
+
+_results = partial(typer.Option, rich_help_panel="Results of ffn bench")
+
+
+@dataclass(frozen=True)
+class CompareResultOptions:
+    """--fail-if-slower and its kin."""
+
+    fail_if_slower: Annotated[
+        float | None,
+        _results(
+            "--fail-if-slower", metavar="X%", parser=percentage("--fail-if-slower", zero=True),
+            help="Exit 1 where a kernel is certainly slower by more than that, or no longer right.",
+        ),
+    ] = None  # fmt: skip
+    margin: Annotated[
+        float | None,
+        _results(
+            "--margin", metavar="X%", parser=percentage("--margin", zero=True),
+            help="What counts as the same, default 2%.",
+        ),
+    ] = None  # fmt: skip
+    allow_mismatch: Annotated[
+        bool, _results("--allow-mismatch", help="Show results of unlike machines or versions; nothing fails then.")
+    ] = False
+    strict: Annotated[bool, _results("--strict", help="Exit 4 where a row cannot be decided.")] = False
+
+    def rules(self) -> Rules:
+        """The same for `bench/judge/compare.py`."""
+        from ffncli.bench.judge.compare import Rules
+
+        margin = {} if self.margin is None else {"margin": self.margin}
+        return Rules(threshold=self.fail_if_slower, allow_mismatch=self.allow_mismatch, **margin)
+
+    def first_set(self) -> str:
+        """The first of these options that was given; empty where none was."""
+        name = next((f.name for f in fields(self) if getattr(self, f.name) != f.default), "")
+        return name and "--" + name.replace("_", "-")

@@ -1,0 +1,343 @@
+"""The page of `ffn compare` for results: the verdict in words, what fails, the rows, what was and was not compared."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from ffncli.bench.judge.compare import CONVENTIONS, ComparedRow, ResultComparison, change
+from ffncli.bench.judge.ratios import differs
+from ffncli.bench.judge.statistics import Interval, log_or_inf
+from ffncli.bench.results.row import name_of
+from ffncli.errors import clean
+from ffncli.show.output import markdown
+from ffncli.show.parts import Answer, Fold, Heading, Line, Part
+from ffncli.show.tables import Table
+from ffncli.show.text import percent, plural, time_text
+
+LONGEST_COMMENT = 65_000  # characters of Markdown; GitHub refuses comments of more than 65,536
+_ASKED = (("block", ""), ("tokens", " tokens"), ("dtype", ""), ("passes", ""), ("cache", ""), ("device", ""))
+_MOST_NAMED = 5  # rows named in one line
+_MOST_MEANS = 20
+_LONGEST_CELL = 120
+
+
+def answer(
+    base: Sequence[Path], new: Sequence[Path], comparison: ResultComparison, format: str = "table", verdict: bool = True
+) -> Answer:
+    """The comparison as JSON, CSV (a row per case and kernel) and a page; Markdown has the verdict first.
+
+    Without `verdict` the page leaves it to the error.
+    """
+    names = [",".join(map(str, paths)) for paths in (base, new)]
+    columns = tuple(name_of(f.name) for f in fields(ComparedRow))
+    table = Table(columns, [tuple(map(_known, asdict(row).values())) for row in comparison.rows])
+    parts = _comment(names, comparison) if format == "md" else _page(names, comparison, verdict)
+    return Answer("compare", _body(names, comparison), table, parts, CONVENTIONS)
+
+
+def _known(value: Any) -> Any:
+    """A cell of the CSV: an infinite end of an interval is no number there."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _body(names: Sequence[str], comparison: ResultComparison) -> dict[str, Any]:
+    def row(one: ComparedRow) -> dict[str, Any]:
+        return {name_of(key): value for key, value in asdict(one).items()}
+
+    def named(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+        return [{"case": case, "kernel": kernel} for case, kernel in pairs]
+
+    return {
+        "base": names[0],
+        "new": names[1],
+        "comparable": comparison.comparable,
+        "mismatches": [asdict(mismatch) for mismatch in comparison.mismatches],
+        "margin": comparison.rules.margin,
+        "fail_if_slower": comparison.rules.threshold,
+        "verdict": headline(comparison),
+        "regressions": named([(one.case, one.kernel) for one in comparison.regressions]),
+        "counts": {word: comparison.count(word) for word in _WORDS} | {"undecided": len(comparison.inconclusive)},
+        "kernels": [asdict(kernel) for kernel in comparison.kernels],
+        "only_in_base": named(comparison.only_in_base),
+        "only_in_new": named(comparison.only_in_new),
+        "remarks": list(comparison.remarks),
+        "rows": [row(one) for one in comparison.rows],
+    }
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+_WORDS: dict[Any, str] = {
+    "broken": "no longer right", "slower": "slower", "faster": "faster", "same": "the same", "mended": "right again",
+    "inconclusive": "cannot be told",
+}  # fmt: skip
+
+
+def headline(comparison: ResultComparison) -> str:
+    """The verdict over all rows in one sentence."""
+    counts = ", ".join(
+        f"{count} {text}" + (f" within {percent(comparison.rules.margin)}" if word == "same" else "")
+        for word, text in _WORDS.items()
+        if (count := comparison.count(word))
+    )
+    if not comparison.comparable:
+        return f"shown only, nothing is held to it: the environments differ ({counts or 'nothing was timed'})"
+    if comparison.rules.threshold is None:
+        return counts or "nothing was timed on both sides"
+    if comparison.regressions:
+        return failure(comparison, named=False)
+    gated = sum(row.gated for row in comparison.rows)
+    limit = percent(comparison.rules.threshold)
+    if not gated:
+        why = Counter(row.reason for row in comparison.rows if row.reason).most_common(1)
+        return f"nothing could be held to {limit}: {why[0][0]}"
+    total = len(comparison.rows)
+    left = f"; {total - gated} of {total} could not be held to it" if gated < total else ""
+    return f"no kernel is certainly slower by more than {limit} ({counts}){left}"
+
+
+def not_gated(comparison: ResultComparison) -> str:
+    """What a gate could not be applied to and why, so that its silence is no consent; empty where it was to all."""
+    left = [row for row in comparison.rows if not row.gated and row.verdict is not None]
+    if comparison.rules.threshold is None:
+        return ""
+    lost = len(comparison.only_in_base)
+    gone = f"{lost} {plural('row', lost)} of BASE {'is' if lost == 1 else 'are'} not in NEW" if lost else ""
+    if not left:
+        return gone
+    reasons = list(dict.fromkeys(row.reason for row in left))
+    more = f" and {len(reasons) - 1} reasons more" if len(reasons) > 1 else ""
+    rows = f"{len(left)} of {len(comparison.rows)} rows were not held to --fail-if-slower: {_cut(reasons[0])}{more}"
+    return "; ".join(filter(None, (rows, gone)))
+
+
+def failure(comparison: ResultComparison, named: bool = True) -> str:
+    """What --fail-if-slower says: how many rows fail and which; empty where none does."""
+    slow = [row for row in comparison.regressions if row.verdict != "broken"]
+    broken = [row for row in comparison.regressions if row.verdict == "broken"]
+    total, margin, out = len(comparison.rows), comparison.rules.margin, []
+    if slow:
+        verb = "is" if len(slow) == 1 else "are"
+        words = f"{len(slow)} of {total} rows {verb} slower by more than {percent(comparison.rules.limit)}"
+        out.append(words + (f": {_listed(slow, margin)}" if named else ""))
+    if broken:
+        verb = "was ok in BASE and is not" if len(broken) == 1 else "were ok in BASE and are not"
+        out.append(f"{len(broken)} of {total} rows {verb} in NEW" + (f": {_listed(broken, margin)}" if named else ""))
+    return "; ".join(out)
+
+
+def open_question(comparison: ResultComparison) -> str:
+    """What --strict says where a row is not decided; empty where all are."""
+    rows = comparison.inconclusive
+    if not rows:
+        return ""
+    return f"{len(rows)} of {len(comparison.rows)} rows cannot be decided: {_listed(rows, comparison.rules.margin)}"
+
+
+def _listed(rows: Sequence[ComparedRow], margin: float) -> str:
+    texts = [f"{_cut(row.kernel)} ({_cut(row.case)}): {words(row, margin)}" for row in rows[:_MOST_NAMED]]
+    return "; ".join(texts) + (f"; and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else "")
+
+
+def words(row: ComparedRow, margin: float) -> str:
+    """`12 % slower (8 to 16 %)`, `same within 2 %`, `cannot tell (-3 to +8 %)`, `wrong in NEW`."""
+    if row.verdict in ("broken", "mended", None) or row.ratio is None:
+        return f"{row.new_status} in NEW, {row.base_status} in BASE"
+    if row.verdict == "same":
+        return f"same within {percent(margin)}"
+    low, high = row.ratio_low, row.ratio_high
+    if low is None or high is None:
+        return f"cannot tell ({change(row.ratio)}, one process)"
+    if row.verdict == "inconclusive":
+        raw = Interval(row.ratio, low, high).map(log_or_inf)
+        if row.normalised_ratio is not None and differs(raw, margin):  # what spoke against it
+            return f"cannot tell ({_signed(row.ratio)}, anchored {_signed(row.normalised_ratio)})"
+        return f"cannot tell ({_signed(low)} to {_signed(high)})"
+    return f"{change(row.ratio)} ({_span(row.ratio, low, high)})"
+
+
+def _span(ratio: float, low: float, high: float) -> str:
+    """The interval in the unit that `change` chose for the ratio, with digits that tell its ends apart."""
+    if ratio >= 2:
+        ends, unit = (low, high), ""
+    elif ratio <= 0.5:
+        ends, unit = (1 / high if high else math.inf, 1 / low if low else math.inf), ""
+    else:
+        ends, unit = ((low - 1, high - 1) if ratio >= 1 else (1 - high, 1 - low)), " %"
+    scaled = [100 * end if unit else end for end in ends]
+    texts = next(
+        (pair for digits in (2, 3, 4) if (pair := [f"{end:.{digits}g}" for end in scaled])[0] != pair[1]),
+        [f"{end:.2g}" for end in scaled],
+    )
+    return f"{texts[0]} to {texts[1]}{unit}"
+
+
+def _percent(share: float) -> str:
+    if share >= 0.095:
+        return f"{100 * share:,.0f} %"
+    return f"{100 * share:.2g} %" if share >= 0.00995 else f"{100 * share:.1f} %"
+
+
+def _signed(ratio: float) -> str:
+    if not ratio < 100:
+        return "far more"
+    return f"{'+' if ratio >= 1 else '-'}{_percent(abs(ratio - 1))}"
+
+
+def _cut(text: str) -> str:
+    text = clean(text)
+    return text if len(text) <= _LONGEST_CELL else text[: _LONGEST_CELL - 1] + "…"
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _page(names: Sequence[str], comparison: ResultComparison, verdict: bool) -> list[Part]:
+    parts: list[Part] = [Heading(f"{names[0]} against {names[1]}", "BASE is the reference")]
+    parts += [Line(text, quiet=True) for text in _frame(comparison)]
+    failing, others = _split(comparison)
+    if failing:
+        parts.append(_table(comparison, failing, _title(comparison), "fail"))
+    if others:
+        parts.append(_table(comparison, others, "the other rows" if failing else ""))
+    parts += _reasons(comparison)
+    parts += [Line(text) for text in _alone(comparison)]
+    parts += _means(comparison)
+    if verdict:
+        parts.append(Heading(headline(comparison)))
+    return parts
+
+
+def _comment(names: Sequence[str], comparison: ResultComparison) -> list[Part]:
+    """A pull-request comment: the verdict, what fails, the rest folded, as many rows as it may have characters."""
+    failing, others = _split(comparison)
+    ranks = {"broken": 0, "slower": 1, "inconclusive": 2, "mended": 3, "faster": 4, "same": 5, None: 6}
+    rows = [*failing, *sorted(others, key=lambda row: ranks[row.verdict])]
+
+    def made(count: int) -> list[Part]:
+        shown_rows = rows[:count]
+        top, rest = shown_rows[: len(failing)], shown_rows[len(failing) :]
+        parts: list[Part] = [Heading(f"ffn compare: {headline(comparison)}"[:1000])]
+        if top:
+            parts.append(_table(comparison, top, _title(comparison)))
+        parts += _reasons(comparison)
+        if left := len(rows) - count:
+            parts.append(Line(f"{left:,} of {len(rows):,} rows are left out: a comment holds no more characters"))
+        if rest:
+            many = f"{len(rest):,} {'other ' if top else ''}{plural('row', len(rest))}"
+            parts.append(Fold(many, [_table(comparison, rest, "")]))
+        about: list[Part] = [Line(f"BASE: {_cut(names[0])}; NEW: {_cut(names[1])}")]
+        about += [Line(text) for text in (*_frame(comparison), *_alone(comparison))]
+        return [*parts, Fold("how it was measured, means over cases", [*about, *_means(comparison)])]
+
+    return made(_most(len(rows), lambda count: len(markdown(made(count))) <= LONGEST_COMMENT))
+
+
+def _most(high: int, fits: Callable[[int], bool]) -> int:
+    """The largest count up to `high` that fits, by halving."""
+    if fits(high):
+        return high
+    low = 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _split(comparison: ResultComparison) -> tuple[list[ComparedRow], list[ComparedRow]]:
+    """The rows that fail and the others; without a gate nothing fails, and what is slower stands among the rest."""
+    gate = comparison.rules.threshold is not None
+    fails = [row.regression and (gate or row.verdict == "broken") for row in comparison.rows]
+    rows = list(zip(comparison.rows, fails, strict=True))
+    return [row for row, failed in rows if failed], [row for row, failed in rows if not failed]
+
+
+def _title(comparison: ResultComparison) -> str:
+    if comparison.rules.threshold is None:
+        return "no longer right"
+    return f"fails --fail-if-slower {percent(comparison.rules.threshold)}"
+
+
+def _frame(comparison: ResultComparison) -> list[str]:
+    """What all rows share, the machine, and remarks."""
+    first = comparison.rows[0]
+    alike = [f"{getattr(first, name)}{unit}" for name, unit in _ASKED if not _varies(comparison, name)]
+    if not _varies(comparison, "threads") and first.threads is not None:
+        alike.append(f"{first.threads} {plural('thread', first.threads)}")
+    out = [", ".join(_cut(text) for text in alike)] if alike else []
+    counts = [sorted({getattr(row, f"processes_{side}") for row in comparison.rows} - {0}) for side in ("base", "new")]
+    texts = ["none" if not c else f"{c[0]}" if len(c) == 1 else f"{c[0]} to {c[-1]}" for c in counts]
+    out.append(f"processes: {texts[0]} in BASE, {texts[1]} in NEW; ranges are 95 % intervals over them")
+    if comparison.environment:
+        out.append(_cut(comparison.environment))
+    out += [f"{_cut(m.field)}: {_cut(m.base)} in BASE, {_cut(m.new)} in NEW" for m in comparison.mismatches]
+    return [*out, *(_cut(remark) for remark in comparison.remarks)]
+
+
+def _varies(comparison: ResultComparison, name: str) -> bool:
+    return any(getattr(row, name) != getattr(comparison.rows[0], name) for row in comparison.rows)
+
+
+def _table(comparison: ResultComparison, rows: Sequence[ComparedRow], title: str, emphasis: str = "") -> Table:
+    varying = [name for name in (*(name for name, _ in _ASKED), "threads") if _varies(comparison, name)]
+    columns = (*(name_of(name) for name in varying), "kernel", "BASE", "NEW", "NEW's time is")
+    cells = [
+        (
+            *(_cell(getattr(row, name)) for name in varying),
+            _cut(row.kernel), time_text(row.base_time_s), time_text(row.new_time_s),
+            words(row, comparison.rules.margin),
+        )
+        for row in rows
+    ]  # fmt: skip
+    return Table(columns, cells, title, frozenset(range(len(rows))) if emphasis else frozenset())
+
+
+def _cell(value: Any) -> Any:
+    return _cut(value) if isinstance(value, str) else value
+
+
+def _reasons(comparison: ResultComparison) -> list[Part]:
+    """Why rows were not held to the gate, or what speaks against a verdict; each reason once."""
+    rows: dict[str, list[ComparedRow]] = {}
+    for row in comparison.rows:
+        if row.reason and row.verdict not in ("broken", "mended", None) and comparison.comparable:
+            rows.setdefault(row.reason.partition(",")[0], []).append(row)  # what follows a comma is the row's own
+    out: list[Part] = []
+    for group in sorted(rows.values(), key=len, reverse=True)[:_MOST_NAMED]:
+        kernels = list(dict.fromkeys(_cut(row.kernel) for row in group))
+        who = "all rows" if len(group) == len(comparison.rows) else f"{len(group)} {plural('row', len(group))}"
+        few = ", ".join(kernels[:_MOST_NAMED]) + (", ..." if len(kernels) > _MOST_NAMED else "")
+        texts = sorted({row.reason for row in group})
+        out.append(Line(f"{who} ({few}): {_cut(texts[0])}" + (" (others alike)" if len(texts) > 1 else "")))
+    if len(rows) > _MOST_NAMED:
+        out.append(Line(f"and {len(rows) - _MOST_NAMED} reasons more, in --json"))
+    return out
+
+
+def _means(comparison: ResultComparison) -> list[Part]:
+    """A row per kernel that has several cases."""
+    several = [kernel for kernel in comparison.kernels if kernel.cases > 1]
+    if not several:
+        return []
+    columns = ("mean over cases", "cases", "NEW's time is", "beside the machine's anchor")
+    cells = [
+        (_cut(k.kernel), k.cases, change(k.ratio), None if k.normalised_ratio is None else change(k.normalised_ratio))
+        for k in several[:_MOST_MEANS]
+    ]
+    left = len(several) - len(cells)
+    return [Table(columns, cells), *([Line(f"and {left} kernels more, in --json")] if left else [])]
+
+
+def _alone(comparison: ResultComparison) -> list[str]:
+    out = []
+    for side, pairs in (("BASE", comparison.only_in_base), ("NEW", comparison.only_in_new)):
+        if pairs:
+            few = "; ".join(f"{_cut(kernel)} ({_cut(case)})" for case, kernel in pairs[:_MOST_NAMED])
+            more = f"; and {len(pairs) - _MOST_NAMED} more" if len(pairs) > _MOST_NAMED else ""
+            out.append(f"in {side} alone, not compared: {few}{more}")
+    return out

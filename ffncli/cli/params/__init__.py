@@ -1,0 +1,1 @@
+"""`ffn params`: its options, its command, its pages."""

@@ -1,0 +1,206 @@
+"""`ffn params`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ffncli.block import dtypes, shard, storage, traffic
+from ffncli.block.cost import CONVENTIONS
+from ffncli.cli.common.options import DimensionOptions, OutputOptions, TokenListOptions, above_zero, positive, spread
+from ffncli.cli.params import assertions
+from ffncli.cli.params.page import parts_of, sweep_table
+from ffncli.errors import ExitCode, FFNError
+from ffncli.models import catalog
+from ffncli.models.counting.figures import KEYS, CostReport, figures
+from ffncli.models.dimensions import Dimensions
+from ffncli.models.model import Resolved
+from ffncli.run.user.load import load
+from ffncli.show.output import Output
+from ffncli.show.parts import Answer, Line
+from ffncli.show.tables import Table
+
+if TYPE_CHECKING:
+    from ffncli.models.counting.iso_params import (
+        IsoParams,  # sweeps, twins and splits are imported where they are asked for
+    )
+
+_CONVENTIONS = {**CONVENTIONS, **storage.CONVENTIONS, **traffic.CONVENTIONS, **shard.CONVENTIONS}
+_Texts = list[str] | None
+
+
+@spread
+def command(
+    *,
+    sources: Annotated[
+        _Texts,
+        typer.Argument(metavar="SOURCE", help="Names, paths, hf://org/name, 512x2048:gelu, my.py:Class (runs it)."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every known model.")] = False,
+    asserted: Annotated[
+        _Texts, typer.Option("--assert", metavar="TEXT", help="'ffn_params_total == 4328521728'; exit 1 if not.")
+    ] = None,
+    sweep: Annotated[
+        _Texts, typer.Option("--sweep", metavar="NAME=A,B", help="d_ff=1x,2x,4x, tokens=1,32, ...; repeatable.")
+    ] = None,
+    iso_params: Annotated[bool, typer.Option("--iso-params", help="Beside its gated or plain twin, of equal size.")] = (
+        False
+    ),
+    multiple_of: Annotated[
+        int | None,
+        typer.Option("--multiple-of", metavar="M", parser=positive("--multiple-of"), help="Rounds the twin's d_ff up."),
+    ] = None,
+    tp: Annotated[
+        int | None,
+        typer.Option("--tp", "--tensor-parallel", metavar="N", parser=positive("--tp", 65536), help="Over N ranks."),
+    ] = None,
+    ridge: Annotated[
+        float | None,
+        typer.Option("--ridge", metavar="X", parser=above_zero("--ridge"), help="Tokens to reach X FLOPs/byte."),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="NAME,...", help="Weights in fp32, fp8, q4_0, ...; default as stored."),
+    ] = None,
+    tokens: TokenListOptions,
+    dimensions: DimensionOptions,
+    show: OutputOptions,
+) -> None:
+    """Count parameters, FLOPs and bytes, per layer and in total; several sources side by side.
+
+    Try: ffn params llama-2-7b mixtral-8x7b, ffn params ./my-model
+    """
+    output = show.output()
+    said = dimensions.dimensions()
+    options = FigureOptions(_formats(dtype), tokens.numbers(), tp, ridge)
+    conditions = assertions.parse(asserted or [], KEYS)
+    if multiple_of is not None and not iso_params:
+        raise FFNError("--multiple-of needs --iso-params", "it rounds the twin's d_ff")
+    if sweep:
+        _refuse_beside_sweep(sources, everything, iso_params, options)
+        models, answer, lines = _swept(sources[0] if sources else None, said, sweep, options)
+    else:
+        models = _models(sources, everything, said)
+        answer, lines = _beside_twins(models, multiple_of or 1, options) if iso_params else answer_for(models, options)
+    _notes(models, output)
+    output.show(answer)
+    assertions.check(conditions, lines)
+    _demand_agreement(models)
+
+
+@dataclass(frozen=True)
+class FigureOptions:
+    """What was asked for beside the counts. No dtype is the stored one, no tokens is 1."""
+
+    formats: tuple[str | None, ...] = (None,)
+    tokens: tuple[int, ...] = ()
+    ranks: int | None = None
+    ridge: float | None = None
+
+    def of(self, model: Resolved, several: bool, tokens: int | None = None) -> list[CostReport]:
+        """A model's figures in each format; an error names the model where there are several."""
+        numbers = (tokens,) if tokens else self.tokens or (1,)
+        try:
+            return [figures(model, name, numbers, self.ranks, self.ridge) for name in self.formats]
+        except FFNError as error:
+            raise FFNError(
+                f"{model.name}: {error.message}" if several else error.message, error.hint, error.code
+            ) from None
+
+
+def answer_for(models: list[Resolved], options: FigureOptions) -> tuple[Answer, list[dict[str, Any]]]:
+    """(JSON rows, CSV rows and tables; the CSV rows as they are)."""
+    found = [one for model in models for one in options.of(model, len(models) > 1)]
+    lines = [line for one in found for line in one.lines()]
+    parts = parts_of(found, costs=bool(options.tokens or options.ranks))
+    return Answer("params", {"rows": [one.row() for one in found]}, _flat(lines), parts, _CONVENTIONS), lines
+
+
+def _formats(text: str | None) -> tuple[str | None, ...]:
+    """The formats of `--dtype`, a comma list; a wrong one is said before anything is read."""
+    return (None,) if text is None else tuple(dtypes.storage(name).name for name in text.split(","))
+
+
+def _models(sources: _Texts, everything: bool, said: Dimensions) -> list[Resolved]:
+    if everything and sources:
+        raise FFNError("--all and a SOURCE contradict each other", "give one or the other")
+    names = catalog.names() if everything else sources
+    return [load(name, said) for name in names] if names else [load(None, said)]
+
+
+def _beside_twins(
+    models: list[Resolved], multiple_of: int, options: FigureOptions
+) -> tuple[Answer, list[dict[str, Any]]]:
+    """Each model beside its gated or plain counterpart, with what they differ by."""
+    from ffncli.models.counting.iso_params import counterparts, iso_params
+
+    answer, lines = answer_for(
+        [twin for model in models for twin in (model, counterparts(model, multiple_of))], options
+    )
+    equal = [iso_params(model.main.spec, multiple_of) for model in models]
+    said = [Line(f"{model.name}: {_difference(e)}") for model, e in zip(models, equal, strict=True)]
+    body = {**answer.body, "iso_params": [{"name": m.name, **asdict(e)} for m, e in zip(models, equal, strict=True)]}
+    return replace(answer, body=body, parts=[*answer.parts, *said]), lines
+
+
+def _difference(e: IsoParams) -> str:
+    return f"gated d_ff {e.gated_d_ff:,} and plain d_ff {e.plain_d_ff:,} differ by {e.difference_percent:+.2f} %"
+
+
+def _notes(models: Sequence[Resolved], output: Output) -> None:
+    for model in models:
+        for note in model.notes:
+            output.note(f"{model.name}: {note}" if len(models) > 1 else note)
+
+
+def _demand_agreement(models: Sequence[Resolved]) -> None:
+    """Raises FFNError, exit 1, where a config and the tensors beside it disagree."""
+    wrong = [(model, difference) for model in models for difference in model.differences]
+    if wrong:
+        model, first = wrong[0]
+        more = f"; and {len(wrong) - 1} more, which --json lists" if len(wrong) > 1 else ""
+        raise FFNError(f"{model.name}: {first}{more}", code=ExitCode.FAILED)
+
+
+# --- sweeps -----------------------------------------------------------------------------------------------------------
+
+
+def _refuse_beside_sweep(sources: _Texts, everything: bool, iso_params: bool, options: FigureOptions) -> None:
+    if everything or (sources and len(sources) > 1):
+        raise FFNError("--sweep takes one SOURCE", "give one, or dimensions alone")
+    said = [("--iso-params", iso_params), ("--tp", options.ranks), ("--ridge", options.ridge is not None)]
+    for name, on in said:
+        if on:
+            raise FFNError(f"--sweep and {name} do not go together", "ask for one at a time")
+    if len(options.tokens) > 1:
+        raise FFNError("--sweep takes one number of --tokens", "to vary them: --sweep tokens=1,32,512")
+    if len(options.formats) > 1:
+        raise FFNError("--sweep takes one --dtype", "ask for one at a time")
+
+
+def _swept(
+    source: str | None, said: Dimensions, sweep: list[str], options: FigureOptions
+) -> tuple[list[Resolved], Answer, list[dict[str, Any]]]:
+    """(the swept model, the answer with one row for each combination, its CSV rows)."""
+    from ffncli.models.counting.sweep import points, swept
+
+    found = [
+        (point, model, options.of(model, False, point.tokens)[0])
+        for point, model in swept(source, said, points(sweep), load)
+    ]
+    rows = [{"sweep": dict(point.values), **one.row()} for point, _, one in found]
+    lines = [
+        {**{f"sweep_{name}": text for name, text in point.values}, **line}
+        for point, _, one in found
+        for line in one.lines()
+    ]
+    table = sweep_table([(point, one) for point, _, one in found], bool(options.tokens))
+    answer = Answer("params", {"rows": rows}, _flat(lines), [table], _CONVENTIONS)
+    return [found[0][1]] if source else [], answer, lines
+
+
+def _flat(lines: list[dict[str, Any]]) -> Table:
+    return Table(tuple(lines[0]), [tuple(line.values()) for line in lines])

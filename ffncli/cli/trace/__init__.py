@@ -1,0 +1,1 @@
+"""`ffn trace`: its options, its command, its pages."""

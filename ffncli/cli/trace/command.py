@@ -1,0 +1,51 @@
+"""`ffn trace`."""
+
+from __future__ import annotations
+
+from ffncli.cli.common.options import DimensionOptions, OutputOptions, RunOptions, Source, TokenOptions, spread
+from ffncli.cli.common.prompt_options import PromptOptions
+from ffncli.cli.trace.example_options import ExampleOptions
+from ffncli.cli.trace.explain_options import ExplainOptions
+from ffncli.cli.trace.page import trace_answer
+from ffncli.cli.trace.save_options import SaveOptions
+from ffncli.cli.trace.survey_page import not_finite_texts, survey_answer
+from ffncli.cli.trace.view_options import InsightOptions, ViewOptions
+from ffncli.run.trace.call import session_for, survey_for
+from ffncli.run.trace.question import Question
+
+
+@spread
+def command(
+    *,
+    source: Source = None,
+    run: RunOptions,
+    tokens: TokenOptions,
+    view: ViewOptions,
+    explain: ExplainOptions,
+    insight: InsightOptions,
+    texts: ExampleOptions,
+    prompt: PromptOptions,
+    dimensions: DimensionOptions,
+    save: SaveOptions,
+    show: OutputOptions,
+) -> None:
+    """Run a block step by step and print every intermediate.
+
+    Try: ffn trace ./my-model --layer 1, ffn trace 512x2048:gelu --explain 'up[0,3]'
+    """
+    output = show.output()
+    save.check(show.out)
+    question = Question(
+        source, dimensions.dimensions(), **vars(run), **vars(tokens), **vars(prompt), **vars(texts), **vars(explain),
+        **vars(save), expert=view.expert, show=view.values(), keep=view.kept(), top_units=insight.top_units,
+        force=show.force,
+    )  # fmt: skip
+    if run.layer == "all":
+        survey = survey_for(question)
+        output.notes(*survey.notes)
+        output.show(survey_answer(survey, insight.top_units or 1))
+        insight.judge(not_finite_texts(survey), output)
+    else:
+        session = session_for(question, output.note)
+        output.show(trace_answer(session, view.digits))
+        insight.judge([*map(str, session.not_finite)], output)

@@ -1,0 +1,167 @@
+"""How a number came about, as JSON and as a page to read: records go in, parts come out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ffncli.show.parts import Heading, Line, Part
+from ffncli.show.tables import Table
+from ffncli.show.tensors import Excerpt, number_text
+
+if TYPE_CHECKING:
+    from ffncli.run.engine.trace import Trace
+    from ffncli.run.explain.explain import Explanation
+    from ffncli.run.trace.session import Session
+
+_COLUMNS = ("input", "x", "weight [out,in]", "as W [in,out]", "w", "x · w")
+_USUAL_WIDTH = 80
+
+
+def explanation_parts(session: Session, digits: int) -> list[Part]:
+    """Each explanation as a heading, its terms, the numbers on the way, and the value itself as the last line.
+
+    Where the input's tokens have texts, they are named.
+    """
+    texts = session.prepared.tokens
+    return [part for one in session.explain or () for part in _parts(one, session.trace, digits, texts)]
+
+
+def _token(one: Explanation, leading: Sequence[int], tokens: Sequence[str]) -> str:
+    """`token 3 'llo'`: which one it is, inside an expert or where tokens have texts."""
+    flat = one.token
+    if flat is None and tokens:
+        flat = 0
+        for at, size in zip(one.index, leading, strict=False):
+            flat = flat * size + at
+    if flat is None:
+        return ""
+    return f"token {flat}" + (f" {tokens[flat]!r}" if flat < len(tokens) else "")
+
+
+def _parts(one: Explanation, result: Trace, digits: int, tokens: Sequence[str]) -> list[Part]:
+    token = _token(one, result.steps[0].shape[:-1], tokens)
+    parts: list[Part] = [
+        Heading(one.place if one.op == "input" else f"{one.place} in {one.name} = {one.formula}", token)
+    ]
+    precise = digits + 1
+    if one.experts:
+        parts.append(_experts(one, precise))
+    if one.op == "linear":
+        parts.append(_dot_product(one, precise))
+    else:
+        parts += [Line(text) for text in (*_terms(one, precise), *_quantities(one, precise))]
+    parts += [Line(note, quiet=True) for note in one.notes]
+    if one.op != "input":
+        parts.append(Line(_rounding(one), quiet=True))
+    parts.append(Line(f"{one.place} = {_printed(one, result, digits)}, in full {one.value!r}"))
+    return parts
+
+
+def _dot_product(one: Explanation, digits: int) -> Table:
+    """The largest terms, the others in one row, the bias, and what they sum to.
+
+    Where long names would make it wider than a terminal usually is, they move into the column's heading.
+    """
+    rows: list[tuple[str, ...]] = [
+        (x.place, _text(x.value, digits), w.place, w.symbol, _text(w.value, digits), _text(term.value, digits))
+        for term in one.terms
+        for x, w in (term.factors,)
+    ]
+    names = _COLUMNS
+    if sum(max(map(len, column)) + 2 for column in zip(*rows, names, strict=True)) > _USUAL_WIDTH:
+        (read, *_), (weight, *_), (symbol, *_) = (rows[0][at].rpartition("[") for at in (0, 2, 3))
+        names = (read, "x", weight, symbol, "w", "x · w")
+        rows = [
+            tuple("[" + cell.rpartition("[")[2] if at in (0, 2, 3) else cell for at, cell in enumerate(row))
+            for row in rows
+        ]
+    if one.others:
+        rows.append((f"{one.others:,} others", "", "", "", "", _text(one.others_sum, digits)))
+    rows += [("bias", "", q.place, q.name, "", _text(q.value, digits)) for q in one.quantities]
+    rows.append(("sum", "", "", "", "", _text(one.computed, digits)))
+    columns = [_right(column) if at in (1, 4, 5) else list(column) for at, column in enumerate(zip(*rows, strict=True))]
+    return Table(names, list(zip(*columns, strict=True)), emphasis=frozenset({len(rows) - 1}))
+
+
+def _experts(one: Explanation, digits: int) -> Table:
+    """The chosen experts, and the one that was asked for; of the final layer the likeliest tokens, by their ids."""
+    grouped = one.experts[0].group is not None
+    corrected = any(e.score is not None and e.choice != e.score for e in one.experts)
+    columns = (
+        "id" if one.name == "probs" else "expert",
+        *(["group"] if grouped else []),
+        "logit",
+        "score",
+        *(["chosen by"] if corrected else []),
+        "weight",
+    )
+    rows = []
+    for e in one.experts:
+        score = "-" if e.score is None else _text(e.score, digits)
+        choice = [_text(e.choice, digits)] if corrected else []
+        weight = _text(e.weight, digits) if e.chosen else "not chosen"
+        rows.append(
+            (str(e.expert), *([str(e.group)] if grouped else []), _text(e.logit, digits), score, *choice, weight)
+        )
+    aligned = [_right(column) for column in zip(*rows, strict=True)]
+    asked = frozenset(at for at, e in enumerate(one.experts) if e.expert == one.index[-1])
+    return Table(columns, list(zip(*aligned, strict=True)), emphasis=asked)
+
+
+def _terms(one: Explanation, digits: int) -> list[str]:
+    """`route[0,3] 0.25 × experts.3.down[0,1] 0.4 = 0.1`, a line per term, and their sum where there are several."""
+    places = _left([" × ".join(f.place for f in term.factors) for term in one.terms])
+    values = [" × ".join(_text(f.value, digits) for f in term.factors) for term in one.terms]
+    results = [_text(term.value, digits) if len(term.factors) > 1 else "" for term in one.terms]
+    lines = [
+        f"{place}  {value}{' = ' + result if result else ''}"
+        for place, value, result in zip(places, values, results, strict=True)
+    ]
+    if len(one.terms) > 1:
+        total = sum(term.value for term in one.terms)
+        lines.append(f"{'sum':{len(places[0])}}  {_text(total, digits)}")
+    return lines
+
+
+def _quantities(one: Explanation, digits: int) -> list[str]:
+    """`mean square  4.25`, a line each, and where it stands."""
+    names = _left([q.name for q in one.quantities])
+    values = _right([_text(q.value, digits) for q in one.quantities])
+    return [f"{n}  {v}  {q.place}".rstrip() for n, v, q in zip(names, values, one.quantities, strict=True)]
+
+
+def _rounding(one: Explanation) -> str:
+    if one.rounding == 0:
+        return (
+            f"in float64 it is {one.computed!r}: nothing was rounded"
+            if one.op not in _COPIES
+            else "nothing was rounded"
+        )
+    much = f"{one.ulps:.3g} units in the last place of {one.dtype}" if one.ulps == one.ulps else "beyond its range"
+    return f"in float64 it is {one.computed!r}; the step rounded by {one.rounding:+.3g} ({much})"
+
+
+_COPIES = ("dropout", "allreduce")
+
+
+def _printed(one: Explanation, result: Trace, digits: int) -> str:
+    """The number as the trace's page prints it, among its neighbours."""
+    for record in result.steps:
+        if record.name == one.name:
+            return Excerpt(record.shape, record.values_index, record.values, digits).text(one.value)
+    return number_text(one.value, digits)  # inside an expert that is not shown
+
+
+def _text(value: float, digits: int) -> str:
+    return f"{value:.{digits}g}"
+
+
+def _left(texts: Sequence[str]) -> list[str]:
+    wide = max(map(len, texts), default=0)
+    return [text.ljust(wide) for text in texts]
+
+
+def _right(texts: Sequence[str]) -> list[str]:
+    wide = max(map(len, texts), default=0)
+    return [text.rjust(wide) for text in texts]

@@ -1,0 +1,153 @@
+"""A trace as JSON, as CSV and as a page to read: a session goes in, an Answer comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ffncli.block.cost import CONVENTIONS
+from ffncli.block.units import NEAR_ZERO
+from ffncli.cli.trace.example_page import facts_table
+from ffncli.cli.trace.explain_page import explanation_parts
+from ffncli.cli.trace.model_page import labels, model_run_lines, routes_table
+from ffncli.cli.trace.sampling_page import sampling_parts
+from ffncli.cli.trace.unembed_page import unembed_json, unembed_parts
+from ffncli.cli.trace.units_page import unit_parts
+from ffncli.show.bars import bars
+from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.tables import Table
+from ffncli.show.tensors import Excerpt, number_text
+
+if TYPE_CHECKING:
+    from ffncli.run.engine.trace import StepRecord, Trace
+    from ffncli.run.trace.block_summary import BlockSummary
+    from ffncli.run.trace.session import Session
+
+
+_MOST_COLUMNS = 80
+_NOT_IN_CSV = ("parameters", "values", "values_index", "tokens", "units")
+
+
+def trace_answer(session: Session, digits: int) -> Answer:
+    """A session as JSON, CSV (one row per step, without values) and as a page, with `digits` of each value.
+
+    Its rows are named by the prompt's tokens where there was one.
+    """
+    steps = [asdict(record) for record in session.steps]
+    body = {
+        "block": asdict(session.block),
+        "ffn_input": session.ffn_input,
+        "ffn_output": session.ffn_output,
+        "not_finite": [asdict(one) for one in session.not_finite],
+        "steps": steps,
+    }
+    names = [name for name in steps[0] if name not in _NOT_IN_CSV]
+    rows = Table(tuple(names), [tuple(step[name] for name in names) for step in steps])
+    parts = [*_head(session)]
+    for record in session.steps:
+        parts += _step(record, session.trace, digits, labels(session.tokens))
+    page = Answer("trace", body, rows, parts, CONVENTIONS)
+    return (
+        page.with_section("model_run", asdict(session.model_run) if session.model_run else None)
+        .with_section("routes", _records(session.routes) or None, routes_table(session))
+        .with_section("unembed", unembed_json(session), unembed_parts(session, digits))
+        .with_section("sampling", _records(session.sampling), sampling_parts(session, digits))
+        .with_section("flow", session.flow)
+        .with_section("aliases", None if session.facts is None else session.aliases)
+        .with_section("facts", _records(session.facts), facts_table(session.facts or ()))
+        .with_section("explain", _records(session.explain), explanation_parts(session, digits))
+    )
+
+
+def _records(records: Sequence[Any] | None) -> list[dict[str, Any]] | None:
+    """Records under their keys of docs/json.md; None for what was not asked."""
+    return None if records is None else [asdict(record) for record in records]
+
+
+def _head(session: Session) -> list[Part]:
+    """What was run: the block and the model's run, then the evidence and the picture of an example's dimensions."""
+    block = session.block
+    parts: list[Part] = [Heading(block.name, block.weights), Line(dimensions_text(block)), *model_run_lines(session)]
+    parts += [Line(text, quiet=True) for text in block.evidence]
+    if block.mask is not None:
+        why = "every call draws its own, so two differ; with --eval they agree"
+        parts.append(Line(f"dropout's mask: {block.mask}; {why}", quiet=True))
+    return parts + [Line(line) for line in session.flow or ()]
+
+
+def dimensions_text(block: BlockSummary) -> str:
+    """`d_model 4, d_ff 8, relu, plain, bias`; a final layer alone has neither d_ff nor activation."""
+    kind, bias = "gated" if block.gated else "plain", "bias" if block.bias else "no bias"
+    ffn = "" if block.d_ff is None else f", d_ff {block.d_ff}, {block.activation}, {kind}"
+    return f"d_model {block.d_model}{ffn}, {bias}"
+
+
+def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...]) -> list[Part]:
+    """One step: its formula and shape, the values, what they are like, what it costs."""
+    marks = {result.ffn_input: "enters the FFN", result.ffn_output: "leaves the FFN"}
+    if result.ffn_output == "logits":  # a final layer alone is none
+        marks = {}
+    head = record.name if record.op == "input" else f"{record.name} = {record.formula}"
+    about = [
+        f"[{', '.join(map(str, record.shape))}] {record.dtype}",
+        *([marks[record.name]] if record.name in marks else []),
+    ]
+    if record.tokens is not None:
+        about.append(f"token{'s' if len(record.tokens) != 1 else ''} {', '.join(map(str, _few(record.tokens)))}")
+    parts: list[Part] = [Heading(head, ", ".join(about))]
+    at = range(len(rows)) if record.tokens is None else record.tokens
+    names = tuple(rows[row] for row in at) if rows else record.tokens
+    parts.append(Excerpt(record.shape, record.values_index, record.values, digits, names))
+    lines = (*_statistics(record, digits), _counts(record), _weights(record))
+    parts += [Line(text, quiet=True) for text in lines if text]
+    if record.live is not None and record.dropped is not None:
+        share = f" ({100 * record.dropped / record.live:.0f} %)" if record.live else ""
+        text = f"dropped {record.dropped} of {record.live} live values{share}, the kept ones scaled"
+        parts.append(Line(text, quiet=True))
+    elif record.op == "dropout":
+        parts.append(Line("eval mode: passes everything on", quiet=True))
+    return parts + unit_parts(record)
+
+
+def _statistics(record: StepRecord, digits: int) -> tuple[str, ...]:
+    """Extremes, mean and spread, then the histogram: in the same line, or in the next where 80 columns do not do.
+
+    A line that a terminal folds would break the bars at an empty one.
+    """
+    numbers = (("min", record.min), ("max", record.max), ("mean", record.mean), ("std", record.std))
+    text = "  ".join(f"{name} {number_text(value, digits)}" for name, value in numbers if value is not None)
+    bar = bars(record.histogram)
+    if bar and record.histogram_stride > 1:
+        bar += f"  1 in {record.histogram_stride:,} values"
+    whole = f"{text}  {bar}".rstrip()
+    return (whole,) if len(whole) <= _MOST_COLUMNS - 2 else (text, bar)
+
+
+def _counts(record: StepRecord) -> str:
+    share = f" ({100 * record.zeros / prod(record.shape):.0f} %)" if record.zeros else ""
+    counts = [f"{record.negatives:,} negative", f"{record.zeros:,} zero{share}"]
+    near = record.near_zero_share or 0.0
+    if record.near_zeros > record.zeros and near >= 0.01:
+        counts.append(f"{record.near_zeros:,} within {NEAR_ZERO:g} of zero ({100 * near:.0f} %)")
+    counts += [f"{n:,} {name}" for name, n in (("NaN", record.nan), ("Inf", record.inf)) if n]
+    cost = [f"{record.params:,} parameters"] if record.params else []
+    cost += [f"{record.flops:,} FLOPs"] if record.flops else []
+    return ", ".join(counts) + (" · " + ", ".join(cost) if cost else "")
+
+
+def _weights(record: StepRecord) -> str:
+    """`W1 = up.weightᵀ [4, 8], b1 = up.bias [8]`: the shapes multiply as the formula reads."""
+    out = []
+    for p in record.parameters:
+        matrix = len(p.shape) >= 2 and p.name.endswith(".weight")
+        shape = (*p.shape[:-2], p.shape[-1], p.shape[-2]) if matrix else p.shape
+        symbol = f"{p.symbol} = " if p.symbol in record.formula or record.op == "experts" else ""
+        out.append(f"{symbol}{p.name}{'ᵀ' if matrix else ''} [{', '.join(map(str, shape))}]")
+    return ", ".join(out)
+
+
+def _few(tokens: tuple[int, ...]) -> list[object]:
+    """The first tokens, `…` for the rest."""
+    return [*tokens[:8], *(["…"] if len(tokens) > 8 else [])]

@@ -1,0 +1,103 @@
+"""`ffn trace --layer all` as JSON, as CSV and as a table to read."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ffncli.block.cost import CONVENTIONS
+from ffncli.block.units import NEAR_ZERO
+from ffncli.cli.trace.model_page import listed
+from ffncli.show.parts import Answer, Heading, Line, Part
+from ffncli.show.tables import Table
+
+if TYPE_CHECKING:
+    from ffncli.run.trace.survey import LayerRow, Survey
+
+SURVEY_CONVENTIONS = {
+    "near_zero": f"|x| <= {NEAR_ZERO:g} after the activation",
+    "dead_units": "units whose activation is exactly zero for every token; near_dead_units: "
+    f"within {NEAR_ZERO:g} of zero",
+    "norms": "mean L2 norm of a token; gain = output_norm / input_norm",
+    "agreement": "max|a-b|; over max|b|; in units in the last place of b there: a ours, b the model's own FFN",
+}
+
+
+def not_finite_texts(survey: Survey) -> list[str]:
+    """The first layer with NaN or Inf, and how many more there are: one makes all that come after it so."""
+    layers = survey.not_finite
+    texts = [f"{row.stack} layer {row.layer}: {fault}" for row in layers[:1] for fault in row.not_finite]
+    return texts + ([f"{len(layers) - 1} more of the layers have NaN or Inf"] if len(layers) > 1 else [])
+
+
+def survey_answer(found: Survey, units: int = 1) -> Answer:
+    """All layers: `layers` in JSON, one row each in CSV and in the table, which names that many active `units`."""
+    model = found.model
+    body = {
+        "model": {"name": model.name, "source": model.source, "prompt": found.prompt, "input": found.input,
+                  "tokens": {stack: [*map(asdict, tokens)] for stack, tokens in found.tokens.items()}},
+        "layers": [_keys(row) for row in found.rows],
+    }  # fmt: skip
+    rows = [_keys(row) for row in found.rows]
+    names = tuple(rows[0])
+    csv = Table(names, [tuple(_flat(row[name]) for name in names) for row in rows])
+    parts: list[Part] = [Heading(model.name, f"{len(rows)} layers with an FFN")]
+    if found.input is not None:
+        parts.append(Line(f"input: {found.input}"))
+    for stack, tokens in found.tokens.items():
+        parts.append(Line(f"{stack}: {listed(tokens)}"))
+    parts.append(_table(found, units))
+    parts += [Line(f"{name.replace('_', ' ')}: {text}", quiet=True) for name, text in _said(found, units).items()]
+    return Answer("trace", body, csv, parts, {**CONVENTIONS, **SURVEY_CONVENTIONS})
+
+
+def _keys(row: LayerRow) -> dict[str, Any]:
+    """A row under the keys of docs/json.md."""
+    out = asdict(row)
+    found = out.pop("agreement")
+    names = ("max_error", "relative_error", "ulps")
+    return out | {name: found[name] if found else None for name in names}
+
+
+def _flat(value: Any) -> Any:
+    """A CSV cell: active units as `3`, `7:3` inside expert 7, `shared:3`; what is not finite as `weight up.weight`."""
+    if not isinstance(value, tuple):
+        return value
+    return tuple(
+        f"{one['kind']} {one['name']}" if "kind" in one else _place(one["unit"], one["expert"], one["shared"])
+        for one in value
+    )
+
+
+def _place(unit: int, expert: int | None, shared: bool) -> str:
+    return f"{expert}:{unit}" if expert is not None else f"shared:{unit}" if shared else f"{unit}"
+
+
+def _table(found: Survey, units: int) -> Table:
+    columns = ["layer", "zeros %", "near %", "dead", "|in|", "|out|", "gain", "most active"]
+    ran = any(row.agreement for row in found.rows)
+    several = len({row.stack for row in found.rows}) > 1
+    rows = []
+    for row in found.rows:
+        name = f"{row.stack}.{row.layer}" if several else str(row.layer)
+        cells = [
+            name, *(None if s is None else round(100 * s, 2) for s in (row.zero_share, row.near_zero_share)),
+            row.near_dead_units, row.input_norm, row.output_norm, row.gain,
+            ", ".join(_place(unit.unit, unit.expert, unit.shared) for unit in row.most_active[:units]) or None,
+        ]  # fmt: skip
+        rows.append(tuple([*cells, row.agreement.relative_error if row.agreement else None] if ran else cells))
+    return Table(tuple([*columns, "error"] if ran else columns), rows)
+
+
+def _said(found: Survey, units: int) -> dict[str, str]:
+    """What the columns mean."""
+    moe = any(unit.expert is not None for row in found.rows for unit in row.most_active)
+    out = {
+        "zeros, near": f"share of values after the activation that are 0, and within {NEAR_ZERO:g} of 0",
+        "dead": f"units within {NEAR_ZERO:g} of 0 for every token" + (", of the experts that have any" if moe else ""),
+        "most active": f"the {'unit' if units == 1 else 'units'} with the largest mean |act|"
+        + (", as expert:unit" if moe else ""),
+    }
+    if any(row.agreement for row in found.rows):
+        out["error"] = "max|ours - the model's own| over max|the model's own|"
+    return out

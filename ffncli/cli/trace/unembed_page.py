@@ -1,0 +1,64 @@
+"""`--unembed`: the tokens that an FFN's output, or one of its hidden units, promotes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ffncli.cli.trace.model_page import label, named
+from ffncli.cli.trace.sampling_page import NOTHING, columns, more, sets_text
+from ffncli.show.parts import Heading, Line, Part
+from ffncli.show.tables import Table
+
+if TYPE_CHECKING:
+    from ffncli.run.pretrained.tokens import Token
+    from ffncli.run.trace.session import Session
+    from ffncli.run.trace.unembed import PromotedTokens
+
+_OUTPUT = "the FFN's direct contribution alone, through the final norm and head, without the residual stream"
+_UNIT = "the unit's column of the down projection alone, through the final norm and head; its sign is the activation's"
+
+
+def unembed_json(session: Session) -> list[dict[str, Any]] | None:
+    """The records under the keys of docs/json.md; None where nothing was unembedded."""
+    if session.unembed is None:
+        return None
+    records = [asdict(one) for one in session.unembed]
+    return [{name: value for name, value in record.items() if name != "vocab"} for record in records]
+
+
+def unembed_parts(session: Session, digits: int) -> list[Part]:
+    """A table for each position or sign; nothing where nothing was unembedded."""
+    if session.unembed is None:
+        return []
+    parts: list[Part] = [Heading("unembed", _OUTPUT if session.question.neuron is None else _UNIT)]
+    return parts + [part for one in session.unembed for part in _parts(one, session.tokens, digits)]
+
+
+def _title(one: PromotedTokens, tokens: Sequence[Token]) -> str:
+    """`after token 3 "sat"`, `unit 7 of expert 3, negative`."""
+    if one.row is not None:
+        return f"after token {label(tokens[one.row]) if tokens else one.row}"
+    where = "" if one.expert is None else f" of expert {one.expert}"
+    return f"unit {one.neuron}{where}, {'positive' if one.sign == 1 else 'negative'}"
+
+
+def _parts(one: PromotedTokens, tokens: Sequence[Token], digits: int) -> list[Part]:
+    """The tokens with their sets marked; the first is the argmax."""
+    title = _title(one, tokens)
+    if not one.promoted:
+        return [Heading(f"{title}: {NOTHING}")]
+    rows = [
+        (named(t.id, t.text), t.id, t.logit, t.probability, t.cumulative, t.in_top_k, t.in_top_p) for t in one.promoted
+    ]
+    argmax = one.promoted[0]
+    return [
+        Table(
+            ("token", "id", "logit", "probability", *columns(one)),
+            rows,
+            title=f"{title}: argmax {named(argmax.id, argmax.text)}",
+        ),
+        Line(sets_text(one, one.vocab, digits)),
+        *more(one, len(rows), "--top-tokens"),
+    ]

@@ -1,0 +1,1 @@
+"""`ffn verify`: its options, its command, its pages."""

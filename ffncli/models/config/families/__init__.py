@@ -1,0 +1,31 @@
+"""The model families, a row each: which config fields hold what, and what the family's code fixes.
+
+Rows lie in one file per kind of model. Facts: transformers 5.23, `configuration_*.py` and `modeling_*.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ffncli.models.config.families import composites, decoders, encoders, hybrids, moe, pairs
+from ffncli.models.config.family import Family
+
+FAMILIES: Mapping[str, Family] = {
+    **decoders.ROWS, **encoders.ROWS, **pairs.ROWS, **moe.ROWS, **hybrids.ROWS,
+    **composites.ROWS,
+}  # fmt: skip
+# model_type → why its blocks cannot be said
+REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **moe.REFUSED, **composites.REFUSED}
+COUNTED: Mapping[str, str] = moe.COUNTED  # the same, where the tensors can be counted nevertheless
+TEXT_TYPES = composites.TEXT_TYPES
+BY_TYPE: Mapping[str, str] = {alias: name for name, row in FAMILIES.items() for alias in (name, *row.aliases)}
+
+
+def family_of(model_type: object) -> Family | None:
+    """The row of a config's model_type, or None where it is not known (or no string)."""
+    return FAMILIES.get(BY_TYPE.get(model_type, "")) if isinstance(model_type, str) else None
+
+
+def refusal(model_type: object) -> str:
+    """Why the blocks of a model_type cannot be said, empty where they can; what to do follows from COUNTED."""
+    return (REFUSED.get(model_type) or COUNTED.get(model_type, "")) if isinstance(model_type, str) else ""

@@ -1,0 +1,150 @@
+"""Composites: models of several towers. Which text model a `text_config` means, and text towers of their own kind.
+
+Most nest a model that has its own row and need none. Vision and audio towers are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from ffncli.models.config.families import encoders
+from ffncli.models.config.family import Extra, Family, Stack
+from ffncli.models.files.fields import Fields
+
+# What a text_config without a model_type is (transformers' defaults), by what it is.
+_TEXT_TOWERS = {
+    "bert": "grounding-dino mm-grounding-dino",
+    "clip_text_model": "omdet-turbo sam3",
+    "cohere2": "aya_vision cohere2_vision",
+    "deepseek_v3": "kimi_k25 kimi_vl",
+    "exaone4": "exaone4_5",
+    "gemma": "paligemma",
+    "gemma3_text": "shieldgemma2",
+    "gemma4_text": "gemma4_assistant",
+    "gemma4_unified_text": "gemma4_unified_assistant",
+    "glm4v_text": "glm46v glmga",
+    "granite": "granite_speech granite_speech_plus",
+    "hyperclovax": "hyperclovax_vision_v2",
+    "kosmos_2_5_text_model": "kosmos-2.5",
+    "kosmos_2_text_model": "kosmos-2",
+    "lfm2": "lfm2_vl",
+    "lfm3": "lfm3_vl",
+    "llama": "deepseek_vl deepseek_vl_hybrid glmasr idefics3 janus llava llava_next llava_next_video perception_lm "
+             "smolvlm video_llava vipllava voxtral",
+    "mistral": "idefics2 mistral3",
+    "modernbert": "modernvbert pe_audio pe_audio_video pe_video",
+    "nemotron_h": "nemo_speechlm nemotron_h_omni",
+    "opt": "blip-2 instructblip instructblipvideo",
+    "persimmon": "fuyu",
+    "qwen2": "audioflamingo3 fast_vlm got_ocr2 internvl llava_onevision musicflamingo ovis2 pp_chart2table "
+             "qwen2_audio vibevoice vibevoice_asr video_llama_3",
+    "qwen2_5_omni_text": "qwen2_5_omni_thinker",
+    "qwen3": "fun_asr_nano lighton_ocr moss_transcribe_diarize qianfan_ocr qwen3_asr",
+    "qwen3_5_text": "jev minicpm_ocr minicpmv4_6 minicpmv4_7",
+    "qwen3_omni_moe_text": "qwen3_omni_moe_thinker",
+    "qwen3_vl_text": "cosmos3_omni",
+    "ultrabert": "ultravbert",
+}  # fmt: skip
+# Those whose text model bears their own name.
+_ENDING = {
+    "_text": (
+        "cohere_compass cosmos3_edge deepseek_ocr2 embedding_gemma2 gemma3 gemma3n gemma4 gemma4_unified glm4v "
+        "glm4v_moe glm5_next glm_image glm_ocr granite4_vision granite_docling hunyuan_vl mistral_large4 molmo2 "
+        "paddleocr_vl qwen2_5_omni qwen2_5_vl qwen2_vl qwen3_5 qwen3_omni_moe qwen3_vl qwen3_vl_moe unlimited_ocr "
+        "voxtral_realtime"
+    ),
+    "_text_model": (
+        "aimv2 align altclip blip bridgetower chinese_clip clap clip clipseg emu3 flava groupvit metaclip_2 mllama "
+        "owlv2 owlvit pix2struct siglip siglip2 tipsv2 xclip"
+    ),
+}  # fmt: skip
+TEXT_TYPES: Mapping[str, str] = {
+    **{name: text for text, names in _TEXT_TOWERS.items() for name in names.split()},
+    **{name: name + ending for ending, names in _ENDING.items() for name in names.split()},
+}
+REFUSED: Mapping[str, str] = dict.fromkeys(
+    ("ernie4_5_vl_moe_text", "ernie4_5_vl_moe"),
+    "it has experts of another width for image tokens: which of them run depends on what a token is",
+) | dict.fromkeys(
+    ("diffusion_gemma_text", "diffusion_gemma"),
+    "its MLP and its experts run side by side, each between norms of its own",
+)
+
+
+def _mllama(config: Fields, stack: Stack) -> Callable[[int], Extra]:
+    """Where a layer attends to the image, a learned gate scales the FFN's output: the block ends before that."""
+    given = config.get("cross_attention_layers", None) is not None
+    crossed = config.integers("cross_attention_layers") if given else (3, 8, 13, 18, 23, 28, 33, 38)
+    return lambda i: {"residual": False} if i in crossed else {}
+
+
+def _blt(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
+    """Every transformer of a Byte Latent Transformer has a config of its own; the patcher may be left out."""
+    if stack.name == "patcher" and not config.flag("patch_in_forward", True):
+        return lambda i: None
+    part = config.inside(f"{stack.name}_config")
+    d_model: int = part.integer("hidden_size")
+    computed = {"default": int(8 * d_model / 3)} if stack.name == "encoder" else {}  # the others' default is a number
+    extra = {
+        "d_model": d_model, "d_ff": part.integer("intermediate_size", **computed),
+        "activation": part.text("hidden_act", "silu"), "norm_eps": part.number("rms_norm_eps", 1e-5),
+    }  # fmt: skip
+    return lambda i: extra
+
+
+def _kosmos(config: Fields) -> Extra:
+    return {"sub_norm": True}  # a norm over d_ff, as BitNet's
+
+
+_BERT, _CLIP = encoders.ROWS["bert"], encoders.ROWS["clip_text_model"]
+# CLIP's and BERT's kin: the text half of models that compare text with something else.
+_TEXT_ENCODERS = {
+    "align_text_model": replace(_BERT, aliases=("blip_text_model", "chinese_clip_text_model", "clap_text_model")),
+    "altclip_text_model": replace(_BERT, eps=("layer_norm_eps", 1e-5), aliases=("bridgetower_text_model",)),
+    "flava_text_model": replace(_BERT, position="pre", aliases=()),
+    "clipseg_text_model": replace(
+        _CLIP, aliases=(
+            "groupvit_text_model", "metaclip_2_text_model", "owlv2_text_model", "owlvit_text_model", "xclip_text_model"
+        ),
+    ),
+    "siglip_text_model": replace(
+        _CLIP, default_activation="gelu_tanh", eps=("layer_norm_eps", 1e-6), aliases=("siglip2_text_model",)
+    ),
+    "aimv2_text_model": replace(encoders.ROWS["eurobert"], aliases=()),
+}  # fmt: skip
+
+_TRANSFORMERS = ("encoder", "global", "decoder", "patcher")
+
+ROWS: Mapping[str, Family] = {
+    **_TEXT_ENCODERS,
+    "blt": Family(
+        d_model="global_config.hidden_size", d_ff=None, activation=None, layer=_blt,
+        stacks=[Stack(name, f"{name}_config.num_hidden_layers") for name in _TRANSFORMERS],
+        adjust=lambda config: {"activation": "silu"},
+    ),
+    "emu3_text_model": Family(default_activation="silu", bias=("mlp_bias", False), eps=("rms_norm_eps", 1e-5)),
+    "git": Family(
+        gated=False, default_activation="gelu", bias=True, norm="layernorm", position="post",
+        eps=("layer_norm_eps", 1e-12), stacks=(Stack("encoder"),),
+    ),
+    "kosmos_2_text_model": Family(
+        gated=False, d_model="embed_dim|hidden_size", d_ff="ffn_dim", activation="activation_function",
+        default_activation="gelu", bias=True, norm="layernorm", eps=("layer_norm_eps", 1e-5), adjust=_kosmos,
+        stacks=(Stack(layers="layers|num_hidden_layers"),), aliases=("kosmos_2_5_text_model",),
+    ),
+    "mllama_text_model": Family(default_activation="silu", eps=("rms_norm_eps", 1e-5), layer=_mllama),
+    "musicgen_decoder": Family(
+        gated=False, d_ff="ffn_dim", activation="activation_function", default_activation="gelu", norm="layernorm",
+        eps=(None, 1e-5), aliases=("musicgen_melody_decoder",),
+    ),
+    "pix2struct_text_model": Family(
+        d_ff="d_ff", activation="dense_act_fn", default_activation="gelu_new", eps=("layer_norm_epsilon", 1e-6),
+        stacks=(Stack(layers="num_layers|num_hidden_layers"),),
+    ),
+    "phi4_multimodal": Family(default_activation="silu", eps=("rms_norm_eps", 1e-5)),
+    # Between norm and FFN the delay's embedding scales every feature: what is said here is the FFN alone.
+    "voxtral_realtime_text": Family(
+        default_activation="silu", norm="none", adjust=lambda config: {"residual": False}
+    ),
+}  # fmt: skip

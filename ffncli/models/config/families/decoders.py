@@ -1,0 +1,334 @@
+"""Dense decoders: one stack, every layer alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import prod, sqrt
+from typing import Any
+
+from ffncli.errors import FFNError, shown
+from ffncli.models.config.family import Extra, Family, LayerExtra, Stack
+from ffncli.models.files.fields import REQUIRED, Fields
+
+LAYER_NORM_EPS = ("layer_norm_epsilon|layer_norm_eps|layernorm_epsilon|norm_epsilon|norm_eps", 1e-5)
+
+
+def _not_covered(config: Fields, field: str, value: object, why: str) -> FFNError:
+    """The refusal of a field's value that the family's row cannot describe."""
+    said = str(value).lower() if isinstance(value, bool) else shown(value)
+    return FFNError(f"{config.where}: {field} = {said} is not covered", why)
+
+
+def _opt(config: Fields) -> Extra:
+    affine = config.flag("layer_norm_elementwise_affine", True)
+    return {
+        "norm_position": "pre" if config.flag("do_layer_norm_before", True) else "post",
+        "norm_weight": "plain" if affine else "none",
+        "norm_bias": affine,
+    }
+
+
+def _gemma1(config: Fields) -> Extra:
+    # Early Gemma-1 configs say "gelu" and mean tanh: the weights were trained with it.
+    name = config.text("hidden_activation|hidden_act", "gelu_tanh")
+    return {"activation": "gelu_tanh" if name == "gelu" else name}
+
+
+def _falcon(config: Fields) -> Extra:
+    parallel = config.flag("parallel_attn", True)
+    new = config.flag("new_decoder_architecture", False)
+    norms = config.integer("num_ln_in_parallel_attn", 2 if new else 1, 1, 2)
+    return {"parallel": parallel or new, "shared_norm": parallel and not (new and norms == 2)}
+
+
+def _gpt_neox(config: Fields) -> Extra:
+    return {"parallel": config.flag("use_parallel_residual", True)}
+
+
+def _bloom(config: Fields) -> Extra:
+    if config.flag("apply_residual_connection_post_layernorm", False):
+        why = "its residual takes the norm's output, which no known BLOOM checkpoint does"
+        raise _not_covered(config, "apply_residual_connection_post_layernorm", True, why)
+    return {"activation": "gelu_tanh"}
+
+
+def _multiplied(config: Fields, default: float = 1.0) -> dict[str, Any]:
+    return {"residual_scale": config.number("residual_multiplier", default)}
+
+
+def _hyperclovax(config: Fields) -> Extra:
+    position = "pre+branch" if config.flag("use_post_norm", True) else "pre"
+    return _multiplied(config) | {"norm_position": position}
+
+
+def _minicpm3(config: Fields) -> Extra:
+    # scale_depth is null where the model was trained without it; its absence means 1.4.
+    if "scale_depth" in config.values and config.values["scale_depth"] is None:
+        return {}
+    return {"residual_scale": config.number("scale_depth", 1.4) / sqrt(config.integer("num_hidden_layers"))}
+
+
+def _doge(config: Fields) -> Extra:
+    if config.flag("is_moe", False):
+        raise _not_covered(config, "is_moe", True, "its experts are rows of an embedding, found by product keys")
+    return {"residual": False}  # it adds w ⊙ x, with a weight per feature: the block ends before that
+
+
+def _gemma3n(config: Fields) -> Extra:
+    # Where the pattern is missing, the first ten layers are sparse, unless there are no more than ten.
+    name, layers = "activation_sparsity_pattern", config.integer("num_hidden_layers")
+    pattern = config.get(name, [0.0] * layers if layers <= 10 else REQUIRED, "a share per layer")
+    for share in pattern if isinstance(pattern, list) else [pattern]:
+        if share != 0:
+            raise _not_covered(config, name, share, "its Gaussian top-k depends on the whole row of gate values")
+    return {}
+
+
+def _gemma4(config: Fields) -> Extra:
+    if config.flag("enable_moe_block", False):
+        why = "its MLP and its experts run side by side, each between norms of its own"
+        raise _not_covered(config, "enable_moe_block", True, why)
+    return {}
+
+
+def _gemma4_widths(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
+    """The layers that reuse the keys and values of earlier ones may be twice as wide."""
+    layers: int = config.integer("num_hidden_layers")
+    first = layers - config.integer("num_kv_shared_layers", 0, low=0)
+    wide = {"d_ff": 2 * config.integer("intermediate_size")} if config.flag("use_double_wide_mlp", False) else {}
+    return lambda i: wide if i >= first else {}
+
+
+def _molmo2(config: Fields) -> Extra:
+    return {"norm_position": "branch" if config.flag("norm_after", False) else "pre"}
+
+
+def _stablelm(config: Fields) -> Extra:
+    parallel = config.flag("use_parallel_residual", False)
+    return {"parallel": parallel, "shared_norm": parallel}
+
+
+def _mpt(config: Fields) -> Extra:
+    # transformers reads neither field, MPT's own code does: only where both agree is there one answer.
+    ratio, without = config.get("expansion_ratio", 4), config.flag("no_bias", True)
+    if ratio != 4:
+        raise _not_covered(config, "expansion_ratio", ratio, "transformers always runs 4")
+    if not without:
+        raise _not_covered(config, "no_bias", without, "transformers always runs without biases")
+    return {"activation": "gelu", "norm_bias": False}
+
+
+def _neox_japanese(config: Fields) -> Extra:
+    return {"d_ff": int(config.integer("hidden_size") * config.number("intermediate_multiple_size", 4))}
+
+
+def _openai_gpt(config: Fields) -> Extra:
+    name = config.text("afn", "gelu")
+    return {"activation": "gelu_tanh" if name == "gelu" else name}  # its "gelu" is the tanh one
+
+
+def _both(name: str, default: Any = REQUIRED) -> LayerExtra:
+    """The field's number is gate and up together."""
+
+    def layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
+        both: int = config.integer(name, default)
+        if both % 2:
+            raise config.wrong(name, both, "an even number")
+        return lambda i: {"d_ff": both // 2}
+
+    return layer
+
+
+def _qwen(config: Fields) -> Extra:
+    return {"activation": "silu", "bias": not config.flag("no_bias", True)}
+
+
+def _chatglm(config: Fields) -> Extra:
+    # The first ChatGLM has other fields (inner_hidden_size) and no gate: without ffn_hidden_size nothing is said.
+    if config.flag("apply_residual_connection_post_layernorm", False):
+        why = "its residual takes the norm's output, which no known ChatGLM checkpoint does"
+        raise _not_covered(config, "apply_residual_connection_post_layernorm", True, why)
+    return {"activation": "silu", "norm": "rmsnorm" if config.flag("rmsnorm", True) else "layernorm"}
+
+
+def _chameleon(config: Fields) -> Extra:
+    return {"norm_position": "branch" if config.flag("swin_norm", False) else "pre"}
+
+
+def _reformer(config: Fields) -> Extra:
+    kinds, layers = config.get("attn_layers", None), config.integer("num_hidden_layers")
+    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
+        raise config.wrong("attn_layers", kinds, f"one name per layer ({layers})")
+    return {"residual": False}  # reversible: it adds to the other of two streams, not to what the FFN reads
+
+
+def _xlm(config: Fields) -> dict[str, Any]:
+    return {"activation": "gelu" if config.flag("gelu_activation", True) else "relu"}
+
+
+def _flaubert(config: Fields) -> Extra:
+    return _xlm(config) | {"norm_position": "pre" if config.flag("pre_norm", False) else "post"}
+
+
+def _cycles(names: Sequence[tuple[str, int]]) -> Callable[[Fields], int]:
+    """HRM runs its stacks in nested cycles: the low one H_cycles × L_cycles times, the high one H_cycles times."""
+    return lambda config: prod(config.integer(name, default) for name, default in names)
+
+
+def _silu(eps: float = 1e-6, **said: Any) -> Family:
+    """Llama's block: SiLU-gated, RMSNorm before it."""
+    return Family(default_activation="silu", eps=("rms_norm_eps", eps), **said)
+
+
+def _plain(activation: str | None, default: str = REQUIRED, **said: Any) -> Family:
+    """GPT's block: no gate, biases, LayerNorm before it."""
+    defaults: dict[str, Any] = {"bias": True, "norm": "layernorm", "eps": LAYER_NORM_EPS}
+    return Family(gated=False, activation=activation, default_activation=default, **defaults | said)
+
+
+_PARALLEL: dict[str, Any] = {"parallel": True, "shared_norm": True}
+_MLP_BIAS = ("mlp_bias", False)
+_PER_STACK = "num_layers_per_stack|num_hidden_layers"
+_N_EMBD, _D_MODEL = "n_embd|hidden_size", "d_model|hidden_size"
+_BY_CODE = (None, 1e-5)  # the code says the eps, whatever the config does
+
+_GEMMA = Family(
+    activation="hidden_activation", default_activation="gelu_tanh", position="pre+branch", norm_weight="one_plus"
+)
+
+_GPT = {
+    "gpt2": _plain(
+        "activation_function", "gelu_new", d_model=_N_EMBD, d_ff="n_inner", multiple=4, aliases=("gpt-sw3",)
+    ),
+    "gpt_bigcode": _plain("activation_function", "gelu_tanh", d_model=_N_EMBD, d_ff="n_inner", multiple=4),
+    "gpt_neo": _plain("activation_function", "gelu_new", multiple=4),
+    "codegen": _plain(
+        "activation_function", "gelu_new", d_model=_N_EMBD, d_ff="n_inner", multiple=4,
+        adjust=lambda config: _PARALLEL, aliases=("gptj",),
+    ),
+    "openai-gpt": _plain(None, d_model=_N_EMBD, d_ff=None, multiple=4, position="post", adjust=_openai_gpt),
+    "ctrl": _plain(
+        None, d_model=_N_EMBD, d_ff="dff", eps=(None, 1e-6), adjust=lambda config: {"activation": "relu"}
+    ),
+    "opt": _plain(
+        "activation_function", "relu", d_ff="ffn_dim", bias=("enable_bias", True), eps=_BY_CODE, adjust=_opt
+    ),
+    "xglm": _plain("activation_function", "gelu", d_model=_D_MODEL, d_ff="ffn_dim", eps=_BY_CODE),
+    "biogpt": _plain("hidden_act", "gelu", eps=_BY_CODE),  # its layer_norm_eps (1e-12) is not used
+    "trocr": _plain(
+        "activation_function", "gelu", d_model=_D_MODEL, d_ff="decoder_ffn_dim", eps=_BY_CODE,
+        position="post", stacks=(Stack("decoder", "decoder_layers|num_hidden_layers"),),
+    ),
+    "bloom": _plain(
+        None, d_model="n_embed|n_embd|hidden_size", d_ff=None, multiple=4, adjust=_bloom,
+        stacks=(Stack("decoder", "n_layer|num_hidden_layers"),),
+    ),
+    "gpt_neox": _plain("hidden_act", "gelu", adjust=_gpt_neox),
+    "gpt_neox_japanese": _plain("hidden_act", "gelu", d_ff=None, bias=False, adjust=_neox_japanese),
+    "falcon": _plain("activation", "gelu", d_ff="ffn_hidden_size", multiple=4, bias=("bias", False), adjust=_falcon),
+    "mpt": _plain(None, d_model=_D_MODEL, d_ff=None, multiple=4, bias=False, adjust=_mpt),
+    "phi": _plain("hidden_act", "gelu_new", adjust=lambda config: _PARALLEL),
+    "persimmon": _plain("hidden_act", "relu2"),
+    "jais2": _plain("hidden_act", "relu2", bias=("mlp_bias", True)),
+    "starcoder2": _plain("hidden_act", "gelu_tanh", bias=("use_bias", True)),
+    "nemotron": _plain("hidden_act", "relu2", bias=_MLP_BIAS, norm_weight="one_plus"),
+    "xlnet": _plain(
+        "ff_activation", "gelu", d_model=_D_MODEL, d_ff="d_inner", position="post", eps=("layer_norm_eps", 1e-12)
+    ),
+    "reformer": _plain("hidden_act", "relu", d_ff="feed_forward_size", eps=("layer_norm_eps", 1e-12), adjust=_reformer),
+    "xlm": _plain(
+        None, d_model="emb_dim|hidden_size", d_ff=None, multiple=4, eps=("layer_norm_eps", 1e-12), position="post",
+        stacks=(Stack("encoder"),), adjust=_xlm,
+    ),
+    "flaubert": _plain(
+        None, d_model="emb_dim|hidden_size", d_ff=None, multiple=4, eps=("layer_norm_eps", 1e-12),
+        stacks=(Stack("encoder"),), adjust=_flaubert,
+    ),
+}  # fmt: skip
+
+_LLAMA = {
+    "llama": _silu(bias=_MLP_BIAS, aliases=("smollm3", "seed_oss")),
+    "cwm": _silu(1e-5, bias=_MLP_BIAS, aliases=("iquestcoder",)),
+    "internlm3": _silu(1e-5, bias=("mlp_bias|bias", False)),
+    "helium": _silu(1e-8, bias=_MLP_BIAS),
+    "ernie4_5": _silu(1e-5, bias=("use_bias", False), aliases=("paddleocr_vl_text", "paddleocr_vl")),
+    "mistral": _silu(aliases=("ministral", "youtu")),
+    "ministral3": _silu(1e-5, aliases=("diffllama", "hunyuan_v1_dense", "hunyuan_vl_text", "hunyuan_vl")),
+    "qwen2": _silu(aliases=("qwen2_5_omni_text",)),
+    "qwen2_vl_text": _silu(1e-5, aliases=("qwen2_vl", "qwen2_5_vl_text", "qwen2_5_vl")),
+    "qwen3": _silu(aliases=("qwen3_vl_text",)),
+    "phi3": _silu(1e-5),
+    "glm": _silu(1.5625e-7),
+    "glm4": _silu(1.5625e-7, position="pre+branch"),
+    "glm4v_text": _silu(1e-5, position="pre+branch", aliases=("glm_image_text", "glm_ocr_text")),
+    "olmo": Family(
+        default_activation="silu", norm="layernorm", norm_weight="none", eps=_BY_CODE,
+        adjust=lambda config: {"norm_bias": False},
+    ),
+    "olmo2": _silu(1e-5, position="branch", aliases=("olmo3", "exaone4")),
+    "molmo2_text": Family(default_activation="silu", eps=("rms_norm_eps|layer_norm_eps", 1e-6), adjust=_molmo2),
+    "granite": _silu(bias=_MLP_BIAS, adjust=_multiplied, aliases=("granite4_vision_text",)),
+    "granite_swa": _silu(1e-5, bias=_MLP_BIAS, adjust=_multiplied),
+    "granite_docling_text": _silu(1e-5, bias=_MLP_BIAS, adjust=lambda config: _multiplied(config, 0.263)),
+    "hyperclovax": _silu(bias=_MLP_BIAS, adjust=_hyperclovax),
+    "minicpm3": _silu(1e-5, bias=_MLP_BIAS, adjust=_minicpm3),
+    "doge": _silu(bias=_MLP_BIAS, adjust=_doge),
+    "moshi": _silu(1e-8, d_ff="ffn_dim", layer=_both("ffn_dim", 22528)),
+    "chameleon": _silu(1e-5, bias=_MLP_BIAS, adjust=_chameleon),
+    "hrm_text": _silu(
+        bias=_MLP_BIAS, norm_weight="none",
+        stacks=(
+            Stack("low", _PER_STACK, runs=_cycles([("H_cycles", 2), ("L_cycles", 3)])),
+            Stack("high", _PER_STACK, runs=_cycles([("H_cycles", 2)])),
+        ),
+    ),
+    "cohere": Family(
+        default_activation="silu", norm="layernorm", eps=LAYER_NORM_EPS,
+        adjust=lambda config: _PARALLEL | {"norm_bias": False}, aliases=("cohere2", "cohere_compass_text"),
+    ),
+    "stablelm": Family(default_activation="silu", norm="layernorm", eps=LAYER_NORM_EPS, adjust=_stablelm),
+    "cpmant": Family(
+        d_ff="dim_ff", activation=None, eps=("eps", 1e-6), adjust=lambda config: {"activation": "gelu"}
+    ),
+    "bitnet": Family(
+        default_activation="relu2", eps=("rms_norm_eps", 1e-5), adjust=lambda config: {"sub_norm": True}
+    ),
+    "apertus": Family(gated=False, default_activation="xielu", eps=("rms_norm_eps", 1e-5)),
+    "arcee": Family(
+        gated=False, default_activation="relu2", bias=_MLP_BIAS, eps=("rms_norm_eps", 1e-5),
+        aliases=("cosmos3_edge_text",),
+    ),
+    "nanochat": Family(gated=False, default_activation="relu2", norm_weight="none"),
+}  # fmt: skip
+
+_GEMMAS = {
+    "gemma": Family(
+        activation="hidden_activation|hidden_act", default_activation="gelu_tanh", norm_weight="one_plus",
+        adjust=_gemma1,
+    ),
+    "gemma2": _GEMMA,
+    "gemma3_text": replace(_GEMMA, aliases=("gemma3",)),
+    "vaultgemma": replace(_GEMMA, position="pre"),
+    "gemma3n_text": replace(_GEMMA, norm_weight="plain", adjust=_gemma3n),
+    "embedding_gemma2_text": replace(_GEMMA, norm_weight="plain"),
+    "gemma4_text": replace(
+        _GEMMA, norm_weight="plain", adjust=_gemma4, layer=_gemma4_widths, aliases=("gemma4_unified_text",)
+    ),
+}  # fmt: skip
+
+# Remote code, no class of transformers: from their published configs, held to their published totals.
+_REMOTE = {
+    "baichuan": _silu(),
+    "internlm2": _silu(),  # its `bias` is the attention's
+    "chatglm": Family(
+        d_ff="ffn_hidden_size", activation=None, bias=("add_bias_linear", False), eps=("layernorm_epsilon", 1e-5),
+        adjust=_chatglm,
+    ),
+    "qwen": Family(activation=None, eps=("layer_norm_epsilon", 1e-6), adjust=_qwen, layer=_both("intermediate_size")),
+    # Falcon before it came to transformers; 40B is the one with two norms.
+    "RefinedWeb": replace(_GPT["falcon"], adjust=lambda config: {"parallel": True, "shared_norm": False}),
+    "RefinedWebModel": _GPT["falcon"],
+}  # fmt: skip
+
+ROWS: Mapping[str, Family] = {**_GPT, **_LLAMA, **_GEMMAS, **_REMOTE}

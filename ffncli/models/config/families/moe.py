@@ -1,0 +1,329 @@
+"""Mixtures of experts: which layers have them, how tokens are routed, what runs beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from ffncli.errors import FFNError
+from ffncli.models.config.families.routing import (
+    Routing,
+    after_choice,
+    after_prefix,
+    corrected,
+    fixed_prefix,
+    named,
+    only,
+    shared_count,
+    shared_width,
+    softmax,
+    sparse_step,
+    ungrouped,
+    where_dense,
+)
+from ffncli.models.config.family import TOP_K, Extra, Family, MoEFields, Stack
+from ffncli.models.files.fields import REQUIRED, Fields
+
+# What no block of ours says, and its tensors hold parameters that no count of ours would have.
+REFUSED: Mapping[str, str] = {
+    "inkling_text": "its router weighs routed and shared experts in one normalisation, with a learned scale",
+    "jetmoe": "its experts share one output bias, which is added after they are mixed",
+    "zaya": "its router is an MLP that hands a state from layer to layer",
+}
+# What no block of ours says, though its tensors are the usual ones: they are counted, where they are there.
+COUNTED: Mapping[str, str] = {
+    "axk2": "the norm before its FFN is multiplied by a learned gate of its own",
+    "deepseek_v4": "its first layers look experts up by token, and its scores are sqrtsoftplus",
+    "inkling2_text": "its experts soft-cap gate and up",
+    "phimoe": "its router (SparseMixer) masks logits by a threshold, once per choice",
+}
+
+EPS5 = ("rms_norm_eps", 1e-5)
+_Silu = partial(Family, default_activation="silu")
+
+
+def _ernie_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
+    start: int = config.integer("moe_layer_start_index", 1, low=0)
+    end: int = config.integer("moe_layer_end_index", -1, low=-1)
+    step: int = config.integer("moe_layer_interval", 1)
+    return lambda i: (i + 1) % step == 0 and i >= start and (end == -1 or i <= end)
+
+
+def _llama4_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
+    step: int = config.integer("interleave_moe_layer_step", 1)
+    listed = None if config.get("moe_layers", None) is None else frozenset(config.integers("moe_layers"))
+    return lambda i: (i + 1) % step == 0 if listed is None else i in listed
+
+
+def _deepseek_v2(config: Fields) -> Extra:
+    grouped_choice = config.text("topk_method", "greedy") == "group_limited_greedy"
+    groups = {"groups": config.integer("n_group"), "top_groups": config.integer("topk_group")} if grouped_choice else {}
+    if config.flag("norm_topk_prob", False):
+        raise FFNError(
+            f"{config.where}: norm_topk_prob = true is not covered for deepseek_v2",
+            "its implementations disagree on it; no published checkpoint has it",
+        )
+    return {
+        "scale": config.number("routed_scaling_factor", 1.0),
+        "renormalise": False,
+        **shared_count(2)(config),
+        **groups,
+    }
+
+
+def _dots3(config: Fields) -> Extra:
+    width: int = config.integer("moe_shared_expert_intermediate_size|shared_experts_intermediate_size", 1536)
+    known = corrected()(config)
+    return {**known, "shared_d_ff": width * known["shared_experts"]} if known["shared_experts"] else known
+
+
+def _cohere2(config: Fields) -> Extra:
+    sigmoid = config.text("expert_selection_fn", "softmax") == "sigmoid"
+    if not sigmoid:
+        only(config, "expert_selection_fn", "softmax", "only softmax and sigmoid are")
+    if config.text("shared_expert_combination_strategy", "average") == "average":
+        # (experts + shared) / 2, which is experts / 2 + shared / 2 to the last bit
+        half = {"scale": 0.5, "shared_scale": 0.5}
+    else:
+        only(config, "shared_expert_combination_strategy", "sum", "only sum and average are")
+        half = {}
+    shared: int = config.integer("num_shared_experts", 0, low=0)
+    # a sigmoid keeps the order of the logits, so that it may come before the choice as well
+    how = {"score": "sigmoid", "renormalise": config.flag("norm_topk_prob", True)} if sigmoid else {}
+    return {"order": "score_first" if sigmoid else "choose_first", "shared_experts": shared} | how | (
+        half if shared else {}
+    )  # fmt: skip
+
+
+def _dbrx(config: Fields) -> Extra:
+    ffn = config.inside("ffn_config")
+    null = "moe_normalize_expert_weights" in ffn.values and ffn.values["moe_normalize_expert_weights"] is None
+    if not null and ffn.number("moe_normalize_expert_weights", 1.0) != 1:
+        only(ffn, "moe_normalize_expert_weights", 1.0, "only the 1-norm and null (none) are")
+    return {"renormalise": not null, "score_dtype": "input"}
+
+
+def _flint(config: Fields) -> Extra:
+    return {"score": "sigmoid", "renormalise": config.flag("norm_topk_prob", True), **shared_width(config)}
+
+
+def _hunyuan(config: Fields) -> Extra:
+    top_k = config.get(TOP_K)
+    if type(top_k) is list:  # one number per layer, the same in every published model
+        if not top_k or any(type(k) is not int or k != top_k[0] for k in top_k):
+            raise config.wrong(TOP_K, top_k, "one number for all layers")
+        top_k = top_k[0]
+    else:
+        top_k = config.integer(TOP_K)
+    return {"top_k": top_k, "shared_experts": 1}
+
+
+def _kolibri(config: Fields) -> Extra:
+    only(config, "norm_topk_prob", False, "only sigmoid weights as they are")
+    # the correction is added to the logits, and the sigmoid taken of the chosen ones
+    return {
+        "score": "sigmoid", "order": "choose_first", "correction": True, "renormalise": False, **shared_width(config)
+    }  # fmt: skip
+
+
+def _laguna(config: Fields) -> Extra:
+    only(config, "moe_apply_router_weight_on_input", False, "transformers does not run it either")
+    if config.number("moe_router_logit_softcapping", 0.0) > 0:
+        only(config, "moe_router_logit_softcapping", 0.0, "a soft cap on router logits is no op of the block language")
+    return ungrouped("moe_routed_scaling_factor", shared=shared_width)(config)
+
+
+def _mistral4(config: Fields) -> Extra:
+    """DeepSeek-V3's choice among groups, by the probabilities themselves."""
+    known = corrected()(config)
+    return {**known, "score": "softmax", "correction": False}
+
+
+def _longcat(config: Fields) -> Extra:
+    only(config, "router_bias", False, "transformers stores that bias and does not add it")
+    null = "zero_expert_num" in config.values and config.values["zero_expert_num"] is None
+    return {
+        "renormalise": False, "correction": True, "scale": config.number("routed_scaling_factor", 6.0),
+        "identity_experts": 0 if null else config.integer("zero_expert_num", 256, low=0),
+    }  # fmt: skip
+
+
+# --- what else is fixed -----------------------------------------------------------------------------------------------
+
+
+def _unbiased(name: str) -> Routing:
+    """For code that gives the flag's biases to dense and shared MLPs, and never any to experts."""
+
+    def adjust(config: Fields) -> Extra:
+        only(config, name, False, "its experts have no biases and its other MLPs would")
+        return {}
+
+    return adjust
+
+
+def _aria(config: Fields) -> Extra:
+    only(config, "hidden_act", "silu", "its experts run silu whatever the field says")
+    return _unbiased("mlp_bias")(config)
+
+
+def _clamped(config: Fields) -> Extra:
+    alpha = config.number("swiglu_alpha", 1.702)
+    if alpha != 1.702:
+        raise FFNError(f"{config.where}: swiglu_alpha = {alpha:g} is not covered", "only 1.702 (quick_gelu) is")
+    # hidden_act says silu; the code runs (up + 1) · gate · sigmoid(1.702 gate), clamped.
+    return {"activation": "quick_gelu", "clamp": config.number("swiglu_limit", 7.0), "up_plus": 1.0}
+
+
+def _cohere2_norm(config: Fields) -> Extra:
+    rms = config.get("rms_norm_eps", None) is not None
+    eps = config.number("rms_norm_eps", 0.0) if rms else config.number("layer_norm_eps", 1e-5)
+    kind = "rmsnorm" if rms else "layernorm"
+    return {"norm": kind, "norm_eps": eps, "norm_bias": False, "parallel": True, "shared_norm": True}
+
+
+def _limited(config: Fields) -> Extra:
+    only(config, "hidden_act", "silu", "its experts run silu whatever the field says")
+    return {"clamp": config.number("swiglu_limit", 10.0), "residual": False}  # streams: a hyper-connection adds it
+
+
+_PREFIX_1 = named(after_prefix(1))
+
+
+ROWS: Mapping[str, Family] = {
+    # softmax over all experts
+    "mixtral": _Silu(eps=EPS5, moe=MoEFields(d_ff="intermediate_size")),
+    # The residual takes the norm's output (times mlp_alpha_factor): the block ends before it.
+    "minimax": _Silu(
+        eps=EPS5, moe=MoEFields(d_ff="intermediate_size"), adjust=lambda config: {"residual": False}
+    ),
+    "olmoe": _Silu(eps=EPS5, moe=MoEFields(d_ff="intermediate_size", routing=softmax(False))),
+    "flex_olmo": _Silu(position="branch", moe=MoEFields(d_ff="intermediate_size", routing=softmax(False))),
+    "qwen2_moe": _Silu(moe=MoEFields(layers=sparse_step, routing=softmax(False, shared=True, gate=True))),
+    "qwen3_moe": _Silu(moe=MoEFields(layers=sparse_step, routing=softmax(False))),
+    "qwen3_next": _Silu(
+        norm_weight="one_plus", moe=MoEFields(layers=sparse_step, routing=softmax(True, shared=True, gate=True))
+    ),
+    "qwen3_5_moe_text": _Silu(
+        norm_weight="one_plus", moe=MoEFields(routing=softmax(None, shared=True, gate=True)), aliases=("qwen3_5_moe",)
+    ),
+    # Its streams are mixed, normed and added by hyper-connections: the block is what stands between.
+    "qwen4_exp_text": _Silu(
+        norm="none", moe=MoEFields(routing=softmax(True, shared=True, gate=True)), aliases=("qwen4_exp",),
+        adjust=lambda config: {"residual": False},
+    ),
+    "qwen3_vl_moe_text": _Silu(moe=MoEFields(layers=sparse_step, routing=softmax(None))),
+    "qwen3_omni_moe_text": _Silu(moe=MoEFields(layers=sparse_step, routing=softmax(True))),
+    "mistral4": _Silu(
+        moe=MoEFields(layers=after_prefix(0), routing=lambda config: {**_mistral4(config), "score_dtype": "input"})
+    ),
+    "mistral_large4_text": _Silu(
+        eps=EPS5, moe=MoEFields(layers=_PREFIX_1, routing=lambda config: {**_mistral4(config), "renormalise": True})
+    ),
+    "mellum": _Silu(moe=MoEFields(layers=fixed_prefix(0), routing=softmax(True))),
+    "hunyuan_v1_moe": _Silu(eps=EPS5, moe=MoEFields(d_ff="intermediate_size", routing=_hunyuan)),
+    "dbrx": _Silu(
+        d_model="d_model|hidden_size", activation="ffn_config.ffn_act_fn.name", norm="layernorm", eps=(None, 1e-5),
+        adjust=lambda config: {"norm_bias": False},
+        moe=MoEFields("ffn_config.moe_num_experts", "ffn_config.ffn_hidden_size", "ffn_config.moe_top_k",
+                      routing=_dbrx),
+    ),
+    "ernie4_5_moe": _Silu(
+        eps=EPS5, adjust=_unbiased("use_bias"),
+        moe=MoEFields(layers=_ernie_layers, routing=lambda config: {"correction": True, **shared_count(2)(config)}),
+    ),
+    "deepseek_v2": _Silu(adjust=_unbiased("mlp_bias"), moe=MoEFields(layers=after_prefix(0), routing=_deepseek_v2)),
+    **{
+        name: _Silu(
+            adjust=_unbiased("mlp_bias"), moe=MoEFields(layers=named(after_prefix(dense)), routing=_deepseek_v2)
+        )
+        for name, dense in (("deepseek_ocr2_text", 0), ("unlimited_ocr_text", 1))
+    },
+    # Each layer has two attentions with a dense MLP each. The experts read what the first MLP reads, and their output
+    # is added behind the second.
+    "longcat_flash": _Silu(
+        d_ff="ffn_hidden_size|intermediate_size", eps=EPS5,
+        stacks=(Stack("decoder", "num_layers", kind="dense", times=2), Stack("experts", "num_layers", kind="moe")),
+        layer=lambda config, stack: lambda i: {} if stack.kind == "dense" else {"shared_norm": True, "residual": False},
+        moe=MoEFields("n_routed_experts|num_local_experts", "expert_ffn_hidden_size|moe_intermediate_size",
+                      layers=lambda config, stack: lambda i: stack.kind == "moe", routing=_longcat),
+    ),
+    # softmax over the chosen ones
+    "gpt_oss": Family(
+        activation=None, bias=True, eps=EPS5, adjust=_clamped,
+        moe=MoEFields(d_ff="intermediate_size", routing=lambda config: {
+            "order": "choose_first", "router_bias": True, "score_dtype": "input"}),
+    ),
+    "aria_text": _Silu(
+        adjust=_aria, aliases=("aria",), moe=MoEFields(d_ff="intermediate_size", routing=lambda config: {
+            "order": "choose_first", "score_dtype": "input", **shared_count(2)(config)}),
+    ),
+    "cohere2_moe": _Silu(
+        d_ff="prefix_dense_intermediate_size|intermediate_size", adjust=_cohere2_norm,
+        moe=MoEFields(d_ff="intermediate_size", layers=named(after_prefix(0)), routing=_cohere2),
+    ),
+    **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoe_swa"), _Silu(
+        adjust=lambda config: {"residual_scale": config.number("residual_multiplier", 1.0)},
+        moe=MoEFields(d_ff="intermediate_size", routing=after_choice),
+    )),
+    # sigmoid scores
+    "flint": _Silu(moe=MoEFields(layers=partial(sparse_step, dense_layers=(0, 1)), routing=_flint)),
+    "llama4_text": _Silu(
+        d_ff="intermediate_size_mlp", eps=EPS5, aliases=("llama4",),
+        moe=MoEFields(d_ff="intermediate_size", layers=_llama4_layers, routing=lambda config: {
+            "score": "sigmoid", "renormalise": False, "weigh": "input", "shared_experts": 1}),
+    ),
+    "kolibri1": _Silu(position="pre+branch", moe=MoEFields(routing=_kolibri)),
+    # sigmoid scores with a correction for the choice, DeepSeek-V3's and its kin's
+    "deepseek_v3": _Silu(
+        moe=MoEFields(layers=after_prefix(3), routing=corrected(2.5, (8, 4))),
+        aliases=("kimi_k2",),  # remote code; from its published config
+    ),
+    "deepseek_v32": _Silu(moe=MoEFields(layers=named(after_prefix(3)), routing=corrected(2.5, (8, 4)))),
+    # The norm of its branch is part of the experts' module: dense layers have none.
+    "axk1": _Silu(
+        layer=where_dense(_PREFIX_1, {"norm_position": "pre+branch"}, {}),
+        moe=MoEFields(layers=_PREFIX_1, routing=corrected(2.5, (8, 4))),
+    ),
+    "bailing_hybrid": _Silu(moe=MoEFields(layers=named(after_prefix(2)), routing=corrected(2.5, (8, 4)))),
+    "beam": _Silu(  # its residual is weighed by depth on both sides: the block ends before it
+        position="pre+branch", adjust=lambda config: {"residual": False},
+        moe=MoEFields(layers=fixed_prefix(3), routing=corrected(2.5, (8, 4), None)),
+    ),
+    "dots1": _Silu(moe=MoEFields(layers=after_prefix(0), routing=corrected(shared=REQUIRED, renormalise=False))),
+    "dots3_note_text": _Silu(eps=EPS5, aliases=("dots3_note",), moe=MoEFields(layers=_PREFIX_1, routing=_dots3)),
+    "exaone_moe": _Silu(eps=EPS5, moe=MoEFields(layers=_PREFIX_1, routing=corrected(2.5))),
+    "glm4_moe": _Silu(
+        eps=EPS5, moe=MoEFields(layers=after_prefix(1), routing=corrected()), aliases=("glm4v_moe_text",)
+    ),
+    "glm4_moe_lite": _Silu(eps=EPS5, moe=MoEFields(layers=fixed_prefix(1), routing=corrected(1.8))),
+    "glm_moe_dsa": _Silu(eps=EPS5, moe=MoEFields(layers=named(after_prefix(3)), routing=corrected(2.5))),
+    "kimi_linear": _Silu(eps=EPS5, moe=MoEFields(layers=_PREFIX_1, routing=corrected(2.446))),
+    "mimo_v2_flash": _Silu(eps=EPS5, moe=MoEFields(layers=fixed_prefix(1), routing=corrected(shared=None))),
+    "solar_open": _Silu(eps=EPS5, moe=MoEFields(routing=corrected())),
+    "glm5_next_text": _Silu(
+        eps=EPS5, adjust=_limited, moe=MoEFields(layers=fixed_prefix(3), routing=corrected(2.5))
+    ),
+    "hy_v4": _Silu(
+        eps=EPS5, adjust=_limited, layer=where_dense(fixed_prefix(1), {}, {"clamp": None}),
+        moe=MoEFields(layers=fixed_prefix(1), routing=lambda config: {
+            **corrected(2.827)(config), "shared_clamp": False}),
+    ),
+    "afmoe": _Silu(
+        position="pre+branch", eps=EPS5,
+        moe=MoEFields(
+            layers=after_prefix(1, "num_dense_layers"), routing=ungrouped("route_scale", 1.0, shared_count(2))
+        ),
+    ),
+    "hy_v3": _Silu(
+        eps=EPS5, adjust=_unbiased("mlp_bias"),
+        moe=MoEFields(layers=fixed_prefix(1), routing=ungrouped("router_scaling_factor", 2.826, shared_count(1))),
+    ),
+    "laguna": _Silu(moe=MoEFields(layers=fixed_prefix(1), routing=_laguna)),
+    "minimax_m2": _Silu(moe=MoEFields(d_ff="intermediate_size", routing=ungrouped())),
+    "minimax_m3_vl_text": Family(
+        activation=None, d_ff="dense_intermediate_size", norm_weight="one_plus", adjust=_clamped,
+        aliases=("minimax_m3_vl",),
+        moe=MoEFields(d_ff="intermediate_size", layers=named(after_prefix(0)), routing=ungrouped(
+            "routed_scaling_factor", 2.0, lambda config: shared_width(config, "shared_intermediate_size"))),
+    ),
+}  # fmt: skip

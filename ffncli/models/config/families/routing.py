@@ -1,0 +1,148 @@
+"""What rows of mixtures of experts are made of: rules for which layers have experts, and ways to route tokens.
+
+A routing makes the keyword arguments of `MoE` from a config. Facts: transformers 5.23, `modeling_*.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ffncli.errors import FFNError, shown
+from ffncli.models.config.family import Extra, LayerRule, Stack
+from ffncli.models.files.fields import Fields
+
+Routing = Callable[[Fields], Extra]
+SHARED = "n_shared_experts|num_shared_experts|moe_num_shared_experts"
+
+
+def only(config: Fields, name: str, allowed: object, why: str) -> None:
+    """Raises FFNError where a field says anything but the one value that is covered."""
+    value = config.get(name, allowed)
+    if value != allowed or type(value) is not type(allowed):
+        raise FFNError(f"{config.where}: {config.name(name)} = {shown(value)} is not covered", why)
+
+
+# --- which layers have experts ----------------------------------------------------------------------------------------
+
+
+def sparse_step(config: Fields, stack: Stack, dense_layers: tuple[int, ...] = ()) -> Callable[[int], bool]:
+    """Qwen's rule: every `decoder_sparse_step`-th layer has experts, but for those listed as dense."""
+    step: int = config.integer("decoder_sparse_step", 1)
+    said = config.get("mlp_only_layers", None) is not None
+    dense = frozenset(config.integers("mlp_only_layers") if said else dense_layers)
+    return lambda i: i not in dense and (i + 1) % step == 0
+
+
+def after_prefix(default: int, field: str = "first_k_dense_replace") -> LayerRule:
+    """DeepSeek's rule: the first layers are dense (`default` of them where the config does not say).
+
+    `moe_layer_freq` is a step, or says of every layer whether it has experts.
+    """
+
+    def rule(config: Fields, stack: Stack) -> Callable[[int], bool]:
+        prefix: int = config.integer(field, default, low=0)
+        if type(config.get("moe_layer_freq", 1)) is list:
+            listed = frozenset(i for i, v in enumerate(per_layer(config, stack, "moe_layer_freq", (0, 1))) if v)
+            return lambda i: i >= prefix and i in listed
+        frequency: int = config.integer("moe_layer_freq", 1)
+        return lambda i: i >= prefix and i % frequency == 0
+
+    return rule
+
+
+def named(rule: LayerRule) -> LayerRule:
+    """`mlp_layer_types` calls each layer sparse or dense; the older rule where the config has no such list."""
+
+    def chosen(config: Fields, stack: Stack) -> Callable[[int], bool]:
+        if config.get("mlp_layer_types", None) is None:
+            return rule(config, stack)
+        kinds = per_layer(config, stack, "mlp_layer_types", ("dense", "sparse"))
+        return lambda i: kinds[i] == "sparse"
+
+    return chosen
+
+
+def fixed_prefix(dense: int) -> LayerRule:
+    """The first layers are dense, and no field but `mlp_layer_types` says how many."""
+    return named(lambda config, stack: lambda i: i >= dense)
+
+
+def per_layer(config: Fields, stack: Stack, name: str, choices: tuple[object, ...]) -> list[Any]:
+    """A list with one of `choices` for each layer. Raises FFNError naming the field."""
+    value = config.get(name, kind="a list")
+    count = config.integer(stack.layers) if isinstance(stack.layers, str) else stack.layers(config)
+    if type(value) is not list or len(value) < count or any(v not in choices for v in value):
+        raise config.wrong(name, value, f"a list of {count} out of {', '.join(map(str, choices))}")
+    return value
+
+
+def where_dense(rule: LayerRule, sparse: Extra, dense: Extra) -> Callable[[Fields, Stack], Callable[[int], Extra]]:
+    """What only the layers with experts, or only the dense ones, have."""
+
+    def layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
+        has_experts = rule(config, stack)
+        return lambda i: sparse if has_experts(i) else dense
+
+    return layer
+
+
+# --- how tokens are routed --------------------------------------------------------------------------------------------
+
+
+def shared_width(config: Fields, name: str = "shared_expert_intermediate_size", default: Any = None) -> Extra:
+    """The shared experts as one MLP of a width of its own; none where that is 0."""
+    width: int = config.integer(name, low=0) if default is None else config.integer(name, default, low=0)
+    return {"shared_experts": 1, "shared_d_ff": width} if width else {}
+
+
+def softmax(renormalise: bool | None, shared: bool = False, gate: bool = False) -> Routing:
+    """Qwen's routing: a softmax over all experts, the kept ones renormalised as `norm_topk_prob` says.
+
+    `renormalise` is that flag's default, or None for code that always does. `gate`: a sigmoid on the shared expert.
+    """
+
+    def routing(config: Fields) -> Extra:
+        more = {**shared_width(config), "shared_gate": gate} if shared else {}
+        return {"renormalise": True if renormalise is None else config.flag("norm_topk_prob", renormalise), **more}
+
+    return routing
+
+
+def after_choice(config: Fields) -> Extra:
+    """The top_k logits are chosen first and a softmax over them, in float32, weighs the experts (Granite)."""
+    return {"order": "choose_first", **shared_width(config, "shared_intermediate_size", 0)}
+
+
+def corrected(
+    scale: float = 1.0, groups: tuple[int, int] = (1, 1), shared: int | None = 1, renormalise: bool = True
+) -> Routing:
+    """DeepSeek-V3's routing: sigmoid scores, a correction for the choice, groups judged by their two best.
+
+    The arguments are the defaults of the fields; `shared` None: the family has no shared experts.
+    """
+
+    def routing(config: Fields) -> Extra:
+        return {
+            "score": "sigmoid", "correction": True, "group_best": 2,
+            "renormalise": config.flag("norm_topk_prob|moe_renormalize", renormalise),
+            "scale": config.number("routed_scaling_factor", scale),
+            "groups": config.integer("n_group|num_expert_group", groups[0]),
+            "top_groups": config.integer("topk_group", groups[1]),
+            "shared_experts": 0 if shared is None else config.integer(SHARED, shared, low=0),
+        }  # fmt: skip
+
+    return routing
+
+
+def ungrouped(scale: str | None = None, default: float = 1.0, shared: Routing = lambda config: {}) -> Routing:
+    """The same without groups and always renormalised; `scale` names the field of the factor."""
+    return lambda config: {
+        "score": "sigmoid", "correction": True, "scale": config.number(scale, default) if scale else 1.0,
+        **shared(config),
+    }  # fmt: skip
+
+
+def shared_count(default: int) -> Routing:
+    """Shared experts as wide as routed ones, `default` of them where the config does not say."""
+    return lambda config: {"shared_experts": config.integer(SHARED, default, low=0)}

@@ -1,0 +1,58 @@
+"""What a model has outside its FFN blocks, from the config alone: attention, norms, embeddings and head.
+
+One row of RESTS per model family, as in `config.FAMILIES`: fields are read, nothing is built. What is counted is the
+base model, with its language-model head where it is a language model: BERT and its kin with their pooler (as published:
+109,482,240 for bert-base), ViT without pooler and classifier. Facts: transformers 5.23 `modeling_*.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ffncli.models.config.attention import flag
+from ffncli.models.config.non_ffn_rows import PAPERS, RESTS, Rest, StackRow
+from ffncli.models.files.fields import Fields
+from ffncli.models.model import Group
+from ffncli.models.non_ffn import LayerParams, NonFFN
+
+
+def non_ffn(config: Fields, model_type: str, groups: Sequence[Group]) -> NonFFN | None:
+    """What surrounds the FFN blocks `groups` of a model of that `model_type`, as its config.json spells it; None where
+    the family's attention is not known, or the config does not say what it takes.
+
+    Raises FFNError, naming file, field and value, for a field that cannot be.
+    """
+    row = RESTS.get(model_type) or PAPERS.get(model_type)
+    if row is None:
+        return None
+    row = row.adjust(config, row)
+    needed = (row.d_model, *row.attention.needs, *row.needs, *([row.vocabulary] if row.vocabulary else []))
+    if any(config.get(names, None) is None for names in needed):
+        return None
+    d_model: int = config.integer(row.d_model)
+    tied = row.head is not None and config.flag("tie_word_embeddings", row.tied)
+    vocabulary: int = config.integer(row.vocabulary) if row.vocabulary else 0
+    table = vocabulary * int(config.integer(row.embedding, d_model) if row.embedding else d_model)
+    head = 0 if row.head is None or tied else table
+    bias = vocabulary if row.head is not None and flag(config, row.head) else 0
+    layers: dict[str, dict[int, LayerParams]] = {}
+    parts = {("", "input embedding"): table, ("", "other embeddings"): row.other(config, d_model),
+             ("", "head"): head + bias}  # fmt: skip
+    for stack in row.stacks:
+        if blocks := [i for group in groups if group.stack == stack.name for i in group.layers]:
+            layer = _layer(config, row, stack, d_model)
+            layers[stack.name] = dict.fromkeys(blocks, layer)
+            parts[stack.name, "layers"] = len(blocks) * (layer.attention + layer.norms)
+            parts[stack.name, "positions"] = stack.positions(config, d_model)
+            parts[stack.name, "final norm"] = row.norm_vectors * d_model if row.final_norm else 0
+            parts[stack.name, "stem"] = stack.stem(config, d_model)
+    names = {"vocabulary": config.name(row.vocabulary or ""),
+             "attention": ", ".join(dict.fromkeys(map(config.name, row.attention.fields)))}  # fmt: skip
+    return NonFFN(layers, parts if row.complete else None, 0 if tied else table, vocabulary, names)
+
+
+def _layer(config: Fields, row: Rest, stack: StackRow, d_model: int) -> LayerParams:
+    attention = row.attention.params(config, d_model)
+    if stack.cross:
+        attention += row.attention.params(config, d_model, cross=True)
+    return LayerParams(attention, (row.norms + stack.cross) * row.norm_vectors * d_model)

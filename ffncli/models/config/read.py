@@ -1,0 +1,289 @@
+"""config.json → the model it describes. A family's row (families/) says which fields hold what, what the code fixes.
+
+Gatedness and most biases stand in no config field: the family's row says them (they follow from `model_type`), and
+tensor names, where there are any, overrule it (`evidence.py`). Facts: transformers 5.23
+`configuration_*.py` and `modeling_*.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ffncli.block import activations, dtypes
+from ffncli.block.recipe import FFNSpec, MoE, size
+from ffncli.errors import FFNError, did_you_mean, shown, shown_path
+from ffncli.models.config.families import BY_TYPE, COUNTED, FAMILIES, TEXT_TYPES, family_of, refusal
+from ffncli.models.config.family import Extra, Family, Stack
+from ffncli.models.config.non_ffn import non_ffn
+from ffncli.models.files.fields import Fields
+from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
+from ffncli.models.model import Group, Model, Resolved, grouped
+
+MOST_LAYERS = 10_000  # the deepest known model has 126
+TOWERS = (
+    "text_config",
+    "thinker_config",
+    "llm_config",
+    "language_config",
+    "language_model_config",
+    "text_model_config",
+    "decoder",
+)
+PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
+_OTHER_TOWERS = "the numbers are the text model's: other towers are left out"
+_QUANTIZATION = ("quantization_config", "compression_config")  # the second: before compressed-tensors 0.7
+_INHERITED = ("model_type", "dtype", "torch_dtype", *_QUANTIZATION)
+
+
+def read_config(path: Path, source: str) -> Resolved:
+    """The Model in a config.json. Raises FFNError naming the file, the field and the value."""
+    return from_config(read_object(path, MOST_CONFIG_BYTES, constants=True), source, shown_path(path))
+
+
+def from_config(values: Mapping[str, Any], source: str, where: str, name: str | None = None) -> Resolved:
+    """The Model that a config's values describe; a multimodal config's text tower (`text_config`) is meant."""
+    config, evidence = text_tower(Fields(values, where))
+    towers = bool(evidence)
+    if config.values.get("model_type") is None:
+        raise FFNError(
+            f"{config.where}: model_type {'is null' if 'model_type' in config.values else 'is missing'}",
+            "it says which family's fields these are: llama, gpt2, ...",
+        )
+    model_type = config.text("model_type")
+    if why := refusal(model_type):
+        counted = "; the FFNs of a directory or file with its tensors are counted" if model_type in COUNTED else ""
+        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not covered", why + counted)
+    family_name = BY_TYPE.get(model_type)
+    if family_name is None:
+        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not known", _nearest(model_type))
+    family = FAMILIES[family_name]
+    groups = [g for stack in family.stacks for g in _stack(config, family, stack)]
+    for part in family.parts:
+        inner, reasons = _part(config, part)
+        groups += inner
+        evidence += [f"{part}: {line}" for line in reasons]
+    if not groups:
+        raise FFNError(f"{config.where}: no layer of this model has an FFN", "there is nothing to count")
+    spec = groups[0].spec
+    if not family.parts:
+        evidence.append(f"{'gated' if spec.gated else 'plain'}: model_type {model_type}")
+    for at in dict.fromkeys(stack.at for stack in family.stacks):
+        widths = _width_evidence(config.inside(at), family, groups)
+        evidence += [f"{at}: {line}" if at else line for line in widths]
+    model = Model(
+        name or _short_name(source), tuple(groups), family_name, _dtype(config), names=_names(config, family),
+        non_ffn=non_ffn(config, model_type, groups), tied=_tied(config, values),
+        extra_layers=config.integer(PREDICTION, 0, low=0, high=MOST_LAYERS),
+    )  # fmt: skip
+    notes = (_OTHER_TOWERS,) if towers else ()
+    return Resolved(model, source, evidence=tuple(evidence), notes=notes, quantization=quantization_of(config))
+
+
+def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
+    """tie_word_embeddings, as the text model's config and the whole one say it; None where neither does, or not so."""
+    said = {values.get("tie_word_embeddings") for values in (config.values, whole_values)} - {None}
+    one = said.pop() if len(said) == 1 else None
+    return one if isinstance(one, bool) else None
+
+
+def _nearest(model_type: str) -> str:
+    """The names one letter away, of the same version: others that look alike are other models."""
+    otherwise = "give its tensors (a directory or .safetensors file): they are counted without it"
+    version = re.findall(r"\d", model_type)
+    known = [name for name in BY_TYPE if re.findall(r"\d", name) == version]
+    return did_you_mean(model_type, known, otherwise, cutoff=1 - 1.5 / max(len(model_type[:80]), 6))
+
+
+def _names(config: Fields, family: Family) -> dict[str, str]:
+    """The config's own names of our fields, for messages: those it uses, else the usual ones."""
+    moe, stack = family.moe, family.stacks[0] if family.stacks else Stack()
+    fields = {
+        "d_model": family.d_model, "d_ff": stack.d_ff or family.d_ff, "activation": family.activation,
+        "layers": stack.layers if isinstance(stack.layers, str) else None,
+        "bias": None if isinstance(family.bias, bool) else family.bias[0],
+        **({"experts": moe.experts, "moe.d_ff": moe.d_ff} if moe else {}),
+    }  # fmt: skip
+    return {ours: config.name(theirs) for ours, theirs in fields.items() if isinstance(theirs, str) and theirs}
+
+
+def quantization_of(config: Fields) -> Mapping[str, Any] | None:
+    """The quantization_config of a config, which its text_config may hold; None where there is none."""
+    for values in (config.values, config.values.get("text_config")):
+        if isinstance(values, Mapping):
+            for key in _QUANTIZATION:
+                if isinstance(found := values.get(key), Mapping):
+                    return found
+    return None
+
+
+def _dtype(config: Fields) -> str | None:
+    """The format that the config says its weights are stored in; None where it does not, or in none of ours."""
+    said = quantization_of(config) or {}
+    method, bits = said.get("quant_method"), said.get("bits")
+    if method == "bitsandbytes":
+        method, bits = "bitsandbytes", 4 if said.get("load_in_4bit") or said.get("_load_in_4bit") else 8
+    packed = {"gptq": f"int{bits}", "awq": f"int{bits}", "bitsandbytes": "nf4" if bits == 4 else "int8"}
+    row = dtypes.find_storage(packed.get(str(method), method)) or dtypes.find(config.get("dtype|torch_dtype", None))
+    return row.name if row else None
+
+
+def text_tower(config: Fields) -> tuple[Fields, list[str]]:
+    """The config itself, or the nested one that holds the text model's numbers, however deep."""
+    evidence: list[str] = []
+    while name := next((n for n in TOWERS if config.values.get(n) is not None), None):
+        family = family_of(config.values.get("model_type"))
+        if family is not None and name not in family.text:
+            break  # its own row reads the nested configs
+        inner = config.inside(name)
+        outer = {n: config.values[n] for n in _INHERITED if config.values.get(n)}
+        if isinstance(whole := outer.get("model_type"), str):
+            outer["model_type"] = TEXT_TYPES.get(whole, whole)
+        config = Fields({**outer, **inner.values}, inner.where)
+        evidence.append(f"widths: {name} of the multimodal config")
+    return config, evidence
+
+
+def _part(config: Fields, part: str) -> tuple[list[Group], tuple[str, ...]]:
+    """(groups, evidence) of a nested config's model (encoder-decoder), its one stack named after the part."""
+    fields = config.inside(part)
+    family = family_of(fields.values.get("model_type"))
+    if family is not None and (family.parts or len(family.stacks) != 1):
+        message = f"{fields.where}: model_type {shown(fields.values['model_type'])} is no single stack"
+        raise FFNError(message, "an encoder-decoder is made of one encoder and one decoder")
+    inner = from_config(fields.values, part, fields.where)
+    return [replace(group, stack=part) for group in inner.groups], inner.evidence
+
+
+def _layer_count(fields: Fields, stack: Stack) -> tuple[int, int]:
+    """(layers of the stack, FFNs in one layer). Raises FFNError where they cannot be."""
+    count = fields.integer(stack.layers, high=MOST_LAYERS) if isinstance(stack.layers, str) else stack.layers(fields)
+    times = fields.integer(stack.times, high=MOST_LAYERS) if isinstance(stack.times, str) else stack.times
+    if not 1 <= count * times <= MOST_LAYERS:
+        most = f"a stack has from 1 to {MOST_LAYERS}"
+        raise FFNError(f"{fields.where}: {count * times} FFNs in the stack '{stack.name}' cannot be", most)
+    return count, times
+
+
+def _stack(config: Fields, family: Family, stack: Stack) -> list[Group]:
+    """The stack's layers in groups of equal specs; layers without an FFN are left out."""
+    fields = config.inside(stack.at)
+    count, times = _layer_count(fields, stack)
+    has_experts = family.moe.layers(fields, stack) if family.moe else lambda i: False
+    extra = family.layer(fields, stack)
+    runs = (stack.runs or family.runs)(fields)
+    known: dict[Any, FFNSpec] = {}
+    by_runs: dict[int, dict[int, FFNSpec]] = {}
+    for i in range(count):
+        moe, more = has_experts(i), extra(i)
+        if more is None or stack.kind == ("dense" if moe else "moe"):
+            continue
+        dense = None if moe else _dense_width(fields, family, stack, i, count)
+        key = (moe, dense, tuple(sorted(more.items(), key=lambda item: item[0])))
+        if key not in known:
+            known[key] = _experts(fields, family, more) if moe else _dense(fields, family, dense, more)
+        often = runs if isinstance(runs, int) else runs[i]
+        by_runs.setdefault(often, {}).update(dict.fromkeys(range(i * times, (i + 1) * times), known[key]))
+    return [group for often, specs in by_runs.items() for group in grouped(stack.name, specs, often, times)]
+
+
+def _common(config: Fields, family: Family) -> dict[str, Any]:
+    """The keyword arguments of FFNSpec that dense and MoE layers share."""
+    eps, default = family.eps
+    known: dict[str, Any] = {
+        "d_model": config.integer(family.d_model),
+        "gated": family.gated,
+        "norm": family.norm,
+        "norm_position": family.position,
+        "norm_weight": family.norm_weight,
+        "norm_eps": config.number(eps, default) if eps else default,
+        "residual": True,
+    }
+    if family.activation:
+        known["activation"] = config.text(family.activation, family.default_activation)
+    known["bias"] = family.bias if isinstance(family.bias, bool) else config.flag(*family.bias)
+    known |= family.adjust(config)
+    label = config.name(family.activation or "activation")
+    said = known["activation"]
+    known["activation"], implied = activations.resolve(said, f"{config.where}: {label}")
+    if implied and not known["gated"]:
+        raise FFNError(f"{config.where}: {label} {shown(said)} is a gated unit", "this family's blocks have no gate")
+    return known
+
+
+def _dense_width(config: Fields, family: Family, stack: Stack, layer: int, count: int) -> int | None:
+    """d_ff of a dense layer; None where no field says it (the family's multiple of d_model, or `layer`, does)."""
+    name = stack.d_ff or family.d_ff
+    value = config.get(name, None) if name else None
+    if value is None or name is None:
+        return None
+    if isinstance(value, list):
+        if len(value) != count:
+            raise config.wrong(name, value, f"one number per layer ({count})")
+        return size(f"{config.where}: {config.name(name)}[{layer}]", value[layer])
+    return int(config.integer(name))
+
+
+def _dense(config: Fields, family: Family, d_ff: int | None, extra: Extra) -> FFNSpec:
+    known = _common(config, family)
+    if d_ff is None and family.multiple is not None:
+        d_ff = family.multiple * known["d_model"]
+    if d_ff is not None:
+        known["d_ff"] = d_ff
+    known |= extra
+    if "d_ff" not in known:
+        config.integer(family.d_ff or "intermediate_size")  # raises: it is missing
+    return _spec(config, **known)
+
+
+def _experts(config: Fields, family: Family, extra: Extra) -> FFNSpec:
+    row = family.moe
+    assert row is not None
+    known = _common(config, family)
+    if "d_ff" not in extra:
+        known["d_ff"] = config.integer(row.d_ff)
+    routing = dict(row.routing(config))
+    experts = routing.pop("experts", None) or config.integer(row.experts)
+    top_k = routing.pop("top_k", None) or config.integer(row.top_k, high=experts)
+    return _spec(config, **known | {"moe": MoE(experts, top_k, **routing)} | dict(extra))
+
+
+def _spec(config: Fields, **choices: Any) -> FFNSpec:
+    """FFNSpec, whose errors then name the config."""
+    try:
+        return FFNSpec(**choices)
+    except FFNError as error:
+        raise FFNError(f"{config.where}: {error.message}", error.hint) from None
+
+
+def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> list[str]:
+    """Which fields the widths and the function came from, and which tempting one was not used."""
+    dense = [n for n in (family.d_ff, *(s.d_ff for s in family.stacks)) if n]
+    kinds = {group.spec.moe is not None for group in groups}
+    names = [
+        family.d_model,
+        *(dense if False in kinds else []),
+        *([family.moe.d_ff] if family.moe and True in kinds else []),
+    ]
+    used = [n for names_ in dict.fromkeys(names) for n in names_.split("|") if config.get(n, None) is not None]
+    out = ["widths: " + ", ".join(f"{n} = {shown(config.get(n))}" for n in dict.fromkeys(used))]
+    unused = [n for n in dense if n not in used and config.values.get(n) is not None]
+    out += [f"widths: {n} = {shown(config.values[n])} is not used, every layer is MoE" for n in unused]
+    if family.multiple and not any(n in used for n in dense):
+        out.append(
+            f"widths: d_ff = {family.multiple} × d_model, the family's rule"
+            + (f" ({family.d_ff} not given)" if family.d_ff else "")
+        )
+    said, runs = config.values.get("hidden_act"), groups[0].spec.activation
+    if isinstance(said, str) and activations.CANONICAL.get(said.lower()) != runs:
+        out.append(f"activation: {runs}; hidden_act says {shown(said)}, which this family's code does not run")
+    return out
+
+
+def _short_name(source: str) -> str:
+    """The directory's name: what a config says of its own name is often that of its parent model."""
+    path = Path(source)
+    return (path.absolute().parent.name if path.suffix == ".json" else path.absolute().name) or source

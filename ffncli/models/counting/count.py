@@ -1,0 +1,244 @@
+"""A model → the record that `ffn params` and `ffn models` show: parameters, FLOPs and bytes, per layer and in total."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ffncli.block.cost import Cost, cost
+from ffncli.block.steps import Axis, Norm, Step, parameters, walk
+from ffncli.block.storage import weight_bytes
+from ffncli.models.counting.weight_format import storage_of
+from ffncli.models.model import Group, Model, Resolved, StoredSize
+
+
+@dataclass(frozen=True)
+class TensorCount:
+    """One parameter tensor: its canonical name, torch's shape, how many numbers.
+
+    `norm` tensors are counted apart, `shared` ones (a norm that the attention reads too) not at all.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    params: int
+    norm: bool
+    shared: bool
+
+
+@dataclass(frozen=True)
+class GroupCount:
+    """Layers with equal steps. All `*_per_layer` are parameters, all `*_per_token` FLOPs of one layer, forward.
+
+    `attention_params_per_layer` and `layer_norm_params_per_layer` (every norm of the layer) are None where the family's
+    attention is not known; `ffn_share_of_layer` is the FFN's part of all three.
+    """
+
+    stack: str
+    layers: tuple[int, ...]
+    kind: str
+    d_ff: int
+    experts: int
+    top_k: int | None
+    shared_experts: int
+    shared_d_ff: int
+    ffn_params_per_layer: int
+    ffn_params_active_per_layer: int | None
+    norm_params_per_layer: int | None
+    matmul_flops_per_token: int | None
+    elementwise_flops_per_token: int | None
+    attention_params_per_layer: int | None
+    layer_norm_params_per_layer: int | None
+    ffn_share_of_layer: float | None
+    tensors: tuple[TensorCount, ...]
+
+
+@dataclass(frozen=True)
+class ModelCount:
+    """One row of `ffn params`. Totals are over all layers (over the one block for bare dimensions).
+
+    None is "not known": activation, norms and top_k where only tensor names were there to read, the whole model where
+    its family's attention is not known, what is stored where no headers were read. `*_flops_total` are the forward
+    FLOPs of all layers on `tokens` tokens. `weight_bytes` are the FFN's in `dtype`: as stored, scales included, where
+    that is a packed format of the file. `ffn_params_stored` is the same count as `ffn_params_total`, made from the
+    tensors' shapes alone; `differences` say where the config and the tensors disagree.
+    """
+
+    name: str
+    source: str
+    citation: str
+    d_model: int
+    d_ff: int
+    activation: str | None
+    gated: bool
+    bias: bool
+    layers: int | None
+    experts: int
+    top_k: int | None
+    shared_experts: int
+    uniform: bool
+    ffn_params_per_layer: int
+    ffn_params_active_per_layer: int | None
+    norm_params_per_layer: int | None
+    matmul_flops_per_token: int | None
+    elementwise_flops_per_token: int | None
+    attention_params_per_layer: int | None
+    layer_norm_params_per_layer: int | None
+    ffn_share_of_layer: float | None
+    ffn_params_total: int
+    ffn_params_active: int | None
+    ffn_share_of_model: float | None
+    model_params_total: int | None
+    model_params_active: int | None
+    model_params_active_no_embedding: int | None
+    tokens: int
+    matmul_flops_total: int | None
+    elementwise_flops_total: int | None
+    dtype: str
+    weight_bytes: int
+    ffn_params_stored: int | None
+    ffn_stored_bytes: int | None
+    ffn_bits_per_weight: float | None
+    stored_params: int | None
+    stored_bytes: int | None
+    bits_per_weight: float | None
+    differences: tuple[str, ...]
+    evidence: tuple[str, ...]
+    groups: tuple[GroupCount, ...]
+
+
+def count(resolved: Resolved, dtype: str | None = None, tokens: int = 1) -> ModelCount:
+    """Count a model. `dtype` sets the format of weight_bytes (default: the stored one, else fp32).
+
+    Raises FFNError for an unknown `dtype`, and for one whose blocks the rows do not divide into.
+    """
+    model = resolved.model
+    groups = [(group, cost(group.steps)) for group in model.groups]
+    counted = [_group(model, group, one) for group, one in groups]
+    most = model.main
+    main = next(c for group, c in zip(model.groups, counted, strict=True) if group is most)
+    spec = most.spec
+    total = sum((one.times(len(group.layers)) for group, one in groups), Cost())
+    run = sum((one.times(len(group.layers) * group.runs * tokens) for group, one in groups), Cost())
+    flops = _flops(model, run)
+    active = None if "top_k" in model.unknown else total.params_active
+    name, weight_bytes = _weights(resolved, dtype)
+    return ModelCount(
+        name=model.name,
+        source=resolved.source,
+        citation=resolved.citation,
+        d_model=spec.d_model,
+        d_ff=spec.d_ff,
+        activation=None if "activation" in model.unknown else spec.activation,
+        gated=bool(spec.gated),
+        bias=bool(spec.bias),
+        layers=model.layer_count,
+        uniform=len({group.spec for group in model.groups}) == 1,
+        **{field: getattr(main, field) for field in _OF_MAIN},
+        ffn_params_total=total.params,
+        ffn_params_active=active,
+        **_whole(model, total.params, active),
+        tokens=tokens,
+        matmul_flops_total=flops[0],
+        elementwise_flops_total=flops[1],
+        dtype=name,
+        weight_bytes=weight_bytes,
+        **_stored(resolved.stored),
+        differences=tuple(map(str, resolved.differences)),
+        evidence=resolved.evidence,
+        groups=tuple(counted),
+    )
+
+
+_OF_MAIN = (
+    "experts", "top_k", "shared_experts", "ffn_params_per_layer", "ffn_params_active_per_layer",
+    "norm_params_per_layer", "matmul_flops_per_token", "elementwise_flops_per_token", "attention_params_per_layer",
+    "layer_norm_params_per_layer", "ffn_share_of_layer",
+)  # fmt: skip
+
+
+def _group(model: Model, group: Group, one: Cost) -> GroupCount:
+    moe, flops = group.spec.moe, _flops(model, one)
+    layer = model.non_ffn.layer(group.stack, group.layers) if model.non_ffn else None
+    return GroupCount(
+        stack=group.stack,
+        layers=group.layers,
+        kind="moe" if moe else "dense",
+        d_ff=group.spec.d_ff,
+        experts=moe.experts if moe else 0,
+        top_k=(None if "top_k" in model.unknown else moe.top_k) if moe else 0,
+        shared_experts=moe.shared_experts if moe else 0,
+        shared_d_ff=group.spec.shared_width,
+        ffn_params_per_layer=one.params,
+        ffn_params_active_per_layer=None if moe and "top_k" in model.unknown else one.params_active,
+        norm_params_per_layer=None if "norm" in model.unknown else one.norm_params,
+        matmul_flops_per_token=flops[0],
+        elementwise_flops_per_token=flops[1],
+        attention_params_per_layer=layer.attention if layer else None,
+        layer_norm_params_per_layer=layer.norms if layer else None,
+        ffn_share_of_layer=layer.ffn_share(one.params) if layer else None,
+        tensors=tensors(group.steps),
+    )
+
+
+def _flops(model: Model, one: Cost) -> tuple[int | None, int | None]:
+    """(matmul, elementwise) FLOPs; None where what they depend on is not known."""
+    if "top_k" in model.unknown:
+        return None, None
+    return one.matmul_flops, None if "norm" in model.unknown else one.elementwise_flops
+
+
+def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
+    """(the format's name, the FFN's bytes in it): as the files have them where the format is theirs."""
+    row = storage_of(resolved, dtype)
+    if dtype is None and resolved.stored and not row.computable:
+        return row.name, resolved.stored.bytes
+    return row.name, sum(weight_bytes(group.steps, row) * len(group.layers) for group in resolved.groups)
+
+
+def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, Any]:
+    """The keys of the whole model, FFN and what is outside of it; each for which not enough is known is None.
+
+    Active: without the experts that a token does not choose. `..._no_embedding` leaves out what is looked up and not
+    multiplied.
+    """
+    rest = model.non_ffn.params({group.stack for group in model.groups}) if model.non_ffn else None
+    lookup = model.non_ffn.lookup if model.non_ffn else None
+    total = None if rest is None else rest + ffn_total
+    active = None if rest is None or ffn_active is None else rest + ffn_active
+    return {
+        "ffn_share_of_model": None if total is None else ffn_total / total,
+        "model_params_total": total,
+        "model_params_active": active,
+        "model_params_active_no_embedding": None if active is None or lookup is None else active - lookup,
+    }
+
+
+def _stored(stored: StoredSize | None) -> dict[str, Any]:
+    """The keys of what the checkpoint's headers say; bits per weight are bytes over logical parameters."""
+    return {
+        "ffn_params_stored": stored.params if stored else None,
+        "ffn_stored_bytes": stored.bytes if stored else None,
+        "ffn_bits_per_weight": 8 * stored.bytes / stored.params if stored else None,
+        "stored_params": stored.file_params if stored else None,
+        "stored_bytes": stored.file_bytes if stored else None,
+        "bits_per_weight": 8 * stored.file_bytes / stored.file_params
+        if stored and stored.file_params and stored.file_bytes is not None
+        else None,
+    }
+
+
+def tensors(steps: Sequence[Step]) -> tuple[TensorCount, ...]:
+    """Every parameter tensor of a block, in step order."""
+    norms = {step.output: step.op for _, step in walk(steps) if isinstance(step.op, Norm)}
+    out = []
+    for name, axes in parameters(steps).items():
+        norm = norms.get(name.rpartition(".")[0])
+        out.append(TensorCount(name, _sizes(axes), prod(_sizes(axes)), norm is not None, bool(norm and norm.shared)))
+    return tuple(out)
+
+
+def _sizes(axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    return tuple(axis.size for axis in axes)

@@ -1,0 +1,99 @@
+"""Everything `ffn params` says of one source: counts, costs against tokens, a split over ranks, a ridge."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from ffncli.models.counting.count import ModelCount, count
+from ffncli.models.counting.traffic import TokenCost, ridge_tokens, token_costs
+from ffncli.models.counting.weight_format import storage_of
+from ffncli.models.model import Resolved
+
+if TYPE_CHECKING:
+    from ffncli.models.counting.tensor_parallel import Split  # imported where a split is asked for
+
+_OF_COUNT = tuple(f.name for f in fields(ModelCount) if f.name != "groups")
+_OF_COST = (
+    "experts_touched", "weight_bytes_read", "activation_bytes", "activation_bytes_fused", "flops_per_byte",
+    "flops_per_byte_fused",
+)  # fmt: skip
+_OF_SPLIT = (
+    "ranks", "rank_0_params_total", "other_rank_params_total", "rank_0_weight_bytes_total",
+    "other_rank_weight_bytes_total", "ring_all_reduce_bytes_per_token", "all_gather_bytes_per_token",
+)  # fmt: skip
+_OF_RIDGE = ("ridge_tokens", "ridge_tokens_fused")
+KEYS = (*(name for name in _OF_COUNT if name not in ("evidence", "citation")), *_OF_COST, *_OF_SPLIT, *_OF_RIDGE)
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """From how many tokens on the FFNs do `flops_per_byte`, as every step moves its own and at best; None for never."""
+
+    flops_per_byte: float
+    ridge_tokens: int | None
+    ridge_tokens_fused: int | None
+
+
+@dataclass(frozen=True)
+class CostReport:
+    """One source. `costs` has a record for each number of tokens; none where nothing says how many experts work.
+
+    `counts` are the counts for each number of tokens, the first of which is the row's.
+    """
+
+    counts: tuple[ModelCount, ...]
+    costs: tuple[TokenCost, ...]
+    split: Split | None
+    ridge: Ridge | None
+
+    @property
+    def count(self) -> ModelCount:
+        """The row: for the first number of tokens."""
+        return self.counts[0]
+
+    def row(self) -> dict[str, Any]:
+        """As JSON has it: counts and costs, the split and the ridge where they were asked for."""
+        more: dict[str, Any] = {"costs": [asdict(cost) for cost in self.costs]}
+        more |= {"tensor_parallel": asdict(self.split)} if self.split else {}
+        more |= {name: getattr(self.ridge, name) for name in _OF_RIDGE} if self.ridge else {}
+        return {**asdict(self.count), **more}
+
+    def lines(self) -> list[dict[str, Any]]:
+        """As CSV has it: one line for each number of tokens."""
+        fixed = {name: getattr(self.split, name) for name in _OF_SPLIT} if self.split else {}
+        fixed |= {name: getattr(self.ridge, name) for name in _OF_RIDGE} if self.ridge else {}
+        return [
+            {name: getattr(counted, name) for name in _OF_COUNT}
+            | {name: getattr(self.costs[i], name) if self.costs else None for name in _OF_COST}
+            | fixed
+            for i, counted in enumerate(self.counts)
+        ]
+
+
+def figures(
+    resolved: Resolved, dtype: str | None = None, tokens: tuple[int, ...] = (1,), ranks: int | None = None,
+    ridge: float | None = None,
+) -> CostReport:  # fmt: skip
+    """What a source comes to, its weights in `dtype` (None: as stored, else fp32), over `ranks` ranks.
+
+    Raises FFNError for a dtype whose blocks do not fit, and for ranks that d_ff does not divide over, with the nearest
+    that would do.
+    """
+    model, weights = resolved.model, storage_of(resolved, dtype)
+    known = "top_k" not in model.unknown  # else nothing says how many experts work
+    over = None
+    if ranks:
+        from ffncli.models.counting.tensor_parallel import split
+
+        over = split(model, ranks, weights, tokens[0])
+    reached = None
+    if ridge is not None and known:
+        both = (ridge_tokens(model, weights, ridge, ranks or 1, fused) for fused in (False, True))
+        reached = Ridge(ridge, *both)
+    return CostReport(
+        tuple(count(resolved, dtype, number) for number in tokens),
+        token_costs(model, weights, tokens, ranks or 1) if known else (),
+        over,
+        reached if known or ridge is None else Ridge(ridge, None, None),
+    )

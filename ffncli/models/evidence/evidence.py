@@ -1,0 +1,143 @@
+"""What a checkpoint's tensors say of a model that its config described: they confirm it, overrule it, contradict it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from ffncli.block import dtypes
+from ffncli.errors import FFNError, shown_path
+from ffncli.models.evidence.agreement import TensorBlocks, agree
+from ffncli.models.evidence.non_ffn_agreement import OTHER_TOWERS, NonFFNAgreement, non_ffn_agreement
+from ffncli.models.files.checkpoint import Checkpoint
+from ffncli.models.files.inventory import Inventory, take_inventory
+from ffncli.models.model import IN_ALL, UNEVEN, Disagreement, Resolved
+from ffncli.models.tensors import layout
+from ffncli.models.tensors.items import block_tensors, items_of
+from ffncli.models.tensors.names import looked_for
+from ffncli.models.tensors.recognise import Layers, recognise_all
+from ffncli.models.tensors.shapes import Item
+
+_MOST_LOOKS = 16  # each goes through all names once
+NOT_WHOLE = "every expert needs all of its matrices; is the file whole?"
+
+
+def with_evidence(resolved: Resolved) -> Resolved:
+    """The model as its tensors have it, where there are any, with what differs from its config."""
+    checkpoint = resolved.checkpoint
+    if checkpoint is None:
+        return _config_alone(resolved)
+    known = with_inventory(resolved, take_inventory(checkpoint))
+    for difference in islice(filter(_may_be_the_files, known.differences), _MOST_LOOKS):
+        _require_all(known, checkpoint, difference)
+        if difference.name == UNEVEN:
+            raise FFNError(f"{checkpoint.where}: {difference.where} has {difference.tensors}", NOT_WHOLE)
+    return known
+
+
+def _may_be_the_files(difference: Disagreement) -> bool:
+    """Whether a tensor that is missing or of a wrong shape would look like this."""
+    none = (difference.name, difference.tensors) == ("experts", "0")
+    return none or difference.name in ("layers", "gated", "bias", IN_ALL, UNEVEN)
+
+
+def _config_alone(resolved: Resolved) -> Resolved:
+    """The model with a note that there are no tensors to compare with."""
+    if resolved.location is None or resolved.source.endswith(".json"):  # the config is what was asked for
+        return resolved
+    pickled = any(any(resolved.location.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.pth"))
+    also = " (pickled weights are not read: save them as safetensors)" if pickled else ""
+    return resolved.noted(f"no safetensors in {shown_path(resolved.location)}{also}: taken from the config alone")
+
+
+def _require_all(resolved: Resolved, checkpoint: Checkpoint, difference: Disagreement) -> None:
+    """Raises FFNError where a block differs because one of its tensors is missing, or alone has another shape.
+
+    Then the file is at fault.
+    """
+    alike = [g.spec for g in resolved.groups if g.stack == difference.stack]
+    spec = next(g.spec for g in resolved.groups if g.stack == difference.stack and difference.index in g.layers)
+    name = difference.name
+    if name in ("gated", "bias") and any(getattr(other, name) != getattr(spec, name) for other in alike):
+        config: dict[str, Any] = {name: not getattr(spec, name)}
+        spec = replace(spec, **config)  # other layers have it as the config says
+    spec = replace(spec, norm="none", sub_norm=False)  # norms matter to a trace alone
+    layer = block_tensors(resolved, checkpoint, difference.stack, difference.index)
+    if layer is not None and layout.torn(layer, spec):
+        located = layout.locate(layer, spec)
+        layout.check_shapes(checkpoint, tuple(item for item in located if {*item.names} <= checkpoint.files.keys()))
+
+
+def with_inventory(resolved: Resolved, inventory: Inventory) -> Resolved:
+    """The same for tensors that were listed already. Raises FFNError where none of them belongs to an FFN."""
+    items, complete = items_of(inventory, resolved.quantization), not inventory.missing
+    tensors = recognised(items, resolved.main.spec.d_model, inventory.where, absent_files(inventory), complete)
+    if tensors.layers:
+        blocks = agree(resolved.model, tensors.layers, tensors.others, tensors.where, complete)
+        resolved = with_tensors(resolved, blocks, tensors, complete)
+    note = f"{tensors.where}: {tensors.absent}: what they hold is taken from the config"
+    return resolved if complete else resolved.noted(note)
+
+
+# --- with a config or without one: the tensors, the blocks, what the files hold, what is outside the FFNs -------------
+
+
+@dataclass(frozen=True)
+class RecognisedTensors:
+    """A checkpoint's tensors as the model means them, and the FFNs among them.
+
+    `others` are FFNs of text that is not the model's, `absent` says which files are not here; empty: all are.
+    """
+
+    where: str
+    items: Mapping[str, Item]
+    layers: Layers
+    others: Layers
+    absent: str = ""
+
+
+def recognised(
+    items: Mapping[str, Item], d_model: int | None, where: str, absent: str = "", needed: bool = True
+) -> RecognisedTensors:
+    """The FFNs among some tensors. Raises FFNError where they are `needed` and there is none."""
+    layers, others = recognise_all(items, d_model, where)
+    if needed and not layers:
+        raise FFNError(f"{where}: no FFN among {len(items):,} tensor names", f"looked for {looked_for()}")
+    return RecognisedTensors(where, items, layers, others, absent)
+
+
+def absent_files(inventory: Inventory) -> str:
+    """The files of an index that are not here, in words; empty where all are."""
+    absent = inventory.missing
+    return f"{len(absent)} of {inventory.files} files are not here ({absent[0]})" if absent else ""
+
+
+def with_tensors(
+    resolved: Resolved, blocks: TensorBlocks, tensors: RecognisedTensors, outside: bool = True
+) -> Resolved:
+    """The model with these blocks, with what its files hold and, if `outside`, with what lies outside the FFNs."""
+    model, stored = replace(resolved.model, groups=blocks.groups), blocks.stored
+    if stored:
+        row = dtypes.find(stored.formats[0])
+        model = replace(model, dtype=row.name if row else stored.formats[0])
+    if stored and not tensors.absent:
+        params = sum(item.params * item.count for item in tensors.items.values())
+        stored = replace(stored, file_params=params, file_bytes=sum(item.bytes for item in tensors.items.values()))
+    rest = NonFFNAgreement(model.non_ffn)
+    if outside:
+        rest = non_ffn_agreement(model, tensors.items, tensors.layers)
+    notes = (*resolved.notes, *blocks.notes)
+    if rest.towers:
+        notes = tuple(note for note in notes if not note.startswith(OTHER_TOWERS))
+        notes = (*notes, f"{OTHER_TOWERS}; left out: {rest.towers}")
+    return replace(
+        resolved,
+        model=replace(model, non_ffn=rest.non_ffn),
+        evidence=(*blocks.evidence, *resolved.evidence, *rest.evidence),
+        notes=(*notes, *rest.notes),
+        differences=(*blocks.differences, *rest.differences),
+        stored=stored,
+        spots=blocks.spots,
+    )

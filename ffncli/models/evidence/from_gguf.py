@@ -1,0 +1,127 @@
+"""A GGUF file as a model that can be run: where its tensors' values lie, and what its architecture fixes.
+
+The metadata say neither norm nor routing: llama.cpp's code does, by the architecture's name. For those that are a known
+family's under another name, the metadata are put into that family's config fields and its row says the rest; whatever
+its tensors do not confirm is left as it was, unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ffncli.block.recipe import FFNSpec
+from ffncli.errors import FFNError
+from ffncli.models.config.families import family_of
+from ffncli.models.config.read import from_config
+from ffncli.models.files.checkpoint import Checkpoint
+from ffncli.models.files.fields import Fields
+from ffncli.models.files.gguf import GGUFFile, gguf_config
+from ffncli.models.files.headers import TensorInfo
+from ffncli.models.model import Group, Model, grouped
+
+# architecture in llama.cpp → model_type; `llama` with experts is Mixtral
+_FAMILIES: Mapping[str, str] = {
+    "llama": "llama", "mistral3": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe", "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text", "phi3": "phi3",
+    "olmo2": "olmo2", "olmoe": "olmoe", "smollm3": "smollm3", "seed_oss": "seed_oss", "gpt2": "gpt2",
+    "starcoder2": "starcoder2", "gpt-oss": "gpt_oss",
+}  # fmt: skip
+_RENORMALISED = {"qwen3moe": True}  # in llama.cpp's code, where no metadata say it; others as the family has it
+
+
+def checkpoint_of(file: GGUFFile) -> Checkpoint:
+    """The tensors as a checkpoint, whose dtypes are GGML's formats and whose shapes are torch's."""
+    folder = file.tensors[0].path.parent if file.tensors else Path()
+    files = {tensor.name: tensor.path.name for tensor in file.tensors}
+    headers: dict[str, dict[str, TensorInfo]] = {}
+    starts: dict[str, dict[str, int]] = {}
+    for tensor in file.tensors:
+        info = TensorInfo(tensor.format, tensor.shape, tensor.bytes)
+        headers.setdefault(tensor.path.name, {})[tensor.name] = info
+        starts.setdefault(tensor.path.name, {})[tensor.name] = tensor.start
+    return Checkpoint(file.where, folder, files, False, {}, headers, True, starts)
+
+
+def described(file: GGUFFile) -> Model | None:
+    """The model by its metadata alone, read as the config of its family; None where they do not describe one."""
+    told = gguf_config(file)
+    model_type = _FAMILIES.get(file.architecture)
+    if model_type == "llama" and told.get("experts"):
+        model_type = "mixtral"
+    family = family_of(model_type)
+    if family is None:
+        return None
+    values: dict[str, Any] = {"model_type": model_type, **_sizes(told, file)}
+    layers = family.stacks[0].layers
+    for usual, own in (
+        ("hidden_size", family.d_model),
+        ("intermediate_size", family.d_ff),
+        ("num_hidden_layers", layers),
+    ):
+        if isinstance(own, str) and usual in values:
+            values[own.partition("|")[0]] = values.pop(usual)
+    if family.eps[0] and (eps := _epsilon(file)) is not None:
+        values[family.eps[0].partition("|")[0]] = eps
+    try:
+        return from_config(values, file.where, file.where).model
+    except FFNError:
+        return None
+
+
+def confirmed(groups: Sequence[Group], known: Model | None) -> list[Group] | None:
+    """Groups that the tensors show, with the norms and the routing of `known`; None where a layer is not as it says."""
+    if known is None:
+        return None
+    by_layer = {layer: group.spec for group in known.groups for layer in group.layers}
+    out: list[Group] = []
+    for group in groups:
+        specs = {layer: _agreed(group.spec, by_layer.get(layer)) for layer in group.layers}
+        if None in specs.values():
+            return None
+        out += grouped(group.stack, {layer: spec for layer, spec in specs.items() if spec}, per_layer=group.per_layer)
+    return out
+
+
+def _sizes(told: Mapping[str, Any], file: GGUFFile) -> dict[str, Any]:
+    """Widths and experts under the usual config names, only what is there."""
+    experts = told.get("experts")
+    names = {
+        "hidden_size": "d_model", "intermediate_size": "d_ff", "num_hidden_layers": "layers",
+        "num_experts_per_tok": "top_k", "moe_intermediate_size": "expert_d_ff",
+        "shared_expert_intermediate_size": "shared_d_ff",
+    }  # fmt: skip
+    out = {theirs: told[ours] for theirs, ours in names.items() if ours in told}
+    out |= {name: list(value) for name, value in out.items() if isinstance(value, tuple)}
+    if experts:
+        out |= dict.fromkeys(("num_experts", "num_local_experts"), experts)
+        said = file.metadata.get(f"{file.architecture}.expert_weights_norm", _RENORMALISED.get(file.architecture))
+        out |= {"norm_topk_prob": said} if isinstance(said, bool) else {}
+        if (width := told.get("expert_d_ff")) and file.architecture in ("gpt-oss", "olmoe", "llama"):
+            out["intermediate_size"] = width
+    return out
+
+
+def _epsilon(file: GGUFFile) -> float | None:
+    """The norm's epsilon, which llama.cpp keeps as a float32: the shortest decimal that is it."""
+    fields = Fields(file.metadata, file.where)
+    for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
+        value = fields.get(f"{file.architecture}.attention.{name}", None)
+        if isinstance(value, float) and 0 <= value < 1:
+            return float(f"{value:.7g}")
+    return None
+
+
+def _agreed(seen: FFNSpec, known: FFNSpec | None) -> FFNSpec | None:
+    """`known` where the tensors confirm it, else None. Converters add the 1 of Gemma's norms to their weights."""
+    if known is None or (seen.moe is None) != (known.moe is None):
+        return None
+    same = (seen.d_model, seen.d_ff, seen.gated, seen.bias) == (known.d_model, known.d_ff, known.gated, known.bias)
+    if seen.moe and known.moe:
+        same = same and seen.moe.experts == known.moe.experts
+        same = same and bool(seen.moe.shared_experts) == bool(known.moe.shared_experts)
+    if not same:
+        return None
+    return replace(known, norm_weight="plain") if known.norm_weight == "one_plus" else known

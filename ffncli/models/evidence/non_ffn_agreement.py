@@ -1,0 +1,90 @@
+"""What lies outside the FFNs, config against tensors: attention of every layer, and the vocabulary.
+
+Only what a family's row in `rest.py` says is compared, and only where the tensors leave no doubt (`beside.measure`):
+a layer with adapters, or with several FFNs, is not. Of a multimodal model the vocabulary is not compared, because its
+image or sound tokens may have rows that its text_config does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ffncli.errors import shown
+from ffncli.models.model import Disagreement, Model
+from ffncli.models.non_ffn import Embedding, Measured, NonFFN
+from ffncli.models.tensors.non_ffn import measure, words
+from ffncli.models.tensors.recognise import Layers
+from ffncli.models.tensors.shapes import Item
+
+_PADDED_TO = (8, 16, 32, 64, 128, 256, 512)  # what tables are rounded up to, for the matrix units
+OTHER_TOWERS = "the numbers are the text model's"
+
+
+@dataclass(frozen=True)
+class NonFFNAgreement:
+    """The parameters outside the FFNs as config and tensors have them together, and what is to be said of that.
+
+    `towers` are the modules of other towers that are left out, in words; empty where there are none.
+    """
+
+    non_ffn: NonFFN | None
+    differences: tuple[Disagreement, ...] = ()
+    evidence: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    towers: str = ""
+
+
+def non_ffn_agreement(model: Model, items: Mapping[str, Item], layers: Layers) -> NonFFNAgreement:
+    """What all of a checkpoint's tensors hold outside the FFNs, and every difference from what the config says."""
+    measured, config = measure(model, items, layers), model.non_ffn
+    towers = ", ".join(words(measured.left_out))
+    if config is None:
+        return NonFFNAgreement(measured.record(None), evidence=tuple(_evidence(measured)), towers=towers)
+    differences = [d for stack in config.layers for d in _attention(config, measured, stack)]
+    notes: list[str] = []
+    table = measured.embedding
+    if table and config.vocabulary and not measured.left_out:
+        if _is_padded(config.vocabulary, table.rows):
+            rows = f"the embedding has {table.rows:,} rows, padded"
+            notes.append(f"{config.names['vocabulary']} is {config.vocabulary:,}; {rows}")
+        else:
+            differences += _vocabulary(config, table)
+    return NonFFNAgreement(measured.record(config), tuple(differences), (), tuple(notes), towers)
+
+
+def _evidence(measured: Measured) -> Iterator[str]:
+    first = next((layer for stack in measured.layers.values() for layer in stack.values()), None)
+    if first:
+        yield f"attention and norms: from the tensors, as {shown(first.tensor, 120)}"
+    if measured.params is not None:
+        yield "whole model: every parameter that the tensors hold for the text, tied ones once"
+
+
+def _attention(config: NonFFN, measured: Measured, stack: str) -> Iterator[Disagreement]:
+    """One difference for all layers of a stack that have another attention than the config's.
+
+    Writers of quantized files give each module a bias, all zeros where the model has none: such may have more.
+    """
+    expected = next(iter(config.layers[stack].values())).attention
+    other = {
+        i: layer for i, layer in measured.layers.get(stack, {}).items()
+        if expected not in (layer.attention, layer.attention + layer.table)
+        and not (layer.packed and layer.matrices <= expected <= layer.attention)
+    }  # fmt: skip
+    if other:
+        first = min(other)
+        name = f"attention ({config.names['attention']})"
+        numbers = f"{expected:,} parameters per layer", f"{other[first].attention:,}"
+        yield Disagreement("attention", name, *numbers, other[first].tensor, stack, first, len(other))
+
+
+def _is_padded(vocabulary: int, rows: int) -> bool:
+    """Whether a table has the rows of the vocabulary, rounded up to a multiple."""
+    return rows > vocabulary and any(rows == -(-vocabulary // to) * to for to in _PADDED_TO)
+
+
+def _vocabulary(config: NonFFN, table: Embedding) -> Iterator[Disagreement]:
+    if table.rows != config.vocabulary:
+        numbers = f"{config.vocabulary:,}", f"{table.rows:,}"
+        yield Disagreement("vocabulary", config.names["vocabulary"], *numbers, table.tensor)

@@ -1,0 +1,150 @@
+"""A checkpoint on disk: which file has which tensor, and where in it; `values.py` reads what the tensors hold."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from ffncli.errors import FFNError, shown, shown_path
+from ffncli.models.files.headers import MOST_HEADER_BYTES, Columns, TensorInfo, named, read_columns
+from ffncli.models.files.strict_json import parse_index
+
+INDEX = "model.safetensors.index.json"
+PLAIN = {"F64", "F32", "BF16", "F16"}
+
+
+class ByteLocation(NamedTuple):
+    """Where a tensor's bytes lie: the file, the first of them, and what they are."""
+
+    path: Path
+    start: int
+    info: TensorInfo
+
+
+@dataclass
+class Checkpoint:
+    """The tensors of a file or directory: which file has which name. Headers are read when first asked for.
+
+    Of a `remote` one only the headers were fetched. The tensors of a `gguf` one have GGML's formats as their dtypes.
+    """
+
+    where: str
+    folder: Path
+    files: Mapping[str, str]
+    remote: bool = False
+    _columns: dict[str, Columns] = field(default_factory=dict)
+    _headers: dict[str, dict[str, TensorInfo]] = field(default_factory=dict)
+    gguf: bool = False
+    _starts: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def path(self, name: str) -> Path:
+        """The file that has a tensor. Raises FFNError where it was not fetched."""
+        if self.remote:
+            raise FFNError(
+                f"{self.where}: only headers are fetched, not weights", "download the model and give its path"
+            )
+        return self.folder / self.files[name]
+
+    def info(self, name: str) -> TensorInfo:
+        """A tensor's dtype and shape. Raises FFNError where its file does not have what the index promises."""
+        file = self.files[name]
+        if file not in self._headers:
+            columns = self._columns.get(file) or read_columns(self.folder / file)
+            self._headers[file] = named(columns)
+            self._starts[file] = {
+                name: columns.data + at for name, at in zip(columns.names, columns.starts, strict=True)
+            }
+        header = self._headers[file]
+        if name not in header:
+            raise _not_there(self.folder / file, name)
+        return header[name]
+
+    @cached_property
+    def sorted_names(self) -> list[str]:
+        """All names in order, so that those with a common beginning lie together."""
+        return sorted(self.files)
+
+    def place(self, name: str) -> ByteLocation:
+        """Where a tensor's bytes lie. Raises FFNError where it was not fetched, or is not in its file."""
+        path, info = self.path(name), self.info(name)
+        return ByteLocation(path, self._starts[self.files[name]][name], info)
+
+    def shards(self) -> Iterator[tuple[str, Columns | None]]:
+        """Every file with its header, one after the other so that one is in memory; None for a file that is not there.
+
+        Raises FFNError where a file does not have what the index promises.
+        """
+        promised: dict[str, list[str]] = defaultdict(list)
+        for name, file in self.files.items():
+            promised[file].append(name)
+        for file, names in promised.items():
+            path = self.folder / file
+            if file not in self._columns and not os.path.exists(path):
+                yield file, None  # what it should have is not asked for
+                continue
+            columns = self._columns.get(file) or read_columns(path)
+            if names != columns.names and (lacking := {*names}.difference(columns.names)):
+                raise _not_there(path, next(name for name in names if name in lacking))
+            yield file, columns
+
+
+def _not_there(path: Path, name: str) -> FFNError:
+    return FFNError(f"{shown_path(path)}: tensor {shown(name, 120)} is in the index and not in this file")
+
+
+def open_checkpoint(location: Path) -> Checkpoint | None:
+    """The tensors at a directory, a `.safetensors` file or an index; None for a directory without any."""
+    if location.is_file():
+        return _indexed(location) if location.suffix == ".json" else _together(location, [location])
+    if (location / INDEX).exists():
+        return _indexed(location / INDEX)
+    if (location / "model.safetensors").exists():
+        return _together(location / "model.safetensors", [location / "model.safetensors"])
+    paths = sorted(location.glob("*.safetensors"))
+    return _together(location, paths) if paths else None
+
+
+def _together(where: Path, paths: list[Path]) -> Checkpoint:
+    """Files without an index."""
+    columns = {path.name: read_columns(path) for path in paths}
+    return Checkpoint(shown_path(where), paths[0].parent, _named_once(columns, shown_path(where)), False, columns)
+
+
+def remote_checkpoint(where: str, columns: dict[str, Columns]) -> Checkpoint:
+    """Headers that were fetched: file name → columns."""
+    return Checkpoint(where, Path(), _named_once(columns, where), True, columns)
+
+
+def _named_once(columns: Mapping[str, Columns], where: str) -> dict[str, str]:
+    """Tensor → file. Raises FFNError for one that is in two."""
+    files: dict[str, str] = {}
+    for file, held in columns.items():
+        for name in held.names:
+            if name in files:
+                raise FFNError(f"{where}: tensor {shown(name)} is in two files", f"there is no {INDEX}")
+            files[name] = file
+    return files
+
+
+def _indexed(path: Path) -> Checkpoint:
+    """A sharded checkpoint. Shard names must be plain file names: one that leaves the directory is refused."""
+    where = shown_path(path)
+    files = parse_index(path, MOST_HEADER_BYTES)
+    if {*map(type, files.values())} != {str}:
+        name, shard = next((n, s) for n, s in files.items() if not isinstance(s, str))
+        raise FFNError(f"{where}: the shard of tensor {shown(name, 120)} is {shown(shard)}, not a file name")
+    for shard in set(files.values()):
+        check_shard_name(shard, where)
+    return Checkpoint(where, path.parent, files)
+
+
+def check_shard_name(shard: str, where: str) -> None:
+    """FFNError for a shard name that is no plain file name."""
+    if not re.fullmatch(r"[\w\-.+=@ ]+", shard) or shard.startswith("."):
+        raise FFNError(f"{where}: shard name {shown(shard)} leaves the directory", "it must be a plain file name")

@@ -1,0 +1,390 @@
+"""GGUF files: metadata and tensors from the header alone, as a config reader and a counter need them.
+
+The `gguf` library says which tensor formats there are and how large their blocks are. The header is read by our own
+checked lines, for `GGUFReader` makes two arrays of every token of a vocabulary (9 s and 700 MB for Llama 3's), and
+believes counts: 45 bytes that promise an array of 2^40 numbers keep it busy for ever.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ffncli.block.recipe import MAX_SIZE
+from ffncli.errors import ExitCode, FFNError, shown, shown_path
+from ffncli.models.files.fields import Fields
+
+MOST_HEADER_BYTES = 100_000_000  # a vocabulary of 260,000 tokens with its merges takes 25 MB
+MOST_TENSORS = 1_000_000
+MOST_KEYS = 100_000
+_MOST_TEXT = 1_000_000  # a chat template takes 10 kB
+_MOST_ENTRIES = 100_000
+_MOST_DIMS = 4  # ggml's own limit
+_LEAST_TENSOR, _LEAST_KEY = 24, 13  # bytes of the shortest tensor info, of the shortest key with its value
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_LEFT_OUT: Any = object()  # a value that nobody here needs: a vocabulary, a text without end
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """One tensor: torch's shape (GGML's reversed: ffn_gate [d_ff, d_model]), format as in `Q4_0`, bytes in the file.
+
+    `start` is its first byte in the file `path`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    params: int
+    bytes: int
+    path: Path = field(default=Path(), compare=False)
+    start: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class GGUFFile:
+    """A GGUF file, or all shards of one. `metadata` has neither vocabularies nor very long arrays and texts."""
+
+    where: str
+    architecture: str
+    metadata: Mapping[str, Any]
+    tensors: tuple[GGUFTensor, ...]
+
+
+def read_gguf(path: Path) -> GGUFFile:
+    """Metadata and tensors of a GGUF file; of the whole set where `path` is one shard of several.
+
+    Raises FFNError (exit 2) for a file that is not what it claims to be or a set with a shard missing, and (exit 3)
+    where the `gguf` library is not installed.
+    """
+    formats = _formats()
+    paths = _shards(path)
+    files = [_read_file(shard, formats) for shard in paths]
+    metadata = files[0].metadata if len(files) == 1 else _joined_metadata(path, files)
+    tensors = tuple(tensor for file in files for tensor in file.tensors)
+    _check_unique(tensors, shown_path(path))
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str) or not re.fullmatch(r"[A-Za-z0-9_.\-]{1,64}", architecture):
+        raise FFNError(
+            f"{shown_path(path)}: general.architecture must be a name as in 'llama', got {shown(architecture)}"
+        )
+    return GGUFFile(shown_path(path), architecture, metadata, tensors)
+
+
+# --- shards -----------------------------------------------------------------------------------------------------------
+
+
+def _shards(path: Path) -> list[Path]:
+    """The files of the set that `path` belongs to, first shard first; the path alone where its name is no shard's."""
+    match = _SHARD.fullmatch(path.name)
+    if not match or int(match["count"]) < 2:
+        return [path]
+    out = []
+    for number in range(1, int(match["count"]) + 1):
+        shard = path.with_name(f"{match['stem']}-{number:05d}-of-{match['count']}.gguf")
+        if not shard.exists():
+            hint = f"all {int(match['count'])} shards are needed; is the download complete?"
+            raise FFNError(f"{shown_path(shard)} is missing", hint)
+        out.append(shard)
+    return out
+
+
+def _joined_metadata(path: Path, files: list[GGUFFile]) -> Mapping[str, Any]:
+    """The first shard's metadata, which are the model's. Raises FFNError where the shards are not one set."""
+    for number, file in enumerate(files):
+        for key, expected in (("split.no", number), ("split.count", len(files))):
+            if file.metadata.get(key, expected) != expected:
+                raise FFNError(f"{file.where}: {key} is {shown(file.metadata[key])}, its name says {expected}")
+    found = sum(len(file.tensors) for file in files)
+    promised = files[0].metadata.get("split.tensors.count", found)
+    if promised != found:
+        raise FFNError(f"{shown_path(path)}: the shards hold {found} tensors, split.tensors.count is {shown(promised)}")
+    return files[0].metadata
+
+
+def _check_unique(tensors: tuple[GGUFTensor, ...], where: str) -> None:
+    seen: set[str] = set()
+    for tensor in tensors:
+        if tensor.name in seen:
+            raise FFNError(f"{where}: tensor {shown(tensor.name, 120)} is there twice")
+        seen.add(tensor.name)
+
+
+# --- one file ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _GGMLFormat:
+    """A tensor format: `values` numbers of a row take `bytes` bytes."""
+
+    name: str
+    values: int
+    bytes: int
+
+
+def _formats() -> dict[int, _GGMLFormat]:
+    """GGML's tensor formats by their number, from the library."""
+    try:
+        from gguf.constants import GGML_QUANT_SIZES
+    except ImportError:
+        raise FFNError(
+            "GGUF files need the gguf library", "pip install 'ffncli[models]'", ExitCode.ENVIRONMENT
+        ) from None
+    return {int(kind): _GGMLFormat(kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
+
+
+def _read_file(path: Path, formats: Mapping[int, _GGMLFormat]) -> GGUFFile:
+    where = shown_path(path)
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:
+                raise FFNError(f"{where} is empty", "it should be a GGUF file")
+            with mmap.mmap(file.fileno(), min(size, MOST_HEADER_BYTES), access=mmap.ACCESS_READ) as data:
+                return _parsed(_Cursor(data, size, where, path), formats)
+    except OSError as error:
+        raise FFNError(f"cannot read {where}: {error.strerror or error}") from None
+
+
+@dataclass
+class _Cursor:
+    """A place in the first bytes of a file of `size` bytes. Nothing is read or stepped over beyond their end."""
+
+    data: mmap.mmap
+    size: int
+    where: str
+    path: Path
+    at: int = 0
+
+    def step(self, count: int) -> int:
+        """Go `count` bytes on. Returns where they start."""
+        start = self.at
+        if count > len(self.data) - start:
+            if len(self.data) < self.size:
+                raise FFNError(f"{self.where}: a header of more than {MOST_HEADER_BYTES:,} bytes is not read")
+            raise FFNError(f"{self.where} is truncated: its header goes on after its {self.size} bytes")
+        self.at = start + count
+        return start
+
+    def numbers(self, code: str, count: int = 1) -> tuple[Any, ...]:
+        """`count` numbers by struct's code, little-endian."""
+        start = self.step(count * struct.calcsize(f"<{code}"))
+        return struct.unpack_from(f"<{count}{code}", self.data, start)
+
+    def number(self, code: str) -> Any:
+        """One number."""
+        return self.numbers(code)[0]
+
+    def text(self) -> bytes:
+        """A text: its length, then its bytes."""
+        start = self.step(self.number("Q"))
+        return self.data[start : self.at]
+
+    def skip_texts(self, count: int) -> None:
+        """Step over `count` texts: a vocabulary has hundreds of thousands, so this loop does nothing else."""
+        unpack, data, at, last = struct.Struct("<Q").unpack_from, self.data, self.at, len(self.data) - 8
+        for _ in range(count):
+            if at > last:
+                break
+            at += 8 + unpack(data, at)[0]
+        else:
+            self.step(at - self.at)
+            return
+        self.step(len(self.data))  # past the end in any case
+
+    def name(self, kind: str) -> str:
+        """A text that must be UTF-8: a key, a tensor's name."""
+        raw = self.text()
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise FFNError(f"{self.where}: the name of a {kind}, {shown(raw)}, is not UTF-8 text") from None
+
+
+def _parsed(cursor: _Cursor, formats: Mapping[int, _GGMLFormat]) -> GGUFFile:
+    tensor_count, key_count = _counts(cursor)
+    metadata: dict[str, Any] = {}
+    seen: set[str] = set()
+    for _ in range(key_count):
+        key = cursor.name("metadata key")
+        if key in seen:
+            raise FFNError(f"{cursor.where}: the metadata key {shown(key, 120)} is there twice")
+        seen.add(key)
+        value = _value(cursor, key)
+        if value is not _LEFT_OUT:
+            metadata[key] = value
+    tensors = tuple(_tensors(cursor, tensor_count, metadata.get("general.alignment", 32), formats))
+    return GGUFFile(cursor.where, "", metadata, tensors)
+
+
+def _counts(cursor: _Cursor) -> tuple[int, int]:
+    """How many tensors and metadata keys the file promises; refused where they cannot be in so many bytes."""
+    where, size = cursor.where, cursor.size
+    if cursor.data[:4] != b"GGUF"[:size]:
+        raise FFNError(f"{where} is no GGUF file: it starts with {shown(cursor.data[:4])}, not with 'GGUF'")
+    cursor.step(4)
+    version = cursor.number("I")
+    if version & 0xFFFF == 0 and version:
+        raise FFNError(f"{where} is a big-endian GGUF file", "only little-endian ones are read; convert it")
+    if version not in (2, 3):
+        raise FFNError(f"{where}: GGUF version {version} is not read", "versions 2 and 3 are; convert the model anew")
+    tensors, keys = cursor.numbers("Q", 2)
+    for kind, count, most, least in (
+        ("tensors", tensors, MOST_TENSORS, _LEAST_TENSOR), ("metadata keys", keys, MOST_KEYS, _LEAST_KEY),
+    ):  # fmt: skip
+        if count > most or count * least > size:
+            raise FFNError(f"{where}: {count} {kind} cannot be in a file of {size} bytes", "the file is damaged")
+    return tensors, keys
+
+
+def _value(cursor: _Cursor, key: str) -> Any:
+    """The value of a metadata key: plain Python, or _LEFT_OUT."""
+    kind = cursor.number("I")
+    if kind in _SCALARS:
+        return cursor.number(_SCALARS[kind])
+    if kind == _STRING:
+        raw = cursor.text()
+        return raw.decode("utf-8", "replace") if len(raw) <= _MOST_TEXT else _LEFT_OUT
+    if kind == _ARRAY:
+        return _array(cursor, key)
+    raise FFNError(f"{cursor.where}: metadata key {shown(key, 120)} has the unknown type {kind}")
+
+
+def _array(cursor: _Cursor, key: str) -> Any:
+    kind, count = cursor.number("I"), cursor.number("Q")
+    if kind == _STRING:
+        cursor.skip_texts(count)
+        return _LEFT_OUT
+    if kind not in _SCALARS:
+        raise FFNError(f"{cursor.where}: metadata key {shown(key, 120)} is an array of the unknown type {kind}")
+    if key.startswith("tokenizer.") or count >= _MOST_ENTRIES:
+        cursor.step(count * struct.calcsize(f"<{_SCALARS[kind]}"))
+        return _LEFT_OUT
+    return list(cursor.numbers(_SCALARS[kind], count))
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def _tensors(cursor: _Cursor, count: int, alignment: Any, formats: Mapping[int, _GGMLFormat]) -> list[GGUFTensor]:
+    """The tensors, which follow each other in the data without a hole but for alignment, as ggml demands."""
+    where = cursor.where
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise FFNError(f"{where}: general.alignment must be a power of two, got {shown(alignment)}")
+    found = [_tensor(cursor, formats) for _ in range(count)]
+    start, expected = _aligned(cursor.at, alignment), 0
+    for tensor, offset in found:
+        label = f"{where}: tensor {shown(tensor.name, 120)}"
+        if offset != expected:
+            raise FFNError(f"{label} starts at {offset} in the data, expected {expected}", "the file is damaged")
+        if start + offset + tensor.bytes > cursor.size:
+            raise FFNError(
+                f"{label} ends at {start + offset + tensor.bytes}, past the file's {cursor.size} bytes; truncated"
+            )
+        expected = _aligned(offset + tensor.bytes, alignment)
+    return [replace(tensor, path=cursor.path, start=start + offset) for tensor, offset in found]
+
+
+def _tensor(cursor: _Cursor, formats: Mapping[int, _GGMLFormat]) -> tuple[GGUFTensor, int]:
+    """One tensor and where its data should start."""
+    name = cursor.name("tensor")
+    label = f"{cursor.where}: tensor {shown(name, 120)}"
+    dims = cursor.number("I")
+    if dims > _MOST_DIMS:
+        raise FFNError(f"{label} has {dims} dimensions, ggml knows at most {_MOST_DIMS}")
+    sizes = cursor.numbers("Q", dims)
+    code, offset = cursor.number("I"), cursor.number("Q")
+    if code not in formats:
+        raise FFNError(
+            f"{label} has the unknown format {code}", "a newer gguf library may know it: pip install -U gguf"
+        )
+    form, params = formats[code], prod(sizes)
+    if params >= 2**63:
+        raise FFNError(f"{label} has the shape {shown(list(reversed(sizes)))}, more than any file holds")
+    if (sizes[0] if sizes else 1) % form.values:
+        raise FFNError(
+            f"{label}: rows of {sizes[0] if sizes else 1} are not whole blocks of {form.values}, as {form.name} needs"
+        )
+    return GGUFTensor(name, tuple(reversed(sizes)), form.name, params, params // form.values * form.bytes), offset
+
+
+def _aligned(at: int, alignment: int) -> int:
+    return -(-at // alignment) * alignment
+
+
+# --- what a config would say ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A metadata key without its architecture prefix, its least value, and whether it may be one value per layer."""
+
+    key: str
+    low: int = 1
+    per_layer: bool = False
+
+
+_CONFIG = {
+    "d_model": _Key("embedding_length"),
+    "d_ff": _Key("feed_forward_length", 0, True),
+    "layers": _Key("block_count"),
+    "experts": _Key("expert_count", 0),
+    "top_k": _Key("expert_used_count", 0),
+    "expert_d_ff": _Key("expert_feed_forward_length", 0),
+    "shared_experts": _Key("expert_shared_count", 0),
+    "shared_d_ff": _Key("expert_shared_feed_forward_length", 0),
+    "leading_dense": _Key("leading_dense_block_count", 0),
+    "heads": _Key("attention.head_count", 0, True),
+    "kv_heads": _Key("attention.head_count_kv", 0, True),
+    "head_dim": _Key("attention.key_length"),
+    "value_dim": _Key("attention.value_length"),
+    "vocab": _Key("vocab_size"),
+}
+
+
+def gguf_config(file: GGUFFile) -> dict[str, Any]:
+    """What the metadata say of the model's shape, by our names, only what is there.
+
+    d_model, d_ff, layers, experts, top_k, expert_d_ff, shared_experts, shared_d_ff, leading_dense, heads, kv_heads,
+    head_dim, value_dim, vocab: whole numbers; d_ff, heads and kv_heads may be a tuple with one per layer. A key counts
+    with its architecture's prefix and, as some writers have it, without; 0 is none. Raises FFNError for anything else.
+    """
+    fields = Fields(file.metadata, file.where)
+    out: dict[str, Any] = {}
+    for name, row in _CONFIG.items():
+        names = f"{file.architecture}.{row.key}|{row.key}"
+        if isinstance(fields.get(names, None), list) and row.per_layer:
+            out[name] = _per_layer(fields, names, row.low)
+        elif (value := fields.integer(names, None, row.low)) is not None:
+            out[name] = value
+    embedding = next((t for t in file.tensors if t.name == "token_embd.weight" and len(t.shape) == 2), None)
+    if embedding and "vocab" not in out:
+        out["vocab"] = embedding.shape[0]
+    _check_layers(out, fields, file.architecture)
+    return out
+
+
+def _per_layer(fields: Fields, names: str, low: int) -> tuple[int, ...]:
+    values = fields.get(names)
+    if any(type(value) is not int or not low <= value <= MAX_SIZE for value in values):
+        raise fields.wrong(names, values, f"whole numbers from {low} to {MAX_SIZE}, one per layer")
+    return tuple(values)
+
+
+def _check_layers(config: Mapping[str, Any], fields: Fields, architecture: str) -> None:
+    """A list that is one value per layer has as many as there are layers."""
+    layers = config.get("layers")
+    for name, value in config.items():
+        if isinstance(value, tuple) and layers is not None and len(value) != layers:
+            wanted = f"one number for each of the {layers} layers"
+            raise fields.wrong(f"{architecture}.{_CONFIG[name].key}|{_CONFIG[name].key}", list(value), wanted)

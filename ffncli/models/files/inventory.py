@@ -1,0 +1,103 @@
+"""Inventory: all tensors of a checkpoint by name, shape and bytes, small even where there are 90,000 of them.
+
+Tensors that differ in nothing but their expert's number are one entry, `…experts.#.up_proj.weight`, that says how many
+there are; headers pass through one after the other. What is left grows with the layers.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ffncli.models.files.headers import Columns, TensorInfo
+
+if TYPE_CHECKING:  # which imports what is recognised here
+    from ffncli.models.files.checkpoint import Checkpoint
+
+_EXPERT = re.compile(r"experts\.(?:expert_)?\d+\.")  # experts.17.up_proj, experts.expert_17.wi
+UNSEEN = TensorInfo("", (), 0)
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """`tensors` describes one tensor of each entry, `counts` says how many there are.
+
+    `missing` files are named by the index and not here; a tensor that only they have has no dtype, shape or bytes.
+    """
+
+    where: str
+    tensors: Mapping[str, TensorInfo]
+    counts: Mapping[str, int]
+    missing: tuple[str, ...] = ()
+    files: int = 1
+
+
+def take_inventory(checkpoint: Checkpoint) -> Inventory:
+    """Read every header of a checkpoint, once. Raises FFNError for a header that is wrong."""
+    missing: list[str] = []
+    files = 0
+
+    def present() -> Iterator[Columns]:
+        nonlocal files
+        for file, columns in checkpoint.shards():
+            files += 1
+            if columns is None:
+                missing.append(file)
+            else:
+                yield columns
+
+    tensors, counts = collect(present())
+    gone = set(missing)
+    for name in _shared_names([n for n, file in checkpoint.files.items() if file in gone]) if gone else ():
+        tensors.setdefault(name, UNSEEN)
+        counts[name] = counts.get(name, 0) + 1
+    return Inventory(checkpoint.where, tensors, counts, tuple(missing), files)
+
+
+def collect(headers: Iterable[Columns]) -> tuple[dict[str, TensorInfo], dict[str, int]]:
+    """The entries of some headers: (name with `#` for an expert → one tensor, name → how many)."""
+    found: dict[str, list[Any]] = {}
+    with _no_garbage_collection():
+        for columns in headers:
+            shared_names = _shared_names(columns.names)
+            rows = zip(shared_names, columns.dtypes, columns.shapes, columns.bytes, columns.names, strict=True)
+            for shared, dtype, shape, size, name in rows:
+                known = found.get(shared)
+                if known is None:
+                    found[shared] = [1, dtype, shape, size]
+                elif known[1] == dtype and known[2] == shape:
+                    known[0] += 1
+                else:  # an expert unlike its neighbours keeps its own name
+                    found[name] = [1, dtype, shape, size]
+    tensors = {name: TensorInfo(dtype, shape, size) for name, (_, dtype, shape, size) in found.items()}
+    return tensors, {name: count for name, (count, *_) in found.items()}
+
+
+def shared_name(name: str) -> str:
+    """The name with `#` in the place of its expert's number."""
+    return _EXPERT.sub("experts.#.", name)
+
+
+def _shared_names(names: list[str]) -> Iterable[str]:
+    """Every name with `#` in the place of its expert's number, in one pass over all of them."""
+    if not names:
+        return ()
+    text = "\n".join(names)
+    shared = _EXPERT.sub("experts.#.", text).split("\n")
+    return shared if len(shared) == len(names) else map(shared_name, names)  # a name with a newline
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Parsed headers are many small objects and no cycles: looking for those took a third of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

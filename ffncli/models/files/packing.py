@@ -1,0 +1,353 @@
+"""How quantizers pack a matrix into several safetensors, read from their names, dtypes and shapes.
+
+One of the tensors, the anchor, holds the packed values and says by its name and dtype how; the others (scales, zeros,
+indices) are looked up under its name. A reader makes a Matrix of an anchor. Sources: what the writers wrote (AutoGPTQ,
+AutoAWQ, bitsandbytes, compressed-tensors, torchao, ModelOpt) and what transformers' integrations read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from ffncli.errors import FFNError, shown
+from ffncli.models.files.fields import Fields
+from ffncli.models.files.headers import TensorInfo
+
+_FLOAT8 = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
+PACKED_DTYPES = {"U8", "I8", "I16", "U16", "I32", "U32"}
+_GPTQ_BITS = (2, 3, 4, 5, 6, 7, 8)
+_MICROSCALED = {8: ("nvfp4", 16), 16: ("mxfp4", 32), 24: ("mxfp6", 32)}  # bytes that share a scale: (format, values)
+_WEIGHT_PIECES = (  # beside `X.weight` as `X.weight_scale`, beside an experts' `X` as `X_scale`
+    "_scale_inv _scale _scale_2 _global_scale _zero_point _g_idx _shape _input_scale _input_scale_2 _activation_scale"
+)
+_MODULE_PIECES = (
+    ".scale .input_scale .input_scale_ub .input_zero_point .input_global_scale .activation_scale .output_scale "
+    ".k_scale .v_scale .q_scale"
+)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What a reader makes of an anchor: the matrix's own name, shape, parameters, format, and pieces beside it."""
+
+    name: str
+    shape: tuple[int, ...] | None
+    params: int
+    format: str
+    pieces: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A tensor of packed values among all tensors, and the config's `quantization_config`."""
+
+    name: str
+    info: TensorInfo
+    tensors: Mapping[str, TensorInfo]
+    config: Fields
+
+    def pieces(self, base: str, endings: str) -> tuple[str, ...]:
+        """Those of `base` + ending that are there."""
+        return tuple(name for ending in endings.split() if (name := base + ending) in self.tensors)
+
+    def wrong(self, what: str) -> FFNError:
+        """The error for shapes that contradict each other, or the config."""
+        kind = f"{self.info.dtype} {shown(list(self.info.shape))}"
+        return FFNError(f"{self.config.where}: tensor {shown(self.name, 120)} ({kind}) {what}")
+
+    def matrix(self) -> tuple[int, int]:
+        """The last two sizes, both at least 1. FFNError for anything else."""
+        if len(self.info.shape) < 2 or min(self.info.shape) < 1:
+            raise self.wrong("is no matrix of packed values")
+        return self.info.shape[-2], self.info.shape[-1]
+
+    def beside(self, name: str, rank: int) -> TensorInfo | None:
+        """A piece that must have this many axes (at least one), none of them empty."""
+        info = self.tensors.get(name)
+        if info is not None and (len(info.shape) != rank or min(info.shape) < 1):
+            raise self.wrong(f"cannot go with {shown(name, 120)} of shape {shown(list(info.shape))}")
+        return info
+
+
+# --- GPTQ and AWQ -----------------------------------------------------------------------------------------------------
+
+
+def _qweight(anchor: Anchor) -> Matrix:
+    """GPTQ packs 32/bits values of a column into an int32 (qweight [in·bits/32, out]), AWQ those of a row ([in,
+    out·bits/32]); scales are [groups, out] in both, so they tell the two apart."""
+    stem = anchor.name.removesuffix(".qweight")
+    rows, columns = anchor.matrix()
+    scales = anchor.beside(stem + ".scales", len(anchor.info.shape))
+    if anchor.info.dtype != "I32":
+        raise anchor.wrong("should hold int32 words")
+    if scales is not None:
+        awq = scales.shape[-1] != columns
+    else:
+        awq = anchor.config.text("quant_method", "") == "awq"
+    method = "awq" if awq else "gptq"
+    if awq:
+        bits = _bits(anchor, columns, scales.shape[-1] if scales else None, method)
+        sizes = (_values(anchor, columns, bits), rows)
+    else:
+        bits = _bits(anchor, rows, _gptq_inputs(anchor, stem, columns), method)
+        sizes = (columns, _values(anchor, rows, bits))
+    if scales is not None:
+        _check_groups(anchor, stem + ".scales", scales.shape[-2], sizes[1])
+    shape = (*anchor.info.shape[:-2], *sizes)
+    pieces = anchor.pieces(stem, ".scales .qzeros .g_idx")
+    return Matrix(stem + ".weight", shape, prod(shape), f"{method}-{bits}bit", pieces)
+
+
+def _gptq_inputs(anchor: Anchor, stem: str, outputs: int) -> int | None:
+    """The input width: g_idx has an entry for each input; else the bits say it, by qzeros [groups, out·bits/32]."""
+    index = anchor.tensors.get(stem + ".g_idx")
+    if index is not None and index.shape[-1:] not in ((), (0,)):
+        return index.shape[-1]
+    zeros = anchor.beside(stem + ".qzeros", len(anchor.info.shape))
+    if zeros is None:
+        return None
+    bits, rest = divmod(32 * zeros.shape[-1], outputs)
+    return None if rest or not bits else 32 * anchor.info.shape[-2] // bits
+
+
+def _bits(anchor: Anchor, words: int, values: int | None, method: str) -> int:
+    """Bits per value: from `words` int32 that hold `values`, else the config's. FFNError where these two differ.
+
+    `dynamic` (GPTQModel) and `extra_config` (AutoRound) give modules bits of their own, so shapes alone count then.
+    """
+    stated: int | None = anchor.config.integer("bits|w_bit", None, 1, 32)
+    if values is None:
+        if stated not in _GPTQ_BITS:
+            raise anchor.wrong("has no scales, g_idx or bits in quantization_config that say how wide its values are")
+        return stated
+    bits, rest = divmod(32 * words, values)
+    if rest or bits not in _GPTQ_BITS:
+        raise anchor.wrong(f"cannot hold {values} values in {words} words along that axis")
+    own = any(anchor.config.values.get(key) for key in ("dynamic", "extra_config"))
+    if stated not in (None, bits) and not own:
+        raise anchor.wrong(f"has {bits}-bit values, quantization_config says bits {stated} ({method})")
+    return bits
+
+
+def _values(anchor: Anchor, words: int, bits: int) -> int:
+    """How many values `words` int32 hold: in 3 bits, 32 values share 3 words."""
+    values, rest = divmod(32 * words, bits)
+    if rest:
+        raise anchor.wrong(f"cannot be whole {bits}-bit values")
+    return values
+
+
+def _check_groups(anchor: Anchor, name: str, groups: int, inputs: int) -> None:
+    """A group is a run of equally many inputs, the last perhaps shorter."""
+    size = -(-inputs // groups)
+    if groups > inputs or -(-inputs // size) != groups:
+        raise anchor.wrong(f"has {inputs} inputs, {shown(name, 120)} has {groups} groups")
+
+
+# --- values in 8 bits, scaled -----------------------------------------------------------------------------------------
+
+
+def scale_name(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
+    """The scales of `name`: DeepSeek-V3's `weight_scale_inv`, the usual `weight_scale`, DeepSeek-V4's `scale`."""
+    names = [name + "_scale_inv", name + "_scale"]
+    if name.endswith(".weight"):
+        names.append(name.removesuffix("weight") + "scale")
+    return next((scale for scale in names if scale in tensors), None)
+
+
+def _pieces(anchor: Anchor, base: str) -> tuple[str, ...]:
+    """What lies beside a matrix `base`: under its own name, and, for a module's weight, in its module."""
+    module = anchor.pieces(base.removesuffix(".weight"), _MODULE_PIECES) if base.endswith(".weight") else ()
+    return anchor.pieces(base, _WEIGHT_PIECES) + module
+
+
+def _float8(anchor: Anchor) -> Matrix:
+    """FP8 values in place, with a scale for the tensor, for each channel, or for each block (DeepSeek-V3: 128×128)."""
+    shape = anchor.info.shape
+    return Matrix(anchor.name, shape, prod(shape), "fp8" + _blocks(anchor), _pieces(anchor, anchor.name))
+
+
+def _int8(anchor: Anchor) -> Matrix:
+    """int8 values in place (compressed-tensors), or two FP4 values in each byte under E8M0 scales (DeepSeek-V4)."""
+    scale = anchor.tensors[scale_name(anchor.name, anchor.tensors) or ""]
+    if scale.dtype in ("F8_E8M0", "U8"):
+        return _microscaled(anchor)
+    _blocks(anchor)
+    shape = anchor.info.shape
+    return Matrix(anchor.name, shape, prod(shape), "compressed-int8", _pieces(anchor, anchor.name))
+
+
+def _blocks(anchor: Anchor) -> str:
+    """What shares a scale, as the format's name ends: nothing for tensors and channels, `-block128` for blocks.
+
+    Along each axis the scales are as many as equal blocks, the last perhaps shorter, that the axis falls into. Raises
+    FFNError for other scales, or for blocks that are not the config's weight_block_size.
+    """
+    name = scale_name(anchor.name, anchor.tensors) or ""
+    shape, scales = anchor.info.shape, anchor.tensors[name].shape
+    scales = (*scales, *(1,) * (len(shape) - len(scales)))  # one for each row, or for each expert
+    if len(scales) != len(shape) or 0 in (*shape, *scales):
+        raise anchor.wrong(f"cannot go with {shown(name, 120)} of shape {shown(list(scales))}")
+    blocks = [-(-size // count) for size, count in zip(shape, scales, strict=True)]
+    stated = _block_size(anchor) if scales[-1] > 1 and len(shape) > 1 else ()
+    blocks[len(blocks) - len(stated) :] = stated
+    if any(-(-size // block) != count for size, block, count in zip(shape, blocks, scales, strict=True)):
+        raise anchor.wrong(f"cannot go with {shown(name, 120)} of shape {shown(list(scales))}, a scale for each block")
+    if scales[-1] == 1 or blocks[-1] == 1:
+        return ""
+    return "-block" + "x".join(str(size) for size in dict.fromkeys(stated))
+
+
+def _block_size(anchor: Anchor) -> tuple[int, ...]:
+    """The config's weight_block_size, [rows, columns]; empty where it has none."""
+    sizes = anchor.config.get("weight_block_size", None)
+    if sizes is None:
+        return ()
+    if not isinstance(sizes, list) or len(sizes) != 2 or any(type(s) is not int or s < 1 for s in sizes):
+        raise anchor.config.wrong("weight_block_size", sizes, "two whole numbers")
+    return tuple(sizes)
+
+
+# --- values in less, several to a byte --------------------------------------------------------------------------------
+
+
+def _mxfp4(anchor: Anchor) -> Matrix:
+    """gpt-oss: blocks [..., rows, columns/32, 16] of two values a byte, scales [..., rows, columns/32]."""
+    scales = anchor.tensors[anchor.name[:-6] + "scales"].shape
+    if len(scales) < 2 or anchor.info.shape != (*scales, 16):
+        raise anchor.wrong(f"should be 16 bytes for each of the scales {shown(list(scales))}")
+    shape = (*scales[:-1], scales[-1] * 32)
+    return Matrix(anchor.name[:-7], shape, prod(shape), "mxfp4", (anchor.name[:-6] + "scales",))
+
+
+def _uint8(anchor: Anchor) -> Matrix:
+    """FP4 weights in pairs (ModelOpt), or BitNet's ternary ones, of which four rows share a byte."""
+    if anchor.config.get("quant_method", None) != "bitnet":
+        return _microscaled(anchor)
+    rows, columns = anchor.matrix()
+    shape = (4 * rows, columns)
+    return Matrix(anchor.name, shape, prod(shape), "bitnet", _pieces(anchor, anchor.name))
+
+
+def _packed(anchor: Anchor) -> Matrix:
+    """compressed-tensors: integers in int32 words along each row, or FP4 and FP6 in bytes."""
+    base = anchor.name.removesuffix("_packed")
+    if anchor.pieces(base.removesuffix("weight"), "meta"):
+        raise anchor.wrong("is packed in the 2:4 sparse format marlin-24, which is not read")
+    if anchor.info.dtype == "U8":
+        return _microscaled(anchor)
+    rows, words = anchor.matrix()
+    if anchor.info.dtype != "I32":
+        raise anchor.wrong("should hold int32 words or bytes")
+    scale = anchor.beside(base + "_scale", len(anchor.info.shape))
+    groups = scale.shape[-1] if scale else None
+    ways = {(bits, _row(words, groups, bits, size)) for bits, size in _integer_weights(anchor)}
+    fitting = {way for way in ways if way[1]}
+    if len(fitting) != 1:
+        said = f"{groups or 'no'} scales a row" + (" fit no config_groups" if not fitting else " fit several widths")
+        raise anchor.wrong(f"and {said} of quantization_config")
+    bits, columns = fitting.pop()
+    shape = (*anchor.info.shape[:-2], rows, columns)
+    return Matrix(base, shape, prod(shape), f"compressed-int{bits}", _pieces(anchor, base))
+
+
+def _row(words: int, groups: int | None, bits: int, size: int | None) -> int:
+    """How many values of so many bits a row of int32 words holds, 0 for a contradiction.
+
+    Groups say it exactly. Without, the last word counts as full: the exact width is in weight_shape's values, which no
+    header has. Writers before dense packing left the bits that are over in each word empty (3 bits: ten values a word).
+    """
+    if groups is None or size is None:
+        return 32 * words // bits if groups in (None, 1) else 0
+    values = groups * size
+    return values if words in (-(-values * bits // 32), -(-values // (32 // bits))) else 0
+
+
+def _integer_weights(anchor: Anchor) -> list[tuple[int, int | None]]:
+    """(bits, group size or None) of each group of modules that the config names."""
+    groups = anchor.config.get("config_groups", {})
+    if not isinstance(groups, dict):
+        raise anchor.config.wrong("config_groups", groups, "an object")
+    out = []
+    for group in list(groups.values())[:1000]:
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if isinstance(weights, dict):
+            fields = Fields(weights, f"{anchor.config.where}: config_groups")
+            size = fields.integer("group_size", None, -1)
+            out.append((fields.integer("num_bits", 8, 1, 32), size if size and size > 0 else None))
+    return out
+
+
+def _microscaled(anchor: Anchor) -> Matrix:
+    """Bytes [out, in/2] with a scale for 16 (NVFP4) or 32 (MXFP4) values of a row; MXFP6 has 4 values in 3 bytes."""
+    base = anchor.name.removesuffix("_packed")
+    name = scale_name(base, anchor.tensors)
+    _, columns = anchor.matrix()
+    scales = anchor.beside(name, len(anchor.info.shape)) if name else None
+    if scales is None:
+        raise anchor.wrong("has no scales that say how its bytes are packed")
+    size, rest = divmod(columns, scales.shape[-1])
+    if rest or size not in _MICROSCALED or scales.shape[:-1] != anchor.info.shape[:-1]:
+        raise anchor.wrong(f"cannot go with {shown(name, 120)} of shape {shown(list(scales.shape))}")
+    form, values = _MICROSCALED[size]
+    shape = (*anchor.info.shape[:-1], scales.shape[-1] * values)
+    return Matrix(base, shape, prod(shape), form, _pieces(anchor, base))
+
+
+# --- bitsandbytes and torchao -----------------------------------------------------------------------------------------
+
+
+def _bitsandbytes_4bit(anchor: Anchor) -> Matrix:
+    """Two values a byte, flattened, in whatever dtype; the shape is in quant_state, which is data.
+
+    absmax has one number for each block of values. An odd number of values counts one too many.
+    """
+    params, blocks = 2 * anchor.info.bytes, prod(anchor.tensors[anchor.name + ".absmax"].shape)
+    if not any(blocks == -(-params // size) for size in (32, 64, 128, 256, 512, 1024, 2048, 4096)):
+        raise anchor.wrong(f"holds {params} values, its absmax has {blocks} blocks")
+    states = {form: anchor.pieces(anchor.name, f".quant_state.bitsandbytes__{form}") for form in ("nf4", "fp4")}
+    form = next((form for form, there in states.items() if there), "4bit")
+    pieces = anchor.pieces(anchor.name, ".absmax .quant_map .nested_absmax .nested_quant_map")
+    return Matrix(anchor.name, None, params, f"bnb-{form}", (*pieces, *states["nf4"], *states["fp4"]))
+
+
+def _bitsandbytes_8bit(anchor: Anchor) -> Matrix:
+    """int8 values in place, SCB with one scale for each row."""
+    rows, columns = anchor.matrix()
+    stem = anchor.name.removesuffix(".weight")
+    if prod(anchor.tensors[stem + ".SCB"].shape) != rows:
+        raise anchor.wrong(f"cannot go with {shown(stem + '.SCB', 120)}, which should have one scale a row")
+    return Matrix(anchor.name, (rows, columns), rows * columns, "bnb-int8", anchor.pieces(stem, ".SCB .weight_format"))
+
+
+def _torchao(anchor: Anchor) -> Matrix:
+    """`X._weight_qdata`: 8-bit values in place; 4-bit ones two to a byte, in an order that depends on the kernel."""
+    stem, _, last = anchor.name.removesuffix("_qdata").rpartition("._")
+    pieces = anchor.pieces(f"{stem}._{last}", "_scale _zero_point _scale_and_zero _per_tensor_scale _act_pre_scale")
+    if anchor.info.dtype in _FLOAT8 or anchor.info.dtype == "I8":
+        form = "torchao-int8" if anchor.info.dtype == "I8" else "torchao-fp8"
+        return Matrix(f"{stem}.{last}", anchor.info.shape, prod(anchor.info.shape), form, pieces)
+    return Matrix(f"{stem}.{last}", None, 2 * anchor.info.bytes, "torchao-int4", pieces)
+
+
+# --- which tensor is an anchor ----------------------------------------------------------------------------------------
+
+_BY_ENDING = {".qweight": _qweight, "_packed": _packed, "_qdata": _torchao}
+_BY_SCALE = {**dict.fromkeys(_FLOAT8, _float8), "I8": _int8, "U8": _uint8}
+
+
+def reader(name: str, info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Callable[[Anchor], Matrix] | None:
+    """How the tensor's packed values are read, None for a plain tensor or one that is beside an anchor."""
+    if name + ".absmax" in tensors:  # first: bitsandbytes may store its bytes as any dtype
+        return _bitsandbytes_4bit
+    if info.dtype not in PACKED_DTYPES and info.dtype not in _FLOAT8:
+        return None
+    if read := next((read for ending, read in _BY_ENDING.items() if name.endswith(ending)), None):
+        return read
+    if name.endswith(("_blocks", ".blocks")) and info.dtype == "U8":
+        return _mxfp4 if name[:-6] + "scales" in tensors else None
+    if name.endswith(".weight") and info.dtype == "I8" and name.removesuffix("weight") + "SCB" in tensors:
+        return _bitsandbytes_8bit
+    return _BY_SCALE.get(info.dtype) if scale_name(name, tensors) else None

@@ -1,0 +1,108 @@
+"""What names and shapes do not say of a family's FFN tensors: which half comes first, how a square lies, which norm.
+
+Facts: the modeling code of transformers 5.23; a test reads every architecture and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ffncli.block.recipe import FFNSpec
+from ffncli.models.config.families import BY_TYPE, family_of
+from ffncli.models.tensors.names import Naming
+
+
+@dataclass(frozen=True)
+class Order:
+    """How gate and up share a matrix: which comes first, one after the other or by turns."""
+
+    gate_first: bool
+    interleaved: bool
+    because: str
+    assumed: str = ""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """A family's row: `transposed` matrices are `[in, out]` where shapes fit both ways, `interleaved` gate and up
+    in one matrix. `norms` are modules by step, tried before the usual ones.
+
+    In their names `../` is the parent of the layers' prefix, `{i}` the layer's number, `{n}` the FFN's in its layer.
+    """
+
+    family: str = ""
+    transposed: bool = False
+    interleaved: bool = False
+    norms: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def order(self, naming: Naming, biased_experts: bool = False) -> Order:
+        """How the two lie in the one matrix of `naming`; `biased_experts`: it is that of all experts, with a bias."""
+        if self.interleaved or naming.up in _INTERLEAVED:
+            return Order(True, True, f"gate and up by turns, as {self.family or naming.up} has them")
+        if biased_experts and not self.family:
+            why = "experts with biases"
+            return Order(
+                True, True, f"gate and up by turns: {why}", f"{why} are read as gpt-oss's, gate and up by turns"
+            )
+        if naming.up in _UP_FIRST:
+            return Order(False, False, f"up before gate, as {naming.up} has them")
+        if naming.up in _GATE_FIRST or self.family:
+            return Order(True, False, f"gate before up, as {self.family or naming.up} has them")
+        return Order(True, False, "gate before up", f"{naming.up}: the gate's half is read as the first")
+
+
+_GATE_FIRST = {"gate_up_proj", "w13_weight", "ffn_up"}  # as the names say; llama.cpp (Phi-3's) has it so too
+_UP_FIRST = {"up_gate_proj", "ff_proj"}  # GTE, Molmo
+_INTERLEAVED = {"mlp1_weight"}  # OpenAI's own gpt-oss files
+
+# The usual names of the norms around an FFN, those that say most first.
+_PRE = (
+    "pre_feedforward_layernorm", "pre_mlp_layernorm", "pre_ff_layernorm", "feedforward_layernorm",
+    "feedforward_layer_norm", "ff_norm", "ffn_layer_norm", "ff_layer_norm", "layernorm_before_ffn", "ffn_norm",
+    "norm_ffn", "mlp_norm", "channel_pre_norm", "intermediate.LayerNorm", "post_attention_layernorm",
+    "norm_attn_norm.norm_2", "ln_mlp", "ln_2", "norm_2", "norm2", "rms_norm2", "layer_norm2", "layernorm2",
+    "layernorm_after", "final_layer_norm", "layer_norm", "LayerNorm", "layernorm", "ln", "norm",
+)  # fmt: skip
+_POST = (
+    "post_feedforward_layernorm", "post_mlp_layernorm", "post_ffn_norm", "post_ffw_norm", "post_norm2",
+    "output.LayerNorm", "output_layer_norm", "full_layer_layer_norm", "feed_forward_layer_norm", "mlp_ln",
+    "final_layer_norm", "ln_2", "norm2", "layer_norm2", "layer_norm", "LayerNorm",
+)  # fmt: skip
+_SHARED = ("input_layernorm", "ln_1")  # a parallel block's, which the attention reads too
+_SUB = ("ffn_sub_norm", "ffn_layernorm")
+
+_ROWS: Mapping[str, Arrangement] = {
+    **{name: Arrangement(name, transposed=True) for name in ("gpt2", "openai-gpt")},  # Conv1D
+    "gpt_oss": Arrangement("gpt_oss", interleaved=True),
+    **{name: Arrangement(name, norms={"norm": ("../layer_norm2.{i}",), "post_norm": ("../layer_norm2.{i}",)})
+       for name in ("xlm", "flaubert")},
+    "chameleon": Arrangement("chameleon", norms={"post_norm": ("post_attention_layernorm",)}),  # where it is Swin's
+    "gguf": Arrangement(  # llama.cpp's names, the same for all families; gpt-oss has no ffn_norm
+        "GGUF", norms={"norm": ("ffn_norm", "post_attention_norm"), "post_norm": ("post_ffw_norm",)}
+    ),
+    "longcat_flash": Arrangement("longcat_flash", norms={"norm": ("post_attention_layernorm.{n}",)}),
+}  # fmt: skip
+
+
+def arrangement(model_type: str) -> Arrangement:
+    """The row of a family; the usual, under its name, for one without a row; nameless for one that is not known."""
+    if row := _row(model_type):
+        return row
+    return Arrangement(model_type if family_of(model_type) is not None else "")
+
+
+def norm_modules(step: str, spec: FFNSpec, rules: Arrangement) -> Sequence[str]:
+    """What the module of a norm may be called, the likeliest first."""
+    usual = {"norm": _SHARED if spec.shared_norm else _PRE, "post_norm": _POST, "sub_norm": _SUB}
+    return (*rules.norms.get(step, ()), *usual[step])
+
+
+def outside(model_type: str) -> Sequence[str]:
+    """The norms of a family that lie outside of its layers, `../` for the parent of the layers' prefix."""
+    row = _row(model_type)
+    return [name for names in (row.norms.values() if row else ()) for name in names if name.startswith("../")]
+
+
+def _row(model_type: str) -> Arrangement | None:
+    return _ROWS.get(model_type) or _ROWS.get(BY_TYPE.get(model_type, ""))

@@ -1,0 +1,140 @@
+"""How a file could be misread: every other way of reading its tensors that fits their shapes just as well.
+
+A misreading has a name that a person would give it ("gate and up swapped"), and says where each parameter would be.
+Nothing here reads a value; `run/verify/checks/layouts.py` asks what each would change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+
+from ffncli.models.tensors.layout import Located
+
+Readings = tuple[Located, ...]
+_Change = Callable[[Readings], Readings | None]  # None where it does not apply
+
+
+@dataclass(frozen=True)
+class Misreading:
+    """`name` goes on from "read with"; `located` is where the parameters would be.
+
+    Of `exchanged` ones the experts axis is taken for that axis.
+    """
+
+    name: str
+    located: Readings
+    exchanged: tuple[tuple[str, int], ...] = ()
+
+
+def misreadings(located: Sequence[Located]) -> list[Misreading]:
+    """Each single mistake that the shapes allow."""
+    own = tuple(located)
+    found = [Misreading(name, changed) for name, change in _changes(own) if (changed := change(own)) is not None]
+    return [*found, *_experts_elsewhere(own)]
+
+
+def mixed_misreadings(located: Sequence[Located]) -> Iterator[Misreading]:
+    """The single ones first, then every two and three of them together."""
+    own = tuple(located)
+    yield from misreadings(own)
+    changes = list(_changes(own))
+    seen = {own, *(single for _, change in changes if (single := change(own)) is not None)}
+    for several in (2, 3):
+        for chosen in combinations(changes, several):
+            made: Readings | None = own
+            for _, change in chosen:
+                made = change(made) if made is not None else None
+            if made is not None and made not in seen:
+                seen.add(made)
+                yield Misreading(" and ".join(name for name, _ in chosen), made)
+
+
+def _changes(own: Readings) -> Iterator[tuple[str, _Change]]:
+    """Every mistake by name. What they do must not depend on the order in which they are made."""
+    for prefix in ("", "shared."):
+        where = f" in the {prefix.rstrip('.')} experts" if prefix else ""
+        for one, two in (("gate", "up"), ("up", "down"), ("gate", "down")):
+            yield f"{one} and {two} swapped{where}", partial(_swapped, one=prefix + one, two=prefix + two)
+    for how, interleaved in (("as halves", True), ("by turns", False)):
+        yield f"gate and up {how}", partial(_regrouped, interleaved=interleaved)
+        fused = {item.parameter.startswith("shared.") for item in own if item.slice.parts > 1}
+        for shared in (False, True) if len(fused) > 1 else ():
+            where = "shared" if shared else "routed"
+            yield f"gate and up {how} in the {where} experts", partial(_regrouped, interleaved=interleaved, only=shared)
+    square = [item.parameter for item in own if _turned(item) is not None]
+    if len(square) > 1:
+        yield "all square matrices transposed", partial(_transposed, names=square)
+    for name in square:
+        yield f"{name.removesuffix('.weight')} transposed", partial(_transposed, names=[name])
+    yield "experts in the order of their names as text", partial(_sorted_as_text, written=False)
+    yield "experts written in the order of their names as text", partial(_sorted_as_text, written=True)
+
+
+def _swapped(items: Readings, one: str, two: str) -> Readings | None:
+    """One where the other lies, where their matrices are equally large."""
+    by, other = {item.parameter: item for item in items}, {one: two, two: one}
+    out = []
+    for item in items:
+        step, _, own = item.parameter.rpartition(".")
+        there = by.get(f"{other.get(step)}.{own}")
+        moved = item if there is None else replace(there, parameter=item.parameter, axes=item.axes)
+        if there is not None and moved.stored_shape() != there.stored_shape():
+            return None
+        out.append(moved)
+    return tuple(out) if {f"{one}.weight", f"{two}.weight"} <= by.keys() else None
+
+
+def _regrouped(items: Readings, interleaved: bool, only: bool | None = None) -> Readings | None:
+    """Rows that alternate read as halves, or halves as rows that alternate; `only` in the shared experts, or others."""
+
+    def fused(item: Located) -> bool:
+        shared = item.parameter.startswith("shared.")
+        return item.slice.parts > 1 and item.slice.interleaved == interleaved and only in (None, shared)
+
+    if not any(map(fused, items)):
+        return None
+    return tuple(
+        replace(item, slice=replace(item.slice, interleaved=not interleaved)) if fused(item) else item for item in items
+    )
+
+
+def _turned(item: Located) -> Located | None:
+    """A matrix read the other way round, where its shape is the same so."""
+    if item.parameter.endswith(".bias") or len(item.axes) < 2 or item.slice.stacked:
+        return None
+    turned = replace(item, slice=replace(item.slice, transposed=not item.slice.transposed))
+    return turned if turned.stored_shape() == item.stored_shape() else None
+
+
+def _transposed(items: Readings, names: Sequence[str]) -> Readings | None:
+    out = [_turned(item) if item.parameter in names else item for item in items]
+    return None if None in out else tuple(item for item in out if item is not None)
+
+
+def _sorted_as_text(items: Readings, written: bool) -> Readings | None:
+    """experts.10 before experts.2, as a sort of names has it; `written`: when the file was written, to be undone."""
+
+    def sort(names: tuple[str, ...]) -> tuple[str, ...]:
+        order = sorted(names)
+        return tuple(names[order.index(name)] for name in names) if written else tuple(order)
+
+    out = [replace(item, names=sort(item.names)) if item.slice.per_expert else item for item in items]
+    return tuple(out) if tuple(out) != items else None
+
+
+def _experts_elsewhere(items: Readings) -> Iterator[Misreading]:
+    """Tensors of all experts in which another axis is as long as that of the experts."""
+    together = [item for item in items if item.axes[0].name == "experts" and len(item.axes) == 3]
+    together = [item for item in together if not item.slice.per_expert and not item.slice.stacked]
+    for width in ("d_model", "d_ff", "latent"):
+        found = [
+            (item.parameter, at)
+            for item in together
+            for at, axis in enumerate(item.axes)
+            if axis.name == width and axis.size == item.axes[0].size and (item.slice.parts == 1 or at == 2)
+        ]
+        if found:
+            yield Misreading(f"the experts axis taken for {width}", items, tuple(found))

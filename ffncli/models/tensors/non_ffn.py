@@ -1,0 +1,229 @@
+"""What a checkpoint holds outside its FFNs, by its tensors' names and shapes alone: attention, norms, embeddings, head.
+
+A layer is cut in three: its FFN (`recognise`), its norms, and what lies in a module of attention or of another sequence
+mixer. Where these three do not add up to the layer, something in it is neither, and nothing is said of that layer.
+Norms of queries, keys and latents belong to the attention (`rest.py`), those of the residual stream to the layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from ffncli.block.cost import cost
+from ffncli.errors import shown
+from ffncli.models.model import Model
+from ffncli.models.non_ffn import Embedding, Measured, MeasuredLayer
+from ffncli.models.tensors.ffns import is_norm
+from ffncli.models.tensors.matching import prefixes
+from ffncli.models.tensors.recognise import Found, Layers, is_parameter, of_other_tower, placed
+from ffncli.models.tensors.shapes import Item
+
+# A module that mixes tokens: attention under its many names, state spaces, recurrences, short convolutions.
+_MIXER = re.compile(r"att|^(?:mixer|mamba|conv|temporal_block|mlstm_layer|short_conv|ssm)|lstm|delta", re.I)
+_STREAM_NORM = re.compile(r"^(?:LayerNorm|layer_norm|layernorm\w*)$")  # inside BERT's and XLNet's attention modules
+_INNER_NORM = re.compile(
+    r"(?:^|[._])(?:q|k|v|kv|qk|q_a|kv_a|q_lora|query|key)_?(?:layer)?norm"
+)  # also GGUF's flat ones
+_RELATIVE = re.compile(r"relative_attention_bias\.weight$")
+_BUFFER = re.compile(
+    r"inv_freq$|rope_freqs\.weight$|masked_bias$|causal_mask$|position_ids$|token_type_ids$|num_batches_tracked$"
+    r"|running_(?:mean|var)$|final_logits_bias$|layer_scalar$|slope_rate$|(?:query|key|diagonal)_decay$"
+    r"|LayerNorm\.shift$|relative_position_index$|lora_|_integer$|scaling_factor$|\.x_(?:min|max)$"
+)
+_ONE_NUMBER = re.compile(  # a quantizer's, of keys and values or of what a module reads and writes
+    r"(?:^|[._])(?:q|k|v|kv|prob|input|output|weight|activation)_(?:scale|zero_point)$"
+)
+_MASK = re.compile(r"att(?:n|ention)\.bias$")  # GPT-2's and GPT-NeoX's, of four axes
+_EMBEDDING = re.compile(
+    r"(?:^|\.)(?:embed_tokens|wte|word_embeddings?|tok_embeddings|token_embd|embed_in|tokens_embed|shared)\.weight$"
+)
+_HEAD = re.compile(
+    r"(?:^|\.)(?:lm_head|embed_out|output_projection|predictions\.decoder|lm_head\.decoder|vocab_projector)\.weight$"
+    r"|^output\.weight$"
+)
+_BRIDGE = re.compile(r"projector|connector|adapter|merger|^embed_")  # between another tower and the text
+_TEXT_ROOT = re.compile(r"^(?:.*?\.)??(?:language_model|text_model)\.")
+
+
+def measure(model: Model, items: Mapping[str, Item], layers: Layers) -> Measured:
+    """What lies outside the FFNs of a whole checkpoint: none of its files may be missing.
+
+    `layers` are the FFNs that `recognise` found among `items`, `model` what the config made of them.
+    """
+    stored = {name: item for name, item in items.items() if not _is_buffer(name, item)}
+    ours = prefixes(model, layers)
+    held = _held(stored, set(ours.values()))
+    blocks = {stack: _blocks(model, stack, layers[prefix]) for stack, prefix in ours.items()}
+    rests = {
+        stack: _stack(prefix, blocks[stack], held.get(prefix, {}), layers[prefix]) for stack, prefix in ours.items()
+    }
+    told = {(ours[stack], layer) for stack, numbers in blocks.items() for layer in numbers.values()}
+    text, left_out = _text_model(stored, layers, told)
+    embedding = _embedding(text) if text is not None else None
+    if text is None:
+        return Measured(rests, left_out=left_out)
+    params = _total(model, text, layers, told)
+    return Measured(rests, embedding, params, _lookup(model, text, embedding), left_out)
+
+
+def _is_buffer(name: str, item: Item) -> bool:
+    """Whether a stored tensor is a constant of the code and no parameter."""
+    mask = _MASK.search(name) and item.shape is not None and len(item.shape) > 2
+    if mask or _BUFFER.search(name) or (item.params == 1 and _ONE_NUMBER.search(name)):
+        return True
+    return not is_parameter(name) and not is_norm(name)  # `beta` is also what older files call a norm's bias
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+def _held(items: Mapping[str, Item], wanted: set[str]) -> dict[str, dict[int, dict[str, Item]]]:
+    """Prefix → layer → its tensors, by their names in it."""
+    out: dict[str, dict[int, dict[str, Item]]] = {}
+    for name, item in items.items():
+        place = placed(name)
+        if place and place[0] in wanted:
+            out.setdefault(place[0], {}).setdefault(place[1], {})[place[2]] = item
+    return out
+
+
+def _blocks(model: Model, stack: str, seen: Mapping[int, tuple[Found, ...]]) -> dict[int, int]:
+    """FFN block of a stack → the layer that holds it, by their numbers, else one after the other."""
+    blocks = sorted(i for group in model.groups if group.stack == stack for i in group.layers)
+    per_layer = model.per_layer(stack)
+    numbered = {block: block // per_layer for block in blocks}
+    if set(numbered.values()) <= set(seen):
+        return numbered
+    one_by_one = [layer for layer, founds in sorted(seen.items()) for _ in founds]
+    return dict(zip(blocks, one_by_one, strict=True)) if len(one_by_one) == len(blocks) else {}
+
+
+def _stack(
+    prefix: str, blocks: Mapping[int, int], held: Mapping[int, Mapping[str, Item]],
+    seen: Mapping[int, tuple[Found, ...]],
+) -> dict[int, MeasuredLayer]:  # fmt: skip
+    """FFN block → its layer, for the layers that have one FFN and nothing of an unknown kind."""
+    known: dict[object, MeasuredLayer | None] = {}
+    out: dict[int, MeasuredLayer] = {}
+    for block, layer in blocks.items():
+        inside, founds = held.get(layer, {}), seen.get(layer, ())
+        signature = (tuple(inside.items()), founds)
+        if signature not in known:
+            known[signature] = _rest(inside, founds, f"{prefix}.{layer}")
+        if rest := known[signature]:
+            out[block] = rest
+    everywhere = len(out) > 1 and all(rest.table for rest in out.values())  # UMT5 has one in each layer: no positions
+    return {i: replace(r, attention=r.attention + r.table, table=0) if everywhere else r for i, r in out.items()}
+
+
+def _rest(inside: Mapping[str, Item], founds: tuple[Found, ...], at: str) -> MeasuredLayer | None:
+    """One layer cut in three; None where the parts do not make the whole, or it has no attention or several FFNs."""
+    if len(founds) != 1:
+        return None
+    norms: dict[str, Item] = {}
+    mixer: dict[str, Item] = {}
+    table: dict[str, Item] = {}
+    for name, item in inside.items():
+        if _RELATIVE.search(name):
+            table[name] = item
+        elif _in_mixer(name):
+            mixer[name] = item
+        elif is_norm(name) and len(item.shape or ()) == 1:  # one that a small MLP makes is no norm alone
+            norms[name] = item
+    attention, of_norms, of_table = (_sum(part.values()) for part in (mixer, norms, table))
+    if not attention or attention + of_norms + of_table + founds[0].params != _sum(inside.values()):
+        return None
+    packed = any("-" in item.format for item in mixer.values())  # `gptq-4bit`; a plain tensor has a dtype's code
+    tensor = next((name for name in mixer if re.search(r"k_proj|key|kv|_k\b", name)), next(iter(mixer)))
+    matrices = _sum(item for item in mixer.values() if len(item.shape or (0, 0)) > 1)
+    return MeasuredLayer(attention, of_norms, of_table, matrices, packed, f"{at}.{tensor}")
+
+
+def _in_mixer(name: str) -> bool:
+    """Whether a tensor of a layer belongs to what mixes tokens; a norm of the residual stream does not."""
+    *modules, _ = name.split(".")
+    if not is_norm(name):
+        return any(map(_MIXER.search, name.split("."))) and not name.endswith("_mlp_gate")
+    if _INNER_NORM.search(name):
+        return True
+    return any(_MIXER.search(m) and not is_norm(m) for m in modules) and not _STREAM_NORM.match(modules[-1])
+
+
+def _sum(items: Iterable[Item]) -> int:
+    return sum(item.params * item.count for item in items)
+
+
+# --- the whole model --------------------------------------------------------------------------------------------------
+
+
+def _text_model(
+    items: Mapping[str, Item], layers: Layers, told: set[tuple[str, int]]
+) -> tuple[dict[str, Item] | None, dict[str, int]]:
+    """(the text model's tensors, module left out → its parameters); None where names do not set it apart.
+
+    Layers beyond the config's (multi-token prediction) and other towers are left out.
+    """
+    ours = {prefix for prefix, _ in told}
+    beyond = {(prefix, layer) for prefix in ours for layer in layers[prefix]} - told
+    apart = {prefix.rpartition(".")[0] + "." for prefix in layers if prefix not in ours}
+    if not told or any(module == "." or prefix.startswith(module) for module in apart for prefix in ours):
+        return None, {}
+    text = {
+        name: item for name, item in items.items()
+        if not any(map(name.startswith, apart)) and not ((place := placed(name)) and place[:2] in beyond)
+    }  # fmt: skip
+    roots = {match[0] if (match := _TEXT_ROOT.match(prefix + ".")) else "" for prefix in ours}
+    root = roots.pop() if len(roots) == 1 else ""
+    if not root:
+        return (None if any(map(of_other_tower, text)) else text), {}
+    own = {name: item for name, item in text.items() if name.startswith((root, "lm_head."))}
+    left: dict[str, int] = {}
+    for name in text.keys() - own.keys():
+        module = name.removeprefix("model.").partition(".")[0]
+        left[module] = left.get(module, 0) + _sum([text[name]])
+    unclear = not all(of_other_tower(module) or _BRIDGE.search(module) for module in left)
+    return (None, {}) if unclear else (own, dict(sorted(left.items())))
+
+
+def _total(model: Model, text: Mapping[str, Item], layers: Layers, told: set[tuple[str, int]]) -> int | None:
+    """Every parameter of the text model outside its FFNs, tied ones once; None where that cannot be told."""
+    ffn = sum(found.params for prefix, layer in told for found in layers[prefix][layer])
+    if ffn != sum(cost(group.steps).params * len(group.layers) for group in model.groups):
+        return None  # shared or left out in the file
+    twice = _twice(model, text)
+    return None if twice is None else _sum(text.values()) - sum(text[name].params for name in twice) - ffn
+
+
+def _twice(model: Model, text: Mapping[str, Item]) -> set[str] | None:
+    """Tables that are stored a second time; None where the config does not say whether they are one."""
+    tables = [name for name in text if _EMBEDDING.search(name) and not placed(name)]
+    shared = next((name for name in tables if name.endswith("shared.weight")), None)
+    out = {name for name in tables if shared and name != shared and text[name].shape == text[shared].shape}
+    heads = [name for name in text if _HEAD.search(name) and any(text[name].shape == text[t].shape for t in tables)]
+    if heads and (model.tied is None or (model.tied and any(name.endswith("decoder.weight") for name in heads))):
+        return None  # some encoders (LUKE) keep their own in spite of the field
+    return out | set(heads if model.tied else ())
+
+
+def _embedding(text: Mapping[str, Item]) -> Embedding | None:
+    """The one table of token embeddings that names show, or None."""
+    found = {name: item for name, item in text.items() if _EMBEDDING.search(name) and not placed(name)}
+    shapes = {item.shape for item in found.values()}
+    shape = shapes.pop() if len(shapes) == 1 else None
+    return Embedding(next(iter(found)), shape[0], shape[0] * shape[1]) if shape and len(shape) == 2 else None
+
+
+def _lookup(model: Model, text: Mapping[str, Item], embedding: Embedding | None) -> int | None:
+    """Parameters that are only looked up: the embedding, unless it is tied to a head."""
+    if embedding is None or model.tied is None:
+        return None
+    if model.tied:
+        return None if all(group.stack == "encoder" for group in model.groups) else 0
+    return embedding.params
+
+
+def words(left_out: Mapping[str, int]) -> Iterator[str]:
+    """`'vision_tower' (5,000 parameters)`, one after the other."""
+    return (f"{shown(module)} ({params:,} parameters)" for module, params in left_out.items())

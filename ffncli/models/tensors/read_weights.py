@@ -1,0 +1,182 @@
+"""One layer's weights in canonical form: of the files, only their bytes are read, each once, a few MB at a time.
+
+A stored tensor comes in blocks of rows (`dequantize.py`). Each block goes straight to where the canonical parameters
+have it: gate and up of a fused matrix are filled side by side, so that it is read once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from math import prod
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ffncli.models.files.bytes import OpenFiles
+from ffncli.models.files.checkpoint import Checkpoint
+from ffncli.models.files.dequantize import StoredTensor, shaped, stored
+from ffncli.models.tensors.layout import Located, squeezed, wrong_shape
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+_BLOCK = 1 << 20  # values: 4 MB as float32, which stay in a processor's cache between being read and being converted
+_MOST_WORKERS = 4  # of one thread each: torch's own threads wait for each other after every block
+_WORTH_WORKERS = 64 << 20  # bytes
+_Work: TypeAlias = "list[tuple[StoredTensor, tuple[int, int, int], list[_Destination]]]"
+_Rows: TypeAlias = "tuple[StoredTensor, list[_Destination], tuple[int, int, tuple[int, int]]]"
+
+
+def read_weights(
+    checkpoint: Checkpoint,
+    located: tuple[Located, ...],
+    dtype: torch.dtype,
+    device: str = "cpu",
+    quantization: Mapping[str, Any] | None = None,
+) -> dict[str, Tensor]:
+    """The located parameters in canonical form, contiguous, in `dtype` on `device`; no other tensor is touched.
+
+    Packed ones are dequantized; `quantization` is the config's quantization_config. Raises FFNError where a tensor is
+    missing, has another shape, is packed in a way that is not unpacked here, or is cut short.
+    """
+    import torch
+
+    found: dict[str, StoredTensor] = {}
+    wanted: dict[str, list[tuple[Located, int]]] = defaultdict(list)
+    for item in located:
+        for expert, name in enumerate(item.names):
+            found[name] = _fitting(found.get(name) or stored(checkpoint, name, quantization), name, item)
+            wanted[name].append((item, expert))
+    out = {
+        item.parameter: torch.empty([axis.size for axis in item.axes], dtype=dtype, device=device) for item in located
+    }
+    work: _Work = []
+    for name in sorted(wanted, key=lambda name: found[name].place[:2]):  # as they lie on disk
+        targets = [_destination(out[item.parameter], item, expert) for item, expert in wanted[name]]
+        work.append((found[name], _matrices(wanted[name][0][0]), targets))
+    _fill(work, sum(tensor.nbytes for tensor in out.values()))
+    return out
+
+
+def _fitting(tensor: StoredTensor, name: str, item: Located) -> StoredTensor:
+    """The tensor in the shape that its parameter needs. Raises FFNError where it has another, axes of one aside."""
+    expected = item.stored_shape()
+    if squeezed(tensor.shape) != squeezed(expected):
+        raise wrong_shape(tensor.place.path, name, tensor.shape, item)
+    return tensor if tensor.shape == expected else shaped(tensor, expected)
+
+
+def values(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None = None) -> Tensor:
+    """One whole tensor by its logical name, in its logical shape: as stored, or float32 where it is dequantized.
+
+    Raises FFNError as `read_weights` does.
+    """
+    import torch
+
+    tensor = stored(checkpoint, name, quantization)
+    with OpenFiles() as files:
+        parts = [tensor.decode(files, *rows).clone() for _, _, rows in _blocks((1, 1, 1, *tensor.shape)[-3:])]
+    return torch.cat(parts).view(tensor.shape) if parts else torch.empty(tensor.shape)
+
+
+def _matrices(item: Located) -> tuple[int, int, int]:
+    """The shape in which a parameter is stored as (matrices, rows, columns); a vector is one row."""
+    shape = (1, 1, *item.stored_shape())
+    if item.slice.stacked:
+        return item.axes[0].size, shape[-2] // item.axes[0].size, shape[-1]
+    return prod(shape[:-2]), shape[-2], shape[-1]
+
+
+def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int, tuple[int, int]]]:
+    """(matrix, first row in it, (start, stop) among all rows) over a whole tensor, in the order of its bytes."""
+    matrices, rows, columns = shape
+    step = max(1, _BLOCK // max(1, columns))
+    for matrix in range(matrices if columns else 0):
+        for start in range(0, rows, step):
+            yield matrix, start, (matrix * rows + start, matrix * rows + min(start + step, rows))
+
+
+# --- several at a time ------------------------------------------------------------------------------------------------
+
+
+def _fill(work: _Work, size: int) -> None:
+    """Read every block of these tensors into its targets, which take `size` bytes in all."""
+    import torch
+
+    pieces = ((tensor, targets, block) for tensor, shape, targets in work for block in _blocks(shape))
+    threads = torch.get_num_threads()
+    workers = min(_MOST_WORKERS, threads) if size >= _WORTH_WORKERS else 1
+    lock, stop = Lock(), Event()
+    if workers == 1:
+        return _read_pieces(pieces, lock, stop)
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        running = [pool.submit(_read_pieces, pieces, lock, stop) for _ in range(workers)]
+        try:
+            for one in as_completed(running):
+                one.result()
+        finally:
+            stop.set()  # after an error or Ctrl-C the others end with the block that they are at
+            torch.set_num_threads(threads)  # a thread's own number is also that of the threads to come
+
+
+def _read_pieces(pieces: Iterator[_Rows], lock: Lock, stop: Event) -> None:
+    """Take one block after the other until there is none; several threads share `pieces`."""
+    with OpenFiles() as files:
+        while not stop.is_set():
+            with lock:
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            tensor, targets, (matrix, start, rows) = piece
+            block = tensor.decode(files, *rows).view(rows[1] - rows[0], -1)
+            for target in targets:
+                target.fill(matrix, start, block)
+
+
+# --- where a block goes -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Destination:
+    """A canonical parameter, seen as the stored tensor is laid out: [matrices, rows, columns], less its other parts.
+
+    `by_rows`: the parts share the rows, not the columns.
+    """
+
+    place: Tensor
+    item: Located
+    by_rows: bool
+
+    def fill(self, matrix: int, start: int, block: Tensor) -> None:
+        """Copy what is this parameter's of some stored rows."""
+        piece, place = self.item.slice, self.place[matrix]
+        if piece.parts > 1 and self.by_rows:
+            block, start = self._own_rows(start, block)
+        elif piece.parts > 1:
+            width = place.shape[1]
+            block = (
+                block[:, piece.part :: piece.parts] if piece.interleaved else block.narrow(1, piece.part * width, width)
+            )
+        place[start : start + len(block)].copy_(block)
+
+    def _own_rows(self, start: int, block: Tensor) -> tuple[Tensor, int]:
+        """Those of the stored rows from `start` on that are this parameter's, and its row that they begin with."""
+        piece, height = self.item.slice, self.place.shape[1]
+        if piece.interleaved:
+            first = (piece.part - start) % piece.parts
+            return block[first :: piece.parts], (start + first) // piece.parts
+        low = max(start, piece.part * height)
+        high = max(low, min(start + len(block), (piece.part + 1) * height))
+        return block[low - start : high - start], low - piece.part * height
+
+
+def _destination(parameter: Tensor, item: Located, expert: int) -> _Destination:
+    place = parameter[expert] if item.slice.per_expert else parameter
+    place = place.view(-1, *(1, 1, *place.shape)[-2:])
+    by_rows = item.output_axis == -2
+    if item.slice.transposed:
+        place, by_rows = place.transpose(-1, -2), not by_rows
+    return _Destination(place, item, by_rows)

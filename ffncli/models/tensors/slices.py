@@ -1,0 +1,227 @@
+"""How the tensors of one layer are read: names and shapes → the slice of every canonical parameter.
+
+The matrices are found as `recognise` finds them. A StoredSlice says where one canonical parameter is, and how it lies.
+Canonical is torch's `[out, in]`; a file's matrix may be transposed (GPT-2's Conv1D), hold gate and up one after the
+other (Phi-3) or interleaved (gpt-oss), be one tensor per expert, one for all, or all experts' rows in one matrix. What
+names and shapes do not say is in `arrangement.py`, family by family; what nothing says is taken as usual, and said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from ffncli.block.recipe import FFNSpec, steps
+from ffncli.block.steps import Norm
+from ffncli.models.tensors.arrangement import Arrangement, arrangement, norm_modules
+from ffncli.models.tensors.ffns import FFNLocation, Projections, ffn_locations, members, projections, role
+from ffncli.models.tensors.shapes import Item, matrix
+
+
+@dataclass(frozen=True)
+class StoredSlice:
+    """`tensor` is relative to the layer; `{e}` stands for every expert.
+
+    The stored matrix holds `parts` parameters along its output axis, of which this is number `part`, either one after
+    the other or `interleaved`; `transposed` means stored as `[in, out]`; `stacked`: the experts' matrices lie one below
+    the other in a single one. `format` is how the tensor is stored (`F32`, `gptq-4bit`); `evidence` says by what it is
+    read so, `assumed` what of that nothing in the file or its family says, so that the usual was taken.
+    """
+
+    tensor: str
+    transposed: bool = False
+    part: int = 0
+    parts: int = 1
+    interleaved: bool = False
+    stacked: bool = False
+    format: str = field(default="", compare=False)
+    evidence: str = field(default="", compare=False)
+    assumed: str = field(default="", compare=False)
+
+    @property
+    def per_expert(self) -> bool:
+        """One tensor per expert, to be stacked."""
+        return "{e}" in self.tensor
+
+    @property
+    def words(self) -> str:
+        """How the layout reads to a person."""
+        how = [] if self.parts == 1 else ["interleaved" if self.interleaved else "concatenated"]
+        how = [f"{h} {self.part + 1} of {self.parts}" for h in how]
+        how += ["experts one below the other"] if self.stacked else []
+        return ", ".join(
+            (["transposed"] if self.transposed else []) + how + (["per expert"] if self.per_expert else [])
+        )
+
+
+@dataclass(frozen=True)
+class LayerTensors:
+    """The tensors among which one layer's parameters are looked for, FFN `number` of those that the layer has.
+
+    `items` are the layer's by their names inside it, `#` for an expert's number, `full` their whole names; `../` begins
+    the name of one outside of the layer (XLM's norms). `stored` are all names of the file `where`; `alike` gives a
+    layer of the same stack, which tells what this one lacks. `family` is the model_type, "" where there is none.
+    """
+
+    stem: str
+    items: Mapping[str, Item]
+    full: Mapping[str, str]
+    stored: Collection[str]
+    family: str
+    where: str
+    number: int = 0
+    alike: Callable[[], LayerTensors | None] = lambda: None
+
+    def spelled(self, tensor: str) -> str:
+        """The name with `{e}` for an expert's number, as this file writes it: `experts.3`, or `experts.expert_3`."""
+        full = self.stem + tensor
+        plain = full.replace("#", "0") in self.stored or full.replace("#", "expert_0") not in self.stored
+        return tensor.replace("#", "{e}" if plain else "expert_{e}")
+
+    def slice(self, tensor: str, how: StoredSlice, evidence: str, assumed: str = "") -> StoredSlice:
+        """One of the layer's tensors, read as `how` says."""
+        form = self.items[tensor].format
+        return replace(how, tensor=self.spelled(tensor), format=form, evidence=evidence, assumed=assumed)
+
+
+def slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:
+    """Canonical parameter → its slice, for one FFN of a layer; empty where the layer has no such FFN."""
+    items = layer.items
+    locations = ffn_locations(items, [*projections(items)])
+    kind = [n for n, location in enumerate(locations) if bool(location.experts) == bool(spec.moe)]
+    number = layer.number if layer.number < len(locations) else 0
+    if number not in kind:
+        if not kind:
+            return {}
+        number = kind[0]
+    location, inner = locations[number], members(items, locations)[number]
+    if spec.gated and not location.own.naming.gate and not _fused(items, location.own):
+        return {}  # its gate is missing
+    rules = arrangement(layer.family)
+    out = dict(_matrices(layer, location.own, spec, rules))
+    shared = replace(spec, d_ff=spec.shared_width, moe=None) if spec.shared_width else spec
+    for several in location.shared:
+        out |= {f"shared.{name}": part for name, part in _matrices(layer, several, shared, rules)}
+    out |= _vectors(layer, location, inner)
+    out |= _norms(layer, location, spec, rules)
+    return out
+
+
+def _fused(items: Mapping[str, Item], p: Projections) -> bool:
+    """Whether gate and up are in one matrix, as far as shapes that are here can say."""
+    up, down = (matrix(items[p.name(leaf)]) for leaf in (p.naming.up, p.naming.down))
+    return up is None or down is None or up[0] * up[1] == 2 * down[0] * down[1]
+
+
+def _matrices(
+    layer: LayerTensors, p: Projections, spec: FFNSpec, rules: Arrangement
+) -> Iterator[tuple[str, StoredSlice]]:
+    """Gate, up and down with their biases, as one naming has them."""
+    items, naming = layer.items, p.naming
+    fused = bool(spec.gated and not naming.gate)
+    lie = _orientation(items[p.name(naming.up)], items[p.name(naming.down)], 2 if fused else 1, spec, rules)
+    leaves = {"gate": naming.gate or naming.up} if spec.gated else {}
+    for step, leaf in {**leaves, "up": naming.up, "down": naming.down}.items():
+        why, assumed, half = [f"named {leaf}", lie.because], lie.assumed, StoredSlice("")
+        if fused and step != "down":
+            order = rules.order(naming, spec.moe is not None and not p.suffix and p.bias(leaf) in items)
+            half = StoredSlice("", False, int((step == "gate") != order.gate_first), 2, order.interleaved)
+            why.append(order.because)
+            assumed = "; ".join(filter(None, (assumed, order.assumed)))
+        turned = lie.down_turned if step == "down" else lie.turned
+        weight = replace(half, transposed=turned, stacked=lie.stacked)
+        yield f"{step}.weight", layer.slice(p.name(leaf), weight, ", ".join(why), assumed)
+        if p.bias(leaf) in items:
+            yield f"{step}.bias", layer.slice(p.bias(leaf), half, ", ".join([why[0], *why[2:]]), assumed)
+
+
+@dataclass(frozen=True)
+class Orientation:
+    """How up (and gate) and down lie: transposed or not, experts one below the other; why, and what was assumed."""
+
+    turned: bool = False
+    down_turned: bool = False
+    stacked: bool = False
+    because: str = ""
+    assumed: str = ""
+
+
+def _orientation(up: Item, down: Item, parts: int, spec: FFNSpec, rules: Arrangement) -> Orientation:
+    """By both shapes together; where they fit both ways, as the family has it, else as nn.Linear has it."""
+    d_model = (spec.moe.latent if spec.moe else None) or spec.d_model
+    width, experts = parts * spec.d_ff, spec.moe.experts if spec.moe else 0
+    a, b = matrix(up), matrix(down)
+    if a is None or b is None:
+        return Orientation(because="as nn.Linear has it: its shape is not known")
+    if experts and len(up.shape or ()) == 2 and up.count == 1 and a == b == (experts * spec.d_ff, d_model):
+        return Orientation(False, True, True, "[experts · d_ff, d_model] by its shape")
+    # of the two matrices, how many lie each way: one may be square, or too short to tell
+    linear = (a == (width, d_model)) + (b == (d_model, spec.d_ff))
+    turned = (a == (d_model, width)) + (b == (spec.d_ff, d_model))
+    if linear != turned:
+        way = "[in, out]" if turned > linear else "[out, in]"
+        return Orientation(turned > linear, turned > linear, False, f"{way} by the shapes {list(a)} and {list(b)}")
+    way = "[in, out]" if rules.transposed else "[out, in]"
+    because = f"{way} as {rules.family or 'nn.Linear'} has it: the shapes {list(a)} and {list(b)} do not tell"
+    assumed = "" if rules.family or linear < 2 else "square matrices are read as nn.Linear's [out, in]"
+    return Orientation(rules.transposed, rules.transposed, False, because, assumed)
+
+
+_PARAMETERS = {
+    "router": "router.weight", "shared_gate": "shared_gate.weight", "correction": "route.correction",
+}  # fmt: skip
+
+
+def _vectors(layer: LayerTensors, location: FFNLocation, inner: Mapping[str, Item]) -> dict[str, StoredSlice]:
+    """The router with its bias, the correction, the gate of shared experts, the latent pair, what activations learn."""
+    matrices = {p.name(leaf) for p in location.all for leaf in p.naming.names}
+    out: dict[str, StoredSlice] = {}
+
+    def add(parameter: str, tensor: str) -> None:
+        out.setdefault(parameter, layer.slice(tensor, StoredSlice(""), f"named {tensor}"))
+
+    latent = sorted(name for name in inner if role(name) == "latent")
+    for parameter, tensor in zip(("latent.weight", "widened.weight"), latent, strict=False):
+        add(parameter, tensor)
+    for name in inner:
+        if name in matrices:
+            continue
+        if kind := _PARAMETERS.get(role(name)):
+            add(kind, name)
+            bias = name.removesuffix("weight") + "bias"
+            if kind == "router.weight" and bias in inner:
+                add("router.bias", bias)
+        elif inner[name].params == 1:
+            add("act." + name.rpartition(".")[2], name)
+    return out
+
+
+def _norms(layer: LayerTensors, location: FFNLocation, spec: FFNSpec, rules: Arrangement) -> dict[str, StoredSlice]:
+    """The norms of the block, by the first of their usual names that is there in the width they need."""
+    out: dict[str, StoredSlice] = {}
+    inside = location.own.parent.removesuffix("#.").split(".")[:-1]
+    number = next((part for part in inside[::-1] if part.isdigit()), "0")
+    around = [".".join(inside[:n]) + "." if n else "" for n in range(len(inside), -1, -1)]
+    for step in steps(spec):
+        if not isinstance(step.op, Norm):
+            continue
+        for name in norm_modules(step.output, spec, rules):
+            module = name.replace("{n}", number)
+            stems = [module] if module.startswith("../") else [at + module for at in around]
+            for stem in stems:
+                parts = _norm(layer.items, stem, step.output, step.op)
+                if parts and not out.keys() & parts.keys():
+                    out |= parts
+    return out
+
+
+def _norm(items: Mapping[str, Item], stem: str, step: str, op: Norm) -> dict[str, StoredSlice]:
+    """Weight and bias of one norm module, all that the op needs; older files call them gamma and beta."""
+    out: dict[str, StoredSlice] = {}
+    for parameter, endings in (("weight", ("weight", "gamma", "scale")), ("bias", ("bias", "beta"))):
+        tensor = next((t for e in endings if (t := f"{stem}.{e}") in items), None)
+        if tensor and parameter not in op.parameters():
+            return {}  # a norm of another kind
+        if tensor and items[tensor].shape in ((op.axis.size,), None):
+            out[f"{step}.{parameter}"] = StoredSlice(tensor, format=items[tensor].format, evidence=f"named {stem}")
+    return out if len(out) == len(op.parameters()) else {}

@@ -1,0 +1,1 @@
+"""Activations on a model's own data, and their rounding."""

@@ -1,0 +1,136 @@
+"""What truly enters the activations of a model's layers, and what others would have made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ffncli.block.steps import Activation, Experts, Step, ffn_span, ffn_steps, parameters, walk
+from ffncli.errors import FFNError
+from ffncli.models.model import Layer, Resolved
+from ffncli.run.activations.swap_statistics import ActivationInput, SwapStatistics
+from ffncli.run.activations.variants import is_act, run_variants
+from ffncli.run.engine.execute import execute
+from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
+from ffncli.run.measure.gap import Agreement, agreement
+from ffncli.run.measure.not_finite import NotFinite, where_not_finite
+from ffncli.run.pretrained.capture import prepared, run_model
+from ffncli.run.pretrained.layers import layers_of, reached
+from ffncli.run.pretrained.tokens import Prompt, Token
+
+_CHUNK = 1 << 21  # values of an activation that are looked at together: 16 MB in float64
+
+
+@dataclass(frozen=True)
+class LayerData:
+    """One layer's activations; `weights` says where these come from, `agreement` is with the model's own FFN."""
+
+    stack: str
+    layer: int
+    tokens: int
+    weights: str
+    activations: tuple[ActivationInput, ...]
+    agreement: Agreement | None
+    not_finite: tuple[NotFinite, ...]
+
+
+@dataclass(frozen=True)
+class ActivationData:
+    """The layers that were asked for, each stack's tokens, and what there is to say of the run."""
+
+    layers: tuple[LayerData, ...]
+    tokens: Mapping[str, tuple[Token, ...]]
+    notes: tuple[str, ...]
+
+
+def activations_on_data(
+    model: Resolved, request: LayerRequest, prompt: Prompt | None, others: Sequence[str]
+) -> ActivationData:
+    """What enters the activations of `request.layer` (`all`: of every layer) and what `others` would make of it.
+
+    With a prompt the model runs once, and each layer is looked at as soon as it has run; else every layer gets the
+    request's input. `others` are canonical names. Raises FFNError as `prepare` and `run_model` do.
+    """
+    layers = layers_of(model) if request.layer == "all" else [model.layer(request.layer)]
+    if prompt is None:
+        return _without_prompt(model, layers, request, others)
+    layers, silent = reached(model, layers) if request.layer == "all" else (layers, ())
+    found: dict[Layer, LayerData] = {}
+    tokens: dict[str, tuple[Token, ...]] = {}
+    doubts: dict[str, None] = {}
+
+    def reached_layer(layer: Layer, given: tuple[Token, ...], enters: Tensor, leaves: Tensor) -> None:
+        ready = prepared(model, layer, request, given, enters, leaves)
+        found[layer] = look(ready, enters, others)
+        tokens[layer.stack] = given
+        doubts.update(dict.fromkeys(ready.notes))
+
+    said = run_model(model, layers, prompt, request, reached_layer)
+    return ActivationData(tuple(found[layer] for layer in layers if layer in found), tokens, (*silent, *said, *doubts))
+
+
+def _without_prompt(
+    model: Resolved, layers: Sequence[Layer], request: LayerRequest, others: Sequence[str]
+) -> ActivationData:
+    found, notes = [], dict[str, None]()
+    for layer in layers:
+        ready = prepare(model, replace(request, layer=f"{layer.stack}.{layer.index}"))
+        found.append(look(ready, _ffn_input(ready), others))
+        notes |= dict.fromkeys(ready.notes)
+    return ActivationData(tuple(found), {}, tuple(notes))
+
+
+def _ffn_input(ready: Prepared) -> Tensor:
+    """What enters the FFN: the block's input, or what its steps up to there make of that."""
+    start, _ = ffn_span(ready.steps)
+    if start in ready.inputs:
+        return ready.inputs[start]
+    names = [step.output for step in ready.steps]
+    head = ready.steps[: names.index(start) + 1]
+    with torch.no_grad():
+        return next(e.tensor for e in execute(head, ready.weights, ready.inputs, ready.mode) if e.name == start)
+
+
+def look(ready: Prepared, enters: Tensor, others: Sequence[str]) -> LayerData:
+    """Run one layer's FFN on `enters` [..., d_model], some tokens at a time, with its own activation and with `others`.
+
+    Nothing as wide as d_ff is kept. Raises FFNError where no token reaches an activation.
+    """
+    steps, layer, flat = ffn_steps(ready.steps), ready.layer, enters.reshape(-1, enters.shape[-1])
+    start, _ = ffn_span(steps)
+    acts = [step for _, step in walk(steps) if is_act(step)]
+    own = next(step.op.function for step in acts if isinstance(step.op, Activation))
+    statistics = SwapStatistics(tuple(dict.fromkeys((own, *others))), _most(steps, flat.shape[0]))
+    ours: list[Tensor] = []
+    with torch.no_grad():
+        for rows in _chunks(flat, steps):
+            outs = run_variants(steps, ready.weights, {start: rows}, statistics.names, statistics.add)
+            statistics.add_outputs(outs)
+            if ready.reference is not None:
+                ours.append(outs[0])
+    if not statistics.places:
+        raise FFNError(f"no token reaches an activation of {layer.stack} layer {layer.index}", "give more of them")
+    found = agreement(torch.cat(ours), ready.reference) if ready.reference is not None else None
+    bad = (*where_not_finite("input", {start: flat}), *where_not_finite("weight", ready.weights))
+    return LayerData(layer.stack, layer.index, flat.shape[0], ready.origin, statistics.inputs(), found, bad)
+
+
+def _chunks(flat: Tensor, steps: Sequence[Step]) -> Iterator[Tensor]:
+    """Some tokens at a time, by what is d_ff wide."""
+    widest = max(axis.size for axes in parameters(steps).values() for axis in axes if axis.name == "d_ff")
+    size = max(1, _CHUNK // widest)
+    for at in range(0, flat.shape[0], size):
+        yield flat[at : at + size]
+
+
+def _most(steps: Sequence[Step], tokens: int) -> Mapping[str, int]:
+    """Rows that an activation can get at most: a token goes to several experts."""
+    most = {"": tokens}
+    for step in steps:
+        if isinstance(step.op, Experts):
+            route = next(s for s in steps if s.output == step.inputs[1])
+            most[step.output] = tokens * getattr(route.op, "top_k", 1)
+    return most

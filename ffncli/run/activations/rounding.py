@@ -1,0 +1,130 @@
+"""An activation's own error: computed in a low precision, against the exact value at the same x."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ffncli.block import dtypes
+from ffncli.block.activations import TABLE
+from ffncli.block.scalar import with_learned
+from ffncli.run.engine.functions import NAMESPACE, function
+from ffncli.run.engine.threads import one_thread
+from ffncli.run.measure.ulp import ulp, ulp_each
+
+_STRIDE = 16_381  # of fp32's numbers one in so many; prime, so that their low bits differ
+_REACH = 10.0  # standard deviations: what a normal input has
+_CORRECT = 0.5 + 1e-9  # ulps: the reference itself has an error
+
+
+@dataclass(frozen=True)
+class RoundingError:
+    """One activation in one dtype: `way` is native (torch's call) or formula (its formula, every operation rounded).
+
+    Over `inputs` finite numbers of the dtype: `max_ulps` is the largest |value - exact| over the distance from |exact|
+    to the next larger number of the dtype, at x = `at`; `max_error` the largest |value - exact| that a normal input
+    reaches (|x| ≤ 10 std), at `max_error_at`.
+    `correctly_rounded_share` is the probability, for x ~ N(0, std²), that the error is at most half an ulp.
+    `infinite_from` is the least |x| whose value is infinite, None where there is none; `lost` is how many values are
+    infinite or NaN although the exact one is a number of the dtype, `lost_at` the x of these that is nearest to 0.
+    """
+
+    name: str
+    dtype: str
+    way: str
+    inputs: int
+    max_ulps: float
+    at: float
+    value: float
+    exact: float
+    max_error: float
+    max_error_at: float
+    correctly_rounded_share: float
+    infinite_from: float | None
+    lost: int
+    lost_at: float | None
+
+
+def rounding_errors(
+    names: Sequence[str], formats: Sequence[str], std: float = 1.0, device: str = "cpu"
+) -> list[RoundingError]:
+    """Every way of every activation (canonical names) in every dtype (fp16, bf16, fp32), in this order.
+
+    Each is computed for all numbers in one tensor; for a handful of them torch may round otherwise.
+    """
+    with one_thread():  # for so few numbers threads cost more than they bring
+        return [_measured(name, dtype, way, std, device) for name in names for dtype in formats for way in _ways(name)]
+
+
+def _ways(name: str) -> tuple[str, ...]:
+    return ("native", "formula") if TABLE[name].native else ("formula",)
+
+
+@cache
+def numbers(dtype: str) -> Tensor:
+    """Every finite number of a 16-bit dtype, in order; of fp32 one in _STRIDE."""
+    form = _torch(dtype)
+    if form == torch.float32:
+        above = torch.arange(0, 0x7F800000, _STRIDE, dtype=torch.int32).view(form)
+    else:
+        above = torch.arange(0, 2**15, dtype=torch.int32).to(torch.int16).view(form)
+    above = above[above.isfinite()]
+    return torch.cat([-above[1:].flip(0), above])
+
+
+def _measured(name: str, dtype: str, way: str, std: float, device: str) -> RoundingError:
+    form, x = _torch(dtype), numbers(dtype)
+    learned = {n: torch.tensor(v, dtype=form) for n, v in TABLE[name].learned.items()}
+    moved = {n: v.to(device) for n, v in learned.items()}
+    if way == "native":
+        got = function(name, moved)(x.to(device))
+    else:
+        got = TABLE[name].f(x.to(device), with_learned(NAMESPACE, moved))
+    # What is learned is a number of the dtype, in the reference too: the error is the activation's own.
+    wide = with_learned(NAMESPACE, {n: v.double() for n, v in learned.items()})
+    exact = TABLE[name].accurate(x.double(), wide)
+    return _judged(name, dtype, way, std, x.double(), got.cpu().double(), exact)
+
+
+def _judged(name: str, dtype: str, way: str, std: float, x: Tensor, got: Tensor, exact: Tensor) -> RoundingError:
+    """What was `got` at each x, against what is `exact` there; an infinity that rounding calls for is no error."""
+    largest = torch.finfo(_torch(dtype)).max
+    overflow = exact.abs() >= largest + 0.5 * ulp(largest, _torch(dtype))
+    right = overflow & got.isinf() & (got.sign() == exact.sign())
+    lost = ~got.isfinite() & ~right
+    error = torch.where(right, 0.0, (got - exact).abs())
+    ulps = error / ulp_each(exact, _torch(dtype))
+    seen = torch.where(lost, -1.0, ulps)
+    worst, largest_error = _first(seen, x), _first(torch.where(lost | (x.abs() > _REACH * std), -1.0, error), x)
+    infinite = x[got.isinf()].abs()
+    lost_x = x[lost]
+    return RoundingError(
+        name, dtype, way, len(x), float(ulps[worst]), float(x[worst]), float(got[worst]), float(exact[worst]),
+        float(error[largest_error]), float(x[largest_error]),
+        float(_mass(x, std)[~lost & (ulps <= _CORRECT)].sum()),
+        float(infinite.min()) if len(infinite) else None,
+        len(lost_x), float(lost_x[lost_x.abs().argmin()]) if len(lost_x) else None,
+    )  # fmt: skip
+
+
+def _first(sizes: Tensor, x: Tensor) -> int:
+    """Where the size is largest, of several places the one nearest to 0."""
+    among = (sizes == sizes.max()).nonzero().flatten()
+    return int(among[x[among].abs().argmin()])
+
+
+def _mass(x: Tensor, std: float) -> Tensor:
+    """For each of `x`, which is in order and symmetric, the probability that it is the one nearest to N(0, std²)."""
+    beyond = torch.special.ndtr(-(x[1:] + x[:-1])[len(x) // 2 :] / (2.0 * std))
+    beyond = torch.cat([beyond, beyond.new_zeros(1)])
+    cells = beyond[:-1] - beyond[1:]
+    return torch.cat([cells.flip(0), 1.0 - 2.0 * beyond[:1], cells])
+
+
+def _torch(dtype: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, dtypes.dtype(dtype).torch)
+    return found

@@ -1,0 +1,1 @@
+"""Blocks of growing width fitted to a function."""

@@ -1,0 +1,217 @@
+"""What `ffn approximate` is asked, checked and spread into cases, a block each; torch is not imported for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ffncli.block import activations
+from ffncli.block.cost import cost
+from ffncli.block.recipe import FFNSpec, size, steps
+from ffncli.block.steps import Axis, Linear, Step
+from ffncli.errors import FFNError, shown
+from ffncli.models.dimensions import width
+from ffncli.run.approximate.targets import Domain, Target, find
+
+ACTIVATIONS = ("relu", "gelu", "silu", "sigmoid", "tanh", "identity", "swiglu", "geglu")
+WIDTHS = ("1", "2", "4", "8", "16", "32", "64")
+SAMPLES = {1: 256, 2: 1024}  # inputs → without noise
+NOISY_SAMPLES = 32
+STEPS = 300
+
+MAX_WIDTH, MAX_SEEDS, MAX_SAMPLES, MAX_STEPS, MAX_ROWS = 4096, 100, 100_000, 100_000, 1000
+MAX_VALUES = 1 << 24  # of one hidden tensor, all seeds together: 64 MB in float32, and training keeps a dozen of them
+MAX_REFIT = (
+    1 << 32
+)  # samples × d_ff × the smaller of them, of least squares, in one call that no Ctrl-C can stop: a second or two
+MAX_END, MIN_EXTENT = 1e6, 1e-6
+
+CONVENTIONS: Mapping[str, str] = {
+    "block": "up (and gate), activation, down, with biases in plain and gated blocks alike; the down projection ends in"
+    " the target's one value, so with one input it is the block d_model = 1",
+    "params": "weights, biases and learned activation parameters of that block",
+    "d_ff": "of one projection; a gated block takes the width whose parameters are nearest to the plain block's of"
+    " d_ff_plain, biases counted; 4x is 4 times the number of inputs",
+    "training": "every seed draws its own weights, with bends all over the domain; inputs scaled to unit variance over"
+    " the domain; Adam in float32 on all samples at once, learning rate 0.2/√d_ff, at most 0.1, rising over a"
+    " twentieth of the steps, then falling as a cosine;"
+    " without noise the output layer is then refitted in float64 by least squares, which with noise would fit that",
+    "samples": "256 (1,024 for two inputs), with noise 32, unless told; without noise evenly over the domain, its ends"
+    " included (two inputs: Roberts' R2 sequence); with noise drawn uniformly by each seed, and normal noise of that"
+    " width added to the target",
+    "errors": "in float64 against the target without noise, at points evenly over the domain that are not the samples"
+    " (2,048; 64 × 64 for two inputs); best and median over seeds; the largest error is the best seed's",
+    "floor": "root-mean-square error of the straight line (two inputs: plane) that is nearest at those points",
+    "seeds": "a seed whose training ends in NaN or Inf counts as diverged and is in no other number",
+}
+
+
+@dataclass(frozen=True)
+class FitQuestion:
+    """What is asked: every target with every activation in every width.
+
+    `widths` are of plain blocks, numbers or multiples of the inputs (`4x`). `samples` None: 256, of two inputs
+    1,024, with noise 32. `domain` None: each target's own. Seeds are `seed`, `seed` + 1, ... Raises
+    FFNError for what cannot be.
+    """
+
+    targets: tuple[str, ...] = ("sin",)
+    activations: tuple[str, ...] = ACTIVATIONS
+    widths: tuple[str, ...] = WIDTHS
+    seeds: int = 5
+    seed: int = 0
+    noise: float = 0.0
+    samples: int | None = None
+    domain: Domain | None = None
+    steps: int = STEPS
+
+    def __post_init__(self) -> None:
+        size("--seeds", self.seeds, MAX_SEEDS)
+        size("--steps", self.steps, MAX_STEPS)
+        if type(self.seed) is not int or not 0 <= self.seed < 2**31:
+            raise FFNError(f"--seed must be a whole number from 0 to {2**31 - 1}, got {shown(self.seed)}")
+        if not 0 <= self.noise <= MAX_END:
+            raise FFNError(f"--noise must be a number from 0 to {MAX_END:g}, got {shown(self.noise)}")
+        if self.samples is not None and size("--samples", self.samples, MAX_SAMPLES) < 2:
+            raise FFNError("--samples must be at least 2", "one point does not say how a function runs")
+        if self.domain is not None:
+            _check_domain(self.domain)
+
+    def samples_of(self, target: Target) -> int:
+        """How many samples a block is trained on."""
+        return self.samples or (NOISY_SAMPLES if self.noise else SAMPLES[target.inputs])
+
+    def domain_of(self, target: Target) -> Domain:
+        """Where its inputs lie, each of them."""
+        return self.domain or target.domain
+
+
+@dataclass(frozen=True)
+class FitCase:
+    """One block to train: its steps, and the plain width that it stands for. `name` is `gelu`, or `swiglu` if gated."""
+
+    target: Target
+    name: str
+    spec: FFNSpec
+    d_ff_plain: int
+    params: int
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The block's assignments; the last ends in one value."""
+        return one_value(self.spec)
+
+
+def one_value(spec: FFNSpec) -> tuple[Step, ...]:
+    """The steps of a block whose down projection leads to one value instead of d_model."""
+    *body, last = steps(spec)
+    assert isinstance(last.op, Linear)
+    return (*body, replace(last, op=replace(last.op, out=Axis("one", 1))))
+
+
+def cases(question: FitQuestion) -> tuple[FitCase, ...]:
+    """All blocks to train, by target, activation, width. Raises FFNError for what is unknown or too much."""
+    targets = [find(name) for name in dict.fromkeys(question.targets)]
+    names = list(dict.fromkeys(map(_named, question.activations)))
+    rows = len(targets) * len(names) * len(question.widths)
+    if rows > MAX_ROWS:
+        raise FFNError(f"{rows:,} blocks to train, the limit is {MAX_ROWS:,}", "ask for fewer targets or widths")
+    out = []
+    for target in targets:
+        widths = list(dict.fromkeys(_width(text, target) for text in question.widths))
+        _bounded(question.seeds, question.samples_of(target), max(widths), refit=not question.noise)
+        out += [_case(target, name, d_ff) for name in names for d_ff in widths]
+    return tuple(out)
+
+
+def parse_domain(text: str) -> Domain:
+    """`-3:3` or `-pi:2pi`. Raises FFNError for what is no range of numbers with a width."""
+    ends = text.split(":")
+    if len(ends) != 2:
+        raise FFNError(f"--domain is A:B, got {shown(text)}", "for example -3:3 or -pi:pi")
+    domain = _end(ends[0], text), _end(ends[1], text)
+    _check_domain(domain)
+    return domain
+
+
+def _end(text: str, whole: str) -> float:
+    number, pi = text.strip().lower(), 1.0
+    if number.endswith("pi"):
+        number, pi = number.removesuffix("pi"), math.pi
+        number += "1" if number in ("", "-", "+") else ""
+    try:
+        return pi * float(number)
+    except ValueError:
+        raise FFNError(f"--domain {shown(whole)}: {shown(text)} is no number", "for example -3:3 or -pi:pi") from None
+
+
+def _check_domain(domain: Domain) -> None:
+    low, high = domain
+    where = f"--domain {low:g}:{high:g}"
+    if not (math.isfinite(low) and math.isfinite(high)) or max(-low, high) > MAX_END or min(low, -high) < -MAX_END:
+        raise FFNError(f"{where}: its ends must lie between {-MAX_END:,.0f} and {MAX_END:,.0f}")
+    if not high - low >= MIN_EXTENT:
+        why = "has no width" if high >= low else "ends before it begins"
+        raise FFNError(f"{where} {why}", f"B must be above A, by {MIN_EXTENT:g} at least")
+
+
+def _named(text: str) -> str:
+    """The name that a row has: canonical, a gated unit by its own (`swiglu`)."""
+    name, gated = activations.resolve(text)
+    return text.strip().lower().replace("-", "_") if gated else name
+
+
+def _width(text: str, target: Target) -> int:
+    found = width("--d-ff", str(text), target.inputs)
+    if found > MAX_WIDTH:
+        raise FFNError(
+            f"--d-ff {shown(text)} is above the limit of {MAX_WIDTH:,}",
+            "wider blocks train for minutes and show no more",
+        )
+    return found
+
+
+def _bounded(seeds: int, samples: int, widest: int, refit: bool) -> None:
+    values = seeds * samples * widest
+    if values > MAX_VALUES:
+        raise FFNError(
+            f"{seeds} seeds × {samples:,} samples × d_ff {widest:,} are {values:,} values in"
+            f" every step, the limit is {MAX_VALUES:,}",
+            "take fewer --seeds, --samples or a smaller --d-ff",
+        )
+    if refit and samples * widest * min(samples, widest) > MAX_REFIT:
+        raise FFNError(
+            f"least squares for {samples:,} samples and d_ff {widest:,} would take minutes",
+            "take fewer --samples or a smaller --d-ff",
+        )
+
+
+def _case(target: Target, name: str, d_ff: int) -> FitCase:
+    plain = FFNSpec(target.inputs, d_ff, activations.resolve(name)[0], bias=True)
+    spec = _gated(plain) if name in activations.GATED else plain
+    return FitCase(target, name, spec, d_ff, _params(spec))
+
+
+def _params(spec: FFNSpec) -> int:
+    return cost(one_value(spec)).params
+
+
+def _gated(plain: FFNSpec) -> FFNSpec:
+    """The gated block whose parameters are nearest to the plain one's; the narrower where two are as near.
+
+    Shazeer's 2/3 (`models/counting/iso_params.py`) leaves biases out, which in blocks of one input are a third of all.
+    """
+    sought = _params(plain)
+
+    def apart(d_ff: int) -> int:
+        return abs(_params(replace(plain, gated=True, d_ff=d_ff)) - sought)
+
+    one, two = (_params(replace(plain, gated=True, d_ff=d_ff)) for d_ff in (1, 2))
+    near = 1 + (sought - one) // (two - one)  # parameters grow evenly with d_ff
+    return replace(plain, gated=True, d_ff=min((max(1, near), max(1, near + 1)), key=apart))
+
+
+def texts(values: Sequence[str]) -> tuple[str, ...]:
+    """The values of comma lists, one after the other."""
+    return tuple(part.strip() for value in values for part in value.split(","))

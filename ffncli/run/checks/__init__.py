@@ -1,1 +1,0 @@
-"""What `ffn verify` checks: one file per subject; `run/verify.py` has the table of them."""

@@ -1,0 +1,1 @@
+"""Steps executed on tensors: weights, inputs, the reference reader, threads."""

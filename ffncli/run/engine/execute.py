@@ -1,0 +1,317 @@
+"""The reference reader: runs the steps in torch, one after the other, and yields every intermediate.
+
+It is written to be read, not to be fast; kernels are checked against it. Each tensor is freed after its last use, or
+overwritten by a step that is elementwise, where the caller allows it: of three wide intermediates two are alive then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import reduce
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ffncli.block.steps import (
+    Activation,
+    Add,
+    AllReduce,
+    Dropout,
+    Experts,
+    Linear,
+    Multiply,
+    Norm,
+    Op,
+    Route,
+    Step,
+    block_inputs,
+    parameters,
+)
+from ffncli.errors import ExitCode, FFNError
+from ffncli.run.engine.functions import function
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Eval by default. In training, dropout keeps what `masks[name]` keeps (True), or draws from `generator`.
+
+    `reduce` sums a tensor over ranks, for sharded steps.
+    """
+
+    train: bool = False
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    generator: torch.Generator | None = None
+    reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+
+EVAL = Mode()
+
+_ELEMENTWISE = (Activation, Multiply, Add)
+_CHUNK = 1 << 20  # values of a chunk that is computed, then written over what it was computed from
+
+
+@dataclass(frozen=True)
+class Event:
+    """One intermediate: its printed name (`experts.3.gate` inside an expert), the step, the tensor.
+
+    For inner steps `expert` is its number and `tokens` the flat indices of the tokens it received, one per row.
+    """
+
+    name: str
+    step: Step
+    tensor: Tensor
+    expert: int | None = None
+    tokens: Tensor | None = None
+
+
+def execute(
+    steps: Sequence[Step],
+    weights: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    mode: Mode = EVAL,
+    keep: frozenset[str] | None = None,
+) -> Iterator[Event]:
+    """Yield every step's output in order, those inside experts before the experts' own.
+
+    `inputs` maps each input of the block to a tensor [..., d_model]; `weights` are canonical, in the inputs' dtype.
+    Inputs, and the tensors of the steps named in `keep` (None: all), are not changed after they are yielded; others may
+    be overwritten once the next event is asked for. Raises FFNError for a weight that is missing or of another shape.
+    """
+    for name, axes in parameters(steps).items():
+        found = tuple(weights[name].shape) if name in weights else None
+        if found != tuple(axis.size for axis in axes):
+            raise FFNError(f"weight {name} has shape {found}, the block needs {[axis.size for axis in axes]}")
+    last_use = {name: at for at, step in enumerate(steps) for name in step.inputs}
+    known = dict(inputs)
+    free: set[str] = set()  # names of tensors that nobody else holds
+    for at, step in enumerate(steps):
+        arguments = [known[name] for name in step.inputs]
+        if isinstance(step.op, Experts):
+            result, fresh = (yield from _experts(step, step.op, arguments, weights, mode, keep)), True
+        else:
+            own = {name.rpartition(".")[2]: weights[name] for name in step.parameters()}
+            last = [known[name] for name in step.inputs if name in free and last_use[name] == at]
+            with possible(step, arguments[0]):
+                result, fresh = _result(step, own, arguments, mode, last)
+            del last
+        if not fresh:
+            free -= set(step.inputs)
+        elif keep is not None and step.output not in keep:
+            free.add(step.output)
+        known[step.output] = result
+        del arguments
+        for name in {*step.inputs, step.output}:
+            if last_use.get(name, at) == at:
+                del known[name]
+        yield Event(step.output, step, result)
+        del result
+
+
+def run(
+    steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], mode: Mode = EVAL
+) -> Tensor:
+    """The block's output alone."""
+    tensor = None
+    for event in execute(steps, weights, inputs, mode):
+        tensor = event.tensor
+    assert tensor is not None
+    return tensor
+
+
+@contextmanager
+def possible(step: Step, x: Tensor) -> Iterator[None]:
+    """Says as an FFNError what torch cannot compute in this dtype on this device."""
+    try:
+        yield
+    except NotImplementedError:  # torch: "…" not implemented for 'Half'
+        dtype = str(x.dtype).removeprefix("torch.")
+        message = f"step '{step.output}' cannot be computed in {dtype} on {x.device.type}: torch has no code for it"
+        raise FFNError(message, "use --dtype fp32", ExitCode.ENVIRONMENT) from None
+
+
+def _result(
+    step: Step, own: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode, last: Sequence[Tensor]
+) -> tuple[Tensor, bool]:
+    """The step's output, and whether no other name has the same tensor. Those of `last` may be overwritten."""
+    if isinstance(step.op, _ELEMENTWISE) and all(tensor.is_contiguous() for tensor in x):
+        shape = step.op.shape(*(tuple(tensor.shape) for tensor in x))
+        for over in last:
+            if tuple(over.shape) == shape and all(tensor.dtype == over.dtype for tensor in x):
+                return _overwrite(over, step, own, x, mode), True
+    result = apply(step, own, x, mode)
+    return result, not isinstance(step.op, AllReduce) and all(result is not tensor for tensor in x)
+
+
+def _overwrite(over: Tensor, step: Step, own: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode) -> Tensor:
+    """The step's output in the memory of an argument, a chunk at a time: no other tensor of that size is made.
+
+    Chunks begin at multiples of a vector's width: beside it, torch computes some functions another way, by an ulp.
+    """
+    width = 1 if all(tensor.shape == over.shape for tensor in x) else over.shape[-1]  # 1 wide: broadcast by rows
+    parts = [tensor.reshape(-1, width if tensor.shape == over.shape else 1) for tensor in x]
+    out = over.view(-1, width)
+    size = max(1, _CHUNK // max(1, width))
+    for start in range(0, out.shape[0], size):
+        part = slice(start, start + size)
+        out[part] = apply(step, own, [tensor[part] for tensor in parts], mode)
+    return over
+
+
+def apply(step: Step, own: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode = EVAL) -> Tensor:
+    """The output of one step that is no Experts; `own` are its parameters by their last names."""
+    op: Op = step.op
+    match op:
+        case Linear():
+            return functional.linear(x[0], own["weight"], own.get("bias"))
+        case Activation():
+            return activation(op, own, x[0])
+        case Multiply():
+            out = x[0]
+            for factor in x[1:]:
+                out = out * factor
+            return out
+        case Add():
+            return reduce(torch.add, (*x[:-1], x[-1] if op.scale == 1 else x[-1] * op.scale))
+        case Norm():
+            return norm(op, own, x[0])
+        case Dropout():
+            return _dropout(step.output, op, x[0], mode)
+        case Route():
+            return route(op, own.get("correction"), x[0])
+        case AllReduce():
+            return mode.reduce(x[0])
+        case _:
+            raise AssertionError(f"execute has no arm for {type(op).__name__}")
+
+
+def activation(op: Activation, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """f(clip(x)) + plus, with what f learns in `own`."""
+    if op.low is not None or op.high is not None:
+        x = x.clamp(op.low, op.high)
+    y = function(op.function, own)(x)
+    return y + op.plus if op.plus else y
+
+
+def norm(op: Norm, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """LayerNorm as torch has it; RMSNorm x / √(mean(x²) + eps), in at least float32 (Zhang & Sennrich 2019)."""
+    weight = own.get("weight")
+    if op.kind == "layernorm":
+        if op.weight == "one_plus" and weight is not None:
+            weight = 1 + weight
+        return functional.layer_norm(x, (x.shape[-1],), weight, own.get("bias"), op.eps)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + op.eps)
+    if op.weight == "one_plus" and weight is not None:  # Gemma multiplies before it rounds, Llama after
+        normed = (wide * (1 + weight.to(wide.dtype))).to(x.dtype)
+    else:
+        normed = wide.to(x.dtype) if weight is None else wide.to(x.dtype) * weight
+    return normed + own["bias"] if "bias" in own else normed
+
+
+def _dropout(name: str, op: Dropout, x: Tensor, mode: Mode) -> Tensor:
+    if not mode.train:
+        return x
+    keep = mode.masks.get(name)
+    if keep is None:
+        draws = torch.rand(x.shape, generator=mode.generator, device=mode.generator.device if mode.generator else None)
+        keep = (draws >= op.p).to(x.device)
+    return torch.where(keep, x / (1 - op.p), torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def route(op: Route, correction: Tensor | None, logits: Tensor) -> Tensor:
+    """Weights [..., experts] for router logits [..., experts]; the experts that are not chosen have zero."""
+    work = logits if op.score_dtype == "input" else logits.float()
+    if not (op.chooses or op.renormalise):  # a softmax over the whole axis, a vocabulary say: nothing to sort
+        return (_scores(op, work) * op.scale).to(logits.dtype)
+    if op.order == "choose_first":
+        choice = work if correction is None else work + correction.to(work.dtype)
+        chosen = choice.topk(op.top_k, -1).indices
+        values = _scores(op, work.gather(-1, chosen))
+    else:
+        scores = _scores(op, work)
+        choice = scores if correction is None else scores + correction.to(scores.dtype)
+        chosen = _within_groups(op, choice).topk(op.top_k, -1).indices
+        values = scores.gather(-1, chosen)
+        if op.renormalise:
+            values = values / (values.sum(-1, keepdim=True) + op.eps)
+    values = values if op.scale == 1 else values * op.scale
+    return torch.zeros_like(work).scatter(-1, chosen, values).to(logits.dtype)
+
+
+def _scores(op: Route, logits: Tensor) -> Tensor:
+    return logits.softmax(-1) if op.score == "softmax" else logits.sigmoid()
+
+
+def _within_groups(op: Route, choice: Tensor) -> Tensor:
+    """Scores with the experts of all but the best `top_groups` groups put out of reach."""
+    if op.groups == 1 or op.top_groups == op.groups:
+        return choice
+    grouped = choice.reshape(*choice.shape[:-1], op.groups, -1)
+    best = grouped.topk(min(op.group_best, grouped.shape[-1]), -1).values.sum(-1)
+    kept = torch.zeros_like(best, dtype=torch.bool).scatter(-1, best.topk(op.top_groups, -1).indices, True)
+    return grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(-2)
+
+
+def _experts(
+    step: Step,
+    op: Experts,
+    arguments: Sequence[Tensor],
+    weights: Mapping[str, Tensor],
+    mode: Mode,
+    keep: frozenset[str] | None,
+) -> Generator[Event, None, Tensor]:
+    """Run the program of every chosen expert on the tokens routed to it; returns the mixed output."""
+    x, chosen = arguments
+    flat, share = x.flatten(0, -2), chosen.flatten(0, -2)
+    out = unmixed(op, flat, share)
+    (entry,) = block_inputs(op.program)
+    for one in received(op, flat, share, weights):
+        result, prefix = one.x, f"{step.output}.{one.expert}."
+        kept = None if keep is None else frozenset(n.removeprefix(prefix) for n in keep if n.startswith(prefix))
+        for event in execute(op.program, one.weights, {entry: one.x}, mode, kept):
+            result = event.tensor
+            yield Event(prefix + event.name, event.step, event.tensor, one.expert, one.tokens)
+        mix(out, one, result)
+    return out.reshape(*x.shape[:-1], out.shape[-1])
+
+
+@dataclass(frozen=True)
+class Received:
+    """What one expert gets: flat indices of its tokens, their rows, its own weights.
+
+    `share` [rows, 1] multiplies what it makes of them; None where the rows have been multiplied by it.
+    """
+
+    expert: int
+    tokens: Tensor
+    x: Tensor
+    share: Tensor | None
+    weights: Mapping[str, Tensor]
+
+
+def received(op: Experts, x: Tensor, route: Tensor, weights: Mapping[str, Tensor]) -> Iterator[Received]:
+    """One after the other, the experts that get any of the tokens x [tokens, d] by their route [tokens, experts]."""
+    for e in route[:, : op.experts.size].any(0).nonzero().flatten().tolist():
+        tokens = route[:, e].nonzero().flatten()
+        share = route[tokens, e, None]
+        own = {name: weights[name][e] for name in op.parameters()}
+        if op.weigh == "input":
+            yield Received(e, tokens, x[tokens] * share, None, own)
+        else:
+            yield Received(e, tokens, x[tokens], share, own)
+
+
+def unmixed(op: Experts, x: Tensor, route: Tensor) -> Tensor:
+    """The output [tokens, d] before any expert: zeros, and what goes to those experts that are identities."""
+    out = torch.zeros(x.shape[0], op.shape(tuple(x.shape))[-1], dtype=x.dtype, device=x.device)
+    if op.identity:
+        out += x * route[:, op.experts.size :].sum(-1, keepdim=True)
+    return out
+
+
+def mix(out: Tensor, one: Received, result: Tensor) -> None:
+    """Add what an expert made of its rows to the output of its tokens."""
+    out.index_add_(0, one.tokens, result if one.share is None else result * one.share)

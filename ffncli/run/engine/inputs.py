@@ -1,0 +1,179 @@
+"""The tensor that enters a block: by name, from a list of numbers, from a file or from stdin."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ffncli.errors import FFNError, did_you_mean, shown, shown_path
+
+NAMED = ("arange", "randn", "zeros", "ones")
+MOST_TEXT_BYTES = 1_000_000_000
+_LIST = re.compile(r"[-+\d.eEnaifN,;\s\[\]]+")
+
+
+def make_input(
+    text: str, leading: tuple[int, ...] | None, d_model: int, dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
+    """The input [*leading, d_model] that `text` names; `leading` None takes a file's own shape.
+
+    Raises FFNError for an unknown name, numbers that do not fill tokens of d_model, or a file that holds no numbers.
+    """
+    shape = (*(leading or (4,)), d_model)
+    if text in NAMED:
+        return _named(text, shape, generator).to(dtype)
+    if text == "-":
+        values = _parse(_stdin(), "standard input")
+    elif _LIST.fullmatch(text) and not os.path.exists(text):
+        values = _parse(text, "--input")
+    else:
+        values = _file(Path(os.path.expanduser(text)), text)
+    return _shaped(values, leading, d_model).to(dtype)
+
+
+def _named(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    if name == "arange":
+        return torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
+    if name == "randn":
+        return torch.randn(shape, generator=generator)
+    return torch.zeros(shape) if name == "zeros" else torch.ones(shape)
+
+
+def _stdin() -> str:
+    if sys.stdin is None:
+        raise FFNError("--input -: standard input is closed")
+    no_text = FFNError("standard input is not text", "give numbers or JSON; .npy and .safetensors as files")
+    try:
+        text = sys.stdin.read(MOST_TEXT_BYTES)
+        if not text.isascii():
+            text.encode()  # where the locale is C, bytes that are no text come as halves of surrogate pairs
+    except UnicodeError:
+        raise no_text from None
+    except OSError as error:
+        raise FFNError(f"cannot read standard input: {error.strerror}") from None
+    if "\0" in text:
+        raise no_text
+    return text
+
+
+def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Tensor:
+    if values.dim() > 1 and values.shape[-1] != d_model:
+        raise FFNError(f"--input has shape {list(values.shape)}, its last axis must be d_model = {d_model}")
+    if values.numel() == 0 or values.numel() % d_model:
+        raise FFNError(f"--input has {values.numel()} values, which make no tokens of d_model = {d_model}")
+    if leading is None:
+        return (values if values.dim() > 1 else values.reshape(-1, d_model)).contiguous()
+    if values.numel() != math.prod(leading) * d_model:
+        wanted = " × ".join(map(str, (*leading, d_model)))
+        raise FFNError(f"--input has {values.numel()} values, {wanted} needs {math.prod(leading) * d_model}")
+    return values.reshape(*leading, d_model)
+
+
+def _parse(text: str, where: str) -> Tensor:
+    """Numbers from JSON (nested lists, or an object with x or one list) or from text: commas, semicolons, white space.
+
+    A line is a row, one number per line a flat list. A byte order mark, and a first line without any number (a
+    table's header), are passed over.
+    """
+    text = text.removeprefix("\ufeff")
+    if text.lstrip()[:1] in ("[", "{"):
+        return _nested(_one(_json(text, where), where), where)
+    rows = [words for line in text.splitlines() if (words := [w for w in re.split(r"[,;\s]+", line) if w])]
+    if len(rows) > 1 and not any(map(_is_float, rows[0])):
+        del rows[0]
+    if wrong := next((word for words in rows for word in words if not _is_float(word)), None):
+        raise FFNError(f"{where}: {shown(wrong)} is not a number")
+    if len({len(words) for words in rows}) > 1:
+        raise FFNError(f"{where}: its lines have {len(rows[0])} and other numbers of values", "give one token per line")
+    numbers = torch.tensor([[float(word) for word in words] for words in rows], dtype=torch.float64)
+    return numbers if len(rows) > 1 and len(rows[0]) > 1 else numbers.flatten()
+
+
+def _one(value: object, where: str) -> object:
+    """The list itself, or the one of an object that is named x or stands alone."""
+    if not isinstance(value, dict):
+        return value
+    if "x" not in value and len(value) != 1:
+        raise FFNError(f"{where} is an object of {len(value)} entries", "it should have one, or one named x")
+    return value["x"] if "x" in value else next(iter(value.values()))
+
+
+def _json(text: str, where: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FFNError(f"{where} is not JSON: {str(error)[:80]}") from None
+
+
+def _nested(values: object, where: str) -> Tensor:
+    try:
+        return torch.tensor(values, dtype=torch.float64)
+    except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError):
+        raise FFNError(f"{where} is no regular array of numbers", "give nested lists of equal lengths") from None
+
+
+def _is_float(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _file(path: Path, text: str) -> Tensor:
+    where = shown_path(path)
+    if not text or not os.path.isfile(path):
+        if "/" in text or path.suffix in (".npy", ".json", ".csv", ".safetensors", ".txt"):
+            raise FFNError(
+                f"--input: {shown(text)} does not exist" + (", or is no file" if os.path.exists(path) else "")
+            )
+        hint = did_you_mean(text, list(NAMED), f"use {', '.join(NAMED)}, numbers like 0.1,0.2, a file, or -")
+        raise FFNError(f"--input: {shown(text)} is no name and no file", hint)
+    try:
+        if path.suffix == ".npy":
+            return _npy(path, where)
+        if path.suffix == ".safetensors":
+            return _safetensors(path, where)
+        if path.stat().st_size > MOST_TEXT_BYTES:
+            raise FFNError(f"{where} is larger than {MOST_TEXT_BYTES:,} bytes", "use .npy or .safetensors")
+        return _parse(path.read_text("utf-8"), where)
+    except OSError as error:
+        raise FFNError(f"cannot read {where}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise FFNError(f"{where} is not text", "known: .npy, .safetensors, .json, .csv") from None
+
+
+def _npy(path: Path, where: str) -> Tensor:
+    import numpy
+
+    try:
+        with path.open("rb") as file:
+            array = numpy.lib.format.read_array(file, allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:  # numpy raises a dozen kinds for a malformed header
+        raise FFNError(f"{where} is no .npy array: {str(error)[:60]}") from None
+    if array.dtype.kind not in "fiub":
+        raise FFNError(f"{where} holds {array.dtype}, not real numbers")
+    exact = array.dtype in (numpy.float16, numpy.float32)  # as they are: float64 would take twice the memory
+    return torch.from_numpy(array if exact and array.flags.writeable else array.astype(numpy.float64))
+
+
+def _safetensors(path: Path, where: str) -> Tensor:
+    from ffncli.models.files.bytes import named_tensor
+    from ffncli.models.files.headers import read_header
+
+    names = list(read_header(path))
+    if len(names) != 1 and "x" not in names:
+        raise FFNError(f"{where} holds {len(names)} tensors", "it should hold one, or one named x")
+    found = named_tensor(path, "x" if "x" in names else names[0])
+    if found.is_complex():
+        raise FFNError(f"{where} holds complex numbers, not real ones")
+    return found

@@ -1,0 +1,217 @@
+"""From what was asked to what can run: steps, weights, inputs and mode of one layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ffncli.block import dtypes
+from ffncli.block.final import final_layer
+from ffncli.block.recipe import steps
+from ffncli.block.steps import Dropout, Norm, Step, block_inputs, feature_axis, ffn_span, ffn_steps, parameters, walk
+from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.models.examples import Example
+from ffncli.models.model import Layer, Resolved
+from ffncli.run.engine.execute import Mode
+from ffncli.run.engine.inputs import make_input
+from ffncli.run.engine.weights import demand_memory, located_weights, packed_formats, random_weights, read_located
+
+
+@dataclass(frozen=True)
+class LayerRequest:
+    """What a run may choose. None takes the source's own: its example's input and mask, tokens 4, fp32, eval.
+
+    `vocab` puts a final layer of that width behind the block; its weights are drawn.
+    """
+
+    layer: str | None = None
+    input: str | None = None
+    leading: tuple[int, ...] | None = None
+    dtype: str | None = None
+    device: str = "cpu"
+    seed: int | None = None
+    train: bool | None = None
+    vocab: int | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything `trace` needs. `layer` is the one that was chosen; `origin` says where the weights come from.
+
+    Where a model was run to get the input, `tokens` are its tokens' texts, one per row of the flattened input, and
+    `reference` is what the model's own FFN made of them, shaped as ffn_output.
+    """
+
+    layer: Layer
+    steps: tuple[Step, ...]
+    weights: Mapping[str, Tensor]
+    inputs: Mapping[str, Tensor]
+    mode: Mode
+    origin: str
+    notes: tuple[str, ...]
+    tokens: tuple[str, ...] = ()
+    reference: Tensor | None = None
+
+
+def prepare(model: Resolved, request: LayerRequest = LayerRequest(), example: Example | None = None) -> Prepared:
+    """Weights first, then inputs, from one generator seeded with `request.seed` (0): so torch users can repeat it.
+
+    Raises FFNError for a layer, dtype, device or input that cannot be.
+    """
+    layer = model.layer(request.layer)
+    block = steps(layer.spec) if example is None or example.block is None else example.block
+    dtype, device = dtype_of(request.dtype), device_of(request.device)
+    demand_known(model)
+    generator = torch.Generator().manual_seed(request.seed or 0)
+    notes: list[str] = []
+    weights, origin, doubts = _weights(model, layer, block, example, generator, dtype, device)
+    block, lost = known_part(block, weights)
+    notes += [*doubts, *lost]
+    if model.from_tensors and not model.model.model_type and layer.spec.moe:
+        notes.append("assumed, since nothing says it: softmax over all experts, the chosen weights normalised")
+    if example and example.weights and not _fits(example, block):
+        notes.append("the example's weights do not fit these dimensions: drawn at random")
+    own = block
+    if vocab := request.vocab or (example.vocab if example else 0):
+        final = final_layer(block[-1].output, layer.spec.d_model, vocab, bool(layer.spec.bias))
+        weights = {**weights, **random_weights(final, generator, dtype, device)}
+        block = (*block, *final)
+        origin += "" if "random" in origin else f"; the final layer's drawn, seed {generator.initial_seed()}"
+    leading = request.leading or (example.shape[:-1] if example and request.input is None else None)
+    default = example.input if example else "randn"
+    text = default if request.input is None else request.input
+    _demand(prod(leading or (4,)), block, dtype)
+    names = block_inputs(block)
+    first = make_input(text, leading, layer.spec.d_model, dtype, generator).to(device)
+    _demand(prod(first.shape[:-1]), block, dtype)  # a file has as many tokens as it has
+    if example and request.input is None:
+        first = _given(example, first)
+    inputs = {names[0]: first}
+    for name in names[1:]:  # a parallel block's other branch: nothing is known of it
+        inputs[name] = torch.randn(first.shape, generator=generator).to(device, dtype)
+        notes.append(f"'{name}', the layer's other branch, is drawn at random")
+    train = bool(example and example.dropped) if request.train is None else request.train
+    if request.train and not any(isinstance(step.op, Dropout) for _, step in walk(block)):
+        notes.append("--train changes nothing: the block has no dropout")
+    mode = Mode(train, _masks(example, request, own, first), generator)
+    return Prepared(layer, block, weights, inputs, mode, origin, tuple(notes))
+
+
+def _demand(tokens: int, block: tuple[Step, ...], dtype: torch.dtype) -> None:
+    """FFNError where memory will not do: two of the widest intermediates at once, and what is d_model wide."""
+    axis = feature_axis(block)
+    widest = max(axis.size for axes in parameters(block).values() for axis in axes)
+    size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
+    demand_memory(size, "the input and its intermediates", "give fewer tokens")
+
+
+def demand_known(resolved: Resolved) -> None:
+    """Raises FFNError where nothing says what a model's blocks compute; of an unknown one an option may say it."""
+    if resolved.model.refused:
+        raise FFNError(f"{shown(resolved.source)} cannot be run: {resolved.model.refused}", "`ffn params` counts it")
+    options = {"activation": "--activation silu", "top_k": "--top-k 2"}
+    if lacking := [name for name in options if name in resolved.model.unknown]:
+        asked = " ".join(options[name] for name in lacking)
+        raise FFNError(
+            f"{shown(resolved.source)} does not say its {' and '.join(lacking)}, so it cannot be run",
+            f"say it, as in {asked}",
+        )
+
+
+def known_part(block: tuple[Step, ...], weights: Mapping[str, Tensor]) -> tuple[tuple[Step, ...], tuple[str, ...]]:
+    """(the steps whose weights are known, notes): the block, or what is left without the norms that are not known.
+
+    Without the norm before the FFN only the FFN itself is left, because its input is what the norm would have given.
+    """
+    lost = [s.output for s in block if isinstance(s.op, Norm) and s.parameters().keys() - weights.keys()]
+    if not lost:
+        return block, ()
+    start, end = ffn_span(block)
+    if start in lost:
+        where = f"the trace begins at ffn_input, which is '{start}', and ends at ffn_output"
+        return ffn_steps(block), (f"the norm before the FFN is not known in this file: {where}",)
+    names = [step.output for step in block]
+    where = f"the trace ends at ffn_output, which is '{end}'"
+    return block[: names.index(end) + 1], (f"the norm after the FFN is not known in this file: {where}",)
+
+
+def _weights(
+    model: Resolved, layer: Layer, block: tuple[Step, ...], example: Example | None, generator: torch.Generator,
+    dtype: torch.dtype, device: str,
+) -> tuple[Mapping[str, Tensor], str, tuple[str, ...]]:  # fmt: skip
+    """(the weights, where they come from, what was assumed of them)."""
+    if example and _fits(example, block):
+        given = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
+        return {name: tensor.to(device, dtype) for name, tensor in given.items()}, "the notebook's weights", ()
+    if model.weights is not None:
+        return {n: tensor.to(device, dtype) for n, tensor in model.weights.items()}, "the module's own weights", ()
+    found = stored_layer(model, layer, dtype, device)
+    if found is not None:
+        return found
+    return random_weights(block, generator, dtype, device), f"random weights, seed {generator.initial_seed()}", ()
+
+
+def stored_layer(
+    model: Resolved, layer: Layer, dtype: torch.dtype, device: str
+) -> tuple[Mapping[str, Tensor], str, tuple[str, ...]] | None:
+    """(one layer's weights from the model's files, what they are, what was assumed of them); None without files."""
+    located = located_weights(model, layer)
+    if located is None or model.checkpoint is None:
+        return None
+    assumed = tuple(dict.fromkeys(item.slice.assumed for item in located if item.slice.assumed))
+    doubts = tuple(f"assumed, since nothing says it: {text}" for text in assumed)
+    packed = " and ".join(packed_formats(located))
+    origin = f"weights of {layer.stack} layer {layer.index}" + (f", unpacked from {packed}" if packed else "")
+    return read_located(model.checkpoint, located, dtype, device, model.quantization), origin, doubts
+
+
+def _given(example: Example, first: Tensor) -> Tensor:
+    """The drawn input with the numbers that the example gives."""
+    if example.scale == 1 and not example.given:
+        return first
+    out = first * example.scale
+    for (token, unit), value in example.given.items():
+        out.flatten(0, -2)[token, unit] = value
+    return out
+
+
+def _fits(example: Example, block: tuple[Step, ...]) -> bool:
+    """Whether the example's weights are just the block's parameters, shapes included."""
+    given = {name: tuple(torch.tensor(values).shape) for name, values in example.weights.items()}
+    return given == {name: tuple(axis.size for axis in axes) for name, axes in parameters(block).items()}
+
+
+def _masks(example: Example | None, request: LayerRequest, block: tuple[Step, ...], first: Tensor) -> dict[str, Tensor]:
+    """The example's own dropout masks, where probability, input and seed are the example's too."""
+    if not example or request.seed is not None or tuple(first.shape) != example.shape:
+        return {}
+    spec = example.model.main.spec
+    masks: dict[str, Tensor] = {}
+    for step in block:
+        if step.output in example.dropped and step.op == Dropout(spec.dropout) and _fits(example, block):
+            keep = torch.ones(*example.shape[:-1], spec.d_ff, dtype=torch.bool)
+            for token, unit in example.dropped[step.output]:
+                keep.flatten(0, -2)[token, unit] = False
+            masks[step.output] = keep.to(first.device)
+    return masks
+
+
+def dtype_of(text: str | None) -> torch.dtype:
+    """torch's dtype of a name (None: fp32). Raises FFNError for one that is unknown."""
+    found: torch.dtype = getattr(torch, dtypes.dtype("fp32" if text is None else text).torch)
+    return found
+
+
+def device_of(text: str) -> str:
+    """`cpu`, `cuda` or `cuda:1`, if this machine has it."""
+    match = re.fullmatch(r"cpu|cuda(?::(0|[1-9][0-9]{0,3}))?", text)
+    if not match:
+        raise FFNError(f"--device: unknown device {shown(text)}", "use cpu, cuda or cuda:1")
+    if text != "cpu" and int(match[1] or 0) >= torch.cuda.device_count():
+        raise FFNError(f"--device {text}: this machine has no such GPU", "use --device cpu", ExitCode.ENVIRONMENT)
+    return text

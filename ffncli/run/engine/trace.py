@@ -1,0 +1,251 @@
+"""trace: run a block and record every intermediate as numbers a person or a script can use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffncli.block.cost import Cost, step_costs
+from ffncli.block.steps import (
+    Dropout,
+    Experts,
+    Step,
+    block_inputs,
+    ffn_span,
+    input_shapes,
+    right_hand_side,
+    weight_symbol,
+)
+from ffncli.block.units import unit_steps
+from ffncli.errors import FFNError
+from ffncli.run.engine.execute import EVAL, Event, Mode, execute
+from ffncli.run.measure.statistics import statistics
+from ffncli.run.measure.units import Units, unit_statistics
+from ffncli.show.tensors import edges
+
+_NOTHING = Cost()
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A step's parameter: its canonical name (`up.weight`), how the formula prints it (`W1`), torch's shape."""
+
+    name: str
+    symbol: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One line of a trace. Statistics are over finite values (None where there are none), std with divisor n.
+
+    `zeros`, `near_zeros` (|x| ≤ NEAR_ZERO) and `negatives` count values, `near_zero_share` of all. `histogram` counts
+    finite values in equal bins from min to max, every `histogram_stride`-th of them (1: all). `params` is what the step
+    owns, `flops` its forward work on this input. Inside an expert, `tokens` are the flat indices of the tokens that it
+    received, one per row; else None. Where dropout was active, `live` counts the values that were not zero before it,
+    `dropped` those of them that are now. `units` tells of hidden units, where the step is theirs (`unit_steps`).
+    """
+
+    name: str
+    op: str
+    formula: str
+    inputs: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    min: float | None
+    max: float | None
+    mean: float | None
+    std: float | None
+    zeros: int
+    near_zeros: int
+    near_zero_share: float | None
+    negatives: int
+    nan: int
+    inf: int
+    histogram: tuple[int, ...]
+    histogram_stride: int
+    params: int
+    flops: int
+    parameters: tuple[Parameter, ...]
+    values: Any
+    values_index: tuple[tuple[int, ...], ...]
+    tokens: tuple[int, ...] | None = None
+    live: int | None = None
+    dropped: int | None = None
+    units: Units | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A block's trace: where its FFN begins and ends, and every step, the block's inputs first.
+
+    `tensors` are the intermediates that were asked to be kept, by their printed names.
+    """
+
+    ffn_input: str
+    ffn_output: str
+    steps: tuple[StepRecord, ...]
+    tensors: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def step(self, name: str) -> StepRecord:
+        """The record of that name. Raises FFNError where there is none."""
+        for record in self.steps:
+            if record.name == name:
+                return record
+        raise FFNError(f"no step '{name}'", "steps: " + ", ".join(record.name for record in self.steps))
+
+
+def trace(
+    steps: Sequence[Step],
+    weights: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    mode: Mode = EVAL,
+    show: int | None = 8,
+    inside: frozenset[int] | None = frozenset(),
+    keep: frozenset[str] | None = frozenset(),
+    top_units: int = 0,
+) -> Trace:
+    """Run `steps` on `inputs` ([..., d_model] each) and record every intermediate.
+
+    `show` values per axis are kept (None: all). `inside` names the experts whose own steps are recorded too (None:
+    all), `keep` the steps and inputs whose whole tensors stay, those inside experts by their printed names (None: all
+    that are recorded); others are freed or overwritten after their last use. `top_units` hidden units are recorded one
+    by one.
+    """
+    costs = step_costs(steps, {name: tuple(tensor.shape) for name, tensor in inputs.items()})
+    look = _Look(show, top_units)
+    records = [_record(name, tensor, look) for name, tensor in inputs.items()]
+    kept = {name: tensor for name, tensor in inputs.items() if keep is None or name in keep}
+    with torch.no_grad():
+        for event in execute(steps, weights, inputs, mode, keep):
+            if keep is not None and event.name in keep:
+                kept[event.name] = event.tensor
+            if isinstance(event.step.op, Dropout) and not mode.train and event.expert is None:
+                found = _handed_on(event, records, steps, costs[event.name])
+                if top_units:  # what reads it is another
+                    found = replace(found, units=_units(event, steps, weights, top_units))
+            elif event.expert is None:
+                units = _units(event, steps, weights, top_units)
+                found = _record(event.name, event.tensor, look, event.step, steps, costs[event.name], units)
+            elif inside is None or event.expert in inside:
+                found = _inner(event, steps, weights, look)
+            else:
+                continue
+            records.append(_with_drops(found, records) if mode.train and found.op == "dropout" else found)
+            if keep is None:
+                kept[event.name] = event.tensor
+    return Trace(*ffn_span(steps), tuple(records), kept)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """How much of every tensor is recorded: values per axis (None: all), units one by one."""
+
+    show: int | None
+    top_units: int
+
+
+def _handed_on(event: Event, records: Sequence[StepRecord], steps: Sequence[Step], cost: Cost) -> StepRecord:
+    """The record of a step that returns its input: that of the input under another name, without a look at values."""
+    before = next(record for record in records if record.name == event.step.inputs[0])
+    formula = right_hand_side(event.step, steps)
+    return replace(
+        before, name=event.name, op="dropout", formula=formula, inputs=event.step.inputs, params=0, flops=cost.flops,
+        parameters=(),
+    )  # fmt: skip
+
+
+def _with_drops(after: StepRecord, records: Sequence[StepRecord]) -> StepRecord:
+    """A dropout's record with what it dropped, seen against its input's."""
+    before = next(record for record in records if record.name == after.inputs[0])
+    return replace(after, live=prod(before.shape) - before.zeros, dropped=after.zeros - before.zeros)
+
+
+def _inner(event: Event, steps: Sequence[Step], weights: Mapping[str, Tensor], look: _Look) -> StepRecord:
+    """A step inside an expert: its rows are the tokens routed there, its inputs go by the names of the whole block."""
+    outer, _, _ = event.name.rpartition(".")
+    experts = next(s for s in steps if s.output == outer.split(".")[0])
+    assert isinstance(experts.op, Experts)
+    program = experts.op.program
+    cost = step_costs(program, input_shapes(program, (event.tensor.shape[0],)))[event.step.output]
+    (entry,) = block_inputs(program)
+    renamed = tuple(experts.inputs[0] if name == entry else name for name in event.step.inputs)
+    units = _units(event, program, weights, look.top_units)
+    found = _record(event.name, event.tensor, look, replace(event.step, inputs=renamed), program, cost, units)
+    inner = {step.output for step in program}
+    names = tuple(f"{outer}.{name}" if name in inner else name for name in found.inputs)
+    return replace(found, inputs=names, tokens=tuple(event.tokens.tolist()) if event.tokens is not None else None)
+
+
+def _units(event: Event, program: Sequence[Step], weights: Mapping[str, Tensor], top: int) -> Units | None:
+    """What the step's hidden units do over its tokens; None where it has none."""
+    known = unit_steps(program)
+    if event.step.output not in known or not event.tensor.numel():
+        return None
+    reader = known[event.step.output]
+    down = weights[f"{reader}.weight"] if reader is not None else None
+    if down is not None and event.expert is not None:
+        down = down[event.expert]
+    found = unit_statistics(event.tensor, top, down)
+    if event.tokens is None:
+        return found
+    tokens = event.tokens.tolist()
+    largest, active = (
+        tuple(replace(unit, token=tokens[unit.token]) for unit in order)
+        for order in (found.largest_norm, found.most_active)
+    )
+    return replace(found, largest_norm=largest, most_active=active)
+
+
+def _record(
+    name: str,
+    tensor: Tensor,
+    look: _Look,
+    step: Step | None = None,
+    steps: Sequence[Step] = (),
+    cost: Cost = _NOTHING,
+    units: Units | None = None,
+) -> StepRecord:
+    """The record of one tensor; without a step it is an input of the block."""
+    index, values = _excerpt(tensor, look.show)
+    found = statistics(tensor)
+    return StepRecord(
+        name=name,
+        op=type(step.op).__name__.lower() if step else "input",
+        formula=right_hand_side(step, steps) if step else name,
+        inputs=step.inputs if step else (),
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        **vars(found),
+        near_zero_share=found.near_zeros / tensor.numel() if tensor.numel() else None,
+        params=cost.params + cost.norm_params,
+        flops=cost.flops,
+        parameters=_parameters(step, steps) if step else (),
+        values=values,
+        values_index=index,
+        units=units,
+    )
+
+
+def _parameters(step: Step, steps: Sequence[Step]) -> tuple[Parameter, ...]:
+    if isinstance(step.op, Experts):
+        steps = step.op.program
+    out = []
+    for name, axes in step.parameters().items():
+        owner, _, own = name.rpartition(".")
+        out.append(Parameter(name, weight_symbol(owner, own, steps), tuple(axis.size for axis in axes)))
+    return tuple(out)
+
+
+def _excerpt(tensor: Tensor, show: int | None) -> tuple[tuple[tuple[int, ...], ...], Any]:
+    """(indices per axis, nested lists of the values there): the first and last of every axis, `show` together."""
+    index = tuple(edges(size, size if show is None else show) for size in tensor.shape)
+    if any(len(kept) < size for kept, size in zip(index, tensor.shape, strict=True)):
+        axes = [torch.tensor(kept, dtype=torch.long, device=tensor.device) for kept in index]
+        tensor = tensor[torch.meshgrid(*axes, indexing="ij")]  # these values alone: no axis is copied whole
+    return index, tensor.double().cpu().tolist()

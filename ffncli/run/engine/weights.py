@@ -1,0 +1,134 @@
+"""Weights for a block: drawn as torch draws them, or read from where the model lies. Canonical names and shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffncli.block.activations import TABLE
+from ffncli.block.cost import cost
+from ffncli.block.steps import Activation, Experts, Linear, Norm, Step
+from ffncli.errors import ExitCode, FFNError
+from ffncli.models.files.checkpoint import PLAIN, Checkpoint
+from ffncli.models.model import Layer, Resolved
+from ffncli.models.tensors import layout
+from ffncli.models.tensors.items import block_tensors
+from ffncli.models.tensors.read_weights import read_weights
+from ffncli.system.cgroup import ROOT
+from ffncli.system.host import available_memory
+
+Weights = Mapping[str, Tensor]
+
+
+def random_weights(
+    steps: Sequence[Step], generator: torch.Generator, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> dict[str, Tensor]:
+    """Weights as nn.Linear, nn.LayerNorm and torch's other modules initialise theirs, in step order.
+
+    With `torch.manual_seed(S)` and a generator of seed S, a module that declares the same Linears in the same order has
+    the same tensors (experts one after the other, each with its own program's order). Drawn in float32, then cast.
+    """
+    advice = "take a smaller block" + ("" if dtype.itemsize <= 2 else " or --dtype bf16")
+    demand_memory(cost(steps).params * dtype.itemsize, advice=advice)
+    return {name: tensor.to(device) for step in steps for name, tensor in _draw(step, generator, dtype).items()}
+
+
+def _draw(step: Step, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
+    op = step.op
+    if isinstance(op, Experts):
+        together = {
+            name: torch.empty([axis.size for axis in axes], dtype=dtype) for name, axes in op.parameters().items()
+        }
+        for e in range(op.experts.size):
+            for inner in op.program:
+                for name, tensor in _draw(inner, generator, dtype).items():
+                    together[name][e] = tensor
+        return together
+    shapes = {name: tuple(axis.size for axis in axes) for name, axes in step.parameters().items()}
+    if isinstance(op, Linear):
+        return {name: _linear(shape, op.into.size, generator).to(dtype) for name, shape in shapes.items()}
+    if isinstance(op, Norm):
+        ones = {"weight": 0.0 if op.weight == "one_plus" else 1.0, "bias": 0.0}
+        return {name: torch.full(shape, ones[name.rpartition(".")[2]], dtype=dtype) for name, shape in shapes.items()}
+    if isinstance(op, Activation):
+        initial = TABLE[op.function].learned
+        return {
+            name: torch.full(shape, initial[name.rpartition(".")[2]], dtype=dtype) for name, shape in shapes.items()
+        }
+    return {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
+
+
+def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
+    """nn.Linear: weight Kaiming-uniform with a = √5, bias uniform, both within ±1/√fan_in."""
+    tensor = torch.empty(shape)
+    if len(shape) == 2:
+        torch.nn.init.kaiming_uniform_(tensor, a=math.sqrt(5), generator=generator)
+    else:
+        torch.nn.init.uniform_(tensor, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=generator)
+    return tensor
+
+
+def located_weights(model: Resolved, layer: Layer) -> tuple[layout.Located, ...] | None:
+    """Where one layer's parameters lie in the model's files, norms that are not known left out; None without files.
+
+    Raises FFNError naming what is missing.
+    """
+    checkpoint = model.checkpoint
+    if checkpoint is None:
+        return None
+    named = block_tensors(model, checkpoint, layer.stack, layer.index)
+    if named is None:
+        raise FFNError(f"{checkpoint.where}: no FFN tensors of the {layer.stack}", "is the file whole?")
+    return layout.locate(named, layer.spec)
+
+
+def packed_formats(located: Sequence[layout.Located]) -> tuple[str, ...]:
+    """The formats that reading them unpacks (`fp8-block128`, `Q4_0`), in order; none for plain floats."""
+    return tuple(dict.fromkeys(item.slice.format for item in located if item.slice.format not in ("", *PLAIN)))
+
+
+def stored_weights(model: Resolved, layer: Layer, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor] | None:
+    """One layer's weights from the model's files, no other tensor read; None where the model has no files.
+
+    A norm whose tensors are not known is left out.
+    """
+    located = located_weights(model, layer)
+    if located is None or model.checkpoint is None:
+        return None
+    return read_located(model.checkpoint, located, dtype, device, model.quantization)
+
+
+def read_located(
+    checkpoint: Checkpoint,
+    located: Sequence[layout.Located],
+    dtype: torch.dtype,
+    device: str = "cpu",
+    quantization: Mapping[str, Any] | None = None,
+) -> dict[str, Tensor]:
+    """The same for what was located already; `quantization` is the config's quantization_config.
+
+    Raises FFNError (exit 3) where memory does not suffice.
+    """
+    demand_memory(sum(math.prod(axis.size for axis in item.axes) for item in located) * dtype.itemsize)
+    return read_weights(checkpoint, tuple(located), dtype, device, quantization)
+
+
+def demand_memory(
+    size: int,
+    what: str = "the block's weights",
+    advice: str = "take a smaller block or --dtype bf16",
+    root: Path = ROOT,
+) -> None:
+    """Raises FFNError (exit 3) where `size` bytes are more than this machine has free: better than the OOM killer.
+
+    `root` is where the file system begins that says how much is free.
+    """
+    available = available_memory(root)
+    if available is not None and size > available:
+        need, free = f"{size / 1e9:,.1f} GB", f"{available / 1e9:,.1f} GB"
+        raise FFNError(f"{what} would need {need}, and {free} of memory are free", advice, ExitCode.ENVIRONMENT)

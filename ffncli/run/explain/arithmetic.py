@@ -1,0 +1,300 @@
+"""The arithmetic behind one number of a step, made again in float64: one arm per op.
+
+What an arm is given are the numbers that the step truly read (inputs and weights, as they were rounded), so what is
+left between its result and the step's is the rounding of that step alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ffncli.block.steps import (
+    Activation,
+    Add,
+    Dropout,
+    Experts,
+    Norm,
+)
+from ffncli.run.engine.functions import function, slope
+from ffncli.run.explain.scene import Read, Scene, TensorPlace, written
+from ffncli.run.measure.ulp import exact_sum
+
+_Kind = TypeVar("_Kind")
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A number that was used: where it stands (`x[0,3]`, `up.weight[5,3]`, torch's order) and its value.
+
+    `symbol` is the same place as formulas print it, `W1[3,5]`, whose indices are [in,out]; empty for activations.
+    """
+
+    place: str
+    value: float
+    symbol: str = ""
+
+
+@dataclass(frozen=True)
+class Term:
+    """One summand: the product of its factors."""
+
+    factors: tuple[Factor, ...]
+    value: float
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number on the way, by what it is called; `place` says where it stands in a tensor, if it does."""
+
+    name: str
+    value: float
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One expert as the router saw it: its logit, its score, what it was chosen by, and the weight it got."""
+
+    expert: int
+    logit: float
+    score: float | None
+    choice: float
+    group: int | None
+    chosen: bool
+    weight: float
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """How a number is made: the largest terms, the others' sum, numbers on the way, and the result in float64.
+
+    `origin` is the number that weighs most among those it is made of, as (printed name, index).
+    """
+
+    computed: float
+    terms: tuple[Term, ...] = ()
+    others: int = 0
+    others_sum: float = 0.0
+    quantities: tuple[Quantity, ...] = ()
+    experts: tuple[Choice, ...] = ()
+    notes: tuple[str, ...] = ()
+    origin: tuple[str, tuple[int, ...]] | None = None
+
+
+def linear(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
+    """Σ x[i] · W[out,i] + b[out], the `most` largest products by absolute value written out (NaN counts as largest)."""
+    read, unit = scene.read(place, 0, index[:-1]), index[-1]
+    found = scene.weight(place, "weight")
+    assert found is not None
+    name, weight, share, symbol = found
+    row = weight[unit].double()
+    products = read.row * row
+    order = _largest(products)
+    terms = tuple(
+        _product(
+            Factor(read.at(i), read.row[i].item()),
+            Factor(written(name, (*share, unit, i)), row[i].item(), written(symbol, (i, unit))),
+        )
+        for i in order[:most]
+    )
+    rest = products[order[most:]].tolist()
+    summed = [products.tolist()]
+    quantities: tuple[Quantity, ...] = ()
+    if bias := scene.weight(place, "bias"):
+        value = bias[1][unit].item()
+        quantities = (Quantity(written(bias[3], (unit,)), value, written(bias[0], (*bias[2], unit))),)
+        summed.append([value])
+    total = exact_sum([value for values in summed for value in values])
+    return Derivation(total, terms, len(rest), exact_sum(rest), quantities, origin=origin_of(read, order[0]))
+
+
+def activation(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
+    """f(clip(x)) + plus with the slope there (0 where it is clipped), and f(x)/x, the share that passes."""
+    op = op_of(place, Activation)
+    read = scene.read(place, 0, index[:-1])
+    x = read.row[index[-1]]
+    assert place.step is not None
+    learned = {p: found[1].double() for p in op.parameters() if (found := scene.weight(place, p))}
+    clipped = x if op.low is None and op.high is None else x.clamp(op.low, op.high)
+    y = function(op.function, learned)(clipped)
+    inside = bool(clipped == x) or bool(x.isnan())
+    steep = slope(op.function, learned)(clipped).item() if inside else 0.0
+    quantities = [Quantity("x", x.item(), read.at(index[-1]))]
+    if op.low is not None or op.high is not None:
+        quantities.append(Quantity("clipped x", clipped.item()))
+    quantities += [Quantity(name, value.item(), f"{place.step.output}.{name}") for name, value in learned.items()]
+    quantities += [Quantity(f"{op.function}(x)", y.item()), Quantity("slope there", steep)]
+    if clipped != 0:
+        quantities.append(Quantity(f"{op.function}(x) / x", (y / clipped).item() + 0.0))  # no -0
+    if op.plus:
+        quantities.append(Quantity("plus", op.plus))
+    notes = () if inside else (f"x is clipped to {clipped.item():g}: the slope is 0 there",)
+    return Derivation(y.item() + op.plus, quantities=tuple(quantities), notes=notes, origin=origin_of(read, index[-1]))
+
+
+def multiply(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
+    """The product of all inputs; one of a single feature multiplies all features of its token."""
+    reads, factors = _elements(scene, place, index)
+    return Derivation(
+        math.prod(f.value for f in factors), (_product(*factors),), origin=_largest_of(reads, factors, index)
+    )
+
+
+def add(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
+    """The sum of all inputs, the last one times the op's scale."""
+    reads, factors = _elements(scene, place, index)
+    scale = op_of(place, Add).scale
+    terms = [_product(factor) for factor in factors]
+    if scale != 1:
+        terms[-1] = _product(Factor("scale", scale), factors[-1])
+    total = exact_sum([term.value for term in terms])
+    heaviest = [Factor(f.place, term.value) for f, term in zip(factors, terms, strict=True)]
+    return Derivation(total, tuple(terms), origin=_largest_of(reads, heaviest, index))
+
+
+def norm(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
+    """LayerNorm (x - mean) / √(variance + eps), RMSNorm x / √(mean(x²) + eps); then weight (or 1 + weight) and bias."""
+    op, feature = op_of(place, Norm), index[-1]
+    read = scene.read(place, 0, index[:-1])
+    x, mean = read.row[feature], read.row.mean()
+    centred = read.row - mean if op.kind == "layernorm" else read.row
+    spread = centred.square().mean()
+    root = (spread + op.eps).sqrt()
+    normed = centred[feature] / root
+    name = "variance" if op.kind == "layernorm" else "mean square"
+    quantities = [Quantity("x", x.item(), read.at(feature))]
+    quantities += [Quantity("mean", mean.item())] if op.kind == "layernorm" else []
+    quantities += [
+        Quantity(name, spread.item()),
+        Quantity("eps", op.eps),
+        Quantity(f"√({name} + eps)", root.item()),
+        Quantity("normalised x", normed.item()),
+    ]
+    total = normed
+    if weight := scene.weight(place, "weight"):
+        quantities.append(Quantity("weight", weight[1][feature].item(), written(weight[0], (*weight[2], feature))))
+        by = weight[1][feature].double() + (1 if op.weight == "one_plus" else 0)
+        quantities += [Quantity("1 + weight", by.item())] if op.weight == "one_plus" else []
+        total = total * by
+    if bias := scene.weight(place, "bias"):
+        quantities.append(Quantity("bias", bias[1][feature].item(), written(bias[0], (*bias[2], feature))))
+        total = total + bias[1][feature].double()
+    at = _largest(centred)[0]
+    part = centred[at].square() / centred.square().sum()
+    notes = (f"{read.at(at)} = {read.row[at].item():.6g} alone makes {100 * part.item():.3g} % of the {name}",)
+    return Derivation(total.item(), quantities=tuple(quantities), notes=notes, origin=origin_of(read, feature))
+
+
+def dropout(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
+    """x in eval mode; in training x / (1 - p) where it is kept, else 0. The mask is read off the result."""
+    op = op_of(place, Dropout)
+    read = scene.read(place, 0, index[:-1])
+    x, origin = read.row[index[-1]].item(), origin_of(read, index[-1])
+    quantities: tuple[Quantity, ...] = (Quantity("x", x, read.at(index[-1])),)
+    if not scene.mode.train:
+        return Derivation(x, quantities=quantities, notes=("eval mode: dropout changes nothing",), origin=origin)
+    assert place.step is not None
+    mask = scene.mode.masks.get(place.step.output)
+    known = bool(mask[index]) if mask is not None else None
+    kept = bool(scene.tensors[place.name][index] != 0) if known is None else known
+    if x == 0 and known is None:
+        return Derivation(0.0, quantities=quantities, notes=("x is zero: kept or dropped, it stays 0",), origin=origin)
+    if not kept:
+        return Derivation(
+            0.0, quantities=quantities, notes=(f"dropped (each value is, with p = {op.p:g})",), origin=origin
+        )
+    scale = 1 / (1 - op.p)
+    quantities += (Quantity("1 / (1 - p)", scale),)
+    return Derivation(x * scale, quantities=quantities, notes=(f"kept, and scaled (p = {op.p:g})",), origin=origin)
+
+
+def experts(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
+    """Σ route[e] · expert_e, one term per chosen expert; where the route weighs the input, the outputs are summed."""
+    op = op_of(place, Experts)
+    assert place.step is not None
+    leading, feature = index[:-1], index[-1]
+    x, route = scene.read(place, 0, leading), scene.read(place, 1, leading)
+    last = op.program[-1].output
+    chosen = [e for e in route.row.nonzero().flatten().tolist() if e < op.experts.size]
+    terms: list[Term] = []
+    origins: list[tuple[str, tuple[int, ...]]] = []
+    for expert in chosen:
+        name = f"{place.name}.{expert}.{last}"
+        inner = TensorPlace(name, op.program[-1], op.program, place.step, expert)
+        at = (scene.tokens(inner).index(_flat(leading, scene.tensors[place.name].shape[:-1])), feature)
+        out = Factor(written(name, at), scene.tensors[name][at].double().item())
+        by = Factor(route.at(expert), route.row[expert].item())
+        terms.append(_product(by, out) if op.weigh == "output" else _product(out))
+        origins.append((name, at))
+    identity = exact_sum(route.row[op.experts.size :].tolist())
+    if op.identity and identity:
+        by, token = Factor("weights of identity experts", identity), Factor(x.at(feature), x.row[feature].item())
+        terms.append(_product(by, token))
+        origins.append((x.name, (*x.leading, feature)))
+    notes = () if op.weigh == "output" else ("the route's weights are inside: they multiply what the experts read",)
+    order = _largest(torch.tensor([term.value for term in terms], dtype=torch.float64))
+    total = exact_sum([term.value for term in terms])
+    ranked = tuple(terms[at] for at in order)
+    return Derivation(total, ranked, notes=notes, origin=origins[order[0]] if order else None)
+
+
+def all_reduce(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
+    """The sum over ranks: what this rank had, and what the others brought."""
+    read = scene.read(place, 0, index[:-1])
+    own, total = read.row[index[-1]].item(), scene.tensors[place.name][index].double().item()
+    quantities = (Quantity("of this rank", own, read.at(index[-1])), Quantity("of the other ranks", total - own))
+    return Derivation(total, quantities=quantities, origin=origin_of(read, index[-1]))
+
+
+# --- shared pieces ----------------------------------------------------------------------------------------------------
+
+
+def _elements(scene: Scene, place: TensorPlace, index: tuple[int, ...]) -> tuple[list[Read], list[Factor]]:
+    """The element of every input that meets this one; an input of one feature has only its first."""
+    assert place.step is not None
+    reads = [scene.read(place, which, index[:-1]) for which in range(len(place.step.inputs))]
+    features = [index[-1] if read.row.shape[0] > 1 else 0 for read in reads]
+    return reads, [Factor(r.at(f), r.row[f].item()) for r, f in zip(reads, features, strict=True)]
+
+
+def _largest_of(
+    reads: Sequence[Read], factors: Sequence[Factor], index: tuple[int, ...]
+) -> tuple[str, tuple[int, ...]]:
+    """The input that weighs most, as (printed name, index)."""
+    best = _largest(torch.tensor([factor.value for factor in factors], dtype=torch.float64))[0]
+    return origin_of(reads[best], index[-1] if reads[best].row.shape[0] > 1 else 0)
+
+
+def _product(*factors: Factor) -> Term:
+    return Term(factors, math.prod(factor.value for factor in factors))
+
+
+def _largest(values: Tensor) -> list[int]:
+    """Positions by absolute value, largest first; equal ones in order, NaN before all."""
+    return [int(at) for at in values.abs().argsort(descending=True, stable=True)]
+
+
+def origin_of(read: Read, feature: int) -> tuple[str, tuple[int, ...]]:
+    """Where a number that was read stands, as (printed name, index)."""
+    return read.name.rpartition(" · ")[2], (*read.leading, feature)
+
+
+def _flat(index: tuple[int, ...], shape: Sequence[int]) -> int:
+    """The number of an element, counted in order."""
+    flat = 0
+    for at, size in zip(index, shape, strict=True):
+        flat = flat * size + at
+    return flat
+
+
+def op_of(place: TensorPlace, kind: type[_Kind]) -> _Kind:
+    """The op of a place's step, which is of that kind."""
+    assert place.step is not None
+    assert isinstance(place.step.op, kind)
+    return place.step.op

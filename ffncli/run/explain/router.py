@@ -1,0 +1,92 @@
+"""The arithmetic behind one number of a router's choice: logits, scores, correction, groups, chosen, weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ffncli.block.steps import Route
+from ffncli.run.explain.arithmetic import Choice, Derivation, Quantity, op_of, origin_of
+from ffncli.run.explain.scene import Scene, TensorPlace, written
+
+
+def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
+    """An expert's weight: its score over the sum of the chosen ones' (where they are renormalised), times the scale.
+
+    Who was chosen is read off the result. `experts` lists them by weight, and the expert that was asked for; of a
+    softmax over its whole axis, which chooses nobody, the `most` with the largest weights.
+    """
+    op, expert = op_of(place, Route), index[-1]
+    read = scene.read(place, 0, index[:-1])
+    given = scene.tensors[place.name][index[:-1]].double()
+    chosen = [e for e in given.argsort(descending=True, stable=True).tolist() if given[e] != 0]
+    scores, choice = _scores(scene, place, op, read.row, chosen)
+    listed = chosen if op.chooses else chosen[:most]
+    listed = [*listed, *([] if expert in listed else [expert])]
+    took = {*chosen}
+    made = tuple(
+        Choice(e, read.row[e].item(), _number(scores[e]), choice[e].item(), _group(op, given, e), e in took,
+               given[e].item())
+        for e in listed
+    )  # fmt: skip
+    quantities = [Quantity("logit", read.row[expert].item(), read.at(expert))]
+    if scores[expert].isfinite():
+        quantities.append(Quantity(f"{op.score} score", scores[expert].item()))
+    if correction := scene.weight(place, "correction"):
+        value = correction[1][expert].item()
+        quantities.append(Quantity("correction", value, written(correction[0], (expert,))))
+        quantities.append(Quantity("chosen by", choice[expert].item()))
+    total = 0.0
+    if expert in chosen:
+        total = scores[expert].item()
+        if op.order == "score_first" and op.renormalise:
+            together = scores[chosen].sum().item()
+            quantities.append(Quantity("sum of the chosen scores", together))
+            if op.eps:
+                quantities.append(Quantity("added to the sum", op.eps))
+            total /= together + op.eps
+        if op.scale != 1:
+            quantities.append(Quantity("scale", op.scale))
+        total *= op.scale
+    notes = tuple(_notes(op, expert, chosen, choice))
+    return Derivation(total, quantities=tuple(quantities), experts=made, notes=notes, origin=origin_of(read, expert))
+
+
+def _scores(scene: Scene, place: TensorPlace, op: Route, logits: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
+    """(each expert's score, NaN where it gets none; what the experts are chosen by)."""
+    correction = scene.weight(place, "correction")
+    shift = correction[1].double() if correction else torch.zeros_like(logits)
+    if op.order == "score_first":
+        scores = logits.softmax(-1) if op.score == "softmax" else logits.sigmoid()
+        return scores, scores + shift
+    scores = torch.full_like(logits, torch.nan)
+    scores[chosen] = logits[chosen].softmax(-1) if op.score == "softmax" else logits[chosen].sigmoid()
+    return scores, logits + shift
+
+
+def _notes(op: Route, expert: int, chosen: list[int], choice: Tensor) -> list[str]:
+    """Why the expert is chosen or not."""
+    out = []
+    if op.groups > 1 and op.top_groups < op.groups:
+        best = choice.reshape(op.groups, -1).topk(min(op.group_best, choice.numel() // op.groups), -1).values.sum(-1)
+        mine = expert // (choice.numel() // op.groups)
+        rank = int((best > best[mine]).sum()) + 1
+        verdict = "may be chosen from" if rank <= op.top_groups else "is left out"
+        out.append(f"group {mine} is number {rank} of {op.groups} (judged {best[mine].item():.6g}): it {verdict}")
+    by = "logit" if op.order == "choose_first" else "score"
+    by += " + correction" if op.correction else ""
+    if expert in chosen:
+        rank = int((choice[chosen] > choice[expert]).sum()) + 1
+        if not op.chooses:
+            return [*out, f"number {rank} of {len(chosen):,} by {by}"]
+        return [*out, f"chosen: number {rank} of the {op.top_k} best by {by}"]
+    least = min((choice[e].item() for e in chosen), default=0.0)
+    return [*out, f"not chosen by its {by}, {choice[expert].item():.6g}: the last one chosen has {least:.6g}"]
+
+
+def _group(op: Route, given: Tensor, expert: int) -> int | None:
+    return expert // (given.numel() // op.groups) if op.groups > 1 else None
+
+
+def _number(value: Tensor) -> float | None:
+    return value.item() if value.isfinite() else None

@@ -1,0 +1,180 @@
+"""Places in a trace: `up[0,3]`, `experts.3.gate[0,5]`; the step that made them and the numbers that it read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ffncli.block.steps import Experts, Step, block_inputs, weight_symbol
+from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.run.engine.execute import EVAL, Mode
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """A step by its printed name, in the program it stands in; `step` is None for an input of the block.
+
+    For a step inside an expert, `outer` is the step that holds the program and `expert` the expert's number.
+    """
+
+    name: str
+    step: Step | None
+    program: Sequence[Step]
+    outer: Step | None = None
+    expert: int | None = None
+
+    def printed(self, name: str) -> str:
+        """The printed name of one of the step's inputs: within an expert, its own or what enters all of them."""
+        if self.outer is None:
+            return name
+        inside = any(step.output == name for step in self.program)
+        return f"{self.outer.output}.{self.expert}.{name}" if inside else self.outer.inputs[0]
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a step read of one input for one token: the input's printed name, the leading indices, float64 values."""
+
+    name: str
+    leading: tuple[int, ...]
+    row: Tensor
+
+    def at(self, feature: int) -> str:
+        """`x[0,3]`."""
+        return written(self.name, (*self.leading, feature))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A traced block: its steps and weights, the tensors that were kept by their printed names, and the mode."""
+
+    steps: Sequence[Step]
+    weights: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor]
+    mode: Mode = EVAL
+
+    def tokens(self, place: TensorPlace) -> list[int]:
+        """The flat indices of the tokens that a place's expert received, in the order of its rows."""
+        assert place.outer is not None
+        assert place.expert is not None
+        share = self.tensors[place.outer.inputs[1]].flatten(0, -2)
+        return [int(token) for token in share[:, place.expert].nonzero().flatten()]
+
+    def read(self, place: TensorPlace, which: int, leading: tuple[int, ...]) -> Read:
+        """Input number `which` of a step, for the token at `leading`."""
+        assert place.step is not None
+        name = place.printed(place.step.inputs[which])
+        if place.outer is None or name != place.outer.inputs[0]:
+            return Read(name, leading, self.tensors[name][leading].double())
+        x, route = (self.tensors[n] for n in place.outer.inputs)
+        token = unravel(self.tokens(place)[leading[0]], x.shape[:-1])
+        op = place.outer.op
+        assert isinstance(op, Experts)
+        if op.weigh == "output":
+            return Read(name, token, x[token].double())
+        label = f"{written(place.outer.inputs[1], (*token, place.expert or 0))} · {name}"
+        return Read(label, token, (x[token] * route[(*token, place.expert)]).double())
+
+    def weight(self, place: TensorPlace, parameter: str) -> tuple[str, Tensor, tuple[int, ...], str] | None:
+        """(canonical name, values, index of the expert's share, symbol) of a step's parameter; None without it."""
+        assert place.step is not None
+        name = f"{place.step.output}.{parameter}"
+        if name not in place.step.parameters():
+            return None
+        share = () if place.expert is None else (place.expert,)
+        return name, self.weights[name][share], share, weight_symbol(place.step.output, parameter, place.program)
+
+
+def written(name: str, index: Sequence[int]) -> str:
+    """`up[0,3]`."""
+    return f"{name}[{','.join(map(str, index))}]"
+
+
+def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The index of element number `flat` of a tensor of that shape."""
+    out: list[int] = []
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
+        out.append(at)
+    return tuple(reversed(out))
+
+
+def find(steps: Sequence[Step], name: str) -> TensorPlace:
+    """The place of a printed name. Raises FFNError, with the nearest names, where the block has no such step."""
+    known = [*block_inputs(steps), *(step.output for step in steps)]
+    if name in known:
+        return TensorPlace(name, next((step for step in steps if step.output == name), None), steps)
+    for step in steps:
+        if not isinstance(step.op, Experts) or not (inner := _inner(step.output, name)):
+            continue
+        expert, own = int(inner[1]), inner[2]
+        program = step.op.program
+        if expert >= step.op.experts.size:
+            raise FFNError(f"no expert {expert}", f"{step.output} has experts 0 to {step.op.experts.size - 1}")
+        for found in program:
+            if found.output == own:
+                return TensorPlace(name, found, program, step, expert)
+        known = [f"{step.output}.{expert}.{found.output}" for found in program]
+    inside = [f"{s.output}.0.{i.output}" for s in steps if isinstance(s.op, Experts) for i in s.op.program]
+    ending = [full for full in (*known, *inside) if full.endswith(f".{name}")]
+    either = "did you mean " + " or ".join(f"'{full}'" for full in ending) + "?"
+    hint = either if ending else did_you_mean(name, [*known, *inside], "steps: " + ", ".join(known))
+    raise FFNError(f"no step {shown(name)}", hint)
+
+
+def _inner(output: str, name: str) -> re.Match[str] | None:
+    return re.fullmatch(re.escape(output) + r"\.([0-9]{1,9})\.(.+)", name)
+
+
+def sources(place: TensorPlace) -> tuple[str, ...]:
+    """The printed names of all that a place's number is made of."""
+    if place.step is None:
+        return ()
+    names = tuple(place.printed(name) for name in place.step.inputs)
+    if place.outer is not None:  # which tokens the expert received, and with what weight
+        names += place.outer.inputs
+    if isinstance(place.step.op, Experts):
+        last = place.step.op.program[-1].output
+        names += tuple(f"{place.name}.{expert}.{last}" for expert in range(place.step.op.experts.size))
+    return names
+
+
+def needed(steps: Sequence[Step], names: Sequence[str], depth: int = 1) -> frozenset[str]:
+    """The tensors that must be kept to explain these steps, and their origins `depth` - 1 steps back."""
+    wanted, edge = {*names}, {*names}
+    for _ in range(depth):
+        edge = {source for name in edge for source in sources(find(steps, name))} - wanted
+        wanted |= edge
+    return frozenset(wanted)
+
+
+def checked(scene: Scene, place: TensorPlace, index: tuple[int, ...], option: str) -> tuple[int, ...]:
+    """The index with negatives counted from the end. Raises FFNError, saying the shape, where it does not fit."""
+    asked = f"{option} {written(place.name, index)}"
+    tensor = scene.tensors.get(place.name)
+    if tensor is None:
+        raise FFNError(f"{asked}: no token is routed to expert {place.expert}")
+    return fitted(tuple(tensor.shape), place.name, index, asked, _rows(scene, place))
+
+
+def _rows(scene: Scene, place: TensorPlace) -> str:
+    """What the rows of an expert's tensor are, in words."""
+    if place.outer is None:
+        return ""
+    tokens = ", ".join(map(str, scene.tokens(place)[:8]))
+    return f"; its rows are the tokens routed to expert {place.expert}: {tokens}"
+
+
+def fitted(shape: tuple[int, ...], name: str, index: tuple[int, ...], asked: str, rows: str = "") -> tuple[int, ...]:
+    """The index into `shape` with negatives counted from the end; FFNError where it does not fit."""
+    has = f"{name} has shape {list(shape)}{rows}"
+    if len(index) != len(shape):
+        example = written(name, [0] * len(shape))
+        raise FFNError(f"{asked}: {has}, so it takes {len(shape)} indices, not {len(index)}", f"such as {example}")
+    for at, size in zip(index, shape, strict=True):
+        if not -size <= at < size:
+            raise FFNError(f"{asked}: {at} is out of range, {has}")
+    return tuple(at % size for at, size in zip(index, shape, strict=True))

@@ -1,0 +1,1 @@
+"""Numbers about tensors: statistics, distances, rounding, tolerances. Knows no block."""

@@ -1,0 +1,83 @@
+"""How far two tensors are from each other: looked at once, piece by piece, and told in the project's three figures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ffncli.errors import FFNError
+from ffncli.run.measure.ulp import ulp
+
+_PIECE = 2**22  # values looked at together: what is compared is not copied whole
+
+
+@dataclass(frozen=True)
+class Gap:
+    """`largest` = max|a-b| where both are finite, first at flat element `at`, where |b| is `there`; `size` = max|b|.
+
+    `unlike` counts places where one is NaN or infinite and the other is not the same, `first_unlike` is the first of
+    them. Two NaNs are the same, and so are two infinities of one sign. Without a place, `at` and `first_unlike` are -1.
+    """
+
+    largest: float = 0.0
+    at: int = -1
+    there: float = 0.0
+    size: float = 0.0
+    unlike: int = 0
+    first_unlike: int = -1
+
+    @property
+    def relative(self) -> float:
+        """max|a-b| / max|b|; infinite where b is 0 everywhere and a is not."""
+        return self.largest / self.size if self.size else (math.inf if self.largest else 0.0)
+
+    def ulps(self, dtype: torch.dtype) -> float | None:
+        """`largest` in units in the last place of b there; None where b is 0, whose last place says nothing."""
+        if not self.largest:
+            return 0.0
+        return self.largest / ulp(self.there, dtype) if self.there else None
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """`max_error` = max|a-b|, `relative_error` = max|a-b| / max|b|, `ulps` as `Gap.ulps` has it.
+
+    Equal values, two NaNs too, have no error; where only one of two is finite the error is infinite.
+    """
+
+    max_error: float
+    relative_error: float
+    ulps: float | None
+
+
+def agreement(ours: Tensor, theirs: Tensor) -> Agreement:
+    """How far `ours` is from `theirs`, of one shape, in units of the dtype of `ours`. FFNError for two shapes."""
+    if ours.shape != theirs.shape:
+        raise FFNError(f"shapes {list(ours.shape)} and {list(theirs.shape)} cannot be compared")
+    found = gap(ours, theirs)
+    if found.unlike:
+        return Agreement(math.inf, math.inf, math.inf)
+    return Agreement(found.largest, found.relative, found.ulps(ours.dtype))
+
+
+def gap(a: Tensor, b: Tensor) -> Gap:
+    """Two tensors of one shape, compared in float64."""
+    largest, at, there, size, unlike, first_unlike = 0.0, -1, 0.0, 0.0, 0, -1
+    a_flat, b_flat = a.detach().flatten(), b.detach().flatten()
+    for start in range(0, a_flat.numel(), _PIECE):
+        x = a_flat[start : start + _PIECE].double()
+        y = b_flat[start : start + _PIECE].to(x.device, torch.float64)
+        both = x.isfinite() & y.isfinite()
+        odd = ~both & ~((x == y) | (x.isnan() & y.isnan()))
+        apart = torch.where(both, x - y, 0.0).abs()
+        worst = int(apart.argmax())
+        if apart[worst] > largest:
+            largest, at, there = apart[worst].item(), start + worst, abs(y[worst].item())
+        size = max(size, torch.where(y.isfinite(), y, 0.0).abs().max().item())
+        if unlike == 0 and bool(odd.any()):
+            first_unlike = start + int(odd.nonzero()[0])
+        unlike += int(odd.sum())
+    return Gap(largest, at, there, size, unlike, first_unlike)

@@ -1,0 +1,49 @@
+"""Where NaN and Inf are in a trace: inputs, weights by name, and the first step that has any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ffncli.run.engine.trace import Trace
+from ffncli.run.measure.statistics import not_finite
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """A tensor with NaN or Inf. `kind` is input, weight or step; of the steps only the first one is named."""
+
+    kind: str
+    name: str
+    nan: int
+    inf: int
+
+    def __str__(self) -> str:
+        """`weight up.weight has 3 NaN and 1 Inf`."""
+        counts = in_words(self.nan, self.inf)
+        if self.kind == "step":
+            return f"'{self.name}' is the first step that is not finite, with {counts}"
+        return f"{self.kind} {self.name} has {counts}"
+
+
+def in_words(nan: int, inf: int) -> str:
+    """`3 NaN`, `1 NaN and 2 Inf`; empty where there is neither."""
+    return " and ".join(f"{n:,} {what}" for n, what in ((nan, "NaN"), (inf, "Inf")) if n)
+
+
+def where_not_finite(kind: str, tensors: Mapping[str, Tensor]) -> list[NotFinite]:
+    """Those of the tensors that have NaN or Inf, in order."""
+    counts = [(name, *not_finite(tensor)) for name, tensor in tensors.items()]
+    return [NotFinite(kind, name, nan, inf) for name, nan, inf in counts if nan + inf]
+
+
+def find_not_finite(result: Trace, weights: Mapping[str, Tensor]) -> tuple[NotFinite, ...]:
+    """Every input and weight that has NaN or Inf, and the first step that has; empty where all values are finite."""
+    found = [NotFinite("input", r.name, r.nan, r.inf) for r in result.steps if r.op == "input" and r.nan + r.inf]
+    found += where_not_finite("weight", weights)
+    first = next((r for r in result.steps if r.op != "input" and r.nan + r.inf), None)
+    if first:
+        found.append(NotFinite("step", first.name, first.nan, first.inf))
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""A real model loaded by transformers, run on a prompt, and listened to."""

@@ -1,0 +1,213 @@
+"""A model as transformers runs it, from a directory: offline, from safetensors alone, without any code of its own.
+
+Only what the asked-for layers need is read: the layers behind them and an untied head are taken out of the module
+before any weight is loaded, and what it would need is held against the free memory.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ffncli.errors import ExitCode, FFNError, shown, shown_path
+from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
+from ffncli.run.engine.weights import demand_memory
+
+_LONGEST = 200  # characters of somebody else's exception
+_HEADS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """`module` in eval mode, its config, and the parameters that the files did not have: name → its owner's name."""
+
+    module: Any
+    config: Any
+    missing: tuple[str, ...]
+
+
+@contextmanager
+def offline() -> Iterator[Any]:
+    """transformers, quiet and without any network, whatever the environment says. FFNError where it is missing."""
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when the Hub's client is imported
+    try:
+        import huggingface_hub.constants as hub
+        import transformers
+    except ImportError:
+        hint = "pip install 'ffncli[models]'"
+        raise FFNError("running a model needs the transformers library", hint, ExitCode.ENVIRONMENT) from None
+    finally:
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before
+    was_offline, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
+    log: Any = transformers.logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity(log.CRITICAL)
+    log.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield transformers
+    finally:
+        hub.HF_HUB_OFFLINE = was_offline
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
+
+
+def read_config(transformers: Any, folder: Path) -> Any:
+    """The config as transformers has it. Raises FFNError for an architecture that it does not know."""
+    where = shown_path(folder / "config.json")
+    values = read_object(folder / "config.json", MOST_CONFIG_BYTES, constants=True)
+    kind = values.get("model_type")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        if "auto_map" in values:
+            raise FFNError(f"{where}: {shown(kind)} runs by code of its own alone, which is never run")
+        raise FFNError(
+            f"{where}: transformers {transformers.__version__} does not know the model_type {shown(kind)}",
+            "`ffn trace` without a prompt may run its layers", ExitCode.ENVIRONMENT,
+        )  # fmt: skip
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # its validators raise a dozen kinds
+        raise cannot(f"{where}: transformers refuses it", error) from None
+    for name, value in (("use_cache", False), ("chunk_size_feed_forward", 0)):  # one call per FFN, nothing kept
+        if hasattr(config, name):
+            setattr(config, name, value)
+    packed = getattr(config, "quantization_config", None)
+    if isinstance(packed, dict) and packed.get("quant_method") in ("fp8", "mxfp4"):
+        packed["dequantize"] = True  # or a GPU rounds activations too
+    return config
+
+
+def load(
+    transformers: Any, folder: Path, config: Any, dtype: torch.dtype, device: str,
+    shrink: Callable[[Any, bool], None], with_head: bool = False,
+) -> Pretrained:  # fmt: skip
+    """The model in eval mode, in `dtype` on `device`, after `shrink` took out of the empty module what is not needed.
+
+    Where transformers stumbles over what is missing, it is done again with `shrink(module, False)` and everything left.
+    Raises FFNError where transformers has no such class, where memory is short, or where loading fails.
+    """
+    kind = _class(transformers, config, with_head)
+
+    def prepare(module: Any, lean: bool) -> None:
+        shrink(module, lean)
+        if lean and not with_head:
+            _without_head(module)
+        size = sum(p.numel() for p in module.parameters()) * dtype.itemsize
+        demand_memory(size, f"{kind.__name__} up to there", "take a lower --layer or --dtype bf16")
+
+    options = {
+        "config": config, "dtype": dtype, "local_files_only": True, "use_safetensors": True,
+        "trust_remote_code": False, "output_loading_info": True, "ignore_mismatched_sizes": True,
+    }  # fmt: skip
+    for lean in (True, False):
+        try:
+            module, info = _prepared(kind, partial(prepare, lean=lean)).from_pretrained(folder, **options)
+            module.set_experts_implementation("eager")  # the fused ones refuse float64
+            break
+        except FFNError:
+            raise
+        except Exception as error:
+            if lean and not isinstance(error, ImportError):
+                continue
+            code = ExitCode.ENVIRONMENT if isinstance(error, (ImportError, MemoryError)) else ExitCode.USAGE
+            raise cannot(f"{shown_path(folder)}: transformers cannot load it", error, code) from None
+    if unlike := sorted(info["mismatched_keys"]):  # asked to ignore them, transformers says which; else only that
+        name, found, expected = unlike[0]
+        what = f"{shown_path(folder)}: tensor {shown(name, 120)} has shape {list(found)}, its model {list(expected)}"
+        raise FFNError(what, "config.json and the tensors are not of the same model")
+    return Pretrained(module.eval().to(device), config, tuple(sorted(info["missing_keys"])))
+
+
+def cannot(what: str, error: BaseException, code: ExitCode = ExitCode.USAGE) -> FFNError:
+    """One line of somebody else's exception."""
+    text = " ".join(str(error).split())  # the reason is often in the second line
+    text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return FFNError(": ".join(filter(None, (what, type(error).__name__, text))), code=code)
+
+
+@contextmanager
+def demanding(loaded: Pretrained) -> Iterator[None]:
+    """While it runs: FFNError as soon as a module is called some of whose parameters the files do not have.
+
+    transformers gives those random values and says so in a log. A pooler that is never called does no harm.
+    """
+    handles = []
+    for name in loaded.missing:
+        owner, _, _ = name.rpartition(".")
+
+        def refuse(module: nn.Module, args: Any, name: str = name) -> None:
+            raise FFNError(f"the checkpoint has no {shown(name, 120)}, which the model needs to run")
+
+        try:
+            handles.append(loaded.module.get_submodule(owner).register_forward_pre_hook(refuse))
+        except AttributeError:  # of a part that was taken out
+            continue
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _prepared(kind: Any, prepare: Callable[[Any], None]) -> Any:
+    """The class with `prepare` done at the end of its making, when the module is still empty."""
+
+    def make(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        kind.__init__(self, config, *args, **kwargs)
+        prepare(self)
+
+    return type(kind.__name__, (kind,), {"__init__": make, "__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def _class(transformers: Any, config: Any, with_head: bool) -> Any:
+    """The class that the config names, or that transformers builds for it. Raises FFNError where there is none."""
+    named = [getattr(transformers, str(name), None) for name in getattr(config, "architectures", None) or ()]
+    heads = sorted(_HEADS, key=lambda head: config.is_encoder_decoder and "SEQ_TO_SEQ" not in head)  # BART has both
+    tables = [f"MODEL_FOR_{head}_MAPPING" for head in heads]
+    tables = tables if with_head else ["MODEL_MAPPING", *tables]
+    built = [getattr(transformers, table).get(type(config), None) for table in tables]
+    models: list[Any] = [k for k in named if isinstance(k, type) and issubclass(k, transformers.PreTrainedModel)]
+    models = [k for k in models if isinstance(config, k.config_class or ())]  # a file may name anything
+    for kind in (*models, *(k[0] if isinstance(k, tuple) else k for k in built if k is not None)):
+        if not with_head or _has_head(kind, config):
+            return kind
+    what = f"transformers has no language-model head for {config.model_type}" if with_head else (
+        f"transformers has no model for {config.model_type}")  # fmt: skip
+    raise FFNError(what, code=ExitCode.USAGE if with_head else ExitCode.ENVIRONMENT)
+
+
+def _has_head(kind: Any, config: Any) -> bool:
+    """Whether a class has a head. One of a model's text alone cannot be made of the whole model's config."""
+    try:
+        with torch.device("meta"):
+            return kind(config).get_output_embeddings() is not None
+    except Exception:
+        return False
+
+
+def _without_head(module: Any) -> None:
+    """Take an untied head away: it may be a gigabyte, and the run stops before it.
+
+    FSMT calls its decoder's embedding its head; that one stays.
+    """
+    head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+    tied = {part for pair in (getattr(module, "all_tied_weights_keys", None) or {}).items() for part in pair}
+    for name, found in module.named_modules():
+        if found is head and isinstance(head, nn.Linear) and not any(key.startswith(f"{name}.") for key in tied):
+            module.set_submodule(name, nn.Identity())
+            return

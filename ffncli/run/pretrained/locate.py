@@ -1,0 +1,131 @@
+"""Where a layer's FFN lies in a transformers model in memory, and its weights there.
+
+Names in memory are not those on disk (from transformers 5 on, experts share one parameter, and modules are renamed), so
+the FFN is recognised anew, among the model's own tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+import torch
+from torch import Tensor, nn
+
+from ffncli.block.recipe import steps
+from ffncli.block.steps import Norm, ffn_steps, parameters
+from ffncli.errors import FFNError
+from ffncli.models.files.headers import Columns
+from ffncli.models.files.inventory import Inventory, collect
+from ffncli.models.model import Layer, Resolved
+from ffncli.models.tensors import layout
+from ffncli.models.tensors.arrangement import arrangement, norm_modules
+from ffncli.models.tensors.items import items_of, layer_tensors
+from ffncli.models.tensors.layout import Located
+from ffncli.models.tensors.matching import spots
+from ffncli.models.tensors.recognise import recognise_all
+
+
+@dataclass(frozen=True)
+class LiveFFN:
+    """Where a layer's FFN lies in a transformers model in memory; module names relative to the model."""
+
+    enters: str  # the module whose first tensor argument is ffn_input
+    leaves: tuple[str, ...]  # modules whose outputs (first of a tuple) added together are ffn_output
+    layer: str  # the layer's own module
+    norms: Mapping[str, str] = field(default_factory=dict)  # `norm`, `post_norm` → its module, where that is known
+
+
+def live_ffn(module: nn.Module, resolved: Resolved, layer: Layer) -> LiveFFN:
+    """The modules at which a layer's ffn_input enters and its ffn_output leaves.
+
+    A dense FFN is entered at its first projection and left at its down projection: so it is with or without a module of
+    its own, and whatever that module adds (BLOOM's residual). Experts are entered and left at the module that also
+    holds their router; shared experts that stand beside that module (Granite) leave apart from it. Their input may be
+    flattened to [tokens, d_model]. Raises FFNError where no FFN of that layer is found.
+    """
+    at, located = _located(module, resolved, layer)
+    owners = {item.parameter: item.names[0].rpartition(".")[0] for item in located}
+    norms = {name.partition(".")[0]: at for name, at in owners.items() if name.startswith(("norm.", "post_norm."))}
+    enters, leaves = _boundary(owners, norms, at, layer)
+    norms |= _without_parameters(module, resolved, layer, at)
+    return LiveFFN(enters, leaves, at, norms)
+
+
+def _boundary(
+    owners: Mapping[str, str], norms: Mapping[str, str], at: str, layer: Layer
+) -> tuple[str, tuple[str, ...]]:
+    """(where the FFN is entered, where it is left), by the modules that own its parameters."""
+    if layer.spec.moe is None:
+        return owners["gate.weight" if layer.spec.gated else "up.weight"], (owners["down.weight"],)
+    shared = [name for parameter, name in owners.items() if parameter.startswith("shared")]
+    routed = [n for p, n in owners.items() if not p.startswith("shared") and p.partition(".")[0] not in norms]
+    whole, root = _common([*routed, *shared]), _common(routed)
+    if not whole.startswith(at) or whole == at:
+        return root, (root, _common(shared))
+    if any(name.startswith(f"{whole}.") for name in norms.values()):  # it gives what that norm made of it (A.X-K1)
+        return whole, (owners["down.weight"], *([_common(shared)] if shared else []))
+    return whole, (whole,)
+
+
+def _without_parameters(module: nn.Module, resolved: Resolved, layer: Layer, at: str) -> dict[str, str]:
+    """The norms that own nothing (OLMo's), by the names that their modules usually have."""
+    there, rules = {name for name, _ in module.named_modules()}, arrangement(resolved.model.model_type)
+    out: dict[str, str] = {}
+    for step in steps(layer.spec):
+        if isinstance(step.op, Norm) and not step.parameters():
+            names = [f"{at}.{name}" for name in norm_modules(step.output, layer.spec, rules)]
+            if found := next((name for name in names if name in there), None):
+                out[step.output] = found
+    return out
+
+
+def live_weights(module: nn.Module, resolved: Resolved, layer: Layer) -> dict[str, Tensor]:
+    """The canonical weights of a layer's FFN, from ffn_input to ffn_output, as views of the model's own tensors.
+
+    Raises FFNError as `live_ffn`.
+    """
+    tensors = _tensors(module)
+    wanted = parameters(ffn_steps(steps(layer.spec)))
+    _, located = _located(module, resolved, layer)
+    return {
+        item.parameter: _canonical([tensors[name] for name in item.names], item)
+        for item in located
+        if item.parameter in wanted
+    }
+
+
+def _canonical(stored: list[Tensor], item: Located) -> Tensor:
+    parts = [layout.canonical(tensor, item) for tensor in stored]
+    return torch.stack(parts) if item.slice.per_expert else parts[0]
+
+
+def _located(module: nn.Module, resolved: Resolved, layer: Layer) -> tuple[str, tuple[Located, ...]]:
+    """(the layer's own module, where its parameters lie in the state_dict)."""
+    tensors = _tensors(module)
+    where = f"the model in memory ({type(module).__name__})"
+    kinds = [str(t.dtype).removeprefix("torch.") for t in tensors.values()]
+    shapes = [tuple(t.shape) for t in tensors.values()]
+    columns = Columns([*tensors], kinds, shapes, [t.nbytes for t in tensors.values()])
+    items = items_of(Inventory(where, *collect([columns])), None)
+    found, _ = recognise_all(items, layer.spec.d_model, where)
+    under = spots(resolved, found)
+    spot = under.get((layer.stack, layer.index))
+    if spot is None:
+        raise FFNError(f"no FFN of {layer.stack} layer {layer.index} is recognised in {where}")
+    named = layer_tensors(items, spot, resolved.model.model_type, tensors, where)
+    return named.stem.removesuffix("."), layout.locate(named, layer.spec)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and stored buffers in the order of their names, as files have them; a shared one (Zamba's) once."""
+    kept = module.state_dict()
+    own = dict((*module.named_parameters(), *module.named_buffers()))
+    return {name: own[name].detach() for name in sorted(own) if name in kept}
+
+
+def _common(modules: Iterable[str]) -> str:
+    """The innermost module that holds all of these."""
+    shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*(name.split(".") for name in modules), strict=False))
+    return ".".join(parts[0] for parts in shared)

@@ -1,0 +1,114 @@
+"""Tokens of a prompt: their numbers, their texts, and which of them are looked at."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ffncli.errors import FFNError, shown, shown_path
+from ffncli.run.pretrained.loading import cannot
+
+# One of these is there where a tokenizer is. transformers makes an empty one of a directory that has none.
+_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm", "vocab.json",
+          "vocab.txt", "tekken.json", "sentencepiece.model", "tiktoken.model", "bpe.codes", "vocab.bpe")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of what the model was given. `text` is None where there is no tokenizer to say it."""
+
+    position: int
+    id: int
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the model is to be given: a prompt, or token ids; and which positions to look at (None: all)."""
+
+    text: str | None = None
+    ids: tuple[int, ...] | None = None
+    positions: str | None = None
+
+    @property
+    def option(self) -> str:
+        """The option that it comes from, for errors."""
+        return "--prompt" if self.ids is None else "--input-ids"
+
+
+def tokenizer_of(transformers: Any, folder: Path) -> Any:
+    """The directory's tokenizer, None where it has none. Raises FFNError for one that transformers cannot load."""
+    if not any((folder / name).is_file() for name in _FILES):
+        return None
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the libraries behind it raise all kinds
+        raise cannot(f"{shown_path(folder)}: its tokenizer cannot be loaded", error) from None
+
+
+def tokens_of(prompt: Prompt, tokenizer: Any, folder: Path) -> tuple[Token, ...]:
+    """The tokens to give to the model, with the special ones that the tokenizer puts around a prompt.
+
+    Raises FFNError for an empty prompt, and where there is no tokenizer to read one.
+    """
+    if prompt.ids is not None:
+        return with_texts(prompt.ids, tokenizer)
+    if not prompt.text:
+        raise FFNError("--prompt is empty", "give some text, or --input-ids 1,2,3")
+    if tokenizer is None:
+        raise FFNError(
+            f"{shown_path(folder)} has no tokenizer ({_FILES[0]})", "--input-ids 1,2,3 gives the tokens' numbers"
+        )
+    try:
+        ids = tokenizer(prompt.text)["input_ids"]
+    except Exception as error:  # surrogates that no UTF-8 has, and whatever a tokenizer does not like
+        raise cannot(f"the tokenizer cannot read the prompt {shown(prompt.text)}", error) from None
+    if not ids:
+        raise FFNError(f"--prompt {shown(prompt.text)} has no tokens", "give some text, or --input-ids 1,2,3")
+    return with_texts(ids, tokenizer)
+
+
+def with_texts(ids: Sequence[int], tokenizer: Any) -> tuple[Token, ...]:
+    """Tokens of these numbers, at positions 0, 1, ..."""
+    return tuple(Token(at, int(number), token_text(tokenizer, int(number))) for at, number in enumerate(ids))
+
+
+def token_text(tokenizer: Any, number: int) -> str | None:
+    """What one token stands for, a leading space included; None where nothing says it."""
+    raw = None if tokenizer is None or number >= len(tokenizer) else tokenizer.convert_ids_to_tokens(number)
+    if raw is None:
+        return None
+    text = str(tokenizer.decode([number], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    # SentencePiece marks a word's beginning, and its decoder drops the space before the first word.
+    return " " + text if str(raw).startswith("▁") and not text.startswith(" ") else text
+
+
+def positions(text: str | None, count: int) -> tuple[int, ...]:
+    """The positions that `-1`, `0,3` or `2:5` mean among `count` tokens, each once; None: all of them.
+
+    Raises FFNError for one that is out of range, and for what is no position.
+    """
+    if text is None or text == "all":
+        return tuple(range(count))
+    out: list[int] = []
+    for word in text.replace(" ", "").split(","):
+        match = re.fullmatch(r"(-?\d{1,9})|(-?\d{1,9})?:(-?\d{1,9})?", word, re.ASCII)
+        if not match:
+            raise FFNError(f"--position must be a number, a list 0,3 or a range 2:5, got {shown(text)}")
+        if match[1] is None:
+            chosen = range(count)[slice(*(int(n) if n else None for n in (match[2], match[3])))]
+            if not chosen:
+                raise FFNError(f"--position {word} is empty", _known(count))
+            out += chosen
+        elif not -count <= int(match[1]) < count:
+            raise FFNError(f"--position {match[1]} is out of range", _known(count))
+        else:
+            out.append(int(match[1]) % count)
+    return tuple(dict.fromkeys(out))
+
+
+def _known(count: int) -> str:
+    return f"the {count} tokens have positions 0 to {count - 1}" if count > 1 else "the one token has position 0"

@@ -1,0 +1,1 @@
+"""Traces in files, and two of them compared."""

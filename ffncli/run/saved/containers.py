@@ -1,0 +1,305 @@
+"""Named tensors and a record beside them in one file: .safetensors, .npz or .json, written and read one by one.
+
+No tensor is copied whole while it is written, but for those whose format a file cannot hold (bf16 in .npz and .json is
+float32 there, which is exact). What is read is checked first: sizes before anything is allocated, never a pickle, never
+anything compressed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from ffncli.errors import FFNError, shown, shown_path
+from ffncli.models.files.bytes import named_tensor
+from ffncli.models.files.headers import MOST_HEADER_BYTES, read_header
+from ffncli.models.files.strict_json import parse_object, read_object
+from ffncli.system.files import TENSOR_SUFFIXES
+
+MOST_JSON_VALUES = 10_000_000
+_MOST_JSON_BYTES = 40 * MOST_JSON_VALUES
+_RECORD = "ffn_trace"  # where each kind of file keeps the record
+_CODES = {
+    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
+}  # fmt: skip
+_INFINITIES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_PIECE = 2**20
+_NUMPY_KINDS = {"f8", "f4", "f2", "i8"}
+
+
+class Container(Protocol):
+    """A file that was opened: its record, the shape of every tensor, and each tensor's values on demand."""
+
+    record: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+
+    def tensor(self, name: str) -> Tensor:
+        """The values; in .npz and .json bf16 comes as the float32 that it is stored in."""
+        ...
+
+
+def write(file: BinaryIO, suffix: str, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+    """All of it into an open file. Raises FFNError for more values than a JSON file should have."""
+    {".safetensors": _write_safetensors, ".npz": _write_npz, ".json": _write_json}[suffix](file, tensors, record)
+
+
+def open_container(path: Path) -> Container:
+    """A file that `write` made. Raises FFNError, naming it, for anything else."""
+    if path.suffix not in TENSOR_SUFFIXES:
+        raise FFNError(f"{shown_path(path)} is no saved trace", f"known: {', '.join(TENSOR_SUFFIXES)}")
+    try:
+        openers: dict[str, Callable[[Path], Container]] = {
+            ".safetensors": _open_safetensors, ".npz": _Npz, ".json": _open_json,
+        }  # fmt: skip
+        return openers[path.suffix](path)
+    except OSError as error:
+        raise FFNError(f"cannot read {shown_path(path)}: {error.strerror or error}") from None
+
+
+def _no_trace(path: Path) -> FFNError:
+    return FFNError(f"{shown_path(path)} is no saved trace", "make one with ffn trace --save FILE")
+
+
+def _bytes(tensor: Tensor) -> Any:
+    """A tensor's bytes in order, without a copy where it lies so on the CPU."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+
+
+# --- .safetensors -----------------------------------------------------------------------------------------------------
+
+
+def _write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+    """As the format's description has it: length, JSON header padded to 8 bytes, then the data without a gap.
+
+    The library's own writer takes all tensors as bytes at once, which doubles the memory.
+    """
+    header: dict[str, Any] = {"__metadata__": {_RECORD: json.dumps(record)}}
+    start = 0
+    for name, tensor in tensors.items():
+        end = start + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for tensor in tensors.values():
+        file.write(_bytes(tensor))
+
+
+@dataclass
+class _Safetensors:
+    path: Path
+    record: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+
+    def tensor(self, name: str) -> Tensor:
+        return named_tensor(self.path, name)
+
+
+def _open_safetensors(path: Path) -> _Safetensors:
+    infos = read_header(path)
+    if any(info.dtype not in _CODES.values() for info in infos.values()):
+        raise _no_trace(path)
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = parse_object(file.read(min(length, MOST_HEADER_BYTES)), shown_path(path))
+    text = header.get("__metadata__", {}).get(_RECORD)
+    if text is None:
+        raise _no_trace(path)
+    record = parse_object(text.encode(), f"{shown_path(path)}: {_RECORD}")
+    return _Safetensors(path, record, {name: info.shape for name, info in infos.items()})
+
+
+# --- .npz -------------------------------------------------------------------------------------------------------------
+
+
+def _write_npz(file: BinaryIO, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+    """A zip of .npy files, stored as they are; the record is an array of one text."""
+    import numpy
+
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        buffer = io.BytesIO()
+        numpy.lib.format.write_array(buffer, numpy.array(json.dumps(record)), allow_pickle=False)
+        archive.writestr(f"{_RECORD}.npy", buffer.getvalue())
+        for name, tensor in tensors.items():
+            exact = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+            descr = numpy.lib.format.dtype_to_descr(numpy.dtype(str(exact.dtype).removeprefix("torch.")))
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                numpy.lib.format.write_array_header_1_0(
+                    member, {"descr": descr, "fortran_order": False, "shape": tuple(exact.shape)}
+                )
+                member.write(_bytes(exact))
+
+
+class _Npz:
+    """A zip of arrays. Each array is held to its own header and to the size that the zip gives it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.archive = zipfile.ZipFile(path)
+        except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+            raise FFNError(f"{shown_path(path)} is no .npz file: {str(error)[:60]}") from None
+        self.members = _members(self.archive, path)
+        if _RECORD not in self.members:
+            raise _no_trace(path)
+        text = self._read(_RECORD, lambda kind: kind.startswith("U"))
+        self.record = parse_object(str(text).encode("utf-8", "replace"), f"{shown_path(path)}: {_RECORD}")
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for name in self.members:
+            with self._opened(name) as member:
+                self.shapes[name] = self._header(name, member)[0]
+        del self.shapes[_RECORD]
+
+    def tensor(self, name: str) -> Tensor:
+        return torch.from_numpy(self._read(name, _NUMPY_KINDS.__contains__))
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[BinaryIO]:
+        try:
+            with self.archive.open(self.members[name]) as member:
+                yield cast(BinaryIO, member)
+        except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+            raise self._broken(name, f"is damaged: {str(error)[:60]}") from None
+
+    def _header(self, name: str, member: BinaryIO) -> tuple[tuple[int, ...], Any, int]:
+        """(shape, numpy's dtype, bytes of data) as the array's own header says."""
+        import numpy
+
+        readers = {(1, 0): numpy.lib.format.read_array_header_1_0, (2, 0): numpy.lib.format.read_array_header_2_0}
+        try:
+            shape, fortran, dtype = readers[numpy.lib.format.read_magic(member)](member)
+        except (ValueError, KeyError, SyntaxError, TypeError, RecursionError) as error:
+            raise self._broken(name, f"is no array: {str(error)[:60]}") from None
+        size = self.members[name].file_size - member.tell()
+        if fortran or dtype.hasobject or any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize != size:
+            raise self._broken(name, f"has {size} bytes of data, which are no {dtype} {shown(list(shape))}")
+        return shape, dtype, size
+
+    def _read(self, name: str, allowed: Callable[[str], bool]) -> Any:
+        import numpy
+
+        with self._opened(name) as member:
+            shape, dtype, size = self._header(name, member)
+            if not allowed(dtype.str.lstrip("<|")):
+                raise self._broken(name, f"holds {dtype}, which no trace has")
+            data, at = bytearray(size), 0
+            while at < size and (piece := member.read(_PIECE)):  # read at once it would be in memory twice
+                data[at : at + len(piece)] = piece
+                at += len(piece)
+        return numpy.frombuffer(data, dtype).reshape(shape) if data else numpy.zeros(shape, dtype)
+
+    def _broken(self, name: str, what: str) -> FFNError:
+        return FFNError(f"{shown_path(self.path)}: array {shown(name, 120)} {what}")
+
+
+def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
+    """The arrays by name. Raises FFNError for a compressed one, which could be of any size, and for two of one name."""
+    total = path.stat().st_size
+    found: dict[str, zipfile.ZipInfo] = {}
+    for member in archive.infolist():
+        name = member.filename.removesuffix(".npy")
+        where = f"{shown_path(path)}: array {shown(name, 120)}"
+        if member.compress_type != zipfile.ZIP_STORED or member.file_size > total or member.flag_bits & 1:
+            raise FFNError(f"{where} is compressed or encrypted", "ffn trace --save stores arrays as they are")
+        if name in found:
+            raise FFNError(f"{where} is there twice")
+        found[name] = member
+    return found
+
+
+# --- .json ------------------------------------------------------------------------------------------------------------
+
+
+def _write_json(file: BinaryIO, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+    """`{"ffn_trace": ..., "tensors": {name: {"dtype", "shape", "values": nested lists}}}`, in full precision.
+
+    JSON has no NaN and no infinity: they are the texts "NaN", "Infinity" and "-Infinity".
+    """
+    count = sum(tensor.numel() for tensor in tensors.values())
+    if count > MOST_JSON_VALUES:
+        advice = "save as .safetensors or .npz"
+        raise FFNError(f"a .json of {count:,} values is more than the {MOST_JSON_VALUES:,} that are written", advice)
+    file.write(f'{{"{_RECORD}": {json.dumps(record)},\n"tensors": {{'.encode())
+    for at, (name, tensor) in enumerate(tensors.items()):
+        head = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+        file.write(f'{"," if at else ""}\n{json.dumps(name)}: {json.dumps(head)[:-1]}, "values": '.encode())
+        for piece in _nested(tensor):
+            file.write(piece.encode())
+        file.write(b"}")
+    file.write(b"\n}}\n")
+
+
+def _nested(tensor: Tensor) -> Iterator[str]:
+    """The values as nested lists, a row at a time."""
+    if tensor.dim() <= 1:
+        values = tensor.tolist() if tensor.dtype == torch.int64 else tensor.double().tolist()
+        yield json.dumps([v if math.isfinite(v) else _spelled(v) for v in values] if tensor.dim() else values)
+        return
+    for at, row in enumerate(tensor):
+        yield ",\n" if at else "["
+        yield from _nested(row)
+    yield "]" if len(tensor) else "[]"
+
+
+def _spelled(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+@dataclass
+class _Json:
+    path: Path
+    record: dict[str, Any]
+    tensors: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+
+    def tensor(self, name: str) -> Tensor:
+        entry = self.tensors[name]
+        flat = list(_flat(entry["values"], self.shapes[name]))
+        integer = entry["dtype"] == "int64"
+        wanted = (int,) if integer else (int, float)
+        if len(flat) != math.prod(self.shapes[name]) or not all(type(v) in wanted for v in flat):
+            raise FFNError(f"{shown_path(self.path)}: the values of {shown(name, 120)} do not make up its shape")
+        kind = torch.int64 if integer else torch.float64
+        try:
+            found = torch.tensor(flat, dtype=kind).reshape(self.shapes[name])
+        except (OverflowError, RuntimeError, ValueError):  # JSON's whole numbers have no end
+            raise FFNError(f"{shown_path(self.path)}: a value of {shown(name, 120)} is too large for {kind}") from None
+        return found if integer else found.to(getattr(torch, entry["dtype"]))
+
+
+def _open_json(path: Path) -> _Json:
+    whole = read_object(path, _MOST_JSON_BYTES)
+    record, tensors = whole.get(_RECORD), whole.get("tensors")
+    if not isinstance(record, dict) or not isinstance(tensors, dict):
+        raise _no_trace(path)
+    shapes = {}
+    for name, entry in tensors.items():
+        shape = entry.get("shape") if isinstance(entry, dict) else None
+        if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape) or "values" not in entry:
+            raise FFNError(f"{shown_path(path)}: tensor {shown(name, 120)} has no shape or no values")
+        if entry.get("dtype") not in [str(dtype).removeprefix("torch.") for dtype in _CODES]:  # it may be a list
+            raise FFNError(f"{shown_path(path)}: tensor {shown(name, 120)} has dtype {shown(entry.get('dtype'))}")
+        shapes[name] = tuple(shape)
+    return _Json(path, record, tensors, shapes)
+
+
+def _flat(values: Any, shape: tuple[int, ...]) -> Iterator[Any]:
+    """The numbers of nested lists of that shape; None, for the caller to refuse, where they are of another."""
+    if not shape:
+        yield _INFINITIES.get(values, values) if isinstance(values, str) else values
+    elif isinstance(values, list) and len(values) == shape[0]:
+        for value in values:
+            yield from _flat(value, shape[1:])
+    else:
+        yield None

@@ -1,0 +1,179 @@
+"""Saved traces: every step's whole tensor in one file, with what the block was, so that two can be compared."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffncli.block.steps import Axis, Experts, Step, right_hand_side
+from ffncli.errors import FFNError, shown, shown_path
+from ffncli.run.engine.trace import Trace
+from ffncli.run.saved.containers import Container, open_container, write
+from ffncli.system.files import written_whole
+from ffncli.version import __version__
+
+SMALL_WEIGHTS = 64_000_000  # bytes of weights that are saved without being asked for
+_FORMAT = 1
+_WEIGHTS, _TOKENS = "weights/", "tokens/"
+
+
+@dataclass(frozen=True)
+class SavedStep:
+    """A step as it was saved: what it was, and its tensor's shape and dtype. `detail` are the op's fields in words."""
+
+    name: str
+    op: str
+    formula: str
+    inputs: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    detail: Mapping[str, str]
+
+    @property
+    def inner(self) -> bool:
+        """Whether it stands inside an expert: such steps are saved where --expert asks for them."""
+        return self.detail.get("inside") == "expert"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A saved trace that was opened. Values are read when they are asked for.
+
+    `block` is what was run (docs/json.md: trace, `block`), with its `seed` and `dtype`.
+    """
+
+    where: str
+    block: Mapping[str, Any]
+    fingerprint: str
+    steps: tuple[SavedStep, ...]
+    container: Container
+
+    def tensor(self, step: str) -> Tensor:
+        """A step's values in the dtype that it had."""
+        dtype: torch.dtype = getattr(torch, next(s.dtype for s in self.steps if s.name == step))
+        return self.container.tensor(step).to(dtype)
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The canonical names of the weights that are in the file."""
+        return tuple(name.removeprefix(_WEIGHTS) for name in self.container.shapes if name.startswith(_WEIGHTS))
+
+    def weight(self, name: str) -> Tensor:
+        """A weight by its canonical name, in the dtype of the block's inputs, as it was when it was used."""
+        dtype: torch.dtype = getattr(torch, self.steps[0].dtype)
+        return self.container.tensor(_WEIGHTS + name).to(dtype)
+
+    def tokens(self, step: str) -> list[int] | None:
+        """The tokens that a step's expert received; None for a step outside of experts."""
+        name = _TOKENS + step.rpartition(".")[0]
+        return self.container.tensor(name).tolist() if name in self.container.shapes else None
+
+
+def kept_for_saving(
+    steps: Sequence[Step], inputs: Mapping[str, Tensor], inside: frozenset[int] | None
+) -> frozenset[str]:
+    """The tensors that a trace must keep to be saved: all of the block, and those inside the experts asked for."""
+    names = {*inputs, *(step.output for step in steps)}
+    for step in steps:
+        if isinstance(step.op, Experts):
+            numbers = range(step.op.experts.size) if inside is None else inside
+            names |= {f"{step.output}.{e}.{inner.output}" for e in numbers for inner in step.op.program}
+    return frozenset(names)
+
+
+def save(
+    path: Path, steps: Sequence[Step], result: Trace, block: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> None:
+    """Write the trace whole or not at all, with these weights. `result` must hold every recorded tensor.
+
+    Raises FFNError (exit 3) where it cannot be written.
+    """
+    tensors = {record.name: result.tensors[record.name] for record in result.steps}
+    for record in result.steps:
+        if record.tokens is not None:
+            expert = record.name.rpartition(".")[0]
+            tensors[_TOKENS + expert] = torch.tensor(record.tokens, dtype=torch.int64)
+    tensors |= {_WEIGHTS + name: tensor for name, tensor in weights.items()}
+    details = {**_details(steps), **{r.name: {"inside": "expert"} for r in result.steps if r.tokens is not None}}
+    about = {
+        "format": _FORMAT,
+        "ffncli": __version__,
+        "block": dict(block),
+        "ffn_input": result.ffn_input,
+        "ffn_output": result.ffn_output,
+        "fingerprint": fingerprint(steps),
+        "steps": [
+            {
+                "name": r.name, "op": r.op, "formula": r.formula, "inputs": list(r.inputs), "shape": list(r.shape),
+                "dtype": r.dtype, "detail": details.get(r.name, {}),
+            }
+            for r in result.steps
+        ],
+    }  # fmt: skip
+    with written_whole(path) as file:
+        write(file, path.suffix, tensors, about)
+
+
+def fingerprint(steps: Sequence[Step]) -> str:
+    """What tells one block from another: a sha256 over its steps as text, sizes included."""
+    text = "\n".join(f"{s.output} = {right_hand_side(s, steps)} {s.inputs} {_fields(s)}" for s in steps)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _details(steps: Sequence[Step]) -> dict[str, dict[str, str]]:
+    return {step.output: _fields(step) for step in steps}
+
+
+def _fields(step: Step) -> dict[str, str]:
+    """An op's fields in words: `{"into": "d_model 4", "out": "d_ff 8", "bias": "True"}`."""
+    return {f.name: _said(getattr(step.op, f.name)) for f in fields(step.op)}  # type: ignore[arg-type]
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, Axis):
+        return f"{value.name} {value.size}"
+    if isinstance(value, tuple):  # a program
+        return "; ".join(f"{s.output} = {right_hand_side(s, value)} {_fields(s)}" for s in value)
+    return str(value)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def open_saved(path: Path) -> Saved:
+    """A file that `save` wrote. Raises FFNError, naming it and what is wrong, for anything else."""
+    where = shown_path(path)
+    container = open_container(path)
+    record = container.record
+    if record.get("format") != _FORMAT:
+        version = shown(record.get("format"))
+        raise FFNError(f"{where} is a saved trace of format {version}", f"this version reads format {_FORMAT}")
+    steps, block, mark = record.get("steps"), record.get("block"), record.get("fingerprint")
+    if not isinstance(steps, list) or not steps or not isinstance(block, dict) or not isinstance(mark, str):
+        raise FFNError(f"{where} is no saved trace: it does not say its steps")
+    found = tuple(_step(entry, container, where) for entry in steps)
+    if len({step.name for step in found}) != len(found):
+        raise FFNError(f"{where}: a step is there twice")
+    return Saved(where, block, mark, found, container)
+
+
+def _step(entry: Any, container: Container, where: str) -> SavedStep:
+    """A step's entry checked against the tensor of that name."""
+    try:
+        name, op, formula, dtype, detail = (entry[key] for key in ("name", "op", "formula", "dtype", "detail"))
+        step = SavedStep(name, op, formula, tuple(entry["inputs"]), tuple(entry["shape"]), dtype, detail)
+        texts = (name, op, formula, dtype, *step.inputs, *detail, *detail.values())
+        plain = all(isinstance(text, str) for text in texts)
+    except (KeyError, TypeError, AttributeError):
+        plain = False
+    if not plain or len(step.shape) < 2 or step.dtype not in ("float64", "float32", "bfloat16", "float16"):
+        raise FFNError(f"{where}: a step is not described as ffn trace --save does")
+    if container.shapes.get(step.name) != step.shape:
+        raise FFNError(f"{where}: step {shown(step.name)} says shape {shown(list(step.shape))}, its tensor is not so")
+    return step

@@ -1,0 +1,127 @@
+"""`ffncli.trace` and `ffncli.survey`: what `ffn trace` does, as calls with the command line's names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Unpack
+
+from ffncli.errors import FFNError
+from ffncli.run.engine.threads import set_threads, sleep_while_waiting
+from ffncli.run.trace.arguments import DimensionNames, Number, Source, question_fields
+from ffncli.run.trace.question import Question
+from ffncli.run.trace.question_checks import check, check_survey
+
+if TYPE_CHECKING:
+    from ffncli.run.trace.session import Note, Session
+    from ffncli.run.trace.survey import Survey
+
+
+def trace(
+    source: Source = None,
+    *,
+    layer: Number | None = None,
+    prompt: str | None = None,
+    input_ids: Iterable[int] | str | None = None,
+    position: Number | Iterable[int] | None = None,
+    tokens: int | None = None,
+    batch: int | None = None,
+    seq_len: int | None = None,
+    input: str | os.PathLike[str] | None = None,
+    dtype: str | None = None,
+    device: str = "cpu",
+    seed: int | None = None,
+    threads: int | None = None,
+    train: bool | None = None,
+    vocab: int | None = None,
+    show: int | str | None = 8,
+    expert: Number | Iterable[int] | None = None,
+    top_units: int | None = None,
+    explain: str | Iterable[str] = (),
+    terms: int | None = None,
+    depth: int | None = None,
+    unembed: bool = False,
+    neuron: int | None = None,
+    top_tokens: int | None = None,
+    sample_top_k: int | None = None,
+    sample_top_p: float | None = None,
+    example: str | None = None,
+    keep: bool | str | Iterable[str] = (),
+    save: str | os.PathLike[str] | None = None,
+    save_weights: bool | None = None,
+    force: bool = False,
+    **dimensions: Unpack[DimensionNames],
+) -> Session:
+    """Run one layer's FFN step by step, as `ffn trace` does, and return everything that is known of the run.
+
+    >>> import ffncli
+    >>> found = ffncli.trace("512x2048:gelu", tokens=2, explain="up[0,3]", keep=["act"])
+    >>> found["down"].shape, found.ffn_output, found.explain[0].place
+    ((2, 512), 'down', 'up[0,3]')
+    >>> found.tensors["act"].shape
+    torch.Size([2, 2048])
+
+    `source` is any SOURCE (a directory, a model's name, `512x2048:gelu`, `my.py:Class`), a path, or what `load` gave;
+    None is the notebook's block. The other arguments are the command line's options by their names, and mean the same
+    (`ffn trace --help`); numbers and lists may be numbers and lists: `layer=1` or `"decoder.3"`, `position=-1` or
+    `[0, 3]`, `input_ids=[1, 2]`, `expert=[0, 3]` or `"all"`, `show=None` for all values, `explain=["up[0,3]"]`.
+    `keep` names the steps whose whole tensors the answer holds (True: all). `threads` sets torch's number of threads
+    for the process. Dimensions are keywords too: `d_model=8, d_ff="4x", activation="swiglu", experts=4`.
+
+    Raises FFNError for what the command line refuses, and for an argument of another type; it says what is accepted.
+    """
+    options = question_fields(locals())
+    if options["layer"] == "all":
+        raise FFNError("layer='all' is a row for each layer", "call ffncli.survey, which takes the same source")
+    return session_for(Question(**options))
+
+
+def survey(
+    source: Source,
+    *,
+    prompt: str | None = None,
+    input_ids: Iterable[int] | str | None = None,
+    position: Number | Iterable[int] | None = None,
+    tokens: int | None = None,
+    batch: int | None = None,
+    seq_len: int | None = None,
+    input: str | os.PathLike[str] | None = None,
+    dtype: str | None = None,
+    device: str = "cpu",
+    seed: int | None = None,
+    threads: int | None = None,
+    top_units: int | None = None,
+    **dimensions: Unpack[DimensionNames],
+) -> Survey:
+    """Look at every layer that has an FFN, as `ffn trace --layer all` does: `rows` has a record for each.
+
+    >>> import ffncli
+    >>> [row.layer for row in ffncli.survey("llama-2-7b", d_model=8, d_ff=16, tokens=2).rows][-1]
+    31
+
+    The arguments are those of `trace`. Raises FFNError as it does.
+    """
+    return survey_for(Question(**question_fields(locals()), layer="all"))
+
+
+def session_for(question: Question, note: Note = lambda text: None) -> Session:
+    """Check a question about one layer, then run it: torch is loaded when nothing is wrong that can be told without.
+
+    `note` gets every remark when it arises. Raises FFNError for what cannot be.
+    """
+    sleep_while_waiting()  # a module of the user's own imports torch
+    checked = check(question)
+    set_threads(question.threads)
+    from ffncli.run.trace.session import session_of
+
+    return session_of(checked, note)
+
+
+def survey_for(question: Question) -> Survey:
+    """The same of a question about all layers."""
+    sleep_while_waiting()
+    checked = check_survey(question)
+    set_threads(question.threads)
+    from ffncli.run.trace.survey import survey_of
+
+    return survey_of(checked)

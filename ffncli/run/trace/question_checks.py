@@ -1,0 +1,240 @@
+"""All that can be wrong with a question about a trace before torch is needed, and the model that it is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import NoReturn
+
+from ffncli.block import dtypes
+from ffncli.errors import FFNError, shown
+from ffncli.models.dimensions import Dimensions, whole, with_dimensions
+from ffncli.models.examples import Example, final_layer_alone, find, notebook
+from ffncli.models.model import Resolved
+from ffncli.models.runnable import folder_of
+from ffncli.run.trace.question import CheckedQuestion, Question, StepIndex
+from ffncli.run.user.load import load
+from ffncli.system.files import TENSOR_SUFFIXES, check_writable
+
+_MOST_PLACES = 100  # in one question
+
+
+def check(question: Question) -> CheckedQuestion:
+    """The question about one layer with its model, found and read. Raises FFNError for what cannot be answered."""
+    _check_options(question)
+    example, model = _block(question)
+    experts = _experts(question.expert, model, question.layer)
+    _ = question.leading
+    places = _places(question, example.aliases if example else {})
+    _check_save(question)
+    _check_model(question, model, experts)
+    return CheckedQuestion(question, model, example, experts, places)
+
+
+def check_survey(question: Question) -> CheckedQuestion:
+    """The question about all layers with its model. Raises FFNError for options that mean one layer."""
+    _check_options(question)
+    example, model = _block(question)
+    alone = {
+        "--unembed": question.unembed, "--train": question.train, "--explain": question.explain,
+        "--save": question.save, "--vocab": question.vocab, "--expert": question.expert,
+    }  # fmt: skip
+    if option := next((option for option, value in alone.items() if value), None):
+        raise FFNError(f"{option} needs one layer", "give --layer I instead of all")
+    _ = question.leading
+    return CheckedQuestion(question, model, example)
+
+
+def check_one_input(prompt: str | None, input_ids: object, made: Mapping[str, object]) -> None:
+    """Raises FFNError for a prompt beside token numbers, or beside an option of `made`, which make the input."""
+    if prompt is not None and input_ids is not None:
+        raise FFNError("--prompt contradicts --input-ids", "give one")
+    if prompt is None and input_ids is None:
+        return
+    if option := next((option for option, value in made.items() if value is not None), None):
+        asking = "--input-ids" if prompt is None else "--prompt"
+        raise FFNError(f"{option} contradicts {asking}", "the model makes the FFN's input")
+
+
+# --- options that contradict each other -------------------------------------------------------------------------------
+
+
+def _check_options(question: Question) -> None:
+    """Raises FFNError for options that contradict each other, or that say something to nobody."""
+    made = {
+        "--input": question.input, "--tokens": question.tokens, "--batch": question.batch, "--seq-len": question.seq_len
+    }  # fmt: skip
+    check_one_input(question.prompt, question.input_ids, made)
+    if not question.unembed:
+        for option, value in (("--neuron", question.neuron), ("--top-tokens", question.top_tokens)):
+            if value is not None:
+                raise FFNError(f"{option} needs --unembed")
+    if not question.runs_model:
+        if question.position is not None and not question.unembed:
+            raise FFNError("--position needs --prompt, --input-ids or --unembed")
+        return
+    if changed := [f.name for f in fields(Dimensions) if getattr(question.dimensions, f.name) is not None]:
+        name = changed[0].replace("_", "-")
+        raise FFNError(f"--{name} contradicts {question.option}", "the model is run as it is")
+    if question.train:
+        raise FFNError(f"--train contradicts {question.option}", "the model is run in eval mode")
+
+
+def _check_save(question: Question) -> None:
+    """Raises FFNError for a file that cannot be saved: an unknown suffix, one that exists, no directory for it."""
+    if question.save is None:
+        if question.save_weights is not None:
+            option = "--save-weights" if question.save_weights else "--no-save-weights"
+            raise FFNError(f"{option} says nothing without --save FILE")
+        return
+    if Path(question.save).suffix not in TENSOR_SUFFIXES:
+        raise FFNError(f"--save {shown(question.save)}: the name must end in one of {', '.join(TENSOR_SUFFIXES)}")
+    check_writable(str(question.save_path), question.force, "--save")
+
+
+# --- which block ------------------------------------------------------------------------------------------------------
+
+
+def _block(question: Question) -> tuple[Example | None, Resolved]:
+    """The example, if it is one, and the model to run. Raises FFNError for options that contradict each other."""
+    source, chosen = question.source, question.dimensions
+    if question.example is not None:
+        example = find(question.example)
+        _check_example(question, example)
+        if question.vocab and not example.vocab:
+            raise FFNError(f"--example {question.example} contradicts --vocab", "only conv's text has a final layer")
+        _check_sets(question, question.vocab or example.vocab)
+        return example, example.model
+    _check_sets(question, question.vocab or 0)
+    if question.vocab and source is None and chosen.d_model is not None and not _has_block(chosen):
+        d_model = whole("--d-model", chosen.d_model)
+        example = final_layer_alone(d_model, question.vocab, chosen.bias is not False)
+        return example, example.model
+    if source is None and chosen.d_model is None:
+        example = notebook()
+        return example, with_dimensions(example.model, chosen)
+    if isinstance(source, Resolved):
+        return None, with_dimensions(source, chosen)
+    return None, load(source, chosen, question.seed or 0)
+
+
+def _check_sets(question: Question, vocab: int) -> None:
+    """Raises FFNError for sets of no vocabulary, or of more than it has. A model's own is not known yet."""
+    for option, value in (("--sample-top-k", question.sample_top_k), ("--sample-top-p", question.sample_top_p)):
+        if value is not None and not vocab and not question.unembed:
+            raise FFNError(f"{option} needs --vocab or --unembed", "without logits there are no probabilities")
+    if vocab:
+        question.check_top_k(vocab)
+
+
+def _check_example(question: Question, example: Example) -> None:
+    """Raises FFNError for what an example cannot be asked beside its own block."""
+
+    def contradicts(what: str, why: str) -> NoReturn:
+        raise FFNError(f"--example {question.example} contradicts {what}", why)
+
+    if question.source is not None:
+        source = question.source.source if isinstance(question.source, Resolved) else question.source
+        contradicts(f"SOURCE {shown(source)}", "give one or the other")
+    if changed := _first_option(vars(question.dimensions)):
+        contradicts(changed, "it runs the text's own block, whose facts hold for it alone")
+    if question.dtype is not None and dtypes.dtype(question.dtype).name not in ("fp32", "fp64"):
+        contradicts(f"--dtype {question.dtype}", "its facts are about exact numbers: use fp32 or fp64")
+    if question.input is not None:
+        contradicts("--input", "its facts hold for the text's own input, or a drawn one")
+    drawn = {name: getattr(question, name) for name in ("tokens", "batch", "seq_len", "seed", "train")}
+    if example.fixed and (again := _first_option(drawn)):
+        contradicts(again, "the text gives input and mask; `ffn trace` alone takes it")
+
+
+def _first_option(values: Mapping[str, object]) -> str:
+    """The first of these that was chosen, as it is typed; "" for none."""
+    name = next((name for name, value in values.items() if value is not None), "")
+    off = {"gated": "plain", "bias": "no-bias", "residual": "no-residual", "train": "eval"}
+    return f"--{(off[name] if values[name] is False else name).replace('_', '-')}" if name else ""
+
+
+def _has_block(chosen: Dimensions) -> bool:
+    """Whether any option speaks of a block before the final layer."""
+    return replace(chosen, d_model=None, bias=None).said()
+
+
+# --- what its layer can answer ----------------------------------------------------------------------------------------
+
+
+def _check_model(question: Question, model: Resolved, experts: frozenset[int] | None) -> None:
+    """Raises FFNError for what the model or its layer cannot answer, before anything large is loaded."""
+    if question.runs_model:
+        folder_of(model, question.option)
+        if question.vocab:
+            raise FFNError(f"--vocab contradicts {question.option}", "--unembed goes through the model's own head")
+    if not question.unembed:
+        return
+    folder_of(model, "--unembed")
+    layer = model.layer(question.layer)
+    if layer.stack == "encoder" and any(group.stack == "decoder" for group in model.groups):
+        raise FFNError(f"--unembed: no head reads {model.name}'s encoder", "a decoder layer's output can be unembedded")
+    if question.neuron is None:
+        return
+    if question.neuron >= layer.spec.d_ff:
+        last = layer.spec.d_ff - 1
+        raise FFNError(f"--neuron {question.neuron} is out of range", f"d_ff is {layer.spec.d_ff}: 0 to {last}")
+    if layer.spec.moe and not experts:
+        what = f"--neuron {question.neuron}: each of {layer.spec.moe.experts} experts has one"
+        raise FFNError(what, "say which: --expert 0")
+
+
+def _experts(text: str | None, model: Resolved, layer: str | None) -> frozenset[int] | None:
+    """The experts to look into: none, some (`0,3`), or all (None). FFNError where the model has no such expert."""
+    if text is None:
+        return frozenset()
+    moe = model.layer(layer).spec.moe
+    if moe is None:
+        first = next((g.layers[0] for g in model.groups if g.spec.moe), None)
+        advice = "it is dense" if first is None else f"the first MoE layer is {first}"
+        raise FFNError(f"--expert {shown(text)}: this layer of {model.name} has no experts", advice)
+    if text == "all":
+        return None
+    if not re.fullmatch(r" *[0-9]{1,9} *(, *[0-9]{1,9} *)*", text):
+        raise FFNError(f"--expert must be a number, a comma list or all, got {shown(text)}")
+    experts = frozenset(int(word) for word in text.split(","))
+    if max(experts) >= moe.experts:
+        raise FFNError(f"--expert {max(experts)} is out of range", f"{model.name} has experts 0 to {moe.experts - 1}")
+    return experts
+
+
+# --- which numbers are explained --------------------------------------------------------------------------------------
+
+
+def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, ...]:
+    """(name, index) of every place to explain; `aliases` maps our names to a text's, which may be used too.
+
+    Raises FFNError for what is no place, and for options of none.
+    """
+    if not question.explain:
+        for option, value in (("--terms", question.terms), ("--depth", question.depth)):
+            if value is not None:
+                raise FFNError(f"{option} needs --explain")
+    ours = {theirs: name for name, theirs in aliases.items()}
+    texts = [re.sub(r"\w+(?=\[|:)", lambda m: ours.get(m[0], m[0]), text) for text in question.explain or ()]
+    places = tuple(_place(text) for several in texts for text in _split(several))
+    if len(places) > _MOST_PLACES:
+        raise FFNError(f"--explain takes at most {_MOST_PLACES} places, got {len(places)}")
+    return places
+
+
+def _split(text: str) -> list[str]:
+    """`up[0,3],down[0,1]` → both; a comma within brackets, or of an index after a colon, parts nothing."""
+    return re.split(r",(?![^\[]*\])", text) if "[" in text else [text]
+
+
+def _place(text: str) -> StepIndex:
+    """`up[0,3]`, `up[0, -1]`, `up:0,3`, `experts[2].up[0,3]` → (name, index)."""
+    plain = re.sub(r"\[([0-9]{1,9})\]\.", r".\1.", text.strip())
+    match = re.fullmatch(r"([^\[\]:]+)(?:\[([^\[\]]*)\]|:(.*))", plain, re.DOTALL)
+    words = (match[2] if match[2] is not None else match[3]).split(",") if match else []
+    if not match or not all(re.fullmatch(r"\s*-?[0-9]{1,18}\s*", word, re.ASCII) for word in words):
+        raise FFNError(f"--explain {shown(text)} is no place in a tensor", "give NAME[i,j], such as up[0,3]")
+    return match[1].strip(), tuple(int(word) for word in words)

@@ -1,0 +1,288 @@
+"""A trace from the question to everything that is known of the run: one call, one record.
+
+What few questions need is imported where they need it: a plain trace starts a tenth sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ffncli.block.flow import flow
+from ffncli.block.steps import Step, ffn_span
+from ffncli.errors import FFNError
+from ffncli.models.model import Resolved
+from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
+from ffncli.run.engine.trace import StepRecord, Trace, trace
+from ffncli.run.measure.gap import Agreement, agreement
+from ffncli.run.measure.not_finite import NotFinite, find_not_finite
+from ffncli.run.trace.block_summary import BlockSummary, block_summary
+from ffncli.run.trace.question import TERMS, CheckedQuestion, Question
+from ffncli.run.trace.routes import Chosen, chosen_experts, routes
+from ffncli.run.trace.sampling import Sampling, sampling
+
+if TYPE_CHECKING:
+    from ffncli.run.explain.explain import Explanation
+    from ffncli.run.pretrained.tokens import Token
+    from ffncli.run.texts.fact import Fact
+    from ffncli.run.trace.unembed import PromotedTokens
+
+TOP_TOKENS = 10
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """What a real model read, those `tokens` of it that were looked at, and how far our FFN is from the model's own."""
+
+    prompt: str | None
+    tokens: tuple[Token, ...]
+    agreement: Agreement
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Session:
+    """Everything that one trace found, under the keys of docs/json.md: what was not asked for is None or empty.
+
+    `session["act"]` is the record of a step; `tensors` are the whole tensors that were kept, by the steps' names.
+    `prepared` has the layer, its steps, weights and inputs as they ran. `notes` are remarks of the run, in order.
+    """
+
+    question: Question
+    model: Resolved
+    prepared: Prepared
+    block: BlockSummary
+    trace: Trace
+    not_finite: tuple[NotFinite, ...]
+    model_run: ModelRun | None = None
+    routes: tuple[Chosen, ...] = ()
+    unembed: tuple[PromotedTokens, ...] | None = None
+    sampling: tuple[Sampling, ...] | None = None
+    flow: tuple[str, ...] | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    facts: tuple[Fact, ...] | None = None
+    explain: tuple[Explanation, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ffn_input(self) -> str:
+        """The name of the tensor that enters the FFN."""
+        return self.trace.ffn_input
+
+    @property
+    def ffn_output(self) -> str:
+        """The name of the tensor that leaves the FFN."""
+        return self.trace.ffn_output
+
+    @property
+    def steps(self) -> tuple[StepRecord, ...]:
+        """The record of every intermediate in order, the block's inputs first."""
+        return self.trace.steps
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The whole tensors that were kept, by their printed names."""
+        return self.trace.tensors
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        """The tokens of the prompt, one per row of the input; none without a prompt."""
+        return self.model_run.tokens if self.model_run else ()
+
+    def step(self, name: str) -> StepRecord:
+        """The record of the step of that name. Raises FFNError where there is none."""
+        return self.trace.step(name)
+
+    __getitem__ = step
+
+    def __repr__(self) -> str:
+        names = ", ".join(record.name for record in self.steps)
+        return f"<Session of {self.block.name}: {names}>"
+
+
+def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Session:
+    """Run what was asked. `note` gets every remark at once, those of the model before its layer runs.
+
+    Raises FFNError for a layer, dtype, device, input or place that cannot be, and where the model cannot be run.
+    """
+    question, model, notes = checked.question, checked.model, list[str]()
+
+    def remark(*texts: str) -> None:
+        for text in texts:
+            notes.append(text)
+            note(text)
+
+    request = _request(checked)
+    prepared, tokens = _prepared(checked, request)
+    remark(*model.notes, *map(str, model.differences), *prepared.notes)
+    keep, top_units = _needed_tensors(checked, prepared), question.top_units or 0
+    result = trace(
+        prepared.steps,
+        prepared.weights,
+        prepared.inputs,
+        prepared.mode,
+        question.show,
+        checked.experts,
+        keep,
+        top_units,
+    )
+    remark(*_remarks(checked, result))
+    not_finite = find_not_finite(result, prepared.weights)
+    block = block_summary(model, prepared, question.device)
+    if question.save is not None:
+        remark(_save(question, block, prepared, result))
+    return Session(
+        question, model, prepared, block, result, not_finite,
+        model_run=_model_run(question, prepared, tokens, result),
+        routes=chosen_experts(prepared.steps, result.tensors, question.show),
+        unembed=_unembed(checked, prepared, tokens, result, request) if question.unembed else None,
+        sampling=_sampling(question, result),
+        **_text(checked, prepared),
+        explain=_explain(checked, prepared, result) if checked.places else None,
+        notes=tuple(notes),
+    )  # fmt: skip
+
+
+# --- before the run ---------------------------------------------------------------------------------------------------
+
+
+def _request(checked: CheckedQuestion) -> LayerRequest:
+    """The layer, its input and how it is computed."""
+    question = checked.question
+    return LayerRequest(
+        question.layer, question.input, question.leading, question.dtype, question.device, question.seed,
+        question.train, checked.final_width,
+    )  # fmt: skip
+
+
+def _prepared(checked: CheckedQuestion, request: LayerRequest) -> tuple[Prepared, tuple[Token, ...]]:
+    """A layer ready to run: on what enters it in the model, with the tokens; else on the request's input."""
+    question = checked.question
+    if question.runs_model:
+        from ffncli.run.pretrained.capture import capture
+        from ffncli.run.pretrained.tokens import Prompt
+
+        return capture(checked.model, Prompt(question.prompt, question.input_ids, question.position), request)
+    return prepare(checked.model, request, checked.example), ()
+
+
+def _needed_tensors(checked: CheckedQuestion, prepared: Prepared) -> frozenset[str]:
+    """The steps whose whole tensors must stay for the answer, by their printed names; all others are freed.
+
+    Raises FFNError for a step that is not there.
+    """
+    question, steps = checked.question, prepared.steps
+    names = {"probs", *routes(steps)}
+    if question.unembed or prepared.reference is not None:
+        names.add(ffn_span(steps)[1])
+    if checked.places:
+        names |= _with_origins("--explain", steps, [name for name, _ in checked.places], question.depth or 1)
+    if question.keep:
+        names |= _with_origins("--keep", steps, sorted(question.keep), 0)
+    if question.keep is None or question.save is not None:
+        from ffncli.run.saved.saved import kept_for_saving
+
+        names |= kept_for_saving(steps, prepared.inputs, checked.experts)
+    return frozenset(names)
+
+
+def _with_origins(option: str, steps: Sequence[Step], names: Sequence[str], depth: int) -> frozenset[str]:
+    """The steps of these names and their origins `depth` steps back. Raises FFNError for one that is not there."""
+    from ffncli.run.explain.scene import find, needed
+
+    try:
+        return needed(steps, [find(steps, name).name for name in names], depth)
+    except FFNError as error:
+        raise FFNError(f"{option}: {error.message}", error.hint) from None
+
+
+# --- after the run ----------------------------------------------------------------------------------------------------
+
+
+def _remarks(checked: CheckedQuestion, result: Trace) -> list[str]:
+    """What was kept, and the experts among those asked for that no token is routed to."""
+    out = []
+    if checked.question.keep is None:
+        size = sum(tensor.numel() * tensor.element_size() for tensor in result.tensors.values())
+        out.append(f"kept {len(result.tensors)} tensors, {size / 1e6:,.1f} MB")
+    names = [record.name for record in result.steps]
+    idle = [e for e in sorted(checked.experts or ()) if not any(name.startswith(f"experts.{e}.") for name in names)]
+    return out + ([f"no token is routed to expert {', '.join(map(str, idle))}"] if idle else [])
+
+
+def _save(question: Question, block: BlockSummary, prepared: Prepared, result: Trace) -> str:
+    """Save the trace with what its block is, and say where. Raises FFNError (exit 3) where that is not possible."""
+    from ffncli.run.saved.saved import SMALL_WEIGHTS, save
+
+    size = sum(tensor.numel() * tensor.element_size() for tensor in prepared.weights.values())
+    with_weights = size <= SMALL_WEIGHTS if question.save_weights is None else question.save_weights
+    seed = prepared.mode.generator.initial_seed() if prepared.mode.generator else None
+    about = {**asdict(block), "seed": seed, "dtype": result.steps[0].dtype}
+    save(question.save_path, prepared.steps, result, about, prepared.weights if with_weights else {})
+    left = "" if with_weights else ", without weights"
+    if not with_weights and question.save_weights is None:
+        left += f" ({size / 1e6:,.0f} MB; --save-weights adds them)"
+    return f"saved {len(result.steps)} tensors to {question.save}{left}"
+
+
+def _model_run(question: Question, prepared: Prepared, tokens: tuple[Token, ...], result: Trace) -> ModelRun | None:
+    if prepared.reference is None:
+        return None
+    return ModelRun(question.prompt, tokens, agreement(result.tensors[result.ffn_output], prepared.reference))
+
+
+def _unembed(
+    checked: CheckedQuestion, prepared: Prepared, tokens: Sequence[Token], result: Trace, request: LayerRequest
+) -> tuple[PromotedTokens, ...]:
+    """What the FFN's output promotes after the chosen tokens (the last one), or what one hidden unit does.
+
+    Raises FFNError for a --sample-top-k above the vocabulary.
+    """
+    from ffncli.run.pretrained.tokens import positions
+    from ffncli.run.trace.unembed import TokenLimits, of_rows, of_unit, promoted
+
+    question = checked.question
+    if question.neuron is None:
+        output = result.tensors[result.ffn_output].flatten(0, -2)
+        chosen = bool(tokens) and question.position is not None  # a prompt's rows are only those already
+        vectors = of_rows(output, positions("all" if chosen else question.position or "-1", output.shape[0]))
+    else:
+        vectors = of_unit(prepared, question.neuron, checked.experts)
+    top_k, top_p = question.sets
+    limits = TokenLimits(question.top_tokens or max(TOP_TOKENS, top_k), top_k, top_p)
+    out = promoted(checked.model, prepared, vectors, request, limits)
+    question.check_top_k(out[0].vocab)
+    return out
+
+
+def _sampling(question: Question, result: Trace) -> tuple[Sampling, ...] | None:
+    """What a sampler may pick of a final layer's probabilities; None without such a layer."""
+    probs = result.tensors.get("probs")
+    return None if probs is None else sampling(probs, *question.sets, question.show)
+
+
+def _text(checked: CheckedQuestion, prepared: Prepared) -> dict[str, Any]:
+    """Of an example: the picture of its dimensions, the text's names of our steps, and what it states, computed."""
+    name, example = checked.question.example, checked.example
+    if name is None or example is None:
+        return {}
+    from ffncli.run.texts import facts
+
+    computed = facts(name.strip().lower(), prepared)
+    return {"flow": flow(prepared.steps, example.aliases), "aliases": dict(example.aliases), "facts": computed}
+
+
+def _explain(checked: CheckedQuestion, prepared: Prepared, result: Trace) -> tuple[Explanation, ...]:
+    """How each place's number came about. Raises FFNError for an index that is out of range."""
+    from ffncli.run.explain.explain import explain
+    from ffncli.run.explain.scene import Scene
+
+    question = checked.question
+    scene = Scene(prepared.steps, prepared.weights, result.tensors, prepared.mode)
+    terms, depth = question.terms or TERMS, question.depth or 1
+    return tuple(
+        one for name, index in checked.places for one in explain(scene, name, index, terms, depth, "--explain")
+    )

@@ -1,0 +1,190 @@
+"""All layers of a model in one table: what each FFN does to its tokens. One layer's weights are in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ffncli.block.steps import Step, ffn_span
+from ffncli.models.model import Layer, Resolved
+from ffncli.run.engine.execute import EVAL, execute
+from ffncli.run.engine.prepare import LayerRequest, prepare
+from ffncli.run.measure.gap import Agreement, agreement
+from ffncli.run.measure.not_finite import NotFinite, where_not_finite
+from ffncli.run.measure.statistics import statistics
+from ffncli.run.measure.units import unit_statistics
+from ffncli.run.pretrained.capture import prepared, run_model
+from ffncli.run.pretrained.layers import layers_of, reached
+from ffncli.run.pretrained.tokens import Prompt, Token
+from ffncli.run.trace.question import CheckedQuestion
+from ffncli.show.text import plural
+
+TOP_UNITS = 3
+
+
+@dataclass(frozen=True)
+class ActiveUnit:
+    """A hidden unit and its mean |act| over the tokens; of a routed expert over those that it received."""
+
+    unit: int
+    mean_abs: float
+    expert: int | None = None
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer's FFN over the tokens.
+
+    Of the values after the activation `zero_share` are exactly zero, `near_zero_share` within NEAR_ZERO of it (as
+    block/units.py has it). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for
+    every token, `near_dead_units` within NEAR_ZERO of it. Norms are mean L2 norms of a token, `gain` is the output's
+    over the input's. `agreement` is with the model's own FFN, None without a prompt. `not_finite` are the inputs and
+    weights with NaN or Inf, and the first step with any.
+    """
+
+    stack: str
+    layer: int
+    tokens: int
+    zero_share: float | None
+    near_zero_share: float | None
+    units: int
+    dead_units: int
+    near_dead_units: int
+    most_active: tuple[ActiveUnit, ...]
+    input_norm: float
+    output_norm: float
+    gain: float | None
+    agreement: Agreement | None = None
+    not_finite: tuple[NotFinite, ...] = ()
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Every layer of a model that has an FFN, in order: `rows`.
+
+    `tokens` are each stack's, where the model read a `prompt` or token numbers; `input` is what each layer was given
+    where no model ran. `notes` are remarks of the run.
+    """
+
+    model: Resolved
+    rows: tuple[LayerRow, ...]
+    tokens: Mapping[str, tuple[Token, ...]]
+    notes: tuple[str, ...]
+    prompt: str | None = None
+    input: str | None = None
+
+    @property
+    def not_finite(self) -> tuple[LayerRow, ...]:
+        """The layers with NaN or Inf: the first is the one to look at, for it makes all that come after it so."""
+        return tuple(row for row in self.rows if row.not_finite)
+
+
+def survey_of(checked: CheckedQuestion) -> Survey:
+    """What a question about all layers asks. Raises FFNError as `survey`."""
+    question = checked.question
+    prompt = Prompt(question.prompt, question.input_ids, question.position) if question.runs_model else None
+    request = LayerRequest(None, question.input, question.leading, question.dtype, question.device, question.seed)
+    top = TOP_UNITS if question.top_units is None else question.top_units
+    found = survey(checked.model, request, prompt, top)
+    notes = (*checked.model.notes, *map(str, checked.model.differences), *found.notes)
+    return replace(found, notes=notes)
+
+
+def survey(model: Resolved, request: LayerRequest, prompt: Prompt | None = None, top: int = TOP_UNITS) -> Survey:
+    """One row per layer: on what truly enters it when the model reads the prompt, else on the request's input.
+
+    With a prompt the model runs once; as soon as a layer has run, its own weights are read and run beside it.
+    """
+    layers = layers_of(model)
+    rows: dict[Layer, LayerRow] = {}
+    tokens: dict[str, tuple[Token, ...]] = {}
+    if prompt is None:
+        notes: tuple[str, ...] = ()
+        for layer in layers:
+            ready = prepare(model, replace(request, layer=f"{layer.stack}.{layer.index}"))
+            rows[layer] = survey_layer(layer, ready.steps, ready.weights, ready.inputs, None, top)
+            notes = ready.notes
+            if ready.origin.startswith("random"):
+                notes += (f"{ready.origin}, the same in all layers of one shape: no file holds {model.name}'s",)
+        count, given = rows[layers[0]].tokens, request.input or "randn"
+        said = f"{given}, {count} {plural('token', count)}, the same for every layer"
+        return Survey(model, tuple(rows[layer] for layer in layers), {}, notes, input=said)
+
+    def seen(layer: Layer, given: tuple[Token, ...], entering: Tensor, leaving: Tensor) -> None:
+        ready = prepared(model, layer, request, given, entering, leaving)
+        rows[layer] = survey_layer(layer, ready.steps, ready.weights, ready.inputs, leaving, top)
+        tokens[layer.stack] = given
+
+    layers, silent = reached(model, layers)
+    notes = run_model(model, layers, prompt, request, seen)
+    every = tuple(rows[layer] for layer in layers if layer in rows)
+    return Survey(model, every, tokens, (*silent, *notes), prompt.text)
+
+
+def survey_layer(
+    layer: Layer, steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor],
+    reference: Tensor | None, top: int,
+) -> LayerRow:  # fmt: skip
+    """Run one layer's steps and keep figures alone; `reference` is what the model's own FFN gives, where it ran."""
+    start, end = ffn_span(steps)
+    norms = {name: _mean_norm(tensor) for name, tensor in inputs.items()}
+    seen, rows, found = _Activations(top), next(iter(inputs.values())).shape[:-1].numel(), None
+    bad = [*where_not_finite("input", inputs), *where_not_finite("weight", weights)]
+    finite = True
+    with torch.no_grad():
+        for event in execute(steps, weights, inputs, EVAL):
+            if finite and (first := where_not_finite("step", {event.name: event.tensor})):
+                finite, bad = False, [*bad, *first]
+            if event.name in (start, end):
+                norms[event.name] = _mean_norm(event.tensor)
+            if event.name == end and reference is not None:
+                found = agreement(event.tensor, reference)
+            if event.name.rpartition(".")[2] == "act":
+                seen.add(event.tensor, event.expert, event.name.startswith("shared"))
+    before, after = norms[start], norms[end]
+    return LayerRow(
+        layer.stack, layer.index, rows, *seen.shares(), seen.units, seen.dead, seen.near_dead, seen.most_active(),
+        before, after, after / before if before else None, found, tuple(bad),
+    )  # fmt: skip
+
+
+def _mean_norm(tensor: Tensor) -> float:
+    """The mean L2 norm of a token."""
+    return float(torch.linalg.vector_norm(tensor.double(), dim=-1).mean())
+
+
+@dataclass
+class _Activations:
+    """Counts over all activations of a layer: one in a dense FFN, one per expert that has a token in a MoE."""
+
+    top: int
+    values: int = 0
+    zeros: int = 0
+    near_zeros: int = 0
+    units: int = 0
+    dead: int = 0
+    near_dead: int = 0
+    active: list[ActiveUnit] = field(default_factory=list)
+
+    def add(self, tensor: Tensor, expert: int | None, shared: bool) -> None:
+        """Count one activation's output [..., d_ff]."""
+        values, units = statistics(tensor), unit_statistics(tensor, self.top)
+        self.values += tensor.numel()
+        self.zeros += values.zeros
+        self.near_zeros += values.near_zeros
+        self.units += units.units
+        self.dead += units.dead
+        self.near_dead += units.near_dead
+        self.active += (ActiveUnit(unit.unit, unit.mean_abs, expert, shared) for unit in units.most_active)
+
+    def shares(self) -> tuple[float | None, float | None]:
+        """(zeros, near zeros) over all values; None where there are none."""
+        return (self.zeros / self.values, self.near_zeros / self.values) if self.values else (None, None)
+
+    def most_active(self) -> tuple[ActiveUnit, ...]:
+        """The units of largest mean |act|, the largest first."""
+        return tuple(sorted(self.active, key=lambda unit: -unit.mean_abs)[: self.top])

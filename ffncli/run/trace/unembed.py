@@ -1,0 +1,269 @@
+"""The logit lens on an FFN: which tokens a vector promotes, through the model's own final norm and head.
+
+The vector is set in the place of what the last layer gives, and the model's own forward does the rest: its final norm,
+its projection (OPT-350m), its head with whatever scales or caps the logits (Granite, Cohere, Gemma-2). Of the layers
+only the first is loaded, and what it computes is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffncli.block.recipe import steps
+from ffncli.block.steps import Norm, Step, ffn_span
+from ffncli.errors import ExitCode, FFNError
+from ffncli.models.model import Layer, Resolved
+from ffncli.models.runnable import folder_of
+from ffncli.run.engine.execute import norm
+from ffncli.run.engine.prepare import LayerRequest, Prepared, device_of, dtype_of
+from ffncli.run.engine.weights import stored_weights
+from ffncli.run.pretrained.capture import cut, stand_in
+from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
+from ffncli.run.pretrained.locate import live_ffn
+from ffncli.run.pretrained.tokens import token_text, tokenizer_of
+from ffncli.run.trace.sampling import Sampling, sampling
+
+_AT_ONCE = 64  # vectors whose logits are held together
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """A token and what the vector gives it: the logit, and the probability after a softmax over the vocabulary.
+
+    `cumulative` is the mass of all that are at least as probable, its own included.
+    """
+
+    id: int
+    text: str | None
+    logit: float
+    probability: float
+    cumulative: float
+    in_top_k: bool
+    in_top_p: bool
+
+
+@dataclass(frozen=True)
+class TokenLimits:
+    """How many tokens are listed, and which sets of all are made: the `top_k` likeliest, those that make up `top_p`."""
+
+    top: int
+    top_k: int
+    top_p: float
+
+
+@dataclass(frozen=True)
+class Unembedded:
+    """The tokens that a vector promotes, of largest logit first, and the sets of the whole vocabulary as a sampler's.
+
+    Where a logit is no number, nothing is promoted and nothing picked, as in `Sampling`.
+    """
+
+    vocab: int
+    sets: Sampling
+    promoted: tuple[Promoted, ...]
+
+
+@dataclass(frozen=True)
+class PromotedTokens:
+    """What the FFN's output for a `row` of the input promotes, or a hidden unit (`neuron`, of `expert`, times `sign`).
+
+    The sets are as in `Sampling`, of a vocabulary of `vocab` tokens.
+    """
+
+    row: int | None
+    neuron: int | None
+    expert: int | None
+    sign: int | None
+    vocab: int
+    argmax: int | None
+    top_k: int
+    top_k_mass: float | None
+    top_p: float
+    top_p_count: int | None
+    top_p_mass: float | None
+    promoted: tuple[Promoted, ...]
+
+
+@dataclass(frozen=True)
+class Added:
+    """A vector [d_model] that an FFN gives: its output for a `row` of the input, or what one hidden unit writes.
+
+    Of a unit it is the column `neuron` of the down projection (of `expert`'s, where there are several) times `sign`.
+    """
+
+    vector: Tensor
+    row: int | None = None
+    neuron: int | None = None
+    expert: int | None = None
+    sign: int | None = None
+
+
+def of_rows(output: Tensor, rows: Sequence[int]) -> list[Added]:
+    """What the FFN gives for some rows of its output [tokens, d_model]."""
+    return [Added(output[row], row) for row in rows]
+
+
+def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> list[Added]:
+    """What a hidden unit writes where its activation is positive, and where it is negative; in each of `experts`."""
+    down = ready.weights["down.weight"]
+    numbers = sorted(experts or ()) if ready.layer.spec.moe else (None,)
+    columns = [(expert, (down if expert is None else down[expert])[:, neuron]) for expert in numbers]
+    return [Added(sign * column, None, neuron, expert, sign) for expert, column in columns for sign in (1, -1)]
+
+
+def promoted(
+    model: Resolved, ready: Prepared, added: Sequence[Added], request: LayerRequest, limits: TokenLimits
+) -> tuple[PromotedTokens, ...]:
+    """The tokens that each vector promotes, after the norm that it goes through first, if there is one.
+
+    Raises FFNError as `unembed`.
+    """
+    vectors = to_stream(ready, torch.stack([one.vector for one in added]))
+    answers = unembed(model, ready.layer, vectors, request, limits)
+    return tuple(_promoted(one, answer) for one, answer in zip(added, answers, strict=True))
+
+
+def _promoted(one: Added, answer: Unembedded) -> PromotedTokens:
+    sets = answer.sets
+    return PromotedTokens(
+        one.row, one.neuron, one.expert, one.sign, answer.vocab, sets.argmax, sets.top_k, sets.top_k_mass, sets.top_p,
+        sets.top_p_count, sets.top_p_mass, answer.promoted,
+    )  # fmt: skip
+
+
+def unembed(
+    model: Resolved, layer: Layer, vectors: Tensor, request: LayerRequest, limits: TokenLimits
+) -> tuple[Unembedded, ...]:
+    """The tokens that every vector [n, d_model] promotes; each vector is added to the residual stream by `layer`'s FFN.
+
+    Raises FFNError where no head reads that stream, and for models without a vocabulary.
+    """
+    folder = folder_of(model, "--unembed")
+    stacks = {group.stack for group in model.groups}
+    if not stacks <= {"encoder", "decoder"}:
+        names = ", ".join(sorted(stacks))
+        raise FFNError(
+            f"--unembed: {model.name} has the stacks {names}, and it is not known which of them the head reads"
+        )
+    vectors = _last_norm(model, layer, vectors, request)
+    with offline() as transformers:
+        config = read_config(transformers, folder)
+        tokenizer = tokenizer_of(transformers, folder)
+        where: list[str] = []
+
+        def shrink(module: Any, lean: bool) -> None:  # lean or not: a layer too many would change the answer
+            where.append(_first_alone(module, model, layer))
+
+        dtype, device = dtype_of(request.dtype), device_of(request.device)
+        loaded = load(transformers, folder, config, dtype, device, shrink, with_head=True)
+        out: list[Unembedded] = []
+        for some in torch.split(vectors, _AT_ONCE):
+            out += (_best(row, tokenizer, limits) for row in _logits(loaded, where[-1], some))
+    return tuple(out)
+
+
+def to_stream(ready: Prepared, vectors: Tensor) -> Tensor:
+    """What the FFN's output becomes before it is added to the residual stream: Gemma-2 and OLMo-2 normalise it."""
+    block = steps(ready.layer.spec)
+    _, name = ffn_span(block)
+    for step in block[[s.output for s in block].index(name) + 1 :]:
+        if not (isinstance(step.op, Norm) and step.inputs == (name,)):
+            break
+        vectors, name = _normed(step, ready.weights, vectors), step.output
+    return vectors
+
+
+def _normed(step: Step, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    assert isinstance(step.op, Norm)
+    return norm(step.op, {name.rpartition(".")[2]: weights[name] for name in step.parameters()}, x)
+
+
+def _last_norm(model: Resolved, layer: Layer, vectors: Tensor, request: LayerRequest) -> Tensor:
+    """Post-norm models have no final norm: what the head reads has gone through the last layer's (BERT)."""
+    last = max((g for g in model.groups if g.stack == layer.stack), key=lambda g: max(g.layers))
+    if last.spec.norm_position != "post" or last.spec.norm == "none":
+        return vectors
+    at = Layer(layer.stack, max(last.layers), last.spec)
+    weights = stored_weights(model, at, dtype_of(request.dtype), request.device)
+    step = last.steps[-1]
+    return _normed(step, weights or {}, vectors) if isinstance(step.op, Norm) else vectors
+
+
+def _first_alone(module: Any, model: Resolved, layer: Layer) -> str:
+    """Leave the first layer of the stack that the head reads, none of an encoder beside it; the first's name."""
+    first = next(g for g in model.groups if g.stack == layer.stack and min(g.layers) == _lowest(model, layer.stack))
+    live = live_ffn(module, model, Layer(layer.stack, min(first.layers), first.spec))
+    beside = next((g for g in model.groups if g.stack != layer.stack), None)
+    if beside is not None:
+        cut(module, live_ffn(module, model, Layer(beside.stack, min(beside.layers), beside.spec)).layer, 0)
+    cut(module, live.layer, 1)
+    return live.layer
+
+
+def _lowest(model: Resolved, stack: str) -> int:
+    return min(min(group.layers) for group in model.groups if group.stack == stack)
+
+
+def _logits(loaded: Pretrained, layer: str, vectors: Tensor) -> Tensor:
+    """[n, vocabulary], in float64: the model's forward with `vectors` in the place of what `layer` gives.
+
+    The last one is there twice, under two tokens: were its logits to differ, something went past that place.
+    """
+    vectors = torch.cat([vectors, vectors[-1:]])
+    count, _width = vectors.shape
+    kind = loaded.config.model_type
+
+    def put(module: nn.Module, args: Any, output: Any) -> Any:
+        first = output[0] if isinstance(output, (tuple, list)) else output
+        places = (vectors[:, None], vectors[None])  # XLNet: time goes before the batch
+        placed = next((place for place in places if place.shape == first.shape), None)
+        if placed is None:
+            raise FFNError(f"--unembed: the layers of {kind} give {list(first.shape)}, not one vector per token")
+        inner = placed.to(first.dtype)
+        if isinstance(output, list):  # GPT-1
+            return [inner, *output[1:]]
+        return (inner, *output[1:]) if isinstance(output, tuple) else inner
+
+    given = stand_in(loaded, count)
+    for name in ("input_ids", "decoder_input_ids"):
+        if name in given:
+            given[name] = given[name].clone()
+            given[name][-1] = 1
+    handle = loaded.module.get_submodule(layer).register_forward_hook(put)
+    try:
+        with torch.no_grad(), demanding(loaded):
+            logits: Tensor = loaded.module(**given).logits
+    except FFNError:
+        raise
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        what = f"--unembed: {kind} does not run with its first layer alone and vectors in the place of its output"
+        raise cannot(what, error, ExitCode.ENVIRONMENT) from None
+    finally:
+        handle.remove()
+    if logits.numel() != count * logits.shape[-1]:
+        raise FFNError(f"--unembed: {kind} has several heads: {list(logits.shape)} logits for {count} vectors")
+    logits = logits.reshape(count, -1).double()
+    if (logits[-1] - logits[-2]).abs().max() > 1e-3 * logits[-1].abs().max():
+        raise FFNError(f"--unembed: what the head of {kind} reads is not what its layers give alone")
+    return logits[:-1]
+
+
+def _best(logits: Tensor, tokenizer: Any, limits: TokenLimits) -> Unembedded:
+    # By the logits: far behind the first, probabilities are 0 and in no order.
+    logits, ids = logits.sort(descending=True, stable=True)
+    sets = sampling(logits.softmax(-1), limits.top_k, limits.top_p, limits.top)[0]
+    rows = zip(sets.candidates[: limits.top], logits.tolist(), ids.tolist(), strict=False)
+    tokens = tuple(
+        Promoted(i, token_text(tokenizer, i), logit, one.probability, one.cumulative, one.in_top_k, one.in_top_p)
+        for one, logit, i in rows
+    )
+    # A place in that order is no token's number.
+    argmax = tokens[0].id if tokens else None
+    return Unembedded(len(logits), replace(sets, argmax=argmax, candidates=()), tokens)

@@ -1,0 +1,1 @@
+"""A user's own Python: modules, kernels, and what they compute."""

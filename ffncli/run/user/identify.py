@@ -1,0 +1,186 @@
+"""Which block a module computes: found by matching its outputs, one arrangement of its parameters after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from math import inf
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ffncli.block.activations import TABLE
+from ffncli.block.recipe import FFNSpec, steps
+from ffncli.block.steps import Axis, Norm
+from ffncli.run.engine.execute import norm, run
+from ffncli.run.engine.functions import function
+from ffncli.run.user.wiring import Norms, Wiring, norms, wirings
+
+ACTIVATIONS = tuple(name for name, row in TABLE.items() if not row.learned)
+_SCREENED = 4  # tokens on which every arrangement is tried; one that fits is tried on all
+_ROWS = 16  # outputs compared then, where no norm needs all of them
+
+
+@dataclass(frozen=True)
+class ModuleSample:
+    """What a module gave: `y` for `x`, both [tokens, d_model], with these parameters, in x's dtype.
+
+    `tolerance` is the relative error up to which another computation counts as the same; `eps` are those to try.
+    `residual` and `pre` say whether it adds its input and norms what enters, where that is known.
+    """
+
+    parameters: Mapping[str, Tensor]
+    x: Tensor
+    y: Tensor
+    tolerance: float
+    eps: tuple[float, ...]
+    residual: bool | None = None
+    pre: bool | None = None
+
+    def allows(self, choice: Norms) -> bool:
+        """Whether a block so normed may still be the module."""
+        return self.pre in (None, choice.pre) and not (self.residual and choice.position == "post")
+
+
+@dataclass(frozen=True)
+class Match:
+    """A block, where its weights lie, and how far its outputs are from the module's (largest relative error).
+
+    `errors` has every activation's in the same arrangement.
+    """
+
+    activation: str
+    wiring: Wiring
+    norms: Norms
+    residual: bool
+    error: float
+    errors: Mapping[str, float]
+
+    @property
+    def next_best(self) -> tuple[str, float]:
+        """The activation that comes nearest among the others."""
+        name = min((n for n in self.errors if n != self.activation), key=lambda n: self.errors[n])
+        return name, self.errors[name]
+
+    @property
+    def views(self) -> Wiring:
+        """Canonical name → part of a parameter, norms included."""
+        return {**self.wiring, **self.norms.views}
+
+    @property
+    def mixed_bias(self) -> bool:
+        """Whether some projections have a bias and others not."""
+        count = sum(name.endswith(".bias") for name in self.wiring)
+        return 0 < count < len(self.wiring) - count
+
+    def weights(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Canonical weights from the module's parameters."""
+        return {name: view.of(parameters).contiguous() for name, view in self.views.items()}
+
+    def spec(self, parameters: Mapping[str, Tensor]) -> FFNSpec:
+        """The block as a spec."""
+        d_model, d_ff = self.wiring["down.weight"].of(parameters).shape
+        return FFNSpec(
+            d_model, d_ff, self.activation, gated="gate.weight" in self.wiring, bias="down.bias" in self.wiring,
+            norm=self.norms.kind, norm_position=self.norms.position, norm_eps=self.norms.eps,
+            norm_weight=self.norms.weight, norm_bias=self.norms.bias, residual=self.residual,
+        )  # fmt: skip
+
+
+def identify(probe: ModuleSample) -> Match | None:
+    """The first arrangement whose block gives the module's outputs within the tolerance, else the nearest one.
+
+    None where no two matrices of the module can be a block at all. The search knows nothing of names but biases'.
+    """
+    search = _ArrangementSearch(probe)
+    shapes = {name: tuple(tensor.shape) for name, tensor in probe.parameters.items()}
+    d_model = probe.x.shape[-1]
+    found = list(wirings(shapes, d_model))
+    best: Match | None = None
+    for choice, wiring in product(filter(probe.allows, norms(shapes, d_model, probe.eps)), found):
+        match = search.best(wiring, choice, _SCREENED)
+        if match.error <= probe.tolerance:
+            match = search.best(wiring, choice, len(probe.x))
+        if match.error <= probe.tolerance:
+            return match
+        if best is None or match.error < best.error:
+            best = match
+    return best
+
+
+def confirmed(match: Match, probe: ModuleSample) -> float:
+    """The relative error of the reference execution of the match's block, steps and all."""
+    block = steps(match.spec(probe.parameters))
+    return _error(run(block, match.weights(probe.parameters), {"x": probe.x})[None], probe.y)[0]
+
+
+@dataclass
+class _ArrangementSearch:
+    """Errors of all activations at once. What arrangements share is computed once: `plain` is for blocks without a
+    norm on what enters, `normed` for those with the norm of `choice`.
+    """
+
+    probe: ModuleSample
+    choice: Norms = field(default_factory=Norms)
+    plain: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
+    normed: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
+
+    def best(self, wiring: Wiring, choice: Norms, tokens: int) -> Match:
+        """The best activation for an arrangement, with or without a residual, on the first `tokens` tokens."""
+        x, y = self.probe.x[:tokens], self.probe.y[:tokens]
+        rows = len(x[0]) if choice.closes else _ROWS
+        down = self._down(wiring, choice, tokens, rows)
+        found: list[Match] = []
+        for residual in (False, True):
+            out = _normed(down, "post_norm", choice, self.probe) if choice.position.endswith("branch") else down
+            out = out + x[:, :rows] if residual else out
+            out = _normed(out, "post_norm", choice, self.probe) if choice.position == "post" else out
+            errors = dict(zip(ACTIVATIONS, _error(out, y[:, :rows]), strict=True))
+            fitting = [name for name in ACTIVATIONS if errors[name] <= self.probe.tolerance]
+            name = fitting[0] if fitting else min(errors, key=lambda n: errors[n])  # gelu before gelu_10
+            found.append(Match(name, wiring, choice, residual, errors[name], errors))
+        return min(found, key=lambda match: match.error)
+
+    def _down(self, wiring: Wiring, choice: Norms, tokens: int, rows: int) -> Tensor:
+        """The down projection's first `rows` outputs for every activation: [activations, tokens, rows]."""
+        if self.choice != choice:
+            self.choice, self.normed = choice, {}
+        known = self.normed if choice.pre else self.plain
+        key = (*wiring.values(), tokens, rows)
+        if key not in known:
+            x = _normed(self.probe.x[:tokens], "norm", choice, self.probe) if choice.pre else self.probe.x[:tokens]
+            raised = {role: self._rise(x, role, wiring, known) for role in ("gate", "up") if f"{role}.weight" in wiring}
+            hidden = torch.stack([function(name)(raised.get("gate", raised["up"])) for name in ACTIVATIONS])
+            hidden = hidden * raised["up"] if "gate" in raised else hidden
+            known[key] = self._linear(hidden, "down", wiring, rows)
+        return known[key]
+
+    def _rise(self, x: Tensor, role: str, wiring: Wiring, known: dict[tuple[object, ...], Tensor]) -> Tensor:
+        key = (wiring[f"{role}.weight"], wiring.get(f"{role}.bias"), len(x))
+        if key not in known:
+            known[key] = self._linear(x, role, wiring)
+        return known[key]
+
+    def _linear(self, x: Tensor, role: str, wiring: Wiring, rows: int | None = None) -> Tensor:
+        bias = wiring.get(f"{role}.bias")
+        weight = wiring[f"{role}.weight"].of(self.probe.parameters)[:rows]
+        return functional.linear(x, weight, None if bias is None else bias.of(self.probe.parameters)[:rows])
+
+
+def _normed(x: Tensor, step: str, choice: Norms, probe: ModuleSample) -> Tensor:
+    """x [..., d_model] after the norm of that name; as it is where there is none."""
+    if choice.kind == "none":
+        return x
+    op = Norm(choice.kind, Axis("d_model", x.shape[-1]), choice.eps, choice.weight, choice.bias)
+    own = {p: choice.views[f"{step}.{p}"].of(probe.parameters) for p in op.parameters()}
+    return norm(op, own, x)
+
+
+def _error(candidates: Tensor, y: Tensor) -> list[float]:
+    """Per candidate [n, tokens, values]: the largest over tokens of max|a - b| / max|b|."""
+    size = y.abs().amax(-1)
+    size = size.clamp(min=1e-6 * float(size.max()) or 1.0)
+    worst = ((candidates - y).abs().amax(-1) / size).amax(-1).double()
+    return torch.nan_to_num(worst, nan=inf, posinf=inf).tolist()

@@ -1,0 +1,26 @@
+"""One string from the user → the model it means, modules in the user's own Python files included."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ffncli.errors import FFNError, shown_path
+from ffncli.models import source as model_source
+from ffncli.models.dimensions import Dimensions
+from ffncli.models.model import Resolved
+
+
+def load(source: str | None = None, dimensions: Dimensions | None = None, seed: int = 0) -> Resolved:
+    """The model for a SOURCE and dimension options; `my.py:Name` is executed, its weights drawn under `seed`.
+
+    Everything else is `models.source.load`'s, and imports no torch. Raises FFNError for whatever cannot be a block.
+    """
+    if source is None or not model_source.is_user_module(source):
+        return model_source.load(source, dimensions)
+    path = Path(os.path.expanduser(source.rpartition(":")[0] if ":" in source else source))
+    if not path.exists():  # said before torch is imported
+        raise FFNError(f"{shown_path(path)} does not exist", "give my.py:ClassName")
+    from ffncli.run.user.module import load_module
+
+    return load_module(source, dimensions or Dimensions(), seed).model

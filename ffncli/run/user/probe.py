@@ -1,0 +1,192 @@
+"""Running a module whose inside is unknown: the input it wants, and what it gives with known parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ffncli.errors import FFNError, shown, shown_path
+from ffncli.models.dimensions import Dimensions, whole
+from ffncli.run.user.identify import ModuleSample
+from ffncli.run.user.python_file import user_code
+from ffncli.run.user.wiring import EPS, biases
+
+_SCALES = (0.02, 1.0, 5.0, 0.3)  # of the probe's tokens in turn: near the kinks, and far out where gelu_10 is flat
+_EXACT, _NARROW = 1e-9, 2e-5  # tolerances: all in float64, or partly in float32 (an RMSNorm that says x.float())
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a module wants its input: `there` from [tokens, d_model], `back` from its output."""
+
+    name: str
+    there: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor]
+
+
+_LAYOUTS = (
+    _Layout("[batch, tokens, d_model]", lambda x: x[None], lambda y: y[0]),
+    _Layout("[tokens, d_model]", lambda x: x, lambda y: y),
+    _Layout("[batch, d_model, tokens]", lambda x: x.T[None].contiguous(), lambda y: y[0].T),
+)
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A module's forward on tokens [tokens, d_model], its exceptions made one line."""
+
+    path: Path
+    layout: _Layout
+    d_model: int
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Outputs [tokens, d_model]; of several outputs the first. Raises FFNError for another shape."""
+        given = self.layout.there(x)
+        with user_code(self.path, f"raised by its forward on an input {self.layout.name} = {list(given.shape)}"):
+            with torch.no_grad():
+                out: Any = module(given)
+            out = out[0] if isinstance(out, (tuple, list)) and out else out
+        if not isinstance(out, Tensor) or out.shape != given.shape:
+            got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise FFNError(
+                f"{shown_path(self.path)}: {type(module).__name__} makes {got} of an input {list(given.shape)}",
+                "an FFN block gives back what it takes: a tensor of the same shape",
+            )
+        return self.layout.back(out)
+
+
+def runner_for(module: nn.Module, said: Dimensions, path: Path) -> Runner:
+    """The first layout and width of input that the module takes; the widths its parameters have are tried."""
+    known = [parameter.shape for parameter in module.parameters() if not nn.parameter.is_lazy(parameter)]
+    sizes = dict.fromkeys(size for shape in known if len(shape) > 1 for size in reversed(shape))
+    widths = [whole("--d-model", said.d_model)] if said.d_model is not None else list(sizes)
+    if not widths:
+        raise FFNError(f"{shown_path(path)}: {type(module).__name__} has no weight matrix", "an FFN block has two")
+    failures: list[FFNError] = []
+    for d_model in widths:
+        for layout in _LAYOUTS:
+            runner = Runner(path, layout, d_model)
+            try:
+                runner(module, torch.zeros(_tokens(d_model), d_model, dtype=own_dtype(module)))
+                return runner
+            except FFNError as error:
+                failures.append(error)
+    raise next((error for error in failures if error.__cause__ is None), failures[0])  # one that ran says most
+
+
+def probes(twin: nn.Module, run: Runner) -> tuple[ModuleSample, ModuleSample, list[tuple[float, Tensor]]]:
+    """What the module gives with its own weights and with drawn ones, and what its own dropouts received.
+
+    Drawn weights tell apart what fresh ones hide: a norm's ones, a bias's zeros. In float64 where the module can.
+    """
+    dtype = own_dtype(twin)
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.tensor(_SCALES, dtype=torch.float64).repeat(_tokens(run.d_model))[: _tokens(run.d_model), None]
+    x = torch.randn(len(scales), run.d_model, generator=generator, dtype=torch.float64) * scales
+    captured: list[tuple[float, Tensor]] = []
+    try:
+        own = _probe(twin.double(), run, x, captured)
+    except FFNError:  # a tensor of its own in float32: it runs only as it is
+        captured.clear()
+        own = _probe(twin.to(torch.promote_types(dtype, torch.float32)), run, x.float(), captured)
+    kept = replace(own, parameters={name: tensor.clone() for name, tensor in own.parameters.items()})
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(drawn * (4 / run.d_model**0.5) if parameter.dim() > 1 else drawn)
+    drawn_probe = _probe(twin, run, own.x, [])
+    return kept, replace(drawn_probe, **_traits(twin, run, drawn_probe)), captured
+
+
+def _traits(twin: nn.Module, run: Runner, probe: ModuleSample) -> dict[str, Any]:
+    """Whether the module adds its input at the end, and whether it norms what enters; None where it cannot be told.
+
+    With all matrices and their biases zero, a residual block gives back its input. A norm on what enters makes the rest
+    blind to the input's scale.
+    """
+    large = probe.x[probe.x.abs().amax(-1) > 1]
+    scaled = run(twin, 4 * large)
+    paired = biases({name: tuple(parameter.shape) for name, parameter in twin.named_parameters()})
+    kept = {name: parameter.detach().clone() for name, parameter in twin.named_parameters()}
+    with torch.no_grad():
+        for name, parameter in twin.named_parameters():
+            if parameter.dim() > 1 or name in paired.values():
+                parameter.zero_()
+        closed = run(twin, probe.x)
+        for name, parameter in twin.named_parameters():
+            parameter.copy_(kept[name])
+    if not (torch.equal(closed, probe.x) or not closed.any()):
+        return {"residual": None, "pre": None}
+    residual = bool(closed.any())
+    branch = run(twin, large) - (large if residual else 0)
+    moved = (scaled - (4 * large if residual else 0) - branch).abs().max() / branch.abs().max()
+    return {"residual": residual, "pre": bool(moved < 1e-2)}
+
+
+def _probe(twin: nn.Module, run: Runner, x: Tensor, captured: list[tuple[float, Tensor]]) -> ModuleSample:
+    def record(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        received = arguments[0] if arguments else None
+        if isinstance(module, nn.Dropout) and module.p and isinstance(received, Tensor):
+            captured.append((module.p, run.layout.back(received) if received.dim() == _axes(run) else received))
+
+    handles = [m.register_forward_pre_hook(record) for m in twin.modules() if isinstance(m, nn.Dropout)]
+    widths = _Widths()  # type: ignore[no-untyped-call]
+    with widths:
+        y = run(twin, x)
+    for handle in handles:
+        handle.remove()
+    exact = x.dtype == torch.float64 and not widths.narrow
+    eps = tuple(dict.fromkeys(_eps(twin))) or (*EPS, torch.finfo(x.dtype).eps)
+    parameters = {name: parameter.detach() for name, parameter in twin.named_parameters()}
+    return ModuleSample(parameters, x, y.to(x.dtype), _EXACT if exact else _NARROW, eps)
+
+
+def _axes(run: Runner) -> int:
+    """How many axes the module's input has."""
+    return run.layout.there(torch.zeros(1, 1)).dim()
+
+
+class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees whether anything but single numbers is computed in less than float64."""
+
+    narrow = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        floats = isinstance(out, Tensor) and out.is_floating_point() and out.dim() > 0
+        self.narrow = self.narrow or (floats and out.dtype.itemsize < 8)
+        return out
+
+
+def _eps(module: nn.Module) -> Iterator[float]:
+    """The numbers that the module's parts keep under a name with `eps` in it."""
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if "eps" in name and type(value) is float and 0 <= value < 1:
+                yield value
+
+
+def same_eps(twin: nn.Module, dtype: torch.dtype) -> None:
+    """nn.RMSNorm without an eps takes its dtype's: the twin in float64 shall take the module's own."""
+    for part in twin.modules():
+        if isinstance(part, nn.RMSNorm) and part.eps is None:
+            part.eps = torch.finfo(dtype).eps
+
+
+def _tokens(d_model: int) -> int:
+    """How many tokens the probe has: never d_model, so that a transposed layout is refused by its shape."""
+    return 24 if d_model != 24 else 28
+
+
+def own_dtype(module: nn.Module) -> torch.dtype:
+    """The dtype of the module's parameters, by the first one. Raises FFNError where it is no floating one."""
+    found = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    if not found.is_floating_point:
+        raise FFNError(f"{type(module).__name__} has parameters of dtype {shown(str(found))}")
+    return found

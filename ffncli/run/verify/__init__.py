@@ -1,0 +1,1 @@
+"""Proofs that ways of computing a block agree."""

@@ -1,0 +1,79 @@
+"""Kernels against the reference in float64, and the packed one against the one that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ffncli.errors import FFNError
+from ffncli.kernels import built_in
+from ffncli.kernels.kernel import Kernel
+from ffncli.run.engine.reference import in_float64, output_and_experts, same_experts
+from ffncli.run.verify.checks.case import CheckedBlock
+from ffncli.run.verify.checks.row import CheckRow
+
+
+class BrokenContract(Exception):
+    """A kernel broke its contract; the text says how."""
+
+
+def fused(case: CheckedBlock) -> Iterator[CheckRow]:
+    """gate and up in one matrix, against gate and up apart, in the same dtype."""
+    judge, packed = case.judge("fused"), built_in("packed")
+    reason = packed.refuses(case.ffn) or built_in("eager").refuses(case.ffn)
+    if reason:
+        yield judge.skips("packed = eager", reason)
+        return
+    one, two = (compute(case, kernel) for kernel in (packed, built_in("eager")))
+    yield judge.equal("packed = eager", one, two, "gate and up as one matrix")
+
+
+def kernels(case: CheckedBlock) -> Iterator[CheckRow]:
+    """Every kernel in the case's dtype, against the reference execution in float64."""
+    judge = case.judge("kernels")
+    reference, went = in_float64(case.ffn, case.ffn_weights, {case.entry: case.x})
+    _, near = output_and_experts(case.ffn, case.ffn_weights, {case.entry: case.x})
+    same, left_out = same_experts(near, went, len(case.x))
+    for kernel in case.kernels:
+        reason = kernel.refusal(case.ffn, case.device, case.dtype)
+        if reason:
+            yield judge.skips(kernel.name, reason)
+            continue
+        try:
+            found = compute(case, kernel)
+        except (FFNError, BrokenContract) as error:
+            yield judge.fails(kernel.name, error.message if isinstance(error, FFNError) else str(error))
+            continue
+        yield judge.equal(kernel.name, found[same], reference[same], "; ".join(filter(None, (kernel.origin, left_out))))
+
+
+def compute(case: CheckedBlock, kernel: Kernel) -> Tensor:
+    """What a kernel makes of the case's x [tokens, d_model]. Raises BrokenContract where it breaks its contract.
+
+    It is called with other tokens first, so that one that keeps its first result is found out.
+    """
+    weights = dict(case.ffn_weights)
+    if kernel.origin:  # a user's, which may write where it should not
+        weights = {name: tensor.clone() for name, tensor in weights.items()}
+    before = {name: tensor._version for name, tensor in weights.items()}
+    params = kernel.prepare(case.ffn, weights)
+    call = kernel.build(case.ffn, case.device, case.dtype)
+    call(case.x.flip(0), params)
+    given = case.x.clone()
+    out: object = call(given, params)
+    if not isinstance(out, Tensor):
+        raise BrokenContract(f"gives a {type(out).__name__}, not a tensor")
+    if out.shape != case.x.shape:
+        raise BrokenContract(f"gives shape {list(out.shape)}, expected {list(case.x.shape)}")
+    if out.dtype != case.dtype:
+        raise BrokenContract(
+            f"gives {str(out.dtype).removeprefix('torch.')}, expected {str(case.dtype).removeprefix('torch.')}"
+        )
+    if not torch.equal(given, case.x):
+        raise BrokenContract("changes its input x")
+    changed = [name for name, tensor in weights.items() if tensor._version != before[name]]
+    if changed:
+        raise BrokenContract(f"changes the weight {changed[0]}")
+    return out

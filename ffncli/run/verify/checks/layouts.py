@@ -1,0 +1,281 @@
+"""The layout doctor: how the file's tensors were read, by what evidence, and what each misreading would do.
+
+The proof that our reading is right is another program's result: transformers' own module of the layer, run on what
+enters it, or the same layer of another checkpoint (`--against`). Where ours departs from it and a misreading agrees,
+that one is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ffncli.block.recipe import FFNSpec
+from ffncli.block.steps import Norm, parameters
+from ffncli.errors import FFNError, shown
+from ffncli.kernels.kernel import kernel_steps
+from ffncli.models.model import Resolved
+from ffncli.models.tensors.layout import Located, canonical
+from ffncli.models.tensors.misreadings import Misreading, misreadings, mixed_misreadings
+from ffncli.models.tensors.slices import StoredSlice
+from ffncli.run.engine.execute import run
+from ffncli.run.engine.fused import halves_by_turns, turns_as_halves
+from ffncli.run.engine.prepare import LayerRequest, prepare
+from ffncli.run.engine.reference import steady_tokens
+from ffncli.run.engine.weights import located_weights, packed_formats, read_located
+from ffncli.run.pretrained.capture import FAULTS, run_model
+from ffncli.run.pretrained.tokens import Prompt
+from ffncli.run.verify.checks.case import CheckedBlock
+from ffncli.run.verify.checks.reach import reached, reaching, unreached
+from ffncli.run.verify.checks.row import CheckRow, Judge, errors
+
+_IDS = tuple(range(5, 13))  # tokens that any vocabulary has, and that mean nothing special
+_WHERE = 120  # letters of a tensor's name
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What another program makes of `x` [tokens, d_model] with the same layer; `name` says which program.
+
+    `weights` are its canonical ones, where they can be compared with ours, and `norms` what its norms make of x. It is
+    `single` if it computes parts in float32 whatever the dtype. `same` are the tokens that are compared; None: all.
+    `fault` is what is known to be wrong with it.
+    """
+
+    name: str
+    x: Tensor
+    reference: Tensor
+    remark: str = ""
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    norms: Mapping[str, Tensor] = field(default_factory=dict)
+    single: bool = False
+    same: Tensor | None = None
+    fault: str = ""
+
+
+def layout(case: CheckedBlock) -> Iterator[CheckRow]:
+    """The tensors as they were read, the proofs, and the misreadings that the shapes allow."""
+    judge = case.judge("layout")
+    located = _located(case)
+    if located is None and case.against is None:
+        yield judge.skips("file", "the weights come from no file, so nothing was read")
+        return
+    for item in located or ():
+        yield judge.skips(item.parameter, _words(item, case.model))
+    proofs = []
+    if located is not None:
+        proof, reason = transformers_module(case)
+        proofs += [proof] if proof else []
+        if reason:
+            yield judge.skips("transformers", f"not proven by its module, the evidence above decided: {reason}")
+    proofs += [_other(case)] if case.against is not None else []
+    for proof in proofs:
+        yield from _held_to(case, _judge(case, proof), located or (), proof)
+        yield from _beside(case, judge, proof)
+    if located is not None:
+        yield from _misread(case, judge, located, proofs[0].x if proofs else case.x)
+
+
+def transformers_module(case: CheckedBlock) -> tuple[Proof | None, str]:
+    """transformers' own FFN of the layer, run within its model on token ids; or why that cannot be."""
+    found: list[tuple[Tensor, Tensor]] = []
+    request = LayerRequest(dtype=str(case.dtype), device=case.device)
+    try:
+        run_model(case.model, [case.layer], Prompt(ids=_IDS), request, lambda _, __, *seen: found.append(seen))
+    except FFNError as error:
+        return None, error.message.removeprefix("--input-ids: ")
+    ((entering, leaving),) = found
+    name = f"transformers' {case.model.model.model_type or 'model'}"
+    same, left_out = steady_tokens(case.ffn, case.ffn_weights, {case.entry: entering}, case.dtype)
+    seen = reached(case, entering)
+    some = f"they go to {int(seen.sum())} of {len(seen)} experts" if seen is not None and not seen.all() else ""
+    remarks = (f"on what enters it for tokens {_IDS[0]} to {_IDS[-1]}", some, left_out)
+    fault = FAULTS.get(case.model.model.model_type or "", "") if case.layer.spec.moe else ""
+    said = "; ".join(filter(None, remarks))
+    return Proof(name, entering, leaving, said, single=True, same=same, fault=fault), ""
+
+
+def _located(case: CheckedBlock) -> tuple[Located, ...] | None:
+    """Where the FFN's parameters lie in the model's files; None where it has none."""
+    found = located_weights(case.model, case.layer)
+    return None if found is None else tuple(item for item in found if item.parameter in case.ffn_weights)
+
+
+def _words(item: Located, model: Resolved) -> str:
+    """`model.layers.0.mlp.gate_up_proj.weight [80, 16], concatenated 1 of 2; stored as mxfp4, ...; named ...`."""
+    many = f" and {len(item.names) - 1} more" if len(item.names) > 1 else ""
+    shape = f"[{', '.join(map(str, item.stored_shape()))}]"
+    how = ", ".join(filter(None, (f"{item.names[0][:_WHERE]}{many} {shape}", item.slice.words)))
+    packed = " and ".join(packed_formats((item,)))
+    blocks = model.checkpoint is not None and model.checkpoint.gguf  # which hold their scales themselves
+    stored = packed and f"stored as {packed}, unpacked" + ("" if blocks else " with its scales")
+    return "; ".join(
+        filter(None, (how, stored, item.slice.evidence, item.slice.assumed and f"assumed: {item.slice.assumed}"))
+    )
+
+
+def _other(case: CheckedBlock) -> Proof:
+    """The same layer of the model that `--against` names. Raises FFNError where it cannot be compared."""
+    other, own = case.against, case.layer
+    assert other is not None
+    label = f"--against {shown(other.source)}"
+    if other.checkpoint is None and other.weights is None:
+        raise FFNError(f"{label} has no weights of its own", "give a directory, a file or my.py:Class")
+    text = None if other.model.bare else (f"{own.stack}.{own.index}" if _stacks(other) > 1 else str(own.index))
+    ready = prepare(
+        other, LayerRequest(layer=text, dtype=str(case.dtype), device=case.device, input="zeros", leading=(1,))
+    )
+    spec = ready.layer.spec
+    if spec.d_model != own.spec.d_model:
+        raise FFNError(f"{label} has d_model {spec.d_model}, {shown(case.model.source)} has {own.spec.d_model}")
+    block = kernel_steps(ready.steps)
+    names = {name for step in block for name in step.parameters()}
+    weights = {name: tensor for name, tensor in ready.weights.items() if name in names}
+    (entry,) = {step.inputs[0] for step in block} - {step.output for step in block}
+    x = reaching(case)
+    reference = run(block, weights, {entry: x})
+    norms = {
+        step.output: run((step,), ready.weights, {step.inputs[0]: case.x})
+        for step in ready.steps
+        if isinstance(step.op, Norm) and step not in block and step.op.axis.name == "d_model"
+    }
+    return Proof(other.source, x, reference, _differences(own.spec, spec), weights, norms)
+
+
+def _stacks(model: Resolved) -> int:
+    return len({group.stack for group in model.groups})
+
+
+def _differences(own: FFNSpec, other: FFNSpec) -> str:
+    """What the two blocks are described to differ in, in words."""
+    names = ("d_ff", "activation", "gated", "bias", "clamp", "up_plus", "gate_scale", "sub_norm", "moe")
+    apart = [name for name in names if getattr(own, name) != getattr(other, name)]
+    said = [f"{n} {getattr(own, n)} here, {getattr(other, n)} there" for n in apart if n != "moe"]
+    return "; ".join([*said, *(["other experts or another router"] if "moe" in apart else [])])
+
+
+# --- readings against a reference -------------------------------------------------------------------------------------
+
+
+def _judge(case: CheckedBlock, proof: Proof) -> Judge:
+    """What counts as equal to a proof: in float64 no more than float32 gives, where it computes in that."""
+    own = case.judge("layout")
+    if case.tolerance is not None or not proof.single:
+        return own
+    return replace(own, tolerance=max(own.tolerance, case.judge("layout", torch.float32).tolerance))
+
+
+def _beside(case: CheckedBlock, judge: Judge, proof: Proof) -> Iterator[CheckRow]:
+    """What the tokens do not reach of another model, and the norms beside the FFN, which no output of it shows."""
+    if proof.weights and (row := unreached(case, judge, proof.x, proof.name, proof.weights)) is not None:
+        yield row
+    for step in case.steps:
+        if step.output in proof.norms:
+            ours = run((step,), case.weights, {step.inputs[0]: case.x})
+            yield judge.equal(f"{step.output} = {proof.name}", ours, proof.norms[step.output])
+
+
+def _held_to(case: CheckedBlock, judge: Judge, located: Sequence[Located], proof: Proof) -> Iterator[CheckRow]:
+    """Our reading against a proof; where it fails, the misreading that agrees, or the one that comes nearest."""
+    if proof.same is not None and not proof.same.any():
+        yield judge.skips(f"as read = {proof.name}", f"not proven by its module: {proof.remark}")
+        return
+    same = slice(None) if proof.same is None else proof.same
+    ours, theirs = _computed(case, case.ffn_weights, proof.x)[same], proof.reference[same]
+    row = judge.equal(f"as read = {proof.name}", ours, theirs, proof.remark)
+    if row.passed:
+        yield row
+        return
+    if proof.fault:
+        yield judge.skips(row.subject, f"not proven by its module: {proof.fault}")
+        return
+    tried: list[CheckRow] = []
+    for name, weights in _readings(case, located):
+        tried.append(judge.equal(name, _computed(case, weights, proof.x)[same], theirs))
+        if tried[-1].passed:
+            break
+    agreeing = next((found for found in tried if found.passed), None)
+    nearest = min(tried, key=lambda r: r.relative_error if r.relative_error is not None else float("inf"), default=None)
+    if agreeing is not None:
+        said = f"read with {agreeing.subject}, it agrees with {proof.name}"
+    elif nearest is not None and nearest.relative_error is not None:
+        said = f"no other reading agrees; nearest: {nearest.subject}, off by {nearest.relative_error:.2g}"
+    elif nearest is not None:
+        said = "no other reading agrees"
+    else:
+        said = "there is no other reading that fits its shapes"
+    notes = "; ".join(filter(None, (said, row.note)))
+    yield CheckRow(row.check, row.subject, row.max_error, row.relative_error, row.ulps, row.tolerance, False, notes)
+    if agreeing is not None:
+        size = (agreeing.max_error, agreeing.relative_error, agreeing.ulps, agreeing.tolerance)
+        yield CheckRow(row.check, f"with {agreeing.subject} = {proof.name}", *size, True, "the reading that agrees")
+    for name, theirs in proof.weights.items():
+        if name in case.ffn_weights and case.ffn_weights[name].shape == theirs.shape:
+            yield judge.figure(f"{name} beside {proof.name}", case.ffn_weights[name], theirs)
+
+
+def _misread(case: CheckedBlock, judge: Judge, located: Sequence[Located], x: Tensor) -> Iterator[CheckRow]:
+    """How far each misreading would put the FFN's output from where our reading has it."""
+    ours = _computed(case, case.ffn_weights, x)
+    found = misreadings(located)
+    if not found:
+        yield judge.skips("misreadings", "no other reading fits these shapes")
+    for other in found:
+        theirs = _computed(case, _reread(case, located, other), x)
+        _, relative, _ = errors(theirs, ours, case.dtype)
+        told = relative is None or relative > judge.tolerance
+        note = "read so, the output would be off by this" if told else "makes no difference with these weights"
+        if not bool(ours.isfinite().all()):
+            note = "the output has NaN or Inf, so nothing is told apart"
+        yield judge.figure(f"with {other.name}", theirs, ours, note)
+
+
+def _computed(case: CheckedBlock, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    return run(case.ffn, weights, {case.entry: x})
+
+
+def _readings(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The weights as every misreading has them: of the file, and of whoever made gate and up out of one tensor."""
+    axes = parameters(case.ffn)
+    own = located or [Located(name, axes[name], StoredSlice(name), (name,)) for name in case.ffn_weights]
+    for other in mixed_misreadings(own):
+        yield other.name, _reread(case, own, other)
+    fused = any(item.slice.parts > 1 for item in located)
+    for prefix in ("", "shared.") if not fused else ():
+        yield from resplit(case.ffn_weights, prefix)
+
+
+def resplit(weights: Mapping[str, Tensor], prefix: str = "") -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """gate and up as they would be, had they been split otherwise out of one tensor; nothing where there is no gate.
+
+    A tensor [2 · d_ff, d_model] with gate and up by turns that was cut into halves, or halves that were taken by turns.
+    """
+    pairs = [(f"{prefix}gate.{own}", f"{prefix}up.{own}", axis) for own, axis in (("weight", -2), ("bias", -1))]
+    pairs = [(gate, up, axis) for gate, up, axis in pairs if gate in weights]
+    where = f" in the {prefix.rstrip('.')} experts" if prefix else ""
+    for name, split in (("taken by turns", halves_by_turns), ("cut into halves", turns_as_halves)) if pairs else ():
+        for before, after in ((False, False), (False, True), (True, False)):
+            out = dict(weights)
+            for gate, up, axis in pairs:
+                first, second = (weights[up], weights[gate]) if before else (weights[gate], weights[up])
+                made = split(first, second, axis)
+                out[gate], out[up] = made[::-1] if after else made
+            words = "up and gate" if before else "gate and up"
+            yield f"{words}, put together, {name}{where}" + (", and swapped" if after else ""), out
+
+
+def _reread(case: CheckedBlock, located: Sequence[Located], other: Misreading) -> dict[str, Tensor]:
+    """The weights as the misreading has them; only what it reads otherwise is read again."""
+    own, checkpoint = {item.parameter: item for item in located}, case.model.checkpoint
+    changed = [item for item in other.located if item != own[item.parameter]]
+    if checkpoint is not None:
+        again = read_located(checkpoint, changed, case.dtype, case.device, case.model.quantization)
+    else:
+        again = {item.parameter: canonical(case.ffn_weights[item.names[0]], item).contiguous() for item in changed}
+    weights = {**case.ffn_weights, **again}
+    for name, axis in other.exchanged:
+        weights[name] = weights[name].transpose(0, axis).contiguous()
+    return weights

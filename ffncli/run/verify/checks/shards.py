@@ -1,0 +1,32 @@
+"""Tensor parallelism: what n ranks compute, summed, is the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ffncli.block.shard import shard
+from ffncli.block.steps import AllReduce
+from ffncli.errors import FFNError
+from ffncli.run.engine.execute import run
+from ffncli.run.engine.sharded import summed
+from ffncli.run.verify.checks.case import CheckedBlock
+from ffncli.run.verify.checks.row import CheckRow
+
+RANKS = (2, 3, 4, 8)
+
+
+def shards(case: CheckedBlock) -> Iterator[CheckRow]:
+    """The block split over 2, 3, 4 and 8 ranks, where d_ff divides."""
+    judge = case.judge("shards")
+    whole = run(case.steps, case.weights, case.inputs)
+    for ranks in RANKS:
+        try:
+            programs = [shard(case.steps, rank, ranks) for rank in range(ranks)]
+        except FFNError as error:
+            yield judge.skips(f"{ranks} ranks", error.message)
+            continue
+        reduced = [step.inputs[0] for step in programs[0] if isinstance(step.op, AllReduce)]
+        widths = f"d_ff {case.layer.spec.d_ff:,} → {case.layer.spec.d_ff // ranks:,}"
+        note = f"collectives: {len(reduced)} (all-reduce of {', '.join(reduced)})"
+        found = summed(programs, case.steps, case.weights, case.inputs)
+        yield judge.equal(f"{ranks} ranks, {widths}", found, whole, note)

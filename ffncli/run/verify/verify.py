@@ -1,0 +1,142 @@
+"""verify: ways of computing one block that must agree, each checked by a small function. This is the table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ffncli.block.cost import cost
+from ffncli.block.recipe import steps
+from ffncli.block.steps import block_inputs
+from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.kernels.choice import KernelChoice
+from ffncli.kernels.kernel import kernel_steps
+from ffncli.models.examples import Example
+from ffncli.models.model import Resolved
+from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
+from ffncli.run.user.kernels import kernels_of
+from ffncli.run.verify.checks import kernels, layouts, linearity, modules, positions, shards, values, zero
+from ffncli.run.verify.checks.case import CheckedBlock, Own
+from ffncli.run.verify.checks.row import CheckRow
+
+_TOKENS, _FEW_TOKENS, _LARGE = 16, 4, 50_000_000
+
+
+@dataclass(frozen=True)
+class VerifyCheck:
+    """`states` is what must hold, in words; `rows` looks whether it does."""
+
+    states: str
+    rows: Callable[[CheckedBlock], Iterator[CheckRow]]
+
+
+CHECKS: Mapping[str, VerifyCheck] = {
+    "finite": VerifyCheck("weights and input are numbers", values.finite),
+    "module": VerifyCheck("step by step = nn.Module, in eval and in train mode", modules.module),
+    "convolution": VerifyCheck("Linear = Conv1d with kernel 1", positions.convolution),
+    "tokens": VerifyCheck("every token is computed by itself, whatever stands beside it", positions.tokens),
+    "collapse": VerifyCheck("with identity as activation the block is one matrix (float64)", linearity.collapse),
+    "nonlinearity": VerifyCheck(
+        "max |f(a + b) - f(a) - f(b) + f(0)| by activation, in float64: 0 where linear", linearity.nonlinearity
+    ),
+    "zero": VerifyCheck("a zero input gives zero without biases, and not with them", zero.zero),
+    "shards": VerifyCheck("the shards of n ranks, summed, are the whole", shards.shards),
+    "fused": VerifyCheck("gate and up packed in one matrix = apart", kernels.fused),
+    "kernels": VerifyCheck("every kernel = the reference in float64", kernels.kernels),
+    "layout": VerifyCheck("how the file's tensors were read, and what misreading them would do", layouts.layout),
+}
+
+
+@dataclass(frozen=True)
+class VerifyQuestion:
+    """What to verify. None takes every check, the built-in kernels that need not compile, the dtype's tolerance.
+
+    `run` says which layer, input, dtype and device; `own` is the user's module where the model is one.
+    """
+
+    run: LayerRequest = field(default_factory=LayerRequest)
+    checks: tuple[str, ...] | None = None
+    kernels: tuple[KernelChoice, ...] = ()
+    tolerance: float | None = None
+    own: Own | None = None
+    against: Resolved | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Every row, in the order of the table, and the run that they are of."""
+
+    rows: tuple[CheckRow, ...]
+    ready: Prepared
+
+    @property
+    def failed(self) -> tuple[CheckRow, ...]:
+        """The rows that did not pass."""
+        return tuple(row for row in self.rows if row.passed is False)
+
+
+def verify_layer(
+    model: Resolved, question: VerifyQuestion = VerifyQuestion(), example: Example | None = None
+) -> Verdict:
+    """Verify one layer of a model; with `example`, on its own weights and input.
+
+    >>> verify_layer(load("64x256:gelu")).failed
+    ()
+
+    Raises FFNError for a request that cannot be; a check that fails is a row.
+    """
+    names = check_names(question.checks)
+    case, ready = _case(model, question, example)
+    exact = torch.backends.cudnn.flags(allow_tf32=False)  # convolutions round float32 to 10 bits on GPUs by default
+    with torch.no_grad(), exact:
+        return Verdict(tuple(_rows(case, names)), ready)
+
+
+def check_names(said: Sequence[str] | None) -> tuple[str, ...]:
+    """The checks by name, in the table's order; all of them where none is said. Raises FFNError for an unknown one."""
+    for name in said or ():
+        if name not in CHECKS:
+            raise FFNError(f"--check: unknown check {shown(name)}", did_you_mean(name, list(CHECKS), _known()))
+    return tuple(name for name in CHECKS if said is None or name in said)
+
+
+def _known() -> str:
+    return "checks: " + ", ".join(CHECKS)
+
+
+def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
+    """The rows of the checks; where the values are no numbers, that alone is judged."""
+    broken = [row for row in values.finite(case) if row.passed is False]
+    for name in names:
+        if broken and name not in ("finite", "layout"):
+            yield CheckRow(name, "all", note=f"not run: {broken[0].subject} with NaN or Inf")
+            continue
+        try:
+            yield from CHECKS[name].rows(case)
+        except (RuntimeError, NotImplementedError) as error:
+            if "not implemented" not in str(error):
+                raise
+            yield CheckRow(name, "all", note=f"torch cannot do it here: {str(error).splitlines()[0][:120]}")
+
+
+def _case(model: Resolved, question: VerifyQuestion, example: Example | None) -> tuple[CheckedBlock, Prepared]:
+    ready = prepare(model, _with_tokens(model, question.run, example), example)
+    spec = ready.layer.spec
+    dtype = next(iter(ready.inputs.values())).dtype
+    flat = {name: ready.inputs[name].flatten(0, -2) for name in block_inputs(ready.steps)}
+    compared = kernels_of(question.kernels, kernel_steps(ready.steps), spec, compiling=False)
+    case = CheckedBlock(
+        model, ready.layer, ready.steps, ready.weights, flat, dtype, question.run.device, question.run.seed or 0,
+        question.tolerance, compared, question.own, question.against,
+    )  # fmt: skip
+    return case, ready
+
+
+def _with_tokens(model: Resolved, run: LayerRequest, example: Example | None) -> LayerRequest:
+    """The request with a number of tokens where none is said: few where the block is large."""
+    if run.leading is not None or run.input is not None or example is not None:
+        return run
+    large = cost(steps(model.layer(run.layer).spec)).params > _LARGE
+    return replace(run, leading=(_FEW_TOKENS if large else _TOKENS,), train=False)

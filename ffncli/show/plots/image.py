@@ -1,0 +1,137 @@
+"""Plots as a file, through matplotlib: the same bytes for the same plots."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ffncli.errors import ExitCode, FFNError, clean
+from ffncli.show.plots.axes import axis
+from ffncli.show.plots.plot import Plot, Series
+from ffncli.system.files import written_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".svg", ".png", ".pdf")
+NEEDS = "pip install 'ffncli[plots]'"
+_SIZE = (8.0, 4.2)  # inches, of one plot
+_LARGEST = 1e300  # beyond it matplotlib's own arithmetic overflows
+# Okabe and Ito's colours, which people with any colour vision can tell apart, and lines that need no colour at all.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7F7F7F")
+_DASHES = (
+    "-",
+    (0, (5, 2)),
+    (0, (1, 1.5)),
+    (0, (6, 2, 1, 2)),
+    (0, (10, 3)),
+    (0, (3, 1, 1, 1, 1, 1)),
+    (0, (1, 4)),
+    (0, (2, 2)),
+)
+_MARKS = "os^DvPX*"
+# Text stays text in SVG, so that a browser can search it; names are no formulas; no date and no version in the file.
+_STYLE = {
+    "svg.fonttype": "none", "svg.hashsalt": "ffn", "pdf.fonttype": 42, "text.parse_math": False,
+    "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "0.92",
+}  # fmt: skip
+_UNSIGNED: dict[str, dict[str, Any]] = {
+    "svg": {"Date": None, "Creator": None},
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+
+
+def write(path: Path, plots: Sequence[Plot]) -> None:
+    """Draw the plots below each other into one SVG, PNG or PDF, as the suffix says; the file is whole or not there.
+
+    Raises FFNError (exit 3) without matplotlib and where the file cannot be written.
+    """
+    kind = path.suffix[1:].lower()
+    picture = drawn(plots, kind)
+    with written_whole(path) as file:
+        file.write(picture)
+
+
+def drawn(plots: Sequence[Plot], kind: str) -> bytes:
+    """The file's bytes; `kind` is svg, png or pdf. Raises FFNError (exit 3) without matplotlib."""
+    try:
+        from matplotlib import style
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise FFNError("a picture in a file needs matplotlib", NEEDS, ExitCode.ENVIRONMENT) from None
+    out = io.BytesIO()
+    with style.context(["default", _STYLE]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a letter that the font does not have is a box, not a line on stderr
+        count = max(1, len(plots))
+        figure = Figure((_SIZE[0], _SIZE[1] * count), dpi=150, layout="constrained")
+        _fill(figure, plots)
+        figure.savefig(out, format=kind, metadata=_UNSIGNED[kind])
+    return out.getvalue()
+
+
+def _fill(figure: Figure, plots: Sequence[Plot]) -> None:
+    for at, plot in enumerate(plots):
+        axes = figure.add_subplot(len(plots), 1, at + 1)
+        for curve, line in enumerate(plot.lines):
+            x, y = _drawable(line, plot)
+            mark = _MARKS[curve % len(_MARKS)] if plot.marks else _lone(y)
+            turn = curve // len(_COLORS)  # the ninth curve has the first colour and another line
+            dashes = _DASHES[(curve + turn) % len(_DASHES)]
+            color = _COLORS[curve % len(_COLORS)]
+            axes.plot(x, y, label=clean(line.name), color=color, linestyle=dashes, marker=mark, markersize=5)
+        axes.set(title=clean(plot.title), xlabel=clean(plot.x), ylabel=clean(plot.y))
+        _scale(axes, plot)
+        if plot.lines:
+            axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, handlelength=3.5)
+
+
+def _drawable(line: Series, plot: Plot) -> tuple[list[float], list[float]]:
+    """The points with NaN for what has no place, as what is too large to be drawn."""
+    points = [(x, y) if _fits(x, plot.log_x) and _fits(y, plot.log_y) else (math.nan, math.nan) for x, y in line.points]
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _fits(value: float, log: bool) -> bool:
+    return abs(value) <= _LARGEST and (value > 0 or not log)
+
+
+def _lone(y: Sequence[float]) -> str:
+    """A mark for a curve of a single point, which has no line."""
+    return "o" if sum(map(math.isfinite, y)) == 1 else ""
+
+
+def _log_ticks(values: Sequence[float]) -> tuple[list[float], list[str]]:
+    """Where a log axis has ticks and what they say, as in a terminal."""
+    place = axis(values, log=True)
+    ticks = place.ticks(8) if place else []
+    return [10 ** (place.low + share * (place.high - place.low)) for share, _ in ticks if place], [t for _, t in ticks]
+
+
+def _scale(axes: Axes, plot: Plot) -> None:
+    """Log scales, the frame that the plot asks for, ticks at measured points, and lines of zero where they show."""
+    drawn = [_drawable(line, plot) for line in plot.lines]
+    xs, ys = [x for some, _ in drawn for x in some], [y for _, some in drawn for y in some]
+    if plot.log_x:
+        axes.set_xscale("log")
+        axes.set_xticks(*_log_ticks(xs))
+    if plot.log_y:
+        axes.set_yscale("log")
+        axes.set_yticks(*_log_ticks(ys))
+    axes.minorticks_off()
+    if plot.frame:
+        low, high = plot.frame
+        room = 0.03 * (high - low) if not plot.log_y else 0.0
+        axes.set_ylim(low - room, high + room)
+    measured = sorted({x for x in xs if math.isfinite(x)})
+    if plot.marks and 0 < len(measured) <= 16:
+        axes.set_xticks(measured, [f"{x:g}" for x in measured])
+    if not plot.log_y and axes.get_ylim()[0] < 0 < axes.get_ylim()[1]:
+        axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+    if not plot.log_x and axes.get_xlim()[0] < 0 < axes.get_xlim()[1]:
+        axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)

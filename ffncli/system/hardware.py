@@ -1,0 +1,111 @@
+"""Known accelerators by the names that torch, nvidia-smi and ROCm give them, from `hardware.toml`. No torch.
+
+Rates are dense. A name is found whole or not at all: `NVIDIA H100 NVL` is no H100 that is listed, a laptop's RTX 4090
+is another chip.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+_MAKER = re.compile(r"^(nvidia|amd|google)\s+")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator. `tflops` by class (fp32, tf32, bf16, fp16, fp8, int8, fp4), GB/s of 1e9 bytes.
+
+    `approx` names the cells that are good to 10 % only: classes, `memory`, `llc`. `achieved` is the best GEMM that was
+    published as measured, TFLOP/s.
+    """
+
+    name: str
+    kind: Literal["gpu", "tpu"]
+    tflops: Mapping[str, float]
+    half_accumulate: Mapping[str, float]
+    gbytes_per_s: float
+    memory_gb: tuple[float, ...]
+    llc_mib: float | None
+    achieved: Mapping[str, float]
+    approx: frozenset[str]
+    source: str
+
+    def flops_per_s(self, dtype: str, tf32: bool = False) -> float | None:
+        """Peak of products in this dtype, FLOP/s; of fp32 with TF32 on, TF32's. None where it has no such rate."""
+        rate = self.tflops.get(dtype)
+        if dtype == "fp32" and tf32:
+            rate = self.tflops.get("tf32", rate)
+        return None if rate is None else rate * 1e12
+
+    @property
+    def llc_bytes(self) -> int:
+        """Bytes of the last-level cache; 0 where it is not known."""
+        return round(self.llc_mib * (1 << 20)) if self.llc_mib else 0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Memory bandwidth, B/s."""
+        return self.gbytes_per_s * 1e9
+
+
+@dataclass(frozen=True)
+class Link:
+    """One interconnect: GB/s of 1e9 bytes in one direction."""
+
+    name: str
+    gbytes_per_s: float
+    source: str
+
+
+@cache
+def table() -> Mapping[str, Any]:
+    """The file as it is: sources, devices, cpus, links."""
+    return tomllib.loads(files("ffncli.system").joinpath("hardware.toml").read_text("utf-8"))
+
+
+@cache
+def devices() -> tuple[Device, ...]:
+    """Every accelerator, in the file's order."""
+    return tuple(_device(row) for row in table()["devices"])
+
+
+@cache
+def links() -> tuple[Link, ...]:
+    """Every interconnect."""
+    return tuple(Link(**row) for row in table()["links"])
+
+
+def find(device_name: str) -> Device | None:
+    """The device of this name, None where none is certainly meant. Case and the maker's name do not matter."""
+    return _names().get(_key(device_name))
+
+
+@cache
+def _names() -> Mapping[str, Device]:
+    pairs = zip(table()["devices"], devices(), strict=True)
+    return {_key(name): device for row, device in pairs for name in row["names"]}
+
+
+def _key(name: str) -> str:
+    return _MAKER.sub("", " ".join(name.lower().split()))
+
+
+def _device(row: Mapping[str, Any]) -> Device:
+    return Device(
+        name=row["name"],
+        kind=row.get("kind", "gpu"),
+        tflops=row["tflops"],
+        half_accumulate=row.get("half_accumulate", {}),
+        gbytes_per_s=row["gbytes_per_s"],
+        memory_gb=tuple(row.get("memory_gb", ())),
+        llc_mib=row.get("llc_mib"),
+        achieved=row.get("achieved", {}),
+        approx=frozenset(row.get("approx", ())),
+        source=table()["sources"][row["source"]],
+    )

@@ -1,0 +1,140 @@
+"""Statistics against mpmath, numpy and definitions by brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import mpmath
+import numpy as np
+import pandas as pd
+import pytest
+
+from ffncli.bench.judge import statistics
+
+
+def exact_sf(t: float, df: int) -> mpmath.mpf:
+    with mpmath.workdps(40):
+        x = mpmath.mpf(df) / (df + mpmath.mpf(t) ** 2)
+        tail = mpmath.betainc(mpmath.mpf(df) / 2, mpmath.mpf(1) / 2, 0, x, regularized=True) / 2
+        return tail if t >= 0 else 1 - tail
+
+
+@pytest.mark.parametrize("df", range(1, 201))
+def test_t_against_mpmath(df: int) -> None:
+    for t in (-3.0, -0.01, 0.0, 0.3, 1.0, 2.776, 12.0, 80.0):
+        exact = exact_sf(t, df)
+        assert abs(statistics.t_sf(t, df) - exact) <= 1e-11 * exact
+    for p in (0.6, 0.95, 0.975, 0.9995):
+        t = statistics.t_quantile(p, df)
+        assert abs(exact_sf(t, df) - (1 - mpmath.mpf(p))) <= 1e-11 * (1 - p)
+        assert statistics.t_quantile(1 - p, df) == pytest.approx(-t, rel=1e-9)
+
+
+def test_t_of_tables() -> None:
+    assert statistics.t_quantile(0.975, 4) == pytest.approx(2.7764451051977987, rel=1e-13)
+    assert statistics.t_quantile(0.975, 1) == pytest.approx(math.tan(0.475 * math.pi), rel=1e-13)  # Cauchy
+    assert statistics.t_quantile(0.5, 7) == 0
+    assert statistics.t_sf(math.inf, 3) == 0
+    assert statistics.t_sf(-math.inf, 3) == 1
+    for wrong in ((0, 3), (1, 3), (0.5, 0)):
+        with pytest.raises(ValueError):
+            statistics.t_quantile(*wrong)
+
+
+def bonferroni_closed(ps: list[float], index: int) -> float:
+    """The adjusted p by closed testing: the largest Bonferroni p over all intersections that hold the hypothesis."""
+    others = [i for i in range(len(ps)) if i != index]
+    subsets = itertools.chain.from_iterable(itertools.combinations(others, n) for n in range(len(ps)))
+    return max(min(1.0, (len(s) + 1) * min(ps[i] for i in (*s, index))) for s in subsets)
+
+
+def test_holm_is_closed_testing() -> None:
+    draw = random.Random(1)
+    for n in range(1, 8):
+        for _ in range(20):
+            ps = [round(draw.random() ** 3, 2) for _ in range(n)]
+            closed = [bonferroni_closed(ps, i) for i in range(n)]
+            assert statistics.holm(ps) == pytest.approx(closed)
+    assert statistics.holm([]) == ()
+
+
+def test_spread_as_numpy() -> None:
+    values = list(np.random.default_rng(3).normal(size=31))
+    assert statistics.deviation(values) == pytest.approx(np.std(values, ddof=1))
+    assert statistics.mad(values) == pytest.approx(1.4826 * np.median(np.abs(values - np.median(values))))
+    away = np.array(values) - np.mean(values)
+    assert statistics.autocorrelation(values) == pytest.approx(np.sum(away[1:] * away[:-1]) / np.sum(away**2))
+    assert statistics.mad(list(np.random.default_rng(4).normal(size=20_001))) == pytest.approx(1, abs=0.02)
+
+
+def test_autocorrelation_says_nothing_of_few_or_equal_values() -> None:
+    assert statistics.autocorrelation([1, 2, 3, 4]) is None
+    assert statistics.autocorrelation([2.0] * 9) is None
+    assert statistics.autocorrelation([1, -1] * 4) == pytest.approx(-7 / 8)
+
+
+def test_the_value_of_a_process_is_the_median_of_its_rounds_where_placements_agree() -> None:
+    draw = np.random.default_rng(6)
+    alike = [list(row) for row in draw.standard_t(2, size=(4, 8))]
+    assert not statistics.differ(alike)
+    assert statistics.centre(alike) == pytest.approx(np.median(np.ravel(alike)))
+    alike[2][:4] = [400.0, -390.0, 420.0, 410.0]  # half of a placement that was disturbed
+    assert abs(statistics.centre(alike)) < 0.5
+    assert statistics.centre([[1.0, 2.0, 9.0]]) == 2.0
+    assert statistics.centre([[1.0], [2.0], [9.0]]) == 2.0  # one round each: no telling them apart
+    assert statistics.centre([[3.0, 3.0], [3.0, 3.0]]) == 3.0
+
+
+def test_placements_that_differ_count_alike_unless_they_were_disturbed() -> None:
+    low, high = [0.0, 0.1, -0.1, 0.05], [8.0, 8.1, 7.9, 8.05]
+    assert statistics.differ([low, low, low, high])
+    assert statistics.centre([low, low, low, high]) == pytest.approx(3 * 0.025 / 4 + 8.025 / 4)
+    wild = [8.0, 400.0, 8.1, 8.2]
+    assert statistics.differ([low, low, low, wild])
+    assert statistics.centre([low, low, low, wild]) == pytest.approx(0.025, abs=0.01)
+    assert statistics.centre([[0.0] * 4] * 3 + [[8.0] * 4] * 2) == pytest.approx(3.2)
+
+
+def test_whether_placements_differ_as_by_ranks_of_pandas() -> None:
+    draw, said = np.random.default_rng(11), []
+    for _ in range(400):
+        groups = [list(np.round(draw.normal(shift, 1, 6), 1)) for shift in (0, 0, draw.normal(0, 1))]
+        ranks = pd.Series(np.ravel(groups)).rank().to_numpy().reshape(3, 6)
+        h = 12 / (18 * 19) * (ranks.sum(1) ** 2 / 6).sum() - 3 * 19
+        said.append(h > 5.991465)
+        assert statistics.differ(groups) == said[-1] or abs(h - 5.991465) < 0.2
+    assert 0.1 < np.mean(said) < 0.9
+    alike = [statistics.differ([list(row) for row in draw.normal(size=(4, 8))]) for _ in range(2000)]
+    assert 0.02 < np.mean(alike) < 0.08
+
+
+def test_quantiles_of_chi_squared_beside_a_table() -> None:
+    table = {1: 3.841, 2: 5.991, 3: 7.815, 4: 9.488, 7: 14.067, 10: 18.307, 30: 43.773, 100: 124.342}
+    for df, value in table.items():
+        assert statistics.chi_squared(0.95, df) == pytest.approx(value, rel=0.03)
+    assert statistics.chi_squared(0.99, 5) == pytest.approx(15.086, rel=0.03)
+
+
+def test_interval() -> None:
+    found = statistics.t_interval([1.0, 2.0, 3.0])
+    assert (found.value, found.half_width) == (2, pytest.approx(4.302652729911275 / math.sqrt(3)))
+    single = statistics.t_interval([4.0])
+    assert (single.value, single.low, single.high, single.bounded) == (4, -math.inf, math.inf, False)
+    assert found.map(lambda v: 2 * v).low == 2 * found.low
+
+
+def test_interval_covers() -> None:
+    draws = np.random.default_rng(5).normal(size=(2000, 5))
+    found = [statistics.t_interval(list(row)) for row in draws]
+    assert 0.94 <= np.mean([i.low <= 0 <= i.high for i in found]) <= 0.97
+
+
+def test_interval_of_values_that_follow_each_other_is_wider() -> None:
+    values = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+    r = statistics.autocorrelation(values)
+    assert r == pytest.approx(0.7)
+    plain = statistics.deviation(values) / math.sqrt(10) * statistics.t_quantile(0.975, 9)
+    assert statistics.t_interval(values).half_width == pytest.approx(plain * math.sqrt(1.7 / 0.3))
+    assert statistics.widening(0.4) == statistics.widening(-0.9) == statistics.widening(None) == 1

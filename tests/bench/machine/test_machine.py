@@ -1,0 +1,98 @@
+"""The columns that say where and with what, beside what torch and numpy say themselves."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import fields
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+
+from ffncli import __version__
+from ffncli.bench.machine import machine
+from ffncli.bench.results.row import ResultRow
+from ffncli.system import hardware, host
+
+
+def test_every_column_of_the_environment_is_one_of_a_row():
+    found = machine.environment("cpu")
+    assert set(found) <= {field.name for field in fields(ResultRow)}
+    assert all(isinstance(value, str) for value in found.values())
+    assert found["torch"] == torch.__version__
+    assert found["numpy"] == numpy.__version__
+    assert found["python"] == platform.python_version()
+    assert found["ffncli"] == __version__
+    assert found["device_name"] == found["cpu"] == host.cpu_name()
+    assert found["driver"] == ""
+
+
+def test_blas_is_what_torch_was_built_with():
+    said, found = torch.__config__.show(), machine.blas()
+    assert found.startswith("torch: ")
+    assert torch.backends.cpu.get_cpu_capability() in found
+    assert ("MKL 20" in found) == ("Math Kernel Library Version" in said)
+    assert ("oneDNN" in found) == ("MKL-DNN v" in said)
+    assert numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]["version"] in found
+
+
+def test_math_mode_follows_torch():
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert "medium" in machine.environment("cpu")["math_mode"]
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert before in machine.environment("cpu")["math_mode"]
+
+
+def test_openmp_and_allocator_are_as_the_process_has_them(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("OMP_", "GOMP_", "MALLOC_"))]:
+        monkeypatch.delenv(name, raising=False)
+    plain = machine.openmp()
+    assert machine.allocator() == "system"
+    monkeypatch.setenv("OMP_PLACES", "cores")
+    monkeypatch.setenv("OMP_PROC_BIND", "true")
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "7")
+    assert machine.openmp() == f"{plain};bind=true;places=cores"
+    assert machine.allocator() == "trim_threshold=7"
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    assert machine.allocator("cuda:0") == "trim_threshold=7;cuda=expandable_segments:True"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU that says of itself what it is told to."""
+    card = SimpleNamespace(name="NVIDIA H100 80GB HBM3", L2_cache_size=50 << 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: card.name)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(machine, "nvidia_driver", lambda: "580.82.07")
+    return card
+
+
+def test_a_gpu(gpu):
+    found = machine.environment("cuda:1")
+    assert (found["device"], found["device_name"]) == ("cuda:1", "NVIDIA H100 80GB HBM3")
+    assert found["driver"] == "580.82.07, CUDA 12.8"
+    assert machine.llc_bytes("cuda:1") == 50 << 20
+    assert "tf32" in found["math_mode"]
+
+
+def test_behind_an_l2_may_lie_a_larger_cache(gpu):
+    gpu.name, gpu.L2_cache_size = "AMD Instinct MI300X", 4 << 20
+    assert machine.llc_bytes("cuda") == 256 << 20 == hardware.find(gpu.name).llc_bytes
+    gpu.name, gpu.L2_cache_size = "Unheard of", 0
+    assert machine.llc_bytes("cuda") == 50 << 20
+    assert "assumed" in machine.llc_note("cuda")
+
+
+def test_the_driver_as_the_kernel_module_says_it(monkeypatch):
+    said = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Sat Feb 24\nGCC version: gcc 12.2.0"
+    monkeypatch.setattr(machine, "text", lambda path: said)
+    assert machine.nvidia_driver.__wrapped__() == "535.161.08"
+    said_open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build"
+    monkeypatch.setattr(machine, "text", lambda path: said_open)
+    assert machine.nvidia_driver.__wrapped__() == "580.82.07"

@@ -1,0 +1,98 @@
+"""What NVML says, by a stand-in for its module: all of it, some of it, none of it."""
+
+import sys
+
+import pytest
+
+from ffncli.bench.machine.nvml import IDLE, NEEDS, POWER_CAP, Sample, clock_flags, probe_of
+from tests.bench.fake_nvml import FakeNvml
+
+
+def test_a_reading():
+    nvml = FakeNvml()
+    nvml.bits = 0x40 | POWER_CAP
+    probe, why = probe_of("1234", nvml)
+    assert why == ""
+    assert (probe.driver, probe.rated_mhz) == ("550.54.15", 1410)
+    assert probe.read() == Sample(1410, 1593, 312.4, 61, 0x44, 1410)
+    assert probe.fresh().why == ("power cap", "hardware thermal slowdown")
+
+
+def test_the_newer_name_of_the_reasons_comes_first():
+    nvml = FakeNvml()
+    nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda handle: POWER_CAP
+    assert probe_of("GPU-1234", nvml)[0].read().reasons == POWER_CAP
+    assert "reasons" not in nvml.asked
+
+
+@pytest.mark.parametrize("refused", ["clock", "power", "temperature", "reasons", "rated", "driver"])
+def test_what_a_card_does_not_tell_is_unknown(refused):
+    nvml = FakeNvml()
+    nvml.refuses.add(refused)
+    probe, _ = probe_of("1234", nvml)
+    sample = probe.read()
+    found = {
+        "clock": sample.sm_mhz or sample.memory_mhz,
+        "power": sample.power_w,
+        "temperature": sample.temperature_c,
+        "reasons": sample.reasons or None,
+        "rated": sample.rated_mhz,
+        "driver": probe.driver or None,
+    }
+    assert found.pop(refused) is None
+    found.pop("reasons", None)
+    assert None not in found.values()
+
+
+def test_without_the_module_the_command_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert probe_of("1234") == (None, NEEDS)
+    assert "pip install 'ffncli[gpu]'" in NEEDS
+
+
+def test_the_module_is_found_by_its_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    assert probe_of("1234")[0].read().sm_mhz == 1410
+
+
+def test_no_driver_and_no_such_gpu_are_said():
+    nvml = FakeNvml()
+    nvml.refuses.add("init")
+    assert probe_of("1234", nvml) == (None, "clocks and power were not read: NVML says Not Supported")
+    assert probe_of("9", FakeNvml()) == (None, "clocks and power were not read: NVML says Not Found")
+
+
+def test_readings_take_at_most_a_twentieth_of_the_time():
+    """5 answers of 1 ms; blocks of 1 ms, each between two readings."""
+    wall = [0.0]
+    probe, _ = probe_of("1234", nvml := FakeNvml(cost=1e-3, wall=wall), lambda: wall[0])
+    del nvml.asked[:]
+    wall[0] = began = 100.0
+    for _ in range(2000):
+        probe.read()
+        wall[0] += 1e-3
+    asking = len(nvml.asked) * 1e-3
+    assert 0.04 < asking / (wall[0] - began) <= 0.05
+    assert probe.fresh() is not probe.fresh()
+
+
+OK = Sample(sm_mhz=1410, power_w=312.4, rated_mhz=1410)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "flags"),
+    [
+        (Sample(), Sample(), ()),
+        (OK, OK, ("sm=1410", "power=312")),
+        (OK, Sample(sm_mhz=1410), ("sm=1410",)),
+        (Sample(reasons=0x40), OK, ("gpu-throttled", "sm=1410", "power=312")),
+        (OK, Sample(reasons=0x8), ("gpu-throttled",)),
+        (OK, Sample(reasons=0x20 | POWER_CAP), ("gpu-throttled", "power-capped")),
+        (OK, Sample(reasons=POWER_CAP), ("power-capped",)),
+        (Sample(reasons=IDLE), Sample(reasons=IDLE | 0x2 | 0x100), ()),
+        (OK, Sample(sm_mhz=1000, rated_mhz=1410), ("sm=1000", "clock=0.71")),
+        (OK, Sample(sm_mhz=1058, rated_mhz=1410), ("sm=1058",)),  # 0.7504 of the rated clock
+    ],
+)
+def test_flags_of_a_block(before, after, flags):
+    assert clock_flags(before, after) == flags

@@ -1,0 +1,91 @@
+"""One request for the command line, its self-test and the library: defaults, contradictions, where it was asked."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ffncli.bench import benchmark as library
+from ffncli.bench.machine import devices
+from ffncli.bench.records import BLOCK, Method
+from ffncli.bench.request.build import build_request
+from ffncli.bench.request.grid import Grid
+from ffncli.cli.bench import selftest as bench_selftest
+from ffncli.cli.bench.options import GridOptions, MethodOptions, ResultOptions
+from ffncli.errors import FFNError
+from ffncli.kernels.choice import choices
+
+CPU = Grid("8x16:relu", tokens=(4,), devices=("cpu",), threads=(1,))
+
+
+def request(grid=CPU, kernels=None, baseline=None, method=None, **more):
+    return build_request(grid, kernels, baseline, method or Method(), **more)[0]
+
+
+def test_kernels_and_cases_are_those_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked, notes = build_request(CPU, ["packed"], None, Method(), strict=True, asked={"--tokens": "4"})
+    assert asked.kernels == choices(["eager,packed"])
+    assert (asked.names, asked.baseline, asked.units) == (("eager", "packed"), "eager", 5)
+    assert [(case.source, case.tokens, case.device, case.threads) for case in asked.cases] == [
+        ("8x16:relu", 4, "cpu", 1)
+    ]
+    assert (asked.strict, asked.asked, asked.directory) == (True, {"--tokens": "4"}, str(tmp_path))
+    assert notes == ("compared with eager; --baseline NAME names another",)
+
+
+def test_of_steps_the_block_is_the_baseline():
+    asked = request(method=Method(by_step=True))
+    assert (asked.kernels, asked.names, asked.baseline) == ((), (BLOCK,), BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"kernels": ["eager"], "method": Method(by_step=True)}, "--by-step contradicts --kernel and --baseline"),
+        ({"baseline": "eager", "method": Method(by_step=True)}, "--by-step contradicts --kernel and --baseline"),
+        ({"method": Method(by_step=True, sustained=True)}, "--by-step times the forward pass"),
+        ({"method": Method(by_step=True), "fail_if_slower": 0.03}, "--by-step contradicts --fail-if-slower"),
+        ({"method": Method(processes=1), "fail_if_slower": 0.03}, "--fail-if-slower needs several --processes"),
+        ({"method": Method(sustained=True)}, "--sustained needs --device cuda"),
+        ({"grid": Grid("8x16", passes=("forward+backward",)), "method": Method(by_step=True)}, "--by-step times"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_for_the_library_too(asked, why):
+    with pytest.raises(FFNError, match=why) as caught:
+        request(**asked)
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "device"), [(False, True, "cpu"), (True, False, "cpu"), (True, True, "cuda")]
+)
+def test_the_default_device_is_a_gpu_where_torch_has_one(monkeypatch, driver, cuda, device):
+    monkeypatch.setattr(devices, "has_driver", lambda: driver)
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_available=lambda: cuda))
+    assert devices.default_device() == device
+    assert {case.device for case in request(Grid("8x16", threads=(1,))).cases} == {device}
+
+
+def test_a_gpu_without_a_driver_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(devices, "has_driver", lambda: False)
+    with pytest.raises(FFNError, match="--device cuda: there is no GPU here") as caught:
+        request(Grid("8x16", devices=("cuda:1",)))
+    assert caught.value.code == 3
+    with pytest.raises(FFNError, match="there is no GPU here"):
+        library.benchmark("8x16", devices=("cuda",))
+
+
+def test_the_selftest_asks_for_equals_and_for_what_is_5_percent_slower():
+    asked = bench_selftest.selftest_request(CPU, GridOptions(), MethodOptions(), ResultOptions())
+    assert [(kernel.label, kernel.kernel, kernel.factor) for kernel in asked.kernels] == [
+        ("eager", "eager", None), ("again", "eager", 1.0), ("slowed", "eager", 1.05),
+    ]  # fmt: skip
+    assert (asked.baseline, asked.fail_if_slower, asked.method.processes, asked.method.max_time) == (
+        "eager",
+        0.02,
+        4,
+        10,
+    )

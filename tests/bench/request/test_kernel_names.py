@@ -1,0 +1,118 @@
+"""Which kernels a benchmark compares, with what, and that its workers build each of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Method
+from ffncli.bench.request.grid import BenchRequest, from_json, to_json
+from ffncli.bench.request.kernel_names import choose_kernels
+from ffncli.bench.timing.arms import kernels_by_label
+from ffncli.block.recipe import FFNSpec, steps
+from ffncli.errors import FFNError
+from ffncli.kernels.choice import parse
+from ffncli.kernels.kernel import Kernel, kernel_steps
+
+PLAIN = FFNSpec(4, 8, bias=False)
+STEPS = kernel_steps(steps(PLAIN))
+TEXTS = (
+    "eager", "conv", "slowed:1.05:eager", "a=slowed:2:conv", "mine.py", "mine.py:mlp", "b=mine.py", "b=mine.py:other",
+    "slowed:2:mine.py", "slowed:2:mine.py:other", "b=slowed:1.5:mine.py:mlp",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path, monkeypatch):
+    """A file with one kernel in plain sight; the other is made when the file runs."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "mine.py"
+    file.write_text("def mlp(x, up, down): return (x @ up.T).relu() @ down.T\nother = mlp\n")
+    return file
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_is_accepted_is_built_by_the_worker_under_its_label(text):
+    """From the choice alone, also after it was stored and read back."""
+    chosen = choose_kernels([text], text)
+    (choice,) = chosen.kernels
+    stored = json.loads(json.dumps(to_json(BenchRequest((), chosen.kernels, chosen.baseline))))
+    assert from_json(stored).kernels == chosen.kernels
+    assert stored["names"] == [choice.label] == [chosen.baseline]
+    ((label, kernel),) = kernels_by_label(chosen.kernels, STEPS, PLAIN).items()
+    assert isinstance(kernel, Kernel), kernel
+    assert label == kernel.name == choice.label
+    assert bool(kernel.origin) == ("mine.py" in text)
+
+
+def test_what_an_earlier_version_stored_is_read(mine):
+    """Texts as they were typed, and their labels; of steps, a kernel that nobody times."""
+    mine.write_text("def mlp(x, up, down): return x\n")
+    stored = to_json(BenchRequest((), choose_kernels(["mine.py", "a=slowed:2:eager"], "a").kernels, "a"))
+    earlier = from_json({**stored, "kernels": ["mine.py", "a=slowed:2:eager"]})
+    assert earlier.names == ("mine.py:mlp", "a")
+    assert list(kernels_by_label(earlier.kernels, STEPS, PLAIN)) == ["mine.py:mlp", "a"]
+    assert isinstance(kernels_by_label(earlier.kernels, STEPS, PLAIN)["mine.py:mlp"], Kernel)
+    by_step = to_json(BenchRequest((), (), BLOCK, Method(by_step=True)))
+    assert from_json({**by_step, "kernels": ["eager"], "names": [BLOCK]}) == BenchRequest(
+        (), (), BLOCK, Method(by_step=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("texts", "baseline", "labels", "base", "note"),
+    [
+        (None, None, ["eager", "module", "packed", "inplace", "conv1x1", "numpy"], "eager", "not timed: compiled"),
+        (["packed"], None, ["eager", "packed"], "eager", "compared with eager"),
+        (["packed,module"], None, ["packed", "module"], "packed", ""),
+        (["packed,eager"], None, ["packed", "eager"], "eager", ""),
+        (["module,conv1x1"], "conv", ["module", "conv1x1"], "conv1x1", ""),
+        (["packed"], "module", ["module", "packed"], "module", ""),
+        (["a=mine.py", "packed"], "a", ["a", "packed"], "a", ""),
+        (["a=mine.py", "packed"], "a=mine.py:mlp", ["a", "packed"], "a", ""),
+        (["a=mine.py", "packed"], "mine.py", ["mine.py:mlp", "a", "packed"], "mine.py:mlp", ""),
+        (["mine.py"], "slowed:2:mine.py", ["slowed:2:mine.py:mlp", "mine.py:mlp"], "slowed:2:mine.py:mlp", ""),
+    ],
+)
+def test_the_baseline(texts, baseline, labels, base, note):
+    chosen = choose_kernels(texts, baseline)
+    assert ([kernel.label for kernel in chosen.kernels], chosen.baseline) == (labels, base)
+    assert "; ".join(chosen.notes).startswith(note) if note else chosen.notes == ()
+
+
+def test_files_are_known_by_what_they_hold(mine):
+    digest = hashlib.sha256(mine.read_bytes()).hexdigest()
+    assert choose_kernels(["mine.py", "a=slowed:2:./mine.py:other"], None).files == {str(mine): digest}
+    assert choose_kernels(["eager"], "mine.py:mlp").files == {str(mine): digest}
+
+
+@pytest.mark.parametrize(
+    ("texts", "baseline", "why"),
+    [
+        (["eager"], "egaer", "--baseline: there is no kernel 'egaer'; did you mean 'eager'"),
+        (["a=mine.py"], "b", "--baseline: there is no kernel 'b'; measured: a"),
+        (["eager"], "all", "--baseline: there is no kernel 'all'"),
+        (["eager"], "slowed:1..2:eager", "--baseline: there is no kernel 'slowed:1..2:eager'"),
+        (["eager"], "none.py:f", "--kernel: cannot read"),
+        (["a=mine.py"], "a=slowed:2:eager", "two kernels are called 'a'"),
+        (["mine.py,mine.py:mlp"], None, "two kernels are called 'mine.py:mlp'"),
+        (["slowed:2:none.py:f"], None, "--kernel: cannot read"),
+        *([[f"{arm}=mine.py"], None, f"'{arm}' is a kernel of ffn's own"] for arm in (TWIN, ANCHOR, GEMM)),
+        ([f"{TWIN}=slowed:2:eager"], None, f"'{TWIN}' is a kernel of ffn's own"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(texts, baseline, why):
+    with pytest.raises(FFNError) as caught:
+        choose_kernels(texts, baseline)
+    assert why in str(caught.value)
+
+
+def test_a_name_that_only_running_shows_is_left_to_the_worker(mine):
+    choice = parse("mine.py:nope")
+    assert choose_kernels(["mine.py:nope"], "mine.py:nope").kernels == (choice,)
+    assert isinstance(kernels_by_label((choice,), STEPS, PLAIN)["mine.py:nope"], FFNError)
+    mine.write_text("def mlp(x): pass\n")
+    with pytest.raises(FFNError, match=r"mine.py has no 'nope'"):
+        choose_kernels(["mine.py:nope"], None)

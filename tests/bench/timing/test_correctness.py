@@ -1,0 +1,153 @@
+"""What a kernel is caught at: errors of a known size, gradients, answers kept by address."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from ffncli.bench.records import Case
+from ffncli.bench.timing import correctness as correct
+from ffncli.bench.timing import outcomes
+from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
+from ffncli.bench.timing.problem import Inputs, Problem
+from ffncli.block.recipe import FFNSpec
+from ffncli.kernels import built_in
+from ffncli.kernels.kernel import Kernel
+
+EAGER = built_in("eager")
+
+
+def kernel_of(change) -> Kernel:
+    """eager, and `change(x, params, y)` of what it gives."""
+
+    def build(steps, device, dtype):
+        right = EAGER.build(steps, device, dtype)
+        return lambda x, params: change(x, params, right(x, params))
+
+    return Kernel("mine", build)
+
+
+def placed_of(kernel: Kernel, dtype: str = "fp32", passes="forward", copies: int = 1) -> tuple[PlacedKernel, Problem]:
+    problem = Problem.of(Case("s", "s", FFNSpec(64, 256, "swiglu"), 8, dtype=dtype, passes=passes), 3)
+    placed = PlacedKernel("mine", build_kernel(kernel, problem), problem, random.Random(0), correct.allowed(problem))
+    placed.place(copies)
+    return placed, problem
+
+
+def one_off(share: float) -> Kernel:
+    def change(x, params, y):
+        y = y.clone()
+        y[2, 5] += share * y.abs().max()
+        return y
+
+    return kernel_of(change)
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("fp32", 1e-2), ("fp32", 1e-4), ("fp16", 1e-2), ("bf16", 4e-2)])
+def test_one_element_off_by_a_share_of_the_largest_is_found(dtype, share):
+    placed, problem = placed_of(one_off(share), dtype)
+    with pytest.raises(outcomes.WrongResult, match="its output is off by") as caught:
+        correct.before(placed, problem)
+    assert caught.value.error.largest == pytest.approx(share, rel=0.2)
+    right, problem = placed_of(EAGER, dtype)
+    assert 0 < correct.before(right, problem).largest < share / 8
+
+
+@pytest.mark.parametrize(
+    ("dtype", "passes", "mode", "bound"),
+    [  # 4 · (eps + 2⁻²³ · √width), twice that with gradients, and 4 times what products are rounded to first
+        ("fp32", "forward", "highest", 4 * 2**-23 * 17), ("bf16", "forward", "highest", 4 * (2**-7 + 16 * 2**-23)),
+        ("fp16", "forward", "high", 4 * (2**-10 + 16 * 2**-23)), ("fp64", "forward", "medium", 4 * 2**-52 * 17),
+        ("fp32", "forward+backward", "highest", 8 * 2**-23 * 17),
+        ("fp32", "forward", "high", 4 * (2**-23 * 17 + 2**-10)),
+        ("fp32", "forward+backward", "medium", 8 * (2**-23 * 17 + 2**-7)),
+    ],
+)  # fmt: skip
+def test_the_bound(dtype, passes, mode, bound):
+    problem = Problem.of(Case("s", "s", FFNSpec(64, 256, "swiglu"), 8, dtype=dtype, passes=passes), 3)
+    assert correct.allowed(problem, mode) == pytest.approx(bound, rel=1e-12)
+
+
+KEYS = {
+    "address": lambda x: x.data_ptr(),
+    "address and version": lambda x: (x.data_ptr(), x._version),
+    "the object": id,
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("passes", ["forward", "forward+backward"])
+def test_an_answer_kept_for_a_buffer_is_found_as_the_buffers_are_used_again(key, passes):
+    kept: dict = {}
+
+    def change(x, params, y):
+        if passes == "forward":
+            return kept.setdefault(KEYS[key](x), y)
+        return kept.setdefault(KEYS[key](x), y.detach()) + (y - y.detach())  # its gradients are right
+
+    placed, problem = placed_of(kernel_of(change), passes=passes)
+    with pytest.raises(outcomes.WrongResult, match="its output is off by"):
+        correct.before(placed, problem)
+    kept.clear()
+    placed.enter(problem.first.x)
+    with correct.computing(problem.backward):
+        placed.call()
+    correct.timed(placed, problem)
+    with pytest.raises(outcomes.WrongResult, match="on a fresh seed: its output is off by"):
+        correct.fresh(placed, problem, problem.inputs(2))
+
+
+def test_tokens_that_are_not_compared_may_be_anything_and_the_others_not():
+    def first_row(x, params, y):
+        y = y.clone()
+        y[0] += 1
+        return y
+
+    placed, problem = placed_of(kernel_of(first_row))
+    with torch.inference_mode():
+        placed.call()
+    whole = problem.first
+    for rows, wrong in (([1, 2, 7], False), ([0, 3], True)):
+        some = torch.tensor(rows)
+        inputs = Inputs(whole.x, whole.out[some], some)
+        if wrong:
+            with pytest.raises(outcomes.WrongResult):
+                correct.compared(placed, problem, inputs)
+        else:
+            assert correct.compared(placed, problem, inputs).largest < 1e-6
+
+
+def test_figures_of_an_error_by_hand():
+    b = torch.tensor([3.0, -4.0, 0.0], dtype=torch.float64)
+    found = correct._error("y", torch.tensor([3.0, -4.0, 1e-40]) + torch.tensor([0.5, 0, 0]), b, 0.0)
+    assert (found.largest, found.rel, found.subnormal) == (pytest.approx(0.5 / 4), pytest.approx(0.5 / 5), 1)
+    small = correct._error("g", b.float() * 1.5, b, 40.0)  # judged as if its largest were 40
+    assert (small.largest, small.rel) == (pytest.approx(2 / 40), pytest.approx(2.5 / 50))
+    worst = outcomes.Error(1, 4, 2).worst(outcomes.Error(3, 2, 5))
+    assert worst == outcomes.Error(3, 4, 5)
+
+
+@pytest.mark.parametrize("which", ["x", "gate.weight", "up.weight", "down.weight"])
+def test_a_gradient_of_any_weight_that_is_off_is_found(which):
+    placed, problem = placed_of(EAGER, passes="forward+backward")
+    assert correct.before(placed, problem).largest < correct.allowed(problem) / 4
+    names = ["x", *problem.weights]
+    y, gradients = placed.out
+    off = [g * 1.01 if name == which else g for name, g in zip(names, gradients, strict=True)]
+    placed.out = (y, tuple(off))
+    with pytest.raises(outcomes.WrongResult, match=f"its gradient of {which} is off by 0.01"):
+        correct.compared(placed, problem, problem.first)
+
+
+def test_weights_that_changed_are_found_in_any_copy_and_behind_torch_in_the_first():
+    placed, problem = placed_of(EAGER, copies=3)
+    correct.untouched(placed, problem.first.x)
+    placed.copies[2][0][0, 0] += 0
+    with pytest.raises(outcomes.WrongResult, match="changes its weights"):
+        correct.untouched(placed, problem.first.x)
+    placed, problem = placed_of(EAGER, copies=3)
+    placed.copies[0][0].numpy()[0, 0] += 1
+    with pytest.raises(outcomes.WrongResult, match="changes its weights"):
+        correct.untouched(placed, problem.first.x)

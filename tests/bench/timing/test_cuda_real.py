@@ -1,0 +1,232 @@
+"""The paths of a real GPU; skipped where there is none. Their first run on a new machine tells whether they hold."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ffncli.bench.machine.machine import llc_bytes
+from ffncli.bench.machine.math_mode import set_math_mode
+from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
+from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
+from ffncli.bench.timing.clock import CpuClock
+from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
+from ffncli.bench.timing.cuda_counters import GpuCounters
+from ffncli.bench.timing.cuda_graphs import NotCaptured, captured
+from ffncli.bench.timing.cuda_memory import peak_memory
+from ffncli.bench.timing.measure_case import measure_case
+from ffncli.bench.timing.rounds import Arm
+from ffncli.bench.timing.sustained import sustained
+from ffncli.block.recipe import FFNSpec
+from ffncli.kernels.choice import choices
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+
+@pytest.fixture
+def clock():
+    set_math_mode("highest", "cuda")
+    made = clock_for("cuda")
+    assert isinstance(made, CudaClock)
+    yield made
+    torch.cuda.synchronize()
+
+
+def product(n=2048, dtype=torch.float16):
+    a, b = (torch.randn(n, n, device="cuda", dtype=dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def timed(clock, call, inner, before=None):
+    for _ in range(4):
+        clock.time(call, 1, before)
+    return clock.time(call, inner, before) / inner
+
+
+def test_a_product_takes_as_long_as_the_host_sees_it_take(clock):
+    """Long enough (8192³, 1.1 TFLOP) that launching is nothing: both clocks must agree within 10 %."""
+    call = product(8192)
+    gpu = min(timed(clock, call, 5) for _ in range(3))
+    assert not clock.launch_bound
+    assert 1.1e12 / 5e15 < gpu < 1.1e12 / 1e12  # between 1 TFLOP/s and 5 PFLOP/s
+
+    def finished():
+        call()
+        torch.cuda.synchronize()
+
+    host = min(CpuClock().time(finished, 5) / 5 for _ in range(3))
+    assert gpu == pytest.approx(host, rel=0.1)
+
+
+def test_time_is_proportional_to_work(clock):
+    call = product(4096)
+    one = min(timed(clock, call, 8) for _ in range(5))
+    twice = min(timed(clock, lambda: (call(), call()), 8) for _ in range(5))
+    assert twice / one == pytest.approx(2, rel=0.1)
+
+
+def test_a_tiny_kernel_is_not_timed_as_its_launch(clock):
+    x = torch.ones(16, device="cuda")
+
+    def call():
+        for _ in range(20):
+            x.add_(1)
+
+    gpu = min(timed(clock, call, 50) for _ in range(5))
+    host = CpuClock().time(call, 500) / 500  # launches alone, or the GPU where it is slower
+    torch.cuda.synchronize()
+    assert 20 * 0.3e-6 < gpu <= 1.2 * host
+
+
+def test_the_cycles_of_the_waiting_kernel_are_known(clock):
+    """It waits about as long as it is told to; a clock that changes may double it."""
+    seconds = min(clock.time(lambda: torch.cuda._sleep(int(2e-3 * clock.cycles_per_s)), 1) for _ in range(3))
+    assert 1e-3 < seconds < 8e-3
+
+
+def test_a_call_that_waits_is_said(clock):
+    x = torch.ones(16, device="cuda")
+    timed(clock, lambda: x.sum().item(), 10)
+    assert clock.launch_bound
+
+
+def test_the_flush_is_not_timed(clock):
+    buffer = torch.empty(3 * llc_bytes("cuda"), dtype=torch.uint8, device="cuda")
+    call = product(4096)
+    plain = min(timed(clock, call, 8) for _ in range(5))
+    flushed = min(timed(clock, call, 8, buffer.zero_) for _ in range(5))
+    assert plain * 0.9 < flushed < 1.5 * plain
+
+
+def test_replays_equal_plain_calls_bitwise(clock):
+    x = torch.randn(32, 512, device="cuda")
+    weights = [torch.randn(512, 512, device="cuda") for _ in range(3)]
+
+    def call(w):
+        return torch.nn.functional.silu(x @ w) @ w.T
+
+    with torch.inference_mode():
+        plain = [call(w) for w in weights]
+        replays = captured(call, weights)
+        for _ in range(2):
+            assert all(torch.equal(replay(), out) for replay, out in zip(replays, plain, strict=True))
+        x.mul_(2)  # the input is read where it was captured
+        assert torch.equal(replays[1](), call(weights[1]))
+
+
+def test_gradients_replay_too(clock):
+    x = torch.randn(8, 64, device="cuda", requires_grad=True)
+    w = torch.randn(64, 64, device="cuda", requires_grad=True)
+
+    def call(own):
+        y = torch.nn.functional.silu(x @ own)
+        return torch.autograd.grad(y, (x, own), torch.ones_like(y))
+
+    (replay,) = captured(call, [w])
+    assert all(torch.equal(a, b) for a, b in zip(replay(), call(w), strict=True))
+
+
+def test_what_waits_is_not_captured_and_leaves_torch_as_it_was(clock):
+    x = torch.ones(16, device="cuda")
+    with pytest.raises(NotCaptured):
+        captured(lambda _: x.nonzero().tolist(), [0])
+    assert torch.cuda.get_sync_debug_mode() == 0
+    assert torch.randn(4, device="cuda").isfinite().all()
+    assert torch.equal(captured(lambda _: x + 1, [0])[0](), x + 1)
+
+
+def test_a_spoiled_capture_leaves_torch_usable(clock, monkeypatch):
+    """As where a library waits by its own means, unseen by torch."""
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    x = torch.ones(16, device="cuda")
+    with pytest.raises(NotCaptured):
+        captured(lambda _: x.sum().item(), [0])
+    assert torch.randn(4, device="cuda").isfinite().all()
+    assert torch.equal(captured(lambda _: x + 1, [0])[0](), x + 1)
+
+
+def test_the_peak_of_a_known_allocation(clock):
+    size = 64 << 20
+
+    def call():
+        first = torch.empty(size, dtype=torch.uint8, device="cuda")
+        del first
+        return torch.empty(size // 2, dtype=torch.uint8, device="cuda")
+
+    assert peak_memory(call, "cuda") == size
+
+
+def test_clocks_and_power_or_why_not(clock):
+    probe, why = gpu_probe("cuda")
+    assert isinstance(probe, GpuProbe) is (why == "")
+    if probe is not None:
+        clock.time(product(4096), 20)
+        sample = probe.fresh()
+        assert sample.sm_mhz is None or 100 < sample.sm_mhz < 5000
+        assert sample.power_w is None or 1 < sample.power_w < 3000
+        assert probe.driver
+
+
+def test_long_turns(clock):
+    arms = (Arm("large", product(4096)), Arm("small", product(2048)))
+    found = sustained(*arms, clock, gpu_probe("cuda")[0])
+    assert 3 < found.ratio < 20  # eight times the work
+
+
+SPEC = FFNSpec(256, 512, "silu", gated=True)
+
+
+@pytest.mark.parametrize(
+    ("passes", "cache", "tokens"),
+    [
+        ("forward", "warm", 16),
+        ("forward", "cold-weights", 4),
+        ("forward", "flush", 16),
+        ("forward+backward", "warm", 16),
+    ],
+)
+def test_a_case_from_end_to_end(passes, cache, tokens):
+    case = Case("256x512:swiglu", "256x512:swiglu", SPEC, tokens, "bf16", passes, cache, "cuda")
+    method = Method(processes=1, max_time=3.0, placements=2, rounds=2, sustained=cache == "warm")
+    unit = measure_case(case, Job(0, (case,), choices(["eager,packed"]), "eager", method))
+    assert {o.kernel: (o.status, o.note) for o in unit.outcomes if o.status != "ok"} == {}
+    assert {b.kernel for b in unit.blocks} == {"eager", "packed", TWIN, ANCHOR, GEMM}
+    assert all(b.seconds > 0 for b in unit.blocks)
+    assert all(o.peak_memory_bytes is not None and o.peak_memory_bytes > 0 for o in unit.outcomes)
+    assert any("CUDA graphs" in note for note in unit.notes)
+
+
+def test_a_mixture_is_timed_without_graphs():
+    spec = FFNSpec(64, 128, "silu", gated=True, experts=4, top_k=2)
+    case = Case("moe", "moe", spec, 8, "fp32", device="cuda")
+    method = Method(processes=1, max_time=2.0, placements=2, rounds=2)
+    unit = measure_case(case, Job(0, (case,), choices(["eager"]), "eager", method))
+    assert [o.status for o in unit.outcomes] == ["ok"]
+    assert any("no CUDA graphs, as eager cannot be captured" in note for note in unit.notes)
+    assert any("launch-bound" in b.flags for b in unit.blocks if b.kernel == "eager")
+
+
+def test_the_command_from_end_to_end(tmp_path):
+    command = [sys.executable, "-m", "ffncli", "bench", "256x512:swiglu", "--device", "cuda", "--tokens", "16"]
+    command += ["--kernel", "eager,packed", "--quick", "--json", "--save", str(tmp_path / "gpu.csv")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [(row["kernel"], row["status"], row["device"]) for row in rows] == [
+        ("eager", "ok", "cuda"),
+        ("packed", "ok", "cuda"),
+    ]
+    assert all(row["time_s"] > 0 and row["device_name"] for row in rows)
+
+
+def test_flags_of_real_blocks(clock):
+    probe, _ = gpu_probe("cuda")
+    counters = GpuCounters(clock, probe)
+    before = counters.read()
+    seconds = clock.time(product(4096), 50)
+    flags = counters.flags(before, counters.read(), seconds, 0)
+    assert probe is None or any(flag.startswith("sm=") for flag in flags)

@@ -1,0 +1,367 @@
+"""What becomes of kernels, right and wrong: status and note of each. Time is a fake clock's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ffncli.bench.machine import machine
+from ffncli.bench.machine.counters import Snapshot
+from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Job, Method, Roof
+from ffncli.bench.request.kernel_names import choose_kernels
+from ffncli.bench.timing import arms, placement
+from ffncli.bench.timing import measure_case as measuring
+from ffncli.bench.timing.measure_case import measure_case
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.kernels.choice import choices
+from ffncli.kernels.kernel import kernel_steps
+
+RIGHT = "def mlp(x, up, down, up_bias, down_bias):\n    y = (x @ up.T + up_bias).relu() @ down.T + down_bias\n    "
+ROOF = Roof(1e9, 1e9)
+PLAIN = FFNSpec(4, 8, bias=False)
+STEPS = kernel_steps(steps(PLAIN))
+
+
+class Clock:
+    """Every call takes a millisecond."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def time(self, call, inner, before=None):
+        for _ in range(inner):
+            if before:
+                before()
+            call()
+        self.passed += inner * 1e-3
+        return inner * 1e-3
+
+    def now(self):
+        return self.passed
+
+
+class Counters:
+    def read(self):
+        return Snapshot()
+
+    def flags(self, before, after, seconds, threads):
+        return ()
+
+
+@pytest.fixture(autouse=True)
+def roof(monkeypatch):
+    monkeypatch.setattr(measuring, "_roof", lambda *_: ROOF)
+
+
+def measured(*kernels, baseline=None, spec=None, by_step=False, **fields):
+    case = Case("s", "s", spec or FFNSpec(8, 16), **{"tokens": 4, **fields})
+    method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2, by_step=by_step)
+    return measure_case(case, Job(0, (case,), choices(kernels), baseline, method), Clock(), Counters())
+
+
+def one(tmp_path, body, head="", **fields):
+    """The outcome of a kernel of the user's beside eager."""
+    file = tmp_path / "mine.py"
+    file.write_text(f"import torch\n{head}\n{body}")
+    unit = measured("eager", f"mine={file}:mlp", **fields)
+    eager, mine = unit.outcomes
+    assert (eager.kernel, eager.status) == ("eager", "ok")
+    assert mine.kernel == "mine"
+    assert any(b.kernel == "eager" for b in unit.blocks)
+    return mine, unit
+
+
+def test_what_is_right_is_timed(tmp_path):
+    mine, unit = one(tmp_path, RIGHT + "return y")
+    assert mine.status == "ok"
+    assert mine.note.endswith(mine.note.rpartition("sha256 ")[2])
+    assert len(mine.note.rpartition("sha256 ")[2]) == 64
+    assert 0 < mine.error_rel < 1e-6
+    assert 0 < mine.error_max < 1e-6
+    kernels = [b.kernel for b in unit.blocks if b.placement == 0 and b.round == 0]
+    assert sorted(kernels) == sorted(["eager", "mine", TWIN, GEMM, ANCHOR])
+    assert len({b.inner for b in unit.blocks if b.kernel != ANCHOR}) == 1
+    assert unit.roof == ROOF
+    assert unit.baseline == "eager"
+
+
+COUNT = "calls = 0\nkept = None\n"
+WRONG = {
+    "one element off": ("y = y.clone(); y[1, 3] += 1e-3; return y", "its output is off by"),
+    "not a number": ("y = y.clone(); y[0, 0] = float('nan'); return y", "its output has 1 NaN"),
+    "infinite": ("return y / 0.0", "its output has"),
+    "first answer kept": ("global kept; kept = y if kept is None else kept; return kept", "its output is off by"),
+    "right on its first calls alone": (
+        "global calls; calls += 1; return y + (calls > 3)",
+        "its second call: its output",
+    ),
+    "right until it is timed": (
+        "global calls; calls += 1; return y + (calls > 9)",
+        "as it was timed: its output is off",
+    ),
+    "input changed": ("x.mul_(1); x[0, 0] += 1; return y", "changes its input x"),
+    "weights changed": ("up[0, 0] += 0; return y", "changes its weights"),
+    "weights changed behind torch": (
+        "up.numpy()[0, 0] += 1e-9; up.numpy()[1, 1] = 9; return y",
+        "off by|changes its weights",
+    ),
+    "shape": ("return y[:-1]", r"gives shape \[3, 8\], expected \[4, 8\]"),
+    "shape that would broadcast": ("return y[None]", r"gives shape \[1, 4, 8\], expected \[4, 8\]"),
+    "dtype": ("return y.double()", "gives float64, expected float32"),
+    "no tensor": ("return y.tolist()", "gives a list, not a tensor"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_kernels(tmp_path, what):
+    import re
+
+    body, note = WRONG[what]
+    mine, _ = one(tmp_path, RIGHT + body, COUNT)
+    assert mine.status == "wrong"
+    assert re.search(note, mine.note), mine.note
+
+
+def test_an_answer_kept_while_it_is_timed_is_found_on_the_fresh_seed(tmp_path):
+    """Right whenever it computes; but in the timed part it answers what it answered the buffer before."""
+    body = (
+        "global calls, kept; calls += 1\n    if calls < 7: return y\n"
+        "    kept = y if kept is None else kept; return kept"
+    )
+    mine, _ = one(tmp_path, RIGHT + body, COUNT)
+    assert mine.status == "wrong"
+    assert mine.note.startswith("on a fresh seed: its output is off by")
+    assert mine.error_max > 0.1
+
+
+def test_a_kernel_that_raises_fails_with_one_line(tmp_path):
+    mine, _ = one(tmp_path, RIGHT + "raise ValueError('no\\nway')")
+    assert mine.status == "failed"
+    assert mine.note.endswith("mine.py, line 5: ValueError: no way")
+
+
+def test_one_that_raises_later_is_taken_out_and_the_others_are_timed(tmp_path):
+    mine, unit = one(tmp_path, RIGHT + "global calls; calls += 1\n    assert calls < 9, 'tired'\n    return y", COUNT)
+    assert (mine.status, mine.note) == ("failed", "AssertionError: tired")
+    assert {b.kernel for b in unit.blocks} == {"eager", TWIN, GEMM, ANCHOR}
+
+
+@pytest.mark.parametrize(
+    "raised",
+    ["MemoryError()", "RuntimeError('DefaultCPUAllocator: can\\'t allocate memory')", "torch.OutOfMemoryError('CUDA')"],
+)
+def test_out_of_memory_is_its_own_status(tmp_path, raised):
+    mine, _ = one(tmp_path, RIGHT + f"raise {raised}")
+    assert mine.status == "oom"
+
+
+def test_no_memory_for_an_arm_s_copies(monkeypatch):
+    def place(self, sets):
+        if self is not first[0] and len(sets) > 3:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+        return real(self, sets)
+
+    real, first = placement.Arena.place, [None]
+    monkeypatch.setattr(placement.Arena, "place", place)
+    monkeypatch.setattr(measuring.machine, "llc_bytes", lambda device: 10_000)
+    unit = measured("eager", "module", cache="cold-weights")
+    assert [o.status for o in unit.outcomes] == ["oom", "oom"]
+    assert unit.blocks == ()
+
+
+def test_no_memory_for_the_weights_is_every_kernel_s():
+    unit = measured("eager", "packed", spec=FFNSpec(2**30, 2**30))
+    assert [o.status for o in unit.outcomes] == ["oom", "oom"]
+    assert "of memory are free" in unit.outcomes[0].note
+
+
+def test_what_cannot_be_done_here_is_skipped():
+    unit = measured("eager", "packed", "inplace", passes="forward+backward")
+    assert [(o.kernel, o.status) for o in unit.outcomes] == [
+        ("eager", "ok"),
+        ("packed", "skipped"),
+        ("inplace", "skipped"),
+    ]
+    assert unit.outcomes[1].note == "a plain block has no gate to pack"
+
+
+def test_a_file_that_does_not_run_costs_its_own_row(tmp_path):
+    mine, _ = one(tmp_path, "def (")
+    assert mine.status == "failed"
+    assert "SyntaxError" in mine.note
+
+
+def test_a_wrong_baseline_fails_by_itself_and_there_is_no_ratio(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(RIGHT + "return y + 1")
+    unit = measured(f"mine={file}:mlp", "eager", baseline="mine")
+    assert [(o.kernel, o.status) for o in unit.outcomes] == [("mine", "wrong"), ("eager", "ok")]
+    assert unit.baseline == "mine"
+    assert unit.notes[0].startswith("no ratios: the baseline mine is wrong: its output is off by")
+    assert {b.kernel for b in unit.blocks} == {"eager", GEMM, ANCHOR}
+
+
+def test_others_may_have_four_times_the_error_of_a_right_baseline(tmp_path, monkeypatch):
+    """Errors of 1, 3 and 5 parts, 2 allowed."""
+    file = tmp_path / "mine.py"
+    text = "def {}(x, up, down, up_bias, down_bias):\n"
+    text += "    return ((x @ up.T + up_bias).relu() @ down.T + down_bias) * (1 + {})\n"
+    file.write_text("".join(text.format(f"f{n}", n * 1e-3) for n in (1, 3, 5)))
+    monkeypatch.setattr(measuring.correct, "allowed", lambda *_: 2e-3)
+    named = [f"f{n}={file}:f{n}" for n in (1, 3, 5)]
+    for baseline, statuses in (("f1", ["ok", "ok", "wrong"]), ("f3", ["ok", "wrong", "wrong"])):
+        unit = measured("eager", *named, baseline=baseline)
+        assert [o.status for o in unit.outcomes[1:]] == statuses
+
+
+def test_without_eager_the_first_that_is_ok_is_the_baseline(tmp_path):
+    unit = measured("packed", "module", "conv1x1")
+    assert unit.baseline == "module"
+    assert [o.status for o in unit.outcomes] == ["skipped", "ok", "ok"]
+    assert measured("module", "conv1x1", baseline="conv1x1").baseline == "conv1x1"
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("moe", [None, MoE(4, 2), MoE(4, 2, shared_experts=1)])
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+def test_gradients_are_right_and_so_is_every_built_in_kernel(dtype, moe, activation):
+    unit = measured(
+        "eager,module,packed,conv1x1",
+        spec=FFNSpec(16, 24, activation, moe=moe),
+        tokens=6,
+        dtype=dtype,
+        passes="forward+backward",
+    )
+    assert {o.kernel: o.note for o in unit.outcomes if o.status not in ("ok", "skipped")} == {}
+    assert (unit.outcomes[0].error_max > 0) == (dtype != "fp64")  # there eager does what the reference does
+
+
+def test_a_wrong_gradient_is_found(tmp_path):
+    head = """
+class F(torch.autograd.Function):
+    @staticmethod
+    def forward(c, y): return y.clone()
+    @staticmethod
+    def backward(c, g): return g * 1.001
+"""
+    mine, _ = one(tmp_path, RIGHT + "return F.apply(y)", head, passes="forward+backward")
+    assert mine.status == "wrong"
+    assert mine.note.startswith("its gradient of ")
+    assert one(tmp_path, RIGHT + "return y", passes="forward+backward")[0].status == "ok"
+
+
+def test_a_prepare_that_gradients_cannot_pass_is_skipped(tmp_path):
+    head = "from ffncli.kernels.kernel import Kernel\nfrom ffncli.kernels import eager\n"
+    body = "mlp = Kernel('k', eager.build, prepare=lambda s, w: tuple(t.detach().clone() for t in w.values()))"
+    mine, _ = one(tmp_path, body, head, passes="forward+backward")
+    assert (mine.status, mine.note) == (
+        "skipped",
+        "its prepare cannot be differentiated, so its gradients cannot be checked",
+    )
+
+
+def test_cache_modes_come_back_as_they_were(monkeypatch):
+    monkeypatch.setattr(measuring.machine, "llc_bytes", lambda device: 100)
+    assert measured("eager").cache == "shared"
+    assert measured("eager", cache="flush").cache == "flush"
+    assert measured("eager", cache="cold-weights").cache == "cold-weights"
+    monkeypatch.setattr(machine, "room", lambda device: 10)
+    unit = measured("eager", cache="cold-weights")
+    assert unit.cache == "shared"
+    assert unit.notes[0].startswith("cold-weights would take")
+
+
+def test_steps_are_arms():
+    unit = measured(by_step=True)
+    assert unit.baseline == BLOCK
+    assert [o.kernel for o in unit.outcomes] == [BLOCK, "step up", "step act", "step down"]
+    assert {b.kernel for b in unit.blocks} == {BLOCK, "step up", "step act", "step down", ANCHOR}
+
+
+def test_subnormal_outputs_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring.correct, "allowed", lambda *_: 10.0)
+    mine, _ = one(tmp_path, RIGHT + "return y * 1e-40")
+    assert mine.note.endswith("; 32 subnormal outputs")
+
+
+def test_every_kernel_by_itself_and_those_by_default_where_none_is_named():
+    chosen = choose_kernels(None, None).kernels
+    assert list(arms.kernels_by_label(chosen, STEPS, PLAIN)) == [
+        "eager", "module", "packed", "inplace", "conv1x1", "numpy",
+    ]  # fmt: skip
+    chosen = choices(["eager,conv", "a=slowed:1.05:eager"])
+    assert list(arms.kernels_by_label(chosen, STEPS, PLAIN)) == ["eager", "conv1x1", "a"]
+
+
+def test_arithmetic_is_as_asked():
+    measured("eager", threads=1)
+    assert torch.get_num_threads() == 1
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("raised", ["SystemExit(3)", "KeyboardInterrupt"])
+def test_what_ends_a_process_ends_one_kernel(tmp_path, raised):
+    found, _ = one(tmp_path, f"def mlp(x, up, down, up_bias, down_bias):\n    raise {raised}\n")
+    assert found.status == "failed"
+    assert raised.partition("(")[0] in found.note
+
+
+def test_an_error_that_is_not_finite_has_no_number(tmp_path):
+    from dataclasses import asdict
+    from json import dumps
+
+    found, _ = one(tmp_path, RIGHT + "return y * float('nan')\n")
+    assert found.status == "wrong"
+    assert dumps(asdict(found), allow_nan=False)
+
+
+def test_every_kernel_is_told_before_its_code_runs():
+    heard = []
+    case = Case("s", "s", FFNSpec(8, 16), tokens=4)
+    method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2)
+    measure_case(
+        case, Job(0, (case,), choices(["packed,eager"]), "eager", method), Clock(), Counters(), tell=heard.append
+    )
+    assert heard == ["eager", "packed", ""]
+
+
+def test_a_kernel_is_called_the_same_whether_it_works_or_not(tmp_path):
+    (tmp_path / "sub").mkdir()
+    file = tmp_path / "sub" / "mine.py"
+    for body, kind in (
+        ("def mlp(x, up, down): return x\n", True),
+        ("raise OSError('gone')\ndef mlp(x): pass\n", False),
+    ):
+        file.write_text(body)
+        for text in (f"{file}:mlp", str(file)):
+            found = arms.kernels_by_label(choose_kernels([text], text).kernels, STEPS, PLAIN)
+            assert list(found) == ["mine.py:mlp"]
+            assert isinstance(found["mine.py:mlp"], arms.Kernel) is kind
+
+
+def test_a_private_helper_is_no_kernel_to_choose_from(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def _helper(x): return x\ndef mlp(x, up, down): return _helper(x)\n")
+    (found,) = arms.kernels_by_label(choose_kernels([str(file)], str(file)).kernels, STEPS, PLAIN).values()
+    assert isinstance(found, arms.Kernel)
+
+
+def test_a_baseline_that_cannot_be_built_twice_has_no_twin(monkeypatch):
+    def once(*_):
+        raise RuntimeError("registered already")
+
+    monkeypatch.setattr(measuring, "twin_of", once)
+    unit = measured("eager", "packed", spec=FFNSpec(8, 16, "swiglu", bias=False))
+    assert [o.status for o in unit.outcomes] == ["ok", "ok"]
+    assert TWIN not in {b.kernel for b in unit.blocks}
+    assert any("no arm (aa)" in note and "registered already" in note for note in unit.notes)
+
+
+def test_no_memory_to_empty_the_caches_with(monkeypatch):
+    def no_room(*_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(arms, "flusher", no_room)
+    unit = measured("eager", cache="flush")
+    assert [o.status for o in unit.outcomes] == ["oom"]
+    assert unit.blocks == ()

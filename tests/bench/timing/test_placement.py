@@ -1,0 +1,181 @@
+"""Every arm has bytes of its own, at offsets that change; what the caches hold is named as it is."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+import torch
+
+from ffncli.bench.records import Case
+from ffncli.bench.timing.arms import Arms, twin_of
+from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, touched
+from ffncli.bench.timing.placement import Arena, caching, flusher, nbytes, placeable
+from ffncli.bench.timing.problem import Problem
+from ffncli.block.recipe import FFNSpec
+from ffncli.kernels import built_in
+
+MIB = 1 << 20
+
+
+def arena() -> Arena:
+    return Arena("cpu", random.Random(1))
+
+
+def test_copies_are_equal_at_whole_lines_and_elsewhere_each_time():
+    tensors = (torch.randn(7, 5), torch.randn(3, dtype=torch.float64), torch.randn(9, 4).bfloat16())
+    mine, seen = arena(), set()
+    for _ in range(8):
+        sets = mine.place([tensors, tensors])
+        for copy in sets:
+            for a, b in zip(copy, tensors, strict=True):
+                assert torch.equal(a, b)
+                assert a.dtype == b.dtype
+                assert a.data_ptr() % 64 == 0
+        seen.add(sets[0][0].data_ptr() % 4096)
+    assert len(seen) > 4
+
+
+def test_a_gpu_s_places_are_multiples_of_256():
+    mine = arena()
+    mine._line = 256  # what a device that is no CPU gets
+    assert all(t.data_ptr() % 256 == 0 for (t,) in mine.place([(torch.randn(5),)] * 9))
+
+
+def test_strides_and_views_of_one_storage_stay():
+    whole = torch.arange(24.0).reshape(4, 6)
+    params = (whole[:2], whole[2:], whole.T, whole[:, 1:3], torch.empty(0, 3))
+    (copy,) = arena().place([params])
+    for a, b in zip(copy, params, strict=True):
+        assert torch.equal(a, b)
+        assert a.stride() == b.stride()
+    copy[0][0, 1] = -1  # seen by the others, as it is among the originals
+    assert copy[2][1, 0] == copy[3][0, 0] == -1
+    assert whole[0, 1] == 1
+    assert nbytes(params) == 96
+
+
+def test_what_is_packed_in_a_library_s_form_cannot_be_copied_by_its_bytes():
+    assert placeable((torch.randn(2, 2), torch.nn.Parameter(torch.randn(2))))
+    assert not placeable((torch.randn(2, 2).to_sparse(),))
+
+
+def spans(tensors):
+    return [(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in tensors]
+
+
+@pytest.mark.parametrize("passes", ["forward", "forward+backward"])
+def test_no_two_arms_share_a_byte_neither_does_the_twin(passes):
+    case = Case("s", "s", FFNSpec(8, 16, "swiglu"), 3, passes=passes)
+    problem = Problem.of(case, 5)
+    kernels = [
+        PlacedKernel(name, build_kernel(built_in(name), problem), problem, random.Random(0), 1.0)
+        for name in ("eager", "packed")
+    ]
+    twin = twin_of(kernels[0], problem, random.Random(0))
+    arms = Arms(problem, kernels, twin, caching("cold-weights", [1], 100, 250, None), 250)
+    assert arms._copies == 8
+    places = []
+    for number in range(2):
+        assert [arm.name for arm in arms.place(number)] == ["eager", "packed", "(aa)", "(gemm)", "(anchor)"]
+        groups = [[placed.x, *(t for own in placed.copies for t in own)] for placed in (*kernels, twin)]
+        assert all(len(placed.copies) == 8 for placed in (*kernels, twin))
+        owned = [span for group in groups for span in spans(group)]
+        assert all(a[1] <= b[0] or b[1] <= a[0] for a, b in combinations(owned, 2))
+        chain = arms.chain
+        there = [
+            (arena._memory.data_ptr(), arena._memory.data_ptr() + arena._memory.numel()) for arena in chain._arenas
+        ]
+        assert all(a[1] <= b[0] or b[1] <= a[0] for a in there for b in owned)
+        places.append(tuple(t.data_ptr() for group in groups for t in group))
+    assert places[0] != places[1]
+
+
+def test_a_call_turns_through_the_copies():
+    case = Case("s", "s", FFNSpec(8, 16), 3)
+    problem = Problem.of(case, 5)
+    seen = []
+    placed = PlacedKernel("eager", build_kernel(built_in("eager"), problem), problem, random.Random(0), 1.0)
+    object.__setattr__(placed.built, "compute", lambda x, params: seen.append(id(params)))
+    placed.place(3)
+    for _ in range(6):
+        placed.call()
+    assert seen == [id(own) for own in placed.copies] * 2
+
+
+def test_cache_modes_are_named_as_they_are():
+    assert caching("warm", [10 * MIB] * 3, MIB, 32 * MIB, None).mode == "warm"
+    assert caching("warm", [10 * MIB] * 4, MIB, 32 * MIB, None).mode == "shared"
+    cold = caching("cold-weights", [10 * MIB] * 3, 10 * MIB, 32 * MIB, 1000 * MIB)
+    assert (cold.mode, cold.copies) == ("cold-weights", 10)  # ceil(96 / 10)
+    assert caching("cold-weights", [200 * MIB] * 3, 200 * MIB, 32 * MIB, None).copies == 1
+    assert caching("flush", [MIB], MIB, 32 * MIB, 200 * MIB).mode == "flush"
+
+
+def test_short_of_memory_a_mode_is_renamed_and_a_note_says_so():
+    cold = caching("cold-weights", [10 * MIB] * 3, 10 * MIB, 32 * MIB, 299 * MIB)
+    assert (cold.mode, cold.copies) == ("warm", 1)
+    assert cold.note == "cold-weights would take 0.3 GB of memory and 0.3 GB can be had: warm instead"
+    assert caching("flush", [40 * MIB], MIB, 32 * MIB, 100 * MIB).mode == "shared"
+
+
+def test_the_flush_writes_three_caches():
+    assert flusher(1000, "cpu")().numel() * 4 == 3000
+
+
+def test_order_gaps_and_the_first_place_are_all_drawn():
+    mine, tensors = arena(), tuple(torch.randn(64) for _ in range(3))
+    orders, gaps, firsts = set(), set(), set()
+    for _ in range(12):
+        (copy,) = mine.place([tensors])
+        places = sorted((t.data_ptr(), n) for n, t in enumerate(copy))
+        orders.add(tuple(n for _, n in places))
+        gaps |= {b[0] - a[0] - 256 for a, b in combinations(places, 2) if places.index(b) == places.index(a) + 1}
+        firsts.add((places[0][0] - mine._memory.data_ptr()) // 4096)
+    assert len(orders) > 2
+    assert len(gaps) > 4
+    assert max(gaps) < 4096
+    assert len(firsts) > 4  # not only within a page: up to 64 KiB
+
+
+def test_a_view_into_a_line_keeps_its_place_within_the_line():
+    whole = torch.arange(40.0)
+    for _ in range(4):
+        ((copy,),) = arena().place([(whole[3:30],)])
+        assert copy.data_ptr() % 64 == whole[3:].data_ptr() % 64 == 12 + whole.data_ptr() % 64
+        assert torch.equal(copy, whole[3:30])
+
+
+def test_flush_and_warm_have_one_copy():
+    assert [caching(mode, [MIB], MIB, 32 * MIB, None).copies for mode in ("warm", "shared", "flush")] == [1, 1, 1]
+
+
+def test_turning_through_the_copies_touches_three_caches():
+    """By the bytes of every weight that a kernel was given, between two uses of one copy."""
+    problem = Problem.of(Case("s", "s", FFNSpec(8, 16, "swiglu"), 3, cache="cold-weights"), 5)
+    llc = 10_000
+    mode = caching("cold-weights", [1], touched(problem), llc, None)
+    placed = PlacedKernel("eager", build_kernel(built_in("eager"), problem), problem, random.Random(0), 1.0)
+    seen: list[frozenset[int]] = []
+
+    def compute(x, params):
+        lines = {line for t in params for line in range(t.data_ptr() // 64, (t.data_ptr() + t.nbytes - 1) // 64 + 1)}
+        seen.append(frozenset(lines))
+
+    object.__setattr__(placed.built, "compute", compute)
+    placed.place(mode.copies)
+    for _ in range(mode.copies + 1):
+        placed.call()
+    assert seen[0] == seen[-1]
+    assert 64 * len(frozenset().union(*seen)) >= 3 * llc
+    assert all(not a & b for a, b in combinations(seen[:-1], 2))
+
+
+def test_weights_so_small_that_thousands_of_copies_would_be_needed_stay_warm() -> None:
+    llc = 1 << 25
+    few, many = 3 * llc // 1024, 3 * llc // 1024 - 1  # bytes of the weights: 1024 copies, and one more
+    assert caching("cold-weights", [few], few, llc, None).copies == 1024
+    found = caching("cold-weights", [many], many, llc, None)
+    assert (found.mode, found.copies) == ("warm", 1)
+    assert found.note == "cold-weights would take 1,025 copies of weights of 98,303 bytes: warm instead"

@@ -1,0 +1,43 @@
+"""The measured roof, on a fake clock that knows the machine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ffncli.bench.machine import machine
+from ffncli.bench.timing.roof import measured_roof
+
+
+class FakeClock:
+    """A machine of 100 GFLOP/s and 10 GB/s; the time of a call is known by what it touches."""
+
+    def __init__(self) -> None:
+        self.seconds, self.calls = 0.0, 0
+
+    def now(self) -> float:
+        return self.seconds
+
+    def time(self, call, inner, before=None) -> float:
+        found = call()
+        self.calls += inner
+        if found.dim() == 2:
+            took = 2 * found.shape[0] ** 3 / 100e9
+        else:  # a copy reads and writes; a sum reads, here at half the speed
+            took = 8 * max(found.numel(), 1) / 10e9 if found.numel() > 1 else 4 * self.numbers / 5e9
+        self.seconds += took * inner
+        return took * inner
+
+
+def test_the_measured_roof_on_a_known_machine(monkeypatch):
+    monkeypatch.setattr(machine, "llc_bytes", lambda device: 1 << 20)
+    monkeypatch.setattr(machine, "available_memory", lambda: 1 << 40)
+    clock = FakeClock()
+    clock.numbers = (16 << 20) // 4
+    threads = torch.get_num_threads()
+    roof = measured_roof("cpu", "fp32", 1, clock)
+    assert roof.flops_per_s == pytest.approx(100e9)
+    assert roof.bytes_per_s == pytest.approx(10e9)  # the copy's, both ways
+    assert roof.llc_bytes == 1 << 20
+    assert clock.seconds < 0.6
+    assert torch.get_num_threads() == threads

@@ -1,0 +1,327 @@
+"""Rounds on a fake clock: order, lead-in, number of calls, budget, precision, what a drift does."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+from collections import Counter
+from dataclasses import replace
+from math import log, pi, sqrt
+
+import numpy as np
+import pytest
+
+from ffncli.bench.judge import statistics
+from ffncli.bench.judge.ratios import paired, verdict
+from ffncli.bench.records import ANCHOR, GEMM, TWIN, Method, TimedBlock
+from ffncli.bench.timing import rounds
+from ffncli.bench.timing.rounds import Arm, Measured, Plan
+from tests.bench.fake_clock import FakeClock, FakeCounters, Work, placing
+
+PLAN = Plan("eager", ("eager", "fast"), block=5e-3, placements=3, rounds=4, target=0.02, budget=4.0, seed=0)
+TIMES = {"eager": 2e-4, TWIN: 2e-4, "fast": 1e-4, ANCHOR: 1e-3}
+
+
+def measured(clock: FakeClock, times: dict[str, float] = TIMES, plan: Plan = PLAN, **placed: float) -> Measured:
+    return rounds.measure(0, "case", placing(clock, times, **placed), clock, FakeCounters(), plan)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_orders_are_balanced(n: int) -> None:
+    names = [str(i) for i in range(n)]
+    drawn = rounds.orders(names, random.Random(n))
+    size = n if n % 2 == 0 else 2 * n
+    for _ in range(3):  # square after square
+        square = list(itertools.islice(drawn, size))
+        assert all(sorted(row) == names for row in square)
+        places = Counter((name, place) for row in square for place, name in enumerate(row))
+        assert set(places.values()) == {size // n}
+        followers = Counter(pair for row in square for pair in itertools.pairwise(row))
+        if n > 1:
+            assert len(followers) == n * (n - 1)
+            assert len(set(followers.values())) == 1
+
+
+def test_no_arm_stands_twice_in_one_place_over_few_rounds() -> None:
+    for seed in range(50):
+        rows = list(itertools.islice(rounds.orders("abcdef", random.Random(seed)), 4))
+        assert all(len(set(place)) == 4 for place in zip(*rows, strict=True))
+
+
+def test_orders_are_drawn_afresh() -> None:
+    seen = {next(rounds.orders("abcdef", random.Random(seed))) for seed in range(200)}
+    assert len(seen) > 120
+    assert {row[0] for row in seen} == set("abcdef")
+
+
+@pytest.mark.parametrize(
+    ("per_call", "inner"), [(1.0, 1), (5e-3, 1), (4.9e-3, 2), (2e-3, 3), (1e-3, 6), (1e-4, 64), (9e-5, 64), (7e-5, 96)]
+)
+def test_inner_for(per_call: float, inner: int) -> None:
+    assert rounds.inner_for(5e-3, per_call) == inner
+
+
+def test_inner_lasts_and_is_on_the_grid() -> None:
+    for exponent in range(90):
+        per_call = 10 ** (-exponent / 10)
+        inner = rounds.inner_for(5e-3, per_call)
+        assert inner * per_call >= 5e-3 * (1 - 1e-9) or inner == 2**30
+        assert inner == 1 or inner * per_call < 2 * 5e-3
+    assert rounds.inner_for(5e-3, 0) == 2**30
+
+
+def test_one_inner_for_all_but_the_anchor() -> None:
+    found = measured(FakeClock())
+    inner = {b.kernel: b.inner for b in found.blocks}
+    assert inner == {"eager": 64, TWIN: 64, "fast": 64, ANCHOR: 6}
+    assert found.inner == 64
+    assert {b.kernel: b.inner for b in measured(FakeClock(), {**TIMES, GEMM: 1e-6}).blocks}["fast"] == 64
+    own = measured(FakeClock(), inner={ANCHOR: 7})  # type: ignore[arg-type]
+    assert {b.inner for b in own.blocks if b.kernel == ANCHOR} == {7}
+
+
+def test_a_round_holds_every_arm_once_in_a_balanced_order() -> None:
+    four = {"eager": 2e-4, TWIN: 2e-4, "fast": 1e-4, "other": 1e-3}
+    found = measured(FakeClock(), four, replace(PLAN, budget=9.0))
+    by_round = Counter((b.placement, b.round) for b in found.blocks)
+    assert set(by_round.values()) == {4}
+    assert len(by_round) == 24  # of each placement twice the least number, since the budget allows it
+    places = Counter((b.placement, b.kernel, b.position) for b in found.blocks)
+    assert set(places.values()) == {2}  # 8 rounds, 4 arms: every arm in every place of every placement
+    assert [b.position for b in found.blocks] == [0, 1, 2, 3] * 24
+
+
+def test_arms_that_only_describe_are_in_fewer_rounds() -> None:
+    found = measured(FakeClock(), {**TIMES, GEMM: 1e-4})
+    of = {name: {b.round for b in found.blocks if b.kernel == name} for name in (*TIMES, GEMM)}
+    assert of["eager"] == of[TWIN] == of["fast"] == set(range(8))
+    assert of[ANCHOR] == set(range(0, 8, 2))
+    assert of[GEMM] == {0, 4}
+    assert all(sorted(b.position for b in same) == list(range(len(same))) for same in rounds_of(found))
+
+
+def test_an_arm_that_is_slower_by_far_has_calls_of_its_own() -> None:
+    found = measured(FakeClock(), {**TIMES, "slow": 1.0, "slowish": 1e-3})
+    of = {name: {b.inner for b in found.blocks if b.kernel == name} for name in (*TIMES, "slow", "slowish")}
+    assert of["eager"] == of["fast"] == of["slowish"] == {64} == {found.inner}
+    assert of["slow"] == {1}
+
+
+def rounds_of(found: Measured) -> list[list[TimedBlock]]:
+    """The blocks of each round."""
+    by: dict[tuple[int, int], list[TimedBlock]] = {}
+    for block in found.blocks:
+        by.setdefault((block.placement, block.round), []).append(block)
+    return list(by.values())
+
+
+def test_another_seed_or_process_is_another_order() -> None:
+    def order(process: int, seed: int) -> list[str]:
+        clock = FakeClock()
+        plan = replace(PLAN, seed=seed)
+        found = rounds.measure(process, "case", placing(clock, TIMES), clock, FakeCounters(), plan)
+        return [b.kernel for b in found.blocks]
+
+    assert order(0, 0) == order(0, 0)
+    assert order(0, 0) != order(1, 0)
+    assert order(0, 0) != order(0, 1)
+    assert order(0, 1) != order(1, 0)
+
+
+def test_lead_in_of_quick_and_of_long_calls() -> None:
+    clock = FakeClock()
+    work = {"eager": Work(2e-3), "fast": Work(0.03)}
+    rounds.measure(0, "c", lambda _: [Arm(n, w) for n, w in work.items()], clock, FakeCounters(), PLAN)
+    after = clock.asked[::-1]
+    last = {name: next(i for i, (w, n) in enumerate(after) if w is one and n == 3) for name, one in work.items()}
+    for name, calls in (("eager", 3), ("fast", 1)):  # 3 calls of 2 ms are longer than a block of 5 ms
+        ahead = list(itertools.takewhile(lambda a: a == (work[name], 1), after[last[name] + 1 :]))  # noqa: B023
+        assert len(ahead) == calls, name
+
+
+def test_lead_in_goes_on_until_calls_agree_and_has_an_end() -> None:
+    def lead_in(slow: int, jitter: float = 0.0, seconds: float = 1e-5) -> int:
+        clock = FakeClock(jitter=jitter)
+        measurement = rounds._Measurement(0, "c", clock, FakeCounters(), PLAN)
+        arm = Arm("eager", Work(seconds, slow=slow))
+        measurement.wall["eager"] = seconds
+        measurement._lead_in(arm)
+        return len(clock.asked)
+
+    assert lead_in(0) == lead_in(2) == 4
+    assert lead_in(3) == 5  # the fourth is the first at full speed, the fifth agrees with it
+    assert lead_in(7) == 4  # equally slow calls agree
+    assert max(lead_in(0, jitter=2.0) for _ in range(3)) <= 12
+    assert lead_in(0, seconds=0.0012) == 4
+    assert lead_in(0, seconds=0.019) == 2  # bounded in time, too
+
+
+def test_precise_enough_ends_at_the_least() -> None:
+    found = measured(FakeClock(jitter=0.001))
+    assert found.reached
+    assert {b.placement for b in found.blocks} == {0, 1, 2}
+
+
+def test_imprecise_goes_on_until_the_budget() -> None:
+    clock = FakeClock(jitter=0.5)
+    found = measured(clock)
+    assert not found.reached
+    assert clock.now() <= PLAN.budget
+    assert clock.now() > 0.8 * PLAN.budget
+
+
+def test_the_least_is_done_whatever_it_costs() -> None:
+    clock = FakeClock(jitter=0.5)
+    found = measured(clock, {"eager": 3.0, "fast": 2.0})
+    assert clock.now() > PLAN.budget
+    assert Counter(b.kernel for b in found.blocks) == {"eager": 12, "fast": 12}
+
+
+def test_target_is_met_by_what_is_reached() -> None:
+    """A process that says it has reached its target is as precise as that: over many, not by its own account."""
+    plan = rounds.plan_of(Method(precision=0.01, max_time=600), "eager", ("eager", "fast"))
+    means = []
+    for seed in range(60):
+        clock = FakeClock(jitter=0.03, seed=seed)
+        found = measured(clock, plan=plan)
+        assert found.reached
+        of = paired(found.blocks, "fast", "eager")
+        assert of is not None
+        means.append(of.interval.value - log(0.5))
+    over_five = statistics.t_quantile(0.975, 4) * statistics.deviation(means) / sqrt(5)
+    assert 0.003 < over_five < 0.0125
+
+
+def test_costly_placing_gets_more_rounds() -> None:
+    found = measured(FakeClock(jitter=0.001), cost=0.5)
+    assert found.spent["placing"] == pytest.approx(1.5)
+    per_placement = Counter(b.placement for b in found.blocks if b.kernel == "eager")
+    assert min(per_placement.values()) > 4
+    clock = FakeClock(jitter=0.001)
+    measured(clock, cost=1.0, plan=replace(PLAN, placements=3, budget=4.0))
+    assert clock.now() <= 4.5  # a quarter of the time placing, but within the budget
+    free = replace(PLAN, budget=1000.0)
+    found = measured(FakeClock(jitter=0.001), plan=free, cost=0.5)
+    assert found.spent["placing"] <= 0.15 * sum(found.spent.values()) + 1e-9
+
+
+def test_spent_is_all_of_the_time() -> None:
+    clock = FakeClock(jitter=0.01)
+    found = measured(clock, cost=0.01)
+    assert sum(found.spent.values()) == pytest.approx(clock.now())
+    assert found.spent["blocks"] == pytest.approx(sum(b.seconds for b in found.blocks))
+    assert found.spent["blocks"] + found.spent["lead_in"] > 0.8 * clock.now() - found.spent["warm_up"]
+    assert found.spent["rest"] == pytest.approx(0, abs=1e-9)
+
+
+def test_what_runs_ahead_of_calls_bounds_them() -> None:
+    """A flush of 20 ms before calls of 10 µs: not 500 of them a block."""
+    clock = FakeClock()
+    flush = Work(0.02)
+    found = rounds.measure(
+        0, "c", lambda _: [Arm(n, Work(1e-5), before=flush) for n in ("eager", "fast")], clock, FakeCounters(), PLAN
+    )
+    assert found.inner == 4
+    assert [b.seconds for b in found.blocks] == pytest.approx([4e-5] * len(found.blocks))
+
+
+def test_no_garbage_is_collected_in_blocks_and_collecting_is_restored() -> None:
+    states = []
+
+    class Watching(FakeCounters):
+        def read(self):  # type: ignore[no-untyped-def]
+            states.append(gc.isenabled())
+            return super().read()
+
+    clock = FakeClock()
+    assert gc.isenabled()
+    rounds.measure(0, "c", placing(clock, TIMES), clock, Watching(), PLAN)
+    assert states
+    assert not any(states)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        rounds.measure(0, "c", placing(clock, TIMES), clock, FakeCounters(), PLAN)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_an_error_of_a_kernel_comes_out_and_collecting_is_restored() -> None:
+    def raises() -> None:
+        raise RuntimeError("mine")
+
+    class Calling(FakeClock):
+        def time(self, call, inner, before=None):  # type: ignore[no-untyped-def]
+            call()
+            return super().time(Work(1e-3), inner)
+
+    with pytest.raises(RuntimeError, match="mine"):
+        rounds.measure(0, "c", lambda _: [Arm("eager", raises)], Calling(), FakeCounters(), PLAN)
+    assert gc.isenabled()
+
+
+def test_flags_are_kept_and_a_placement_is_gone_before_the_next() -> None:
+    import weakref
+
+    clock, alive = FakeClock(), []
+
+    def place(placement: int) -> list[Arm]:
+        assert not any(ref() for ref in alive)
+        arms = [Arm(n, Work(s)) for n, s in TIMES.items()]
+        alive.extend(weakref.ref(arm.call.__self__ if hasattr(arm.call, "__self__") else arm.call) for arm in arms)
+        clock.asked.clear()
+        return arms
+
+    class Forgetting(FakeClock):
+        def time(self, call, inner, before=None):  # type: ignore[no-untyped-def]
+            seconds = super().time(call, inner, before)
+            self.asked.clear()
+            return seconds
+
+    clock = Forgetting()
+    found = rounds.measure(0, "c", place, clock, FakeCounters([("preempted", "faults=3")]), PLAN)
+    assert found.blocks[0].flags == ("preempted", "faults=3")
+    assert found.blocks[1].flags == ()
+
+
+def test_a_kernel_that_is_no_arm_holds_up_nothing() -> None:
+    found = measured(FakeClock(), plan=replace(PLAN, kernels=("eager", "fast", "absent")))
+    assert found.reached
+
+
+def test_drift_of_20_percent_leaves_two_of_one_the_same() -> None:
+    clock = FakeClock(jitter=0.004, drift=lambda now: 1 + 0.2 * now / 3)
+    found = measured(clock, plan=replace(PLAN, target=0.0, budget=3.0))
+    ratio = paired(found.blocks, TWIN, "eager")
+    assert ratio is not None
+    assert verdict(ratio.interval, 0.02) == "same"
+    assert abs(ratio.interval.value) < 0.005
+
+
+def test_plan_of_a_method() -> None:
+    plan = rounds.plan_of(Method(), "eager", ["eager"], "cpu", 2)
+    assert (plan.block, plan.budget, plan.threads, plan.processes) == (2e-3, 4.0, 2, 5)
+    assert plan.target == pytest.approx(log(1.01) * sqrt(5))
+    cuda = rounds.plan_of(Method(block=None), "eager", ["eager"], "cuda:0", 2)
+    assert (cuda.block, cuda.threads) == (1e-3, 0)
+
+
+def test_half_width_by_hand() -> None:
+    placements = [[0.0, 0.0], [0.3, 0.3], [0.6, 0.6]]
+    t4, t2 = 2.7764451051977987, 4.302652729911275
+    assert rounds.half_width(placements, 5) == pytest.approx(t4 * 0.3 / sqrt(3))
+    assert rounds.half_width(placements, 1) == pytest.approx(t2 * 0.3 / sqrt(3))
+    agree = [[-0.1, 0.1], [-0.1, 0.1], [-0.1, 0.1]]  # medians agree by chance: rounds do not
+    assert rounds.half_width(agree, 5) == pytest.approx(t4 * sqrt(pi / 2) * 1.4826 * 0.1 / sqrt(3), rel=1e-4)
+    assert rounds.half_width([[0.1]], 5) == float("inf")
+
+
+def test_one_block_that_was_long_does_not_make_a_process_go_on() -> None:
+    draw = np.random.default_rng(2)
+    placements = [list(row) for row in draw.normal(0, 0.005, size=(3, 8))]
+    quiet = rounds.half_width(placements, 5)
+    placements[1][3] = 4.6  # a hundred times as long
+    assert rounds.half_width(placements, 5) < 1.5 * quiet
+    assert rounds.half_width([[v * 10 for v in row] for row in placements], 5) > 5 * quiet

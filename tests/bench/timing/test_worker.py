@@ -1,0 +1,125 @@
+"""A worker as its parent sees it: a process, a connection, messages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+
+import pytest
+
+from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
+from ffncli.block.recipe import FFNSpec
+from ffncli.kernels.choice import choices
+
+USER = """
+print("loaded")
+def loud(x, up, down, up_bias, down_bias):
+    import os
+    os.write(1, b"called")
+    return (x @ up.T + up_bias).relu() @ down.T + down_bias
+"""
+
+
+def job(*kernels: str) -> Job:
+    cases = tuple(Case("8x16", "8x16:relu", FFNSpec(8, 16), tokens) for tokens in (1, 4))
+    method = Method(processes=2, block=1e-4, max_time=0.1, placements=2, rounds=2)
+    return Job(1, cases, choices(kernels), None, method)
+
+
+def start(stdout: int = subprocess.PIPE) -> tuple[subprocess.Popen[bytes], Connection]:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "ffncli.bench.timing.worker", str(theirs.fileno())]
+    process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, pass_fds=(theirs.fileno(),))
+    theirs.close()
+    return process, Connection(ours.detach())
+
+
+def test_end_to_end(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(USER)
+    asked = job("eager", f"mine={file}:loud")
+    process, connection = start()
+    with process, connection:
+        connection.send(asked)
+        messages = [connection.recv()]
+        os.kill(process.pid, signal.SIGINT)  # Ctrl-C in a terminal goes to all; the parent decides
+        while messages[-1] != ("finished",):
+            messages.append(connection.recv())
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out == b""
+    assert b"loaded" in err
+    assert b"called" in err
+    assert {m[1] for m in messages if m[0] == "kernel"} >= {"eager", "mine"}  # who is at work, should it die
+    messages = [m for m in messages if m[0] != "kernel"]
+    assert [m[0] for m in messages] == ["began", "unit", "began", "unit", "finished"]
+    for case, began, (_, unit) in zip(asked.cases, messages[::2], messages[1::2], strict=False):
+        assert began == ("began", case.key)
+        assert (unit.process, unit.case, unit.baseline, unit.cache) == (1, case.key, "eager", "warm")
+        assert [(o.kernel, o.status) for o in unit.outcomes] == [("eager", "ok"), ("mine", "ok")]
+        assert {b.kernel for b in unit.blocks} == {"eager", "mine", TWIN, GEMM, ANCHOR}
+        assert len([b for b in unit.blocks if b.kernel in ("eager", "mine", TWIN)]) >= 2 * 2 * 3
+        assert {"start", "verify", "warm_up", "blocks", "lead_in", "placing", "rest"} <= set(unit.spent)
+        assert unit.environment["torch"]
+    first, second = messages[1][1], messages[3][1]
+    assert first.spent["start"] > 0.0
+    assert second.spent["start"] == 0.0
+
+
+def test_nobody_asks():
+    process, connection = start()
+    connection.close()
+    assert process.wait(60) == 0
+    process.communicate()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl")
+def test_it_dies_with_its_parent(tmp_path):
+    """The middle process starts a worker, keeps the line open elsewhere, and is killed."""
+    code = f"""
+import os, signal, socket, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # or it is ignored already, where tests run in the background
+ours, theirs = socket.socketpair()
+fd = theirs.fileno()
+w = subprocess.Popen([sys.executable, "-m", "ffncli.bench.timing.worker", str(fd)], pass_fds=(fd, ours.fileno()))
+open({str(tmp_path / "pid")!r}, "w").write(str(w.pid))
+print("started", flush=True)
+time.sleep(60)
+"""
+    middle = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert middle.stdout is not None
+    middle.stdout.readline()
+    pid = int((tmp_path / "pid").read_text())
+    until = time.monotonic() + 50
+    while b"ffncli.bench.timing.worker" not in _command(pid) or not _ignores_interrupts(pid):  # its settings are made
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    middle.kill()
+    middle.communicate()
+    while _alive(pid):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def _command(pid: int) -> bytes:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()
+
+
+def _ignores_interrupts(pid: int) -> bool:
+    with open(f"/proc/{pid}/status") as file:
+        mask = next(line.split()[1] for line in file if line.startswith("SigIgn"))
+    return bool(int(mask, 16) >> (signal.SIGINT - 1) & 1)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

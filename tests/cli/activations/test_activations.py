@@ -1,0 +1,156 @@
+"""`ffn activations` from the outside."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+
+import pytest
+
+from ffncli.block.activations import TABLE
+from ffncli.block.analysis import survival
+from ffncli.cli.activations.command import IN_USE
+from ffncli.models import catalog
+from ffncli.show.text import encodable
+
+
+def body(call, *arguments):
+    code, out, err = call("activations", *arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_json_says_what_the_contract_promises(call):
+    (row,) = body(call, "gelu", "--at", "0.12,-0.08")["rows"]
+    assert row["name"] == "gelu"
+    assert row["formula"] == "x Φ(x)"
+    first = row["values"][0]
+    assert (first["x"], round(first["value"], 3), round(first["ratio"], 4)) == (0.12, 0.066, 0.5478)
+    assert {"minimum", "minimum_at", "lipschitz", "zero_share", "mean", "variance"} <= set(row)
+    assert row["mean"] == pytest.approx(1 / (2 * math.sqrt(math.pi)), abs=1e-14)
+    assert row["maximum"] is None
+
+
+def test_the_default_is_what_known_models_use(call):
+    used = {group.spec.activation for name in catalog.names() for group in catalog.find(name).groups}
+    assert used <= set(IN_USE)
+    assert [row["name"] for row in body(call)["rows"]] == list(IN_USE)
+    assert all(TABLE[name].used_by for name in IN_USE)
+
+
+def test_names_in_any_spelling_and_as_a_list(call):
+    rows = body(call, "GELU-New,swish", "gelu_tanh", "relu")["rows"]
+    assert [row["name"] for row in rows] == ["gelu_tanh", "silu", "relu"]
+    assert [row["name"] for row in body(call, "--all")["rows"]] == list(TABLE)
+
+
+def test_csv_has_a_line_per_activation_in_full_precision(call):
+    _, out, _ = call("activations", "relu", "tanh", "--at", "0.5,2", "--csv")
+    lines = list(csv.DictReader(io.StringIO(out)))
+    assert [line["name"] for line in lines] == ["relu", "tanh"]
+    assert lines[1]["value"] == f"{math.tanh(0.5)!r};{math.tanh(2)!r}"
+    assert (lines[0]["maximum"], lines[0]["monotone"], lines[0]["x"]) == ("", "true", "0.5;2.0")
+
+
+def test_the_page_reads(call):
+    code, out, _ = call("activations", "gelu", "relu")
+    assert code == 0
+    lines = [line.split() for line in out.splitlines()]
+    assert ["gelu", "[-0.1700,", "∞)", "-0.7518", "1.1289", "1.4142", "no", "smooth"] in lines
+    assert ["relu", "50", "50.04", "0.3989", "0.3408", "1.4142", "1.4142"] in lines
+    assert ["-1", "-0.1587", "0.0000"] in lines
+    assert "f(x)/x" not in out
+    assert "f(x)/x" in call("activations", "gelu", "relu", "--at", "1")[1]
+
+
+def test_stated_values_are_marked_and_decide_the_exit_code(call):
+    code, out, err = call("activations", "gelu", "--expect", "0.12=0.066,0.21=0.115", "--expect=-0.15=-0.058")
+    assert code == 1
+    verdicts = [line.split()[-1] for line in out.splitlines()[2:5]]
+    assert verdicts == ["right", "wrong", "wrong"]
+    assert err.startswith("error: 2 of 3 stated values wrong: gelu(0.21) = 0.1225, not 0.115")
+    assert call("activations", "gelu", "--expect", "0.12=0.066")[0] == 0
+    (one,) = body(call, "gelu", "--expect", "0.18=0.103")["expected"]
+    assert (one["right"], round(one["ratio"], 3)) == (True, 0.571)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("gelo",), "NAME: unknown activation 'gelo'; did you mean 'gelu'"),
+        (("gelu,",), "NAME: unknown activation ''"),
+        (("gelu", "--all"), "--all and a NAME contradict each other"),
+        (("--at", "3:-3"), "--at: the range '3:-3' is empty"),
+        (("--at", "0:1:1e-12"), "more than 10,000 points"),
+        (("--at", "inf"), "no finite number"),
+        (("--std", "0"), "--std must be a number above 0, got '0'"),
+        (("--std", "1e7"), "--std must be from 1e-06 to 1e+06"),
+        (("--expect", "1"), "--expect: '1' is not X=Y"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_line(call, arguments, said):
+    code, out, err = call("activations", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_an_option_may_be_repeated_or_hold_a_comma_list(call):
+    asked = {
+        ("gelu", "--at", "0,1", "--at", "-0.5:0:0.5"): ("gelu", "--at", "0,1,-0.5:0:0.5"),
+        ("swiglu", "--up", "1,2", "--up", "-1"): ("swiglu", "--up", "1,2,-1"),
+        ("gelu", "--against", "silu", "--dtype", "bf16", "--dtype", "fp16,fp32"): (
+            "gelu", "--against", "silu", "--dtype", "bf16,fp16,fp32",
+        ),
+        ("gelu", "--expect", "1=0.841", "--expect", "2=1.9545"): ("gelu", "--expect", "1=0.841,2=1.9545"),
+    }  # fmt: skip
+    for repeated, once in asked.items():
+        assert body(call, *repeated) == body(call, *once)
+    assert [v["x"] for v in body(call, "gelu", "--at", "1", "--at", "2")["rows"][0]["values"]] == [1, 2]
+
+
+def test_what_is_stated_reads_as_it_was_written_beside_digits_enough_to_judge_it(call):
+    code, out, err = call("activations", "gelu", "--expect", "0.25=0.150,1=0.841345,1=0.8413451,-3=-4.05e-3")
+    assert code == 1
+    lines = [line.split() for line in out.splitlines()]
+    assert ["0.25", "0.150", "0.1497", "0.5987", "right"] in lines
+    assert ["1", "0.841345", "0.8413447", "0.8413", "right"] in lines  # Φ(1) = 0.841344746...
+    assert ["1", "0.8413451", "0.84134475", "0.8413", "wrong"] in lines
+    assert ["-3", "-4.05e-3", "-0.004050", "0.0013", "right"] in lines
+    assert "1 of 4 stated values wrong: gelu(1) = 0.84134475, not 0.8413451" in err
+
+
+def test_a_narrow_input_keeps_its_moments_on_the_page(call):
+    """E[f²] of x ~ N(0, s²): of relu s² / 2, with mean s / √(2π); of tanh the mean is 0, whatever rounding leaves."""
+    table = call("activations", "relu", "tanh", "--std", "1e-6", "--at", "0")[1]
+    relu, tanh = (
+        next(line for line in table.splitlines() if line.startswith(n) and " 100 " in line) for n in ("relu", "tanh")
+    )
+    mean = 1e-6 / math.sqrt(2 * math.pi)
+    assert relu.split()[3:5] == [f"{mean:.3e}", f"{5e-13 - mean**2:.3e}"]
+    assert tanh.split()[3:5] == ["0.0000", "1.000e-12"]
+    assert "0.0000" in next(
+        x for x in call("activations", "tanh", "--at", "0")[1].splitlines() if x.startswith("tanh  ") and "0.3943" in x
+    )
+
+
+@pytest.mark.parametrize("asked", ["--all --against gelu --at 1", "swiglu --iso-params --at 1"])
+def test_an_output_without_our_symbols_reads_all_the_same(call, asked):
+    """A question mark would stand for infinity, for ± or for an exponent."""
+    code, out, _ = call("activations", *asked.split())
+    assert code == 0
+    assert {mark for mark in set(out) if encodable(mark, "ascii") == "?"} <= {"?"}
+
+
+def test_a_difference_is_computed_once_for_the_page_and_the_exit_code(call, monkeypatch):
+    asked = []
+    real = survival.difference
+    monkeypatch.setattr(survival, "difference", lambda *which: asked.append(which) or real(*which))
+    options = ("--against", "gelu", "--tolerance", "0.1", "--dtype", "bf16")
+    code, _, error = call("activations", "silu", "gelu_tanh", *options)
+    assert (code, asked) == (1, [("silu", "gelu", 1.0), ("gelu_tanh", "gelu", 1.0)])
+    assert "silu by 0.19" in error
+    assert "gelu_tanh" not in error

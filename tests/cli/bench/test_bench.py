@@ -1,0 +1,262 @@
+"""`ffn bench` by a worker that measures nothing: options, pages, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from ffncli.bench import suite
+from ffncli.bench.results.csv_file import COLUMNS
+from ffncli.bench.results.row import BenchWarning, ResultRow
+from ffncli.cli.bench import page as bench_page
+from tests import ROOT
+from tests.bench.test_suite import FAKE, worker_with
+
+
+@pytest.fixture
+def bench(call, monkeypatch, tmp_path):
+    """Runs `ffn bench` with the fake worker and these faults, in a directory of its own."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, faults: tuple[str, ...] = ()):
+        command = worker_with(tmp_path, *faults)[0] if faults else FAKE
+        monkeypatch.setattr(suite.run, "__defaults__", (suite.run.__defaults__[0], command))
+        return call("bench", "--threads", "1", "--device", "cpu", "--processes", "2", *arguments)
+
+    run.bare = lambda *arguments: call("bench", *arguments)
+    return run
+
+
+def test_the_page_the_json_and_the_file_agree(bench, tmp_path):
+    code, out, err = bench("8x16:swiglu", "--kernel", "eager,packed", "--save", "a.csv")
+    assert (code, "5 % faster" in out, "0.950 [0.950, 0.950]" in out) == (0, True, True)
+    assert "results go to a.csv" in err
+    assert all(len(line) <= 80 for line in out.splitlines() if "packed  " in line)
+    body = json.loads(bench("8x16:swiglu", "--kernel", "eager,packed", "--save", "a.csv", "--force", "--json")[1])
+    assert [row["kernel"] for row in body["rows"]] == ["eager", "packed"]
+    assert (body["rows"][1]["pass"], body["file"], body["gate"]) == ("forward", "a.csv", None)
+    lines = bench("8x16:swiglu", "--kernel", "eager", "--save", "b.csv", "--csv", "-q")
+    assert lines[1] == (tmp_path / "b.csv").read_text()
+    assert lines[2] == ""
+
+
+def test_every_key_is_documented(bench):
+    section = (ROOT / "docs" / "json.md").read_text("utf-8").split("\n## bench\n")[1].split("\n## ")[0]
+    named = set(re.findall(r"`([a-z_0-9]+)`", section))
+    options = (
+        "8x16:swiglu",
+        "--tokens",
+        "1",
+        "--kernel",
+        "eager,packed,numpy",
+        "--fail-if-slower",
+        "3%",
+        "--json",
+        "-q",
+    )
+    found = json.loads(bench(*options, "--save", "a.csv")[1])
+    broken = json.loads(bench(*options, "--save", "b.csv", faults=(" 1 tokens 0 kill",))[1])
+    gates = [row for body in (found, broken) for row in body["gate"]["rows"]]
+    assert {row["result"] for row in gates} >= {"slower", "not gated"}
+    assert {frozenset(row) for row in gates} == {frozenset({"case", "kernel", "result", "low", "p_holm", "reason"})}
+    keys = set(found) | set(found["rows"][0]) | set(found["gate"]) | set(gates[0])
+    assert keys - {"command", "conventions"} <= named
+    assert list(found["rows"][0]) == list(COLUMNS)
+    assert {"start", "verify", "warm_up", "blocks", "lead_in", "placing", "rest"} <= named  # of `spent`
+
+
+def test_results_go_to_a_default_place(bench, tmp_path):
+    assert bench("8x16:relu", "--kernel", "eager")[0] == 0
+    assert len(list((tmp_path / "benchmarks" / "results").glob("*Z-*.csv"))) == 2  # with its rounds
+
+
+@pytest.mark.parametrize(
+    ("options", "faults", "code", "words"),
+    [
+        (("--fail-if-slower", "3%"), (), 1, "slower than eager by more than 3 %: numpy"),
+        (("--fail-if-slower", "20%"), (), 0, ""),
+        ((), (" 1 tokens 1 wrong",), 1, "wrong results: eager"),
+        (("--fail-if-slower", "3%"), (" 1 tokens 0 kill",), 1, "slower than eager"),
+        ((), (" 1 tokens 0 kill",), 3, "not measured: eager"),
+        ((), (" 1 tokens 0 fails",), 3, "not measured: eager"),
+        (("--strict",), (), 0, ""),
+    ],
+)
+def test_exit_codes(bench, options, faults, code, words):
+    arguments = ("8x16:swiglu", "--tokens", "1,2", "--kernel", "eager,numpy", "--save", "a.csv", *options)
+    found, out, err = bench(*arguments, faults=faults)
+    assert found == code, err
+    assert words in err
+    assert "eager" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--kernel", "egaer"), "did you mean 'eager'"),
+        (("--kernel", "none.py:f"), "cannot read"),
+        (("--kernel", "slowed:1..2:eager"), "'1..2' is no factor"),
+        (("--kernel", "slowed:2:none.py:f"), "cannot read"),
+        (("--by-step", "--pass", "forward+backward"), "--by-step times the forward pass"),
+        (("--by-step", "--fail-if-slower", "3%"), "--by-step contradicts --fail-if-slower"),
+        (("--by-step", "--kernel", "eager"), "--by-step contradicts --kernel"),
+        (("--processes", "1", "--fail-if-slower", "3%"), "--fail-if-slower needs several --processes"),
+        (("--processes", "1", "--selftest"), "--selftest needs several --processes"),
+        (("--pass", "forward+backward", "--selftest"), "--selftest slows the forward pass"),
+        (("--baseline", "nobody"), "there is no kernel 'nobody'"),
+        (("--precision", "3"), "say 3%"),
+        (("--precision", "0%"), "--precision must be a percentage above 0 and at most 50%, such as 3%"),
+        (("--fail-if-slower", "3"), "say 3%"),
+        (("--max-time", "soon"), "as in 20s or 2m"),
+        (("--cache", "hot"), "unknown value 'hot'"),
+        (("--pass", "backward"), "unknown value 'backward'"),
+        (("--dtype", "fp8"), "--dtype"),
+        (("--tokens", ",".join(map(str, range(1, 900))), "--cache", "warm,flush", "--d-ff",
+          ",".join(map(str, range(1, 9)))), "a grid of 14,384 cases"),
+        (("--resume", "none.csv"), "nothing to resume"),
+        (("--resume", "none.csv", "--save", "a.csv"), "contradicts"),
+        (("--save", "a.txt"), "must end in .csv"),
+        (("--sustained",), "--sustained needs --device cuda"),
+        (("--selftest", "--kernel", "eager"), "--selftest brings its own"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_line(bench, arguments, words, tmp_path):
+    code, out, err = bench("8x16:swiglu", *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert len(err.splitlines()) == 1
+    assert not list(tmp_path.glob("*.csv"))
+
+
+def test_a_kernel_file_is_looked_at_before_anything_runs(bench, tmp_path):
+    (tmp_path / "k.py").write_text("def mlp(x, gate, up, down): return x\n")
+    assert "has no 'mpl'; did you mean 'mlp'?" in bench("8x16:swiglu", "--kernel", "k.py:mpl")[2]
+    (tmp_path / "k.py").write_text("def mlp(:\n")
+    assert "k.py, line 1:" in bench("8x16:swiglu", "--kernel", "k.py:mlp")[2]
+
+
+def test_many_cases_are_one_table(bench):
+    code, out, err = bench("8x16:swiglu", "--tokens", ",".join(map(str, range(1, 12))), "--kernel", "eager", "--save", "a.csv")  # fmt: skip  # noqa: E501
+    assert code == 0
+    assert "11 cases" in out
+    assert out.count("kernel") < 5
+    assert len(err.splitlines()) <= 13
+
+
+@pytest.mark.parametrize(("saving", "said"), [(0.086, "7.9 %"), (1.0, "50 %"), (5.5, "85 %")])
+def test_what_fusing_saves_is_a_share_of_the_time_with_that_traffic_in_it(saving, said):
+    row = ResultRow(kernel="eager", baseline="eager", status="ok", gemm_ratio=1.5, fusion_saving_max=saving)
+    assert [part.text for part in bench_page._remarks([row])] == [
+        f"eager takes 1.5 times its bare matrix products; fusing the activation can save at most about {said} here"
+    ]
+
+
+@pytest.mark.parametrize("source", ["8x16:swiglu", "gpt2"])
+def test_the_parent_of_a_run_imports_no_torch(source, tmp_path):
+    """From the options to the table, with workers that measure nothing."""
+    code = (
+        f"import sys\nfrom ffncli.bench import suite\nfrom ffncli.cli.main import main\n"
+        f"suite.run.__defaults__ = (suite.run.__defaults__[0], {FAKE!r})\n"
+        f"words = ['{source}', '--kernel', 'eager', '--device', 'cpu', '--threads', '1', '--save', 'a.csv']\n"
+        "try: main(['bench', *words])\n"
+        "except SystemExit as end: print('exit', end.code)\n"
+        "print(sorted({'torch', 'numpy', 'pandas'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
+    )
+    assert done.stdout.endswith("exit 0\n[]\n"), done.stderr
+
+
+def test_the_selftest_flags_what_is_slower_and_that_alone(bench):
+    code, out, _ = bench("--selftest", "--threads", "1")
+    assert code == 0
+    lines = [line.strip() for line in out.splitlines()]
+    again = next(line for line in lines if line.startswith("the same code again: reads "))
+    slowed = next(line for line in lines if line.startswith("the same code, made 5 % slower: reads "))
+    assert again.endswith("not flagged, as it must be")
+    assert slowed.endswith("], flagged, as it must be")
+    assert lines[-1] == "passed"
+
+
+def test_a_selftest_that_cannot_tell_fails(bench):
+    code, out, err = bench("--selftest", "--threads", "1", faults=(" tokens 0 even", " tokens 1 even"))
+    assert code == 1
+    assert "not flagged, which is wrong" in out
+    assert "selftest failed: the same code, made 5 % slower" in err
+
+
+def test_a_resumed_run_is_gated_under_the_same_conditions(bench, tmp_path):
+    from dataclasses import replace
+
+    from ffncli.bench.records import Method
+    from tests.bench.test_suite import in_process, request
+
+    for name, method in (("one", Method(processes=1)), ("steps", Method(processes=2, by_step=True))):
+        with suite.begun(tmp_path / f"{name}.csv", replace(request(), method=method)) as journal:
+            assert in_process(journal, 1) == 1
+    for name, words in (("one", "needs several --processes"), ("steps", "--by-step contradicts --fail-if-slower")):
+        code, _, err = bench.bare("--resume", f"{name}.csv", "--fail-if-slower", "3%")
+        assert (code, words in err) == (2, True), err
+
+
+def rows(base: str, *others: ResultRow) -> list[ResultRow]:
+    """A baseline of that status and others beside it."""
+    return [ResultRow(kernel="eager", baseline="eager", status=base, case="c", note="no such arithmetic"), *others]
+
+
+def request_of(**fields):
+    from ffncli.bench.records import Method
+    from ffncli.bench.request.grid import BenchRequest
+
+    return BenchRequest((), (), "eager", Method(), **fields)
+
+
+def test_a_gate_without_a_baseline_is_no_success():
+    asked = request_of(fail_if_slower=0.03)
+    found = rows("skipped", ResultRow(kernel="packed", baseline="eager", status="ok", case="c", time_s=1.0))
+    error = bench_page.failure(found, asked, bench_page.gated(found, asked))
+    assert (error.code, "nothing could be gated" in error.message, "no such arithmetic" in error.hint) == (
+        3,
+        True,
+        True,
+    )
+
+
+def test_strict_leaves_nothing_open():
+    found = rows("skipped", ResultRow(kernel="packed", baseline="eager", status="ok", case="c", time_s=1.0))
+    assert bench_page.failure(found, request_of(), None) is None
+    assert bench_page.failure(found, request_of(strict=True), None).code == 4
+    same = {"baseline": "eager", "status": "ok", "case": "c", "ratio": 1.0, "verdict": "same"}
+    fine = ResultRow(kernel="packed", process_ratios=(1.0, 1.0, 1.0), aa_ratio=1.0, aa_low=1.0, aa_high=1.0, **same)
+    others = (BenchWarning("preempted", "20 % of the blocks"),)
+    busy = ResultRow(kernel="module", process_ratios=(1.0, 1.0), warnings=others, **same)
+    asked = request_of(fail_if_slower=0.03, strict=True)
+    found = [ResultRow(kernel="eager", baseline="eager", status="ok", case="c", ratio=1.0), fine, busy]
+    judged = bench_page.gated(found, asked)
+    assert bench_page.failure(found, asked, judged).code == 4
+    summary = bench_page._gate(judged, found, asked)[-1].text
+    assert summary == "gate: no kernel is more than 3 % slower; 1 of 2 could not be gated"
+
+
+def test_what_a_model_has_to_say_is_said(bench):
+    _, _, err = bench("--d-model", "8", "--kernel", "eager", "--save", "a.csv")
+    assert "not said, so taken: d_ff = 4x" in err
+
+
+def test_reasons_that_are_visible():
+    row = ResultRow(
+        cache="shared", note="mine.py, sha256 abc; 9 page faults a call, the baseline 0: part of the ratio is memory"
+    )
+    said = bench_page._reason(row)
+    assert "9 page faults" in said
+    assert "cache: the kernels' weights do not all fit" in said
+    assert "sha256" not in said
+    assert bench_page._reason(ResultRow(cache="warm")) == ""

@@ -1,0 +1,110 @@
+"""The page of --by-step: shares with their intervals, FLOPs of every step, in words what they do not say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ffncli.bench.records import BLOCK, STEP, Case
+from ffncli.bench.results.row import ResultRow
+from ffncli.bench.timing.by_step import step_arms
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.cli.bench.by_step_page import by_step_parts
+from ffncli.kernels.kernel import kernel_steps
+from ffncli.run.engine.weights import random_weights
+from ffncli.show.parts import Heading, Line
+from ffncli.show.tables import Table
+
+GATED = Case("512x2048:swiglu", "512x2048:swiglu", FFNSpec(512, 2048, "swiglu"), 32)
+MOE = Case("moe", "moe", FFNSpec(8, 24, "swiglu", moe=MoE(4, 2)), 5)
+
+
+def row(name: str, share: float, **fields) -> ResultRow:
+    return ResultRow(kernel=name, baseline=BLOCK, status="ok", time_s=share * 1e-3, ratio=share, **fields)
+
+
+ROWS = [
+    row(BLOCK, 1.0),
+    row("step gate", 0.31, ratio_low=0.305, ratio_high=0.315),
+    row("step up", 0.32),
+    row("step act", 0.02),
+    row("step hidden", 0.011),
+    row("step down", 0.3),
+]
+
+
+def parts_of(case: Case, rows):
+    parts = by_step_parts(case, "32 tokens, fp32, cpu, 2 threads", rows)
+    (table,) = [part for part in parts if isinstance(part, Table)]
+    return table, [part.text for part in parts if isinstance(part, Line)], parts
+
+
+def test_shares_and_rates():
+    table, lines, parts = parts_of(GATED, ROWS)
+    assert parts[0] == Heading("where does the time go", "512x2048:swiglu, 32 tokens, fp32, cpu, 2 threads")
+    assert table.columns == ("step", "op", "share of the time", "", "time", "FLOPs", "GFLOP/s")
+    assert table.emphasis == {0}
+    by = {line[0]: line for line in table.rows}
+    matrix = 2 * 32 * 512 * 2048
+    whole = 3 * matrix + 2 * 32 * 2048
+    assert by["block"] == ("block", "block", "100 %", "", "1.00 ms", "100.0 %", f"{whole / 1e-3 / 1e9:.3g}")
+    assert by["gate"] == (
+        "gate", "linear", "31.0 % [30.5, 31.5]", "████", "310 µs", f"{100 * matrix / whole:.1f} %",
+        f"{matrix / 0.31e-3 / 1e9:.3g}",
+    )  # fmt: skip
+    assert by["up"][2] == "32.0 %"
+    assert by["hidden"][1:4] == ("multiply", "1.1 %", "█")
+    assert lines == [
+        "the steps take 96.1 % of the block's time together, not 100 %: alone, a step finds its numbers in another"
+        " cache state, and the block has more to do between them"
+    ]
+
+
+@pytest.mark.parametrize("case", [GATED, MOE])
+def test_flops_are_those_of_the_arms_and_of_torch(case):
+    """Every step's share of the FLOPs, against torch's own counter for the products."""
+    block, generator = kernel_steps(steps(case.spec)), torch.Generator().manual_seed(0)
+    weights = random_weights(block, generator)
+    arms = step_arms(block, weights, torch.randn(case.tokens, case.spec.d_model, generator=generator))
+    rows = [row(arm.name if arm.name == BLOCK else STEP + arm.name, 1.0) for arm in arms]
+    table, _, _ = parts_of(case, rows)
+    assert [line[0].strip() for line in table.rows] == [arm.name for arm in arms]
+    for arm, line in zip(arms, table.rows, strict=True):
+        assert (line[1], line[6]) == (arm.op, f"{arm.flops / 1e-3 / 1e9:.3g}")
+        if arm.op == "linear":
+            with FlopCounterMode(display=False) as counter:
+                arm.call()
+            assert counter.get_total_flops() == arm.flops
+
+
+def test_experts_steps_stand_under_them_and_are_not_added():
+    rows = [row(BLOCK, 1.0), row("step router", 0.1), row("step route", 0.1), row("step experts", 0.7),
+            row("step experts[e].gate", 0.2)]  # fmt: skip
+    table, lines, _ = parts_of(MOE, rows)
+    assert table.rows[-1][:2] == ("  experts[e].gate", "linear")
+    assert lines[0].startswith("the steps take 90.0 % ")
+    assert lines[1] == "experts[e].gate: of all experts that got a token; it is part of experts"
+
+
+def test_what_was_not_timed_says_so():
+    broken = [ROWS[0], ResultRow(kernel="step gate", status="oom", note="out of memory"), *ROWS[2:]]
+    table, lines, _ = parts_of(GATED, broken)
+    assert table.rows[1] == ("gate", "linear", "oom", "", None, None, None)
+    assert lines == ["step gate: out of memory"]  # no sum of shares where one is missing
+    assert parts_of(GATED, [])[1] == []
+
+
+def test_what_is_next_to_nothing_is_no_zero():
+    small = [ROWS[0], row("step act", 0.0002, ratio_low=0.0001, ratio_high=0.0004)]
+    table, _, _ = parts_of(GATED, small)
+    assert table.rows[1][2:4] == ("< 0.1 %", "█")
+    assert table.rows[1][5] == "< 0.1 %"  # of the FLOPs: 1 of 3 · 2 · 512
+
+
+def test_it_needs_no_torch():
+    code = "import sys, ffncli.cli.bench.by_step_page; print({'torch', 'numpy', 'pandas'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

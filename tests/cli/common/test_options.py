@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from ffncli.cli.common.options import OutputOptions, RunOptions, TokenOptions, natural, positive, probability
+from ffncli.errors import FFNError
+
+
+def test_numbers_at_their_limits():
+    assert (positive("--x", 5)("5"), natural("--x", 5)("5"), natural("--x")("0")) == (5, 5, 0)
+    assert (probability("--x")("0"), probability("--x")("0.999")) == (0.0, 0.999)
+    with pytest.raises(FFNError, match="--x must be between 1 and 5, got 6"):
+        positive("--x", 5)("6")
+    with pytest.raises(FFNError, match="--x must be between 1 and 5, got 0"):
+        positive("--x", 5)("0")
+    with pytest.raises(FFNError, match="--x must be a whole number from 0 to 5, got '6'"):
+        natural("--x", 5)("6")
+
+
+def test_tokens():
+    assert TokenOptions().leading() is None
+    assert TokenOptions(tokens=4).leading() == (4,)
+    assert TokenOptions(batch=2, seq_len=3).leading() == (2, 3)
+    assert (TokenOptions(batch=2).leading(), TokenOptions(seq_len=3).leading()) == ((2, 1), (1, 3))
+    for contradiction in (TokenOptions(1, batch=1), TokenOptions(1, seq_len=1)):
+        with pytest.raises(FFNError, match="contradicts"):
+            contradiction.leading()
+
+
+@pytest.mark.parametrize(
+    ("options", "style"),
+    [
+        ({}, "table"),
+        ({"out": "x"}, "table"),
+        ({"out": "x.md"}, "md"),
+        ({"out": "x.csv"}, "csv"),
+        ({"out": "x.txt"}, "table"),
+        ({"out": "x.json", "csv": True}, "csv"),
+        ({"out": "x.json", "format": "md"}, "md"),
+        ({"json": True, "format": "json"}, "json"),
+    ],
+)
+def test_the_format(options, style, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert OutputOptions(**options).output().format == style
+
+
+def test_the_sink_has_what_was_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = OutputOptions(out="~/x", force=True, no_color=True, quiet=True).output()
+    assert (found.path, found.force, found.color, found.quiet) == (str(tmp_path / "x"), True, False, True)
+    assert RunOptions().device == "cpu"

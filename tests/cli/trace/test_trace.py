@@ -1,0 +1,241 @@
+"""`ffn trace` as a user asks it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from ffncli.run.engine import prepare as prepare_module
+
+
+def steps(call, *arguments: str) -> dict[str, dict]:
+    code, out, err = call("trace", *arguments, "--format", "json")
+    assert (code, err) == (0, "")
+    return {step["name"]: step for step in json.loads(out)["steps"]}
+
+
+def test_without_arguments_it_prints_the_notebooks_numbers(call):
+    code, out, err = call("trace")
+    assert (code, err) == (0, "")
+    assert "0,0  -2.2255  -0.1673   1.5966  -1.5649  -0.1716   0.4000   0.1738  -0.5781" in out
+    assert "0.4444" in out
+    assert "15 negative, 0 zero" in out
+    assert "0 negative, 15 zero (31 %)" in out
+    assert "0 negative, 21 zero (44 %)" in out
+    assert "dropped 6 of 33 live values (18 %)" in out
+    assert "min -2.1799  max 8.1412" in out
+
+
+def test_the_notebook_may_be_changed(call):
+    assert steps(call, "--eval")["dropout"]["zeros"] == 15
+    assert steps(call, "--activation", "gelu")["act"]["formula"] == "gelu(up)"
+    assert steps(call, "--dropout", "0.5", "--seed", "1")["dropout"]["zeros"] > 25
+    assert "dropout" not in steps(call, "--dropout", "0")
+    assert steps(call, "--input", "ones", "--tokens", "1")["x"]["shape"] == [1, 4]
+
+
+def test_the_notebooks_weights_and_mask_are_used_only_where_they_fit(call):
+    code, out, err = call("trace", "--d-ff", "16", "--json")
+    assert (code, err) == (0, "note: the example's weights do not fit these dimensions: drawn at random\n")
+    found = {step["name"]: step for step in json.loads(out)["steps"]}
+    assert (found["up"]["shape"], found["up"]["params"]) == ([2, 3, 16], 16 * 4 + 16)
+    assert len(found["dropout"]["values_index"][-1]) == 8
+    half = steps(call, "--dropout", "0.5")["dropout"]
+    assert half["dropped"] > 10  # of 33 live values, and not the 6 of the notebook's mask
+    code, out, _ = call("trace", "--activation", "swiglu", "--norm", "rmsnorm", "--residual", "--json")
+    assert code == 0
+    assert {"norm", "gate", "out"} <= {step["name"] for step in json.loads(out)["steps"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shape"),
+    [
+        (["512x64:gelu"], [4, 512]),
+        (["512x64:gelu", "--tokens", "2"], [2, 512]),
+        (["512x64:gelu", "--batch", "2", "--seq-len", "3"], [2, 3, 512]),
+        (["512x64:gelu", "--seq-len", "3"], [1, 3, 512]),
+        (["--d-model", "8", "--d-ff", "4x", "--activation", "relu", "--bias", "--batch", "3"], [3, 1, 8]),
+    ],
+)
+def test_shapes(call, arguments, shape):
+    assert steps(call, *arguments)["x"]["shape"] == shape
+
+
+def test_show_and_digits(call):
+    assert steps(call, "64x64:relu", "--show", "2")["up"]["values_index"] == [[0, 3], [0, 63]]
+    everything = steps(call, "64x64:relu", "--show", "all")["up"]
+    assert [len(row) for row in everything["values"]] == [64] * 4
+    assert "-2.23  -0.17" in call("trace", "--digits", "2")[1]
+
+
+def test_threads_do_not_change_the_answer(call):
+    assert call("trace", "64x64:relu", "--threads", "1", "--json") == call("trace", "64x64:relu", "--json")
+
+
+def test_parallel_blocks_say_that_attention_is_drawn(call):
+    code, out, err = call("trace", "palm-540b", "--d-model", "8", "--d-ff", "16")
+    assert code == 0
+    assert "attention" in out
+    assert err == "note: 'attention', the layer's other branch, is drawn at random\n"
+
+
+def test_csv_has_a_row_per_step(call):
+    code, out, _ = call("trace", "--csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0
+    assert [row["name"] for row in rows] == ["x", "up", "act", "dropout", "down"]
+    assert (rows[1]["negatives"], rows[3]["zeros"], rows[1]["shape"]) == ("15", "21", "2;3;8")
+
+
+@pytest.mark.parametrize("style", ["table", "json", "csv", "md"])
+def test_every_format_of_a_moe(call, style):
+    code, out, err = call("trace", "8x16:swiglu", "--experts", "4", "--expert", "all", "--format", style)
+    assert (code, err) == (0, "")
+    assert "experts" in out
+    assert "\x1b" not in out
+
+
+def test_not_a_number_is_null(call):
+    code, out, err = call("trace", "4x8:relu", "--input", "nan,inf,1,2", "--json")
+    found = {step["name"]: step for step in json.loads(out)["steps"]}
+    assert code == 0
+    assert err.splitlines() == [
+        "note: input x has 1 NaN and 1 Inf",
+        "note: 'up' is the first step that is not finite, with 8 NaN",
+    ]
+    assert found["x"]["values"] == [[None, None, 1.0, 2.0]]
+    assert (found["x"]["nan"], found["x"]["inf"], found["up"]["nan"]) == (1, 1, 8)
+    assert found["up"]["mean"] is None
+    assert "NaN" in call("trace", "4x8:relu", "--input", "nan,inf,1,2")[1]
+
+
+def test_a_step_inside_an_expert_names_what_it_reads(call):
+    found = steps(call, "8x16:swiglu", "--experts", "2", "--top-k", "2", "--norm", "rmsnorm", "--expert", "1")
+    gate = found["experts.1.gate"]
+    assert (gate["inputs"], gate["formula"], gate["tokens"]) == (["norm"], "norm · W1", [0, 1, 2, 3])
+    assert found["experts.1.act"]["inputs"] == ["experts.1.gate"]
+
+
+def test_an_expert_without_tokens_is_said(call):
+    code, _, err = call("trace", "4x8:swiglu", "--experts", "64", "--tokens", "1", "--top-k", "1", "--expert", "0,1,2")
+    assert code == 0
+    assert err.startswith("note: no token is routed to expert ")
+    assert call("trace", "4x8:relu", "--expert", "0")[0] == 2
+    assert "experts 0 to 3" in call("trace", "4x8:relu", "--experts", "4", "--expert", "4")[2]
+
+
+def test_rows_of_an_expert_are_labelled_by_token(call):
+    out = call("trace", "4x8:swiglu", "--experts", "4", "--top-k", "1", "--tokens", "6", "--expert", "all", "--json")[1]
+    (one, *_) = [s for s in json.loads(out)["steps"] if s["tokens"] and s["tokens"][0] > 0]
+    text = call("trace", "4x8:swiglu", "--experts", "4", "--top-k", "1", "--tokens", "6", "--expert", "all")[1]
+    block = text[text.index(f"\n{one['name']} = ") + 1 :].splitlines()
+    assert [int(line.split()[0]) for line in block[1 : 1 + len(one["tokens"])]] == one["tokens"]
+
+
+def test_statistics_say_something_of_small_numbers(call):
+    text = call("trace", "4x8:relu", "--input", "1e-9,2e-9,3e-9,4e-9")[1]
+    assert "min 1.000e-09  max 4.000e-09" in text
+    assert "-0.0000" not in text
+
+
+def test_options_without_effect(call):
+    assert "--norm-position post needs --norm" in call("trace", "4x8:relu", "--norm-position", "post")[2]
+    assert call("trace", "4x8:relu", "--train")[2] == "note: --train changes nothing: the block has no dropout\n"
+
+
+def test_a_directory_named_like_a_known_model(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2").mkdir()
+    assert call("params", "gpt2")[2] == "note: gpt2 is the known model; the directory is ./gpt2\n"
+
+
+def test_what_options_change_is_evidence(call):
+    assert "changed by options: activation" in call("params", "gpt2", "--activation", "relu")[1]
+
+
+def test_a_model_where_a_command_belongs(call):
+    code, _, err = call("llama-2-7b")
+    assert (code, err) == (2, "error: No such command 'llama-2-7b'; to count that model: ffn params llama-2-7b\n")
+    assert call("help", "params") == call("params", "--help")
+    assert call("help") == call("--help")
+
+
+def test_run_options_reach_the_run(call, monkeypatch):
+    import torch
+
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    assert steps(call, "4x8", "--threads", "3") == steps(call, "4x8", "--seed", "0")
+    assert threads == [3]
+    assert steps(call, "4x8", "--seed", "1")["x"]["values"] != steps(call, "4x8")["x"]["values"]
+    everything = steps(call, "20x20")["x"]
+    assert everything["values_index"][-1] == [0, 1, 2, 3, 16, 17, 18, 19]
+
+
+def block(call, *arguments: str) -> dict:
+    return json.loads(call("trace", *arguments, "--json")[1])["block"]
+
+
+def test_what_was_run_is_said(call):
+    found = block(call, "llama-2-7b", "--d-model", "8", "--d-ff", "16", "--layer", "3", "--seed", "5")
+    assert (found["layer"], found["stack"], found["name"]) == (3, "decoder", "llama-2-7b, decoder layer 3")
+    assert (found["weights"], found["mode"], found["device"]) == ("random weights, seed 5", "eval", "cpu")
+    found = block(call, "4x8", "--dropout", "0.5", "--train")
+    assert (found["layer"], found["stack"], found["name"], found["mode"]) == (None, None, "4x8", "train")
+    assert block(call, "--d-model", "8")["weights"] == "random weights, seed 0"  # no notebook
+    text = call("trace", "llama-2-7b", "--d-model", "8", "--d-ff", "16")[1]
+    assert "changed by options: d_model, d_ff" in text
+    assert "norm = rmsnorm(x)  [4, 8] float32, enters the FFN" in text
+    assert "down = hidden · W2  [4, 8] float32, leaves the FFN" in text
+    assert "W1 = gate.weightᵀ [8, 16]" in text
+
+
+def test_notes_of_the_model_are_said_too(call):
+    assert call("trace", "--d-model", "4")[2] == "note: not said, so taken: d_ff = 4x, activation relu, biases\n"
+
+
+def test_few_tokens_are_listed(call):
+    text = call("trace", "4x8", "--experts", "1", "--tokens", "9", "--expert", "0")[1]
+    assert "float32, tokens 0, 1, 2, 3, 4, 5, 6, 7, …\n" in text
+    assert "float32, token 0\n" in call("trace", "4x8", "--experts", "1", "--tokens", "1", "--expert", "0")[1]
+    assert "norm.weight [4]" in call("trace", "4x8", "--norm", "rmsnorm")[1]
+    assert "= norm.weight" not in call("trace", "4x8", "--norm", "rmsnorm")[1]
+
+
+def test_what_is_not_finite_is_counted(call):
+    text = call("trace", "4x8", "--input", "nan,inf,inf,-inf")[1]
+    assert "1 negative, 0 zero, 1 NaN, 3 Inf" in text
+
+
+def test_csv_has_one_value_per_cell(call):
+    header = call("trace", "4x8", "--experts", "2", "--expert", "all", "--csv")[1].splitlines()[0].split(",")
+    assert {"name", "shape", "flops", "live", "dropped"} <= set(header)
+    assert not {"parameters", "values", "values_index", "tokens"} & set(header)
+
+
+def test_the_device_reaches_the_run(call, monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr(prepare_module, "device_of", lambda text: asked.append(text) or "cpu")
+    assert block(call, "4x8", "--device", "cuda:1")["device"] == "cuda:1"
+    assert asked == ["cuda:1"]
+
+
+def test_experts_are_those_of_the_chosen_layer(call):
+    code, _, err = call("trace", "deepseek-v3", "--d-model", "8", "--d-ff", "16", "--layer", "0", "--expert", "3")
+    assert code == 2
+    assert err.endswith("this layer of deepseek-v3 has no experts; the first MoE layer is 3\n")
+
+
+@pytest.mark.parametrize("device", ["cuda:00", "cuda:", "cpu:0", "gpu"])
+def test_devices_that_are_none(call, device):
+    assert call("trace", "--device", device)[2].startswith(f"error: --device: unknown device '{device}'")
+
+
+def test_keep_holds_every_intermediate(call):
+    code, _, err = call("trace", "8x16:swiglu", "--tokens", "4", "--keep")
+    sizes = {"x": 8, "gate": 16, "up": 16, "act": 16, "hidden": 16, "down": 8}
+    assert (code, err) == (0, f"note: kept {len(sizes)} tensors, {4 * 4 * sum(sizes.values()) / 1e6:,.1f} MB\n")
+    assert "kept" not in call("trace", "8x16:swiglu", "--tokens", "4")[2]

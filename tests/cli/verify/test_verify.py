@@ -1,0 +1,265 @@
+"""`ffn verify` as a user asks it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import fields
+
+import pytest
+
+from ffncli.run.verify.checks.row import Row
+from ffncli.run.verify.verify import CHECKS
+from tests.oracles.checkpoints import LLAMA, expect_refusal, folder, tensors
+from tests.oracles.own_modules import MODULES
+
+KEYS = ["check", "subject", "max_error", "relative_error", "ulps", "tolerance", "passed", "note"]
+
+
+def rows(call, *arguments: str) -> list[dict]:
+    code, out, _ = call("verify", *arguments, "--json")
+    found = json.loads(out)["rows"]
+    assert code == (1 if any(row["passed"] is False for row in found) else 0)
+    return found
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return folder(tmp_path / "llama", LLAMA, tensors("llama"))
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(MODULES + "\ndef mlp(x, gate, up, down):\n    return F.linear(F.silu(F.linear(x, gate)), down)\n")
+    return path
+
+
+def test_the_notebooks_block_is_verified(call):
+    code, out, err = call("verify")
+    assert (code, err) == (0, "")
+    assert out.startswith("the notebook's block  the notebook's weights\n")
+    assert all(f"\n{name}  {check.states}" in out for name, check in CHECKS.items())
+    assert "collectives: 1 (all-reduce of down)" in out
+    assert "3 ranks: d_ff = 8 does not divide over 3 ranks" in out
+    assert " failed" not in out
+    assert "\x1b" not in out
+
+
+def test_rows_have_the_contracts_keys(call):
+    found = rows(call)
+    assert all(list(row) == KEYS for row in found)
+    assert [f.name for f in fields(Row)] == KEYS
+    assert list(dict.fromkeys(row["check"] for row in found)) == list(CHECKS)
+    text = call("verify", "--csv")[1]
+    assert text.splitlines()[0] == ",".join(KEYS)
+    lines = list(csv.DictReader(io.StringIO(text)))
+    assert {line["passed"] for line in lines} == {"true", ""}
+    assert [line["subject"] for line in lines] == [row["subject"] for row in found]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ["16x40:swiglu"],
+        ["--d-model", "16", "--activation", "gelu", "--norm", "layernorm", "--residual", "--dropout", "0.1"],
+        ["16x40:swiglu", "--experts", "4", "--shared-experts", "1"],
+        ["palm-540b", "--d-model", "16", "--d-ff", "24"],
+        ["deepseek-v3", "--d-model", "16", "--d-ff", "24", "--layer", "4"],
+    ],
+)
+def test_any_source_is_verified(call, source):
+    assert all(row["passed"] is not False for row in rows(call, *source))
+
+
+def test_a_checkpoints_layer(call, checkpoint):
+    found = rows(call, checkpoint, "--layer", "1")
+    layout = {row["subject"]: row for row in found if row["check"] == "layout"}
+    assert layout["with gate and up swapped"]["relative_error"] > 0.1
+    assert layout["gate.weight"]["note"].startswith("model.layers.1.mlp.gate_proj.weight [6, 4]")
+    assert "not proven by its module" in layout["transformers"]["note"]  # the file has an FFN and nothing else
+    code, out, _ = call("verify", checkpoint, "--layer", "1", "--check", "module,layout")
+    assert code == 0
+    assert out.startswith("llama, decoder layer 1  weights of decoder layer 1\n")
+    assert {"module", "layout"} == {line.split("  ")[0] for line in out.splitlines() if line.split("  ")[0] in CHECKS}
+
+
+def test_a_failure_shows_the_answer_first_and_names_it(call, mine):
+    code, out, err = call("verify", "8x24:swiglu", "--kernel", f"bad={mine}:mlp", "--check", "kernels")
+    assert code == 1
+    assert "6 passed, 1 failed, 1 without a verdict" in out
+    assert err.startswith("error: not verified: kernels, bad (relative error ")
+    assert len(err.splitlines()) == 1
+    found = {row["subject"]: row for row in rows(call, "8x24:swiglu", "--kernel", f"{mine}:mlp")}
+    assert found["mine.py:mlp"]["passed"] is False
+
+
+def test_ones_own_module(call, mine):
+    found = rows(call, f"{mine}:FeedForwardBlock", "--d-model", "8", "--d-ff", "24", "--dropout", "0.2")
+    module = {row["subject"]: row["passed"] for row in found if row["check"] == "module"}
+    assert module == {
+        "torch.nn, eval": True,
+        "torch.nn, train, same mask": True,
+        "torch.nn, train, called twice": None,
+        "FeedForwardBlock, eval": True,
+        "FeedForwardBlock, train, same mask": True,
+        "FeedForwardBlock, train, called twice": None,
+    }
+    found = rows(call, f"{mine}:Needs3D", "--d-model", "8", "--dropout", "0.2", "--check", "module")
+    last = found[-1]
+    assert (last["subject"], last["passed"]) == ("Needs3D, train", None)  # its dropout follows down
+    assert "dropout elsewhere" in last["note"]
+
+
+def test_a_module_that_does_not_run_in_a_dtype_is_a_failed_row(call, tmp_path):
+    path = tmp_path / "hard.py"
+    path.write_text(MODULES + """
+class Hard(SwiGLU):
+    def forward(self, x):
+        return super().forward(x + torch.zeros(1))
+""")  # fmt: skip
+    fine = rows(call, f"{path}:Hard", "--d-model", "8", "--d-ff", "24", "--check", "module")
+    assert [row["passed"] for row in fine if row["subject"] == "Hard, eval"] == [True]
+    found = rows(call, f"{path}:Hard", "--d-model", "8", "--d-ff", "24", "--check", "module", "--dtype", "bf16")
+    failed = found[-1]
+    assert (failed["subject"], failed["passed"]) == ("Hard", False)
+    assert "hard.py, line" in failed["note"]
+
+
+def test_against_another_checkpoint(call, checkpoint, tmp_path):
+    swapped = {
+        name.replace("gate_proj", "@").replace("up_proj", "gate_proj").replace("@", "up_proj"): tensor
+        for name, tensor in tensors("llama").items()
+    }
+    port = folder(tmp_path / "port", LLAMA, swapped)
+    code, out, err = call("verify", port, "--against", checkpoint, "--layer", "1", "--check", "layout")
+    assert code == 1
+    assert f"read with gate and up swapped, it agrees with {checkpoint}" in out
+    assert "error: not verified: layout, as read = " in err
+    assert err.endswith(f"): read with gate and up swapped, it agrees with {checkpoint}\n")
+    assert call("verify", checkpoint, "--against", checkpoint, "--check", "layout")[0] == 0
+
+
+def test_nan_in_weights_fails_once(call, tmp_path):
+    stored = tensors("llama")
+    stored["model.layers.0.mlp.up_proj.weight"][2, 1] = float("nan")
+    source = folder(tmp_path / "nan", LLAMA, stored)
+    code, out, err = call("verify", source)
+    assert code == 1
+    assert "error: not verified: finite, weights (up.weight has 1 NaN)" in err
+    assert "not run: weights with NaN or Inf" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "parts"),
+    [
+        (["--check", "modul"], 2, ["unknown check 'modul'", "did you mean 'module'?"]),
+        (["--kernel", "eager", "--check", "tokens"], 2, ["--kernel contradicts --check 'tokens'", "add kernels to"]),
+        (
+            ["--kernel", "fast"],
+            2,
+            ["unknown kernel 'fast'", "eager, module, packed, inplace, conv1x1, numpy, compiled"],
+        ),
+        (["--tolerance", "-1"], 2, ["--tolerance must be a number from 0"]),
+        (["--device", "cuda:77"], 3, ["this machine has no such GPU"]),
+        (["--dtype", "int8"], 2, ["--dtype int8 counts bytes only"]),
+        (["--layer", "3"], 2, ["--layer 3 is out of range"]),
+        (["--against", "nowhere/at/all"], 2, ["does not exist"]),
+        (["--against", "gpt2"], 2, ["--against 'gpt2' has no weights of its own"]),
+        (["--tokens", "3", "--batch", "2"], 2, ["contradicts"]),
+        (["--input", "1,2,3"], 2, ["make no tokens of d_model = 4"]),
+    ],
+)
+def test_what_cannot_be_is_one_line(call, arguments, code, parts):
+    expect_refusal(call("verify", *arguments), *parts, code=code)
+
+
+@pytest.mark.parametrize(
+    ("file", "why"), [("pytorch_model.bin", "has pickled weights alone"), (None, "has no safetensors")]
+)
+def test_a_directory_without_tensors_is_not_verified(call, tmp_path, file, why):
+    """Random weights agree with themselves, whatever the directory was to hold."""
+    here = folder(tmp_path / "model", LLAMA)
+    if file:
+        (tmp_path / "model" / file).write_bytes(b"cos\nsystem\n")
+    config = f"{here}/config.json"
+    expect_refusal(call("verify", here), "nothing to verify", why, f"{config} can be verified with random weights")
+    code, out, err = call("verify", config, "--check", "tokens")
+    assert (code, err) == (0, "")
+    assert "random weights, seed 0" in out
+
+
+def test_what_compiles_is_run_where_it_is_named(call, monkeypatch):
+    import torch
+
+    seen: list[object] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: seen.append(options) or function)
+    found = {row["subject"]: row for row in rows(call, "8x24:swiglu", "--check", "kernels")}
+    assert list(found) == ["eager", "module", "packed", "inplace", "conv1x1", "numpy", "compiled"]
+    assert (found["compiled"]["passed"], seen) == (None, [])
+    assert found["compiled"]["note"].startswith("not run unless it is named")
+    (named,) = rows(call, "8x24:swiglu", "--check", "kernels", "--kernel", "compiled")
+    assert (named["subject"], named["passed"], len(seen)) == ("compiled", True, 1)
+    (former,) = rows(call, "8x24:swiglu", "--check", "kernels", "--kernel", "conv")
+    assert (former["subject"], former["passed"]) == ("conv1x1", True)
+
+
+def test_checks_as_a_list_and_one_by_one(call):
+    found = rows(call, "--check", "tokens, fused", "--check", "shards")
+    assert list(dict.fromkeys(row["check"] for row in found)) == ["tokens", "shards", "fused"]
+
+
+def test_another_width_cannot_be_compared(call, checkpoint):
+    expect_refusal(call("verify", "8x16", "--against", checkpoint), "has d_model 4, '8x16' has 8", code=2)
+
+
+def test_options_reach_the_run(call, monkeypatch):
+    import torch
+
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    assert rows(call, "--threads", "3", "--check", "kernels") == rows(call, "--check", "kernels")
+    assert threads == [3]
+    wide = rows(call, "16x40", "--dtype", "fp64", "--check", "kernels")
+    assert wide[0]["tolerance"] == pytest.approx(4 * 2.0**-52 * (1 + 40**0.5))
+    assert rows(call, "16x40", "--tolerance", "0.5", "--check", "kernels")[0]["tolerance"] == 0.5
+    assert rows(call, "16x40", "--seed", "1", "--check", "kernels") != rows(call, "16x40", "--check", "kernels")
+    alone = rows(call, "16x40", "--tokens", "1", "--check", "tokens")
+    assert alone[0]["note"] == "one token alone: give --tokens 2 or more"
+
+
+def test_a_terminal_of_80_columns_cuts_nothing(call):
+    """The page's tables fit: the check's name is a heading, not a column."""
+    out = call("verify")[1]
+    table = [line for line in out.splitlines() if line.endswith(("yes", "passed", "-"))]
+    assert max(map(len, table)) <= 80
+
+
+def test_against_a_module_of_ones_own(call, mine):
+    """It is run at the width that is compared; of one seed, its weights are those that a block of dimensions has."""
+    code, out, _ = call("verify", "8x32:gelu", "--against", f"{mine}:Needs3D", "--check", "layout", "--csv")
+    assert code == 0
+    assert out.splitlines()[1].startswith(f"layout,as read = {mine}:Needs3D,")
+    code, _, err = call("verify", "8x32:relu", "--against", f"{mine}:Needs3D", "--check", "layout")
+    assert code == 1
+    assert err.splitlines()[-1].startswith("error: not verified: layout, as read = ")
+    same = f"{mine}:built"
+    assert call("verify", same, "--against", same, "--check", "layout")[0] == 0
+
+
+def test_a_layer_with_nan_is_told_apart_from_nothing(call, tmp_path):
+    import shutil
+
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from tests.oracles.prompted import made
+
+    broken = shutil.copytree(made("llama").path, tmp_path / "broken")
+    stored = load_file(broken / "model.safetensors")
+    stored["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.nan
+    save_file(stored, broken / "model.safetensors", {"format": "pt"})
+    found = {row["subject"]: row for row in rows(call, str(broken), "--layer", "1", "--check", "layout")}
+    assert found["with gate and up swapped"]["note"] == "the output has NaN or Inf, so nothing is told apart"
+    assert found["as read = transformers' llama"]["note"].startswith("no other reading agrees; the reference has ")

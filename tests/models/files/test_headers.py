@@ -1,0 +1,229 @@
+"""safetensors headers: both ways through one refuse what the library refuses, and read the rest as it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import safetensors
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ffncli.errors import FFNError
+from ffncli.models.files import headers
+from ffncli.models.files.headers import Columns, parse_header, read_header
+from tests.oracles.checkpoints import GPT2, LLAMA, MIXTRAL, entry, expect_refusal, folder, raw_safetensors, tensors
+from tests.oracles.headers import BROKEN, A, files, theirs
+
+CONFIGS = {"llama": LLAMA, "gpt2": GPT2, "mixtral": MIXTRAL}
+HOSTILE = "\x1b[31m[/x]\n\x9b2J"
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("raw", BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_is_refused(raw: bytes, call, tmp_path: Path):
+    path = Path(folder(tmp_path, LLAMA)) / "model.safetensors"
+    path.write_bytes(raw)
+    with pytest.raises(FFNError) as error:
+        read_header(path)
+    assert expect_refusal(call("params", str(tmp_path)), path) == f"error: {error.value}\n"
+    assert expect_refusal(call("params", str(path)), path) == f"error: {error.value}\n"
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "says"),
+    [
+        ({HOSTILE: entry("F128")}, 8, "F128"), ({HOSTILE: entry(shape=(3,))}, 8, "fit"),
+        ({HOSTILE: entry(shape=(-1,))}, 8, "[-1]"), ({HOSTILE: entry(offsets=(8, 0))}, 8, "[8, 0]"),
+        ({HOSTILE: A, "a": A}, 8, "overlaps"), ({HOSTILE: entry(offsets=(8, 16))}, 16, "hole"),
+        ({"a": entry(HOSTILE)}, 8, r"\x1b"), ({"a": entry(shape=[HOSTILE])}, 8, r"\x1b"),
+        ({HOSTILE: None}, 8, "description"), ({"x" * 10**5: None}, 8, "…"),
+    ],
+)  # fmt: skip
+def test_the_error_names_the_tensor_and_what_is_wrong(header: Any, data: int, says: str, call, tmp_path: Path):
+    path = Path(folder(tmp_path, LLAMA)) / "model.safetensors"
+    path.write_bytes(raw_safetensors(header, data))
+    error = expect_refusal(call("params", str(tmp_path)), path, "tensor ", says)
+    assert len(error) < 700
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_file_cut_anywhere_is_refused(family: str, call, tmp_path: Path):
+    source = folder(tmp_path, CONFIGS[family], tensors(family))
+    path = tmp_path / "model.safetensors"
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    for size in (0, 1, 7, 8, 9, header // 2, header - 1, header, header + 1, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        expect_refusal(call("params", source), path, "truncated")
+    path.write_bytes(whole + b"\0")
+    expect_refusal(call("trace", source), path)
+
+
+def test_a_header_longer_than_the_library_allows(tmp_path: Path):
+    path = tmp_path / "a.safetensors"
+    with path.open("wb") as file:
+        file.write((100_000_001).to_bytes(8, "little"))
+        file.truncate(100_000_100)  # sparse
+    with pytest.raises(FFNError, match="header of 100,000,001 bytes"):
+        read_header(path)
+
+
+# --- the same as the library's ----------------------------------------------------------------------------------------
+
+
+def ours(raw: bytes, path: Path) -> dict[str, tuple[str, tuple[int, ...]]] | None:
+    """The same as read by `read_header`, whose refusals must be printable and name the file."""
+    path.write_bytes(raw)
+    try:
+        return {name: (info.dtype, info.shape) for name, info in read_header(path).items()}
+    except FFNError as error:
+        said = str(error)
+    assert str(path) in said
+    assert said.isprintable()
+    return None
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("headers") / "a.safetensors"
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_library_refuses_the_same(name: str):
+    stricter = name in ("a tensor twice", "a length of zero")  # of two tensors with one name the library takes the last
+    assert stricter or theirs(BROKEN[name]) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["float64", "bfloat16", "float8_e4m3fn", "float8_e8m0fnu", "int8", "complex64", "bool"]
+)
+def test_dtypes_as_torch_stores_them(name: str, scratch: Path):
+    raw = safetensors.torch.save({"a": torch.zeros(4).to(getattr(torch, name)), "b": torch.zeros(())})
+    assert ours(raw, scratch) == theirs(raw)
+    assert ours(raw, scratch) is not None
+
+
+@given(files())
+@settings(max_examples=2000)
+def test_what_the_library_refuses_is_refused_and_the_rest_reads_the_same(scratch: Path, raw: bytes):
+    said = ours(raw, scratch)
+    assert said is None or said == theirs(raw)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_at_all(scratch: Path, raw: bytes):
+    for file in (raw, raw_safetensors(raw)):
+        said = ours(file, scratch)
+        assert said is None or said == theirs(file)
+
+
+# --- two ways through a header ----------------------------------------------------------------------------------------
+
+
+def way(raw: bytes, careful: bool) -> Columns | None:
+    """A file's columns by the quick way or by the careful one alone; None where that way does not accept it."""
+    length = int.from_bytes(raw[:8], "little")
+    if len(raw) < 8 + length:
+        return None
+    other = "_quick_columns" if careful else "_careful_columns"
+    with patch.object(headers, other, return_value=None):
+        try:
+            return parse_header(raw[8 : 8 + length], len(raw) - 8 - length, "a file")
+        except FFNError:
+            return None
+
+
+def check_quick(raw: bytes) -> Columns | None:
+    """What the quick way accepts, which must be what the careful way accepts, column by column."""
+    quick = way(raw, careful=False)
+    assert quick is None or quick == way(raw, careful=True)
+    return quick
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_neither_way_accepts_a_broken_file(name: str):
+    assert check_quick(BROKEN[name]) is None
+
+
+@given(files())
+@settings(max_examples=1500)
+def test_the_quick_way_accepts_only_what_the_careful_way_does(raw: bytes):
+    check_quick(raw)
+
+
+@st.composite
+def good(draw: st.DrawFn) -> bytes:
+    """A file as the library writes one: any names, metadata or none, tensors in any order of their data."""
+    text = st.text(st.characters(codec="utf-8", exclude_categories=("Cc",), exclude_characters='"\\-'), max_size=8)
+    names = draw(st.lists(text.filter(lambda name: name != "__metadata__"), unique=True, min_size=1, max_size=5))
+    tensors = {
+        name: torch.zeros(draw(st.lists(st.integers(1, 4), max_size=3)), dtype=draw(st.sampled_from(DTYPES)))
+        for name in names
+    }
+    metadata = draw(st.none() | st.dictionaries(text, text, min_size=1, max_size=2))  # {} it writes as no JSON
+    return safetensors.torch.save(tensors, metadata)
+
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int64, torch.float8_e4m3fn]
+
+
+@given(good())
+@settings(max_examples=300)
+def test_the_quick_way_takes_what_the_library_writes_and_reads_it_the_same(raw: bytes):
+    quick = check_quick(raw)
+    assert quick is not None
+    stored = safetensors.torch.load(raw)
+    assert {n: tuple(shape) for n, shape in zip(quick.names, quick.shapes, strict=True)} == {
+        name: tuple(tensor.shape) for name, tensor in stored.items()
+    }
+    assert dict(zip(quick.names, quick.bytes, strict=True)) == {n: t.nbytes for n, t in stored.items()}
+    dtypes = {name: dtype for name, (dtype, _) in (theirs(raw) or {}).items()}
+    assert dict(zip(quick.names, quick.dtypes, strict=True)) == dtypes
+
+
+def text_of(**changes: Any) -> bytes:
+    """The header of one tensor `a`, some of its fields' JSON replaced."""
+    fields = {"dtype": '"F32"', "shape": "[2]", "data_offsets": "[0,8]", **changes}
+    return ('{"a":{' + ",".join(f'"{name}":{value}' for name, value in fields.items()) + "}}").encode()
+
+
+# header → whether the careful way accepts it; the quick way must leave all of them to it
+ODD: dict[str, tuple[bytes, bool]] = {
+    "a tensor twice": (text_of()[:-1] + b"," + text_of()[1:], False),
+    "a field twice": (text_of().replace(b'"dtype"', b'"dtype":"F32","dtype"'), False),
+    "metadata twice": (b'{"__metadata__":{},"__metadata__":{},' + text_of()[1:], False),
+    "metadata with a key twice": (b'{"__metadata__":{"k":"v","k":"v"},' + text_of()[1:], False),
+    "metadata that is null": (b'{"__metadata__":null,' + text_of()[1:], False),
+    "metadata with a number": (b'{"__metadata__":{"k":1},' + text_of()[1:], False),
+    "minus zero": (text_of(data_offsets="[-0,8]"), False),
+    "NaN": (text_of(shape="[NaN]"), False),
+    "NaN in another field": (text_of(more="NaN"), False),
+    "Infinity": (text_of(data_offsets="[0,Infinity]"), False),
+    "a size of true": (text_of(shape="[true,2]"), False),
+    "an offset of false": (text_of(data_offsets="[false,8]"), False),
+    "sizes in an object": (text_of(shape='{"2":2}'), False),
+    "no sizes in an object": (text_of(dtype='"F64"', shape="{}"), False),
+    "offsets in an object": (text_of(data_offsets='{"0":0,"8":8}'), False),
+    "sizes in a string": (text_of(shape='"2"'), False),
+    "offsets in a string": (text_of(data_offsets='"08"'), False),
+    "a float": (text_of(shape="[2.0]"), False),
+    "a list for a dtype": (text_of(dtype='["F32"]'), False),
+    "an object for a dtype": (text_of(dtype='{"F32":8}'), False),
+    "a fourth field": (text_of(more="1"), True),
+    "a name with a backslash": (text_of().replace(b'"a"', b'"\\u0061"'), True),
+    "a tensor of no numbers": (text_of(shape="[0]", data_offsets="[0,0]")[:-1] + b',"b":' + text_of()[5:], True),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_anything_odd_is_left_to_the_careful_way(name: str):
+    text, accepted = ODD[name]
+    raw = raw_safetensors(text)
+    assert way(raw, careful=False) is None
+    assert (way(raw, careful=True) is not None) == accepted
+    assert not accepted or theirs(raw) is not None

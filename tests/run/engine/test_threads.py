@@ -1,0 +1,83 @@
+"""How threads wait is set before torch is imported, whichever command imports it; how many is set for each alike."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ffncli.run.engine.threads import one_thread, set_threads
+from tests.oracles.checkpoints import LLAMA, folder, tensors
+
+# Says what OMP_WAIT_POLICY is when torch is asked for, and ends there: no torch is loaded.
+PROBE = """
+import os, sys
+class Probe:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print("policy", os.environ.get("OMP_WAIT_POLICY"), flush=True)
+            os._exit(0)
+sys.meta_path.insert(0, Probe())
+from ffncli.cli.main import main
+main(sys.argv[1:])
+"""
+COMMANDS = [
+    "trace 4x8", "trace 4x8 --layer all", "trace mine.py:FFN", "verify 4x8", "verify mine.py:FFN",
+    "verify 4x8 --against mine.py:FFN", "activations gelu --rounding", "activations --source 4x8",
+    "activations --source mine.py:FFN", "approximate --steps 1 --seeds 1 --d-ff 1",
+]  # fmt: skip
+
+
+def policy(command: str, where: Path, **environment: str) -> str:
+    (where / "mine.py").write_text("import torch\n")
+    plain = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    run = subprocess.run(
+        [sys.executable, "-c", PROBE, *command.split()],
+        capture_output=True, text=True, cwd=where, env={**plain, **environment}, timeout=60,
+    )  # fmt: skip
+    return run.stdout.partition("policy ")[2].strip() or run.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_threads_sleep_in_every_command(command: str, tmp_path: Path):
+    assert policy(command, tmp_path) == "passive"
+
+
+def test_who_has_said_how_threads_wait_is_obeyed(tmp_path: Path):
+    assert policy("trace 4x8", tmp_path, OMP_WAIT_POLICY="active") == "active"
+
+
+@pytest.mark.parametrize("command", ["params mine.py:FFN", "bench mine.py:FFN --quick"])
+def test_others_leave_it_as_it_is(command: str, tmp_path: Path):
+    """What ffn bench's workers inherit decides what is measured."""
+    assert policy(command, tmp_path) == "None"
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("command", ["trace", "trace --layer all", "verify --check zero", "activations --source"])
+def test_every_command_computes_with_as_many_threads(command: str, call, threads, tmp_path: Path):
+    name, *options = command.split()
+    model = str(folder(tmp_path, LLAMA, tensors("llama")))
+    torch.set_num_threads(1)
+    code, _, error = call(name, *options, model, "--threads", "3")
+    assert (code, torch.get_num_threads()) == (0, 3), error
+
+
+def test_torchs_number_stays_where_none_is_asked_for(threads):
+    torch.set_num_threads(2)
+    set_threads(None)
+    assert torch.get_num_threads() == 2
+    with one_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2

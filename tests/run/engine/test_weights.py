@@ -1,0 +1,104 @@
+"""Random weights as torch initialises its own modules, and the memory that is demanded before any is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.errors import FFNError
+from ffncli.models.source import load
+from ffncli.run.engine import prepare as prepare_module
+from ffncli.run.engine import weights
+from ffncli.run.engine.prepare import LayerRequest, prepare
+from ffncli.run.engine.weights import demand_memory, random_weights
+from tests.oracles.checkpoints import LLAMA, folder, tensors
+from tests.system.test_host import put
+
+
+def test_norms_and_learned_activations_begin_as_in_torch():
+    def first(**choices) -> dict[str, list[float]]:
+        drawn = random_weights(steps(FFNSpec(2, 3, **choices)), torch.Generator())
+        return {name: tensor.tolist() for name, tensor in drawn.items()}
+
+    assert first(norm="layernorm")["norm.weight"] == [1.0, 1.0]
+    assert first(norm="layernorm")["norm.bias"] == [0.0, 0.0]
+    assert first(norm="rmsnorm", norm_weight="one_plus")["norm.weight"] == [0.0, 0.0]
+    assert first(activation="prelu")["act.weight"] == torch.nn.PReLU().weight.tolist()
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_all_experts_must_fit(dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch):
+    block = steps(FFNSpec(8, 16, "swiglu", moe=MoE(4, 1)))
+    need = size * (4 * 3 * 8 * 16 + 4 * 8)
+    monkeypatch.setattr(weights, "available_memory", lambda _: need)
+    random_weights(block, torch.Generator(), dtype)
+    monkeypatch.setattr(weights, "available_memory", lambda _: need - 1)
+    with pytest.raises(FFNError) as refused:
+        random_weights(block, torch.Generator(), dtype)
+    assert refused.value.code == 3
+    assert ("bf16" in refused.value.hint) == (size == 4)
+
+
+def test_stored_weights_must_fit_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    model = load(folder(tmp_path, LLAMA, tensors("llama")))
+    monkeypatch.setattr(weights, "available_memory", lambda _: 4 * 3 * 4 * 6 - 1)
+    with pytest.raises(FFNError, match="weights would need"):
+        prepare(model, LayerRequest())
+
+
+def test_intermediates_must_fit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(weights, "available_memory", lambda _: 1_000_000)
+    prepare(load("4x8"), LayerRequest(leading=(10,)))
+    with pytest.raises(FFNError, match=r"intermediates would need .*, and 0\.0 GB"):
+        prepare(load("4x8"), LayerRequest(leading=(50_000,)))  # 50,000 × (2 × 8 + 3 × 4) values of 4 bytes
+
+
+# The limits of a group, as the kernel writes them: in a container, in the slice of a service, of version 1.
+CONTAINER = {"proc/self/cgroup": "0::/", "memory.max": "9000000000", "memory.current": "7500000000"}
+SLICE = {
+    "proc/self/cgroup": "0::/user.slice/run.scope",
+    "user.slice/run.scope/memory.max": "max", "user.slice/run.scope/memory.current": "100000000",
+    "user.slice/memory.max": "4000000000", "user.slice/memory.current": "3000000000",
+    "user.slice/memory.stat": "anon 5\ninactive_file 500000000\nactive_file 7",
+}  # fmt: skip
+V1 = {
+    "proc/self/cgroup": "4:memory:/docker/abc\n1:cpu:/docker/abc",
+    "memory/memory.limit_in_bytes": "2000000000", "memory/memory.usage_in_bytes": "500000000",
+}  # fmt: skip
+UNLIMITED = {"proc/self/cgroup": "0::/user.slice"}
+
+
+@pytest.mark.parametrize(
+    ("group", "free"),
+    [(CONTAINER, 1.5), (SLICE, 1.5), (V1, 1.5), (UNLIMITED, 8.0)],
+    ids=["root", "slice", "v1", "none"],
+)
+def test_what_may_be_taken_is_what_the_machine_and_every_group_leave(group, free, tmp_path: Path):
+    """A trace sees the limits that ffn bench sees, whatever the version and however deep the group."""
+    put(tmp_path, "proc/meminfo", "MemTotal:  9000000 kB\nMemFree:  1 kB\nMemAvailable:  7812500 kB")  # 8 GB
+    for name, content in group.items():
+        put(tmp_path, name if name.startswith("proc") else f"sys/fs/cgroup/{name}", content)
+    demand_memory(int(free * 1e9), root=tmp_path)
+    with pytest.raises(FFNError, match=rf"would need .*, and {free} GB of memory are free") as refused:
+        demand_memory(int(free * 1e9) + 1, root=tmp_path)
+    assert refused.value.code == 3
+
+
+def test_the_refusal_says_how_much(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(weights, "available_memory", lambda _: 2 * 10**9)
+    with pytest.raises(FFNError, match=r"it would need 3\.0 GB, and 2\.0 GB of memory are free"):
+        demand_memory(3 * 10**9, "it")
+    monkeypatch.setattr(weights, "available_memory", lambda _: 0)
+    with pytest.raises(FFNError, match="of memory are free"):
+        demand_memory(1)
+
+
+def test_a_file_of_more_tokens_than_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "x.csv").write_text("1,2,3,4\n" * 50)
+    asked: list[int] = []
+    monkeypatch.setattr(prepare_module, "demand_memory", lambda size, *_: asked.append(size))
+    prepare(load("4x8:relu"), LayerRequest(input=str(tmp_path / "x.csv")))
+    assert asked[-1] == 50 * (2 * 8 + 3 * 4) * 4

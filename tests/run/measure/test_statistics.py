@@ -1,0 +1,187 @@
+"""Statistics against numpy on whole tensors, closed forms, and counts in plain Python."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ffncli.block.units import NEAR_ZERO
+from ffncli.run.measure import statistics as module
+from ffncli.run.measure.statistics import BINS, not_finite, statistics
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+COUNTS = ("zeros", "near_zeros", "negatives", "nan", "inf")
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Seven values at a time: every border is met."""
+    monkeypatch.setattr(module, "_CHUNK", 7)
+
+
+def expected(tensor: torch.Tensor) -> dict:
+    """In numpy, in float64, on the whole tensor at once."""
+    near = torch.tensor(NEAR_ZERO, dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32).item()
+    values = tensor.double().numpy().ravel()
+    finite = values[np.isfinite(values)]
+    none = not finite.size
+    return {
+        "min": None if none else finite.min(),
+        "max": None if none else finite.max(),
+        "mean": None if none else math.fsum(finite) / finite.size,
+        "std": None if none else finite.std(),
+        "zeros": int((values == 0).sum()),
+        "near_zeros": int((np.abs(values) <= near).sum()),
+        "negatives": int((values < 0).sum()),
+        "nan": int(np.isnan(values).sum()),
+        "inf": int(np.isinf(values).sum()),
+    }
+
+
+def check(tensor: torch.Tensor) -> module.Statistics:
+    found, wanted = statistics(tensor), expected(tensor)
+    assert {name: getattr(found, name) for name in COUNTS} == {name: wanted[name] for name in COUNTS}
+    assert (found.min, found.max) == (wanted["min"], wanted["max"])
+    if wanted["mean"] is None:
+        assert (found.mean, found.std, found.histogram) == (None, None, ())
+        return found
+    size = max(abs(found.min), abs(found.max))
+    assert found.mean == pytest.approx(wanted["mean"], rel=1e-12, abs=1e-14 * size)
+    assert found.std == pytest.approx(wanted["std"], rel=1e-10, abs=1e-13 * size)
+    finite = tensor.numel() - found.nan - found.inf
+    assert sum(found.histogram) == (0 if found.min == found.max else finite)
+    return found
+
+
+NUMBERS = st.one_of(
+    st.floats(width=32), st.sampled_from([0.0, -0.0, 1e-3, -1e-3, 1.001e-3, 1e-45, math.nan, math.inf, -math.inf])
+)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_any_values_in_any_type_over_chunk_borders():
+    @given(st.lists(NUMBERS, max_size=40), st.sampled_from(FLOATS))
+    def holds(values, dtype):
+        check(torch.tensor(values, dtype=dtype))
+
+    holds()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (2, 3, 7), (0,), (4, 0), (1, 6), (1, 7), (1, 8)])
+@pytest.mark.usefixtures("small_chunks")
+def test_any_shape(shape, dtype):
+    check(torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_large_tensors_of_any_type(dtype):
+    """Several chunks; float16's own sum would overflow, bfloat16's stop counting at 256."""
+    x = torch.randn(1100, 1001, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.3] = 0
+    found = statistics(x)
+    wanted = expected(x)
+    assert {name: getattr(found, name) for name in COUNTS} == {name: wanted[name] for name in COUNTS}
+    assert found.zeros > 300_000
+    assert (found.mean, found.std) == (pytest.approx(wanted["mean"], rel=1e-9), pytest.approx(wanted["std"], rel=1e-12))
+    assert statistics(torch.full((3, 70_000), 6e4, dtype=torch.float16)).mean == 60_000 - 60_000 % 32
+
+
+@pytest.mark.parametrize("slice_of", ["transposed", "every other"])
+def test_views_that_are_not_contiguous(slice_of):
+    x = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
+    check(x.T if slice_of == "transposed" else x[:, ::2])
+
+
+def test_nan_and_inf_in_one_chunk_spoil_no_other(small_chunks):
+    x = torch.arange(30.0)
+    x[8], x[9], x[20], x[29] = math.nan, math.inf, -math.inf, -math.inf
+    found = check(x)
+    assert (found.nan, found.inf, found.negatives, found.min, found.max) == (1, 3, 2, 0.0, 28.0)
+    assert check(torch.full((20,), math.nan)).nan == 20
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("value", [0.1, 1e6, -3e-5, 0.0])
+def test_a_constant_has_no_spread(value, dtype):
+    x = torch.full((99, 101), value).to(dtype)
+    if x.isfinite().all():
+        found = statistics(x)
+        assert (found.std, found.mean, found.histogram) == (0.0, x[0, 0].item(), ())
+
+
+def test_a_small_spread_far_from_zero(monkeypatch):
+    """1e8 ± 1: a plain sum of squares has lost it. Also where the values that are looked at first mislead."""
+    exact = [10**8 + (i % 3) - 1 for i in range(3000)]
+    mean = Fraction(sum(exact), 3000)
+    std = math.sqrt(sum((v - mean) ** 2 for v in exact) / 3000)
+    x = torch.tensor(exact, dtype=torch.float64)
+    assert statistics(x).std == pytest.approx(std, rel=1e-12)
+    monkeypatch.setattr(module, "_pivot", lambda flat: 0.0)
+    assert statistics(x).std == pytest.approx(std, rel=1e-12)
+
+
+def test_values_at_the_ends_of_float64():
+    big = statistics(torch.tensor([1.7e308, -1.7e308, 1.7e308, -1.7e308], dtype=torch.float64))
+    assert (big.mean, big.std) == (0.0, pytest.approx(1.7e308, rel=1e-12))
+    assert (big.histogram[0], big.histogram[-1]) == (2, 2)
+    tiny = statistics(torch.tensor([1e-300, 3e-300], dtype=torch.float64))
+    assert (tiny.mean, tiny.std) == (pytest.approx(2e-300, rel=1e-12), pytest.approx(1e-300, rel=1e-12))
+    wide = statistics(torch.tensor([3.4e38, -3.4e38, 0.0]))
+    assert (wide.std, sum(wide.histogram)) == (pytest.approx(math.sqrt(2 / 3) * 3.4e38, rel=1e-6), 3)
+
+
+def test_the_histogram_is_numpys():
+    x = torch.randn(5000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = statistics(x)
+    assert (list(found.histogram), found.histogram_stride) == (np.histogram(x.numpy(), BINS)[0].tolist(), 1)
+    line = statistics(torch.arange(BINS * 4.0))
+    assert line.histogram[0] == line.histogram[-1] == 4
+
+
+def test_the_histogram_of_a_large_tensor_says_that_it_is_of_some(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_IN_HISTOGRAM", 800)
+    x = torch.randn(100, 64, generator=torch.Generator().manual_seed(0))
+    x[:, 5] += 100  # a stride of 8 would always see the same columns: this one never, or one time in eight
+    found = statistics(x)
+    assert (found.histogram_stride, sum(found.histogram)) == (9, math.ceil(6400 / 9))
+    assert sum(found.histogram[15:]) == pytest.approx(100 / 9, abs=2)
+    assert found.mean == pytest.approx(x.double().mean().item(), rel=1e-12)  # all else is of all values
+
+
+def test_no_tensor_of_its_size_is_made(monkeypatch):
+    """float32 of 16 chunks: nothing larger than a chunk in float64 is allocated."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            out = function(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() != x.untyped_storage().data_ptr():
+                largest = max(largest, out.untyped_storage().nbytes())
+            return out
+
+    monkeypatch.setattr(module, "_CHUNK", 1 << 12)
+    monkeypatch.setattr(module, "_MOST_IN_HISTOGRAM", 1 << 12)
+    x = torch.randn(64, 1 << 10)
+    x[3, 5] = math.nan
+    with Watch():
+        statistics(x)
+    assert 0 < largest <= 8 * (1 << 12)
+
+
+def test_what_is_not_finite_is_counted_in_every_type(small_chunks):
+    for dtype in FLOATS:
+        x = torch.ones(5, 9, dtype=dtype)
+        assert not_finite(x) == (0, 0)
+        x[0, 0], x[1, 1], x[4, 8] = math.nan, math.inf, -math.inf
+        assert not_finite(x) == (1, 2)
+    assert not_finite(torch.empty(0)) == (0, 0)

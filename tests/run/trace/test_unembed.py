@@ -1,0 +1,263 @@
+"""The logit lens against transformers' own final norm and head, each applied to the same vector by hand."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ffncli.errors import FFNError
+from ffncli.models.model import Layer, Resolved
+from ffncli.models.source import load
+from ffncli.run.engine.prepare import LayerRequest, Prepared
+from ffncli.run.pretrained.capture import capture
+from ffncli.run.pretrained.tokens import Prompt
+from ffncli.run.trace import unembed as unembed_module
+from ffncli.run.trace.unembed import Promoted, TokenLimits, Unembedded, to_stream
+from ffncli.run.trace.unembed import unembed as unembedded
+from tests.oracles.huggingface import D_MODEL, VOCAB
+from tests.oracles.prompted import PROMPT, built, made
+
+Head = Callable[[Any, Tensor], Tensor]
+
+
+def _llama(m: Any, v: Tensor) -> Tensor:
+    return m.lm_head(m.model.norm(v))
+
+
+def _gemma2(m: Any, v: Tensor) -> Tensor:
+    logits = m.lm_head(m.model.norm(v))
+    return 30.0 * torch.tanh(logits / 30.0)
+
+
+def _t5(m: Any, v: Tensor) -> Tensor:
+    hidden = m.decoder.final_layer_norm(v)
+    return m.lm_head(hidden * (m.config.d_model**-0.5 if m.config.tie_word_embeddings else 1.0))
+
+
+# Families whose last layer is followed by one norm and the head, by the code of each.
+HEADS: dict[str, Head] = {
+    "llama": _llama, "mixtral": _llama, "qwen3_moe": _llama, "deepseek_v3": _llama, "gpt_oss": _llama, "olmo2": _llama,
+    "gemma2": _gemma2, "t5-gated-gelu": _t5,
+    "gpt2": lambda m, v: m.lm_head(m.transformer.ln_f(v)),
+    "gpt2-n_inner-null": lambda m, v: m.ln_f(v) @ m.wte.weight.T,  # saved without a head: tied
+    "opt": lambda m, v: m.lm_head(m.model.decoder.final_layer_norm(v)),
+    "whisper": lambda m, v: m.proj_out(m.model.decoder.layer_norm(v)),
+    # post-norm: the last layer's own norm is the last one there is
+    "bert": lambda m, v: m.cls(m.bert.encoder.layer[-1].output.LayerNorm(v)),
+    "opt-post-norm": lambda m, v: m.lm_head(
+        m.model.decoder.project_out(m.model.decoder.layers[-1].final_layer_norm(v))
+    ),
+}  # fmt: skip
+
+
+def unembed(
+    model: Resolved, layer: Layer, given: Tensor, request: LayerRequest, top: int
+) -> list[tuple[Promoted, ...]]:
+    """The promoted tokens alone."""
+    return [one.promoted for one in unembedded(model, layer, given, request, TokenLimits(top, 5, 0.9))]
+
+
+def vectors(count: int = 3) -> Tensor:
+    return torch.randn(count, D_MODEL, generator=torch.Generator().manual_seed(5))
+
+
+def check(found: Any, logits: Tensor) -> None:
+    """Every token in order of its logit, with it and its softmax probability."""
+    for tokens, row in zip(found, logits, strict=True):
+        shares = row.double().softmax(-1)
+        assert [t.id for t in tokens] == row.argsort(descending=True).tolist()[: len(tokens)]
+        for t in tokens:
+            assert t.logit == pytest.approx(float(row[t.id]), rel=1e-4, abs=1e-5)
+            assert t.probability == pytest.approx(float(shares[t.id]), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_logits_are_those_of_the_models_own_norm_and_head(name: str) -> None:
+    stack = "encoder" if name == "bert" else "decoder"
+    model = load(str(made(name).path))
+    found = unembed(model, model.layer(f"{stack}.1"), vectors(), LayerRequest(), VOCAB)
+    with torch.no_grad():
+        check(found, HEADS[name](made(name).model, vectors()))
+
+
+SCALED: dict[str, tuple[dict[str, Any], Head]] = {
+    "granite": ({"logits_scaling": 8.0}, lambda m, v: m.lm_head(m.model.norm(v)) / 8.0),
+    "cohere": ({"logit_scale": 0.25}, lambda m, v: m.lm_head(m.model.norm(v)) * 0.25),
+    "gemma2": ({"final_logit_softcapping": 2.0}, lambda m, v: 2.0 * torch.tanh(m.lm_head(m.model.norm(v)) / 2.0)),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_scaled_and_capped_logits(name: str, tmp_path: Path) -> None:
+    values, head = SCALED[name]
+    module: Any = built(name, tmp_path, **values)
+    model = load(str(tmp_path))
+    given = torch.randn(2, model.main.spec.d_model, generator=torch.Generator().manual_seed(5))
+    found = unembed(model, model.layer(None), given, LayerRequest(), 5)
+    with torch.no_grad():
+        check(found, head(module, given))
+
+
+def sets(name: str, given: Tensor, *wanted: Any) -> tuple[Unembedded, ...]:
+    model = load(str(made(name).path))
+    return unembedded(model, model.layer("1"), given, LayerRequest(), TokenLimits(*wanted))
+
+
+@pytest.mark.parametrize(("top", "top_k", "top_p"), [(10, 5, 0.9), (3, 7, 0.5), (VOCAB, 1, 0.1), (10, VOCAB + 9, 1.0)])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_samplers_sets_are_torchs(name: str, top: int, top_k: int, top_p: float) -> None:
+    with torch.no_grad():
+        shares = HEADS[name](made(name).model, vectors()).double().softmax(-1)
+    for one, row in zip(sets(name, vectors(), top, top_k, top_p), shares, strict=True):
+        found, k = one.sets, min(top_k, VOCAB)
+        best = row.topk(k)
+        mass = row.sort(descending=True).values.cumsum(0)
+        enough = min(int((mass < top_p - 1e-7).sum()) + 1, VOCAB)
+        assert (one.vocab, found.argmax, found.top_k, found.top_p) == (VOCAB, int(row.argmax()), k, top_p)
+        assert found.top_k_mass == pytest.approx(float(best.values.sum()), rel=1e-4)
+        assert found.top_p_count == pytest.approx(enough, abs=int(top_p == 1))  # the last of all is within rounding
+        assert found.top_p_mass == pytest.approx(float(mass[enough - 1]), rel=1e-4)
+        assert [t.cumulative for t in one.promoted] == pytest.approx(mass[:top].tolist(), rel=1e-4)
+        assert [t.id for t in one.promoted if t.in_top_k] == best.indices[:top].tolist()
+        assert [t.in_top_p for t in one.promoted] == [at < enough for at in range(top)]
+
+
+def test_tokens_that_are_out_of_reach_keep_their_order() -> None:
+    """Where probabilities have become 0, the logits still differ."""
+    from ffncli.run.trace.unembed import _best
+
+    logits = torch.tensor([-3000.0, 0.0, -1000.0, -2000.0], dtype=torch.float64)
+    found = _best(logits, None, TokenLimits(4, 2, 0.9))
+    assert [t.id for t in found.promoted] == [1, 2, 3, 0]
+    assert [t.probability for t in found.promoted] == [1, 0, 0, 0]
+    assert (found.sets.argmax, found.sets.top_p_count) == (1, 1)
+
+
+def test_nothing_is_picked_from_what_is_no_number() -> None:
+    (one,) = sets("gpt2", torch.full((1, D_MODEL), float("nan")), 10, 5, 0.9)
+    assert (one.promoted, one.sets.argmax, one.sets.top_p_count, one.sets.top_k_mass) == ((), None, None, None)
+
+
+def prepared(name: str) -> Prepared:
+    return capture(load(str(made(name).path)), Prompt(PROMPT), LayerRequest(layer="1"))[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "norm"), [("gemma2", "post_feedforward_layernorm"), ("olmo2", "post_feedforward_layernorm")]
+)
+def test_a_branch_norm_comes_before_the_residual_stream(name: str, norm: str) -> None:
+    layer = made(name).layer("decoder", 1)
+    ready = prepared(name)
+    with torch.no_grad():
+        assert torch.allclose(to_stream(ready, vectors()), layer.get_submodule(norm)(vectors()), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
+def test_other_branches_write_what_the_ffn_gives(name: str) -> None:
+    assert torch.equal(to_stream(prepared(name), vectors()), vectors())
+
+
+def test_the_answer_does_not_depend_on_the_layer_or_on_what_stands_beside() -> None:
+    model = load(str(made("llama").path))
+    both = [unembed(model, model.layer(index), vectors(), LayerRequest(), 4) for index in ("0", "1")]
+    assert both[0] == both[1]
+    alone = unembed(model, model.layer("0"), vectors()[1:2], LayerRequest(), 4)
+    assert [t.id for t in alone[0]] == [t.id for t in both[0][1]]
+
+
+def test_many_vectors_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unembed_module, "_AT_ONCE", 2)
+    model = load(str(made("llama").path))
+    found = unembed(model, model.layer("0"), vectors(5), LayerRequest(), 3)
+    with torch.no_grad():
+        check(found, _llama(made("llama").model, vectors(5)))
+
+
+def test_texts_are_the_tokenizers() -> None:
+    model = load(str(made("llama").path))
+    (tokens,) = unembed(model, model.layer("0"), vectors(1), LayerRequest(), VOCAB)
+    texts = {token.id: token.text for token in tokens}
+    assert (texts[3], texts[VOCAB - 1]) == ("Hello", None)
+
+
+def test_a_head_that_is_not_in_the_files_is_not_made_up(tmp_path: Path) -> None:
+    folder = shutil.copytree(made("llama-no-prefix").path, tmp_path / "model")
+    model = load(str(folder))
+    with pytest.raises(FFNError, match=r"the checkpoint has no 'lm_head\.weight', which the model needs to run"):
+        unembed(model, model.layer("0"), vectors(), LayerRequest(), 3)
+
+
+def test_pictures_have_no_vocabulary() -> None:
+    model = load(str(made("vit").path))
+    with pytest.raises(FFNError, match="transformers has no language-model head for vit"):
+        unembed(model, model.layer("0"), vectors(), LayerRequest(), 3)
+
+
+def test_layers_that_give_a_list(tmp_path: Path) -> None:
+    """GPT-1's do; it has no final norm, but the last layer's own."""
+    model: Any = built("openai-gpt", tmp_path)
+    (found,) = unembed(load(str(tmp_path)), load(str(tmp_path)).layer("0"), vectors(1), LayerRequest(), 3)
+    with torch.no_grad():
+        logits = model.lm_head(model.transformer.h[-1].ln_2(vectors(1)))[0]
+    assert [token.id for token in found] == logits.argsort(descending=True)[:3].tolist()
+    assert [token.logit for token in found] == pytest.approx(logits.sort(descending=True).values[:3].tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("layers", "why"), [(1, "not what its layers give"), (2, "first layer alone")])
+def test_a_layer_without_a_module_of_its_own_is_refused(tmp_path: Path, layers: int, why: str) -> None:
+    """XLM adds what an FFN gives to what the head reads: nothing stands in the place of a whole layer's output."""
+    built("xlm", tmp_path, n_layers=layers, num_hidden_layers=layers)
+    model = load(str(tmp_path))
+    with pytest.raises(FFNError, match=why):
+        unembed(model, model.layer("0"), vectors(1), LayerRequest(), 3)
+
+
+def test_an_encoder_decoder_saved_without_its_head(tmp_path: Path) -> None:
+    """BART has a class of its decoder alone too; the head of the whole one is tied."""
+    from tests.oracles.architectures import build, cases
+
+    whole: Any = build("bart", cases()["bart"]).eval()
+    whole.model.save_pretrained(tmp_path)
+    model = load(str(tmp_path))
+    (found,) = unembed(model, model.layer("decoder.0"), vectors(1), LayerRequest(), 3)
+    with torch.no_grad():
+        logits = whole.lm_head(whole.model.decoder.layers[-1].final_layer_norm(vectors(1)))[0]
+    assert [token.id for token in found] == logits.argsort(descending=True)[:3].tolist()
+
+
+def test_a_class_that_cannot_be_made_of_the_config_is_passed_over(tmp_path: Path) -> None:
+    """The text model's head is a class beside that of text and pictures; only the latter takes the whole config."""
+    from tests.oracles.architectures import build, cases
+
+    whole: Any = build("qwen3_5", cases()["qwen3_5"])
+    base = whole.base_model
+    base.config = whole.config
+    base.save_pretrained(tmp_path)
+    model = load(str(tmp_path))
+    with pytest.raises(FFNError, match=r"the checkpoint has no 'lm_head\.weight'"):
+        unembed(model, model.layer("0"), vectors(1), LayerRequest(), 3)
+
+
+def test_time_may_go_before_the_batch(tmp_path: Path) -> None:
+    """As it does in XLNet."""
+    module: Any = built("xlnet", tmp_path)
+    given = torch.randn(3, 16, generator=torch.Generator().manual_seed(5))
+    found = unembed(load(str(tmp_path)), load(str(tmp_path)).layer(None), given, LayerRequest(), 5)
+    with torch.no_grad():
+        check(found, module.lm_loss(module.transformer.layer[-1].ff.layer_norm(given)))
+
+
+def test_several_heads_are_refused(tmp_path: Path) -> None:
+    """Musicgen has one for each token of sound that stands at one position; its FFN can be traced all the same."""
+    built("musicgen", tmp_path)
+    model = load(str(tmp_path))
+    ready, _ = capture(model, Prompt(ids=(5, 6, 7)), LayerRequest())
+    assert ready.steps
+    with pytest.raises(FFNError, match="musicgen has several heads"):
+        unembed(model, model.layer(None), torch.ones(1, model.main.spec.d_model), LayerRequest(), 5)

@@ -1,0 +1,225 @@
+"""A user's own module as a source: what it is found to be, against the module itself; and every way it can fail."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ffncli
+from ffncli.block.recipe import steps
+from ffncli.errors import FFNError
+from ffncli.models.counting.count import count
+from ffncli.models.dimensions import Dimensions
+from ffncli.run.engine.execute import run
+from ffncli.run.user.module import OwnModule, load_module
+from tests.oracles.own_modules import HEAD, MODULES
+
+SMALL = {"d_model": "8", "d_ff": "20"}
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("own") / "zoo.py"
+    path.write_text(MODULES)
+    return str(path)
+
+
+def _assert_same(found: OwnModule) -> None:
+    """The block's float64 outputs with the reported weights are the module's, which has just the counted parameters."""
+    module, spec = found.module.double(), found.model.main.spec
+    x = torch.randn(2, 5, spec.d_model, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    weights = {name: tensor.double() for name, tensor in found.weights.items()}
+    transposed = any(isinstance(part, torch.nn.Conv1d) for part in module.modules())
+    with torch.no_grad():
+        expected = module(x.transpose(1, 2)).transpose(1, 2) if transposed else module(x)
+        torch.testing.assert_close(run(steps(spec), weights, {"x": x}), expected, rtol=1e-6, atol=1e-6)
+    row = count(found.model)
+    own = sum(p.numel() for name, p in module.named_parameters() if name != "spare")
+    assert row.ffn_params_total + row.norm_params_per_layer == own
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("FeedForwardBlock", SMALL, {"activation": "relu", "gated": False, "bias": True, "d_ff": 20}),
+        ("FeedForwardBlock", {**SMALL, "dropout": 0.25}, {"dropout": 0.25}),
+        ("FeedForwardBlock", {"d_model": "8"}, {"d_ff": 32}),
+        ("Needs3D", {"d_model": "8"}, {"activation": "gelu", "d_ff": 32, "bias": True}),
+        ("Needs3D", {"d_model": "8", "bias": False}, {"activation": "gelu", "bias": False}),
+        ("SwiGLU", SMALL, {"activation": "silu", "gated": True, "bias": False, "d_ff": 20}),
+        ("SwiGLU", {"d_model": "8", "d_ff": "1x"}, {"activation": "silu", "gated": True, "d_ff": 8}),
+        ("MLP", SMALL, {"d_model": 8, "d_ff": 20}),
+        ("FFN", SMALL, {"d_model": 8, "d_ff": 20}),
+        ("OtherOrder", SMALL, {"activation": "gelu_tanh", "gated": True}),
+        ("Fused", SMALL, {"activation": "gelu", "gated": True, "bias": True, "d_ff": 20}),
+        ("Interleaved", SMALL, {"activation": "sigmoid", "gated": True, "bias": True}),
+        ("GPT2MLP", SMALL, {"activation": "gelu_tanh", "gated": False, "bias": True, "d_ff": 20}),
+        ("Raw", {}, {"activation": "silu", "gated": False, "bias": True, "d_model": 6, "d_ff": 6}),
+        ("PreNorm", SMALL, {"norm": "rmsnorm", "norm_position": "pre", "norm_eps": 1e-6, "residual": True}),
+        ("PostNorm", SMALL, {"norm": "layernorm", "norm_position": "post", "norm_eps": 1e-12, "residual": True}),
+        ("PostNorm", {**SMALL, "activation": "gelu"}, {"activation": "gelu", "norm_bias": True}),
+        ("Branch", SMALL, {"norm": "layernorm", "norm_position": "branch", "residual": True}),
+        ("TorchRMS", SMALL, {"norm": "rmsnorm", "residual": False, "norm_eps": torch.finfo(torch.float32).eps}),
+        ("Pointwise", SMALL, {"activation": "relu", "d_ff": 20}),
+        ("Pointwise", {**SMALL, "activation": "mish"}, {"activation": "mish"}),
+        ("built", {}, {"activation": "gelu_tanh", "d_model": 8, "d_ff": 24}),
+    ],
+)
+def test_what_a_module_is_found_to_be(zoo: str, name: str, options: dict, expected: dict):
+    found = load_module(f"{zoo}:{name}", Dimensions(**options))
+    spec = found.model.main.spec
+    assert {key: getattr(spec, key) for key in expected} == expected
+    assert (found.model.name, found.model.model.bare, found.model.model.dtype) == (name, True, "fp32")
+    _assert_same(found)
+
+
+def test_evidence_names_the_runner_up_and_where_the_weights_lie(zoo: str):
+    activation, gated, d_ff = load_module(f"{zoo}:GPT2MLP", Dimensions(**SMALL)).model.evidence
+    assert activation.startswith("activation: gelu_tanh matches its outputs to ")
+    assert "(next best: gelu, " in activation
+    assert gated == "plain: up = c_fc.weightᵀ, down = c_proj.weightᵀ"
+    assert d_ff == "d_ff: 20, from c_proj.weight [20, 8]"
+    assert "up = gate_up.weight[20:]" in load_module(f"{zoo}:Fused", Dimensions(**SMALL)).model.evidence[1]
+
+
+def test_weights_are_those_that_the_constructor_draws_under_the_seed(zoo: str):
+    torch.manual_seed(7)
+    up, before = torch.nn.Linear(8, 20).weight.detach(), torch.random.get_rng_state()
+    found = load_module(f"{zoo}:FeedForwardBlock", Dimensions(**SMALL), seed=7)
+    assert torch.equal(found.weights["up.weight"], up)
+    assert torch.equal(found.module.linear_1.weight, up)  # the probing worked on a copy
+    assert torch.equal(torch.random.get_rng_state(), before)
+    tried_twice = load_module(f"{zoo}:Pointwise", Dimensions(**SMALL, activation="gelu"), seed=7)
+    torch.manual_seed(7)
+    assert torch.equal(tried_twice.weights["up.weight"], torch.nn.Conv1d(8, 20, 1).weight.detach()[..., 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "note"),
+    [
+        ("FeedForwardBlock", {"d_model": "8"}, "not said, so taken: d_ff = 4x, dropout = 0.0"),
+        ("Raw", {}, "parameters that take no part in this block, not counted: spare [3]"),
+        ("GPT2MLP", {**SMALL, "dropout": 0.5}, "dropout 0.5 elsewhere than before the down projection"),
+    ],
+)
+def test_notes(zoo: str, name: str, options: dict, note: str):
+    assert any(text.startswith(note) for text in load_module(f"{zoo}:{name}", Dimensions(**options)).model.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (":Deep", {}, r"Deep matches no block .* nearest .*, off by .*; it has 552 parameters in all"),
+        (":HalfBias", {}, "HalfBias has a bias on some projections only; .* 272 parameters"),
+        (":Head", {}, r"Head makes \[1, 24, 3\] of an input \[1, 24, 8\]"),
+        (":RawHead", {}, r"RawHead makes \[1, 24, 3\] of an input \[1, 24, 8\]"),
+        (":Wants", SMALL, r"Wants\(d_model, d_ff, flavour\) needs flavour, which nothing fills"),
+        (":SwiGLU", {"d_ff": "8"}, r"SwiGLU\(dim, hidden_dim\) needs dim; give --d-model N"),
+        (
+            ":SwiGLU",
+            {**SMALL, "activation": "relu"},
+            r"--activation: no argument of SwiGLU\(dim, hidden_dim\) takes it",
+        ),
+        (":SwiGLU", {**SMALL, "norm_position": "pre"}, "--norm-position: no argument"),
+        (":built", {"d_ff": "8"}, "cannot change a module that is already built"),
+        (":BadConstructor", SMALL | {"d_ff": None}, r"zoo.py, line \d+: ValueError: d_model must be odd; raised while"),
+        (":BadForward", {}, r"zoo.py, line \d+: RuntimeError: .*; raised by its forward on an input \[batch, tokens"),
+        (":swiglu", {}, "zoo.py has no 'swiglu'; did you mean 'SwiGLU'"),
+        (":zzz", {}, "zoo.py has no 'zzz'; its nn.Module classes: FeedForwardBlock, "),
+        (":number", {}, "number is no nn.Module class .it is a int"),
+        ("", {}, "zoo.py has 24 nn.Module classes; say which, as in zoo.py:FeedForwardBlock"),
+        (":PostNorm", {**SMALL, "activation": "rleu"}, "unknown activation 'rleu'; did you mean 'relu'"),
+        (":SwiGLU", {"d_model": "8", "d_ff": "1.3x"}, "not a whole number"),
+    ],
+)
+def test_what_cannot_be_is_one_line(zoo: str, name: str, options: dict, message: str):
+    with pytest.raises(FFNError, match=message) as error:
+        load_module(zoo + name, Dimensions(**options))
+    assert error.value.code == 2
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("class X(:\n", "own.py, line 1: SyntaxError: "),
+        ("\n1 / 0\n", "own.py, line 2: ZeroDivisionError: division by zero; raised while it was imported"),
+        ("raise SystemExit(3)\n", "own.py, line 1: SystemExit: 3"),
+        ("import no_such_neighbour\n", "own.py, line 1: ModuleNotFoundError"),
+        ("x = 1\n", "own.py has no nn.Module class"),
+        (HEAD + "class NoWeights(nn.Module):\n    forward = lambda self, x: x\n", "NoWeights has no weight matrix"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, text: str, message: str):
+    (tmp_path / "own.py").write_text(text)
+    with pytest.raises(FFNError, match=message):
+        load_module(str(tmp_path / "own.py"), Dimensions())
+    with pytest.raises(FFNError, match=r"other\.py does not exist"):
+        load_module(str(tmp_path / "other.py"), Dimensions())
+
+
+def test_neighbours_import_and_nothing_stays_behind(tmp_path: Path):
+    for folder, activation in (("a", "relu"), ("b", "tanh")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "neighbour_of_own.py").write_text(f"from torch import {activation} as act\n")
+        text = MODULES.replace("import math", "import math\nfrom neighbour_of_own import act").replace(
+            "torch.relu", "act"
+        )
+        (tmp_path / folder / "own.py").write_text(text)
+    before = list(sys.path)
+    found = [load_module(f"{tmp_path}/{folder}/own.py:FeedForwardBlock", Dimensions(**SMALL)) for folder in "ab"]
+    assert [f.model.main.spec.activation for f in found] == ["relu", "tanh"]
+    assert sys.path == before
+    assert not {"neighbour_of_own", "own"} & set(sys.modules)
+
+
+def test_a_config_class_in_the_file_is_filled_too(tmp_path: Path):
+    text = HEAD + (
+        "from dataclasses import dataclass\n@dataclass\nclass Config:\n    n_embd: int = 12\n    bias: bool = True\n"
+        "class MLP(nn.Module):\n    def __init__(self, config: Config):\n        super().__init__()\n"
+        "        n = config.n_embd\n        self.up = nn.Linear(n, 4 * n, bias=config.bias)\n"
+        "        self.down = nn.Linear(4 * n, n, bias=config.bias)\n"
+        "    def forward(self, x):\n        return self.down(F.gelu(self.up(x)))\n"
+    )
+    (tmp_path / "own.py").write_text(text)
+    spec = load_module(str(tmp_path / "own.py"), Dimensions()).model.main.spec  # its one nn.Module class
+    assert (spec.d_model, spec.d_ff, spec.bias) == (12, 48, True)
+    spec = load_module(str(tmp_path / "own.py"), Dimensions(d_model="8", bias=False)).model.main.spec
+    assert (spec.d_model, spec.d_ff, spec.bias) == (8, 32, False)
+
+
+def test_the_library_loads_and_traces_it(zoo: str):
+    model = ffncli.load(f"{zoo}:PreNorm", Dimensions(**SMALL))
+    found = load_module(f"{zoo}:PreNorm", Dimensions(**SMALL))
+    result = ffncli.trace(model, input="ones", batch=1, seq_len=2, show=None)
+    with torch.no_grad():
+        expected = found.module(torch.ones(1, 2, 8))
+    torch.testing.assert_close(torch.tensor(result["out"].values), expected)
+
+
+def test_the_command_line_runs_it(call, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text("print('hello')\n" + MODULES)
+    code, out, err = call("params", "my.py:FeedForwardBlock", "512x2048:relu", "--d-model", "64", "--json")
+    assert code == 0, err
+    rows = json.loads(out)["rows"]
+    assert [row["ffn_params_total"] for row in rows] == [64 * 256 * 2 + 256 + 64, 64 * 2048 * 2 + 2048 + 64]
+    assert "hello" in err
+    code, out, err = call("trace", "my.py:FeedForwardBlock", "--d-model", "8", "--d-ff", "12", "--seed", "3", "--json",
+                          "--input", "ones", "--tokens", "1", "--show", "all")  # fmt: skip
+    assert code == 0, err
+    answer = json.loads(out)
+    assert answer["block"]["weights"] == "the module's own weights"
+    torch.manual_seed(3)
+    up, down = torch.nn.Linear(8, 12), torch.nn.Linear(12, 8)
+    with torch.no_grad():
+        expected = down(up(torch.ones(1, 8)).relu())
+    torch.testing.assert_close(torch.tensor(answer["steps"][-1]["values"]), expected)
+    code, out, err = call("trace", "my.py:BadForward")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in err

@@ -1,0 +1,76 @@
+"""The pieces that checks share: the reference in float64, tolerances, tokens that went elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.kernels.kernel import kernel_steps
+from ffncli.models.model import Layer, block_model
+from ffncli.run.engine import reference
+from ffncli.run.engine.execute import run
+from ffncli.run.engine.reference import in_float64, output_and_experts, same_experts
+from ffncli.run.engine.weights import random_weights
+from ffncli.run.measure.tolerance import tolerance_for
+from ffncli.run.verify.checks.case import CheckedBlock
+
+SPECS = [
+    FFNSpec(8, 12, "gelu"),
+    FFNSpec(8, 12, "swiglu", moe=MoE(16, 2, 1)),
+    FFNSpec(8, 12, "swiglu", moe=MoE(4, 4, identity_experts=3)),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=["dense", "experts", "identity experts"])
+def test_in_float64_is_the_reference_in_float64(spec):
+    block = kernel_steps(steps(spec))
+    generator = torch.Generator().manual_seed(0)
+    weights = random_weights(block, generator)
+    x = torch.randn(5, 8, generator=generator)
+    found, went = in_float64(block, weights, {"x": x})
+    doubled = {name: tensor.double() for name, tensor in weights.items()}
+    assert torch.equal(found, run(block, doubled, {"x": x.double()}))
+    theirs = output_and_experts(block, doubled, {"x": x.double()})[1]
+    assert (went is None) == (theirs is None)
+    assert went is None or torch.equal(went, theirs)
+
+
+def test_in_float64_widens_no_more_experts_than_tokens_go_to(monkeypatch):
+    """All experts of a Mixtral layer in float64 would be 11 GB."""
+    widened: list[int] = []
+    right = reference.output_and_experts
+
+    def seen(steps, weights, inputs):
+        widened.extend(len(t) for name, t in weights.items() if name == "gate.weight")
+        return right(steps, weights, inputs)
+
+    monkeypatch.setattr(reference, "output_and_experts", seen)
+    block = kernel_steps(steps(SPECS[1]))
+    weights = random_weights(block, torch.Generator().manual_seed(0))
+    in_float64(block, weights, {"x": torch.randn(1, 8, generator=torch.Generator().manual_seed(1))})
+    assert widened == [2]
+
+
+def case(spec: FFNSpec, dtype: torch.dtype) -> CheckedBlock:
+    layer = Layer("block", 0, spec)
+    return CheckedBlock(block_model(spec, "t"), layer, steps(spec), {}, {}, dtype)
+
+
+def test_a_router_in_float32_limits_what_float64_can_agree_to():
+    mixed = case(SPECS[1], torch.float64)
+    assert mixed.judge("kernels").tolerance == tolerance_for(torch.float64, 12, torch.float32)
+    assert mixed.judge("collapse", torch.float64).tolerance == tolerance_for(torch.float64, 12)  # one expert alone
+    assert case(SPECS[0], torch.float64).judge("kernels").tolerance == tolerance_for(torch.float64, 12)
+    own = case(FFNSpec(8, 12, "swiglu", moe=MoE(4, 2, score_dtype="input")), torch.float64)
+    assert own.judge("kernels").tolerance == tolerance_for(torch.float64, 12)
+
+
+def test_tokens_that_went_to_the_same_experts():
+    a = torch.tensor([[True, False], [True, False], [False, True]])
+    b = torch.tensor([[True, False], [False, True], [False, True]])
+    same, note = same_experts(a, b, 3)
+    assert same.tolist() == [True, False, True]
+    assert note == "1 of 3 tokens left out: rounding sent them to other experts"
+    assert same_experts(None, b, 2)[0].tolist() == [True, True]
+    assert same_experts(a, a, 3)[1] == ""

@@ -1,0 +1,368 @@
+"""Every check passes for blocks that are right, and fails when the thing that it looks at is broken on purpose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from ffncli.block.activations import TABLE
+from ffncli.block.recipe import FFNSpec, MoE
+from ffncli.block.steps import Activation, Add, Linear
+from ffncli.errors import FFNError
+from ffncli.models.examples import notebook
+from ffncli.models.model import block_model
+from ffncli.run.engine import execute as executing
+from ffncli.run.engine.prepare import LayerRequest
+from ffncli.run.verify import verify as verify_module
+from ffncli.run.verify.checks import linearity as linearity_module
+from ffncli.run.verify.checks import modules as modules_module
+from ffncli.run.verify.verify import CHECKS, Verdict, VerifyQuestion, check_names, verify_layer
+
+SPECS = {
+    "plain": FFNSpec(16, 24, "gelu", dropout=0.2, norm="layernorm", residual=True),
+    "gated": FFNSpec(16, 24, "swiglu", norm="rmsnorm", residual=True),
+    "bias": FFNSpec(16, 24, "geglu", bias=True, norm="layernorm", norm_position="post", residual=True),
+    "parallel": FFNSpec(16, 24, "gelu_tanh", norm="layernorm", parallel=True),
+    "gemma": FFNSpec(16, 24, "geglu_tanh", norm="rmsnorm", norm_position="pre+branch", norm_weight="one_plus"),
+    "norm inside": FFNSpec(16, 24, "relu2", gated=True, norm="rmsnorm", sub_norm=True),
+    "mixture": FFNSpec(16, 24, "swiglu", moe=MoE(4, 2, 1, shared_gate=True), norm="rmsnorm", residual=True),
+    "gpt-oss": FFNSpec(
+        16, 24, "quick_gelu", gated=True, bias=True, clamp=0.3, up_plus=1.0,
+        moe=MoE(4, 2, order="choose_first", renormalise=False, router_bias=True),
+    ),
+    "latent": FFNSpec(16, 24, "relu2", bias=False, moe=MoE(4, 2, latent=8)),
+}  # fmt: skip
+
+
+def verified(spec: FFNSpec, *checks: str, **run) -> Verdict:
+    return verify_layer(block_model(spec, "test"), VerifyQuestion(LayerRequest(**run), checks or None))
+
+
+def subjects(verdict: Verdict, passed: bool | None) -> list[str]:
+    return [row.subject for row in verdict.rows if row.passed is passed]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, "fp32") for name in SPECS), *((n, d) for n in ("bias", "mixture") for d in ("bf16", "fp16", "fp64"))],
+)
+def test_what_is_right_passes(name, dtype):
+    found = verified(SPECS[name], dtype=dtype)
+    assert [(row.check, row.subject, row.note) for row in found.failed] == []
+    assert list(dict.fromkeys(row.check for row in found.rows)) == list(CHECKS)
+    assert len(subjects(found, True)) > 30
+
+
+def test_every_activation_passes():
+    for name in TABLE:
+        assert verified(FFNSpec(8, 12, name), "module", "kernels", "zero", "nonlinearity").failed == ()
+
+
+def test_the_default_block():
+    example = notebook()
+    found = verify_layer(example.model, VerifyQuestion(), example)
+    assert found.failed == ()
+    assert found.ready.inputs["x"].shape == (2, 3, 4)
+
+
+# --- each check, broken -----------------------------------------------------------------------------------------------
+
+
+def breaking(monkeypatch, kind, change):
+    """Let the reference execution be wrong for one kind of op."""
+    right = executing.apply
+
+    def wrong(step, own, x, mode):
+        return change(step, own, x) if isinstance(step.op, kind) else right(step, own, x, mode)
+
+    monkeypatch.setattr(executing, "apply", wrong)
+
+
+def test_module_sees_a_wrong_residual(monkeypatch):
+    breaking(monkeypatch, Add, lambda step, own, x: x[-1])
+    assert subjects(verified(SPECS["plain"], "module"), False) == [
+        "torch.nn, eval",
+        "torch.nn, train, same mask",
+    ]
+
+
+def test_module_in_train_mode_needs_the_same_mask(monkeypatch):
+    found = verified(SPECS["plain"], "module")
+    naive = next(row for row in found.rows if row.subject.endswith("called twice"))
+    assert (naive.passed, naive.relative_error > 0.05) == (None, True)
+    assert "draws its own dropout mask" in naive.note
+    monkeypatch.setattr(modules_module, "Mode", lambda train, masks: executing.Mode(train=True))
+    assert subjects(verified(SPECS["plain"], "module"), False) == ["torch.nn, train, same mask"]
+
+
+def test_module_without_dropout_has_no_train_row():
+    (row,) = [row for row in verified(SPECS["gated"], "module").rows if row.passed is None]
+    assert (row.subject, row.note) == ("torch.nn, train", "the block has no dropout: train is eval")
+    mixed = replace(SPECS["mixture"], dropout=0.1)
+    assert "every expert draws a mask of its own" in [row.note for row in verified(mixed, "module").rows]
+
+
+def test_convolution_sees_a_transposed_weight(monkeypatch):
+    right = functional.conv1d
+    monkeypatch.setattr("torch.nn.functional.conv1d", lambda x, w, b=None: right(x, w.flip(0), b))
+    assert subjects(verified(SPECS["gated"], "convolution"), False) == ["gate", "up", "down", "whole FFN"]
+
+
+def test_tokens_sees_one_that_looks_at_its_neighbour(monkeypatch):
+    breaking(monkeypatch, Linear, lambda step, own, x: functional.linear(x[0] - x[0].mean(0), own["weight"]))
+    assert subjects(verified(SPECS["gated"], "tokens"), False) == ["split in two", "first 4, one at a time"]
+    breaking(monkeypatch, Linear, lambda step, own, x: functional.linear(x[0].cumsum(0), own["weight"]))
+    assert "permuted" in subjects(verified(SPECS["gated"], "tokens"), False)
+
+
+def test_one_token_alone_is_said():
+    (row,) = verified(SPECS["gated"], "tokens", leading=(1,)).rows
+    assert (row.passed, row.note) == (None, "one token alone: give --tokens 2 or more")
+
+
+def test_collapse_is_one_matrix_and_no_other(monkeypatch):
+    found = verified(FFNSpec(80, 96, "gelu"), "collapse")
+    assert subjects(found, True) == ["one block", "a stack of 3"]
+    assert "the first 64 rows of one matrix [80, 80]" in found.rows[0].note
+    assert "one matrix [16, 16]" in verified(SPECS["plain"], "collapse").rows[0].note
+    monkeypatch.setattr(linearity_module, "_linear", lambda dense: dense)  # the activation stays
+    assert subjects(verified(FFNSpec(80, 96, "gelu"), "collapse"), False) == ["one block", "a stack of 3"]
+
+
+def test_collapse_of_a_gated_block_is_a_figure_and_it_is_quadratic(monkeypatch):
+    figure, quadratic = verified(SPECS["bias"], "collapse").rows
+    assert (figure.passed, figure.relative_error > 0.1) == (None, True)
+    assert (quadratic.subject, quadratic.passed) == ("gated, as a quadratic", True)
+    assert "does not collapse" in figure.note
+    breaking(monkeypatch, Activation, lambda step, own, x: x[0] ** 2)
+    assert verified(SPECS["bias"], "collapse").rows[1].passed is False  # of degree 6 with both activations
+
+
+def test_collapse_says_what_it_cannot():
+    assert verified(SPECS["norm inside"], "collapse").rows[0].note == "its norm over d_ff is not linear"
+    mixed = verified(SPECS["mixture"], "collapse").rows
+    assert "the mixture is no matrix" in mixed[0].note
+    assert mixed[2].passed is True
+
+
+def test_nonlinearity_is_zero_for_identity_alone(monkeypatch):
+    found = {row.subject: row for row in verified(FFNSpec(16, 24, "relu"), "nonlinearity").rows}
+    assert list(found) == list(TABLE)
+    assert found["identity"].max_error < 1e-14
+    assert all(row.max_error > 1e-4 and row.passed for name, row in found.items() if name != "identity")
+    monkeypatch.setattr(linearity_module, "function", lambda name, learned: lambda x: 2 * x)
+    flat = {row.subject: row.passed for row in verified(FFNSpec(16, 24, "relu"), "nonlinearity").rows}
+    assert flat == {name: name == "identity" for name in TABLE}
+    monkeypatch.setattr(linearity_module, "function", lambda name, learned: torch.relu)
+    assert subjects(verified(FFNSpec(16, 24, "relu"), "nonlinearity"), False) == ["identity"]
+
+
+def test_nonlinearity_is_the_blocks_own_sum_written_out():
+    """The same number from the notebook's block in plain torch, for relu."""
+    example = notebook()
+    found = verify_layer(example.model, VerifyQuestion(checks=("nonlinearity",)), example)
+    relu = next(row for row in found.rows if row.subject == "relu")
+    w = {name: torch.tensor(values).double() for name, values in example.weights.items()}
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(4, 4, generator=generator).double() for _ in range(2))
+
+    def f(x):
+        return torch.relu(x @ w["up.weight"].T + w["up.bias"]) @ w["down.weight"].T + w["down.bias"]
+
+    defect = (f(a + b) - f(a) - f(b) + f(torch.zeros_like(a))).abs().max().item()
+    assert relu.max_error == pytest.approx(defect, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("spec", [FFNSpec(1, 1, "relu"), FFNSpec(1, 1, "swiglu"), FFNSpec(2, 1, "relu", bias=False)])
+def test_a_block_of_one_unit_is_not_linear_either(spec, seed):
+    """A few tokens may all lie on one side of the one bend there is."""
+    found = verified(spec, "nonlinearity", seed=seed)
+    assert [row.subject for row in found.failed] == []
+
+
+def test_where_weights_are_all_zero_nothing_is_said_of_activations(monkeypatch):
+    from ffncli.run.engine import prepare
+
+    drawn = prepare.random_weights
+    monkeypatch.setattr(
+        prepare, "random_weights", lambda *args: {name: 0 * tensor for name, tensor in drawn(*args).items()}
+    )
+    rows = verified(FFNSpec(4, 8, "swiglu"), "nonlinearity").rows
+    assert {row.passed for row in rows} == {None}
+    assert {row.note for row in rows} == {"gate.weight is all 0: nothing goes through the activation"}
+
+
+def test_gated_blocks_are_not_linear_with_identity_either():
+    row = verified(SPECS["gated"], "nonlinearity").rows[0]
+    assert (row.subject, row.passed, row.note) == ("identity", True, "quadratic with a gate: must not be 0")
+
+
+@pytest.mark.parametrize("name", ["plain", "gated", "mixture", "gpt-oss"])
+def test_zero_stays_zero_without_biases(name):
+    found = {row.subject: row for row in verified(SPECS[name], "zero").rows}
+    assert (found["without biases"].max_error, found["without biases"].passed) == (0.0, True)
+    assert found["with biases"].max_error > 0.1
+    assert found["equal tokens"].passed
+    assert "in train mode dropout makes equal tokens differ" in found["equal tokens"].note
+
+
+def test_zero_where_the_function_of_zero_is_not(monkeypatch):
+    found = verified(FFNSpec(16, 24, "sigmoid"), "zero").rows[0]
+    assert (found.passed, found.note) == (True, "sigmoid(0) = 0.5, so it is W2 times that")
+    breaking(monkeypatch, Linear, lambda step, own, x: functional.linear(x[0], own["weight"]) + 0.1)
+    assert subjects(verified(FFNSpec(16, 24, "sigmoid"), "zero"), False) == ["without biases"]
+    assert subjects(verified(SPECS["gated"], "zero"), False) == ["without biases"]
+    breaking(monkeypatch, Linear, lambda step, own, x: functional.linear(x[0], own["weight"]))
+    assert subjects(verified(SPECS["gated"], "zero"), False) == ["with biases"]
+
+
+def test_equal_tokens_must_stay_equal(monkeypatch):
+    breaking(
+        monkeypatch, Linear, lambda step, own, x: functional.linear(x[0], own["weight"]) + torch.rand(len(x[0]), 1)
+    )
+    assert "equal tokens" in subjects(verified(SPECS["gated"], "zero"), False)
+
+
+def test_shards_are_those_that_divide():
+    found = verified(SPECS["gated"], "shards").rows
+    assert [row.subject for row in found] == [f"{n} ranks, d_ff 24 → {24 // n}" for n in (2, 3, 4, 8)]
+    assert all(row.passed and row.note == "collectives: 1 (all-reduce of down)" for row in found)
+    (row, *_) = [row for row in verified(FFNSpec(8, 10), "shards").rows if row.passed is None]
+    assert row.note == "d_ff = 10 does not divide over 3 ranks"
+    latent = verified(SPECS["latent"], "shards").rows
+    assert {row.note for row in latent} == {"collectives: 1 (all-reduce of experts)"}
+    both = verified(replace(SPECS["latent"], moe=MoE(4, 2, 1, latent=8)), "shards")
+    assert (both.rows[0].passed, both.rows[0].note[:14]) == (True, "collectives: 2")
+
+
+def test_shards_see_a_bias_that_every_rank_adds(monkeypatch):
+    from ffncli.block import shard as sharding
+
+    right = sharding._split
+
+    def wrong(step, rank, ranks, axis):
+        return right(step, 0, ranks, axis)  # as if every rank were the first
+
+    monkeypatch.setattr(sharding, "_split", wrong)
+    assert len(subjects(verified(SPECS["plain"], "shards"), False)) == 4
+    assert subjects(verified(SPECS["gated"], "shards"), False) == []  # no bias, no harm
+
+
+def test_shards_refuse_a_norm_over_the_split_axis():
+    assert {row.passed for row in verified(SPECS["norm inside"], "shards").rows} == {None}
+
+
+def test_fused_sees_halves_that_are_swapped(monkeypatch):
+    assert subjects(verified(SPECS["gated"], "fused"), True) == ["packed = eager"]
+    right = torch.cat
+    monkeypatch.setattr("ffncli.kernels.packed.torch.cat", lambda parts, *a: right([*parts][::-1], *a))
+    assert subjects(verified(SPECS["gated"], "fused"), False) == ["packed = eager"]
+
+
+# --- how much a wrong kernel must be wrong ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("d_model", "d_ff"), [(8, 12), (64, 256), (256, 2048)])
+@pytest.mark.parametrize("bug", ["tanh for erf", "no bias", "one bias of many", "relu for gelu"])
+def test_tolerance_in_float32_finds_real_bugs(monkeypatch, bug, d_model, d_ff):
+    """The smallest of them is gelu's tanh form: 4.7e-4 at most, and seldom."""
+    eager = "ffncli.kernels.eager.functional.linear"
+    right = functional.linear
+    if bug == "tanh for erf":
+        monkeypatch.setattr(
+            "ffncli.kernels.activations._function", lambda n: lambda x, own: functional.gelu(x, approximate="tanh")
+        )
+    elif bug == "relu for gelu":
+        monkeypatch.setattr("ffncli.kernels.activations._function", lambda n: lambda x, own: torch.relu(x))
+    elif bug == "no bias":
+        monkeypatch.setattr(
+            "ffncli.kernels.eager.functional", type("f", (), {"linear": lambda x, w, b=None: right(x, w)})
+        )
+    else:
+
+        def forgets(x, w, b=None):
+            b = None if b is None else b * (torch.arange(len(b)) != 3)
+            return right(x, w, b)
+
+        monkeypatch.setattr("ffncli.kernels.eager.functional", type("f", (), {"linear": forgets}))
+    assert eager
+    found = {row.subject: row for row in verified(FFNSpec(d_model, d_ff, "gelu"), "kernels").rows}
+    assert found["eager"].passed is False
+    assert found["eager"].relative_error > 2 * found["eager"].tolerance
+    assert verified(FFNSpec(d_model, d_ff, "gelu"), "kernels", dtype="fp16").rows[0].subject == "eager"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_tolerance_in_16_bits_finds_a_wrong_function(monkeypatch, dtype):
+    monkeypatch.setattr("ffncli.kernels.activations._function", lambda n: lambda x, own: torch.relu(x))
+    assert "eager" in subjects(verified(FFNSpec(64, 256, "gelu"), "kernels", dtype=dtype), False)
+
+
+def test_tokens_that_rounding_routes_otherwise_are_left_out():
+    spec = FFNSpec(16, 24, "swiglu", moe=MoE(64, 4))
+    found = verified(spec, "kernels", dtype="bf16", leading=(256,))
+    eager = found.rows[0]
+    assert eager.passed is True
+    assert "tokens left out: rounding sent them to other experts" in eager.note
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+def test_values_that_are_no_numbers_stop_the_rest():
+    spec = SPECS["gated"]
+    from ffncli.block.recipe import steps
+    from ffncli.run.engine.weights import random_weights
+
+    weights = random_weights(steps(spec), torch.Generator().manual_seed(0))
+    weights["gate.weight"][0, 0] = math.nan
+    weights["down.weight"][0, :2] = math.inf
+    found = verify_layer(replace(block_model(spec, "t"), weights=weights), VerifyQuestion())
+    assert [(row.check, row.subject) for row in found.failed] == [("finite", "weights")]
+    assert found.failed[0].note == "gate.weight has 1 NaN; down.weight has 2 Inf"
+    assert {row.note for row in found.rows if row.check == "kernels"} == {"not run: weights with NaN or Inf"}
+    inputs = verified(spec, input=",".join(["nan", *["1"] * 15]))
+    assert [(row.check, row.subject) for row in inputs.failed] == [("finite", "input")]
+
+
+def test_a_tolerance_of_ones_own():
+    tight = verify_layer(block_model(SPECS["plain"], "t"), VerifyQuestion(checks=("kernels",), tolerance=1e-12))
+    assert {row.tolerance for row in tight.rows if row.tolerance} == {1e-12}
+    assert tight.failed
+
+
+def test_names_of_checks():
+    assert check_names(None) == tuple(CHECKS)
+    assert check_names(["kernels", "module"]) == ("module", "kernels")
+    with pytest.raises(FFNError, match="unknown check 'modul'; did you mean 'module'"):
+        check_names(["modul"])
+
+
+def test_what_torch_does_not_have_is_no_failure(monkeypatch):
+    def lacks(case):
+        raise RuntimeError("\"conv\" not implemented for 'Half'\nmore")
+        yield
+
+    monkeypatch.setitem(CHECKS, "zero", replace(CHECKS["zero"], rows=lacks))
+    (row,) = verified(SPECS["gated"], "zero").rows
+    assert (row.passed, row.note) == (None, "torch cannot do it here: \"conv\" not implemented for 'Half'")
+
+    def broken(case):
+        raise RuntimeError("a bug")
+        yield
+
+    monkeypatch.setitem(CHECKS, "zero", replace(CHECKS["zero"], rows=broken))
+    with pytest.raises(RuntimeError):
+        verified(SPECS["gated"], "zero")
+
+
+def test_large_blocks_get_few_tokens(monkeypatch):
+    monkeypatch.setattr(verify_module, "_LARGE", 100)
+    assert verified(SPECS["gated"], "finite").ready.inputs["x"].shape == (4, 16)
+    monkeypatch.setattr(verify_module, "_LARGE", 10**9)
+    assert verified(SPECS["gated"], "finite").ready.inputs["x"].shape == (16, 16)

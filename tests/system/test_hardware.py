@@ -1,0 +1,161 @@
+"""The table of accelerators: rates as their chips' widths and clocks give them, dense, found by their names only."""
+
+from __future__ import annotations
+
+from math import isclose
+
+import pytest
+
+from ffncli.system import hardware
+
+ROWS = {row["name"]: row for row in hardware.table()["devices"]}
+GPUS = [name for name, row in ROWS.items() if row.get("kind", "gpu") == "gpu" and not name.startswith("Apple")]
+
+# What the architecture makes of a class, against fp16: independent of any table of rates; sparse is twice that.
+OVER_FP16 = {"bf16": 1, "tf32": 1 / 2, "fp8": 2, "fp4": 4, "int8": 2}
+INT8 = {"V100": 1 / 2, "RTX": 4, "MI250X": 1, "TPU v4": 1}  # dp4a on CUDA cores; at full rate; CDNA 2; as bf16
+
+
+def faults(row: dict) -> list[str]:
+    """What is wrong with the rates of a row."""
+    rates, approx = row["tflops"], row.get("approx", ())
+    half = rates.get("fp16", rates.get("bf16"))
+    wrong = []
+
+    def hold(cell: str, expected: float, within: float = 0.03) -> None:
+        if not isclose(rates[cell], expected, rel_tol=0.12 if cell in approx else within):
+            wrong.append(f"{row['name']} {cell}: {rates[cell]}, expected {expected:.1f}")
+
+    for cell, ratio in OVER_FP16.items():
+        if cell in rates and not (cell == "bf16" and "fp16" not in rates):
+            own = next((r for name, r in INT8.items() if name in row["name"]), ratio) if cell == "int8" else ratio
+            hold(cell, half * own)
+    if chip := row.get("derive"):
+        per_clock = chip.get("flops") or chip["tensor_cores"] * chip["fma"] * 2
+        hold("fp16", chip["units"] * per_clock * chip["ghz"] / 1000)
+        hold("fp32", chip["units"] * chip["lanes"] * 2 * chip.get("lanes_ghz", chip["ghz"]) / 1000)
+    elif "like" in row:
+        for cell in ("fp16", "fp32"):
+            hold(cell, ROWS[row["like"]]["tflops"][cell], within=0.15)
+    return wrong
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rates_are_what_the_chip_gives(name):
+    assert faults(ROWS[name]) == []
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_sparse_number_in_any_cell_or_in_all_would_be_seen(name):
+    row = ROWS[name]
+    assert "derive" in row or "like" in row
+    for cell, rate in row["tflops"].items():
+        assert faults({**row, "tflops": {**row["tflops"], cell: 2 * rate}}), cell
+        assert faults({**row, "tflops": {**row["tflops"], cell: rate / 2}}), cell
+    assert faults({**row, "tflops": {cell: 2 * rate for cell, rate in row["tflops"].items()}})
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "per_clock", "ghz", "printed"),
+    [  # SMs x tensor cores x FMA x 2 x GHz, as worked out beside the table's sources
+        ("V100 SXM2", 80, 8 * 64 * 2, 1.53, 125.3),
+        ("T4", 40, 8 * 64 * 2, 1.59, 65.1),
+        ("A100 80GB SXM", 108, 4 * 256 * 2, 1.41, 311.9),
+        ("A10", 72, 4 * 128 * 2, 1.695, 125.0),
+        ("A10G", 80, 4 * 64 * 2, 1.71, 70.0),
+        ("RTX 3090", 82, 4 * 64 * 2, 1.695, 71.2),
+        ("L4", 58, 4 * 128 * 2, 2.04, 121.1),
+        ("L40S", 142, 4 * 128 * 2, 2.52, 366.4),
+        ("RTX 4090", 128, 4 * 64 * 2, 2.52, 165.2),
+        ("RTX 5090", 170, 4 * 64 * 2, 2.407, 209.5),
+        ("H100 PCIe", 114, 4 * 512 * 2, 1.62, 756.4),
+        ("H100 SXM5", 132, 4 * 512 * 2, 1.83, 989.4),
+        ("H200 SXM", 132, 4 * 512 * 2, 1.83, 989.4),
+        ("B200", 148, 4 * 1024 * 2, 1.85, 2243),
+        ("MI250X (both dies)", 220, 1024, 1.70, 383),
+        ("MI300X", 304, 2048, 2.10, 1307.4),
+        ("MI325X", 304, 2048, 2.10, 1307.4),
+        ("MI355X", 256, 4096, 2.40, 2516),
+    ],
+)
+def test_the_derivation_itself(name, units, per_clock, ghz, printed):
+    chip = ROWS[name]["derive"]
+    assert (chip["units"], chip["ghz"]) == (units, ghz)
+    assert (chip.get("flops") or chip["tensor_cores"] * chip["fma"] * 2) == per_clock
+    assert units * per_clock * ghz / 1000 == pytest.approx(printed, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100 SXM5"), ("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA H200", "H200 SXM"),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB SXM"), ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"), ("A100-PCIE-40GB", "A100 40GB"), ("Tesla T4", "T4"),
+        ("Tesla V100-SXM2-16GB", "V100 SXM2"), ("Tesla V100-PCIE-32GB", "V100 PCIe"), ("NVIDIA A10", "A10"),
+        ("NVIDIA A10G", "A10G"), ("NVIDIA L4", "L4"), ("NVIDIA L40S", "L40S"), ("NVIDIA B200", "B200"),
+        ("NVIDIA GB200", "GB200"), ("NVIDIA B300 SXM6 AC", "B300"), ("NVIDIA GH200 480GB", "GH200 96GB"),
+        ("NVIDIA GH200 144G HBM3e", "GH200 144GB"), ("NVIDIA GeForce RTX 3090", "RTX 3090"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"), ("GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 5090", "RTX 5090"), ("AMD Instinct MI250X", "MI250X"),
+        ("AMD Instinct MI300X", "MI300X"), ("AMD Instinct MI300X OAM", "MI300X"), ("AMD Instinct MI325X", "MI325X"),
+        ("AMD Instinct MI355X", "MI355X"), ("TPU v5 lite", "TPU v5e"), ("Apple M3 Max", "Apple M3 Max"),
+        ("  nvidia   h200 ", "H200 SXM"),
+    ],
+)  # fmt: skip
+def test_names_as_torch_and_the_drivers_give_them(said, meant):
+    found = hardware.find(said)
+    assert found is not None
+    assert found.name == meant
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA H100", "NVIDIA H800", "NVIDIA H20", "NVIDIA A100",
+        "NVIDIA A100-SXM-64GB", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA A800-SXM4-80GB", "NVIDIA L40",
+        "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 5090 D", "NVIDIA RTX PRO 6000 Blackwell", "NVIDIA A10M", "AMD Instinct MI250",
+        "AMD Instinct MI250X / MI250", "AMD Instinct MI300A", "Tesla V100-SXM3-32GB", "Intel(R) Xeon(R)", "", "NVIDIA",
+    ],
+)  # fmt: skip
+def test_another_chip_is_not_taken_for_one(other):
+    assert hardware.find(other) is None
+
+
+def test_no_name_means_two_devices_and_every_mark_has_its_source():
+    every = [hardware._key(name) for row in ROWS.values() for name in row["names"]]
+    assert len(every) == len(set(every))
+    for row in (*hardware.table()["devices"], *hardware.table()["cpus"], *hardware.table()["links"]):
+        assert row["source"] in hardware.table()["sources"]
+    for row in ROWS.values():
+        assert set(row.get("approx", ())) <= {*row["tflops"], "memory", "llc"}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "ridge"),
+    [  # FLOPs per byte where compute = memory, published beside the sources
+        ("V100 SXM2", "fp16", 139), ("T4", "fp16", 203), ("A10G", "bf16", 117), ("L4", "bf16", 403),
+        ("L40S", "bf16", 419), ("A100 40GB", "bf16", 201), ("A100 80GB SXM", "bf16", 153), ("RTX 3090", "bf16", 76),
+        ("RTX 4090", "bf16", 164), ("RTX 5090", "bf16", 117), ("H100 SXM5", "bf16", 295), ("H100 PCIe", "bf16", 378),
+        ("H200 SXM", "bf16", 206), ("B200", "bf16", 281), ("MI250X", "bf16", 117), ("MI300X", "bf16", 247),
+        ("MI325X", "bf16", 218), ("MI355X", "bf16", 312), ("TPU v4", "bf16", 229), ("TPU v5e", "bf16", 241),
+        ("TPU v5p", "bf16", 166), ("TPU v6e", "bf16", 560),
+    ],
+)  # fmt: skip
+def test_ridge_points(name, dtype, ridge):
+    device = next(device for device in hardware.devices() if device.name == name)
+    assert device.flops_per_s(dtype) / device.bytes_per_s == pytest.approx(ridge, abs=1)
+
+
+def test_tf32_and_what_a_device_cannot_do():
+    h100, v100 = hardware.find("NVIDIA H100 80GB HBM3"), hardware.find("Tesla V100-SXM2-16GB")
+    assert h100.flops_per_s("fp32") == 67e12
+    assert h100.flops_per_s("fp32", tf32=True) == 494.5e12
+    assert v100.flops_per_s("fp32", tf32=True) == 15.7e12  # it has no TF32
+    assert v100.flops_per_s("bf16") is None
+    assert h100.flops_per_s("fp64") is None
+
+
+def test_links_are_one_direction():
+    found = {link.name: link.gbytes_per_s for link in hardware.links()}
+    assert found["NVLink 4 (H100, H200)"] == 450  # printed as 900, both directions

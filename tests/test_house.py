@@ -1,0 +1,82 @@
+"""The house keeps its order: no circles, no crowded room, one meaning per class name; import-linter holds the floors."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "ffncli"
+MOST_FILES = 20
+INNER_FLOORS = {"ffncli.models": 7, "ffncli.run": 5, "ffncli.bench": 6, "ffncli.cli": 2}
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+
+
+def first_circle(imports: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other, the first at both ends; none where there is no circle."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_circle_among_files():
+    """Imports inside functions and under TYPE_CHECKING count."""
+    graph = grimp.build_graph("ffncli", cache_dir=None)
+    imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    assert len(imports) > 300
+    assert first_circle(imports) == []
+
+
+def test_a_circle_is_seen():
+    assert first_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+def test_no_crowded_room():
+    rooms = {folder: len(list(folder.glob("[!_]*.py"))) for folder in PACKAGE.rglob("*") if folder.is_dir()}
+    assert {str(room.relative_to(ROOT)): n for room, n in rooms.items() if n > MOST_FILES} == {}
+
+
+def classes() -> Iterator[tuple[str, str]]:
+    """(name without underscores in front, file) of every class at the top of a module."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                yield node.name.lstrip("_"), str(path.relative_to(PACKAGE))
+
+
+def test_a_class_name_means_one_thing():
+    places = defaultdict(list)
+    for name, path in classes():
+        places[name].append(path)
+    assert len(places) > 200
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+@pytest.mark.parametrize(("container", "most"), INNER_FLOORS.items())
+def test_inner_floors(container: str, most: int):
+    """Each hall's contract is a `layers` one that names every room, with at most so many floors."""
+    (contract,) = [c for c in CONTRACTS if c.get("containers") == [container]]
+    assert contract["type"] == "layers"
+    assert contract["exhaustive"] is True
+    assert not contract.get("exclude_type_checking_imports", False)
+    assert "ignore_imports" not in contract
+    assert len(contract["layers"]) <= most
+
+
+def test_the_table_of_moves_is_true():
+    """For older branches (`tools/move.py`): every new path is there, no old one is."""
+    with (ROOT / "tools" / "moves.csv").open(newline="") as file:
+        moves = [(row["old"], row["new"]) for row in csv.DictReader(file)]
+    assert [new for _, new in moves if not (ROOT / new).is_file()] == []
+    olds = {old for old, _ in moves} - {new for _, new in moves}
+    assert [old for old in olds if (ROOT / old).is_file()] == []
