@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ffncli.bench.doctor import doctor, noise
-from ffncli.cli import doctor_page
+from ffncli.cli import doctor as page
 from tests import ROOT
 
 JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
@@ -122,6 +122,6 @@ def test_what_cannot_be_asked(call, arguments, said):
 
 def test_long_values_go_on_in_the_next_row():
     check = doctor.DoctorCheck("name", " ".join(["word"] * 30), "note")
-    rows = doctor_page._rows(check)
+    rows = page._rows(check)
     assert " ".join(row[1] for row in rows) == check.value
     assert [row[0] for row in rows] == ["name", "", ""]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block.activations import TABLE
 from ffncli.block.units import NEAR_ZERO
-from ffncli.cli.trace.model_page import agreement_text, listed
+from ffncli.cli.common.model_run import agreement_text, listed
 from ffncli.errors import FFNError
 from ffncli.models.model import Resolved
 from ffncli.models.runnable import folder_of

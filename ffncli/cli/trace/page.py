@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.units import NEAR_ZERO
+from ffncli.cli.common.block_summary import dimensions_text
+from ffncli.cli.common.model_run import labels
 from ffncli.cli.trace.example_page import facts_table
 from ffncli.cli.trace.explain_page import explanation_parts
-from ffncli.cli.trace.model_page import labels, model_run_lines, routes_table
+from ffncli.cli.trace.model_page import model_run_lines, routes_table
 from ffncli.cli.trace.sampling_page import sampling_parts
 from ffncli.cli.trace.unembed_page import unembed_json, unembed_parts
 from ffncli.cli.trace.units_page import unit_parts
@@ -22,7 +24,6 @@ from ffncli.show.tensors import Excerpt, number_text
 
 if TYPE_CHECKING:
     from ffncli.run.engine.trace import StepRecord, Trace
-    from ffncli.run.trace.block_summary import BlockSummary
     from ffncli.run.trace.session import Session
 
 
@@ -75,13 +76,6 @@ def _head(session: Session) -> list[Part]:
         why = "every call draws its own, so two differ; with --eval they agree"
         parts.append(Line(f"dropout's mask: {block.mask}; {why}", quiet=True))
     return parts + [Line(line) for line in session.flow or ()]
-
-
-def dimensions_text(block: BlockSummary) -> str:
-    """`d_model 4, d_ff 8, relu, plain, bias`; a final layer alone has neither d_ff nor activation."""
-    kind, bias = "gated" if block.gated else "plain", "bias" if block.bias else "no bias"
-    ffn = "" if block.d_ff is None else f", d_ff {block.d_ff}, {block.activation}, {kind}"
-    return f"d_model {block.d_model}{ffn}, {bias}"
 
 
 def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...]) -> list[Part]:

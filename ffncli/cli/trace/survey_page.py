@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import CONVENTIONS
 from ffncli.block.units import NEAR_ZERO
-from ffncli.cli.trace.model_page import listed
+from ffncli.cli.common.model_run import listed
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 

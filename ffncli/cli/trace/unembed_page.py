@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ffncli.cli.trace.model_page import label, named
+from ffncli.cli.common.model_run import label, named
 from ffncli.cli.trace.sampling_page import NOTHING, columns, more, sets_text
 from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Table

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
-from ffncli.cli.trace.page import dimensions_text
+from ffncli.cli.common.block_summary import dimensions_text
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models.model import Resolved
 from ffncli.show.parts import Answer, Heading, Line, Part

@@ -24,6 +24,7 @@ from ffncli.block.steps import (
 from ffncli.block.units import unit_steps
 from ffncli.errors import FFNError
 from ffncli.run.engine.execute import EVAL, Event, Mode, execute
+from ffncli.run.measure.not_finite import NotFinite, where_not_finite
 from ffncli.run.measure.statistics import statistics
 from ffncli.run.measure.units import Units, unit_statistics
 from ffncli.show.tensors import edges
@@ -249,3 +250,13 @@ def _excerpt(tensor: Tensor, show: int | None) -> tuple[tuple[tuple[int, ...], .
         axes = [torch.tensor(kept, dtype=torch.long, device=tensor.device) for kept in index]
         tensor = tensor[torch.meshgrid(*axes, indexing="ij")]  # these values alone: no axis is copied whole
     return index, tensor.double().cpu().tolist()
+
+
+def find_not_finite(result: Trace, weights: Mapping[str, Tensor]) -> tuple[NotFinite, ...]:
+    """Every input and weight that has NaN or Inf, and the first step that has; empty where all values are finite."""
+    found = [NotFinite("input", r.name, r.nan, r.inf) for r in result.steps if r.op == "input" and r.nan + r.inf]
+    found += where_not_finite("weight", weights)
+    first = next((r for r in result.steps if r.op != "input" and r.nan + r.inf), None)
+    if first:
+        found.append(NotFinite("step", first.name, first.nan, first.inf))
+    return tuple(found)

@@ -1,4 +1,4 @@
-"""Where NaN and Inf are in a trace: inputs, weights by name, and the first step that has any."""
+"""Which tensors have NaN or Inf, and how many."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ffncli.run.engine.trace import Trace
 from ffncli.run.measure.statistics import not_finite
 
 
@@ -37,13 +36,3 @@ def where_not_finite(kind: str, tensors: Mapping[str, Tensor]) -> list[NotFinite
     """Those of the tensors that have NaN or Inf, in order."""
     counts = [(name, *not_finite(tensor)) for name, tensor in tensors.items()]
     return [NotFinite(kind, name, nan, inf) for name, nan, inf in counts if nan + inf]
-
-
-def find_not_finite(result: Trace, weights: Mapping[str, Tensor]) -> tuple[NotFinite, ...]:
-    """Every input and weight that has NaN or Inf, and the first step that has; empty where all values are finite."""
-    found = [NotFinite("input", r.name, r.nan, r.inf) for r in result.steps if r.op == "input" and r.nan + r.inf]
-    found += where_not_finite("weight", weights)
-    first = next((r for r in result.steps if r.op != "input" and r.nan + r.inf), None)
-    if first:
-        found.append(NotFinite("step", first.name, first.nan, first.inf))
-    return tuple(found)
