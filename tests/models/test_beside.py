@@ -22,7 +22,7 @@ from ffncli.models.headers import Columns
 from ffncli.models.inventory import Inventory, collect
 from ffncli.models.items import items_of
 from ffncli.models.model import Resolved
-from ffncli.models.non_ffn import Measured
+from ffncli.models.non_ffn import MeasuredNonFFN
 from ffncli.models.recognise import recognise
 from ffncli.models.source import load
 from tests.models.test_architectures_table import TABLE
@@ -105,7 +105,7 @@ def saved(name: str) -> Resolved:
     return with_inventory(configured(name), stored(name))
 
 
-def measured(found: Resolved, inventory: Inventory) -> Measured:
+def measured(found: Resolved, inventory: Inventory) -> MeasuredNonFFN:
     """What the tensors alone say."""
     items = items_of(inventory, found.quantization)
     return measure(found.model, items, recognise(items, found.main.spec.d_model))
