@@ -76,7 +76,7 @@ class Embedding:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredNonFFN:
     """What the tensors hold outside the FFNs, each of the `layers` as its tensors show it.
 
     `params` are all of the text model, None in doubt; `lookup` as in `NonFFN`. `left_out`: module → its parameters, for

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ffncli.errors import shown
 from ffncli.models.model import Disagreement, Model
-from ffncli.models.non_ffn import Embedding, Measured, NonFFN
+from ffncli.models.non_ffn import Embedding, MeasuredNonFFN, NonFFN
 from ffncli.models.tensors.non_ffn import measure, words
 from ffncli.models.tensors.recognise import Layers
 from ffncli.models.tensors.shapes import Item
@@ -53,7 +53,7 @@ def non_ffn_agreement(model: Model, items: Mapping[str, Item], layers: Layers) -
     return NonFFNAgreement(measured.record(config), tuple(differences), (), tuple(notes), towers)
 
 
-def _evidence(measured: Measured) -> Iterator[str]:
+def _evidence(measured: MeasuredNonFFN) -> Iterator[str]:
     first = next((layer for stack in measured.layers.values() for layer in stack.values()), None)
     if first:
         yield f"attention and norms: from the tensors, as {shown(first.tensor, 120)}"
@@ -61,7 +61,7 @@ def _evidence(measured: Measured) -> Iterator[str]:
         yield "whole model: every parameter that the tensors hold for the text, tied ones once"
 
 
-def _attention(config: NonFFN, measured: Measured, stack: str) -> Iterator[Disagreement]:
+def _attention(config: NonFFN, measured: MeasuredNonFFN, stack: str) -> Iterator[Disagreement]:
     """One difference for all layers of a stack that have another attention than the config's.
 
     Writers of quantized files give each module a bias, all zeros where the model has none: such may have more.

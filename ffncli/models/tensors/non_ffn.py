@@ -14,7 +14,7 @@ from dataclasses import replace
 from ffncli.block.cost import cost
 from ffncli.errors import shown
 from ffncli.models.model import Model
-from ffncli.models.non_ffn import Embedding, Measured, MeasuredLayer
+from ffncli.models.non_ffn import Embedding, MeasuredNonFFN, MeasuredLayer
 from ffncli.models.tensors.ffns import is_norm
 from ffncli.models.tensors.matching import prefixes
 from ffncli.models.tensors.recognise import Found, Layers, is_parameter, of_other_tower, placed
@@ -47,7 +47,7 @@ _BRIDGE = re.compile(r"projector|connector|adapter|merger|^embed_")  # between a
 _TEXT_ROOT = re.compile(r"^(?:.*?\.)??(?:language_model|text_model)\.")
 
 
-def measure(model: Model, items: Mapping[str, Item], layers: Layers) -> Measured:
+def measure(model: Model, items: Mapping[str, Item], layers: Layers) -> MeasuredNonFFN:
     """What lies outside the FFNs of a whole checkpoint: none of its files may be missing.
 
     `layers` are the FFNs that `recognise` found among `items`, `model` what the config made of them.
@@ -63,9 +63,9 @@ def measure(model: Model, items: Mapping[str, Item], layers: Layers) -> Measured
     text, left_out = _text_model(stored, layers, told)
     embedding = _embedding(text) if text is not None else None
     if text is None:
-        return Measured(rests, left_out=left_out)
+        return MeasuredNonFFN(rests, left_out=left_out)
     params = _total(model, text, layers, told)
-    return Measured(rests, embedding, params, _lookup(model, text, embedding), left_out)
+    return MeasuredNonFFN(rests, embedding, params, _lookup(model, text, embedding), left_out)
 
 
 def _is_buffer(name: str, item: Item) -> bool:

@@ -20,7 +20,7 @@ from ffncli.models.evidence.evidence import with_inventory
 from ffncli.models.files.headers import Columns
 from ffncli.models.files.inventory import Inventory, collect
 from ffncli.models.model import Resolved
-from ffncli.models.non_ffn import Measured
+from ffncli.models.non_ffn import MeasuredNonFFN
 from ffncli.models.source import load
 from ffncli.models.tensors.items import items_of
 from ffncli.models.tensors.non_ffn import measure
@@ -106,7 +106,7 @@ def saved(name: str) -> Resolved:
     return with_inventory(configured(name), stored(name))
 
 
-def measured(found: Resolved, inventory: Inventory) -> Measured:
+def measured(found: Resolved, inventory: Inventory) -> MeasuredNonFFN:
     """What the tensors alone say."""
     items = items_of(inventory, found.quantization)
     return measure(found.model, items, recognise(items, found.main.spec.d_model))
