@@ -1,4 +1,4 @@
-"""The house keeps its order: no circles, no crowded room, one meaning per class name. import-linter holds the floors."""
+"""The house keeps its order: no circle, no crowded room, one meaning per class name. import-linter holds the floors."""
 
 from __future__ import annotations
 

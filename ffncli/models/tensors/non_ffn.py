@@ -14,7 +14,7 @@ from dataclasses import replace
 from ffncli.block.cost import cost
 from ffncli.errors import shown
 from ffncli.models.model import Model
-from ffncli.models.non_ffn import Embedding, MeasuredNonFFN, MeasuredLayer
+from ffncli.models.non_ffn import Embedding, MeasuredLayer, MeasuredNonFFN
 from ffncli.models.tensors.ffns import is_norm
 from ffncli.models.tensors.matching import prefixes
 from ffncli.models.tensors.recognise import Found, Layers, is_parameter, of_other_tower, placed
