@@ -1,11 +1,12 @@
-"""A block as it would be otherwise: the same steps without a non-linearity, with biases everywhere or nowhere."""
+"""A block as it would be otherwise: without a non-linearity, with biases or none, with a final layer behind it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ffncli.block.steps import Activation, Experts, Linear, Op, Step
+from ffncli.block.recipe import size
+from ffncli.block.steps import Activation, Add, Axis, Experts, Linear, Op, Route, Step, block_inputs
 
 
 def without_nonlinearity(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -22,3 +23,23 @@ def with_biases(steps: Sequence[Step], bias: bool) -> tuple[Step, ...]:
         return replace(op, bias=bias) if isinstance(op, Linear) else op
 
     return tuple(replace(step, op=changed(step.op)) for step in steps)
+
+
+def final_layer(source: str, d_model: int, vocab: int, bias: bool) -> tuple[Step, ...]:
+    """`logits = source · W (+ b)` over the vocabulary, and `probs = softmax(logits)`.
+
+    A softmax over an axis is a Route that chooses all of it. Raises FFNError for a vocabulary that is no size.
+    """
+    axis = Axis("vocab", size("vocab", vocab))
+    softmax = Route(axis, vocab, renormalise=False, score_dtype="input")
+    return (
+        Step("logits", Linear(Axis("d_model", d_model), axis, bias), (source,)),
+        Step("probs", softmax, ("logits",)),
+    )
+
+
+def merged_first(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The block behind `merged = x + attention`: how an engine runs it that keeps the attention's residual for it."""
+    (entry,) = block_inputs(steps)
+    moved = [replace(s, inputs=tuple("merged" if name == entry else name for name in s.inputs)) for s in steps]
+    return (Step("merged", Add(), (entry, "attention")), *moved)

@@ -13,7 +13,9 @@ import typer
 from ffncli.bench.doctor import doctor
 from ffncli.bench.doctor.doctor import DoctorCheck
 from ffncli.bench.records import Method
-from ffncli.cli.common.options import OutputOptions, above_zero, positive, spread
+from ffncli.cli.common.options import OutputOptions
+from ffncli.cli.common.parsers import above_zero, positive
+from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line, Part

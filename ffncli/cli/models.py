@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from ffncli.block.cost import CONVENTIONS
-from ffncli.cli.common.options import OutputOptions, spread
+from ffncli.cli.common.options import OutputOptions
+from ffncli.cli.common.spread import spread
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models import catalog
 from ffncli.models.counting.count import ModelCount, count

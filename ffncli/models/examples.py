@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
-from ffncli.block.final import final_layer, merged_first
 from ffncli.block.recipe import FFNSpec, steps
+from ffncli.block.rewrite import final_layer, merged_first
 from ffncli.block.steps import Step
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models.model import Resolved, block_model

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ffncli.block.cost import cost
-from ffncli.block.final import final_layer, merged_first
 from ffncli.block.flow import flow
 from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.rewrite import final_layer, merged_first
 from ffncli.block.shard import shard
 from ffncli.block.steps import OPS, block_inputs, ffn_span, input_shapes, parameters, right_hand_side, shapes, walk
 from ffncli.errors import FFNError

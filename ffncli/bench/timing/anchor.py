@@ -1,19 +1,28 @@
-"""The machine anchor: the same work in every run, without torch. What it takes says how fast the machine is now."""
+"""The machine anchor: the same work in every run. What it takes says how fast the machine is now.
+
+The host's is numpy's, without torch. It says nothing of a GPU, and a GPU's events cannot time it: there the anchor is
+work of that GPU, the same in every case and every version. There is no way to a GPU here but torch's; its version
+stands in every row, and the shapes are so plain that a version hardly changes them.
+"""
 
 from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
 from ffncli.bench.records import ANCHOR
+from ffncli.bench.timing.clock import Call
 from ffncli.bench.timing.rounds import Arm
 
 SIDE, COUNT = 64, 72  # of the matrices, and how many: 72 · 2 · 64³ = 38 MFLOP, some 0.6 ms on one core
 COPIED = 2 << 20  # bytes read, and as many written: beyond a core's own cache, within the last one of most machines
 _LINE, _PAGE = 64, 4096
+_GPU_SIDE = 2048  # of a square product in fp16: 17 GFLOP
+_GPU_COPIED = 32 << 20  # bytes, read and written
 
 
 @cache
@@ -48,3 +57,26 @@ def _placed(like: NDArray[numpy.float32], draw: random.Random) -> NDArray[numpy.
     copy = memory[start : start + like.nbytes].view(numpy.float32).reshape(like.shape)
     copy[...] = like
     return copy
+
+
+@cache
+def gpu_anchor(device: str) -> Call:
+    """A call that multiplies two [2048, 2048] in fp16 and copies 32 MiB; its buffers stay for the process."""
+    import torch
+
+    with torch.inference_mode(False), torch.no_grad():  # to be written to in a backward pass too
+        generator = torch.Generator().manual_seed(0)
+
+        def drawn() -> Any:
+            return torch.randn(_GPU_SIDE, _GPU_SIDE, generator=generator).to(device, torch.float16)
+
+        left, right, product = drawn(), drawn(), drawn()
+        source = torch.zeros(_GPU_COPIED, dtype=torch.uint8, device=device)
+        target = torch.zeros_like(source)
+
+    def run() -> object:
+        torch.mm(left, right, out=product)
+        target.copy_(source)
+        return product
+
+    return run

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN
 from ffncli.bench.timing import correctness as correct
-from ffncli.bench.timing.anchor import anchor
+from ffncli.bench.timing.anchor import anchor, gpu_anchor
 from ffncli.bench.timing.bare_products import Chain
 from ffncli.bench.timing.by_step import step_arms
-from ffncli.bench.timing.cuda_anchor import gpu_anchor
 from ffncli.bench.timing.cuda_graphs import Launching, Replayable
 from ffncli.bench.timing.outcomes import Error, WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel, shuffle_buffers

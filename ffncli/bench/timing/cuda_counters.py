@@ -1,12 +1,18 @@
-"""GpuCounters: the host's counts, and what the GPU ran at, between blocks."""
+"""What a GPU ran at between blocks, with the host's counts, and the most of its memory that a call takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias
+
+import torch
 
 from ffncli.bench.machine.counters import Counters, Snapshot, SystemCounters
 from ffncli.bench.machine.nvml import GpuProbe, Sample, clock_flags
+from ffncli.bench.timing.clock import Call
 from ffncli.bench.timing.cuda_clock import CudaClock
+
+Cuda: TypeAlias = Any
 
 
 @dataclass(frozen=True)
@@ -39,3 +45,21 @@ class GpuCounters:
         if isinstance(before, GpuSnapshot) and isinstance(after, GpuSnapshot):
             return (*bound, *clock_flags(before.gpu, after.gpu))
         return bound
+
+
+def peak_memory(call: Call, device: str, cuda: Cuda = torch.cuda) -> int | None:
+    """Bytes that a call holds at most beyond what was held before it, its output among them; None on a CPU.
+
+    Of a plain call, not of a graph's replay, whose memory was taken when it was captured. The call is made once before:
+    a library's workspace, kept for good, is no cost of this call.
+    """
+    if not device.startswith("cuda"):
+        return None
+    call()
+    cuda.synchronize(device)
+    before = int(cuda.memory_allocated(device))
+    cuda.reset_peak_memory_stats(device)
+    out = call()
+    cuda.synchronize(device)
+    del out
+    return int(cuda.max_memory_allocated(device)) - before

@@ -230,7 +230,7 @@ class _Run:
     def _peak(self, placed: PlacedKernel, problem: Problem) -> int | None:
         if not self.case.device.startswith("cuda"):
             return None
-        from ffncli.bench.timing.cuda_memory import peak_memory
+        from ffncli.bench.timing.cuda_counters import peak_memory
 
         with correct.computing(problem.backward):
             return peak_memory(placed.call, self.case.device)

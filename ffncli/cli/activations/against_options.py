@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ffncli.block.activations import resolve
-from ffncli.cli.common.options import Text, from_zero, joined
+from ffncli.cli.common.options import Text
+from ffncli.cli.common.parsers import from_zero, joined
 from ffncli.errors import ExitCode, FFNError, shown
 
 if TYPE_CHECKING:

@@ -17,8 +17,10 @@ from ffncli.cli.activations.iso_options import IsoOptions
 from ffncli.cli.activations.page import answer
 from ffncli.cli.activations.points import points
 from ffncli.cli.activations.rounding_options import RoundingOptions
-from ffncli.cli.common.options import OutputOptions, above_zero, joined, spread
+from ffncli.cli.common.options import OutputOptions
+from ffncli.cli.common.parsers import above_zero, joined
 from ffncli.cli.common.plot_options import PlotOptions
+from ffncli.cli.common.spread import spread
 from ffncli.errors import FFNError
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer

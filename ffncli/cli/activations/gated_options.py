@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ffncli.cli.activations.points import MOST, points
-from ffncli.cli.common.options import joined
+from ffncli.cli.common.parsers import joined
 from ffncli.errors import FFNError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ffncli.block.analysis.gated import UNITS
-from ffncli.cli.common.options import Count, Text, positive
+from ffncli.cli.common.options import Count, Text
+from ffncli.cli.common.parsers import positive
 from ffncli.errors import FFNError
 from ffncli.models.dimensions import whole, width
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ffncli.cli.approximate.page import answer, plots
-from ffncli.cli.common.options import Count, OutputOptions, from_zero, natural, positive, spread
+from ffncli.cli.common.options import Count, OutputOptions
+from ffncli.cli.common.parsers import from_zero, natural, positive
 from ffncli.cli.common.plot_options import PlotOptions
+from ffncli.cli.common.spread import spread
 from ffncli.errors import Terminated
 from ffncli.run.approximate.question import (
     ACTIVATIONS,

@@ -11,7 +11,8 @@ from ffncli.bench.request.build import build_request, require_gate
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.journal import Journal
 from ffncli.cli.bench.options import GridOptions, MethodOptions, ResultOptions, asked
-from ffncli.cli.common.options import BenchSource, DimensionOptions, OutputOptions, TokenListOptions, spread
+from ffncli.cli.common.options import BenchSource, DimensionOptions, OutputOptions, TokenListOptions
+from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
 from ffncli.show.output import Output
 

@@ -14,16 +14,8 @@ import typer
 
 from ffncli.bench.records import Method
 from ffncli.bench.request.grid import Grid
-from ffncli.cli.common.options import (
-    Count,
-    DimensionOptions,
-    Text,
-    TokenListOptions,
-    natural,
-    numbers,
-    percentage,
-    positive,
-)
+from ffncli.cli.common.options import Count, DimensionOptions, Text, TokenListOptions
+from ffncli.cli.common.parsers import natural, numbers, percentage, positive
 from ffncli.errors import FFNError, shown
 
 _grid = partial(typer.Option, rich_help_panel="What is measured (lists make a grid)")

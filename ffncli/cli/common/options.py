@@ -1,112 +1,25 @@
-"""Options that several commands share, each with one meaning. A command takes them as one dataclass.
-
-`spread` lets a command's signature name an options dataclass; Typer sees its fields as the command's own options.
-"""
+"""Options that several commands share, each with one meaning. A command takes them as one dataclass."""
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
-from functools import partial, wraps
-from math import inf, nan
-from typing import Annotated, Any, get_type_hints
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
 from ffncli.block.recipe import MAX_SIZE
-from ffncli.errors import FFNError, shown
-from ffncli.models.dimensions import Dimensions, leading_axes, whole
+from ffncli.cli.common.parsers import (
+    natural,
+    numbers,
+    positive,
+    probability,
+)
+from ffncli.errors import FFNError
+from ffncli.models.dimensions import Dimensions, leading_axes
 from ffncli.show.output import Output
 
-
-def positive(option: str, high: int = MAX_SIZE) -> Callable[[str], int]:
-    """A parser for a whole number from 1 to `high`; its FFNError names the option."""
-
-    def parse(text: str) -> int:
-        return whole(option, text, high)
-
-    return parse
-
-
-def natural(option: str, high: int = 2**63 - 1) -> Callable[[str], int]:
-    """A parser for a whole number from 0."""
-
-    def parse(text: str) -> int:
-        text = str(text).strip()
-        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= high):
-            limit = f" to {high}" if high < 2**63 - 1 else ""
-            raise FFNError(f"{option} must be a whole number from 0{limit}, got {shown(text)}")
-        return int(text)
-
-    return parse
-
-
-def _number(option: str, allowed: Callable[[float], bool], words: str) -> Callable[[str], float]:
-    """A parser for a number that is `allowed`, which `words` say; NaN never is."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = nan
-        if not allowed(value):
-            raise FFNError(f"{option} must be {words}, got {shown(text)}")
-        return value
-
-    return parse
-
-
-def probability(option: str) -> Callable[[str], float]:
-    """A parser for a number of at least 0 and below 1."""
-    return _number(option, lambda value: 0 <= value < 1, "at least 0 and below 1")
-
-
-def share(option: str) -> Callable[[str], float]:
-    """A parser for a number above 0 and at most 1."""
-    return _number(option, lambda value: 0 < value <= 1, "above 0 and at most 1")
-
-
-def above_zero(option: str) -> Callable[[str], float]:
-    """A parser for a finite number above 0."""
-    return _number(option, lambda value: 0 < value < inf, "a number above 0")
-
-
-def from_zero(option: str) -> Callable[[str], float]:
-    """A parser for a finite number of at least 0."""
-    return _number(option, lambda value: 0 <= value < inf, "a number from 0")
-
-
-def percentage(option: str, most: float = inf, zero: bool = False) -> Callable[[str], float]:
-    """A parser for a difference, `3%` or `0.03`, up to `most`, above 0 or from it where `zero`.
-
-    A bare number of 1 or more is refused: it is likely a percentage.
-    """
-    limit = "" if most == inf else f" and at most {most:.0%},"
-    words = f"a percentage {'from' if zero else 'above'} 0{limit} such as 3%"
-
-    def parse(text: str) -> float:
-        said = str(text).strip()
-        bare = not said.endswith("%")
-        try:
-            value = float(said.removesuffix("%").rstrip()) / (1 if bare else 100)
-        except ValueError:
-            value = nan
-        if not (0 <= value <= most and value < inf and (zero or value)) or (bare and value >= 1):
-            hint = f"that would be {value:.0%}: say {said}%" if bare and 1 <= value <= 100 * min(most, 1) else ""
-            raise FFNError(f"{option} must be {words}, got {shown(text)}", hint)
-        return value
-
-    return parse
-
-
-def joined(values: list[str] | None) -> str | None:
-    """One comma list of an option that may be repeated; None where it was not given."""
-    return ",".join(values) if values else None
-
-
-_MOST_VALUES = 1000  # of a comma list
 _dims = partial(typer.Option, rich_help_panel="Dimensions: make a block, or override the SOURCE's")
 _run = partial(typer.Option, rich_help_panel="The run")
 _show = partial(typer.Option, rich_help_panel="Output")
@@ -190,19 +103,6 @@ class TokenOptions:
         return leading_axes(self.tokens, self.batch, self.seq_len)
 
 
-def numbers(option: str) -> Callable[[str], tuple[int, ...]]:
-    """A parser for a comma list of positive whole numbers, `1,32,512`; its FFNError names the option."""
-    one = positive(option)
-
-    def parse(text: str) -> tuple[int, ...]:
-        parts = str(text).split(",")
-        if len(parts) > _MOST_VALUES:
-            raise FFNError(f"{option} takes at most {_MOST_VALUES} values, got {len(parts)}")
-        return tuple(one(part) for part in parts)
-
-    return parse
-
-
 @dataclass(frozen=True)
 class TokenListOptions:
     """--tokens as a list, or --batch and --seq-len."""
@@ -283,35 +183,3 @@ class OutputOptions:
         chosen: Any = said[0] if said else implied
         path = None if self.out is None else os.path.expanduser(self.out)
         return Output(chosen, path, self.force, not self.no_color, self.quiet)
-
-
-def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with every parameter whose type is an options dataclass replaced by that class's fields."""
-    hints = get_type_hints(command, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    bundles: dict[str, type[Any]] = {}
-    for name, parameter in inspect.signature(command).parameters.items():
-        if hasattr(hints[name], "__dataclass_fields__"):
-            bundles[name] = hints[name]
-            types = get_type_hints(hints[name], include_extras=True)
-            parameters += [_parameter(f.name, types[f.name], f.default) for f in fields(hints[name])]
-        else:
-            parameters.append(_parameter(name, hints[name], parameter.default))
-
-    @wraps(command)
-    def run(**values: Any) -> None:
-        for name, bundle in bundles.items():
-            values[name] = bundle(**{f.name: values.pop(f.name) for f in fields(bundle)})
-        command(**values)
-
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    del run.__wrapped__  # or Typer would look through to the original
-    return run
-
-
-def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    empty = inspect.Parameter.empty
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=empty if default is MISSING else default, annotation=annotation
-    )

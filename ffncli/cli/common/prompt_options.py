@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ffncli.cli.common.options import natural, positive
+from ffncli.cli.common.parsers import natural, positive
 from ffncli.errors import FFNError, shown
 
 if TYPE_CHECKING:

@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
-from ffncli.cli.common.options import OutputOptions, from_zero, spread
+from ffncli.cli.common.options import OutputOptions
+from ffncli.cli.common.parsers import from_zero
+from ffncli.cli.common.spread import spread
 from ffncli.cli.compare.options import CompareResultOptions
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.show.output import Output

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ffncli.cli.common.options import percentage
+from ffncli.cli.common.parsers import percentage
 
 if TYPE_CHECKING:
     from ffncli.bench.judge.compare import Rules

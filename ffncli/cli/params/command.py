@@ -10,7 +10,9 @@ import typer
 
 from ffncli.block import dtypes, shard, storage, traffic
 from ffncli.block.cost import CONVENTIONS
-from ffncli.cli.common.options import DimensionOptions, OutputOptions, TokenListOptions, above_zero, positive, spread
+from ffncli.cli.common.options import DimensionOptions, OutputOptions, TokenListOptions
+from ffncli.cli.common.parsers import above_zero, positive
+from ffncli.cli.common.spread import spread
 from ffncli.cli.params import assertions
 from ffncli.cli.params.page import parts_of, sweep_table
 from ffncli.errors import ExitCode, FFNError

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ffncli.cli.common.options import DimensionOptions, OutputOptions, RunOptions, Source, TokenOptions, spread
+from ffncli.cli.common.options import DimensionOptions, OutputOptions, RunOptions, Source, TokenOptions
 from ffncli.cli.common.prompt_options import PromptOptions
+from ffncli.cli.common.spread import spread
 from ffncli.cli.trace.example_options import ExampleOptions
 from ffncli.cli.trace.explain_options import ExplainOptions
 from ffncli.cli.trace.page import trace_answer

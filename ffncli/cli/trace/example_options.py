@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ffncli.cli.common.options import Count, Text, positive, share
+from ffncli.cli.common.options import Count, Text
+from ffncli.cli.common.parsers import positive, share
 from ffncli.models.examples import EXAMPLES
 from ffncli.run.trace.question import TOP_K, TOP_P
 

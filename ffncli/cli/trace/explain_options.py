@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ffncli.cli.common.options import positive
+from ffncli.cli.common.parsers import positive
 
 _explain = partial(typer.Option, rich_help_panel="How a number came about")
 

@@ -12,6 +12,7 @@ from ffncli.show.tables import Table
 if TYPE_CHECKING:
     from ffncli.run.trace.session import Session
 
+
 def model_run_lines(session: Session) -> list[Part]:
     """What the model read, and how far our output is from its own; nothing without a run of it."""
     run = session.model_run

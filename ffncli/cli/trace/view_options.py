@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ffncli.cli.common.options import Count, natural, positive
+from ffncli.cli.common.options import Count
+from ffncli.cli.common.parsers import natural, positive
 from ffncli.errors import ExitCode, FFNError
 
 if TYPE_CHECKING:

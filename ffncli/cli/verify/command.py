@@ -6,15 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ffncli.cli.common.options import (
-    DimensionOptions,
-    OutputOptions,
-    PlaceOptions,
-    Source,
-    TokenOptions,
-    from_zero,
-    spread,
-)
+from ffncli.cli.common.options import DimensionOptions, OutputOptions, PlaceOptions, Source, TokenOptions
+from ffncli.cli.common.parsers import from_zero
+from ffncli.cli.common.spread import spread
 from ffncli.cli.verify.page import answer, failure
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.kernels.choice import choices

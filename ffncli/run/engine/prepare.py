@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ffncli.block import dtypes
-from ffncli.block.final import final_layer
 from ffncli.block.recipe import steps
+from ffncli.block.rewrite import final_layer
 from ffncli.block.steps import Dropout, Norm, Step, block_inputs, feature_axis, ffn_span, ffn_steps, parameters, walk
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.examples import Example

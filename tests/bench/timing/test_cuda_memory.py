@@ -1,6 +1,6 @@
 """Peak memory of a call on a simulated GPU."""
 
-from ffncli.bench.timing.cuda_memory import peak_memory
+from ffncli.bench.timing.cuda_counters import peak_memory
 from tests.bench.fake_cuda import FakeCuda
 
 

@@ -14,9 +14,8 @@ from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Case, Job, Method
 from ffncli.bench.timing.clock import CpuClock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
-from ffncli.bench.timing.cuda_counters import GpuCounters
+from ffncli.bench.timing.cuda_counters import GpuCounters, peak_memory
 from ffncli.bench.timing.cuda_graphs import NotCaptured, captured
-from ffncli.bench.timing.cuda_memory import peak_memory
 from ffncli.bench.timing.measure_case import measure_case
 from ffncli.bench.timing.rounds import Arm
 from ffncli.bench.timing.sustained import sustained

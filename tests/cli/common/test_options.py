@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ffncli.cli.common.options import OutputOptions, RunOptions, TokenOptions, natural, positive, probability
+from ffncli.cli.common.options import OutputOptions, RunOptions, TokenOptions
+from ffncli.cli.common.parsers import natural, positive, probability
 from ffncli.errors import FFNError
 
 

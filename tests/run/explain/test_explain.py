@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.block.final import final_layer
 from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.block.rewrite import final_layer
 from ffncli.block.shard import shard
 from ffncli.block.steps import OPS
 from ffncli.errors import FFNError

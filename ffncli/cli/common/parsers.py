@@ -1,0 +1,110 @@
+"""Parsers of an option's text; their FFNErrors name the option."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, nan
+
+from ffncli.block.recipe import MAX_SIZE
+from ffncli.errors import FFNError, shown
+from ffncli.models.dimensions import whole
+
+_MOST_VALUES = 1000  # of a comma list
+
+
+def positive(option: str, high: int = MAX_SIZE) -> Callable[[str], int]:
+    """A parser for a whole number from 1 to `high`; its FFNError names the option."""
+
+    def parse(text: str) -> int:
+        return whole(option, text, high)
+
+    return parse
+
+
+def natural(option: str, high: int = 2**63 - 1) -> Callable[[str], int]:
+    """A parser for a whole number from 0."""
+
+    def parse(text: str) -> int:
+        text = str(text).strip()
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= high):
+            limit = f" to {high}" if high < 2**63 - 1 else ""
+            raise FFNError(f"{option} must be a whole number from 0{limit}, got {shown(text)}")
+        return int(text)
+
+    return parse
+
+
+def _number(option: str, allowed: Callable[[float], bool], words: str) -> Callable[[str], float]:
+    """A parser for a number that is `allowed`, which `words` say; NaN never is."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = nan
+        if not allowed(value):
+            raise FFNError(f"{option} must be {words}, got {shown(text)}")
+        return value
+
+    return parse
+
+
+def probability(option: str) -> Callable[[str], float]:
+    """A parser for a number of at least 0 and below 1."""
+    return _number(option, lambda value: 0 <= value < 1, "at least 0 and below 1")
+
+
+def share(option: str) -> Callable[[str], float]:
+    """A parser for a number above 0 and at most 1."""
+    return _number(option, lambda value: 0 < value <= 1, "above 0 and at most 1")
+
+
+def above_zero(option: str) -> Callable[[str], float]:
+    """A parser for a finite number above 0."""
+    return _number(option, lambda value: 0 < value < inf, "a number above 0")
+
+
+def from_zero(option: str) -> Callable[[str], float]:
+    """A parser for a finite number of at least 0."""
+    return _number(option, lambda value: 0 <= value < inf, "a number from 0")
+
+
+def percentage(option: str, most: float = inf, zero: bool = False) -> Callable[[str], float]:
+    """A parser for a difference, `3%` or `0.03`, up to `most`, above 0 or from it where `zero`.
+
+    A bare number of 1 or more is refused: it is likely a percentage.
+    """
+    limit = "" if most == inf else f" and at most {most:.0%},"
+    words = f"a percentage {'from' if zero else 'above'} 0{limit} such as 3%"
+
+    def parse(text: str) -> float:
+        said = str(text).strip()
+        bare = not said.endswith("%")
+        try:
+            value = float(said.removesuffix("%").rstrip()) / (1 if bare else 100)
+        except ValueError:
+            value = nan
+        if not (0 <= value <= most and value < inf and (zero or value)) or (bare and value >= 1):
+            hint = f"that would be {value:.0%}: say {said}%" if bare and 1 <= value <= 100 * min(most, 1) else ""
+            raise FFNError(f"{option} must be {words}, got {shown(text)}", hint)
+        return value
+
+    return parse
+
+
+def joined(values: list[str] | None) -> str | None:
+    """One comma list of an option that may be repeated; None where it was not given."""
+    return ",".join(values) if values else None
+
+
+def numbers(option: str) -> Callable[[str], tuple[int, ...]]:
+    """A parser for a comma list of positive whole numbers, `1,32,512`; its FFNError names the option."""
+    one = positive(option)
+
+    def parse(text: str) -> tuple[int, ...]:
+        parts = str(text).split(",")
+        if len(parts) > _MOST_VALUES:
+            raise FFNError(f"{option} takes at most {_MOST_VALUES} values, got {len(parts)}")
+        return tuple(one(part) for part in parts)
+
+    return parse
