@@ -3,7 +3,8 @@
     python tools/move.py            # on the branch's own commit, before it is merged or rebased
     git add -A && git commit && git merge main
 
-`moves.csv` beside it says old path, new path. A file that is not there any more is passed over.
+`moves.csv` beside it says old path, new path. A file that is not there any more is passed over; one that was merged into
+another stays where it is and is named, for its changes must be carried over by hand.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parent.parent
@@ -27,8 +28,9 @@ _PARENTS = re.compile(r"Path\(__file__\)\.(?:parents\[(\d)\]|parent((?:\.parent)
 
 def main() -> None:
     """Move, then rewrite."""
-    moves = dict(planned_moves())
-    present = {old: new for old, new in moves.items() if (ROOT / old).is_file()}
+    rows = planned_moves()
+    moves = {row["old"]: row["new"] for row in rows}
+    present = {row["old"]: row["new"] for row in rows if not row["merged"] and (ROOT / row["old"]).is_file()}
     if not present:
         sys.exit("nothing to move: this tree has the rooms already")
     for old, new in present.items():
@@ -41,14 +43,16 @@ def main() -> None:
         new_text = rewritten(text, path, origin.get(path, path), modules, moves)
         if new_text != text:
             (ROOT / path).write_text(new_text, "utf-8")
+    for row in rows:
+        if row["merged"] and (ROOT / row["old"]).is_file():
+            print(f"{row['old']} was merged into {row['new']}: carry over what you changed, then remove it")
     print(f"{len(present)} files moved; now: ruff check --fix --select I . && ruff format .")
 
 
-def planned_moves() -> Iterator[tuple[str, str]]:
-    """(old path, new path) of every row."""
+def planned_moves() -> list[dict[str, str]]:
+    """The rows of `moves.csv`."""
     with (Path(__file__).parent / "moves.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            yield row["old"], row["new"]
+        return list(csv.DictReader(file))
 
 
 def dotted(path: str) -> str:
