@@ -3,8 +3,8 @@
     python tools/move.py            # on the branch's own commit, before it is merged or rebased
     git add -A && git commit && git merge main
 
-`moves.csv` beside it says old path, new path. A file that is not there any more is passed over; one that was merged into
-another stays where it is and is named, for its changes must be carried over by hand.
+`moves.csv` beside it says old path, new path. A file that is not there any more is passed over; one that was merged
+into another stays where it is and is named, for its changes must be carried over by hand.
 """
 
 from __future__ import annotations
