@@ -23,6 +23,7 @@ TEXTS = (".py", ".md", ".toml", ".json", ".svg", "Makefile")
 LEFT_ALONE = ("CHANGELOG.md", "facts.json", "tools/", "benchmarks/results/", "benchmarks/mutations.json")
 _DOTTED = re.compile(r"\b(?:ffncli|tests)(?:\.\w+)+")
 _PATH = re.compile(r"(?<![\w/.-])[\w-]+(?:/[\w-]+)+\.(?:py|toml|json)\b")
+_IN_A_STRING = re.compile(r"\bfrom (ffncli(?:\.\w+)+) import (\w+(?:, \w+)*)")
 _PARENTS = re.compile(r"Path\(__file__\)\.(?:parents\[(\d)\]|parent((?:\.parent)*))")
 
 
@@ -121,7 +122,17 @@ def module_imports(text: str, modules: Mapping[str, str], kept: list[str]) -> st
         tail = lines[node.end_lineno - 1][node.end_col_offset :] if node.end_lineno and node.end_col_offset else ""
         kept.append(("\n" + indent).join(out) + tail)
         lines[node.lineno - 1 : node.end_lineno] = [f"{indent}\x00{len(kept) - 1}\x00"]
-    return "\n".join(lines)
+    return _IN_A_STRING.sub(lambda match: string_import(match, modules, kept), "\n".join(lines))
+
+
+def string_import(match: re.Match[str], modules: Mapping[str, str], kept: list[str]) -> str:
+    """The same in a program that a test keeps as a string, where all its names have moved to one room."""
+    targets = [modules.get(f"{match[1]}.{name.strip()}", "") for name in match[2].split(",")]
+    rooms = {target.rpartition(".")[0] for target in targets}
+    if len(rooms) != 1 or "" in rooms:
+        return match[0]
+    kept.append(f"from {rooms.pop()} import {match[2]}")
+    return f"\x00{len(kept) - 1}\x00"
 
 
 def parents(match: re.Match[str], deeper: int) -> str:

@@ -32,7 +32,7 @@ import json, sys
 connects = []
 sys.addaudithook(lambda event, args: connects.append(args[1]) if event == "socket.connect" else None)
 from ffncli.errors import FFNError
-from ffncli.models import hub, hub_requests
+from ffncli.models.files import hub, hub_requests
 hub_requests.PATIENCE = float(sys.argv[2])
 try:
     model = hub.open_hub(sys.argv[1])

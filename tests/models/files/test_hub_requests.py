@@ -214,6 +214,7 @@ def test_interrupting_ends_it(tmp_path: Path):
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's child would ignore it
         )  # fmt: skip
         while "GET" not in server.methods("config.json"):
+            assert process.poll() is None, process.communicate()
             time.sleep(0.02)
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
