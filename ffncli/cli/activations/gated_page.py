@@ -11,7 +11,7 @@ from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.activations.points import point
 from ffncli.show.parts import Line, Part
 from ffncli.show.tables import Fixed, Table
-from ffncli.show.text import interval
+from ffncli.show.text import in_percent, interval
 
 if TYPE_CHECKING:
     from ffncli.models.counting.iso_units import IsoUnit
@@ -81,12 +81,12 @@ def _facts(found: Sequence[Row]) -> list[Part]:
     ]
     shape = Table(("", *(row["name"] for row in found)), _lines(lines), "Shape", side_by_side=True)
     lines = [
-        ("zero %", [_percent(row["exact_zero_share"]) for row in found]),
-        ("near zero %", [_percent(row["zero_share"]) for row in found]),
+        ("zero %", [in_percent(row["exact_zero_share"]) for row in found]),
+        ("near zero %", [in_percent(row["zero_share"]) for row in found]),
         *((key, [Fixed(row[key]) for row in found]) for key in ("mean", "variance", "gain")),
-        ("linear %", [_percent(row["linear_share"]) for row in found]),
-        ("product %", [_percent(row["product_share"]) for row in found]),
-        ("f alone: linear %", [_percent(row["linear_share_of_gate_function"]) for row in found]),
+        ("linear %", [in_percent(row["linear_share"]) for row in found]),
+        ("product %", [in_percent(row["product_share"]) for row in found]),
+        ("f alone: linear %", [in_percent(row["linear_share_of_gate_function"]) for row in found]),
     ]
     title = f"Gate and up normal, independent, of mean 0 and std {std:g}"
     normal = Table(("", *(row["name"] for row in found)), _lines(lines), title, side_by_side=True)
@@ -113,10 +113,6 @@ def _range(row: Row) -> str:
 
 def _place(at: Sequence[float] | None) -> str:
     return "-" if at is None else f"({', '.join(f'{x:g}' for x in at)})"
-
-
-def _percent(share: float) -> float:
-    return round(100 * share, 2)
 
 
 def _values(found: Sequence[Row], up: float) -> list[Part]:
