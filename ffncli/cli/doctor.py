@@ -12,7 +12,6 @@ import typer
 
 from ffncli.bench.doctor import doctor
 from ffncli.bench.doctor.doctor import DoctorCheck
-from ffncli.bench.records import Method
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.parsers import above_zero, positive
 from ffncli.cli.common.spread import spread
@@ -32,8 +31,6 @@ CONVENTIONS = {
     "resolvable_difference": "half-width of the 95 % interval, over fresh processes, of the ratio of a small product to"
     " itself, or how far its end is from 1 where it does not hold 1; of 1: 0.01 is 1 %",
 }
-_MARGIN = Method().margin
-_TROUBLED = 0.1
 _WIDTH = 54  # of a value, so that the table fits 80 columns
 _SECONDS = 10.0
 
@@ -71,7 +68,7 @@ def command(
     found = None
     if not no_noise and not lacking:
         found = _noise(seconds or _SECONDS, threads or host.default_threads(), output)
-        checks.append(noise_check(found))
+        checks.append(doctor.noise_check(found))
     output.show(answer(checks, found))
     if lacking:
         raise failure(lacking)
@@ -86,22 +83,6 @@ def _noise(seconds: float, threads: int, output: Output) -> Noise | None:
         output.note(f"noise test: {seconds:g} s")
     with progress(count, "the same code against itself", output.quiet, output.color) as told:
         return measure_noise(seconds, threads, told)
-
-
-def noise_check(noise: Noise | None) -> DoctorCheck:
-    """The noise test as a row."""
-    if noise is None:
-        advice = "its processes failed; python -m ffncli.bench.doctor.noise 0 1 0 says why"
-        return DoctorCheck("noise", "not measured", "bad", advice)
-    value = f"differences of {percent(noise.resolvable_difference, 2)} and more can be told"
-    if noise.resolvable_difference <= _MARGIN:
-        return DoctorCheck("noise", value)
-    advice = f"ffn bench decides at {percent(_MARGIN, 2)}: expect `inconclusive`"
-    if noise.troubled > _TROUBLED:
-        advice += "; end other work, or try --threads 1"
-    else:
-        advice += "; give it more processes or a larger --max-time"
-    return DoctorCheck("noise", value, "note", advice)
 
 
 def answer(checks: Sequence[DoctorCheck], noise: Noise | None) -> Answer:
@@ -144,6 +125,6 @@ def _in_words(noise: Noise) -> list[str]:
             f"Timed one after the other in the same time, only {percent(noise.sequential_difference, 2)} could be told:"
             f" {noise.sequential_times_longer:.2g} times the time, if those errors average out."
         )
-    if noise.troubled > _TROUBLED:
+    if noise.is_troubled:
         lines.append(f"{percent(noise.troubled, 2)} of the blocks were preempted, throttled or stolen from.")
     return lines

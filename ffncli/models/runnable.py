@@ -10,6 +10,15 @@ from ffncli.models.model import Resolved
 _HINT = "give a directory with config.json and safetensors"
 
 
+def is_runnable(resolved: Resolved) -> bool:
+    """Whether transformers can load it, so that it can be given a prompt."""
+    try:
+        folder_of(resolved, "--prompt")
+    except FFNError:
+        return False
+    return True
+
+
 def folder_of(resolved: Resolved, option: str) -> Path:
     """The directory that transformers can load, for an `option` that needs one.
 

@@ -50,6 +50,11 @@ def percent(share: float, digits: int = 3) -> str:
     return f"{value:.{digits}g} %" if value < 10**digits - 0.5 else f"{value:.0f} %"
 
 
+def in_percent(share: float | None) -> float | None:
+    """A share of 1 as a cell of a column in %: two decimals."""
+    return None if share is None else round(100 * share, 2)
+
+
 def plural(noun: str, count: int) -> str:
     """`token` of one, else `tokens`."""
     return noun if count == 1 else f"{noun}s"

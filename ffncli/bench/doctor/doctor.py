@@ -11,17 +11,22 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ffncli.show.text import plural
+from ffncli.bench.records import Method
+from ffncli.show.text import percent, plural
 from ffncli.system import host
 from ffncli.system.cgroup import ROOT, text
 from ffncli.version import __version__
+
+if TYPE_CHECKING:
+    from ffncli.bench.doctor.noise import Noise
 
 CheckStatus = Literal["ok", "note", "missing", "bad"]
 _GIB = 1 << 30
 _BUSY = 0.25  # of a core, from which on other work is felt
 _STOLEN = 0.01
+_MARGIN = Method().margin
 
 # What runs nothing without it, and the least version that is tried.
 ESSENTIAL = {
@@ -323,3 +328,19 @@ def _results(folder: Path) -> DoctorCheck:
         made = "" if nearest == wanted else ", made when needed"
         return DoctorCheck("results", f"benchmarks/results{made}")
     return DoctorCheck("results", "benchmarks/results cannot be written", "note", "ffn bench --save FILE.csv elsewhere")
+
+
+def noise_check(noise: Noise | None) -> DoctorCheck:
+    """The noise test as a row."""
+    if noise is None:
+        advice = "its processes failed; python -m ffncli.bench.doctor.noise 0 1 0 says why"
+        return DoctorCheck("noise", "not measured", "bad", advice)
+    value = f"differences of {percent(noise.resolvable_difference, 2)} and more can be told"
+    if noise.resolvable_difference <= _MARGIN:
+        return DoctorCheck("noise", value)
+    advice = f"ffn bench decides at {percent(_MARGIN, 2)}: expect `inconclusive`"
+    if noise.is_troubled:
+        advice += "; end other work, or try --threads 1"
+    else:
+        advice += "; give it more processes or a larger --max-time"
+    return DoctorCheck("noise", value, "note", advice)

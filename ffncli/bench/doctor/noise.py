@@ -25,6 +25,7 @@ GEMM = "gemm"
 _PROCESSES, _FEWER, _SHORT = 5, 3, 6.0  # so many, or fewer where there are less than so many seconds
 _OVERDUE = 1.2  # times the seconds asked for
 _LEAST = 0.3  # s of measuring in a process, however long it took to start
+_TROUBLED = 0.1  # of the blocks
 _PATIENCE = 120.0  # s, for a process to start and measure
 
 
@@ -50,6 +51,11 @@ class Noise:
     rounds: int
     threads: int
     seconds: float
+
+    @property
+    def is_troubled(self) -> bool:
+        """Whether other work disturbed more than a few of the blocks."""
+        return self.troubled > _TROUBLED
 
 
 def measure_noise(

@@ -23,7 +23,7 @@ from ffncli.bench.judge.environment_match import (
 )
 from ffncli.bench.judge.gate import aa_of
 from ffncli.bench.judge.ratios import differs, verdict
-from ffncli.bench.judge.statistics import Interval, exp_or_inf, holm
+from ffncli.bench.judge.statistics import Interval, exp_or_inf, holm, log_or_inf
 from ffncli.bench.judge.warnings import Code, has
 from ffncli.bench.judge.welch import Shift, mean_ratio, welch
 from ffncli.bench.results.row import ResultRow
@@ -94,6 +94,17 @@ class ComparedRow:
     processes_new: int = 0
     base_ratio: float | None = None
     new_ratio: float | None = None
+
+    def fails(self, rules: Rules) -> bool:
+        """Whether it fails: slower than a gate allows, or no longer right; without a gate nothing fails by time."""
+        return self.regression and (rules.threshold is not None or self.verdict == "broken")
+
+    def anchor_disagrees(self, margin: float) -> bool:
+        """Whether the times differ by more than the margin, and what the anchor makes of them spoke against it."""
+        if self.verdict != "inconclusive" or None in (self.ratio, self.ratio_low, self.ratio_high):
+            return False
+        times = Interval(self.ratio or 0.0, self.ratio_low or 0.0, self.ratio_high or 0.0).map(log_or_inf)
+        return self.normalised_ratio is not None and differs(times, margin)
 
     def inconclusive(self, threshold: float | None) -> bool:
         """Whether the question stays open: slower by more than the threshold or not; without one, the verdict."""

@@ -76,6 +76,22 @@ def block_lines(run_id: str, blocks: Sequence[TimedBlock]) -> str:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
+def is_results(path: Path) -> bool:
+    """Whether a file holds results, by its first line or its suffix.
+
+    Raises FFNError for a file that cannot be read, and for one of rounds, which goes with a result.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(200).removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise FFNError(f"cannot read {shown(str(path), 200)}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
+    if start.startswith(b"run_id,process,") or path.name.endswith(".rounds.csv"):
+        stem = path.name.removesuffix(".csv").removesuffix(".rounds")
+        raise FFNError(f"{shown(str(path), 200)} is a rounds file", f"give {stem}.csv, not {path.name}")
+    return start.startswith(b"schema_version,") or path.suffix.lower() == ".csv"
+
+
 def read_rows(path: str | Path) -> tuple[ResultRow, ...]:
     """The rows of a result, or of several that were put together with `cat`. Raises FFNError with file and line."""
     rows = []

@@ -108,6 +108,12 @@ class ResultRow:
     numpy: str = ""
     isa: str = ""
 
+    @property
+    def fusion_share_max(self) -> float | None:
+        """What fusing can save at most, as a share of the time with that traffic in it."""
+        saving = self.fusion_saving_max
+        return None if saving is None else saving / (1 + saving)
+
 
 def name_of(field: str) -> str:
     """The column of a field."""

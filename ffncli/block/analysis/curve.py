@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ffncli.block.activations import TABLE, ActivationRow
@@ -34,3 +35,22 @@ def curve(name: str) -> Curve:
     m = with_learned(SCALAR, row.learned) if row.learned else SCALAR
     f = row.accurate
     return Curve(row, lambda x: f(x, m), lambda x: row.slope(x, m))
+
+
+def samples(c: Curve, low: float, high: float, slope: bool = False, steps: int = 240) -> list[tuple[float, float]]:
+    """(x, f(x)) or (x, slope) from `low` to `high`, `steps` apart, as points of a line: every kink is met exactly.
+
+    Where it jumps there are the points on both sides, and NaN between them.
+    """
+    f, least = (c.slope, 1) if slope else (c.f, 0)  # a kink of a higher order is no jump
+    kinks = {x: order for x, order in reversed(c.row.kinks) if low < x < high}
+    even = (low + (high / steps - low / steps) * i for i in range(steps))
+    return [point for x in sorted({*even, high, *kinks}) for point in _around(x, f, kinks.get(x, least + 1) <= least)]
+
+
+def _around(x: float, f: Callable[[float], float], jump: bool) -> Iterator[tuple[float, float]]:
+    if jump:
+        before, after = math.nextafter(x, -math.inf), math.nextafter(x, math.inf)
+        yield from ((before, f(before)), (x, math.nan), (after, f(after)))
+    else:
+        yield x, f(x)

@@ -45,13 +45,17 @@ class Difference:
         at = self.within[0] if self.within else self.at
         return () if at is None else (at, -at) if self.symmetric else (at,)
 
+    def exceeds(self, tolerance: float) -> bool:
+        """Whether it is anywhere larger than is tolerated."""
+        return self.maximum is None or self.maximum > tolerance
+
 
 @cache
 def difference(name: str, against: str, std: float = 1.0) -> Difference:
     """The difference of two activations by their canonical names."""
     if name == against:
         return Difference(name, against, 0.0, None, True, None, None, 0.0, 0.0)
-    d = _minus(curve(name), curve(against))
+    d = minus(curve(name), curve(against))
     s = shape(d)
     top, at = max((s.maximum, s.maximum_at), (-s.minimum, s.minimum_at), key=lambda bound: bound[0])
     mean = expectation(lambda x: abs(d.f(x)), std, (*d.kinks, *_crossings(d)))
@@ -68,7 +72,7 @@ def difference(name: str, against: str, std: float = 1.0) -> Difference:
     return Difference(name, against, top, abs(at) if symmetric else at, symmetric, None, None, mean, rms)
 
 
-def _minus(f: Curve, g: Curve) -> Curve:
+def minus(f: Curve, g: Curve) -> Curve:
     """f - g as a curve; a kink of both counts with its lower order."""
     kinks: dict[float, int] = {}
     for x, order in (*f.row.kinks, *g.row.kinks):

@@ -50,6 +50,14 @@ class GatedUnit:
         """y over a namespace (`block/scalar.py`, torch)."""
         return applied(self.gate, gate, m) * applied(self.up, up, m)
 
+    def over_gate(self, up: float) -> Curve:
+        """y as a curve of the gate at one value of up."""
+        row = ActivationRow(
+            self.name, self.formula, lambda x, m: self.f(x, up, m), lambda x, m: self.slopes(x, up)[0],
+            kinks=factor(self.gate).row.kinks,
+        )  # fmt: skip
+        return Curve(row, lambda x: self.value(x, up), lambda x: self.slopes(x, up)[0])
+
     def operations(self) -> Operations:
         """What one element of y costs, the product included."""
         return counted(lambda gate, up: self.f(gate, up, COUNTING), inputs=2)

@@ -7,7 +7,7 @@ every moment of a(g) · b(u) is a product of two integrals over one variable.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,6 +15,7 @@ from ffncli.block.activations import ActivationRow
 from ffncli.block.analysis.curve import Curve, curve
 from ffncli.block.analysis.facts import check_width
 from ffncli.block.analysis.gated import GatedUnit, factor
+from ffncli.block.analysis.operations import Operations
 from ffncli.block.analysis.quadrature import expectation, normal_share
 from ffncli.block.analysis.shape import Shape, bisect, exact_zero_share, shape
 from ffncli.block.units import NEAR_ZERO
@@ -55,6 +56,36 @@ class GatedFacts:
     linear_share: float
     product_share: float
     linear_share_of_gate_function: float
+
+
+@dataclass(frozen=True)
+class GatedValue:
+    """y of a gated unit at gate = `x` and `up`, and both its slopes there."""
+
+    x: float
+    up: float
+    value: float
+    slope: float
+    slope_up: float
+
+
+@dataclass(frozen=True)
+class GatedReport:
+    """All that is known of a unit: `values` for every up at every gate, `facts` for gate, up ~ N(0, std²)."""
+
+    unit: GatedUnit
+    values: tuple[GatedValue, ...]
+    std: float
+    facts: GatedFacts
+    operations: Operations
+
+
+def gated_report(
+    unit: GatedUnit, at: Sequence[float] = (), ups: Sequence[float] = (1.0,), std: float = 1.0
+) -> GatedReport:
+    """The same of a unit as `facts.facts` is of a function. Raises FFNError as it does."""
+    values = tuple(GatedValue(x, up, unit.value(x, up), *unit.slopes(x, up)) for up in ups for x in at)
+    return GatedReport(unit, values, std, gated_facts(unit, std), unit.operations())
 
 
 def gated_facts(unit: GatedUnit, std: float = 1.0) -> GatedFacts:

@@ -85,14 +85,9 @@ class AgainstOptions:
         """After the answer: FFNError (exit 1) where --tolerance is exceeded."""
         if self.tolerance is None:
             return
-        over = [one.difference for one in differences if _exceeds(one.difference.maximum, self.tolerance)]
+        over = [one.difference for one in differences if one.difference.exceeds(self.tolerance)]
         if over:
             from ffncli.cli.activations.against_page import excess_text
 
             excess = f"more than --tolerance {self.tolerance:g} from {over[0].against}"
             raise FFNError(f"{excess}: {', '.join(map(excess_text, over))}", code=ExitCode.FAILED)
-
-
-def _exceeds(maximum: float | None, tolerance: float) -> bool:
-    """Whether a largest difference, None where there is no bound, is more than is tolerated."""
-    return maximum is None or maximum > tolerance

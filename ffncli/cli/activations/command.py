@@ -103,9 +103,10 @@ def _rows(
     """What there is to say of gated units; nothing is loaded for none."""
     if not units:
         return []
+    from ffncli.block.analysis.gated_facts import gated_report
     from ffncli.cli.activations.gated_page import rows
 
-    return rows(units, at, ups, std, widths)
+    return rows([gated_report(UNITS[name], at, ups, std) for name in units], widths)
 
 
 def _with_precision(

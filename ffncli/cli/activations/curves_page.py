@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
-from ffncli.block.analysis.curve import Curve, curve
-from ffncli.block.analysis.gated import UNITS, GatedUnit, factor
+from ffncli.block.analysis.curve import curve, samples
+from ffncli.block.analysis.difference import minus
+from ffncli.block.analysis.gated import UNITS
 from ffncli.show.plots.plot import Plot, Series
 
-STEPS = 240
 MOST_CURVES = 8  # in one frame
 _LEAVES = 2.5  # times the height of most curves: what is higher would flatten them
-
-Function = Callable[[float], float]
 
 
 def curve_plots(names: Sequence[str], at: Sequence[float], against: str | None = None) -> list[Plot]:
@@ -30,7 +28,7 @@ def curve_plots(names: Sequence[str], at: Sequence[float], against: str | None =
     plots = []
     for title, y, slope in (("Values", "f(x)", False), ("Slopes", "slope of f at x", True)):
         for some in frames:
-            lines = [Series(c.name, _points([c], c.slope if slope else c.f, at, jumps=int(slope))) for c in some]
+            lines = [Series(c.name, samples(c, *_span(at), slope)) for c in some]
             frame, out = _frame(lines)
             beyond = f" ({' and '.join(out)} leave{'s' * (len(out) == 1)} the frame)" if out else ""
             plots.append(Plot(title + beyond, "x", y, lines, frame=frame))
@@ -49,7 +47,7 @@ def unit_plots(names: Sequence[str], at: Sequence[float], ups: Sequence[float]) 
             lines = [
                 Series(
                     unit.name if len(ups) == 1 else f"{unit.name} at up {up:g}",
-                    _points([factor(unit.gate)], _over_gate(unit, up, slope), at, jumps=int(slope)),
+                    samples(unit.over_gate(up), *_span(at), slope),
                 )
                 for unit, up in pairs[start : start + MOST_CURVES]
             ]
@@ -57,39 +55,17 @@ def unit_plots(names: Sequence[str], at: Sequence[float], ups: Sequence[float]) 
     return plots
 
 
-def _over_gate(unit: GatedUnit, up: float, slope: bool) -> Function:
-    return (lambda gate: unit.slopes(gate, up)[0]) if slope else (lambda gate: unit.value(gate, up))
-
-
 def difference_plot(names: Sequence[str], against: str, at: Sequence[float]) -> Plot:
     """f(x) less the f(x) of `against` for each other name; canonical names, the range as in `curve_plots`."""
-    other = curve(against)
-    curves = [curve(name) for name in dict.fromkeys(names) if name != against]
-    lines = [Series(c.name, _points([c, other], _less(c.f, other.f), at, jumps=0)) for c in curves]
+    other, others = curve(against), (name for name in dict.fromkeys(names) if name != against)
+    lines = [Series(name, samples(minus(curve(name), other), *_span(at))) for name in others]
     return Plot(f"Difference from {against}", "x", f"f(x) - {against}(x)", lines)
 
 
-def _less(f: Function, g: Function) -> Function:
-    return lambda x: f(x) - g(x)
-
-
-def _points(curves: Sequence[Curve], f: Function, at: Sequence[float], jumps: int) -> list[tuple[float, float]]:
-    """f as near as a picture shows, every kink of the curves exactly; broken at kinks of an order up to `jumps`."""
+def _span(at: Sequence[float]) -> tuple[float, float]:
+    """From the least to the greatest of the points; about a single one, 1 to each side."""
     low, high = min(at), max(at)
-    if low == high:
-        low, high = low - 1.0, high + 1.0
-    kinks = {x: order for c in curves for x, order in reversed(c.row.kinks) if low < x < high}
-    even = (low + (high / STEPS - low / STEPS) * i for i in range(STEPS))
-    return [point for x in sorted({*even, high, *kinks}) for point in _around(x, f, kinks.get(x, jumps + 1) <= jumps)]
-
-
-def _around(x: float, f: Function, jump: bool) -> Iterator[tuple[float, float]]:
-    """The point at x; where f jumps the points on both sides, and between them nothing to draw."""
-    if jump:
-        before, after = math.nextafter(x, -math.inf), math.nextafter(x, math.inf)
-        yield from ((before, f(before)), (x, math.nan), (after, f(after)))
-    else:
-        yield x, f(x)
+    return (low, high) if low < high else (low - 1.0, high + 1.0)
 
 
 def _frame(lines: Sequence[Series]) -> tuple[tuple[float, float] | None, list[str]]:

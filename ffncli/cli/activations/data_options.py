@@ -11,13 +11,11 @@ import typer
 
 from ffncli.cli.common.options import InputOptions, Text, TokenOptions
 from ffncli.cli.common.prompt_options import GivenOptions
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError
 
 if TYPE_CHECKING:
-    from ffncli.models.model import Resolved
     from ffncli.show.output import Output
 
-_SAID = {"activation": "its activation", "top_k": "how many experts a token goes to"}  # for want of which none is run
 _data = partial(typer.Option, rich_help_panel="On real data")
 
 
@@ -66,43 +64,12 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
     def run(self, names: Sequence[str], output: Output, dtype: str | None = None) -> None:
         """Look at the model's layers, with the activations of these (canonical) names in the place of its own."""
         from ffncli.cli.activations.data_page import answer, remarks
-        from ffncli.run.engine.threads import set_threads, sleep_while_waiting
+        from ffncli.run.activations.call import activations_of
 
-        sleep_while_waiting()  # a module of the user's own imports torch
-        model, leading = self._model(), self.leading()
-        if self.layer != "all":
-            model.layer(self.layer)
-        if self.runs_model:
-            from ffncli.models.runnable import folder_of
-
-            folder_of(model, self.option)
-
-        # From here on torch is needed; what can be wrong without it has been said.
-        set_threads(self.threads)
-        from ffncli.run.activations.on_data import activations_on_data
-        from ffncli.run.engine.prepare import LayerRequest
-
-        request = LayerRequest(self.layer, self.input, leading, dtype, self.device, self.seed)
-        found = activations_on_data(model, request, self.model_prompt() if self.runs_model else None, names)
-        output.notes(
-            *model.notes, *map(str, model.differences), *found.notes, *remarks(model, found, self.layer, self.input)
-        )
-        output.show(answer(model, found, self.prompt, self.input))
-
-    def _model(self) -> Resolved:
-        """The model of --source; all it is, it says itself. Raises FFNError where it needs to be told something."""
-        from ffncli.models.source import is_user_module
-        from ffncli.run.user.load import load
-
-        try:
-            model = load(self.source, None, self.seed or 0)
-        except FFNError as error:
-            if is_user_module(self.source or "") and error.hint.startswith("give --"):
-                raise FFNError(error.message, "here it cannot be told: give it a default") from None
-            raise
-        if lacking := [
-            words for name, words in _SAID.items() if name in model.model.unknown and not model.model.refused
-        ]:
-            what = f"{shown(model.source)} does not say {' and '.join(lacking)}, so it cannot be run"
-            raise FFNError(what, "its config.json has to; `ffn trace` can be told")
-        return model
+        found = activations_of(
+            self.source or "", names, layer=self.layer, prompt=self.prompt, input_ids=self.input_ids,
+            position=self.position, input=self.input, leading=self.leading(), dtype=dtype, device=self.device,
+            seed=self.seed, threads=self.threads,
+        )  # fmt: skip
+        output.notes(*remarks(found, self.layer, self.input))
+        output.show(answer(found, self.prompt, self.input))

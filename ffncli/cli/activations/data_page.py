@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ffncli.block.activations import TABLE
 from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.common.model_run import agreement_text, listed
-from ffncli.errors import FFNError
-from ffncli.models.model import Resolved
-from ffncli.models.runnable import folder_of
+from ffncli.models.runnable import is_runnable
 from ffncli.show.bars import bars
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table, cell_text
@@ -37,19 +35,21 @@ _FAULTS = 4  # named one by one
 _FAR = 0.1  # of a std: a mean that no normal about 0 has
 
 
-def remarks(model: Resolved, found: ActivationData, layer: str | None, given: str | None) -> list[str]:
-    """What there is to say on stderr: the layer that nobody chose, what is drawn at random, what is not finite.
+def remarks(found: ActivationData, layer: str | None, given: str | None) -> list[str]:
+    """What there is to say on stderr: of the model and its run, the layer that nobody chose, what is drawn at random,
+    what is not finite.
 
     `given` is the --input, None where it was drawn.
     """
-    out = []
+    model = found.model
+    out = [*model.notes, *map(str, model.differences), *found.notes]
     if layer is None and (model.layer_count or 1) > 1:
         one = found.layers[0]
         out.append(f"{one.stack} layer {one.layer} of {model.name}: --layer I shows another, --layer all every one")
     if not found.tokens:
         drawn = ["weights"] if any(one.weights.startswith("random") for one in found.layers) else []
         way = "--prompt TEXT shows what truly enters"
-        way += "" if _runs(model) else ", where the source is a directory with safetensors"
+        way += "" if is_runnable(model) else ", where the source is a directory with safetensors"
         drawn += ["input"] if given is None else []
         out += [f"{' and '.join(drawn)} drawn at random: {way}"] if drawn else []
     places = {id(one): "" if model.model.bare else f"{one.stack} layer {one.layer}: " for one in found.layers}
@@ -57,18 +57,9 @@ def remarks(model: Resolved, found: ActivationData, layer: str | None, given: st
     return out + bad[:_FAULTS] + ([f"{len(bad) - _FAULTS} more have NaN or Inf"] if len(bad) > _FAULTS else [])
 
 
-def _runs(model: Resolved) -> bool:
-    """Whether a prompt can be given to it."""
-    try:
-        folder_of(model, "--prompt")
-    except FFNError:
-        return False
-    return True
-
-
-def answer(model: Resolved, found: ActivationData, prompt: str | None, given: str | None) -> Answer:
+def answer(found: ActivationData, prompt: str | None, given: str | None) -> Answer:
     """One layer in full, or a row for each of several; CSV has a line per activation and layer."""
-    ran = bool(found.tokens)
+    model, ran = found.model, bool(found.tokens)
     places = [(layer, entered) for layer in found.layers for entered in layer.activations]
     rows = [_row(layer, entered, made) for layer, entered in places for made in entered.made]
     body = {

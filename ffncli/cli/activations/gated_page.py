@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from ffncli.block.analysis.gated import UNITS, GatedUnit
-from ffncli.block.analysis.gated_facts import gated_facts
+from ffncli.block.analysis.gated_facts import GatedReport, GatedValue
 from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.activations.points import point
 from ffncli.show.parts import Line, Part
 from ffncli.show.tables import Fixed, Table
-from ffncli.show.text import interval
+from ffncli.show.text import in_percent, interval
 
 if TYPE_CHECKING:
     from ffncli.models.counting.iso_units import IsoUnit
@@ -20,15 +19,9 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 
-def rows(
-    names: Sequence[str],
-    at: Sequence[float],
-    ups: Sequence[float],
-    std: float,
-    iso: Mapping[str, IsoUnit] | None = None,
-) -> list[dict[str, Any]]:
-    """A row per gated unit (keys of `gated.UNITS`) under the keys of docs/json.md; `iso` adds `iso_params`."""
-    return [_row(UNITS[name], at, ups, std, (iso or {}).get(name)) for name in names]
+def rows(reports: Sequence[GatedReport], iso: Mapping[str, IsoUnit]) -> list[dict[str, Any]]:
+    """A row per gated unit under the keys of docs/json.md; `iso`, by a unit's name, adds `iso_params`."""
+    return [_row(report, iso.get(report.unit.name)) for report in reports]
 
 
 def parts(found: Sequence[Row]) -> list[Part]:
@@ -52,24 +45,20 @@ def parts(found: Sequence[Row]) -> list[Part]:
 def flat(row: Row) -> dict[str, Any]:
     """A row for CSV: values as lists, one per key; of the operations their total; `iso_` before the keys of widths."""
     out = {key: value for key, value in row.items() if key not in ("values", "operations", "iso_params")}
-    out |= {key: [value[key] for value in row["values"]] for key in _VALUE_KEYS}
+    out |= {field.name: [value[field.name] for value in row["values"]] for field in fields(GatedValue)}
     out["operations"] = row["operations"]["total"]
     return out | {f"iso_{key}": value for key, value in row.get("iso_params", {}).items()}
 
 
-_VALUE_KEYS = ("x", "up", "value", "slope", "slope_up")
-
-
-def _row(unit: GatedUnit, at: Sequence[float], ups: Sequence[float], std: float, iso: IsoUnit | None) -> dict[str, Any]:
-    found = asdict(gated_facts(unit, std))
+def _row(report: GatedReport, iso: IsoUnit | None) -> dict[str, Any]:
+    unit, found = report.unit, asdict(report.facts)
     bounds = ("minimum", "minimum_at", "maximum", "maximum_at", "lipschitz")
     row = {
         "name": unit.name, "formula": unit.formula, "gated": True,
-        "values": [dict(zip(_VALUE_KEYS, (x, up, unit.value(x, up), *unit.slopes(x, up)), strict=True))
-                   for up in ups for x in at],
+        "values": [asdict(value) for value in report.values],
         **{key: found.pop(key) for key in bounds},
-        "std": std, **found,
-        "operations": unit.operations().record(),
+        "std": report.std, **found,
+        "operations": report.operations.record(),
         "used_by": unit.used_by or None, "source": unit.source or None,
     }  # fmt: skip
     if iso:
@@ -92,12 +81,12 @@ def _facts(found: Sequence[Row]) -> list[Part]:
     ]
     shape = Table(("", *(row["name"] for row in found)), _lines(lines), "Shape", side_by_side=True)
     lines = [
-        ("zero %", [_percent(row["exact_zero_share"]) for row in found]),
-        ("near zero %", [_percent(row["zero_share"]) for row in found]),
+        ("zero %", [in_percent(row["exact_zero_share"]) for row in found]),
+        ("near zero %", [in_percent(row["zero_share"]) for row in found]),
         *((key, [Fixed(row[key]) for row in found]) for key in ("mean", "variance", "gain")),
-        ("linear %", [_percent(row["linear_share"]) for row in found]),
-        ("product %", [_percent(row["product_share"]) for row in found]),
-        ("f alone: linear %", [_percent(row["linear_share_of_gate_function"]) for row in found]),
+        ("linear %", [in_percent(row["linear_share"]) for row in found]),
+        ("product %", [in_percent(row["product_share"]) for row in found]),
+        ("f alone: linear %", [in_percent(row["linear_share_of_gate_function"]) for row in found]),
     ]
     title = f"Gate and up normal, independent, of mean 0 and std {std:g}"
     normal = Table(("", *(row["name"] for row in found)), _lines(lines), title, side_by_side=True)
@@ -124,10 +113,6 @@ def _range(row: Row) -> str:
 
 def _place(at: Sequence[float] | None) -> str:
     return "-" if at is None else f"({', '.join(f'{x:g}' for x in at)})"
-
-
-def _percent(share: float) -> float:
-    return round(100 * share, 2)
 
 
 def _values(found: Sequence[Row], up: float) -> list[Part]:

@@ -13,7 +13,7 @@ from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.activations.points import point
 from ffncli.show.parts import Answer, Line, Part
 from ffncli.show.tables import Fixed, Table
-from ffncli.show.text import finite, interval
+from ffncli.show.text import finite, in_percent, interval
 
 
 def answer(found: Sequence[Facts], gated: Sequence[Mapping[str, Any]], ratios: bool) -> Answer:
@@ -111,7 +111,7 @@ def _normal(found: Sequence[Facts]) -> list[Part]:
     columns = ("name", "zero %", "near zero %", "mean", "variance", "gain", "gradient gain")
     rows = [
         (
-            one.name, round(100 * one.exact_zero_share, 2), round(100 * one.zero_share, 2),
+            one.name, in_percent(one.exact_zero_share), in_percent(one.zero_share),
             *map(Fixed, (_mean(one), one.variance, one.gain, one.gradient_gain)),
         )
         for one in found

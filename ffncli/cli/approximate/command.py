@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -30,7 +31,7 @@ from ffncli.run.engine.threads import set_threads
 from ffncli.show.progress import progress
 
 if TYPE_CHECKING:
-    from ffncli.run.approximate.approximate import Fit
+    from ffncli.run.approximate.approximate import Fit, FitRow, Overfitting
 
 _train = partial(typer.Option, rich_help_panel="Training")
 _Texts = list[str] | None
@@ -116,10 +117,17 @@ def command(
     rows = [fit.row for fit in found]
     if lost := sum(row.diverged for row in rows):
         output.note(f"{lost} of {len(rows) * question.seeds} trainings diverged and are left out")
-    page = answer(question, rows, len(asked))
+    page = answer(question, rows, len(asked), _overfitting(question, rows))
     output.show(plot.extended(page, plots(rows), output) if plot.wanted else page)
     if stopped:
         raise stopped
+
+
+def _overfitting(question: FitQuestion, rows: Sequence[FitRow]) -> list[Overfitting]:
+    """What there is to say of blocks that were fitted to noise."""
+    from ffncli.run.approximate.approximate import overfitting  # torch, which fitted the rows
+
+    return overfitting(rows) if question.noise else []
 
 
 def _train_all(question: FitQuestion, asked: tuple[FitCase, ...], found: list[Fit], show: OutputOptions) -> None:

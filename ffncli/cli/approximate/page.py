@@ -18,15 +18,10 @@ if TYPE_CHECKING:
     from ffncli.run.approximate.approximate import FitRow, Overfitting
 
 
-def answer(question: FitQuestion, rows: Sequence[FitRow], asked: int) -> Answer:
-    """A row per block; `asked` is how many there were to be."""
+def answer(question: FitQuestion, rows: Sequence[FitRow], asked: int, seen: Sequence[Overfitting] = ()) -> Answer:
+    """A row per block; `asked` is how many there were to be, `seen` what there is to say of noise."""
     targets = list(dict.fromkeys(row.target for row in rows))
     about = [_about(question, name) for name in targets]
-    seen: list[Overfitting] = []
-    if question.noise:
-        from ffncli.run.approximate.approximate import overfitting  # torch, which fitted the rows
-
-        seen = overfitting(rows)
     body: dict[str, Any] = {
         "targets": about, "seeds": question.seeds, "seed": question.seed, "steps": question.steps,
         "noise": question.noise, "rows_asked": asked, "complete": len(rows) == asked,

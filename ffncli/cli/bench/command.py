@@ -35,9 +35,9 @@ def command(
     output = show.output()
     options = asked([dimensions, tokens, grid, method], {"source": source})
     if method.selftest:
-        from ffncli.cli.bench.selftest import selftest, selftest_request
+        from ffncli.cli.bench.selftest import request_for, show_selftest
 
-        selftest(selftest_request(grid.grid(source, dimensions, tokens), grid, method, result), output)
+        show_selftest(request_for(grid.grid(source, dimensions, tokens), grid, method, result), output)
         return
     path = result.resumed()
     if path is not None:
@@ -76,8 +76,9 @@ def _resume(path: Path, options: dict[str, str], result: ResultOptions, output: 
 
 def _measure(journal: Journal, request: BenchRequest, output: Output) -> None:
     """Run what is left, show all of it, and raise what the exit code says."""
+    from ffncli.bench.judge.failure import failure, gated
     from ffncli.bench.suite import run
-    from ffncli.cli.bench.page import answer, failure, gated
+    from ffncli.cli.bench.page import answer
     from ffncli.cli.bench.progress import unit_progress
 
     with _kept(journal, request), unit_progress(request, journal.count, output) as tell:

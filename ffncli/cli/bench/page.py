@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ffncli.bench.judge import warnings
-from ffncli.bench.judge.gate import Gate, GatedRow, gate
+from ffncli.bench.judge.failure import name_in
+from ffncli.bench.judge.gate import Gate, GatedRow
 from ffncli.bench.judge.warnings import Code
 from ffncli.bench.records import Case
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.csv_file import COLUMNS, cells
 from ffncli.bench.results.journal import ResultFiles
 from ffncli.bench.results.row import BenchWarning, ResultRow
-from ffncli.errors import ExitCode, FFNError, shown_path
+from ffncli.errors import shown_path
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.text import percent, plural, time_text
@@ -34,11 +35,6 @@ _CACHES = {
     "warm": "weights in cache", "shared": "weights in cache, as far as all kernels' fit",
     "cold-weights": "weights not in cache", "flush": "caches emptied before each call",
 }  # fmt: skip
-
-
-def gated(rows: Sequence[ResultRow], request: BenchRequest) -> Gate | None:
-    """What --fail-if-slower says of the rows; None where it was not asked."""
-    return None if request.fail_if_slower is None else gate(rows, request.fail_if_slower, request.method)
 
 
 def answer(
@@ -138,9 +134,8 @@ def _remarks(rows: Sequence[ResultRow]) -> list[Part]:
             found.append(Line(f"the same code twice reads {base.aa_low:.3f} to {base.aa_high:.3f}", quiet=True))
         if base.gemm_ratio is not None:
             text = f"{base.kernel} takes {base.gemm_ratio:.3g} times its bare matrix products"
-            if base.fusion_saving_max is not None:
-                share = base.fusion_saving_max / (1 + base.fusion_saving_max)  # of the time with that traffic in it
-                text += f"; fusing the activation can save at most about {percent(share, 2)} here"
+            if base.fusion_share_max is not None:
+                text += f"; fusing the activation can save at most about {percent(base.fusion_share_max, 2)} here"
             found.append(Line(text, quiet=True))
     return [*found, *_notes(rows), *_warned(rows)]
 
@@ -172,7 +167,7 @@ def _warned(rows: Sequence[ResultRow]) -> list[Part]:
 def _first(rows: Sequence[ResultRow], warning: BenchWarning) -> str:
     """Whose figures a warning shows; the tokens too where the rows are of several cases."""
     row = next(row for row in rows if warning in row.warnings)
-    return _named(row, len({row.case for row in rows}) > 1)
+    return name_in(row, len({row.case for row in rows}) > 1)
 
 
 def _who(rows: Sequence[ResultRow], concerned: Sequence[ResultRow]) -> str:
@@ -225,7 +220,7 @@ def _gate(judged: Gate, rows: Sequence[ResultRow], request: BenchRequest) -> lis
         parts.append(Line(f"results were checked against float64; relative error: {', '.join(checked)}", quiet=True))
     for words, group in (("FAILED", judged.slower), ("passed", judged.passed), ("cannot tell", judged.inconclusive)):
         parts += [Line(f"{words}: {_judged(j, many)}{_reason(j.row)}") for j in group]
-    parts += [Line(f"not gated: {_named(row, many)}: {reason}") for row, reason in judged.not_gated]
+    parts += [Line(f"not gated: {name_in(row, many)}: {reason}") for row, reason in judged.not_gated]
     failed, open_, left = len(judged.slower), len(judged.inconclusive), len(judged.not_gated)
     if failed:
         summary = f"{failed} {plural('kernel', failed)} slower than allowed"
@@ -242,9 +237,8 @@ def _judged(judged: GatedRow, many: bool) -> str:
     """`new: 5.1 % slower, 1.051 [1.047, 1.055], at least 4.6 % (95 % over all rows)`."""
     row, ratio = judged.row, judged.row.ratio or 1.0
     way = f"{percent(abs(ratio - 1), 2)} {'slower' if ratio > 1 else 'faster'}"
-    text = (
-        f"{_named(row, many)} is {way} than {row.baseline}, ratio {ratio:.3f}{_interval(row.ratio_low, row.ratio_high)}"
-    )
+    read = f"ratio {ratio:.3f}{_interval(row.ratio_low, row.ratio_high)}"
+    text = f"{name_in(row, many)} is {way} than {row.baseline}, {read}"
     low = f", at least {percent(judged.low - 1, 2)} slower" if judged.low > 1 else ""
     return f"{text}{low}"
 
@@ -256,10 +250,6 @@ def _reason(row: ResultRow) -> str:
         seen.append("cache: the kernels' weights do not all fit into the last-level cache")
     seen += [str(warning) for warning in row.warnings if warning.code in (Code.PREEMPTED, Code.THROTTLED)]
     return f" ({'; '.join(seen)})" if seen else ""
-
-
-def _named(row: ResultRow, many: bool) -> str:
-    return f"{row.kernel} ({row.case})" if many else row.kernel
 
 
 def _gate_json(judged: Gate, allowed: float | None) -> dict[str, Any]:
@@ -306,32 +296,3 @@ def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles
         lines.append("of roof: of the best matrix product (or copy) that this machine reached in this run")
     lines.append(f"every kernel was checked against float64 first; results: {shown_path(files.csv)}")
     return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]
-
-
-def failure(rows: Sequence[ResultRow], request: BenchRequest, judged: Gate | None) -> FFNError | None:
-    """What the exit code says, graver first; None where all is well. The rows have been shown before it."""
-    many = len(request.cases) > 1
-
-    def names(found: Sequence[ResultRow]) -> str:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        return "; ".join(_named(row, many) for row in found[:3]) + more
-
-    if wrong := [row for row in rows if row.status == "wrong"]:
-        return FFNError(f"wrong results: {names(wrong)}", wrong[0].note, ExitCode.FAILED)
-    if judged is not None and judged.slower:
-        slower = names([j.row for j in judged.slower])
-        allowed = percent(request.fail_if_slower or 0.0, 2)
-        return FFNError(f"slower than {request.baseline} by more than {allowed}: {slower}", code=ExitCode.FAILED)
-    if lost := [row for row in rows if row.status in ("failed", "oom")]:
-        return FFNError(f"not measured: {names(lost)}", f"{lost[0].status}: {lost[0].note}", ExitCode.ENVIRONMENT)
-    unclear = [row for row in rows if row.verdict == "inconclusive" or (row.status == "ok" and row.ratio is None)]
-    if judged is not None:
-        bases = [row for row in rows if row.kernel == row.baseline and row.status != "ok"]
-        if bases and not (judged.passed or judged.inconclusive):
-            why = f"the baseline is {bases[0].status}: {bases[0].note}"
-            return FFNError(f"nothing could be gated: no ratio to {request.baseline}", why, ExitCode.ENVIRONMENT)
-        unclear += [*(j.row for j in judged.inconclusive), *(row for row, _ in judged.not_gated)]
-    if request.strict and unclear:
-        found = names(list(dict.fromkeys(unclear)))
-        return FFNError(f"inconclusive: {found}", "measure longer: --max-time", ExitCode.INCONCLUSIVE)
-    return None

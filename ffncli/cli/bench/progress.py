@@ -10,6 +10,7 @@ from ffncli.bench.records import Case
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.show.output import Output, print_error
 from ffncli.show.progress import progress, seconds_text, shows_bar
+from ffncli.show.text import plural
 
 
 @contextmanager
@@ -17,7 +18,7 @@ def unit_progress(request: BenchRequest, done: int, output: Output) -> Iterator[
     """Shows how far a run is, of which `done` units are there already; yields what is to be called after each unit."""
     longest = len(request.cases) * request.method.max_time + request.method.processes * 5
     if longest > 60 and not done:
-        counted = f"{len(request.cases)} case{'s' * (len(request.cases) > 1)}"
+        counted = f"{len(request.cases)} {plural('case', len(request.cases))}"
         most = f"at most about {seconds_text(longest)}, less where --precision is reached"
         output.note(f"{counted} in {request.method.processes} processes: {most}")
     count, start, every = done, monotonic(), max(1, request.units // 10)

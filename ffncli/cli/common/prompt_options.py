@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ffncli.cli.common.parsers import natural, positive
 from ffncli.errors import FFNError, shown
-
-if TYPE_CHECKING:
-    from ffncli.run.pretrained.tokens import Prompt
 
 _model = partial(typer.Option, rich_help_panel="A real model, run by transformers")
 _MOST_IDS = 1_000_000
@@ -44,17 +41,6 @@ class GivenOptions:
     def runs_model(self) -> bool:
         """Whether transformers is to run the model."""
         return self.prompt is not None or self.input_ids is not None
-
-    @property
-    def option(self) -> str:
-        """The option that asks for a run of the model, for errors."""
-        return "--input-ids" if self.prompt is None else "--prompt"
-
-    def model_prompt(self) -> Prompt:
-        """The same for `run/pretrained/capture.py`."""
-        from ffncli.run.pretrained.tokens import Prompt
-
-        return Prompt(self.prompt, self.input_ids, self.position)
 
 
 @dataclass(frozen=True)

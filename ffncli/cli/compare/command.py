@@ -118,21 +118,10 @@ def _are_activations(names: Sequence[str]) -> bool:
 
 def _kind(text: str, paths: Sequence[Path]) -> bool:
     """Whether the files are results; else it is one saved trace. Raises FFNError for what is neither."""
-    are = [_is_csv(path) for path in paths]
+    from ffncli.bench.results.csv_file import is_results
+
+    are = [is_results(path) for path in paths]
     if not all(are) and len(paths) > 1:
         name = str(paths[are.index(False)])
         raise FFNError(f"{shown(text, 200)}: {shown(name, 200)} is no CSV", "only results may be several files a side")
     return all(are)
-
-
-def _is_csv(path: Path) -> bool:
-    """By the first line, or the suffix. Raises FFNError for a rounds file, which goes with a result."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(200).removeprefix(b"\xef\xbb\xbf")
-    except OSError as error:
-        raise FFNError(f"cannot read {shown(str(path), 200)}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
-    if start.startswith(b"run_id,process,") or path.name.endswith(".rounds.csv"):
-        stem = path.name.removesuffix(".csv").removesuffix(".rounds")
-        raise FFNError(f"{shown(str(path), 200)} is a rounds file", f"give {stem}.csv, not {path.name}")
-    return start.startswith(b"schema_version,") or path.suffix.lower() == ".csv"

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.bench.judge.compare import CONVENTIONS, ComparedRow, ResultComparison, change
-from ffncli.bench.judge.ratios import differs
-from ffncli.bench.judge.statistics import Interval, log_or_inf
 from ffncli.bench.results.row import name_of
 from ffncli.errors import clean
 from ffncli.show.output import markdown
 from ffncli.show.parts import Answer, Fold, Heading, Line, Part
 from ffncli.show.tables import Table
-from ffncli.show.text import percent, plural, time_text
+from ffncli.show.text import finite, percent, plural, time_text
 
 LONGEST_COMMENT = 65_000  # characters of Markdown; GitHub refuses comments of more than 65,536
 _ASKED = (("block", ""), ("tokens", " tokens"), ("dtype", ""), ("passes", ""), ("cache", ""), ("device", ""))
@@ -42,7 +40,7 @@ def answer(
 
 def _known(value: Any) -> Any:
     """A cell of the CSV: an infinite end of an interval is no number there."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return finite(value) if isinstance(value, float) else value
 
 
 def _body(names: Sequence[str], comparison: ResultComparison) -> dict[str, Any]:
@@ -154,8 +152,7 @@ def words(row: ComparedRow, margin: float) -> str:
     if low is None or high is None:
         return f"cannot tell ({change(row.ratio)}, one process)"
     if row.verdict == "inconclusive":
-        raw = Interval(row.ratio, low, high).map(log_or_inf)
-        if row.normalised_ratio is not None and differs(raw, margin):  # what spoke against it
+        if row.anchor_disagrees(margin) and row.normalised_ratio is not None:
             return f"cannot tell ({_signed(row.ratio)}, anchored {_signed(row.normalised_ratio)})"
         return f"cannot tell ({_signed(low)} to {_signed(high)})"
     return f"{change(row.ratio)} ({_span(row.ratio, low, high)})"
@@ -251,10 +248,8 @@ def _most(high: int, fits: Callable[[int], bool]) -> int:
 
 def _split(comparison: ResultComparison) -> tuple[list[ComparedRow], list[ComparedRow]]:
     """The rows that fail and the others; without a gate nothing fails, and what is slower stands among the rest."""
-    gate = comparison.rules.threshold is not None
-    fails = [row.regression and (gate or row.verdict == "broken") for row in comparison.rows]
-    rows = list(zip(comparison.rows, fails, strict=True))
-    return [row for row, failed in rows if failed], [row for row, failed in rows if not failed]
+    failing = [row for row in comparison.rows if row.fails(comparison.rules)]
+    return failing, [row for row in comparison.rows if not row.fails(comparison.rules)]
 
 
 def _title(comparison: ResultComparison) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,11 +13,11 @@ from ffncli.block.cost import CONVENTIONS
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, TokenListOptions
 from ffncli.cli.common.parsers import above_zero, positive
 from ffncli.cli.common.spread import spread
-from ffncli.cli.params import assertions
 from ffncli.cli.params.page import parts_of, sweep_table
 from ffncli.errors import ExitCode, FFNError
 from ffncli.models import catalog
-from ffncli.models.counting.figures import KEYS, CostReport, figures
+from ffncli.models.counting import assertions
+from ffncli.models.counting.figures import KEYS, FigureQuestion
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Resolved
 from ffncli.run.user.load import load
@@ -77,7 +77,7 @@ def command(
     """
     output = show.output()
     said = dimensions.dimensions()
-    options = FigureOptions(_formats(dtype), tokens.numbers(), tp, ridge)
+    options = FigureQuestion(_formats(dtype), tokens.numbers(), tp, ridge)
     conditions = assertions.parse(asserted or [], KEYS)
     if multiple_of is not None and not iso_params:
         raise FFNError("--multiple-of needs --iso-params", "it rounds the twin's d_ff")
@@ -93,29 +93,9 @@ def command(
     _demand_agreement(models)
 
 
-@dataclass(frozen=True)
-class FigureOptions:
-    """What was asked for beside the counts. No dtype is the stored one, no tokens is 1."""
-
-    formats: tuple[str | None, ...] = (None,)
-    tokens: tuple[int, ...] = ()
-    ranks: int | None = None
-    ridge: float | None = None
-
-    def of(self, model: Resolved, several: bool, tokens: int | None = None) -> list[CostReport]:
-        """A model's figures in each format; an error names the model where there are several."""
-        numbers = (tokens,) if tokens else self.tokens or (1,)
-        try:
-            return [figures(model, name, numbers, self.ranks, self.ridge) for name in self.formats]
-        except FFNError as error:
-            raise FFNError(
-                f"{model.name}: {error.message}" if several else error.message, error.hint, error.code
-            ) from None
-
-
-def answer_for(models: list[Resolved], options: FigureOptions) -> tuple[Answer, list[dict[str, Any]]]:
+def answer_for(models: list[Resolved], options: FigureQuestion) -> tuple[Answer, list[dict[str, Any]]]:
     """(JSON rows, CSV rows and tables; the CSV rows as they are)."""
-    found = [one for model in models for one in options.of(model, len(models) > 1)]
+    found = options.reports(models)
     lines = [line for one in found for line in one.lines()]
     parts = parts_of(found, costs=bool(options.tokens or options.ranks))
     return Answer("params", {"rows": [one.row() for one in found]}, _flat(lines), parts, _CONVENTIONS), lines
@@ -134,7 +114,7 @@ def _models(sources: _Texts, everything: bool, said: Dimensions) -> list[Resolve
 
 
 def _beside_twins(
-    models: list[Resolved], multiple_of: int, options: FigureOptions
+    models: list[Resolved], multiple_of: int, options: FigureQuestion
 ) -> tuple[Answer, list[dict[str, Any]]]:
     """Each model beside its gated or plain counterpart, with what they differ by."""
     from ffncli.models.counting.iso_params import counterparts, iso_params
@@ -170,7 +150,7 @@ def _demand_agreement(models: Sequence[Resolved]) -> None:
 # --- sweeps -----------------------------------------------------------------------------------------------------------
 
 
-def _refuse_beside_sweep(sources: _Texts, everything: bool, iso_params: bool, options: FigureOptions) -> None:
+def _refuse_beside_sweep(sources: _Texts, everything: bool, iso_params: bool, options: FigureQuestion) -> None:
     if everything or (sources and len(sources) > 1):
         raise FFNError("--sweep takes one SOURCE", "give one, or dimensions alone")
     said = [("--iso-params", iso_params), ("--tp", options.ranks), ("--ridge", options.ridge is not None)]
@@ -184,13 +164,13 @@ def _refuse_beside_sweep(sources: _Texts, everything: bool, iso_params: bool, op
 
 
 def _swept(
-    source: str | None, said: Dimensions, sweep: list[str], options: FigureOptions
+    source: str | None, said: Dimensions, sweep: list[str], options: FigureQuestion
 ) -> tuple[list[Resolved], Answer, list[dict[str, Any]]]:
     """(the swept model, the answer with one row for each combination, its CSV rows)."""
     from ffncli.models.counting.sweep import points, swept
 
     found = [
-        (point, model, options.of(model, False, point.tokens)[0])
+        (point, model, options.report(model, options.formats[0], point.tokens))
         for point, model in swept(source, said, points(sweep), load)
     ]
     rows = [{"sweep": dict(point.values), **one.row()} for point, _, one in found]

@@ -82,7 +82,7 @@ def _remark(tensor: TensorCount) -> str:
 
 
 def _totals(c: ModelCount) -> list[Row]:
-    moe = _has_experts(c)
+    moe = c.has_experts
     rows: list[Row] = [("parameters per layer", c.ffn_params_per_layer)]
     rows += [("active per layer", c.ffn_params_active_per_layer)] if moe else []
     rows += [
@@ -106,7 +106,7 @@ def _model_rows(c: ModelCount) -> list[Row]:
     if c.model_params_total is None:
         return []
     rows: list[Row] = [("whole model, parameters", c.model_params_total)]
-    if _has_experts(c):
+    if c.has_experts:
         rows += [
             ("whole model, active", c.model_params_active),
             ("whole model, active without the input embedding", c.model_params_active_no_embedding),
@@ -151,7 +151,7 @@ _OF_MOE = {
 
 def _side_by_side(counts: list[ModelCount]) -> Table:
     """One column per source, one row per quantity; rows in which sources differ are marked."""
-    hidden = set() if any(map(_has_experts, counts)) else set(_OF_MOE)
+    hidden = set() if any(c.has_experts for c in counts) else set(_OF_MOE)
     rows: list[Row] = []
     for label, name in _FIELDS:
         values = [getattr(c, name) for c in counts]
@@ -266,11 +266,6 @@ def _ridge(name: str, ridge: Ridge) -> Line:
 def _kind(group: GroupCount) -> str:
     top = "top_k not known" if group.top_k is None else f"top {group.top_k}"
     return f"MoE, {group.experts} experts, {top}" if group.kind == "moe" else "dense"
-
-
-def _has_experts(c: ModelCount) -> bool:
-    """Whether any layer has; the main ones may not (Llama 4's every second)."""
-    return any(group.experts for group in c.groups)
 
 
 def _percent(share: float | None) -> str | None:

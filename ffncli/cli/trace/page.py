@@ -21,6 +21,7 @@ from ffncli.show.bars import bars
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt, number_text
+from ffncli.show.text import plural
 
 if TYPE_CHECKING:
     from ffncli.run.engine.trace import StepRecord, Trace
@@ -89,7 +90,7 @@ def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...])
         *([marks[record.name]] if record.name in marks else []),
     ]
     if record.tokens is not None:
-        about.append(f"token{'s' if len(record.tokens) != 1 else ''} {', '.join(map(str, _few(record.tokens)))}")
+        about.append(f"{plural('token', len(record.tokens))} {', '.join(map(str, _few(record.tokens)))}")
     parts: list[Part] = [Heading(head, ", ".join(about))]
     at = range(len(rows)) if record.tokens is None else record.tokens
     names = tuple(rows[row] for row in at) if rows else record.tokens

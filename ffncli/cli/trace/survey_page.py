@@ -10,6 +10,7 @@ from ffncli.block.units import NEAR_ZERO
 from ffncli.cli.common.model_run import listed
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
+from ffncli.show.text import in_percent
 
 if TYPE_CHECKING:
     from ffncli.run.trace.survey import LayerRow, Survey
@@ -81,7 +82,7 @@ def _table(found: Survey, units: int) -> Table:
     for row in found.rows:
         name = f"{row.stack}.{row.layer}" if several else str(row.layer)
         cells = [
-            name, *(None if s is None else round(100 * s, 2) for s in (row.zero_share, row.near_zero_share)),
+            name, in_percent(row.zero_share), in_percent(row.near_zero_share),
             row.near_dead_units, row.input_norm, row.output_norm, row.gain,
             ", ".join(_place(unit.unit, unit.expert, unit.shared) for unit in row.most_active[:units]) or None,
         ]  # fmt: skip

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ffncli.cli.common.block_summary import dimensions_text
 from ffncli.errors import ExitCode, FFNError
-from ffncli.models.model import Resolved
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 
@@ -20,13 +19,13 @@ _COLUMNS = ("subject", "max error", "relative", "ulps", "tolerance", "passed")
 _MANY = 4  # subjects that share a note are named up to so many
 
 
-def answer(model: Resolved, verdict: Verdict, device: str) -> Answer:
+def answer(verdict: Verdict, device: str) -> Answer:
     """All rows: `rows` in JSON, a line each in CSV."""
     from ffncli.run.trace.block_summary import block_summary
     from ffncli.run.verify.checks.row import CONVENTIONS, CheckRow
     from ffncli.run.verify.verify import CHECKS
 
-    block = block_summary(model, verdict.ready, device)
+    block = block_summary(verdict.model, verdict.ready, device)
     rows = verdict.rows
     names = tuple(f.name for f in fields(CheckRow))
     table = Table(names, [tuple(getattr(row, name) for name in names) for row in rows])

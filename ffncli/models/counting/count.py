@@ -108,6 +108,11 @@ class ModelCount:
     evidence: tuple[str, ...]
     groups: tuple[GroupCount, ...]
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether any layer has; the main ones may not (Llama 4's every second)."""
+        return any(group.experts for group in self.groups)
+
 
 def count(resolved: Resolved, dtype: str | None = None, tokens: int = 1) -> ModelCount:
     """Count a model. `dtype` sets the format of weight_bytes (default: the stored one, else fp32).

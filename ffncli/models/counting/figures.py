@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from ffncli.errors import FFNError
 from ffncli.models.counting.count import ModelCount, count
 from ffncli.models.counting.traffic import TokenCost, ridge_tokens, token_costs
 from ffncli.models.counting.weight_format import storage_of
@@ -69,6 +71,31 @@ class CostReport:
             | fixed
             for i, counted in enumerate(self.counts)
         ]
+
+
+@dataclass(frozen=True)
+class FigureQuestion:
+    """What is asked beside the counts. No format is the stored one, no tokens is 1; ranks and ridge as in `figures`."""
+
+    formats: tuple[str | None, ...] = (None,)
+    tokens: tuple[int, ...] = ()
+    ranks: int | None = None
+    ridge: float | None = None
+
+    def reports(self, models: Sequence[Resolved]) -> list[CostReport]:
+        """Every model's figures in each format; an error names the model where there are several."""
+        found = []
+        for model in models:
+            try:
+                found += [self.report(model, name) for name in self.formats]
+            except FFNError as error:
+                who = f"{model.name}: " if len(models) > 1 else ""
+                raise FFNError(f"{who}{error.message}", error.hint, error.code) from None
+        return found
+
+    def report(self, model: Resolved, format: str | None = None, tokens: int | None = None) -> CostReport:
+        """One model's figures in one format, for other `tokens` where they are given."""
+        return figures(model, format, (tokens,) if tokens else self.tokens or (1,), self.ranks, self.ridge)
 
 
 def figures(

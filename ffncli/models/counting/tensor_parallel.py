@@ -19,6 +19,7 @@ from ffncli.block.steps import AllReduce, Axis, Step, input_shapes, parameters, 
 from ffncli.block.storage import parameter_bytes, weight_bytes
 from ffncli.errors import FFNError
 from ffncli.models.model import Group, Model
+from ffncli.show.text import plural
 
 Place = Literal["column", "row", "copied", "rank 0"]
 
@@ -148,7 +149,7 @@ def check(model: Model, ranks: int, weights: DType) -> None:
             raise FFNError(f"{name} = {size} does not divide over {ranks} ranks", hint)
         if size // ranks % weights.block:
             raise FFNError(
-                f"{name} = {size} over {ranks} rank{'s' if ranks > 1 else ''} is {size // ranks} each, no whole number"
+                f"{name} = {size} over {ranks} {plural('rank', ranks)} is {size // ranks} each, no whole number"
                 f" of {weights.name}'s blocks of {weights.block}",
                 hint,
             )

@@ -39,8 +39,9 @@ class LayerData:
 
 @dataclass(frozen=True)
 class ActivationData:
-    """The layers that were asked for, each stack's tokens, and what there is to say of the run."""
+    """The layers of the model that were asked for, each stack's tokens, and what there is to say of the run."""
 
+    model: Resolved
     layers: tuple[LayerData, ...]
     tokens: Mapping[str, tuple[Token, ...]]
     notes: tuple[str, ...]
@@ -69,7 +70,8 @@ def activations_on_data(
         doubts.update(dict.fromkeys(ready.notes))
 
     said = run_model(model, layers, prompt, request, reached_layer)
-    return ActivationData(tuple(found[layer] for layer in layers if layer in found), tokens, (*silent, *said, *doubts))
+    seen = tuple(found[layer] for layer in layers if layer in found)
+    return ActivationData(model, seen, tokens, (*silent, *said, *doubts))
 
 
 def _without_prompt(
@@ -80,7 +82,7 @@ def _without_prompt(
         ready = prepare(model, replace(request, layer=f"{layer.stack}.{layer.index}"))
         found.append(look(ready, _ffn_input(ready), others))
         notes |= dict.fromkeys(ready.notes)
-    return ActivationData(tuple(found), {}, tuple(notes))
+    return ActivationData(model, tuple(found), {}, tuple(notes))
 
 
 def _ffn_input(ready: Prepared) -> Tensor:

@@ -66,9 +66,10 @@ class VerifyQuestion:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Every row, in the order of the table, and the run that they are of."""
+    """Every row, in the order of the table, and the model and the run that they are of."""
 
     rows: tuple[CheckRow, ...]
+    model: Resolved
     ready: Prepared
 
     @property
@@ -91,7 +92,7 @@ def verify_layer(
     case, ready = _case(model, question, example)
     exact = torch.backends.cudnn.flags(allow_tf32=False)  # convolutions round float32 to 10 bits on GPUs by default
     with torch.no_grad(), exact:
-        return Verdict(tuple(_rows(case, names)), ready)
+        return Verdict(tuple(_rows(case, names)), model, ready)
 
 
 def check_names(said: Sequence[str] | None) -> tuple[str, ...]:

@@ -168,3 +168,9 @@ def test_differences_come_last_and_gated_units_have_names_in_ascii(ffn, call):
     done = ffn("activations", "swiglu", "--plot", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert done.returncode == 0
     assert "dy/dgate" in done.stdout
+
+
+def test_a_difference_jumps_where_either_of_the_two_does():
+    """xielu jumps at 0, where relu has a mere kink: whichever of them is the other's reference."""
+    for name, against in (("xielu", "relu"), ("relu", "xielu")):
+        assert math.isnan(dict(values(difference_plot([name], against, [-1, 1]), name))[0.0])

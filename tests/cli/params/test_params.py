@@ -8,8 +8,9 @@ import json
 
 import pytest
 
-from ffncli.cli.params.command import FigureOptions, answer_for
+from ffncli.cli.params.command import answer_for
 from ffncli.models import catalog
+from ffncli.models.counting.figures import FigureQuestion
 from ffncli.show.tables import Table
 from tests.oracles.counts import DENSE, MOE
 
@@ -202,9 +203,9 @@ def test_several_sources_side_by_side(call, tmp_path):
 
 def test_what_a_terminal_is_told_of_tables():
     gpt2, mixtral = (catalog.find(name) for name in ("gpt2", "mixtral-8x7b"))
-    tensors = next(part for part in answer_for([gpt2], FigureOptions())[0].parts if isinstance(part, Table))
+    tensors = next(part for part in answer_for([gpt2], FigureQuestion())[0].parts if isinstance(part, Table))
     assert tensors.emphasis == {len(tensors.rows) - 1}
-    (table,) = answer_for([gpt2, mixtral], FigureOptions())[0].parts
+    (table,) = answer_for([gpt2, mixtral], FigureQuestion())[0].parts
     assert table.side_by_side
 
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import pytest
 
-from ffncli.run.verify.checks.row import Row
+from ffncli.run.verify.checks.row import CheckRow
 from ffncli.run.verify.verify import CHECKS
 from tests.oracles.checkpoints import LLAMA, expect_refusal, folder, tensors
 from tests.oracles.own_modules import MODULES
@@ -50,7 +50,7 @@ def test_the_notebooks_block_is_verified(call):
 def test_rows_have_the_contracts_keys(call):
     found = rows(call)
     assert all(list(row) == KEYS for row in found)
-    assert [f.name for f in fields(Row)] == KEYS
+    assert [f.name for f in fields(CheckRow)] == KEYS
     assert list(dict.fromkeys(row["check"] for row in found)) == list(CHECKS)
     text = call("verify", "--csv")[1]
     assert text.splitlines()[0] == ",".join(KEYS)

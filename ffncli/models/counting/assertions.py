@@ -1,4 +1,4 @@
-"""`--assert 'ffn_params_total == 4328521728'`: conditions on the keys of a row, for CI."""
+"""Conditions on the keys of a row, for CI: `ffn_params_total == 4328521728`. `ffn params --assert` asks them."""
 
 from __future__ import annotations
 

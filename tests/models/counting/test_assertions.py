@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffncli.cli.params.assertions import check, parse
 from ffncli.errors import FFNError
+from ffncli.models.counting.assertions import check, parse
 from tests.oracles.checkpoints import LLAMA, expect_difference, expect_refusal, folder, tensors
 
 OPERATORS = {

@@ -1,0 +1,88 @@
+"""The gate, tried on differences that are known: does it fire where it must, and stay silent where it must?"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ffncli.bench.judge.gate import gate
+from ffncli.bench.records import Case, Method
+from ffncli.bench.request.build import build_request
+from ffncli.bench.request.grid import BenchRequest, Grid
+from ffncli.bench.results.row import ResultRow
+from ffncli.bench.suite import begun, run
+from ffncli.errors import ExitCode, FFNError
+
+KERNELS = ("eager", "again=slowed:1:eager", "slowed=slowed:1.05:eager")
+ALLOWED = 0.02
+TRUTHS = {"again": 1.0, "slowed": 1.05}
+
+
+@dataclass(frozen=True)
+class KnownDifference:
+    """A kernel whose ratio to eager is `truth`, what was read, whether the gate flagged it, and whether it had to."""
+
+    case: str
+    kernel: str
+    truth: float
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    flagged: bool
+    passed: bool
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """Every known difference; `reasons` why rows were not gated."""
+
+    allowed: float
+    rows: tuple[KnownDifference, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def failed(self) -> tuple[KnownDifference, ...]:
+        """Those that were flagged and must not be, or the other way round."""
+        return tuple(row for row in self.rows if not row.passed)
+
+
+def selftest_request(grid: Grid, method: Method) -> BenchRequest:
+    """The question whose answer is known: eager, the same once more, and the same slower by 5 %; on one thread if no
+    number is said.
+
+    Raises FFNError for a method that it cannot follow.
+    """
+    if set(grid.passes) - {"forward"}:
+        raise FFNError("--selftest slows the forward pass, and times no other", "leave out --pass")
+    if method.processes == 1:
+        raise FFNError("--selftest needs several --processes", "one process says nothing about the next")
+    grid = replace(grid, threads=grid.threads or (1,))
+    return build_request(grid, KERNELS, "eager", method, fail_if_slower=ALLOWED)[0]
+
+
+def selftest(request: BenchRequest, tell: Callable[[int, Case], None] = lambda process, case: None) -> SelfTest:
+    """Measure what is known, and say whether it was found; `tell` as in `suite.run`, no results are kept.
+
+    Raises FFNError where a kernel could not be measured, or is wrong.
+    """
+    with tempfile.TemporaryDirectory() as folder, begun(Path(folder, "selftest.csv"), request) as journal:
+        rows = run(journal, tell).rows
+    if bad := next((row for row in rows if row.status != "ok"), None):
+        code = ExitCode.FAILED if bad.status == "wrong" else ExitCode.ENVIRONMENT
+        raise FFNError(f"selftest: {bad.kernel} is {bad.status}: {bad.note}", code=code)
+    return _judged(rows, request.fail_if_slower or ALLOWED, request.method)
+
+
+def _judged(rows: Sequence[ResultRow], allowed: float, method: Method) -> SelfTest:
+    judged = gate(rows, allowed, method)
+    flagged = {(j.row.case, j.row.kernel) for j in judged.slower}
+    known = []
+    for row in rows:
+        if row.kernel in TRUTHS:
+            fired = (row.case, row.kernel) in flagged
+            passed = fired == (TRUTHS[row.kernel] > 1 + allowed)
+            read = (row.ratio, row.ratio_low, row.ratio_high)
+            known.append(KnownDifference(row.case, row.kernel, TRUTHS[row.kernel], *read, fired, passed))
+    return SelfTest(allowed, tuple(known), tuple(dict.fromkeys(reason for _, reason in judged.not_gated)))
