@@ -189,7 +189,7 @@ def test_all_layers_are_what_the_shell_prints(call):
 
 # --- how the command is made ------------------------------------------------------------------------------------------
 
-PAGES = ("trace_page", "prompt_page", "unembed_page", "sampling_page", "explain_page", "facts_page", "insight",
+PAGES = ("page", "model_page", "unembed_page", "sampling_page", "explain_page", "example_page", "units_page",
          "survey_page")  # fmt: skip
 
 
