@@ -146,7 +146,7 @@ def _of_returns(function: ast.FunctionDef, lines: list[bytes]) -> Iterator[_Edit
     way = ways.get(kind) or many
     for node in ast.walk(function):
         value = node.value if isinstance(node, ast.Return) else None
-        nothing = isinstance(value, ast.Constant) and value.value is None
+        nothing = (isinstance(value, ast.Constant) and value.value is None) or getattr(value, "elts", None) == []
         if way and value and not nothing and value.lineno == value.end_lineno:
             yield _wrapped("return", value, f"{way[0]}(", f"){way[1]}", lines)
 

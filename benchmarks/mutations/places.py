@@ -6,9 +6,10 @@ import ast
 import json
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from benchmarks.mutations.breaks import Break, breaks, functions
@@ -61,29 +62,37 @@ class Spot:
     text: str
 
 
+_Found = tuple[str, Break]  # a file and a break of it
+
+
 # --- drawing ----------------------------------------------------------------------------------------------------------
 
 
 def draw(reached: Reached, root: Path, seed: int, each: int, left_out: Mapping[str, str]) -> tuple[Place, ...]:
     """So many places of each floor, on lines that tests reach: kinds alike often, each function once, each file twice
     at most."""
-    chance = random.Random(seed)
-    places = []
-    for floor in FLOORS:
-        kinds: dict[str, list[tuple[str, Break]]] = defaultdict(list)
-        for file in sorted(f for f in reached.lines if f.startswith(f"{PACKAGE}/{floor}/")):
-            for one in breaks((root / file).read_text("utf-8")):
-                if reached.lines[file].get(one.line):
-                    kinds[one.kind].append((file, one))
-        taken: list[Place] = []
-        while len(taken) < each:
-            file, one = chance.choice(kinds[chance.choice(sorted(kinds))])
-            full = [place.file for place in taken].count(file) == 2
-            again = any((place.file, place.function) == (file, one.function) for place in taken)
-            if not (full or again or f"{file}: {one.before} -> {one.after}" in left_out):
-                taken.append(Place(f"{floor}-{len(taken) + 1:02}", file, one.function, one.kind, one.before, one.after))
-        places += taken
-    return tuple(places)
+    return tuple(
+        Place(f"{floor}-{n:02}", file, one.function, one.kind, one.before, one.after)
+        for floor in FLOORS
+        for n, (file, one) in enumerate(islice(_drawn(reached, root, floor, seed, left_out), each), 1)
+    )
+
+
+def _drawn(reached: Reached, root: Path, floor: str, seed: int, left_out: Mapping[str, str]) -> Iterator[_Found]:
+    kinds: dict[str, list[_Found]] = defaultdict(list)
+    for path in sorted((root / PACKAGE / floor).rglob("*.py")):
+        for one in breaks(path.read_text("utf-8")):
+            kinds[one.kind].append((str(path.relative_to(root)), one))
+    chance = random.Random(f"{seed} {floor}")
+    taken: list[_Found] = []
+    while True:
+        file, one = chance.choice(kinds[chance.choice(sorted(kinds))])
+        full = [other for other, _ in taken].count(file) == 2
+        again = any((other, another.function) == (file, one.function) for other, another in taken)
+        left = f"{file}: {one.before} -> {one.after}" in left_out
+        if not (full or again or left) and reached.tests(file, one.line):
+            taken.append((file, one))
+            yield file, one
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------

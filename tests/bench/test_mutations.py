@@ -68,6 +68,7 @@ def test_a_loop_is_not_made_endless_and_a_branch_is_dropped_or_turned():
 )
 def test_what_is_returned_changes_by_its_type(returns, after):
     assert broken("return b", returns=returns) == {("return", after)}
+    assert broken("return []", returns="list[int]") == set()
 
 
 def test_a_line_that_stands_twice_in_its_function_could_not_be_found_again():
