@@ -10,6 +10,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 _LINES = """
@@ -22,7 +23,7 @@ from line_bits join file on file.id = file_id join context on context.id = conte
 class Reached:
     """Tests with their seconds; for each file and line of the package those that reach it: bit n is the n-th test.
 
-    Lines that are reached at import have no tests of their own and are left out. `failed`: tests that did not pass.
+    What only importing or collecting reaches is left out. `failed`: tests that did not pass.
     """
 
     seconds: Mapping[str, float]
@@ -32,7 +33,7 @@ class Reached:
     def tests(self, file: str, line: int) -> list[str]:
         """Those that reach the line and passed, the fast ones first."""
         bits = self.lines.get(file, {}).get(line, 0)
-        tests = [name for n, name in enumerate(self.seconds) if bits >> n & 1 and name not in self.failed]
+        tests = set(compress(self.seconds, map(int, reversed(f"{bits:b}")))) - self.failed
         return sorted(tests, key=lambda name: (self.seconds[name], name))
 
     def save(self, path: Path) -> None:
@@ -78,7 +79,7 @@ class Labels:
 
     def names(self, bits: int) -> list[str]:
         """The labels that these bits stand for."""
-        return [name for name, n in self.number.items() if bits >> n & 1]
+        return list(compress(self.number, map(int, reversed(f"{bits:b}"))))
 
 
 def gather(folder: Path, root: Path) -> Reached:
@@ -103,8 +104,10 @@ def gather(folder: Path, root: Path) -> Reached:
 
     @functools.cache
     def tests(bits: int) -> int:
-        names = labels.names(bits)
-        return 0 if "" in names else sum(1 << number[name] for name in _tests(names, users) if name in number)
+        digits = bytearray(b"0" * len(number))
+        for name in _tests(labels.names(bits), users) & number.keys():
+            digits[-1 - number[name]] = ord("1")
+        return int(digits, 2)
 
     lines = {
         str(Path(file).relative_to(root)): {line: tests(bits) for line, bits in labels.of(file).items() if tests(bits)}
