@@ -14,7 +14,7 @@ NEEDS := pyproject.toml constraints.txt .ci/install
 export PYTHON TORCH_INDEX TORCH_CUDA
 
 .PHONY: run test check lint bench bench-timers bench-method bench-sweep bench-conv demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
-    bench-approximate facts architectures trace-architectures claims picture unchanged clean
+    bench-approximate mutations facts architectures trace-architectures claims picture unchanged clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -60,6 +60,11 @@ bench-trace-scale: $(VENV)/.installed-test
 
 bench-approximate: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/approximate.py $(ARGS)
+
+# Needs coverage for its first step: $(BIN)/pip install coverage.
+mutations: $(VENV)/.installed-test
+	@$(BIN)/python -m benchmarks.mutations map
+	@$(BIN)/python -m benchmarks.mutations run $(ARGS)
 
 bench: $(VENV)/.installed
 	@$(BIN)/ffn bench $(ARGS)
