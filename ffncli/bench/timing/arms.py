@@ -42,7 +42,7 @@ def kernels_by_label(choices: Sequence[KernelChoice], steps: Steps, spec: FFNSpe
         except FFNError as error:
             return error
         kernel = replace(kernel, name=choice.label)
-        return kernel if choice.factor is None else slowed_kernel(kernel, choice.factor)
+        return kernel if choice.factor is None else slowed_kernel(kernel, float(choice.factor))
 
     return {choice.label: one(choice) for choice in choices}
 
