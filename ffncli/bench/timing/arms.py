@@ -138,7 +138,7 @@ def anchor_of(device: str, draw: random.Random) -> Arm:
 
 
 class StepArms:
-    """The arms of --by-step: the whole block and its steps, as `run.execute` computes them, and the machine anchor.
+    """The arms of --by-step: the whole block and its steps, as `engine.execute` computes them, and the machine anchor.
 
     Their caches are warm, or emptied before every call.
     """

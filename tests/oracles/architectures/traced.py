@@ -128,7 +128,7 @@ class Caught:
 # --- the forward pass -------------------------------------------------------------------------------------------------
 
 
-def _given(name: str, model: Any) -> dict[str, Any]:
+def _forward_arguments(name: str, model: Any) -> dict[str, Any]:
     """Random inputs of one forward pass."""
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(3, VOCAB, (BATCH, TOKENS), generator=generator)
@@ -149,7 +149,7 @@ def _run(name: str, model: nn.Module, places: Mapping[Layer, LiveFFN], caught: C
     """
     with torch.no_grad():
         with suppress(AttributeError, RuntimeError, TypeError, ValueError):  # text alone does not carry all to the end
-            model(**_given(name, model))
+            model(**_forward_arguments(name, model))
         for layer, live in places.items():
             if live.enters not in caught.given:
                 x = torch.randn(1, TOKENS, layer.spec.d_model, generator=torch.Generator().manual_seed(4))
