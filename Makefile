@@ -1,7 +1,8 @@
 # make run     creates .venv if needed, runs the default trace, then `ffn params` side by side (ARGS="..." runs anything)
 # make test    creates .venv if needed, runs every test
 # make bench   creates .venv if needed, runs `ffn bench` (ARGS="512x2048:swiglu --quick")
-# make unchanged   what 465 commands print, against that of BASE=REV (default main), byte for byte
+# make unchanged   what commands of every kind print, against that of BASE=REV, byte for byte (default HEAD~1: what the
+#              last commit and the working tree changed; BASE=main for all of a branch)
 # make check   ruff, mypy --strict, the floors (import-linter), then the tests
 #
 # Every install goes through .ci/install, which uses constraints.txt and refuses torch's CUDA build (gigabytes) unless
@@ -108,7 +109,7 @@ claims: $(VENV)/.installed
 trace-architectures: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.trace_architectures --save benchmarks/results/trace_architectures.csv $(ARGS)
 
-unchanged: BASE ?= main
+unchanged: BASE ?= HEAD~1
 unchanged: $(VENV)/.installed-test
 	@scratch=$$(mktemp -d) && trap 'git worktree remove --force '$$scratch'/base; rm -rf '$$scratch EXIT && \
 	git worktree add -q --detach $$scratch/base $(BASE) && \

@@ -52,7 +52,7 @@ def test_one_sanitiser_for_paths_and_texts(character: str, text: str):
     assert clean(character) == shown_path(Path(character)) == text
 
 
-@pytest.mark.parametrize("category", ["Cc", "Cs", "Zl", "Zp"])
+@pytest.mark.parametrize("category", ["Cc", "Cf", "Cs", "Zl", "Zp"])
 def test_no_character_of_a_controlling_category_gets_through(category: str):
     """Unicode's own table says which those are."""
     every = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == category]

@@ -67,7 +67,7 @@ class Linear(Op):
 
     def shape(self, *inputs: Shape) -> Shape:
         """[..., in] → [..., out]; FFNError where the input's width is not `into`."""
-        _demand(self.into, inputs[0], "Linear")
+        _require_axis(self.into, inputs[0], "Linear")
         return (*inputs[0][:-1], self.out.size)
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
@@ -161,7 +161,7 @@ class Norm(Op):
 
     def shape(self, *inputs: Shape) -> Shape:
         """Unchanged; FFNError where the width is not `axis`."""
-        _demand(self.axis, inputs[0], "Norm")
+        _require_axis(self.axis, inputs[0], "Norm")
         return inputs[0]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
@@ -385,6 +385,6 @@ def weight_symbol(output: str, parameter: str, steps: Sequence[Step]) -> str:
     return (f"{prefix}." if prefix else "") + letter + number
 
 
-def _demand(axis: Axis, shape: Shape, op: str) -> None:
+def _require_axis(axis: Axis, shape: Shape, op: str) -> None:
     if not shape or shape[-1] != axis.size:
         raise FFNError(f"{op} expects {axis.name} = {axis.size} values per token, got shape {list(shape)}")

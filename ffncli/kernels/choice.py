@@ -29,13 +29,13 @@ class KernelChoice:
 
     `kernel` is the name of one of the package's, or the path of a user's file as it was typed; `attribute` names the
     kernel in that file, None its only one: until that is known a choice may have no label. `factor` is how many times
-    as long the kernel is made to take.
+    as long the kernel is made to take, as it was typed: results are found again by their label.
     """
 
     label: str
     kernel: str
     attribute: str | None = None
-    factor: float | None = None
+    factor: str | None = None
 
     @property
     def file(self) -> Path | None:
@@ -59,7 +59,7 @@ class KernelChoice:
 
     @property
     def _slowed(self) -> str:
-        return "" if self.factor is None else f"slowed:{str(self.factor).removesuffix('.0')}:"
+        return "" if self.factor is None else f"slowed:{self.factor}:"
 
     @property
     def _default_label(self) -> str:
@@ -88,7 +88,7 @@ def parse(text: str) -> KernelChoice:
         kernel = full_name(kernel)
     if label in BUILT_IN:
         raise FFNError(f"--kernel: {shown(label)} is a kernel of ffn's own", "give another label")
-    choice = KernelChoice("", kernel, attribute, None if factor is None else float(factor))
+    choice = KernelChoice("", kernel, attribute, factor)
     return replace(choice, label=label or choice._default_label)
 
 

@@ -67,8 +67,7 @@ def text(path: Path) -> str:
 def _unified(root: Path) -> Iterator[Path]:
     """The folders of the process's v2 group, from its own up to the root's."""
     base = root / "sys/fs/cgroup"
-    for line in text(root / "proc/self/cgroup").splitlines():
-        number, controllers, path = _group(line)
+    for number, controllers, path in _groups(root):
         if number == "0" and not controllers:
             yield from _upwards(base, path)
             yield from _upwards(base / "unified", path)
@@ -77,18 +76,21 @@ def _unified(root: Path) -> Iterator[Path]:
 def _legacy(root: Path, controller: str) -> Iterator[Path]:
     """The same of the v1 group that has this controller; its folder is named after one of them or all."""
     base = root / "sys/fs/cgroup"
-    for line in text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = _group(line)
+    for _, controllers, path in _groups(root):
         if controller in controllers.split(","):
             for name in dict.fromkeys((controllers, controller)):
                 yield from _upwards(base / name, path)
 
 
-def _group(line: str) -> tuple[str, str, str]:
-    """`4:cpu,cpuacct:/a/b` as its hierarchy, controllers and path."""
-    number, _, rest = line.partition(":")
-    controllers, _, path = rest.partition(":")
-    return number, controllers, path
+def _groups(root: Path) -> Iterator[tuple[str, str, str]]:
+    """The process's groups as hierarchy, controllers and path: `4:cpu,cpuacct:/a/b`.
+
+    Where none are listed (/proc is hidden), v2's root counts: a container's own limits stand there.
+    """
+    for line in (text(root / "proc/self/cgroup") or "0::/").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        yield number, controllers, path
 
 
 def _upwards(base: Path, path: str) -> Iterator[Path]:

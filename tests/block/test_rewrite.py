@@ -1,12 +1,30 @@
-"""Other versions of a block: what is changed, and that nothing else is."""
+"""Other versions of a block: what is changed and that nothing else is; a final layer, a merge-add, and the picture."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from ffncli.block.cost import cost
+from ffncli.block.flow import flow
 from ffncli.block.recipe import FFNSpec, MoE, steps
-from ffncli.block.rewrite import with_biases, without_nonlinearity
-from ffncli.block.steps import Activation, Experts, Linear, walk
+from ffncli.block.rewrite import final_layer, merged_first, with_biases, without_nonlinearity
+from ffncli.block.shard import shard
+from ffncli.block.steps import (
+    OPS,
+    Activation,
+    Experts,
+    Linear,
+    block_inputs,
+    ffn_span,
+    input_shapes,
+    parameters,
+    right_hand_side,
+    shapes,
+    walk,
+)
+from ffncli.errors import FFNError
 
 GATED = FFNSpec(8, 16, "silu", gated=True, clamp=7.0)
 
@@ -29,3 +47,78 @@ def test_biases_everywhere_or_nowhere_inside_experts_too() -> None:
             assert set(found.values()) == {bias}
             assert any("[e]" in name for name in found) == any(isinstance(s.op, Experts) for s in changed)
             assert with_biases(with_biases(changed, not bias), bias) == changed
+
+
+def test_a_final_layer_is_a_linear_and_a_softmax():
+    layer = final_layer("x", 512, 32_000, True)
+    assert [right_hand_side(step, layer) for step in layer] == ["x · W + b", "softmax(logits)"]
+    assert right_hand_side(final_layer("x", 8, 9, False)[0], layer) == "x · W"
+    sizes = {name: tuple(axis.size for axis in axes) for name, axes in parameters(layer).items()}
+    assert sizes == {"logits.weight": (32_000, 512), "logits.bias": (32_000,)}
+    assert shapes(layer, input_shapes(layer, (2, 3)))["probs"] == (2, 3, 32_000)
+    assert ffn_span(layer) == ("x", "logits")
+    # 2·512 per logit, 1 for the bias and 1 for the softmax's score.
+    assert cost(layer, 3).flops == 3 * 32_000 * (2 * 512 + 2)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**31, True])
+def test_a_vocabulary_is_a_size(size):
+    with pytest.raises(FFNError, match="vocab must be"):
+        final_layer("x", 8, size, True)
+
+
+def test_a_block_with_a_final_layer_keeps_its_span():
+    block = steps(FFNSpec(8, 16, "swiglu", norm="rmsnorm", residual=True))
+    whole = (*block, *final_layer(block[-1].output, 8, 30, False))
+    assert ffn_span(whole) == ffn_span(block) == ("norm", "down")
+    assert right_hand_side(whole[-2], whole) == "out · W"
+    assert [s.output for s in shard(whole, 0, 2)].count("down.sum") == 1
+    assert parameters(shard(whole, 0, 2))["logits.weight"][0].size == 30
+
+
+def test_choosing_some_still_prints_what_is_chosen():
+    block = steps(FFNSpec(8, 16, "swiglu", moe=MoE(4, 4)))
+    assert right_hand_side(block[1], block) == "normalise(top4(softmax(router)))"
+    block = steps(FFNSpec(8, 16, "swiglu", moe=MoE(4, 2, renormalise=False)))
+    assert right_hand_side(block[1], block) == "top2(softmax(router))"
+
+
+def test_the_merge_add_has_two_inputs():
+    block = merged_first(steps(FFNSpec(8, 16, "swiglu", norm="rmsnorm")))
+    assert block_inputs(block) == ("x", "attention")
+    assert right_hand_side(block[0], block) == "x + attention"
+    assert right_hand_side(block[1], block) == "rmsnorm(merged)"
+    assert ffn_span(block) == ("norm", "down")
+
+
+def test_a_plain_block_flows_in_one_line():
+    assert flow(steps(FFNSpec(512, 2048, "gelu"))) == (
+        "x 512 ──W1──▶ up 2048 ──gelu──▶ act 2048 ──W2──▶ down 512",
+    )  # fmt: skip
+
+
+def test_branches_begin_lines():
+    block = merged_first(steps(FFNSpec(4096, 11008, "swiglu", norm="rmsnorm")))
+    assert flow(block, {"gate": "D", "up": "L", "hidden": "H", "down": "Y"}) == (
+        "x 4096, attention 4096 ──+──▶ merged 4096 ──rmsnorm──▶ norm 4096",
+        "norm ──W1──▶ gate (D) 11008 ──silu──▶ act 11008",
+        "norm ──W3──▶ up (L) 11008",
+        "act, up ──⊙──▶ hidden (H) 11008 ──W2──▶ down (Y) 4096",
+    )
+    residual = steps(FFNSpec(8, 16, "relu", norm="layernorm", norm_position="post", residual=True, dropout=0.1))
+    assert flow((*residual, *final_layer("post_norm", 8, 30, True))) == (
+        "x 8 ──W1──▶ up 16 ──relu──▶ act 16 ──dropout 0.1──▶ dropout 16 ──W2──▶ down 8",
+        "x, down ──+──▶ out 8 ──layernorm──▶ post_norm 8 ──W──▶ logits 30 ──softmax──▶ probs 30",
+    )
+
+
+def test_every_op_flows():
+    moe = FFNSpec(8, 16, "swiglu", norm="rmsnorm", residual=True, residual_scale=0.5, gate_scale=2.0, dropout=0.1,
+                  moe=MoE(4, 2, shared_experts=1, shared_gate=True))  # fmt: skip
+    block = shard(steps(moe), 0, 2)
+    assert {type(step.op) for _, step in walk(block)} == set(OPS)
+    text = "\n".join(flow(block))
+    for step in block:
+        assert step.output in text
+    for label in ("softmax, top 2", "4 experts", "all_reduce 2", "+ 0.5·", "sigmoid"):
+        assert f"──{label}──▶" in text, text

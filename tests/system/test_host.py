@@ -80,6 +80,14 @@ def test_throttled_seconds(tmp_path):
     assert cgroup.throttled(tmp_path / "nowhere") is None
 
 
+def test_without_a_list_of_groups_the_limits_at_the_root_hold(tmp_path):
+    put(tmp_path, "sys/fs/cgroup/memory.max", "1000")
+    put(tmp_path, "sys/fs/cgroup/memory.current", "700")
+    put(tmp_path, "sys/fs/cgroup/cpu.max", "150000 100000")
+    assert cgroup.memory_left(tmp_path) == 300
+    assert cgroup.cpu_quota(tmp_path) == 1.5
+
+
 def test_hardware_threads_of_a_core_count_once(tmp_path, four_cpus):
     for cpu in range(4):
         put(tmp_path, f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", f"{cpu % 2},{cpu % 2 + 2}")

@@ -232,7 +232,7 @@ def _compiler() -> DoctorCheck:
     if found is None:
         advice = "install g++ (or name one in CXX); kernel `compiled` is skipped on CPU without it"
         return DoctorCheck("c++ compiler", "none", "missing", advice)
-    said = _said(found, "--version").partition("\n")[0]
+    said = _program_output(found, "--version").partition("\n")[0]
     if not said:
         return DoctorCheck("c++ compiler", f"{found} does not run", "bad", "try another one in CXX")
     header = Path(sysconfig.get_path("include")) / "Python.h"
@@ -290,7 +290,7 @@ def _has_gpu() -> bool:
     return any(Path(path).exists() for path in ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/kfd"))
 
 
-def _said(*command: str) -> str:
+def _program_output(*command: str) -> str:
     """What a program prints; empty where it fails."""
     if shutil.which(command[0]) is None:
         return ""

@@ -197,11 +197,14 @@ def from_json(stored: Mapping[str, Any]) -> BenchRequest:
     """The request of `to_json`. Raises KeyError, TypeError, ValueError or FFNError for anything else."""
     fields = dict(stored)
     labels, method = fields.pop("names"), Method(**fields["method"])
-    # An earlier version stored the texts as they were typed, without the only kernel's name: its label says it.
-    kernels = () if method.by_step else tuple(
-        replace(parse(text), label=label) for text, label in zip(fields["kernels"], labels, strict=True)
-    )  # fmt: skip
+    kernels = () if method.by_step else tuple(itertools.starmap(_choice, zip(fields["kernels"], labels, strict=True)))
     return BenchRequest(**{**fields, "cases": tuple(map(_case, fields["cases"])), "kernels": kernels, "method": method})
+
+
+def _choice(text: str, label: str) -> KernelChoice:
+    """Earlier versions stored texts as they were typed, without the name of a file's only kernel: its label has it."""
+    choice = parse(text)
+    return choice if choice.label else choice.with_attribute(label.rpartition(":")[2])
 
 
 def _case(found: Mapping[str, Any]) -> Case:

@@ -42,7 +42,7 @@ def kernels_by_label(choices: Sequence[KernelChoice], steps: Steps, spec: FFNSpe
         except FFNError as error:
             return error
         kernel = replace(kernel, name=choice.label)
-        return kernel if choice.factor is None else slowed_kernel(kernel, choice.factor)
+        return kernel if choice.factor is None else slowed_kernel(kernel, float(choice.factor))
 
     return {choice.label: one(choice) for choice in choices}
 
@@ -138,7 +138,7 @@ def anchor_of(device: str, draw: random.Random) -> Arm:
 
 
 class StepArms:
-    """The arms of --by-step: the whole block and its steps, as `run.execute` computes them, and the machine anchor.
+    """The arms of --by-step: the whole block and its steps, as `engine.execute` computes them, and the machine anchor.
 
     Their caches are warm, or emptied before every call.
     """

@@ -1,6 +1,6 @@
 """Where does the time go: every step of a block alone, and the whole block, which calls the same steps in turn.
 
-Activations are torch's own calls where it has them, as in the kernel eager; the rest is what run.execute computes.
+Activations are torch's own calls where it has them, as in the kernel eager; the rest is what engine.execute computes.
 
 The steps' shares of the block's time need not add to 1. Alone and again and again, a step finds its inputs and weights
 in another cache state than behind its neighbours; and the block's own time holds what lies between them.

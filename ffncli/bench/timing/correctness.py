@@ -2,7 +2,7 @@
 
 The baseline must keep `allowed` by itself; any other kernel that, or 4 times the error of a baseline that passes.
 
-`allowed` is `run.tolerance.tolerance_for`, 4 · (eps + eps_sum · √width), relative to the largest value of the
+`allowed` is `measure.tolerance.tolerance_for`, 4 · (eps + eps_sum · √width), relative to the largest value of the
 reference. With float32, where eps_sum is eps, that is c · eps · √d_ff with c = 4 (and 4 · eps for the last rounding).
 With 16 bits only the rounding of every step has their eps, the sums have float32's: c · eps · √d_ff would be 0.7 for
 bf16 and d_ff = 2048, and any kernel would pass.
@@ -64,7 +64,7 @@ def before(placed: PlacedKernel, problem: Problem) -> Error:
             placed.call()
             if not torch.equal(placed.x.detach(), first.x):
                 raise WrongResult("changes its input x")
-            found = found.worst(_said(call, lambda: compared(placed, problem, first)))
+            found = found.worst(_checked_at(call, lambda: compared(placed, problem, first)))
     untouched(placed, first.x)
     return found
 
@@ -73,7 +73,7 @@ def timed(placed: PlacedKernel, problem: Problem) -> Error:
     """What its last timed call gave, and whether its buffers still hold what was put there; nothing where none was."""
     if placed.out is None:
         return Error()
-    found = _said("as it was timed: ", lambda: compared(placed, problem, problem.first))
+    found = _checked_at("as it was timed: ", lambda: compared(placed, problem, problem.first))
     untouched(placed, problem.first.x)
     return found
 
@@ -83,10 +83,10 @@ def fresh(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Error:
     with computing(problem.backward):
         placed.enter(inputs.x, inputs.g)
         placed.call()
-        return _said("on a fresh seed: ", lambda: compared(placed, problem, inputs))
+        return _checked_at("on a fresh seed: ", lambda: compared(placed, problem, inputs))
 
 
-def _said(when: str, check: Callable[[], Error]) -> Error:
+def _checked_at(when: str, check: Callable[[], Error]) -> Error:
     try:
         return check()
     except WrongResult as error:

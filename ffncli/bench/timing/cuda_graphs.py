@@ -68,7 +68,7 @@ def captured(call: Callable[[Copy], object], copies: Sequence[Copy], cuda: Cuda 
     with cuda.stream(side):
         _warm_up(call, copies[0], cuda)
         pool = cuda.graph_pool_handle()
-        calls = [_one(call, copy, pool, cuda) for copy in copies]
+        calls = [_captured_call(call, copy, pool, cuda) for copy in copies]
     cuda.current_stream().wait_stream(side)
     cuda.synchronize()
     return calls
@@ -137,7 +137,7 @@ def _warm_up(call: Callable[[Copy], object], copy: Copy, cuda: Cuda) -> None:
             cuda.synchronize()
 
 
-def _one(call: Callable[[Copy], object], copy: Copy, pool: Any, cuda: Cuda) -> Call:
+def _captured_call(call: Callable[[Copy], object], copy: Copy, pool: Any, cuda: Cuda) -> Call:
     graph = cuda.CUDAGraph()
     reason: Exception | None = None
     out: object = None

@@ -21,7 +21,7 @@ _MANY = 4  # subjects that share a note are named up to so many
 
 def answer(verdict: Verdict, device: str) -> Answer:
     """All rows: `rows` in JSON, a line each in CSV."""
-    from ffncli.run.trace.block_summary import block_summary
+    from ffncli.run.engine.block_summary import block_summary
     from ffncli.run.verify.checks.row import CONVENTIONS, CheckRow
     from ffncli.run.verify.verify import CHECKS
 

@@ -1,6 +1,6 @@
 """What a model has outside its FFN blocks, from the config alone: attention, norms, embeddings and head.
 
-One row of RESTS per model family, as in `config.FAMILIES`: fields are read, nothing is built. What is counted is the
+One row of RESTS per model family, as in `families.FAMILIES`: fields are read, nothing is built. What is counted is the
 base model, with its language-model head where it is a language model: BERT and its kin with their pooler (as published:
 109,482,240 for bert-base), ViT without pooler and classifier. Facts: transformers 5.23 `modeling_*.py`.
 """

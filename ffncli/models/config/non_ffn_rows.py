@@ -1,4 +1,4 @@
-"""What each family has outside its FFN: one row of RESTS per model family, as in `config.FAMILIES`.
+"""What each family has outside its FFN: one row of RESTS per model family, as in `families.FAMILIES`.
 
 Facts: transformers 5.23 `configuration_*.py` and `modeling_*.py`.
 """

@@ -59,7 +59,7 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
         raise FFNError(f"{config.where}: model_type {shown(model_type)} is not covered", why + counted)
     family_name = BY_TYPE.get(model_type)
     if family_name is None:
-        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not known", _nearest(model_type))
+        raise FFNError(f"{config.where}: model_type {shown(model_type)} is not known", _nearest_model_type(model_type))
     family = FAMILIES[family_name]
     groups = [g for stack in family.stacks for g in _stack(config, family, stack)]
     for part in family.parts:
@@ -90,7 +90,7 @@ def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
     return one if isinstance(one, bool) else None
 
 
-def _nearest(model_type: str) -> str:
+def _nearest_model_type(model_type: str) -> str:
     """The names one letter away, of the same version: others that look alike are other models."""
     otherwise = "give its tensors (a directory or .safetensors file): they are counted without it"
     version = re.findall(r"\d", model_type)

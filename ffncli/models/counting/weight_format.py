@@ -22,13 +22,13 @@ def storage_of(resolved: Resolved, dtype: str | None = None) -> DType:
         return dtypes.dtype("fp32")
     known = dtypes.find_storage(resolved.model.dtype)
     if resolved.stored is None or (known is not None and known.computable):
-        return known or _nearest(resolved.model.dtype)
+        return known or _nearest_dtype(resolved.model.dtype)
     mean = Fraction(resolved.stored.bytes, resolved.stored.params)
     name = known.name if known else resolved.model.dtype
     return DType(name, 0, block=_block(resolved), other_bytes=2, flat=True, mean=mean)
 
 
-def _nearest(name: str) -> DType:
+def _nearest_dtype(name: str) -> DType:
     """The plain format that a file's packed one (fp8-block128, gptq-4bit) is a kind of; bf16 for none."""
     return dtypes.find_storage(name.partition("-")[0]) or dtypes.dtype("bf16")
 

@@ -18,8 +18,8 @@ from ffncli.models.config.families import BY_TYPE, family_of, refusal
 from ffncli.models.config.family import EXPERTS, TOP_K
 from ffncli.models.config.read import PREDICTION, quantization_of
 from ffncli.models.evidence.agreement import TensorBlocks, misfit, not_counted, params_of
-from ffncli.models.evidence.evidence import NOT_WHOLE, RecognisedTensors, absent_files, recognised, with_tensors
 from ffncli.models.evidence.from_gguf import checkpoint_of, confirmed, described
+from ffncli.models.evidence.recognised import NOT_WHOLE, RecognisedTensors, absent_files, recognised, with_tensors
 from ffncli.models.files.checkpoint import Checkpoint
 from ffncli.models.files.fields import REQUIRED, Fields
 from ffncli.models.files.gguf import GGUFFile, gguf_config

@@ -1,8 +1,8 @@
 """What lies outside the FFNs, config against tensors: attention of every layer, and the vocabulary.
 
-Only what a family's row in `rest.py` says is compared, and only where the tensors leave no doubt (`beside.measure`):
-a layer with adapters, or with several FFNs, is not. Of a multimodal model the vocabulary is not compared, because its
-image or sound tokens may have rows that its text_config does not count.
+Only what a family's row in `non_ffn_rows` says is compared, and only where the tensors leave no doubt
+(`non_ffn.measure`): a layer with adapters, or with several FFNs, is not. Of a multimodal model the vocabulary is not
+compared, because its image or sound tokens may have rows that its text_config does not count.
 """
 
 from __future__ import annotations

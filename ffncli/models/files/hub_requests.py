@@ -24,7 +24,7 @@ from threading import Thread
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from ffncli.errors import ExitCode, FFNError, shown
+from ffncli.errors import UNSAFE, ExitCode, FFNError, shown
 
 AT_ONCE = 16  # requests under way together
 PATIENCE = 12  # all of it together may take this many times what one answer may take: two minutes by default
@@ -70,7 +70,7 @@ def _address(endpoint: str) -> str:
 def one_line(error: object) -> str:
     """The first line of somebody else's message, short, nothing in it that acts on a terminal."""
     line = next(iter(str(error).splitlines()), "") or type(error).__name__
-    return "".join(c if c.isprintable() else "?" for c in line)[:120]
+    return UNSAFE.sub("?", line)[:120]
 
 
 @contextmanager

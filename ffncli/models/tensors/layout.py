@@ -1,6 +1,6 @@
 """Where every parameter of a block lies among the tensors of a file, or of a model in memory, and its canonical view.
 
-How a layer's tensors are read is `pieces`; here their names are held to what is there, what is missing is named, and
+How a layer's tensors are read is `slices`; here their names are held to what is there, what is missing is named, and
 so is a tensor whose shape is not the one that its parameter needs.
 """
 

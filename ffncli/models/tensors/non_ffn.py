@@ -2,7 +2,7 @@
 
 A layer is cut in three: its FFN (`recognise`), its norms, and what lies in a module of attention or of another sequence
 mixer. Where these three do not add up to the layer, something in it is neither, and nothing is said of that layer.
-Norms of queries, keys and latents belong to the attention (`rest.py`), those of the residual stream to the layer.
+Norms of queries, keys and latents belong to the attention (`non_ffn_rows`), those of the residual stream to the layer.
 """
 
 from __future__ import annotations

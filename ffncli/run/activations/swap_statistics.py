@@ -149,7 +149,7 @@ class SwapStatistics:
         self.changes = {name: _Differences() for name in names}
 
     def add(self, name: str, step: Step, expert: int | None, z: Tensor, made: Sequence[Tensor]) -> None:
-        """An activation that runs (`lockstep.Watch`)."""
+        """An activation that runs (`variants.Watch`)."""
         if name not in self.places:
             rows = self.most[name.partition(".")[0] if expert is not None else ""]
             outputs = {other: _OutputStatistics() for other in self.names}

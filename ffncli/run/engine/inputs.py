@@ -84,7 +84,7 @@ def _parse(text: str, where: str) -> Tensor:
     """
     text = text.removeprefix("\ufeff")
     if text.lstrip()[:1] in ("[", "{"):
-        return _nested(_one(_json(text, where), where), where)
+        return _nested(_input_entry(_json(text, where), where), where)
     rows = [words for line in text.splitlines() if (words := [w for w in re.split(r"[,;\s]+", line) if w])]
     if len(rows) > 1 and not any(map(_is_float, rows[0])):
         del rows[0]
@@ -96,7 +96,7 @@ def _parse(text: str, where: str) -> Tensor:
     return numbers if len(rows) > 1 and len(rows[0]) > 1 else numbers.flatten()
 
 
-def _one(value: object, where: str) -> object:
+def _input_entry(value: object, where: str) -> object:
     """The list itself, or the one of an object that is named x or stands alone."""
     if not isinstance(value, dict):
         return value

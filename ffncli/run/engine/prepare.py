@@ -19,7 +19,7 @@ from ffncli.models.examples import Example
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import Mode
 from ffncli.run.engine.inputs import make_input
-from ffncli.run.engine.weights import demand_memory, located_weights, packed_formats, random_weights, read_located
+from ffncli.run.engine.weights import located_weights, packed_formats, random_weights, read_located, require_memory
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def prepare(model: Resolved, request: LayerRequest = LayerRequest(), example: Ex
     layer = model.layer(request.layer)
     block = steps(layer.spec) if example is None or example.block is None else example.block
     dtype, device = dtype_of(request.dtype), device_of(request.device)
-    demand_known(model)
+    require_known(model)
     generator = torch.Generator().manual_seed(request.seed or 0)
     notes: list[str] = []
     weights, origin, doubts = _weights(model, layer, block, example, generator, dtype, device)
@@ -85,12 +85,12 @@ def prepare(model: Resolved, request: LayerRequest = LayerRequest(), example: Ex
     leading = request.leading or (example.shape[:-1] if example and request.input is None else None)
     default = example.input if example else "randn"
     text = default if request.input is None else request.input
-    _demand(prod(leading or (4,)), block, dtype)
+    _require_working_memory(prod(leading or (4,)), block, dtype)
     names = block_inputs(block)
     first = make_input(text, leading, layer.spec.d_model, dtype, generator).to(device)
-    _demand(prod(first.shape[:-1]), block, dtype)  # a file has as many tokens as it has
+    _require_working_memory(prod(first.shape[:-1]), block, dtype)  # a file has as many tokens as it has
     if example and request.input is None:
-        first = _given(example, first)
+        first = _example_input(example, first)
     inputs = {names[0]: first}
     for name in names[1:]:  # a parallel block's other branch: nothing is known of it
         inputs[name] = torch.randn(first.shape, generator=generator).to(device, dtype)
@@ -102,15 +102,15 @@ def prepare(model: Resolved, request: LayerRequest = LayerRequest(), example: Ex
     return Prepared(layer, block, weights, inputs, mode, origin, tuple(notes))
 
 
-def _demand(tokens: int, block: tuple[Step, ...], dtype: torch.dtype) -> None:
+def _require_working_memory(tokens: int, block: tuple[Step, ...], dtype: torch.dtype) -> None:
     """FFNError where memory will not do: two of the widest intermediates at once, and what is d_model wide."""
     axis = feature_axis(block)
     widest = max(axis.size for axes in parameters(block).values() for axis in axes)
     size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
-    demand_memory(size, "the input and its intermediates", "give fewer tokens")
+    require_memory(size, "the input and its intermediates", "give fewer tokens")
 
 
-def demand_known(resolved: Resolved) -> None:
+def require_known(resolved: Resolved) -> None:
     """Raises FFNError where nothing says what a model's blocks compute; of an unknown one an option may say it."""
     if resolved.model.refused:
         raise FFNError(f"{shown(resolved.source)} cannot be run: {resolved.model.refused}", "`ffn params` counts it")
@@ -170,7 +170,7 @@ def stored_layer(
     return read_located(model.checkpoint, located, dtype, device, model.quantization), origin, doubts
 
 
-def _given(example: Example, first: Tensor) -> Tensor:
+def _example_input(example: Example, first: Tensor) -> Tensor:
     """The drawn input with the numbers that the example gives."""
     if example.scale == 1 and not example.given:
         return first

@@ -34,7 +34,7 @@ def random_weights(
     the same tensors (experts one after the other, each with its own program's order). Drawn in float32, then cast.
     """
     advice = "take a smaller block" + ("" if dtype.itemsize <= 2 else " or --dtype bf16")
-    demand_memory(cost(steps).params * dtype.itemsize, advice=advice)
+    require_memory(cost(steps).params * dtype.itemsize, advice=advice)
     return {name: tensor.to(device) for step in steps for name, tensor in _draw(step, generator, dtype).items()}
 
 
@@ -114,11 +114,11 @@ def read_located(
 
     Raises FFNError (exit 3) where memory does not suffice.
     """
-    demand_memory(sum(math.prod(axis.size for axis in item.axes) for item in located) * dtype.itemsize)
+    require_memory(sum(math.prod(axis.size for axis in item.axes) for item in located) * dtype.itemsize)
     return read_weights(checkpoint, tuple(located), dtype, device, quantization)
 
 
-def demand_memory(
+def require_memory(
     size: int,
     what: str = "the block's weights",
     advice: str = "take a smaller block or --dtype bf16",

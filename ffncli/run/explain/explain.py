@@ -72,7 +72,7 @@ def explain(
 ) -> list[Explanation]:
     """How `name[index]` came about, with its `most` largest terms; then its largest term's origin, `depth` steps deep.
 
-    `scene` must hold the tensors that `places.needed` names. Negative indices count from the end. Raises FFNError for a
+    `scene` must hold the tensors that `scene.needed` names. Negative indices count from the end. Raises FFNError for a
     step that is not there and for an index that does not fit; `option` is what the message calls the question.
     """
     place = find(scene.steps, name)

@@ -22,7 +22,7 @@ from ffncli.models.files.dequantize import stored
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.run.engine.execute import Mode
-from ffncli.run.engine.prepare import LayerRequest, Prepared, demand_known, device_of, dtype_of, stored_layer
+from ffncli.run.engine.prepare import LayerRequest, Prepared, device_of, dtype_of, require_known, stored_layer
 from ffncli.run.engine.weights import located_weights
 from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.pretrained.locate import LiveFFN, live_ffn
@@ -84,9 +84,9 @@ def run_model(
     It is given the layer, the tokens asked for, ffn_input and ffn_output [tokens, d_model]. The answer is what there is
     to say of the run. Raises FFNError for all that keeps a model from running.
     """
-    demand_known(model)
+    require_known(model)
     folder = folder_of(model, prompt.option)
-    _demand_readable(model, layers[0])
+    _require_readable(model, layers[0])
     device, dtype = device_of(request.device), dtype_of(request.dtype)
     with offline() as transformers:
         config = read_config(transformers, folder)
@@ -104,13 +104,13 @@ def run_model(
 
         loaded = load(transformers, folder, config, dtype, device, shrink)
         found = found or {layer: live_ffn(loaded.module, model, layer) for layer in layers}
-        given = _given(loaded, tokens, tokenizer, layers)
+        given = _forward_arguments(loaded, tokens, tokenizer, layers)
         idle = _listen(loaded, found, given, prompt, seen)
     fault = FAULTS.get(model.model.model_type or "") if any(layer.spec.moe for layer in layers) else None
     return (*given.notes, *idle, *([fault] if fault else []))
 
 
-def _demand_readable(model: Resolved, layer: Layer) -> None:
+def _require_readable(model: Resolved, layer: Layer) -> None:
     """FFNError for weights that are not read here (GPTQ), by headers alone, before the model is loaded for nothing."""
     assert model.checkpoint is not None  # folder_of has seen it
     for item in located_weights(model, layer) or ():
@@ -153,7 +153,7 @@ def cut(module: Any, layer: str, kept: int) -> None:
 # --- what is given ----------------------------------------------------------------------------------------------------
 
 
-def _given(loaded: Pretrained, tokens: tuple[Token, ...], tokenizer: Any, layers: Sequence[Layer]) -> Given:
+def _forward_arguments(loaded: Pretrained, tokens: tuple[Token, ...], tokenizer: Any, layers: Sequence[Layer]) -> Given:
     """The arguments of the model's forward. Raises FFNError for tokens that it has no embedding or position for."""
     module, config = loaded.module, loaded.config
     ids = torch.tensor([[token.id for token in tokens]], device=module.device)

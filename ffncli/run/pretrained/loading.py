@@ -20,7 +20,7 @@ from torch import nn
 
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
-from ffncli.run.engine.weights import demand_memory
+from ffncli.run.engine.weights import require_memory
 
 _LONGEST = 200  # characters of somebody else's exception
 _HEADS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
@@ -108,7 +108,7 @@ def load(
         if lean and not with_head:
             _without_head(module)
         size = sum(p.numel() for p in module.parameters()) * dtype.itemsize
-        demand_memory(size, f"{kind.__name__} up to there", "take a lower --layer or --dtype bf16")
+        require_memory(size, f"{kind.__name__} up to there", "take a lower --layer or --dtype bf16")
 
     options = {
         "config": config, "dtype": dtype, "local_files_only": True, "use_safetensors": True,

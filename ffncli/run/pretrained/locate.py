@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-import torch
 from torch import Tensor, nn
 
 from ffncli.block.recipe import steps
-from ffncli.block.steps import Norm, ffn_steps, parameters
+from ffncli.block.steps import Norm
 from ffncli.errors import FFNError
 from ffncli.models.files.headers import Columns
 from ffncli.models.files.inventory import Inventory, collect
@@ -45,7 +44,7 @@ def live_ffn(module: nn.Module, resolved: Resolved, layer: Layer) -> LiveFFN:
     holds their router; shared experts that stand beside that module (Granite) leave apart from it. Their input may be
     flattened to [tokens, d_model]. Raises FFNError where no FFN of that layer is found.
     """
-    at, located = _located(module, resolved, layer)
+    at, located = live_parameters(module, resolved, layer)
     owners = {item.parameter: item.names[0].rpartition(".")[0] for item in located}
     norms = {name.partition(".")[0]: at for name, at in owners.items() if name.startswith(("norm.", "post_norm."))}
     enters, leaves = _boundary(owners, norms, at, layer)
@@ -81,29 +80,9 @@ def _without_parameters(module: nn.Module, resolved: Resolved, layer: Layer, at:
     return out
 
 
-def live_weights(module: nn.Module, resolved: Resolved, layer: Layer) -> dict[str, Tensor]:
-    """The canonical weights of a layer's FFN, from ffn_input to ffn_output, as views of the model's own tensors.
-
-    Raises FFNError as `live_ffn`.
-    """
-    tensors = _tensors(module)
-    wanted = parameters(ffn_steps(steps(layer.spec)))
-    _, located = _located(module, resolved, layer)
-    return {
-        item.parameter: _canonical([tensors[name] for name in item.names], item)
-        for item in located
-        if item.parameter in wanted
-    }
-
-
-def _canonical(stored: list[Tensor], item: Located) -> Tensor:
-    parts = [layout.canonical(tensor, item) for tensor in stored]
-    return torch.stack(parts) if item.slice.per_expert else parts[0]
-
-
-def _located(module: nn.Module, resolved: Resolved, layer: Layer) -> tuple[str, tuple[Located, ...]]:
-    """(the layer's own module, where its parameters lie in the state_dict)."""
-    tensors = _tensors(module)
+def live_parameters(module: nn.Module, resolved: Resolved, layer: Layer) -> tuple[str, tuple[Located, ...]]:
+    """(the layer's own module, where its parameters lie in the state_dict). Raises FFNError as `live_ffn`."""
+    tensors = live_tensors(module)
     where = f"the model in memory ({type(module).__name__})"
     kinds = [str(t.dtype).removeprefix("torch.") for t in tensors.values()]
     shapes = [tuple(t.shape) for t in tensors.values()]
@@ -118,7 +97,7 @@ def _located(module: nn.Module, resolved: Resolved, layer: Layer) -> tuple[str, 
     return named.stem.removesuffix("."), layout.locate(named, layer.spec)
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
+def live_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and stored buffers in the order of their names, as files have them; a shared one (Zamba's) once."""
     kept = module.state_dict()
     own = dict((*module.named_parameters(), *module.named_buffers()))

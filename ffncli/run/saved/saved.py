@@ -132,10 +132,10 @@ def _details(steps: Sequence[Step]) -> dict[str, dict[str, str]]:
 
 def _fields(step: Step) -> dict[str, str]:
     """An op's fields in words: `{"into": "d_model 4", "out": "d_ff 8", "bias": "True"}`."""
-    return {f.name: _said(getattr(step.op, f.name)) for f in fields(step.op)}  # type: ignore[arg-type]
+    return {f.name: _field_text(getattr(step.op, f.name)) for f in fields(step.op)}  # type: ignore[arg-type]
 
 
-def _said(value: Any) -> str:
+def _field_text(value: Any) -> str:
     if isinstance(value, Axis):
         return f"{value.name} {value.size}"
     if isinstance(value, tuple):  # a program

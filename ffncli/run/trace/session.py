@@ -15,11 +15,11 @@ from ffncli.block.flow import flow
 from ffncli.block.steps import Step, ffn_span
 from ffncli.errors import FFNError
 from ffncli.models.model import Resolved
+from ffncli.run.engine.block_summary import BlockSummary, block_summary
 from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
 from ffncli.run.engine.trace import StepRecord, Trace, find_not_finite, trace
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.not_finite import NotFinite
-from ffncli.run.trace.block_summary import BlockSummary, block_summary
 from ffncli.run.trace.question import TERMS, CheckedQuestion, Question
 from ffncli.run.trace.routes import Chosen, chosen_experts, routes
 from ffncli.run.trace.sampling import Sampling, sampling

@@ -18,7 +18,7 @@ from ffncli.errors import FFNError, shown_path
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Resolved, block_model
 from ffncli.run.engine.execute import execute
-from ffncli.run.engine.weights import demand_memory
+from ffncli.run.engine.weights import require_memory
 from ffncli.run.user.construct import NotTaken, calls
 from ffncli.run.user.identify import Match, ModuleSample, confirmed, identify
 from ffncli.run.user.probe import Runner, own_dtype, probes, runner_for, same_eps
@@ -88,7 +88,7 @@ def _recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, floa
     shapes = {name: tuple(p.shape) for name, p in parameters.items()}
     if len(matrices(shapes, run.d_model)) > MOST_MATRICES:
         raise FFNError(f"{label} has {len(matrices(shapes, run.d_model))} weight matrices, a dense block 2 or 3", hint)
-    demand_memory(2 * 8 * total, "matching the module's outputs", "give smaller dimensions")
+    require_memory(2 * 8 * total, "matching the module's outputs", "give smaller dimensions")
     with user_code(path, "raised while the module was copied"):
         twin = copy.deepcopy(module)
     same_eps(twin, own_dtype(module))
@@ -99,7 +99,7 @@ def _recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, floa
     if match.error <= drawn.tolerance and match.mixed_bias:
         raise FFNError(f"{label} has a bias on some projections only", f"this version has it on all or none; {hint}")
     if match.error > drawn.tolerance or max(confirmed(match, probe) for probe in (own, drawn)) > drawn.tolerance:
-        raise FFNError(f"{label} matches no block that this version describes: nearest {_nearest(match)}", hint)
+        raise FFNError(f"{label} matches no block that this version describes: nearest {_nearest_block(match)}", hint)
     p, remarks = _dropout(match, own, captured)
     return match, p, remarks
 
@@ -166,7 +166,7 @@ def _unused(match: Match, parameters: Mapping[str, Tensor]) -> Iterator[str]:
         yield f"a tensor plays two parts: {counted:,} parameters are counted, the module has {own:,} of them"
 
 
-def _nearest(match: Match) -> str:
+def _nearest_block(match: Match) -> str:
     words = ["gated" if "gate.weight" in match.wiring else "plain", match.activation]
     words += [f"{match.norms.position} {match.norms.kind}"] if match.norms.kind != "none" else []
     words += ["residual"] if match.residual else []

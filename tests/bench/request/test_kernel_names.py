@@ -62,6 +62,20 @@ def test_what_an_earlier_version_stored_is_read(mine):
 
 
 @pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("mine.py", "mine.py:mlp"), ("../x/mine.py", "mine.py:mlp"), ("a=mine.py:mlp", "a"),
+        ("slowed:1.50:eager", "slowed:1.50:eager"), ("a=slowed:1.50:eager", "a"), ("conv", "conv1x1"),
+    ],
+)  # fmt: skip
+def test_what_an_earlier_version_stored_is_written_as_a_text_of_the_same_choice(text, label):
+    stored = to_json(BenchRequest((), (), label))
+    (choice,) = from_json({**stored, "kernels": [text], "names": [label]}).kernels
+    assert choice.label == label
+    assert parse(choice.text) == choice
+
+
+@pytest.mark.parametrize(
     ("texts", "baseline", "labels", "base", "note"),
     [
         (None, None, ["eager", "module", "packed", "inplace", "conv1x1", "numpy"], "eager", "not timed: compiled"),

@@ -16,7 +16,7 @@ from ffncli.models import catalog
 from ffncli.models.config.read import from_config
 from ffncli.models.counting.count import count
 from ffncli.models.dimensions import Dimensions, with_dimensions
-from ffncli.models.evidence.evidence import with_inventory
+from ffncli.models.evidence.with_config import with_inventory
 from ffncli.models.files.headers import Columns
 from ffncli.models.files.inventory import Inventory, collect
 from ffncli.models.model import Resolved

@@ -18,13 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ffncli.block.steps import ffn_span, ffn_steps
+from ffncli.block.recipe import steps
+from ffncli.block.steps import ffn_span, ffn_steps, parameters
 from ffncli.models.dimensions import Dimensions
-from ffncli.models.model import Layer
+from ffncli.models.model import Layer, Resolved
 from ffncli.models.source import load
+from ffncli.models.tensors import layout
+from ffncli.models.tensors.layout import Located
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
-from ffncli.run.pretrained.locate import LiveFFN, live_ffn, live_weights
+from ffncli.run.pretrained.locate import LiveFFN, live_ffn, live_parameters, live_tensors
 from tests.oracles.architectures import Architecture, text_architectures
 from tests.oracles.architectures.tiny import TOKENS, Tiny
 
@@ -128,7 +131,7 @@ class Caught:
 # --- the forward pass -------------------------------------------------------------------------------------------------
 
 
-def _given(name: str, model: Any) -> dict[str, Any]:
+def _forward_arguments(name: str, model: Any) -> dict[str, Any]:
     """Random inputs of one forward pass."""
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(3, VOCAB, (BATCH, TOKENS), generator=generator)
@@ -149,7 +152,7 @@ def _run(name: str, model: nn.Module, places: Mapping[Layer, LiveFFN], caught: C
     """
     with torch.no_grad():
         with suppress(AttributeError, RuntimeError, TypeError, ValueError):  # text alone does not carry all to the end
-            model(**_given(name, model))
+            model(**_forward_arguments(name, model))
         for layer, live in places.items():
             if live.enters not in caught.given:
                 x = torch.randn(1, TOKENS, layer.spec.d_model, generator=torch.Generator().manual_seed(4))
@@ -179,6 +182,22 @@ def compare(tiny: Tiny) -> list[Compared]:
     with torch.no_grad():
         found = [_compared(name, *one, caught) for one in zip(places.items(), ready, same, strict=True)]
     return [replace(one, strange=_strange(model, case, one.live)) for one in found]
+
+
+def live_weights(module: nn.Module, resolved: Resolved, layer: Layer) -> dict[str, Tensor]:
+    """The canonical weights of a layer's FFN, from ffn_input to ffn_output, as views of the model's own tensors."""
+    tensors, wanted = live_tensors(module), parameters(ffn_steps(steps(layer.spec)))
+    _, located = live_parameters(module, resolved, layer)
+    return {
+        item.parameter: _canonical([tensors[name] for name in item.names], item)
+        for item in located
+        if item.parameter in wanted
+    }
+
+
+def _canonical(stored: list[Tensor], item: Located) -> Tensor:
+    parts = [layout.canonical(tensor, item) for tensor in stored]
+    return torch.stack(parts) if item.slice.per_expert else parts[0]
 
 
 def _by_names_alone(tiny: Tiny, layers: Iterable[Layer]) -> Iterator[dict[str, Tensor]]:

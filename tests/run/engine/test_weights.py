@@ -1,4 +1,4 @@
-"""Random weights as torch initialises its own modules, and the memory that is demanded before any is taken."""
+"""Random weights as torch initialises its own modules, and the memory that is required before any is taken."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ffncli.models.source import load
 from ffncli.run.engine import prepare as prepare_module
 from ffncli.run.engine import weights
 from ffncli.run.engine.prepare import LayerRequest, prepare
-from ffncli.run.engine.weights import demand_memory, random_weights
+from ffncli.run.engine.weights import random_weights, require_memory
 from tests.oracles.checkpoints import LLAMA, folder, tensors
 from tests.system.test_host import put
 
@@ -81,24 +81,24 @@ def test_what_may_be_taken_is_what_the_machine_and_every_group_leave(group, free
     put(tmp_path, "proc/meminfo", "MemTotal:  9000000 kB\nMemFree:  1 kB\nMemAvailable:  7812500 kB")  # 8 GB
     for name, content in group.items():
         put(tmp_path, name if name.startswith("proc") else f"sys/fs/cgroup/{name}", content)
-    demand_memory(int(free * 1e9), root=tmp_path)
+    require_memory(int(free * 1e9), root=tmp_path)
     with pytest.raises(FFNError, match=rf"would need .*, and {free} GB of memory are free") as refused:
-        demand_memory(int(free * 1e9) + 1, root=tmp_path)
+        require_memory(int(free * 1e9) + 1, root=tmp_path)
     assert refused.value.code == 3
 
 
 def test_the_refusal_says_how_much(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(weights, "available_memory", lambda _: 2 * 10**9)
     with pytest.raises(FFNError, match=r"it would need 3\.0 GB, and 2\.0 GB of memory are free"):
-        demand_memory(3 * 10**9, "it")
+        require_memory(3 * 10**9, "it")
     monkeypatch.setattr(weights, "available_memory", lambda _: 0)
     with pytest.raises(FFNError, match="of memory are free"):
-        demand_memory(1)
+        require_memory(1)
 
 
 def test_a_file_of_more_tokens_than_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "x.csv").write_text("1,2,3,4\n" * 50)
     asked: list[int] = []
-    monkeypatch.setattr(prepare_module, "demand_memory", lambda size, *_: asked.append(size))
+    monkeypatch.setattr(prepare_module, "require_memory", lambda size, *_: asked.append(size))
     prepare(load("4x8:relu"), LayerRequest(input=str(tmp_path / "x.csv")))
     assert asked[-1] == 50 * (2 * 8 + 3 * 4) * 4

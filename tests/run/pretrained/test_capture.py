@@ -254,7 +254,7 @@ def test_memory_is_asked_before_anything_is_loaded(monkeypatch: pytest.MonkeyPat
         asked.append(size)
         raise FFNError("short", code=ExitCode.ENVIRONMENT)
 
-    monkeypatch.setattr(pretrained_module, "demand_memory", short)
+    monkeypatch.setattr(pretrained_module, "require_memory", short)
     with pytest.raises(FFNError, match="short"):
         capture(load(str(made("llama").path)), Prompt(PROMPT), LayerRequest(layer="0", dtype="bf16"))
     model: Any = made("llama").model

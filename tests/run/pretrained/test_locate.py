@@ -17,8 +17,9 @@ from ffncli.errors import FFNError
 from ffncli.models.config.read import from_config
 from ffncli.models.model import Resolved
 from ffncli.run.engine.execute import run
-from ffncli.run.pretrained.locate import live_ffn, live_weights
+from ffncli.run.pretrained.locate import live_ffn
 from tests.oracles.architectures import build, cases
+from tests.oracles.architectures.traced import live_weights
 
 TINY = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 60, "n_positions": 32}
 
