@@ -9,8 +9,9 @@ fails. The places outlive a refactoring: they are found again by their lines, se
 from __future__ import annotations
 
 import argparse
+import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.benched import ROOT
@@ -18,7 +19,7 @@ from benchmarks.common import machine
 from benchmarks.kept import Kept
 from benchmarks.mutations.measure import measure
 from benchmarks.mutations.notice import COLUMNS, control, noticed
-from benchmarks.mutations.places import PLACES, Drawn, draw, find
+from benchmarks.mutations.places import PLACES, Drawn, Place, Spot, draw, find
 from benchmarks.mutations.reached import Reached
 from benchmarks.mutations.scratch import tree
 
@@ -84,6 +85,7 @@ def _ask_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("--only", nargs="+", metavar="ID", help="these places")
     parser.add_argument("--limit", type=float, default=120.0, metavar="SECONDS", help="of wall time for each")
     parser.add_argument("--renames", type=Path, help="JSON: old path to new path, where a line alone does not say")
+    parser.add_argument("--base", type=Path, help="the older tree that the map is of; tools/moves.csv says what moved")
     parser.add_argument("--save", metavar="CSV", help="rows as they come; a later run goes on where one ended")
     parser.add_argument("--find", action="store_true", help="only say where each place is")
     parser.set_defaults(do=_run)
@@ -101,6 +103,8 @@ def _run(asked: argparse.Namespace) -> int:
     if asked.find:
         return int(any(isinstance(spot, str) for spot in spots.values()))
     reached = Reached.read(asked.map)
+    if asked.base:
+        reached = carried_over(reached, places, spots, asked.base.resolve())
     kept = Kept(asked.save, COLUMNS, machine("torch", "pytest"))
     with tree() as copy:
         for place in places:
@@ -114,6 +118,23 @@ def _run(asked: argparse.Namespace) -> int:
     survived = [row["id"] for row in kept.rows if row["result"] != "noticed"]
     print(f"{len(kept.rows) - len(survived)} of {len(kept.rows)} noticed; not: {', '.join(survived) or 'none'}")
     return int(any(isinstance(spot, str) for spot in spots.values()))
+
+
+def carried_over(reached: Reached, places: Sequence[Place], spots: Mapping[str, Spot | str], base: Path) -> Reached:
+    """An older tree's map at the places of this one: its tests by the files that they are in now."""
+    with (ROOT / "tools/moves.csv").open(newline="") as file:
+        moves = {row["old"]: row["new"] for row in csv.DictReader(file)}
+    moves |= {name: moves.get(name, name) for name in {test.partition("::")[0] for test in reached.seconds}}
+    new_names = {test: "::".join([moves[test.partition("::")[0]], test.partition("::")[2]]) for test in reached.seconds}
+    seconds = {new_names[test]: taken for test, taken in reached.seconds.items()}
+    number = {name: n for n, name in enumerate(seconds)}
+    lines: dict[str, dict[int, int]] = {}
+    for place in places:
+        before, after = find(place, base, {}, {}), spots[place.id]
+        if isinstance(before, Spot) and isinstance(after, Spot):
+            tests = [new_names[test] for test in reached.tests(before.file, before.line)]
+            lines.setdefault(after.file, {})[after.line] = sum(1 << number[test] for test in tests)
+    return Reached(seconds, lines, frozenset(new_names[test] for test in reached.failed))
 
 
 if __name__ == "__main__":
