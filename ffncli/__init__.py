@@ -19,7 +19,7 @@ _WHERE = {
     "FFNSpec": ("ffncli.block.recipe", "FFNSpec"),
     "MoE": ("ffncli.block.recipe", "MoE"),
     "activation": ("ffncli.block.analysis.facts", "activation"),
-    "approximate": ("ffncli.run.approximate.approximate", "approximate"),
+    "approximate": ("ffncli.run.approximate.call", "approximate"),
     "benchmark": ("ffncli.bench.benchmark", "benchmark"),
     "cost": ("ffncli.block.cost", "cost"),
     "count": ("ffncli.models.counting.count", "count"),
@@ -28,7 +28,7 @@ _WHERE = {
     "steps": ("ffncli.block.recipe", "steps"),
     "survey": ("ffncli.run.trace.call", "survey"),
     "trace": ("ffncli.run.trace.call", "trace"),
-    "verify": ("ffncli.run.verify.verify", "verify_layer"),
+    "verify": ("ffncli.run.verify.call", "verify"),
 }
 
 __all__ = [
@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from ffncli.block.recipe import FFNSpec, MoE, steps
     from ffncli.errors import FFNError
     from ffncli.models.counting.count import count
-    from ffncli.run.approximate.approximate import approximate
+    from ffncli.run.approximate.call import approximate
     from ffncli.run.trace.call import survey, trace
     from ffncli.run.user.load import load
-    from ffncli.run.verify.verify import verify_layer as verify
+    from ffncli.run.verify.call import verify
     from ffncli.version import __version__ as __version__
 
 

@@ -27,11 +27,11 @@ def test_a_trace_takes_the_models_own_unless_told():
     assert (found.block.weights, found.block.mode) == ("random weights, seed 0", "eval")
 
 
-def test_results_of_a_benchmark_are_read_without_torch():
+def test_a_call_is_named_without_torch():
     import subprocess
     import sys
 
-    code = "import sys, ffncli; ffncli.read_results, ffncli.benchmark\n"
+    code = "import sys; from ffncli import read_results, benchmark, trace, survey, verify, approximate\n"
     code += "print(sorted({'torch', 'pandas'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 

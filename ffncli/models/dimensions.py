@@ -70,10 +70,13 @@ def with_dimensions(resolved: Resolved, said: Dimensions) -> Resolved:
 
     Where dense and MoE layers mix, --d-ff and the MoE options mean the layers of the kind that the model has most of
     (its "per layer" numbers); the others keep theirs, and a note says so. --top-k without --experts means the experts
-    that there are. What an option says is no longer unknown.
+    that there are. What an option says is no longer unknown. Raises FFNError for a module of a user's own: what it
+    computes stands in its code.
     """
     if not said.said():
         return resolved
+    if resolved.weights is not None:
+        raise FFNError("the dimension options cannot change a module that is already built", "name its class")
     model = resolved.model
     main = model.main.spec.moe is not None
     others = replace(said, d_ff=None, experts=None, top_k=None, shared_experts=None)

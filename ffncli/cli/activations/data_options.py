@@ -55,10 +55,9 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
             return
         if said := next((name for name, value in others.items() if value), None):
             raise FFNError(f"{said} contradicts --source", "it is about the numbers that a model has")
-        from ffncli.run.trace.question_checks import check_one_input
-
-        check_one_input(self.prompt, self.input_ids, made)
-        if self.position is not None and not self.runs_model:
+        if self.model_prompt:
+            self.model_prompt.check(made)
+        elif self.position is not None:
             raise FFNError("--position needs --prompt or --input-ids")
 
     def run(self, names: Sequence[str], output: Output, dtype: str | None = None) -> None:

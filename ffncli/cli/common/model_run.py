@@ -9,8 +9,8 @@ from ffncli.show.tensors import edges
 from ffncli.show.text import plural
 
 if TYPE_CHECKING:
+    from ffncli.run.engine.prepare import Token
     from ffncli.run.measure.gap import Agreement
-    from ffncli.run.pretrained.tokens import Token
 
 _LONGEST = 12  # characters of a token's text in a label: a row of eight values still fits 100 columns
 

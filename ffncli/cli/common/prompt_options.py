@@ -10,6 +10,7 @@ import typer
 
 from ffncli.cli.common.parsers import natural, positive
 from ffncli.errors import FFNError, shown
+from ffncli.run.pretrained.prompt import Prompt, prompt_of
 
 _model = partial(typer.Option, rich_help_panel="A real model, run by transformers")
 _MOST_IDS = 1_000_000
@@ -38,9 +39,9 @@ class GivenOptions:
     ] = None
 
     @property
-    def runs_model(self) -> bool:
-        """Whether transformers is to run the model."""
-        return self.prompt is not None or self.input_ids is not None
+    def model_prompt(self) -> Prompt | None:
+        """The same as one record; None where transformers is not to run the model."""
+        return prompt_of(self.prompt, self.input_ids, self.position)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def explanation_parts(session: Session, digits: int) -> list[Part]:
 
     Where the input's tokens have texts, they are named.
     """
-    texts = session.prepared.tokens
+    texts = tuple(token.text or "" for token in session.tokens)
     return [part for one in session.explain or () for part in _parts(one, session.trace, digits, texts)]
 
 

@@ -12,7 +12,7 @@ from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
-    from ffncli.run.pretrained.tokens import Token
+    from ffncli.run.engine.prepare import Token
     from ffncli.run.trace.session import Session
     from ffncli.run.trace.unembed import PromotedTokens
 

@@ -10,7 +10,7 @@ from ffncli.cli.common.options import DimensionOptions, OutputOptions, PlaceOpti
 from ffncli.cli.common.parsers import from_zero
 from ffncli.cli.common.spread import spread
 from ffncli.cli.verify.page import answer, failure
-from ffncli.run.verify.call import verify_source
+from ffncli.run.verify.call import verify
 
 _Texts = list[str] | None
 Checks = Annotated[
@@ -54,13 +54,11 @@ def command(
     Try: ffn verify 512x2048:swiglu, ffn verify ./my-model --layer 1, ffn verify --kernel mine.py:mlp
     """
     output = show.output()
-    names = [name.strip() for text in checks for name in text.split(",")] if checks else None
-    verdict = verify_source(
-        source, dimensions.dimensions(), checks=names, kernels=kernels or (), against=against, tolerance=tolerance,
-        leading=tokens.leading(), **vars(place),
+    verdict = verify(
+        source, **vars(place), **vars(tokens), check=checks or (), kernel=kernels or (), against=against,
+        tolerance=tolerance, **vars(dimensions.dimensions()),
     )  # fmt: skip
-    model = verdict.model
-    output.notes(*model.notes, *map(str, model.differences), *verdict.ready.notes)
-    output.show(answer(verdict, place.device))
+    output.notes(*verdict.notes)
+    output.show(answer(verdict))
     if verdict.failed:
         raise failure(verdict)

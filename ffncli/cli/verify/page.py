@@ -19,14 +19,12 @@ _COLUMNS = ("subject", "max error", "relative", "ulps", "tolerance", "passed")
 _MANY = 4  # subjects that share a note are named up to so many
 
 
-def answer(verdict: Verdict, device: str) -> Answer:
+def answer(verdict: Verdict) -> Answer:
     """All rows: `rows` in JSON, a line each in CSV."""
-    from ffncli.run.engine.block_summary import block_summary
     from ffncli.run.verify.checks.row import CONVENTIONS, CheckRow
     from ffncli.run.verify.verify import CHECKS
 
-    block = block_summary(verdict.model, verdict.ready, device)
-    rows = verdict.rows
+    block, rows = verdict.block, verdict.rows
     names = tuple(f.name for f in fields(CheckRow))
     table = Table(names, [tuple(getattr(row, name) for name in names) for row in rows])
     parts: list[Part] = [Heading(block.name, block.weights), Line(dimensions_text(block))]

@@ -10,6 +10,7 @@ from ffncli.models.model import Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.models.source import is_user_module
 from ffncli.run.engine.threads import set_threads, sleep_while_waiting
+from ffncli.run.pretrained.prompt import prompt_of
 from ffncli.run.user.load import load
 
 if TYPE_CHECKING:
@@ -38,22 +39,21 @@ def activations_of(
     `others` are canonical names, `leading` the input's axes before d_model, the rest the command line's names. Raises
     FFNError as `activations_on_data`, and for a source that does not say all that it needs to be run.
     """
-    sleep_while_waiting()  # a module of the user's own imports torch
-    model = _model(source, seed or 0)
+    with sleep_while_waiting():  # a module of the user's own imports torch
+        model = _model(source, seed or 0)
     if layer != "all":
         model.layer(layer)
-    runs = prompt is not None or input_ids is not None
-    if runs:
-        folder_of(model, "--input-ids" if prompt is None else "--prompt")
+    given = prompt_of(prompt, input_ids, position)
+    if given:
+        folder_of(model, given.option)
 
     # From here on torch is needed; what can be wrong without it has been said.
     set_threads(threads)
     from ffncli.run.activations.on_data import activations_on_data
     from ffncli.run.engine.prepare import LayerRequest
-    from ffncli.run.pretrained.tokens import Prompt
 
     request = LayerRequest(layer, input, leading, dtype, device, seed)
-    return activations_on_data(model, request, Prompt(prompt, input_ids, position) if runs else None, others)
+    return activations_on_data(model, request, given, others)
 
 
 def _model(source: str, seed: int) -> Resolved:

@@ -14,12 +14,12 @@ from ffncli.models.model import Layer, Resolved
 from ffncli.run.activations.swap_statistics import ActivationInput, SwapStatistics
 from ffncli.run.activations.variants import is_act, run_variants
 from ffncli.run.engine.execute import execute
-from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
+from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, prepare
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.not_finite import NotFinite, where_not_finite
 from ffncli.run.pretrained.capture import prepared, run_model
 from ffncli.run.pretrained.layers import layers_of, reached
-from ffncli.run.pretrained.tokens import Prompt, Token
+from ffncli.run.pretrained.prompt import Prompt
 
 _CHUNK = 1 << 21  # values of an activation that are looked at together: 16 MB in float64
 

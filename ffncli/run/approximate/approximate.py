@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import median
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ffncli.run.approximate.fit import SPREAD, Advance, Weights, drawn, finite, refitted, train, unscaled
-from ffncli.run.approximate.question import FitCase, FitQuestion, cases
+from ffncli.run.approximate.question import FitCase, FitQuestion
 from ffncli.run.approximate.targets import Domain, Target
 from ffncli.run.engine.execute import run
 from ffncli.run.engine.functions import NAMESPACE
@@ -94,15 +93,6 @@ class _TrainingData:
     points: Tensor
     values: Tensor
     floor: float
-
-
-def approximate(question: FitQuestion | None = None, **choices: Any) -> tuple[Fit, ...]:
-    """Train every block that is asked for: `approximate(targets=("sin",), activations=("gelu",), widths=("1", "16"))`.
-
-    Raises FFNError as `FitQuestion` and `cases`.
-    """
-    question = question or FitQuestion(**choices)
-    return tuple(fits(question, cases(question)))
 
 
 def fits(question: FitQuestion, asked: Iterable[FitCase], tick: Advance = lambda steps: None) -> Iterator[Fit]:

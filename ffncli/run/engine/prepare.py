@@ -40,11 +40,20 @@ class LayerRequest:
 
 
 @dataclass(frozen=True)
+class Token:
+    """One token of what a model was given. `text` is None where there is no tokenizer to say it."""
+
+    position: int
+    id: int
+    text: str | None = None
+
+
+@dataclass(frozen=True)
 class Prepared:
     """Everything `trace` needs. `layer` is the one that was chosen; `origin` says where the weights come from.
 
-    Where a model was run to get the input, `tokens` are its tokens' texts, one per row of the flattened input, and
-    `reference` is what the model's own FFN made of them, shaped as ffn_output.
+    Where a model was run to get the input, `tokens` are those of its tokens that are looked at, one per row of the
+    flattened input, and `reference` is what the model's own FFN made of them, shaped as ffn_output.
     """
 
     layer: Layer
@@ -54,7 +63,7 @@ class Prepared:
     mode: Mode
     origin: str
     notes: tuple[str, ...]
-    tokens: tuple[str, ...] = ()
+    tokens: tuple[Token, ...] = ()
     reference: Tensor | None = None
 
 

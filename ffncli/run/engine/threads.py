@@ -1,4 +1,4 @@
-"""How torch's threads wait, and how many compute: asked here, by every command that computes.
+"""How torch's threads wait, and how many compute: asked here, by every command and call that computes.
 
 torch is imported inside the functions: OpenMP reads how to wait once, when torch loads it.
 """
@@ -10,21 +10,32 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_POLICY = "OMP_WAIT_POLICY"
 
-def sleep_while_waiting() -> None:
-    """Threads that spin take four times as long on a busy machine; has an effect before torch is imported only.
 
-    A user who has set OMP_WAIT_POLICY is obeyed.
+@contextmanager
+def sleep_while_waiting() -> Iterator[None]:
+    """Where torch is first imported within, its threads sleep while they wait: spinning takes four times as long on a
+    busy machine.
+
+    A user who has set OMP_WAIT_POLICY is obeyed. Afterwards it is as before: what is started later is told nothing.
     """
-    if "torch" not in sys.modules:
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    ours = "torch" not in sys.modules and _POLICY not in os.environ
+    if ours:
+        os.environ[_POLICY] = "passive"
+    try:
+        yield
+    finally:
+        if ours:
+            os.environ.pop(_POLICY, None)
 
 
 def set_threads(count: int | None = None) -> None:
     """Import torch, let its threads sleep while they wait, and compute with `count` of them; None: torch's number."""
-    sleep_while_waiting()
-    import torch
+    with sleep_while_waiting():
+        import torch
 
+        torch.get_num_threads()  # LLVM's OpenMP (macOS) reads how to wait when it is first asked for anything
     if count:
         torch.set_num_threads(count)
 

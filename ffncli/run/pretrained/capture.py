@@ -22,11 +22,12 @@ from ffncli.models.files.dequantize import stored
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.run.engine.execute import Mode
-from ffncli.run.engine.prepare import LayerRequest, Prepared, device_of, dtype_of, require_known, stored_layer
+from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, device_of, dtype_of, require_known, stored_layer
 from ffncli.run.engine.weights import located_weights
 from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.pretrained.locate import LiveFFN, live_ffn
-from ffncli.run.pretrained.tokens import Prompt, Token, positions, tokenizer_of, tokens_of, with_texts
+from ffncli.run.pretrained.prompt import Prompt
+from ffncli.run.pretrained.tokens import positions, tokenizer_of, tokens_of, with_texts
 
 # What is known to be wrong in transformers itself, in the MoE layers of a model_type.
 FAULTS: Mapping[str, str] = {
@@ -48,7 +49,7 @@ class Given:
         return self.tokens.get(stack) or self.tokens[""]
 
 
-def capture(model: Resolved, prompt: Prompt, request: LayerRequest) -> tuple[Prepared, tuple[Token, ...]]:
+def capture(model: Resolved, prompt: Prompt, request: LayerRequest) -> Prepared:
     """One layer's FFN, prepared to run on what enters it in the model, beside what the model makes of that.
 
     The weights of ours are read from the files on their own. Raises FFNError where the model cannot be run.
@@ -57,11 +58,11 @@ def capture(model: Resolved, prompt: Prompt, request: LayerRequest) -> tuple[Pre
     found: list[tuple[tuple[Token, ...], Tensor, Tensor]] = []
     notes = run_model(model, [layer], prompt, request, lambda _, *seen: found.append(seen))
     ((tokens, entering, leaving),) = found
-    return prepared(model, layer, request, tokens, entering, leaving, notes), tokens
+    return prepared(model, layer, request, tokens, entering, leaving, notes)
 
 
 def prepared(
-    model: Resolved, layer: Layer, request: LayerRequest, tokens: Sequence[Token], entering: Tensor, leaving: Tensor,
+    model: Resolved, layer: Layer, request: LayerRequest, tokens: tuple[Token, ...], entering: Tensor, leaving: Tensor,
     notes: tuple[str, ...] = (),
 ) -> Prepared:  # fmt: skip
     """Our steps from ffn_input to ffn_output with the layer's own weights, on a captured input [tokens, d_model]."""
@@ -70,9 +71,8 @@ def prepared(
     found = stored_layer(model, layer, dtype_of(request.dtype), request.device)
     assert found is not None  # folder_of has seen the checkpoint
     weights, origin, doubts = found
-    texts = tuple(token.text or "" for token in tokens)
     return Prepared(
-        layer, ffn_steps(block), weights, {start: entering}, Mode(), origin, (*notes, *doubts), texts, leaving,
+        layer, ffn_steps(block), weights, {start: entering}, Mode(), origin, (*notes, *doubts), tokens, leaving,
     )  # fmt: skip
 
 

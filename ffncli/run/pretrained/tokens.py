@@ -4,39 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ffncli.errors import FFNError, shown, shown_path
+from ffncli.run.engine.prepare import Token
 from ffncli.run.pretrained.loading import cannot
+from ffncli.run.pretrained.prompt import Prompt
 
 # One of these is there where a tokenizer is. transformers makes an empty one of a directory that has none.
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm", "vocab.json",
           "vocab.txt", "tekken.json", "sentencepiece.model", "tiktoken.model", "bpe.codes", "vocab.bpe")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Token:
-    """One token of what the model was given. `text` is None where there is no tokenizer to say it."""
-
-    position: int
-    id: int
-    text: str | None = None
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What the model is to be given: a prompt, or token ids; and which positions to look at (None: all)."""
-
-    text: str | None = None
-    ids: tuple[int, ...] | None = None
-    positions: str | None = None
-
-    @property
-    def option(self) -> str:
-        """The option that it comes from, for errors."""
-        return "--prompt" if self.ids is None else "--input-ids"
 
 
 def tokenizer_of(transformers: Any, folder: Path) -> Any:

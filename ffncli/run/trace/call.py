@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Unpack
 
 from ffncli.errors import FFNError
 from ffncli.run.engine.threads import set_threads, sleep_while_waiting
-from ffncli.run.trace.arguments import DimensionNames, Number, Source, question_fields
 from ffncli.run.trace.question import Question
 from ffncli.run.trace.question_checks import check, check_survey
+from ffncli.run.user.arguments import DimensionNames, Number, Source, converted
 
 if TYPE_CHECKING:
     from ffncli.run.trace.session import Note, Session
@@ -70,7 +70,7 @@ def trace(
 
     Raises FFNError for what the command line refuses, and for an argument of another type; it says what is accepted.
     """
-    options = question_fields(locals())
+    options = converted(locals(), "trace")
     if options["layer"] == "all":
         raise FFNError("layer='all' is a row for each layer", "call ffncli.survey, which takes the same source")
     return session_for(Question(**options))
@@ -101,7 +101,7 @@ def survey(
 
     The arguments are those of `trace`. Raises FFNError as it does.
     """
-    return survey_for(Question(**question_fields(locals()), layer="all"))
+    return survey_for(Question(**converted(locals(), "survey"), layer="all"))
 
 
 def session_for(question: Question, note: Note = lambda text: None) -> Session:
@@ -109,8 +109,8 @@ def session_for(question: Question, note: Note = lambda text: None) -> Session:
 
     `note` gets every remark when it arises. Raises FFNError for what cannot be.
     """
-    sleep_while_waiting()  # a module of the user's own imports torch
-    checked = check(question)
+    with sleep_while_waiting():  # a module of the user's own imports torch
+        checked = check(question)
     set_threads(question.threads)
     from ffncli.run.trace.session import session_of
 
@@ -119,8 +119,8 @@ def session_for(question: Question, note: Note = lambda text: None) -> Session:
 
 def survey_for(question: Question) -> Survey:
     """The same of a question about all layers."""
-    sleep_while_waiting()
-    checked = check_survey(question)
+    with sleep_while_waiting():
+        checked = check_survey(question)
     set_threads(question.threads)
     from ffncli.run.trace.survey import survey_of
 

@@ -11,6 +11,7 @@ from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions, leading_axes
 from ffncli.models.examples import Example
 from ffncli.models.model import Resolved
+from ffncli.run.pretrained.prompt import Prompt, prompt_of
 
 TOP_K, TOP_P = 5, 0.9
 TERMS = 8
@@ -59,14 +60,9 @@ class Question:
     force: bool = False
 
     @property
-    def runs_model(self) -> bool:
-        """Whether transformers is to run the model."""
-        return self.prompt is not None or self.input_ids is not None
-
-    @property
-    def option(self) -> str:
-        """The option that asks for a run of the model, for errors."""
-        return "--input-ids" if self.prompt is None else "--prompt"
+    def model_prompt(self) -> Prompt | None:
+        """What the model reads; None where transformers is not to run it."""
+        return prompt_of(self.prompt, self.input_ids, self.position)
 
     @property
     def leading(self) -> tuple[int, ...] | None:

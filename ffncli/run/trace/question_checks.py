@@ -47,39 +47,29 @@ def check_survey(question: Question) -> CheckedQuestion:
     return CheckedQuestion(question, model, example)
 
 
-def check_one_input(prompt: str | None, input_ids: object, made: Mapping[str, object]) -> None:
-    """Raises FFNError for a prompt beside token numbers, or beside an option of `made`, which make the input."""
-    if prompt is not None and input_ids is not None:
-        raise FFNError("--prompt contradicts --input-ids", "give one")
-    if prompt is None and input_ids is None:
-        return
-    if option := next((option for option, value in made.items() if value is not None), None):
-        asking = "--input-ids" if prompt is None else "--prompt"
-        raise FFNError(f"{option} contradicts {asking}", "the model makes the FFN's input")
-
-
 # --- options that contradict each other -------------------------------------------------------------------------------
 
 
 def _check_options(question: Question) -> None:
     """Raises FFNError for options that contradict each other, or that say something to nobody."""
-    made = {
+    prompt, made = question.model_prompt, {
         "--input": question.input, "--tokens": question.tokens, "--batch": question.batch, "--seq-len": question.seq_len
     }  # fmt: skip
-    check_one_input(question.prompt, question.input_ids, made)
+    if prompt:
+        prompt.check(made)
     if not question.unembed:
         for option, value in (("--neuron", question.neuron), ("--top-tokens", question.top_tokens)):
             if value is not None:
                 raise FFNError(f"{option} needs --unembed")
-    if not question.runs_model:
+    if not prompt:
         if question.position is not None and not question.unembed:
             raise FFNError("--position needs --prompt, --input-ids or --unembed")
         return
     if changed := [f.name for f in fields(Dimensions) if getattr(question.dimensions, f.name) is not None]:
         name = changed[0].replace("_", "-")
-        raise FFNError(f"--{name} contradicts {question.option}", "the model is run as it is")
+        raise FFNError(f"--{name} contradicts {prompt.option}", "the model is run as it is")
     if question.train:
-        raise FFNError(f"--train contradicts {question.option}", "the model is run in eval mode")
+        raise FFNError(f"--train contradicts {prompt.option}", "the model is run in eval mode")
 
 
 def _check_save(question: Question) -> None:
@@ -115,8 +105,6 @@ def _block(question: Question) -> tuple[Example | None, Resolved]:
     if source is None and chosen.d_model is None:
         example = notebook()
         return example, with_dimensions(example.model, chosen)
-    if isinstance(source, Resolved):
-        return None, with_dimensions(source, chosen)
     return None, load(source, chosen, question.seed or 0)
 
 
@@ -166,10 +154,10 @@ def _has_block(chosen: Dimensions) -> bool:
 
 def _check_model(question: Question, model: Resolved, experts: frozenset[int] | None) -> None:
     """Raises FFNError for what the model or its layer cannot answer, before anything large is loaded."""
-    if question.runs_model:
-        folder_of(model, question.option)
+    if prompt := question.model_prompt:
+        folder_of(model, prompt.option)
         if question.vocab:
-            raise FFNError(f"--vocab contradicts {question.option}", "--unembed goes through the model's own head")
+            raise FFNError(f"--vocab contradicts {prompt.option}", "--unembed goes through the model's own head")
     if not question.unembed:
         return
     folder_of(model, "--unembed")

@@ -16,7 +16,7 @@ from ffncli.block.steps import Step, ffn_span
 from ffncli.errors import FFNError
 from ffncli.models.model import Resolved
 from ffncli.run.engine.block_summary import BlockSummary, block_summary
-from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
+from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, prepare
 from ffncli.run.engine.trace import StepRecord, Trace, find_not_finite, trace
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.not_finite import NotFinite
@@ -26,7 +26,6 @@ from ffncli.run.trace.sampling import Sampling, sampling
 
 if TYPE_CHECKING:
     from ffncli.run.explain.explain import Explanation
-    from ffncli.run.pretrained.tokens import Token
     from ffncli.run.texts.fact import Fact
     from ffncli.run.trace.unembed import PromotedTokens
 
@@ -90,7 +89,7 @@ class Session:
     @property
     def tokens(self) -> tuple[Token, ...]:
         """The tokens of the prompt, one per row of the input; none without a prompt."""
-        return self.model_run.tokens if self.model_run else ()
+        return self.prepared.tokens
 
     def step(self, name: str) -> StepRecord:
         """The record of the step of that name. Raises FFNError where there is none."""
@@ -116,7 +115,7 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
             note(text)
 
     request = _request(checked)
-    prepared, tokens = _prepared(checked, request)
+    prepared = _prepared(checked, request)
     remark(*model.notes, *map(str, model.differences), *prepared.notes)
     keep, top_units = _needed_tensors(checked, prepared), question.top_units or 0
     result = trace(
@@ -136,9 +135,9 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
         remark(_save(question, block, prepared, result))
     return Session(
         question, model, prepared, block, result, not_finite,
-        model_run=_model_run(question, prepared, tokens, result),
+        model_run=_model_run(question, prepared, result),
         routes=chosen_experts(prepared.steps, result.tensors, question.show),
-        unembed=_unembed(checked, prepared, tokens, result, request) if question.unembed else None,
+        unembed=_unembed(checked, prepared, result, request) if question.unembed else None,
         sampling=_sampling(question, result),
         **_text(checked, prepared),
         explain=_explain(checked, prepared, result) if checked.places else None,
@@ -158,15 +157,13 @@ def _request(checked: CheckedQuestion) -> LayerRequest:
     )  # fmt: skip
 
 
-def _prepared(checked: CheckedQuestion, request: LayerRequest) -> tuple[Prepared, tuple[Token, ...]]:
+def _prepared(checked: CheckedQuestion, request: LayerRequest) -> Prepared:
     """A layer ready to run: on what enters it in the model, with the tokens; else on the request's input."""
-    question = checked.question
-    if question.runs_model:
+    if prompt := checked.question.model_prompt:
         from ffncli.run.pretrained.capture import capture
-        from ffncli.run.pretrained.tokens import Prompt
 
-        return capture(checked.model, Prompt(question.prompt, question.input_ids, question.position), request)
-    return prepare(checked.model, request, checked.example), ()
+        return capture(checked.model, prompt, request)
+    return prepare(checked.model, request, checked.example)
 
 
 def _needed_tensors(checked: CheckedQuestion, prepared: Prepared) -> frozenset[str]:
@@ -228,14 +225,14 @@ def _save(question: Question, block: BlockSummary, prepared: Prepared, result: T
     return f"saved {len(result.steps)} tensors to {question.save}{left}"
 
 
-def _model_run(question: Question, prepared: Prepared, tokens: tuple[Token, ...], result: Trace) -> ModelRun | None:
+def _model_run(question: Question, prepared: Prepared, result: Trace) -> ModelRun | None:
     if prepared.reference is None:
         return None
-    return ModelRun(question.prompt, tokens, agreement(result.tensors[result.ffn_output], prepared.reference))
+    return ModelRun(question.prompt, prepared.tokens, agreement(result.tensors[result.ffn_output], prepared.reference))
 
 
 def _unembed(
-    checked: CheckedQuestion, prepared: Prepared, tokens: Sequence[Token], result: Trace, request: LayerRequest
+    checked: CheckedQuestion, prepared: Prepared, result: Trace, request: LayerRequest
 ) -> tuple[PromotedTokens, ...]:
     """What the FFN's output promotes after the chosen tokens (the last one), or what one hidden unit does.
 
@@ -247,7 +244,7 @@ def _unembed(
     question = checked.question
     if question.neuron is None:
         output = result.tensors[result.ffn_output].flatten(0, -2)
-        chosen = bool(tokens) and question.position is not None  # a prompt's rows are only those already
+        chosen = bool(prepared.tokens) and question.position is not None  # a prompt's rows are only those already
         vectors = of_rows(output, positions("all" if chosen else question.position or "-1", output.shape[0]))
     else:
         vectors = of_unit(prepared, question.neuron, checked.experts)

@@ -11,14 +11,14 @@ from torch import Tensor
 from ffncli.block.steps import Step, ffn_span
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import EVAL, execute
-from ffncli.run.engine.prepare import LayerRequest, prepare
+from ffncli.run.engine.prepare import LayerRequest, Token, prepare
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.not_finite import NotFinite, where_not_finite
 from ffncli.run.measure.statistics import statistics
 from ffncli.run.measure.units import unit_statistics
 from ffncli.run.pretrained.capture import prepared, run_model
 from ffncli.run.pretrained.layers import layers_of, reached
-from ffncli.run.pretrained.tokens import Prompt, Token
+from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.trace.question import CheckedQuestion
 from ffncli.show.text import plural
 
@@ -86,10 +86,9 @@ class Survey:
 def survey_of(checked: CheckedQuestion) -> Survey:
     """What a question about all layers asks. Raises FFNError as `survey`."""
     question = checked.question
-    prompt = Prompt(question.prompt, question.input_ids, question.position) if question.runs_model else None
     request = LayerRequest(None, question.input, question.leading, question.dtype, question.device, question.seed)
     top = TOP_UNITS if question.top_units is None else question.top_units
-    found = survey(checked.model, request, prompt, top)
+    found = survey(checked.model, request, question.model_prompt, top)
     notes = (*checked.model.notes, *map(str, checked.model.differences), *found.notes)
     return replace(found, notes=notes)
 

@@ -26,7 +26,7 @@ from ffncli.run.pretrained.capture import cut, stand_in
 from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.pretrained.locate import live_ffn
 from ffncli.run.pretrained.tokens import token_text, tokenizer_of
-from ffncli.run.trace.sampling import Sampling, sampling
+from ffncli.run.trace.sampling import sampling
 
 _AT_ONCE = 64  # vectors whose logits are held together
 
@@ -57,22 +57,11 @@ class TokenLimits:
 
 
 @dataclass(frozen=True)
-class Unembedded:
-    """The tokens that a vector promotes, of largest logit first, and the sets of the whole vocabulary as a sampler's.
-
-    Where a logit is no number, nothing is promoted and nothing picked, as in `Sampling`.
-    """
-
-    vocab: int
-    sets: Sampling
-    promoted: tuple[Promoted, ...]
-
-
-@dataclass(frozen=True)
 class PromotedTokens:
     """What the FFN's output for a `row` of the input promotes, or a hidden unit (`neuron`, of `expert`, times `sign`).
 
-    The sets are as in `Sampling`, of a vocabulary of `vocab` tokens.
+    The sets are as in `Sampling`, of a vocabulary of `vocab` tokens; `promoted` are of largest logit first. Where a
+    logit is no number, nothing is promoted and nothing picked.
     """
 
     row: int | None
@@ -124,22 +113,14 @@ def promoted(
     Raises FFNError as `unembed`.
     """
     vectors = to_stream(ready, torch.stack([one.vector for one in added]))
-    answers = unembed(model, ready.layer, vectors, request, limits)
-    return tuple(_promoted(one, answer) for one, answer in zip(added, answers, strict=True))
-
-
-def _promoted(one: Added, answer: Unembedded) -> PromotedTokens:
-    sets = answer.sets
-    return PromotedTokens(
-        one.row, one.neuron, one.expert, one.sign, answer.vocab, sets.argmax, sets.top_k, sets.top_k_mass, sets.top_p,
-        sets.top_p_count, sets.top_p_mass, answer.promoted,
-    )  # fmt: skip
+    normed = [replace(one, vector=vector) for one, vector in zip(added, vectors, strict=True)]
+    return unembed(model, ready.layer, normed, request, limits)
 
 
 def unembed(
-    model: Resolved, layer: Layer, vectors: Tensor, request: LayerRequest, limits: TokenLimits
-) -> tuple[Unembedded, ...]:
-    """The tokens that every vector [n, d_model] promotes; each vector is added to the residual stream by `layer`'s FFN.
+    model: Resolved, layer: Layer, added: Sequence[Added], request: LayerRequest, limits: TokenLimits
+) -> tuple[PromotedTokens, ...]:
+    """The tokens that every vector promotes; each is added to the residual stream by `layer`'s FFN.
 
     Raises FFNError where no head reads that stream, and for models without a vocabulary.
     """
@@ -150,7 +131,7 @@ def unembed(
         raise FFNError(
             f"--unembed: {model.name} has the stacks {names}, and it is not known which of them the head reads"
         )
-    vectors = _last_norm(model, layer, vectors, request)
+    vectors = _last_norm(model, layer, torch.stack([one.vector for one in added]), request)
     with offline() as transformers:
         config = read_config(transformers, folder)
         tokenizer = tokenizer_of(transformers, folder)
@@ -161,10 +142,8 @@ def unembed(
 
         dtype, device = dtype_of(request.dtype), device_of(request.device)
         loaded = load(transformers, folder, config, dtype, device, shrink, with_head=True)
-        out: list[Unembedded] = []
-        for some in torch.split(vectors, _AT_ONCE):
-            out += (_best(row, tokenizer, limits) for row in _logits(loaded, where[-1], some))
-    return tuple(out)
+        rows = (row for some in torch.split(vectors, _AT_ONCE) for row in _logits(loaded, where[-1], some))
+        return tuple(_best(one, row, tokenizer, limits) for one, row in zip(added, rows, strict=True))
 
 
 def to_stream(ready: Prepared, vectors: Tensor) -> Tensor:
@@ -255,15 +234,18 @@ def _logits(loaded: Pretrained, layer: str, vectors: Tensor) -> Tensor:
     return logits[:-1]
 
 
-def _best(logits: Tensor, tokenizer: Any, limits: TokenLimits) -> Unembedded:
+def _best(one: Added, logits: Tensor, tokenizer: Any, limits: TokenLimits) -> PromotedTokens:
     # By the logits: far behind the first, probabilities are 0 and in no order.
     logits, ids = logits.sort(descending=True, stable=True)
     sets = sampling(logits.softmax(-1), limits.top_k, limits.top_p, limits.top)[0]
     rows = zip(sets.candidates[: limits.top], logits.tolist(), ids.tolist(), strict=False)
     tokens = tuple(
-        Promoted(i, token_text(tokenizer, i), logit, one.probability, one.cumulative, one.in_top_k, one.in_top_p)
-        for one, logit, i in rows
+        Promoted(i, token_text(tokenizer, i), logit, own.probability, own.cumulative, own.in_top_k, own.in_top_p)
+        for own, logit, i in rows
     )
     # A place in that order is no token's number.
     argmax = tokens[0].id if tokens else None
-    return Unembedded(len(logits), replace(sets, argmax=argmax, candidates=()), tokens)
+    return PromotedTokens(
+        one.row, one.neuron, one.expert, one.sign, len(logits), argmax, sets.top_k, sets.top_k_mass, sets.top_p,
+        sets.top_p_count, sets.top_p_mass, tokens,
+    )  # fmt: skip

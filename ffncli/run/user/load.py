@@ -7,15 +7,18 @@ from pathlib import Path
 
 from ffncli.errors import FFNError, shown_path
 from ffncli.models import source as model_source
-from ffncli.models.dimensions import Dimensions
+from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.model import Resolved
 
 
-def load(source: str | None = None, dimensions: Dimensions | None = None, seed: int = 0) -> Resolved:
+def load(source: str | Resolved | None = None, dimensions: Dimensions | None = None, seed: int = 0) -> Resolved:
     """The model for a SOURCE and dimension options; `my.py:Name` is executed, its weights drawn under `seed`.
 
-    Everything else is `models.source.load`'s, and imports no torch. Raises FFNError for whatever cannot be a block.
+    A model that is loaded already is changed by the options. Everything else is `models.source.load`'s, and imports no
+    torch. Raises FFNError for whatever cannot be a block.
     """
+    if isinstance(source, Resolved):
+        return with_dimensions(source, dimensions or Dimensions())
     if source is None or not model_source.is_user_module(source):
         return model_source.load(source, dimensions)
     path = Path(os.path.expanduser(source.rpartition(":")[0] if ":" in source else source))

@@ -1,17 +1,19 @@
-"""What `ffn verify` does, as a call: what can be wrong without torch is said before it is loaded."""
+"""`ffncli.verify`: what `ffn verify` does, as a call with the command line's names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Unpack
 
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.kernels.choice import choices
-from ffncli.models.dimensions import Dimensions, with_dimensions
+from ffncli.models.dimensions import Dimensions, leading_axes, with_dimensions
 from ffncli.models.examples import notebook
 from ffncli.models.model import Resolved
 from ffncli.models.source import is_user_module
 from ffncli.run.engine.threads import set_threads, sleep_while_waiting
+from ffncli.run.user.arguments import DimensionNames, Number, Source, converted
 from ffncli.run.user.load import load
 
 if TYPE_CHECKING:
@@ -19,62 +21,86 @@ if TYPE_CHECKING:
     from ffncli.run.verify.verify import Verdict
 
 
-def verify_source(
-    source: str | None = None,
-    dimensions: Dimensions | None = None,
+def verify(
+    source: Source = None,
     *,
-    layer: str | None = None,
-    checks: Sequence[str] | None = None,
-    kernels: Sequence[str] = (),
-    against: str | None = None,
-    tolerance: float | None = None,
-    input: str | None = None,
-    leading: tuple[int, ...] | None = None,
+    layer: Number | None = None,
+    tokens: int | None = None,
+    batch: int | None = None,
+    seq_len: int | None = None,
+    input: str | os.PathLike[str] | None = None,
     dtype: str | None = None,
     device: str = "cpu",
     seed: int | None = None,
     threads: int | None = None,
+    check: str | Iterable[str] = (),
+    kernel: str | Iterable[str] = (),
+    against: Source = None,
+    tolerance: float | None = None,
+    **dimensions: Unpack[DimensionNames],
 ) -> Verdict:
-    """Verify a layer of any SOURCE, by the command line's names; without one and without dimensions the notebook's.
+    """Prove that ways of computing a block agree, as `ffn verify` does; a check that fails is a row that did not pass.
 
-    `leading` are the input's axes before d_model. Raises FFNError as `verify_layer`, and for a directory without
-    tensors, which proves nothing of its own.
+    >>> import ffncli
+    >>> verdict = ffncli.verify("64x256:gelu", check=["module", "tokens"])
+    >>> verdict.failed, verdict.rows[0].subject
+    ((), 'torch.nn, eval')
+
+    The arguments are the command line's options by their names, and mean the same (`ffn verify --help`); `source`, the
+    dimensions and `threads` are those of `ffncli.trace`. A module of one's own is run beside ours where `source` is its
+    text, `my.py:Class`. Raises FFNError for what the command line refuses, and for an argument of another type.
     """
-    sleep_while_waiting()  # a module of the user's own imports torch
-    _require_kernels_check(checks, kernels)
-    compared, said = choices(kernels), dimensions or Dimensions()
-    example = notebook() if source is None and said.d_model is None else None
-    own: Own | None = None
-    if example:
-        model = with_dimensions(example.model, said)
-    else:
-        model, own = _model(source, said, seed or 0)
-        _require_tensors(model)
-    other = _reference(against, model, seed or 0) if against is not None else None
+    options = converted(locals(), "verify")
+    chosen, seed = options["dimensions"], options["seed"] or 0
+    names, compared = _names(options["check"], options["kernel"]), choices(options["kernel"])
+    leading = leading_axes(tokens, batch, seq_len)
+    example = notebook() if source is None and chosen.d_model is None else None
+    with sleep_while_waiting():  # a module of the user's own imports torch
+        if example:
+            model, own = with_dimensions(example.model, chosen), None
+        else:
+            model, own = _model(options["source"], chosen, seed)
+            _require_tensors(model)
+        other = None if against is None else _reference(options["against"], model, seed)
 
     # From here on torch is needed; what can be wrong without it has been said.
     set_threads(threads)
     from ffncli.run.engine.prepare import LayerRequest
     from ffncli.run.verify.verify import VerifyQuestion, verify_layer
 
-    request = LayerRequest(layer, input, leading, dtype, device, seed)
-    names = None if checks is None else tuple(checks)
-    return verify_layer(model, VerifyQuestion(request, names, compared, tolerance, own, other), example)
+    place = (options[name] for name in ("dtype", "device", "seed"))
+    request = LayerRequest(options["layer"], options["input"], leading, *place)
+    return verify_layer(model, VerifyQuestion(request, names, compared, options["tolerance"], own, other), example)
 
 
-def _require_kernels_check(checks: Sequence[str] | None, kernels: Sequence[str]) -> None:
-    """Raises FFNError where kernels are named and their check is left out."""
-    if checks is not None and kernels and "kernels" not in checks:
+def _names(checks: Sequence[str], kernels: Sequence[str]) -> tuple[str, ...] | None:
+    """The checks asked for, None for all. Raises FFNError where kernels are named and their check is left out."""
+    if not checks:
+        return None
+    names = tuple(name.strip() for text in checks for name in text.split(","))
+    if kernels and "kernels" not in names:
         raise FFNError(
-            f"--kernel contradicts --check {shown(','.join(checks))}",
+            f"--kernel contradicts --check {shown(','.join(names))}",
             "no kernel would be looked at: add kernels to --check",
         )
+    return names
 
 
-def _reference(against: str, model: Resolved, seed: int) -> Resolved:
+def _model(source: str | Resolved | None, chosen: Dimensions, seed: int) -> tuple[Resolved, Own | None]:
+    """The model, and the user's module where the source is one."""
+    if not isinstance(source, str) or not is_user_module(source):
+        return load(source, chosen), None
+    from ffncli.run.user.module import load_module
+    from ffncli.run.verify.checks.case import Own
+
+    found = load_module(source, chosen, seed)
+    return found.model, Own(found.module, found.runner)
+
+
+def _reference(against: str | Resolved, model: Resolved, seed: int) -> Resolved:
     """The model to compare with; a module of one's own is run at the width that is compared."""
-    width = str(model.main.spec.d_model) if is_user_module(against) else None
-    return load(against, Dimensions(d_model=width), seed)
+    named = isinstance(against, str) and is_user_module(against)
+    return load(against, Dimensions(d_model=str(model.main.spec.d_model) if named else None), seed)
 
 
 def _require_tensors(model: Resolved) -> None:
@@ -91,14 +117,3 @@ def _require_tensors(model: Resolved) -> None:
     raise FFNError(
         f"nothing to verify: {shown_path(folder)} has {there}", f"{config} can be verified with random weights"
     )
-
-
-def _model(source: str | None, said: Dimensions, seed: int) -> tuple[Resolved, Own | None]:
-    """The model, and the user's module where the source is one."""
-    if source is None or not is_user_module(source):
-        return load(source, said), None
-    from ffncli.run.user.module import load_module
-    from ffncli.run.verify.checks.case import Own
-
-    found = load_module(source, said, seed)
-    return found.model, Own(found.module, found.runner)

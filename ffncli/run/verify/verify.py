@@ -15,6 +15,7 @@ from ffncli.kernels.choice import KernelChoice
 from ffncli.kernels.kernel import kernel_steps
 from ffncli.models.examples import Example
 from ffncli.models.model import Resolved
+from ffncli.run.engine.block_summary import BlockSummary, block_summary
 from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
 from ffncli.run.user.kernels import kernels_of
 from ffncli.run.verify.checks import kernels, layouts, linearity, modules, positions, shards, values, zero
@@ -66,16 +67,22 @@ class VerifyQuestion:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Every row, in the order of the table, and the model and the run that they are of."""
+    """Every row, in the order of the table, and the run that they are of."""
 
     rows: tuple[CheckRow, ...]
     model: Resolved
     ready: Prepared
+    block: BlockSummary
 
     @property
     def failed(self) -> tuple[CheckRow, ...]:
         """The rows that did not pass."""
         return tuple(row for row in self.rows if row.passed is False)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say of the model, and of how it ran."""
+        return (*self.model.notes, *map(str, self.model.differences), *self.ready.notes)
 
 
 def verify_layer(
@@ -92,7 +99,8 @@ def verify_layer(
     case, ready = _case(model, question, example)
     exact = torch.backends.cudnn.flags(allow_tf32=False)  # convolutions round float32 to 10 bits on GPUs by default
     with torch.no_grad(), exact:
-        return Verdict(tuple(_rows(case, names)), model, ready)
+        rows = tuple(_rows(case, names))
+    return Verdict(rows, model, ready, block_summary(model, ready, question.run.device))
 
 
 def check_names(said: Sequence[str] | None) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from ffncli.run.activations import swap_statistics as swaps_module
 from ffncli.run.activations.on_data import ActivationData, activations_on_data
 from ffncli.run.activations.swap_statistics import ActivationInput, ActivationOutput
 from ffncli.run.engine.prepare import LayerRequest
-from ffncli.run.pretrained.tokens import Prompt
+from ffncli.run.pretrained.prompt import Prompt
 from tests.oracles.activations import ORACLES
 from tests.oracles.prompted import PROMPT, built, made
 from tests.oracles.recorded import ACTS, Recorder, ffn_input, run

@@ -15,7 +15,8 @@ import ffncli
 from ffncli.block.activations import GATED, TABLE
 from ffncli.block.steps import Linear
 from ffncli.run.approximate import approximate as module
-from ffncli.run.approximate.approximate import approximate, fits
+from ffncli.run.approximate.approximate import fits
+from ffncli.run.approximate.call import approximate
 from ffncli.run.approximate.fit import _rate, _together, drawn, refitted, unscaled
 from ffncli.run.approximate.question import FitQuestion, cases
 from ffncli.run.engine.execute import run

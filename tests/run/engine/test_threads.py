@@ -13,6 +13,7 @@ import torch
 
 from ffncli.run.engine.threads import one_thread, set_threads
 from tests.oracles.checkpoints import LLAMA, folder, tensors
+from tests.oracles.own_modules import MODULES
 
 # Says what OMP_WAIT_POLICY is when torch is asked for, and ends there: no torch is loaded.
 PROBE = """
@@ -56,6 +57,32 @@ def test_who_has_said_how_threads_wait_is_obeyed(tmp_path: Path):
 def test_others_leave_it_as_it_is(command: str, tmp_path: Path):
     """What ffn bench's workers inherit decides what is measured."""
     assert policy(command, tmp_path) == "None"
+
+
+CALLS = [
+    "trace('4x8:relu')", "survey('llama-2-7b', d_model=8, d_ff=16)", "verify('4x8:relu', check='zero')",
+    "trace('mine.py:FeedForwardBlock', d_model=8, d_ff=24, dropout=0.1)",
+    "approximate(activations=['relu'], widths=['1'], seeds=1, steps=1)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_a_call_set_is_no_users_wish(call: str, tmp_path: Path):
+    """libgomp itself says what it read when torch loaded it; a worker of ffn bench waits as it always does."""
+    (tmp_path / "mine.py").write_text(MODULES)
+    code = f"""
+import os, ffncli
+from ffncli.bench.launch import environment
+ffncli.{call}
+print(os.environ.get("OMP_WAIT_POLICY"), environment(1, "fixed")["OMP_WAIT_POLICY"])
+"""
+    plain = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path,
+        env={**plain, "OMP_DISPLAY_ENV": "TRUE"}, timeout=120,
+    )  # fmt: skip
+    assert run.stdout == "None active\n", run.stderr
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in run.stderr or sys.platform != "linux"
 
 
 @pytest.fixture

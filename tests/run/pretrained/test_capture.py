@@ -24,7 +24,7 @@ from ffncli.run.pretrained import capture as live
 from ffncli.run.pretrained import loading as pretrained_module
 from ffncli.run.pretrained.capture import capture, run_model
 from ffncli.run.pretrained.loading import offline, read_config
-from ffncli.run.pretrained.tokens import Prompt
+from ffncli.run.pretrained.prompt import Prompt
 from tests.oracles.prompted import IDS, PROMPT, built, ids, made, through
 
 # What enters and what leaves the FFN of a layer, written down from each family's published code.
@@ -60,21 +60,21 @@ def close(ours: Tensor, theirs: Tensor, most: float = 1e-6) -> bool:
 def test_what_enters_and_leaves_is_what_hooks_see(name: str, index: int) -> None:
     model = load(str(made(name).path))
     request = LayerRequest(layer=f"{PLACES[name][0]}.{index}")
-    ready, tokens = capture(model, Prompt(PROMPT), request)
+    ready = capture(model, Prompt(PROMPT), request)
     entering, leaving = by_hand(name, index)
     (ours,) = ready.inputs.values()
     assert ready.reference is not None
     assert close(ours, entering)
     assert close(ready.reference, leaving)
     assert close(run(ready.steps, ready.weights, ready.inputs), leaving)
-    assert [token.id for token in tokens] == list(IDS)
-    assert ready.tokens == tuple(PROMPT.split())
+    assert [token.id for token in ready.tokens] == list(IDS)
+    assert [token.text for token in ready.tokens] == PROMPT.split()
 
 
 def test_the_residual_stream_says_the_same() -> None:
     """GPT-2 by its hidden states: after a layer is what was there after attention, plus what the FFN gives."""
     model = made("gpt2").model
-    ready, _ = capture(load(str(made("gpt2").path)), Prompt(PROMPT), LayerRequest(layer="0"))
+    ready = capture(load(str(made("gpt2").path)), Prompt(PROMPT), LayerRequest(layer="0"))
     with torch.no_grad():
         after = model(ids(), output_hidden_states=True).hidden_states[1][0]
         assert ready.reference is not None
@@ -88,29 +88,29 @@ def test_a_decoder_gets_its_start_token() -> None:
     seen = through(
         made("t5-gated-gelu").model, {"input": name, "output": name}, input_ids=ids(), decoder_input_ids=start
     )
-    ready, tokens = capture(load(str(made("t5-gated-gelu").path)), Prompt(PROMPT), LayerRequest(layer="decoder.1"))
+    ready = capture(load(str(made("t5-gated-gelu").path)), Prompt(PROMPT), LayerRequest(layer="decoder.1"))
     assert close(ready.inputs["norm"], seen["input"])
     assert ready.reference is not None
     assert close(ready.reference, seen["output"])
-    assert [token.id for token in tokens] == start[0].tolist()
+    assert [token.id for token in ready.tokens] == start[0].tolist()
     assert ready.notes == ("the prompt goes to the encoder; the decoder gets its start token alone",)
 
 
 def test_bart_starts_with_what_its_config_says(tmp_path: Path) -> None:
     built("bart", tmp_path, decoder_start_token_id=2, bos_token_id=0)
-    _, tokens = capture(load(str(tmp_path)), Prompt(PROMPT), LayerRequest(layer="decoder.0"))
+    tokens = capture(load(str(tmp_path)), Prompt(PROMPT), LayerRequest(layer="decoder.0")).tokens
     assert [token.id for token in tokens] == [2]
     (tmp_path / "generation_config.json").unlink()  # older ones say it in config.json
     config = json.loads((tmp_path / "config.json").read_text("utf-8"))
     (tmp_path / "config.json").write_text(json.dumps({**config, "decoder_start_token_id": 5}), "utf-8")
-    _, tokens = capture(load(str(tmp_path)), Prompt(PROMPT), LayerRequest(layer="decoder.0"))
+    tokens = capture(load(str(tmp_path)), Prompt(PROMPT), LayerRequest(layer="decoder.0")).tokens
     assert [token.id for token in tokens] == [5]
 
 
 def test_t5_starts_with_what_its_generation_config_says(tmp_path: Path) -> None:
     folder = shutil.copytree(made("t5-relu").path, tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": 4}), "utf-8")
-    _, tokens = capture(load(str(folder)), Prompt(PROMPT), LayerRequest(layer="decoder.0"))
+    tokens = capture(load(str(folder)), Prompt(PROMPT), LayerRequest(layer="decoder.0")).tokens
     assert [token.id for token in tokens] == [4]
 
 
@@ -120,7 +120,7 @@ def test_a_head_that_is_also_an_embedding_stays(tmp_path: Path) -> None:
         module, {"input": "model.decoder.layers.0.fc1", "output": "model.decoder.layers.0.fc2"},
         input_ids=ids(), decoder_input_ids=torch.tensor([[module.generation_config.decoder_start_token_id]]),
     )  # fmt: skip
-    ready, _ = capture(load(str(tmp_path)), Prompt(None, IDS), LayerRequest(layer="decoder.0"))
+    ready = capture(load(str(tmp_path)), Prompt(None, IDS), LayerRequest(layer="decoder.0"))
     assert ready.reference is not None
     assert close(ready.reference, seen["output"])
 
@@ -128,7 +128,7 @@ def test_a_head_that_is_also_an_embedding_stays(tmp_path: Path) -> None:
 def test_a_block_that_layers_share_is_recognised_once_it_has_weights(tmp_path: Path) -> None:
     module = built("zamba", tmp_path)
     model = load(str(tmp_path))
-    ready, _ = capture(model, Prompt(None, IDS), LayerRequest(layer=f"{model.groups[0].stack}.0"))
+    ready = capture(model, Prompt(None, IDS), LayerRequest(layer=f"{model.groups[0].stack}.0"))
     (name,) = {
         n.rpartition(".")[0] for n, _ in module.named_parameters() if n.endswith("feed_forward.down_proj.weight")
     }
@@ -144,7 +144,7 @@ def test_a_class_of_another_model_is_not_taken(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text("utf-8"))
     for wrong in ("GPT2LMHeadModel", "pipeline", "nothing", "AutoModel"):
         (folder / "config.json").write_text(json.dumps({**config, "architectures": [wrong]}), "utf-8")
-        ready, _ = capture(load(str(folder)), Prompt(PROMPT), LayerRequest(layer="1"))
+        ready = capture(load(str(folder)), Prompt(PROMPT), LayerRequest(layer="1"))
         assert ready.reference is not None
         assert close(ready.reference, by_hand("llama", 1)[1])
 
@@ -154,7 +154,7 @@ def test_whisper_reads_the_prompt_with_its_decoder() -> None:
     silence = torch.zeros(1, config.num_mel_bins, 2 * config.max_source_positions)
     names = {"input": "model.decoder.layers.1.fc1", "output": "model.decoder.layers.1.fc2"}
     seen = through(made("whisper").model, names, input_features=silence, decoder_input_ids=ids())
-    ready, _ = capture(load(str(made("whisper").path)), Prompt(PROMPT), LayerRequest(layer="decoder.1"))
+    ready = capture(load(str(made("whisper").path)), Prompt(PROMPT), LayerRequest(layer="decoder.1"))
     assert close(next(iter(ready.inputs.values())), seen["input"])
     assert ready.reference is not None
     assert close(ready.reference, seen["output"])
@@ -169,12 +169,12 @@ def test_pictures_are_no_text() -> None:
 
 def test_positions_choose_rows() -> None:
     model = load(str(made("llama").path))
-    every, _ = capture(model, Prompt(PROMPT), LayerRequest(layer="1"))
-    some, tokens = capture(model, Prompt(PROMPT, None, "-1,0"), LayerRequest(layer="1"))
+    every = capture(model, Prompt(PROMPT), LayerRequest(layer="1"))
+    some = capture(model, Prompt(PROMPT, None, "-1,0"), LayerRequest(layer="1"))
     assert torch.equal(some.inputs["norm"], every.inputs["norm"][[3, 0]])
     assert every.reference is not None
     assert torch.equal(some.reference, every.reference[[3, 0]])
-    assert [(token.position, token.text) for token in tokens] == [(3, "sat"), (0, "Hello")]
+    assert [(token.position, token.text) for token in some.tokens] == [(3, "sat"), (0, "Hello")]
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "t5-gated-gelu"])
@@ -182,7 +182,7 @@ def test_positions_choose_rows() -> None:
 def test_the_asked_dtype_is_what_runs(name: str, dtype: torch.dtype) -> None:
     text = str(dtype).removeprefix("torch.")
     stack = PLACES[name][0]
-    ready, _ = capture(load(str(made(name).path)), Prompt(PROMPT), LayerRequest(layer=f"{stack}.1", dtype=text))
+    ready = capture(load(str(made(name).path)), Prompt(PROMPT), LayerRequest(layer=f"{stack}.1", dtype=text))
     ours = run(ready.steps, ready.weights, ready.inputs)
     assert ready.reference is not None
     assert {t.dtype for t in (ours, ready.reference, *ready.weights.values(), *ready.inputs.values())} == {dtype}
@@ -292,7 +292,7 @@ def test_remote_code_never_runs(tmp_path: Path) -> None:
     words = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
     words["auto_map"] = {"AutoTokenizer": ["evil.Words", "evil.Words"]}
     (folder / "tokenizer_config.json").write_text(json.dumps(words), "utf-8")
-    ready, _ = capture(load(str(folder)), Prompt(PROMPT), LayerRequest(layer="1"))
+    ready = capture(load(str(folder)), Prompt(PROMPT), LayerRequest(layer="1"))
     assert ready.reference is not None
     assert not (tmp_path / "ran").exists()
 
@@ -315,7 +315,7 @@ def test_a_part_that_never_runs_may_be_missing(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text("utf-8"))
     del config["architectures"]  # then it is transformers' BertModel, with a pooler
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    ready, _ = capture(load(str(folder)), Prompt(PROMPT), LayerRequest(layer="1"))
+    ready = capture(load(str(folder)), Prompt(PROMPT), LayerRequest(layer="1"))
     assert ready.reference is not None
     assert close(ready.reference, by_hand("bert", 1)[1])
 
@@ -351,7 +351,7 @@ def test_a_wrong_weight_shows() -> None:
     """The agreement compares two readings of the file: spoil ours, and it says so."""
     from ffncli.run.measure.gap import agreement
 
-    ready, _ = capture(load(str(made("llama").path)), Prompt(PROMPT), LayerRequest(layer="1"))
+    ready = capture(load(str(made("llama").path)), Prompt(PROMPT), LayerRequest(layer="1"))
     swapped = {**ready.weights, "gate.weight": ready.weights["up.weight"], "up.weight": ready.weights["gate.weight"]}
     assert ready.reference is not None
     assert agreement(run(ready.steps, ready.weights, ready.inputs), ready.reference).relative_error <= 1e-6

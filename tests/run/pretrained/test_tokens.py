@@ -8,7 +8,8 @@ import pytest
 import transformers
 
 from ffncli.errors import FFNError
-from ffncli.run.pretrained.tokens import Prompt, positions, token_text, tokenizer_of, tokens_of
+from ffncli.run.pretrained.prompt import Prompt
+from ffncli.run.pretrained.tokens import positions, token_text, tokenizer_of, tokens_of
 from tests.oracles.prompted import WORDS, give_tokenizer
 
 

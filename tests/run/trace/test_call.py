@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -11,7 +12,9 @@ import torch
 
 import ffncli
 from ffncli.errors import FFNError
+from ffncli.models.dimensions import Dimensions
 from ffncli.run.trace import call
+from tests.oracles.own_modules import MODULES
 from tests.oracles.prompted import PROMPT, made
 
 WRONG: list[tuple[str, Any, str]] = [
@@ -112,6 +115,18 @@ def test_what_the_command_line_refuses_is_refused(call, options: dict[str, Any],
     assert call("trace", "4x8:relu", *typed)[2].rstrip().endswith(f"error: {error.value}")
 
 
+@pytest.mark.parametrize("ask", [ffncli.trace, ffncli.survey, ffncli.verify])
+def test_a_module_that_is_loaded_is_computed_as_it_is(ask: Any, tmp_path: Path):
+    """Its activation stands in its code: no option may put another block in its place."""
+    path = tmp_path / "mine.py"
+    path.write_text(MODULES)
+    model = ffncli.load(f"{path}:FeedForwardBlock", Dimensions(d_model="8", d_ff="16", dropout=0.1))
+    for options in ({"activation": "gelu"}, {"d_ff": 32}, {"norm": "layernorm"}):
+        with pytest.raises(FFNError, match="the dimension options cannot change a module that is already built"):
+            ask(model, **options)
+    assert ffncli.trace(model)["act"].shape == (4, 16)
+
+
 def test_numbers_may_be_numpys_and_lists_anything_that_counts():
     path = made("llama").path
     plain = ffncli.trace(path, layer=1, prompt=PROMPT, position="0,2", show=4)
@@ -132,7 +147,6 @@ def test_the_examples_in_the_help_hold():
 
 def test_remarks_come_when_they_arise():
     """Those of the model before its layer runs: whoever waits for a long run, or sees it fail, has read them."""
-    from ffncli.models.dimensions import Dimensions
     from ffncli.run.trace.question import Question
 
     notes: list[str] = []

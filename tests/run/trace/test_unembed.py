@@ -16,9 +16,9 @@ from ffncli.models.model import Layer, Resolved
 from ffncli.models.source import load
 from ffncli.run.engine.prepare import LayerRequest, Prepared
 from ffncli.run.pretrained.capture import capture
-from ffncli.run.pretrained.tokens import Prompt
+from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.trace import unembed as unembed_module
-from ffncli.run.trace.unembed import Promoted, TokenLimits, Unembedded, to_stream
+from ffncli.run.trace.unembed import Added, Promoted, PromotedTokens, TokenLimits, to_stream
 from ffncli.run.trace.unembed import unembed as unembedded
 from tests.oracles.huggingface import D_MODEL, VOCAB
 from tests.oracles.prompted import PROMPT, built, made
@@ -56,11 +56,15 @@ HEADS: dict[str, Head] = {
 }  # fmt: skip
 
 
+def added(given: Tensor) -> list[Added]:
+    return [Added(vector) for vector in given]
+
+
 def unembed(
     model: Resolved, layer: Layer, given: Tensor, request: LayerRequest, top: int
 ) -> list[tuple[Promoted, ...]]:
     """The promoted tokens alone."""
-    return [one.promoted for one in unembedded(model, layer, given, request, TokenLimits(top, 5, 0.9))]
+    return [one.promoted for one in unembedded(model, layer, added(given), request, TokenLimits(top, 5, 0.9))]
 
 
 def vectors(count: int = 3) -> Tensor:
@@ -104,9 +108,9 @@ def test_scaled_and_capped_logits(name: str, tmp_path: Path) -> None:
         check(found, head(module, given))
 
 
-def sets(name: str, given: Tensor, *wanted: Any) -> tuple[Unembedded, ...]:
+def sets(name: str, given: Tensor, *wanted: Any) -> tuple[PromotedTokens, ...]:
     model = load(str(made(name).path))
-    return unembedded(model, model.layer("1"), given, LayerRequest(), TokenLimits(*wanted))
+    return unembedded(model, model.layer("1"), added(given), LayerRequest(), TokenLimits(*wanted))
 
 
 @pytest.mark.parametrize(("top", "top_k", "top_p"), [(10, 5, 0.9), (3, 7, 0.5), (VOCAB, 1, 0.1), (10, VOCAB + 9, 1.0)])
@@ -115,14 +119,14 @@ def test_a_samplers_sets_are_torchs(name: str, top: int, top_k: int, top_p: floa
     with torch.no_grad():
         shares = HEADS[name](made(name).model, vectors()).double().softmax(-1)
     for one, row in zip(sets(name, vectors(), top, top_k, top_p), shares, strict=True):
-        found, k = one.sets, min(top_k, VOCAB)
+        k = min(top_k, VOCAB)
         best = row.topk(k)
         mass = row.sort(descending=True).values.cumsum(0)
         enough = min(int((mass < top_p - 1e-7).sum()) + 1, VOCAB)
-        assert (one.vocab, found.argmax, found.top_k, found.top_p) == (VOCAB, int(row.argmax()), k, top_p)
-        assert found.top_k_mass == pytest.approx(float(best.values.sum()), rel=1e-4)
-        assert found.top_p_count == pytest.approx(enough, abs=int(top_p == 1))  # the last of all is within rounding
-        assert found.top_p_mass == pytest.approx(float(mass[enough - 1]), rel=1e-4)
+        assert (one.vocab, one.argmax, one.top_k, one.top_p) == (VOCAB, int(row.argmax()), k, top_p)
+        assert one.top_k_mass == pytest.approx(float(best.values.sum()), rel=1e-4)
+        assert one.top_p_count == pytest.approx(enough, abs=int(top_p == 1))  # the last of all is within rounding
+        assert one.top_p_mass == pytest.approx(float(mass[enough - 1]), rel=1e-4)
         assert [t.cumulative for t in one.promoted] == pytest.approx(mass[:top].tolist(), rel=1e-4)
         assert [t.id for t in one.promoted if t.in_top_k] == best.indices[:top].tolist()
         assert [t.in_top_p for t in one.promoted] == [at < enough for at in range(top)]
@@ -133,19 +137,19 @@ def test_tokens_that_are_out_of_reach_keep_their_order() -> None:
     from ffncli.run.trace.unembed import _best
 
     logits = torch.tensor([-3000.0, 0.0, -1000.0, -2000.0], dtype=torch.float64)
-    found = _best(logits, None, TokenLimits(4, 2, 0.9))
+    found = _best(Added(logits), logits, None, TokenLimits(4, 2, 0.9))
     assert [t.id for t in found.promoted] == [1, 2, 3, 0]
     assert [t.probability for t in found.promoted] == [1, 0, 0, 0]
-    assert (found.sets.argmax, found.sets.top_p_count) == (1, 1)
+    assert (found.argmax, found.top_p_count) == (1, 1)
 
 
 def test_nothing_is_picked_from_what_is_no_number() -> None:
     (one,) = sets("gpt2", torch.full((1, D_MODEL), float("nan")), 10, 5, 0.9)
-    assert (one.promoted, one.sets.argmax, one.sets.top_p_count, one.sets.top_k_mass) == ((), None, None, None)
+    assert (one.promoted, one.argmax, one.top_p_count, one.top_k_mass) == ((), None, None, None)
 
 
 def prepared(name: str) -> Prepared:
-    return capture(load(str(made(name).path)), Prompt(PROMPT), LayerRequest(layer="1"))[0]
+    return capture(load(str(made(name).path)), Prompt(PROMPT), LayerRequest(layer="1"))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +261,7 @@ def test_several_heads_are_refused(tmp_path: Path) -> None:
     """Musicgen has one for each token of sound that stands at one position; its FFN can be traced all the same."""
     built("musicgen", tmp_path)
     model = load(str(tmp_path))
-    ready, _ = capture(model, Prompt(ids=(5, 6, 7)), LayerRequest())
+    ready = capture(model, Prompt(ids=(5, 6, 7)), LayerRequest())
     assert ready.steps
     with pytest.raises(FFNError, match="musicgen has several heads"):
         unembed(model, model.layer(None), torch.ones(1, model.main.spec.d_model), LayerRequest(), 5)

@@ -1,33 +1,122 @@
-"""`verify_source`: the library's call says what `ffn verify` says."""
+"""`ffncli.verify` gives what `ffn verify --json` prints, and refuses what that refuses."""
 
 from __future__ import annotations
 
+import doctest
 import json
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
+import torch
 
+import ffncli
 from ffncli.errors import FFNError
-from ffncli.models.dimensions import Dimensions
-from ffncli.run.verify.call import verify_source
+from ffncli.run.verify import call as verify_call
+from tests.oracles.checkpoints import LLAMA, folder, tensors
+from tests.oracles.own_modules import MODULES
+
+OWN = {"d_model": 8, "d_ff": 24, "dropout": 0.2}
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(MODULES + "\ndef mlp(x, gate, up, down):\n    return F.linear(F.silu(F.linear(x, gate)), down)\n")
+    return str(path)
+
+
+def typed(options: dict[str, Any]) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "asked"),
+    ("source", "options"),
     [
-        (("8x16:swiglu", "--check", "tokens,kernels", "--kernel", "packed", "--seed", "3"),
-         {"source": "8x16:swiglu", "checks": ["tokens", "kernels"], "kernels": ["packed"], "seed": 3}),
-        (("--d-model", "8", "--d-ff", "16", "--check", "zero", "--tokens", "3"),
-         {"dimensions": Dimensions(d_model="8", d_ff="16"), "checks": ["zero"], "leading": (3,)}),
+        (None, {}),
+        (None, {"d_model": 8, "activation": "swiglu", "dtype": "bf16", "check": "module,kernels"}),
+        ("16x40:swiglu", {"experts": 4, "seed": 1, "tokens": 3, "check": "tokens"}),
+        ("16x40", {"kernel": "packed,eager", "tolerance": 1e-12, "batch": 2, "seq_len": 2}),
+        ("MINE:FeedForwardBlock", {**OWN, "check": "module"}),
+        ("8x24:swiglu", {"kernel": "bad=MINE:mlp", "check": "kernels"}),
+        ("8x32:relu", {"against": "MINE:Needs3D", "check": "layout"}),
     ],
-)  # fmt: skip
-def test_the_call_has_the_rows_of_the_command(call, arguments, asked):
-    code, out, _ = call("verify", *arguments, "--json")
-    found = verify_source(**asked)
-    assert (code, found.failed) == (0, ())
-    assert json.loads(json.dumps([asdict(row) for row in found.rows])) == json.loads(out)["rows"]
+)
+def test_a_call_answers_as_the_command_does(call, mine: str, source: str | None, options: dict[str, Any]):
+    source = source and source.replace("MINE", mine)
+    options = {
+        name: value.replace("MINE", mine) if isinstance(value, str) else value for name, value in options.items()
+    }
+    verdict = ffncli.verify(source, **options)
+    code, out, _ = call("verify", *([source] if source else []), *typed(options), "--json")
+    answer = json.loads(out)
+    assert json.loads(json.dumps([asdict(row) for row in verdict.rows])) == answer["rows"]
+    assert json.loads(json.dumps(asdict(verdict.block))) == answer["block"]
+    assert code == bool(verdict.failed)
 
 
-def test_kernels_without_their_check_are_refused():
-    with pytest.raises(FFNError, match="--kernel contradicts --check"):
-        verify_source("8x16", checks=["tokens"], kernels=["packed"])
+def test_lists_paths_and_loaded_models_are_taken(tmp_path: Path, mine: str):
+    path = Path(folder(tmp_path / "llama", LLAMA, tensors("llama")))
+    options: dict[str, Any] = {"layer": numpy.int64(1), "check": ["layout", "kernels"], "kernel": ("eager", "packed")}
+    found = [ffncli.verify(source, against=source, **options) for source in (str(path), path, ffncli.load(str(path)))]
+    assert found[0].rows == found[1].rows == found[2].rows
+    assert {row.check for row in found[0].rows} == {"layout", "kernels"}
+    assert found[0].failed == ()
+    subjects = [row.subject for row in ffncli.verify(f"{mine}:FeedForwardBlock", check="module", **OWN).rows]
+    assert "FeedForwardBlock, train, same mask" in subjects
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"check": "modul"}, "did you mean 'module'?"),
+        ({"kernel": "eager", "check": "tokens"}, "--kernel contradicts --check 'tokens'"),
+        ({"kernel": "fast"}, "unknown kernel 'fast'"),
+        ({"device": "cuda:77"}, "this machine has no such GPU"),
+        ({"layer": 3}, "--layer 3 is out of range"),
+        ({"against": "nowhere/at/all"}, "does not exist"),
+        ({"tokens": 3, "batch": 2}, "contradicts"),
+    ],
+)
+def test_what_the_command_line_refuses_is_refused(call, options: dict[str, Any], words: str):
+    with pytest.raises(FFNError) as error:
+        ffncli.verify("4x8:relu", **options)
+    assert words in str(error.value)
+    assert call("verify", "4x8:relu", *typed(options))[2].rstrip().endswith(f"error: {error.value}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("check", 3, "check must be names of checks"),
+        ("kernel", [len], "kernel must be names such as 'eager'"),
+        ("tolerance", -1, "tolerance must be a number from 0, got -1"),
+        ("tolerance", "0.1", "tolerance must be a number from 0"),
+        ("tolerance", float("nan"), "tolerance must be a number from 0"),
+        ("against", torch.ones(2), "against must be text such as"),
+        ("tokens", 0, "tokens must be a whole number from 1"),
+        ("zzz", "a", r"no argument 'zzz'.*see help\(ffncli.verify\)"),
+    ],
+)
+def test_a_wrong_type_is_said_with_what_is_accepted(name: str, value: Any, words: str):
+    with pytest.raises(FFNError, match=words):
+        ffncli.verify("4x8:relu", **{name: value})
+
+
+def test_threads_are_set_if_asked_for():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        ffncli.verify("4x8:relu", check="zero")
+        assert torch.get_num_threads() == 2
+        ffncli.verify("4x8:relu", check="zero", threads=1)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_examples_in_the_help_hold():
+    found = doctest.testmod(verify_call)
+    assert (found.attempted >= 3, found.failed) == (True, 0)

@@ -27,7 +27,7 @@ from ffncli.run.engine.prepare import LayerRequest, prepare
 from ffncli.run.engine.reference import steady_tokens
 from ffncli.run.engine.weights import located_weights, packed_formats, read_located
 from ffncli.run.pretrained.capture import FAULTS, run_model
-from ffncli.run.pretrained.tokens import Prompt
+from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.verify.checks.case import CheckedBlock
 from ffncli.run.verify.checks.reach import reached, reaching, unreached
 from ffncli.run.verify.checks.row import CheckRow, Judge, errors

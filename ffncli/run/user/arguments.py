@@ -1,10 +1,11 @@
-"""A library call's arguments as the fields of a question: of the types that are accepted, or an error naming them."""
+"""A library call's arguments as the options they are: of the types that are accepted, or an error naming them."""
 
 from __future__ import annotations
 
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from typing import Any, TypedDict
 
 from ffncli.block.recipe import MAX_SIZE
@@ -33,23 +34,19 @@ class DimensionNames(TypedDict, total=False):
     shared_experts: int
 
 
-def question_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arguments as the fields of a Question. Raises FFNError for one of a wrong type or an unknown name."""
-    options = {name: value for name, value in arguments.items() if name not in ("source", "dimensions")}
+def converted(arguments: Mapping[str, Any], call: str) -> dict[str, Any]:
+    """The arguments of `ffncli.<call>` as its options. Raises FFNError for one of a wrong type or an unknown name."""
+    options = {name: value for name, value in arguments.items() if name != "dimensions"}
     names, sizes = list(DimensionNames.__annotations__), arguments["dimensions"]
     if unknown := next((name for name in sizes if name not in names), None):
-        raise FFNError(
-            f"no argument {shown(unknown)}", did_you_mean(unknown, [*options, *names], "see help(ffncli.trace)")
-        )
-    return {
-        "source": _source(arguments["source"]),
-        "dimensions": Dimensions(**{name: _converted(name, value) for name, value in sizes.items()}),
-        **{name: _converted(name, value) for name, value in options.items()},
-    }
+        known = [name for name in (*options, *names) if name != "source"]
+        raise FFNError(f"no argument {shown(unknown)}", did_you_mean(unknown, known, f"see help(ffncli.{call})"))
+    chosen = Dimensions(**{name: _converted(name, value) for name, value in sizes.items()})
+    return {name: _converted(name, value) for name, value in options.items()} | {"dimensions": chosen}
 
 
 def _converted(name: str, value: object) -> Any:
-    """One argument as the question has it. Raises FFNError saying what is accepted."""
+    """One argument as the option has it. Raises FFNError saying what is accepted."""
     convert, accepted = _ARGUMENTS[name]
     if value is None and name != "show":
         return _DEFAULTS.get(name)
@@ -59,14 +56,8 @@ def _converted(name: str, value: object) -> Any:
         raise FFNError(f"{name} must be {accepted}, got {shown(value)}") from None
 
 
-def _source(value: object) -> str | Resolved | None:
-    if value is None or isinstance(value, (str, Resolved)):
-        return value
-    if isinstance(value, os.PathLike):
-        return _text(value)
-    raise FFNError(
-        f"source must be text such as '512x2048:gelu', a path, or a model from ffncli.load, got {shown(value)}"
-    )
+def _source(value: Any) -> str | Resolved:
+    return value if isinstance(value, Resolved) else _text(value)
 
 
 def _text(value: Any) -> str:
@@ -147,6 +138,13 @@ def _share(value: Any) -> float:
     return float(value)
 
 
+def _tolerance(value: Any) -> float:
+    """A number of at least 0."""
+    if isinstance(value, (bool, str)) or not 0 <= float(value) < inf:
+        raise ValueError
+    return float(value)
+
+
 def _probability(value: Any) -> float:
     """A number of at least 0 and below 1."""
     if isinstance(value, (bool, str)) or not 0 <= float(value) < 1:
@@ -154,13 +152,21 @@ def _probability(value: Any) -> float:
     return float(value)
 
 
+_MODEL = (_source, "text such as '512x2048:gelu', a path, or a model from ffncli.load")
 _TEXT, _FLAG = (_text, "text"), (_flag, "True or False")
 _COUNT, _NATURAL = (_from(1, MAX_SIZE), "a whole number from 1"), (_from(0), "a whole number from 0")
 _SIZE = (_number, "a whole number or text such as '4x'")
 _SEVERAL = (_numbers, "a whole number, several of them, or text as it is typed in a shell")
-_DEFAULTS: Mapping[str, Any] = {"device": "cpu", "keep": frozenset(), "unembed": False, "force": False}
+_DEFAULTS: Mapping[str, Any] = {
+    "device": "cpu",
+    "keep": frozenset(),
+    "unembed": False,
+    "force": False,
+    "check": (),
+    "kernel": (),
+}
 _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
-    "layer": (_number, "a whole number or text such as 'decoder.3'"),
+    "source": _MODEL, "layer": (_number, "a whole number or text such as 'decoder.3'"),
     "prompt": _TEXT, "position": _SEVERAL,
     "input_ids": (_ids, "token numbers such as [1, 2, 3]"),
     "tokens": _COUNT, "batch": _COUNT, "seq_len": _COUNT,
@@ -174,6 +180,9 @@ _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "sample_top_p": (_share, "a number above 0 and at most 1"), "example": _TEXT,
     "keep": (_kept, "names of steps, or True for all"),
     "save": (_text, "a path"), "save_weights": _FLAG, "force": _FLAG,
+    "check": (_texts, "names of checks, such as 'module'"),
+    "kernel": (_texts, "names such as 'eager' or 'mine.py:mlp'"), "against": _MODEL,
+    "tolerance": (_tolerance, "a number from 0"),
     "d_model": _SIZE, "d_ff": _SIZE, "activation": _TEXT, "gated": _FLAG, "bias": _FLAG, "norm": _TEXT,
     "norm_position": _TEXT, "residual": _FLAG, "dropout": (_probability, "a number from 0 and below 1"),
     "experts": _COUNT, "top_k": _COUNT, "shared_experts": _NATURAL,

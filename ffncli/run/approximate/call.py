@@ -1,0 +1,24 @@
+"""`ffncli.approximate`: what `ffn approximate` does, as a call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ffncli.run.approximate.question import FitQuestion, cases
+from ffncli.run.engine.threads import set_threads
+
+if TYPE_CHECKING:
+    from ffncli.run.approximate.approximate import Fit
+
+
+def approximate(question: FitQuestion | None = None, **choices: Any) -> tuple[Fit, ...]:
+    """Train every block that is asked for: `approximate(targets=("sin",), activations=("gelu",), widths=("1", "16"))`.
+
+    Raises FFNError as `FitQuestion` and `cases`.
+    """
+    question = question or FitQuestion(**choices)
+    asked = cases(question)
+    set_threads()
+    from ffncli.run.approximate.approximate import fits
+
+    return tuple(fits(question, asked))
