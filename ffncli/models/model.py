@@ -192,6 +192,16 @@ class Resolved:
         return self.model.name
 
     @property
+    def bare(self) -> bool:
+        """As `Model.bare`: one block, no layers."""
+        return self.model.bare
+
+    @property
+    def model_type(self) -> str:
+        """The config's; empty where nothing says one."""
+        return self.model.model_type
+
+    @property
     def groups(self) -> tuple[Group, ...]:
         """The model's layers, in groups of equal ones."""
         return self.model.groups

@@ -121,7 +121,7 @@ def label(resolved: Resolved, said: Dimensions) -> str:
     """How results call a block: a model's name, or its dimensions; then what options changed of it."""
     spec, names = resolved.main.spec, said
     base = resolved.name
-    if resolved.model.bare and not re.search(r"\.py(:|$)", resolved.source):
+    if resolved.bare and not re.search(r"\.py(:|$)", resolved.source):
         unit = next((name for name, gate in GATED.items() if gate == spec.activation), None) if spec.gated else None
         base = f"{spec.d_model}x{spec.d_ff}:{unit or spec.activation}" + ("+gated" if spec.gated and not unit else "")
         names = replace(said, d_model=None, d_ff=None, activation=None, gated=None)

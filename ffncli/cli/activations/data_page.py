@@ -52,7 +52,7 @@ def remarks(found: ActivationData, layer: str | None, given: str | None) -> list
         way += "" if is_runnable(model) else ", where the source is a directory with safetensors"
         drawn += ["input"] if given is None else []
         out += [f"{' and '.join(drawn)} drawn at random: {way}"] if drawn else []
-    places = {id(one): "" if model.model.bare else f"{one.stack} layer {one.layer}: " for one in found.layers}
+    places = {id(one): "" if model.bare else f"{one.stack} layer {one.layer}: " for one in found.layers}
     bad = [f"{places[id(one)]}{fault}" for one in found.layers for fault in one.not_finite]
     return out + bad[:_FAULTS] + ([f"{len(bad) - _FAULTS} more have NaN or Inf"] if len(bad) > _FAULTS else [])
 
@@ -74,7 +74,7 @@ def answer(found: ActivationData, prompt: str | None, given: str | None) -> Answ
     csv = Table(names, [tuple(row[name] for name in names) for row in rows])
     one = len(found.layers) == 1
     owns = " and ".join(dict.fromkeys(entered.made[0].name for _, entered in places))
-    where = f", {found.layers[0].stack} layer {found.layers[0].layer}" if one and not model.model.bare else ""
+    where = f", {found.layers[0].stack} layer {found.layers[0].layer}" if one and not model.bare else ""
     origins = list(dict.fromkeys(layer.weights for layer in found.layers))
     origin = origins[0] if len(origins) == 1 else f"{len(found.layers)} layers, each with its own weights"
     parts: list[Part] = [Heading(f"{model.name}{where}: what enters {owns}", origin)]

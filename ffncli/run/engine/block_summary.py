@@ -35,10 +35,10 @@ def block_summary(model: Resolved, ready: Prepared, device: str) -> BlockSummary
     spec = ready.layer.spec
     alone = ready.steps[0].output == "logits"  # a final layer without any block
     return BlockSummary(
-        name=model.name if model.model.bare else f"{model.name}, {ready.layer.stack} layer {ready.layer.index}",
+        name=model.name if model.bare else f"{model.name}, {ready.layer.stack} layer {ready.layer.index}",
         source=model.source,
-        layer=None if model.model.bare else ready.layer.index,
-        stack=None if model.model.bare else ready.layer.stack,
+        layer=None if model.bare else ready.layer.index,
+        stack=None if model.bare else ready.layer.stack,
         d_model=spec.d_model,
         d_ff=None if alone else spec.d_ff,
         activation=None if alone else spec.activation,

@@ -81,7 +81,7 @@ def prepare(model: Resolved, request: LayerRequest = LayerRequest(), example: Ex
     weights, origin, doubts = _weights(model, layer, block, example, generator, dtype, device)
     block, lost = known_part(block, weights)
     notes += [*doubts, *lost]
-    if model.from_tensors and not model.model.model_type and layer.spec.moe:
+    if model.from_tensors and not model.model_type and layer.spec.moe:
         notes.append("assumed, since nothing says it: softmax over all experts, the chosen weights normalised")
     if example and example.weights and not _fits(example, block):
         notes.append("the example's weights do not fit these dimensions: drawn at random")

@@ -106,7 +106,7 @@ def run_model(
         found = found or {layer: live_ffn(loaded.module, model, layer) for layer in layers}
         given = _forward_arguments(loaded, tokens, tokenizer, layers)
         idle = _listen(loaded, found, given, prompt, seen)
-    fault = FAULTS.get(model.model.model_type or "") if any(layer.spec.moe for layer in layers) else None
+    fault = FAULTS.get(model.model_type or "") if any(layer.spec.moe for layer in layers) else None
     return (*given.notes, *idle, *([fault] if fault else []))
 
 

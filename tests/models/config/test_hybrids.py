@@ -146,10 +146,10 @@ def test_a_text_config_without_a_model_type_is_transformers_default(name: str) -
 
 def test_a_text_config_without_a_model_type_is_read_as_that_family() -> None:
     model = read(model_type="voxtral", text_config={**_SIZES, "hidden_act": "silu"}, audio_config={"hidden_size": 8})
-    assert (model.model.model_type, model.groups[0].spec.d_model) == ("llama", 16)
+    assert (model.model_type, model.groups[0].spec.d_model) == ("llama", 16)
 
 
 def test_a_musicgen_decoder_is_the_text_tower() -> None:
     decoder = {"model_type": "musicgen_decoder", "hidden_size": 16, "ffn_dim": 40, "num_hidden_layers": 4}
     model = read(model_type="musicgen", text_encoder={"model_type": "t5"}, decoder=decoder)
-    assert (model.model.model_type, count(model).ffn_params_total) == ("musicgen_decoder", 4 * 2 * 16 * 40)
+    assert (model.model_type, count(model).ffn_params_total) == ("musicgen_decoder", 4 * 2 * 16 * 40)

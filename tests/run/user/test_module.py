@@ -73,7 +73,7 @@ def test_what_a_module_is_found_to_be(zoo: str, name: str, options: dict, expect
     found = load_module(f"{zoo}:{name}", Dimensions(**options))
     spec = found.model.main.spec
     assert {key: getattr(spec, key) for key in expected} == expected
-    assert (found.model.name, found.model.model.bare, found.model.model.dtype) == (name, True, "fp32")
+    assert (found.model.name, found.model.bare, found.model.model.dtype) == (name, True, "fp32")
     _assert_same(found)
 
 

@@ -88,12 +88,12 @@ def transformers_module(case: CheckedBlock) -> tuple[Proof | None, str]:
     except FFNError as error:
         return None, error.message.removeprefix("--input-ids: ")
     ((entering, leaving),) = found
-    name = f"transformers' {case.model.model.model_type or 'model'}"
+    name = f"transformers' {case.model.model_type or 'model'}"
     same, left_out = steady_tokens(case.ffn, case.ffn_weights, {case.entry: entering}, case.dtype)
     seen = reached(case, entering)
     some = f"they go to {int(seen.sum())} of {len(seen)} experts" if seen is not None and not seen.all() else ""
     remarks = (f"on what enters it for tokens {_IDS[0]} to {_IDS[-1]}", some, left_out)
-    fault = FAULTS.get(case.model.model.model_type or "", "") if case.layer.spec.moe else ""
+    fault = FAULTS.get(case.model.model_type or "", "") if case.layer.spec.moe else ""
     said = "; ".join(filter(None, remarks))
     return Proof(name, entering, leaving, said, single=True, same=same, fault=fault), ""
 
@@ -124,7 +124,7 @@ def _other(case: CheckedBlock) -> Proof:
     label = f"--against {shown(other.source)}"
     if other.checkpoint is None and other.weights is None:
         raise FFNError(f"{label} has no weights of its own", "give a directory, a file or my.py:Class")
-    text = None if other.model.bare else (f"{own.stack}.{own.index}" if _stacks(other) > 1 else str(own.index))
+    text = None if other.bare else (f"{own.stack}.{own.index}" if _stacks(other) > 1 else str(own.index))
     ready = prepare(
         other, LayerRequest(layer=text, dtype=str(case.dtype), device=case.device, input="zeros", leading=(1,))
     )
