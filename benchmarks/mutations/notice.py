@@ -21,7 +21,7 @@ _NO_TESTS = 5  # pytest's exit code where none of them is there any more
 
 def noticed(tree: Tree, place: Place, spot: Spot, reached: Reached, limit: float) -> dict[str, Any]:
     """The row of a place: `noticed` and by which test, `survived`, or `timeout` where time was over before."""
-    tests = reached.tests(spot.file, spot.line)
+    tests = reached.tests(spot.file, spot.line) or reached.of_floor(spot.file)
     began, result, by = time.monotonic(), "survived", ""
     with tree.changed(spot.file, spot.text):
         for some in filter(None, (tests[:FIRST], tests[FIRST:])):

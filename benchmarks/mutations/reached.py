@@ -36,6 +36,13 @@ class Reached:
         tests = set(compress(self.seconds, map(int, reversed(f"{bits:b}")))) - self.failed
         return sorted(tests, key=lambda name: (self.seconds[name], name))
 
+    def of_floor(self, file: str) -> list[str]:
+        """The tests of the file's floor, fast ones first: of a line that ran while tests were collected, once for all."""
+        folder = f"tests/{Path(file).parts[1]}/"
+        return sorted(
+            {name for name in self.seconds if name.startswith(folder)} - self.failed, key=self.seconds.__getitem__
+        )
+
     def save(self, path: Path) -> None:
         """Each set of tests once, compressed."""
         sets = sorted({bits for of in self.lines.values() for bits in of.values()})
