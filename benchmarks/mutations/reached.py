@@ -37,7 +37,7 @@ class Reached:
         return sorted(tests, key=lambda name: (self.seconds[name], name))
 
     def of_floor(self, file: str) -> list[str]:
-        """The tests of the file's floor, fast ones first: of a line that ran while tests were collected, once for all."""
+        """The tests of the file's floor, fast ones first: for a line that ran while tests were collected."""
         folder = f"tests/{Path(file).parts[1]}/"
         return sorted(
             {name for name in self.seconds if name.startswith(folder)} - self.failed, key=self.seconds.__getitem__
