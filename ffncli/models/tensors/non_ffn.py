@@ -65,7 +65,7 @@ def measure(model: Model, items: Mapping[str, Item], layers: Layers) -> Measured
     if text is None:
         return MeasuredNonFFN(rests, left_out=left_out)
     params = _total(model, text, layers, told)
-    return MeasuredNonFFN(rests, embedding, params, _lookup(model, text, embedding), left_out)
+    return MeasuredNonFFN(rests, embedding, params, _lookup(model, embedding), left_out)
 
 
 def _is_buffer(name: str, item: Item) -> bool:
@@ -215,7 +215,7 @@ def _embedding(text: Mapping[str, Item]) -> Embedding | None:
     return Embedding(next(iter(found)), shape[0], shape[0] * shape[1]) if shape and len(shape) == 2 else None
 
 
-def _lookup(model: Model, text: Mapping[str, Item], embedding: Embedding | None) -> int | None:
+def _lookup(model: Model, embedding: Embedding | None) -> int | None:
     """Parameters that are only looked up: the embedding, unless it is tied to a head."""
     if embedding is None or model.tied is None:
         return None

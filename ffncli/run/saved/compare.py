@@ -99,7 +99,7 @@ def compare(base: Saved, new: Saved, tolerance: float | None = None) -> TraceCom
         elif step.inner and (step.shape != other.shape or base.tokens(step.name) != new.tokens(step.name)):
             mismatches.append(TraceMismatch(f"{step.name}: tokens", _tokens(base, step), _tokens(new, step)))
         else:
-            rows.append(_step_row(base, new, step, other, tolerance))
+            rows.append(_step_row(base, new, step, tolerance))
     known = {step.name for step in base.steps}
     mismatches += [TraceMismatch(step.name, "not saved", "saved") for step in new.steps if step.name not in known]
     weights = tuple(_weight_row(base, new, name, tolerance) for name in base.weights if name in new.weights)
@@ -142,7 +142,7 @@ def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> Ten
     )
 
 
-def _step_row(base: Saved, new: Saved, step: SavedStep, other: SavedStep, tolerance: float | None) -> TensorRow:
+def _step_row(base: Saved, new: Saved, step: SavedStep, tolerance: float | None) -> TensorRow:
     found = difference(new.tensor(step.name), base.tensor(step.name), tolerance)
     return _named(found, step.name, step.op, step.formula)
 
