@@ -90,7 +90,7 @@ def command(
     _notes(models, output)
     output.show(answer)
     assertions.check(conditions, lines)
-    _demand_agreement(models)
+    _require_agreement(models)
 
 
 def answer_for(models: list[Resolved], options: FigureQuestion) -> tuple[Answer, list[dict[str, Any]]]:
@@ -138,7 +138,7 @@ def _notes(models: Sequence[Resolved], output: Output) -> None:
             output.note(f"{model.name}: {note}" if len(models) > 1 else note)
 
 
-def _demand_agreement(models: Sequence[Resolved]) -> None:
+def _require_agreement(models: Sequence[Resolved]) -> None:
     """Raises FFNError, exit 1, where a config and the tensors beside it disagree."""
     wrong = [(model, difference) for model in models for difference in model.differences]
     if wrong:
