@@ -12,7 +12,7 @@ import torch
 
 from ffncli.block.activations import TABLE
 from ffncli.block.analysis.curve import curve
-from ffncli.block.analysis.difference import SHOWN, _minus, difference
+from ffncli.block.analysis.difference import SHOWN, minus, difference
 from ffncli.block.scalar import with_learned
 from ffncli.run.engine.functions import NAMESPACE
 from tests.oracles.exact import EXACT
@@ -52,7 +52,7 @@ def test_from_gelu(name, printed, at, bracket):
 def test_a_kink_of_both_has_the_lower_order():
     """relu's slope jumps at 0, relu²'s second derivative does: the slope of their difference jumps."""
     for f_, g in (("relu", "relu2"), ("relu2", "relu")):
-        assert _minus(curve(f_), curve(g)).row.kinks == ((0.0, 1),)
+        assert minus(curve(f_), curve(g)).row.kinks == ((0.0, 1),)
 
 
 NEIGHBOURS = {pair for a, b in pairwise(TABLE) for pair in ((a, b), (b, a))}

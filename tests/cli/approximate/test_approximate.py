@@ -15,6 +15,7 @@ from ffncli.cli.approximate.page import _overfitting_text, plots
 from ffncli.errors import Terminated
 from ffncli.run.approximate import approximate as module
 from ffncli.run.approximate.approximate import overfitting
+from ffncli.run.approximate.call import approximate
 from tests import ROOT
 from tests.cli.test_startup import HEAVY, loaded_by
 from tests.oracles.checkpoints import expect_refusal
@@ -79,7 +80,7 @@ def test_noise_is_judged_by_what_was_held_out(call):
      ((0.5, 0.2, 0.3), (0.5, 0.3, 0.4), False), ((0.5, 0.3, 0.2), (0.5, 0.3, 0.1), False)],
 )  # fmt: skip
 def test_what_counts_as_overfitting(held_out, train, overfits):
-    fits = module.approximate(activations=("relu",), widths=("1", "4", "8"), noise=0.1, seeds=1, steps=2)
+    fits = approximate(activations=("relu",), widths=("1", "4", "8"), noise=0.1, seeds=1, steps=2)
     rows = [replace(f.row, held_out_rmse=h, train_rmse=t) for f, h, t in zip(fits, held_out, train, strict=True)]
     (said,) = overfitting(rows)
     assert (said.best_d_ff, said.overfits) == ((8 if held_out[2] == 0.2 else 4), overfits)
@@ -97,7 +98,7 @@ def test_the_ends_of_a_domain_are_told_apart(domain, said, call):
 
 
 def test_curves_of_error_against_width(call):
-    fits = module.approximate(activations=("relu", "swiglu"), widths=("4", "1"), seeds=1, steps=2)
+    fits = approximate(activations=("relu", "swiglu"), widths=("4", "1"), seeds=1, steps=2)
     rows = [fit.row for fit in fits]
     (plot,) = plots(rows)
     assert (plot.log_x, plot.log_y) == (True, True)

@@ -183,11 +183,13 @@ def test_a_number_that_is_none(call):
 def test_a_token_with_a_text_is_named(call, monkeypatch):
     from dataclasses import replace
 
+    from ffncli.run.engine.prepare import Token
     from ffncli.run.trace import session
 
     plain = session.prepare
-    texts = tuple("Hello, how are you ?".split())
-    monkeypatch.setattr(session, "prepare", lambda *asked: replace(plain(*asked), tokens=(*texts, "\x1b[2J")))
+    texts = (*"Hello, how are you ?".split(), "\x1b[2J")
+    tokens = tuple(Token(position, 0, text) for position, text in enumerate(texts))
+    monkeypatch.setattr(session, "prepare", lambda *asked: replace(plain(*asked), tokens=tokens))
     out = call("trace", "--explain", "up[1,0,5]", "--explain", "up[1,2,0]")[1]
     assert "up[1,0,5] in up = x · W1 + b1  token 3 'you'\n" in out
     assert "up[1,2,0] in up = x · W1 + b1  token 5 '\\x1b[2J'\n" in out
