@@ -34,14 +34,15 @@ def noticed(tree: Tree, place: Place, spot: Spot, reached: Reached, limit: float
         with tree.changed(spot.file, spot.text):
             result, by = search(tree, tests, limit - seconds)
         seconds += time.monotonic() - began
-        if by not in tests or _alone(tree, spot, by):
+        if not by or _alone(tree, spot, by):
             return row | {"result": result, "by": by, "seconds": seconds}
-        print(f"put aside, it needs others before it: {by}", flush=True)
-        tests = tests[tests.index(by) + 1 :]
+        print(f"put aside, it fails alone or only among others: {by}", flush=True)
+        after = tests[tests.index(by) + 1 :] if by in tests else tests
+        tests = [test for test in after if test.partition("::")[0] != by]
 
 
 def search(tree: Tree, tests: Sequence[str], limit: float) -> tuple[str, str]:
-    """The result, and the first of the tests to fail, or what a file that cannot be collected is called."""
+    """The result, and the first of the tests to fail, or the file that cannot be collected."""
     began = time.monotonic()
     for some in filter(None, (tests[:FIRST], tests[FIRST:])):
         ended = ask(tree, some, limit - (time.monotonic() - began), "-x")
@@ -50,17 +51,15 @@ def search(tree: Tree, tests: Sequence[str], limit: float) -> tuple[str, str]:
         if ended.code is None:
             return "timeout", ""
         if ended.code not in (0, _NO_TESTS):
-            return "noticed", ended.output.strip()[-200:]
+            raise SystemExit(f"pytest: {ended.output[-2000:]}")
     return "survived", ""
 
 
 def _alone(tree: Tree, spot: Spot, test: str) -> bool:
-    """Whether the test by itself passes as things are and fails once they are broken."""
-    ask(tree, [test], None)
-    passes = not failed(tree)
+    """Whether the test by itself passes (a file: can be collected) as things are, and does not once they are broken."""
+    passes = ask(tree, [test], None).code in (0, _NO_TESTS)
     with tree.changed(spot.file, spot.text):
-        ended = ask(tree, [test], _ENDLESS)
-    return passes and ended.code != 0
+        return passes and ask(tree, [test], _ENDLESS).code not in (0, _NO_TESTS)
 
 
 def ask(tree: Tree, tests: Sequence[str], limit: float | None, *options: str) -> Ended:
