@@ -18,7 +18,7 @@ from benchmarks.benched import ROOT
 from benchmarks.common import machine
 from benchmarks.kept import Kept
 from benchmarks.mutations.measure import measure
-from benchmarks.mutations.notice import COLUMNS, control, noticed
+from benchmarks.mutations.notice import COLUMNS, noticed
 from benchmarks.mutations.places import PLACES, Drawn, Place, Spot, draw, find
 from benchmarks.mutations.reached import Reached
 from benchmarks.mutations.scratch import tree
@@ -114,7 +114,6 @@ def _run(asked: argparse.Namespace) -> int:
             row = noticed(copy, place, spot, reached, asked.limit)
             kept.add(row)
             print("{id}  {result}  {by}  ({tests} tests, {seconds:.0f} s)".format(**row), flush=True)
-        control(copy, [row["by"] for row in kept.rows if row["result"] == "noticed"])
     survived = [row["id"] for row in kept.rows if row["result"] != "noticed"]
     print(f"{len(kept.rows) - len(survived)} of {len(kept.rows)} noticed; not: {', '.join(survived) or 'none'}")
     return int(any(isinstance(spot, str) for spot in spots.values()))

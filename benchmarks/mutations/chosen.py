@@ -30,7 +30,7 @@ class Plugin:
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self._say(f"{report.nodeid} (collecting it)")
+            self._say(report.nodeid)
 
     def _say(self, name: str) -> None:
         with open(self.failed, "a", encoding="utf-8") as file:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.mutations.chosen import CHOSEN
@@ -16,34 +16,50 @@ from benchmarks.mutations.scratch import Ended, Tree
 COLUMNS = ("id", "file", "line", "function", "kind", "before", "after", "tests", "result", "by", "seconds")
 # To collect tests costs more than to run the fastest of them: these come first and alone.
 FIRST = 30
+_ENDLESS = 300.0  # seconds: one test that runs for longer than this does not end
 _NO_TESTS = 5  # pytest's exit code where none of them is there any more
 
 
 def noticed(tree: Tree, place: Place, spot: Spot, reached: Reached, limit: float) -> dict[str, Any]:
-    """The row of a place: `noticed` and by which test, `survived`, or `timeout` where time was over before."""
+    """The row of a place: `noticed` and by which test, `survived`, or `timeout` where time was over before.
+
+    That test, run alone, fails here and passes where nothing is broken; one that needs others before it is put aside.
+    """
     tests = reached.tests(spot.file, spot.line) or reached.of_floor(spot.file)
-    began, result, by = time.monotonic(), "survived", ""
-    with tree.changed(spot.file, spot.text):
-        for some in filter(None, (tests[:FIRST], tests[FIRST:])):
-            ended = ask(tree, some, limit - (time.monotonic() - began), "-x")
-            if by := next(iter(failed(tree)), ""):
-                result = "noticed"
-            elif ended.code is None:
-                result = "timeout"
-            elif ended.code not in (0, _NO_TESTS):
-                result, by = "noticed", ended.output.strip()[-200:]
-            if result != "survived":
-                break
     row = {"id": place.id, "file": spot.file, "line": spot.line, "function": place.function, "kind": place.kind}
-    row |= {"before": place.before, "after": place.after, "tests": len(tests), "result": result, "by": by}
-    return row | {"seconds": time.monotonic() - began}
+    row |= {"before": place.before, "after": place.after, "tests": len(tests)}
+    seconds = 0.0
+    while True:
+        began = time.monotonic()
+        with tree.changed(spot.file, spot.text):
+            result, by = search(tree, tests, limit - seconds)
+        seconds += time.monotonic() - began
+        if not by or _alone(tree, spot, by):
+            return row | {"result": result, "by": by, "seconds": seconds}
+        print(f"put aside, it fails alone or only among others: {by}", flush=True)
+        after = tests[tests.index(by) + 1 :] if by in tests else tests
+        tests = [test for test in after if test.partition("::")[0] != by]
 
 
-def control(tree: Tree, tests: Iterable[str]) -> None:
-    """The tests that noticed something, on code that is not broken: one that fails has noticed nothing."""
-    ask(tree, sorted(set(tests)), None)
-    for name in failed(tree):
-        print(f"fails also where nothing is broken: {name}")
+def search(tree: Tree, tests: Sequence[str], limit: float) -> tuple[str, str]:
+    """The result, and the first of the tests to fail, or the file that cannot be collected."""
+    began = time.monotonic()
+    for some in filter(None, (tests[:FIRST], tests[FIRST:])):
+        ended = ask(tree, some, limit - (time.monotonic() - began), "-x")
+        if by := failed(tree):
+            return "noticed", by[0]
+        if ended.code is None:
+            return "timeout", ""
+        if ended.code not in (0, _NO_TESTS):
+            raise SystemExit(f"pytest: {ended.output[-2000:]}")
+    return "survived", ""
+
+
+def _alone(tree: Tree, spot: Spot, test: str) -> bool:
+    """Whether the test by itself passes (a file: can be collected) as things are, and does not once they are broken."""
+    passes = ask(tree, [test], None).code in (0, _NO_TESTS)
+    with tree.changed(spot.file, spot.text):
+        return passes and ask(tree, [test], _ENDLESS).code not in (0, _NO_TESTS)
 
 
 def ask(tree: Tree, tests: Sequence[str], limit: float | None, *options: str) -> Ended:
