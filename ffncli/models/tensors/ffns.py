@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ffncli.models.tensors.names import BY_DOWN, Naming
+from ffncli.models.tensors.names import BY_LAST, Naming, last
 from ffncli.models.tensors.shapes import Item
 
 _NORM = re.compile(r"(?:^|[._])(?:layer_?norm|norm\d?|ln\w*|layernorm\w*|ffn_sub_norm)(?:[._]|$)", re.IGNORECASE)
@@ -98,12 +98,10 @@ def ffn_locations(held: Mapping[str, Item], projections: Sequence[Projections]) 
 def projections(held: Mapping[str, Item]) -> Iterator[Projections]:
     """The best naming (with most matrices) at every place that has a down projection."""
     for name in held:
-        if is_norm(name):  # a norm whose scale a small MLP makes (Voxtral)
-            continue
         suffix = ".weight" if name.endswith(".weight") else ""
-        stem = name.removesuffix(suffix) if suffix else name
-        for down, namings in BY_DOWN.items():
-            if stem != down and not stem.endswith("." + down):
+        stem = name.removesuffix(suffix)
+        for down, namings in BY_LAST.get(last(stem), ()):
+            if not f".{stem}".endswith(f".{down}") or is_norm(name):  # the scale of a norm may be an MLP's (Voxtral)
                 continue
             possible = [Projections(stem[: len(stem) - len(down)], naming, suffix) for naming in namings]
             whole = [p for p in possible if all(p.name(leaf) in held for leaf in p.naming.names) and _fits(held, p)]

@@ -20,6 +20,11 @@ class Naming:
         return (self.gate, self.up, self.down) if self.gate else (self.up, self.down)
 
 
+def last(name: str) -> str:
+    """The last component of a dotted name."""
+    return name.rpartition(".")[2]
+
+
 NAMINGS: Sequence[Naming] = (
     Naming("up_proj", "down_proj", "gate_proj"),  # Llama and most others
     Naming("up_proj", "down_proj", "linear_gate"),
@@ -59,7 +64,9 @@ NAMINGS: Sequence[Naming] = (
     Naming("dense1", "dense2"),  # Perceiver
     Naming("ffn_up", "ffn_down"),
 )
-BY_DOWN = {naming.down: [n for n in NAMINGS if n.down == naming.down] for naming in NAMINGS}
+_BY_DOWN = {naming.down: [n for n in NAMINGS if n.down == naming.down] for naming in NAMINGS}
+# The last component of a name → the downs that end in it, each with its namings.
+BY_LAST = {leaf: [(d, n) for d, n in _BY_DOWN.items() if last(d) == leaf] for leaf in map(last, _BY_DOWN)}
 
 
 def looked_for() -> str:
