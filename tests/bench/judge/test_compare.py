@@ -176,6 +176,14 @@ def test_without_an_anchor_nothing_is_gated():
     assert "no machine anchor" in one.reason
 
 
+def test_a_run_without_its_anchors_leaves_the_side_without_one():
+    new = table([1.5], "new")
+    short = [*new, replace(new[0], run_id="another", process_anchors_s=())]
+    (one,) = compare(table([1.0], "base"), short, GATE).rows
+    assert (one.gated, one.normalised_ratio) == (False, None)
+    assert "no machine anchor" in one.reason
+
+
 @pytest.mark.parametrize("side", [0, 1])
 def test_what_was_measured_beside_other_work_does_not_gate(side):
     sides = [table([1.0], "base"), table([1.5], "new")]

@@ -43,6 +43,11 @@ def test_a_gpu_s_places_are_multiples_of_256():
     assert all(t.data_ptr() % 256 == 0 for (t,) in mine.place([(torch.randn(5),)] * 9))
 
 
+def test_a_call_reads_the_weights_of_every_step():
+    problem = Problem.of(Case("s", "s", FFNSpec(4, 8), tokens=2), 5)
+    assert touched(problem) == 4 * (4 * 8 + 8 + 8 * 4 + 4)  # W1, b1, W2, b2 in fp32
+
+
 def test_strides_and_views_of_one_storage_stay():
     whole = torch.arange(24.0).reshape(4, 6)
     params = (whole[:2], whole[2:], whole.T, whole[:, 1:3], torch.empty(0, 3))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ffncli.bench.machine import machine
-from ffncli.bench.timing.roof import measured_roof
+from ffncli.bench.timing.roof import _best_of, measured_roof
 
 
 class FakeClock:
@@ -27,6 +27,26 @@ class FakeClock:
             took = 8 * max(found.numel(), 1) / 10e9 if found.numel() > 1 else 4 * self.numbers / 5e9
         self.seconds += took * inner
         return took * inner
+
+
+class UnevenClock:
+    """A clock on which blocks take as long as it is told, one after the other."""
+
+    def __init__(self, *seconds_per_call: float) -> None:
+        self.left, self.passed = list(seconds_per_call), 0.0
+
+    def now(self) -> float:
+        return self.passed
+
+    def time(self, call, inner, before=None) -> float:
+        took = self.left.pop(0) * inner
+        self.passed += took
+        return took
+
+
+@pytest.mark.parametrize("times", [(3e-3, 1e-3, 2e-3), (3e-3, 2e-3, 1e-3), (1e-3, 3e-3, 2e-3)])
+def test_the_roof_is_the_shortest_time(times):
+    assert _best_of(lambda: None, UnevenClock(*times), 0.0) == 1e-3
 
 
 def test_the_measured_roof_on_a_known_machine(monkeypatch):

@@ -145,6 +145,15 @@ def test_whole_model(name: str) -> None:
     assert configured(name).model.non_ffn or count(found).model_params_total == whole
 
 
+@statement
+@pytest.mark.parametrize("name", ["t5", "bart", "marian"])
+def test_a_decoders_tied_head_multiplies_by_the_embedding(name: str) -> None:
+    """Of the two stacks, the decoder has the head: no parameter is only looked up."""
+    model = tiny(name).module
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert measured(saved(name), stored(name)).lookup == 0
+
+
 def _total(found: Resolved, inventory: Inventory) -> int | None:
     params = measured(found, inventory).params
     return None if params is None else params + count(found).ffn_params_total

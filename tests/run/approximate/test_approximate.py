@@ -194,3 +194,10 @@ def test_the_library_has_it():
     (fit,) = ffncli.approximate(targets=("sin",), activations=("swiglu",), widths=("4",), seeds=1, steps=5)
     assert isinstance(fit.case.steps[-1].op, Linear)
     assert fit.weights["down.weight"].shape == (1, fit.row.d_ff)
+
+
+def test_points_of_two_inputs_step_by_the_powers_of_the_plastic_number():
+    """R2: 1/g and 1/g² with g³ = g + 1, as a root of that polynomial."""
+    (g,) = (float(root.real) for root in np.roots([1, 0, -1, -1]) if abs(root.imag) < 1e-12)
+    points = module._evenly(5, 2).numpy()
+    assert np.allclose(np.diff(points, axis=0) % 1, [[1 / g, 1 / g**2]] * 4, atol=1e-12)
