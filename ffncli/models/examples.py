@@ -16,6 +16,7 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.rewrite import final_layer, merged_first
 from ffncli.block.steps import Step
 from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.models.dimensions import Dimensions, from_dimensions, merged
 from ffncli.models.model import Resolved, block_model
 
 
@@ -47,8 +48,18 @@ class Example:
         return steps(self.model.main.spec) if self.block is None else self.block
 
 
+def demo(options: Dimensions) -> Example:
+    """The small block that `ffn trace` runs without a source: 4 → 8 → 4 with ReLU, changed by the options.
+
+    Its input is two tokens of the numbers 0 to 7, so that a reader can follow the sums.
+    """
+    model = from_dimensions(merged(Dimensions("4", "8"), options))
+    about = "a small demo block; `ffn trace SOURCE` runs yours"
+    return Example(replace(model, evidence=(about,), notes=()), {}, "arange", (2, model.main.spec.d_model))
+
+
 def notebook() -> Example:
-    """The 4 → 8 → 4 ReLU block with dropout 0.1 that `ffn trace` runs when asked nothing else."""
+    """The 4 → 8 → 4 ReLU block with dropout 0.1 that a notebook prints step by step."""
     data = json.loads(files("ffncli.models").joinpath("notebook.json").read_text("utf-8"))
     spec = FFNSpec(data["d_model"], data["d_ff"], data["activation"], dropout=data["dropout"])
     dropped = {step: [(token, unit) for token, unit in pairs] for step, pairs in data["dropped"].items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from ffncli.show.plots.braille import drawn
 from ffncli.show.plots.plot import Plot
 from ffncli.show.tables import Table, csv_text
 from ffncli.show.tensors import Excerpt
-from ffncli.show.text import aligned, encodable, json_safe, width
+from ffncli.show.text import aligned, encodable, folded, json_safe, width
 from ffncli.system.files import check_writable, written_whole
 
 Format = Literal["table", "json", "csv", "md"]
@@ -85,11 +86,17 @@ _LONGEST_LINE = 2000  # what a file or an argument says may be any length
 
 
 def print_error(text: str) -> None:
-    """One line on stderr, safe for any terminal, cut where it is endless; silent where stderr is closed."""
+    """One line on stderr, safe for any terminal, cut where it is endless; silent where stderr is closed.
+
+    A terminal gets it folded between words, where its edge would cut one.
+    """
     if len(text) > _LONGEST_LINE:
         text = text[: _LONGEST_LINE - 1] + "…"
+    text = clean(text)
     try:
-        sys.stderr.write(encodable(clean(text), getattr(sys.stderr, "encoding", None) or "utf-8") + "\n")
+        if sys.stderr.isatty():
+            text = folded(text, os.get_terminal_size(sys.stderr.fileno()).columns or 80)
+        sys.stderr.write(encodable(text, getattr(sys.stderr, "encoding", None) or "utf-8") + "\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         pass

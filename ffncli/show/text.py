@@ -44,6 +44,17 @@ def pad(text: str, columns: int, right: bool = False) -> str:
     return space + text if right else text + space
 
 
+def folded(text: str, columns: int) -> str:
+    """`text` in lines of at most so many columns, broken at spaces; a word that is longer stays whole."""
+    lines = [""]
+    for word in text.split(" "):
+        if lines[-1] and width(f"{lines[-1]} {word}") > columns:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+    return "\n".join(lines)
+
+
 def percent(share: float, digits: int = 3) -> str:
     """`12.3 %` of a share of 1: so many digits, or as many as stand before the point."""
     value = 100 * share

@@ -22,7 +22,7 @@ from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line
 from ffncli.show.tables import Short, Table, cell_text, csv_text
 from ffncli.show.tensors import Excerpt, edges, number_text
-from ffncli.show.text import encodable, finite, json_safe, percent, plural, time_text, width
+from ffncli.show.text import encodable, finite, folded, json_safe, percent, plural, time_text, width
 from tests.oracles.checkpoints import harmful
 
 ROWS = Table(("name", "count", "share", "ok", "list", "unknown"), [("a", 1234567, 0.1 + 0.2, True, (1, 2), None)])
@@ -142,7 +142,7 @@ def test_notes_go_to_stderr_safely(capsys, monkeypatch):
     Output().note("nor this")
 
 
-def in_terminal(columns: int, *arguments: str, **env: str) -> str:
+def in_terminal(columns: int, *arguments: str, code: int = 0, **env: str) -> str:
     """What a terminal of that width receives from the real command."""
     import fcntl
     import struct
@@ -165,7 +165,7 @@ def in_terminal(columns: int, *arguments: str, **env: str) -> str:
             break
         chunks.append(chunk)
     os.close(leader)
-    assert process.wait(60) == 0
+    assert process.wait(60) == code
     return b"".join(chunks).decode().replace("\r\n", "\n")
 
 
@@ -496,3 +496,15 @@ def test_a_share_has_so_many_digits_and_no_exponent(share, two, three):
 def test_one_is_singular_and_what_is_not_finite_has_no_figure():
     assert [plural("row", count) for count in (0, 1, 2)] == ["rows", "row", "rows"]
     assert [finite(value) for value in (1.5, math.inf, -math.inf, math.nan)] == [1.5, None, None, None]
+
+
+def test_a_terminal_gets_an_error_folded_between_words(ffn):
+    """A pipe gets one line; at the edge of a terminal no word is cut, a longer one stays whole."""
+    text = ffn("trace", "4x8", "--layer", "x" * 50, "--experts", "2", "--top-k", "3").stderr
+    assert text.count("\n") == 1
+    lines = in_terminal(40, "trace", "4x8", "--experts", "2", "--top-k", "3", code=2).splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 40
+    assert " ".join(lines) + "\n" == text
+    assert folded("a bcd ef", 4) == "a\nbcd\nef"
+    assert folded("a b " + "x" * 9, 4) == "a b\n" + "x" * 9

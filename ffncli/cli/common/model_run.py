@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ffncli.show.tensors import edges
@@ -29,8 +30,9 @@ def named(number: int, text: str | None) -> str:
 
 def listed(tokens: Sequence[Token]) -> str:
     """`3 tokens: 0 "Hello", 1 " my", 2 " dear"`, the first and the last of many."""
-    some = ", ".join(label(tokens[i]) for i in edges(len(tokens), 8))
-    return f"{len(tokens)} {plural('token', len(tokens))}: {some}"
+    shown = edges(len(tokens), 8)
+    some = "".join(f"{', ' if i == last + 1 else ' … '}{label(tokens[i])}" for last, i in pairwise((-1, *shown)))
+    return f"{len(tokens)} {plural('token', len(tokens))}: {some.removeprefix(', ')}"
 
 
 def labels(tokens: Sequence[Token]) -> tuple[str, ...]:

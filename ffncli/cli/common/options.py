@@ -28,7 +28,7 @@ Source = Annotated[
     str | None,
     typer.Argument(
         metavar="SOURCE",
-        help="Model directory or name, 512x2048:gelu, my.py:Class (runs that file); default: a notebook's.",
+        help="Model directory or name, 512x2048:gelu, my.py:Class (runs that file); default: a small built-in demo.",
     ),
 ]
 

@@ -42,6 +42,7 @@ def trace_answer(session: Session, digits: int) -> Answer:
         "block": asdict(session.block),
         "ffn_input": session.ffn_input,
         "ffn_output": session.ffn_output,
+        "flow": session.flow,
         "not_finite": [asdict(one) for one in session.not_finite],
         "steps": steps,
     }
@@ -56,7 +57,6 @@ def trace_answer(session: Session, digits: int) -> Answer:
         .with_section("routes", _records(session.routes) or None, routes_table(session))
         .with_section("unembed", unembed_json(session), unembed_parts(session, digits))
         .with_section("sampling", _records(session.sampling), sampling_parts(session, digits))
-        .with_section("flow", session.flow)
         .with_section("aliases", None if session.facts is None else session.aliases)
         .with_section("facts", _records(session.facts), facts_table(session.facts or ()))
         .with_section("explain", _records(session.explain), explanation_parts(session, digits))
@@ -69,14 +69,18 @@ def _records(records: Sequence[Any] | None) -> list[dict[str, Any]] | None:
 
 
 def _head(session: Session) -> list[Part]:
-    """What was run: the block and the model's run, then the evidence and the picture of an example's dimensions."""
+    """What was run: the block, the picture of its dimensions, the model's run, then the evidence."""
     block = session.block
-    parts: list[Part] = [Heading(block.name, block.weights), Line(dimensions_text(block)), *model_run_lines(session)]
+    parts: list[Part] = [Heading(block.name, block.weights), Line(dimensions_text(block))]
+    parts += [Line(line) for line in session.flow]
+    if block.random_weights and block.layer is not None:
+        real = "a model directory or a GGUF file has the real ones"
+        parts.append(Line(f"the weights are random, not those of {session.model.name}: {real}"))
+    parts += model_run_lines(session)
     parts += [Line(text, quiet=True) for text in block.evidence]
     if block.mask is not None:
-        why = "every call draws its own, so two differ; with --eval they agree"
-        parts.append(Line(f"dropout's mask: {block.mask}; {why}", quiet=True))
-    return parts + [Line(line) for line in session.flow or ()]
+        parts.append(Line(f"dropout is on, with a fixed mask ({block.mask})", quiet=True))
+    return parts
 
 
 def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...]) -> list[Part]:

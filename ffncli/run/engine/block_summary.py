@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ffncli.block.steps import Dropout, Linear, walk
-from ffncli.models.model import Resolved
-from ffncli.run.engine.prepare import Prepared
+from ffncli.models.model import Layer, Resolved
+from ffncli.run.engine.prepare import RANDOM, Prepared
 
 
 @dataclass(frozen=True)
 class BlockSummary:
-    """The key `block` of docs/json.md. Of a final layer alone `d_ff`, `activation` and `gated` are None."""
+    """The key `block` of docs/json.md. Of a final layer alone `d_ff`, `activation`, `gated` and `norm` are None."""
 
     name: str
     source: str
@@ -28,12 +29,17 @@ class BlockSummary:
     mask: str | None
     device: str
     evidence: tuple[str, ...]
+    random_weights: bool
+    norm: str | None
+    experts: int
+    top_k: int
+    shared_experts: int
 
 
 def block_summary(model: Resolved, ready: Prepared, device: str) -> BlockSummary:
     """The summary of a layer that is ready to run on a device."""
     spec = ready.layer.spec
-    alone = ready.steps[0].output == "logits"  # a final layer without any block
+    alone, moe = ready.steps[0].output == "logits", spec.moe  # alone: a final layer without any block
     return BlockSummary(
         name=model.name if model.bare else f"{model.name}, {ready.layer.stack} layer {ready.layer.index}",
         source=model.source,
@@ -49,8 +55,28 @@ def block_summary(model: Resolved, ready: Prepared, device: str) -> BlockSummary
         mode="train" if ready.mode.train else "eval",
         mask=_mask(ready),
         device=device,
-        evidence=tuple(model.evidence),
+        evidence=_evidence(model, ready.layer),
+        random_weights=ready.origin.startswith(RANDOM),
+        norm=None if alone or spec.norm == "none" else spec.norm,
+        experts=moe.experts if moe else 0,
+        top_k=moe.top_k if moe else 0,
+        shared_experts=moe.shared_experts if moe else 0,
     )
+
+
+def _evidence(model: Resolved, layer: Layer) -> tuple[str, ...]:
+    """The evidence, which cites a tensor of the first layer of a kind, with this layer's tensors of the same name."""
+    spot = model.spots.get((layer.stack, layer.index))
+    if spot is None or model.checkpoint is None:
+        return tuple(model.evidence)
+    files = model.checkpoint.files
+    cited = re.compile(rf"'({re.escape(spot.prefix)}\.)\d+(\.[^']+)'")
+
+    def of_this_layer(match: re.Match[str]) -> str:
+        name = f"{match[1]}{spot.layer}{match[2]}"
+        return f"'{name}'" if name in files else match[0]
+
+    return tuple(cited.sub(of_this_layer, text) for text in model.evidence)
 
 
 def _mask(ready: Prepared) -> str | None:

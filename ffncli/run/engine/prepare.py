@@ -21,6 +21,8 @@ from ffncli.run.engine.execute import Mode
 from ffncli.run.engine.inputs import make_input
 from ffncli.run.engine.weights import located_weights, packed_formats, random_weights, read_located, require_memory
 
+RANDOM = "random weights"
+
 
 @dataclass(frozen=True)
 class LayerRequest:
@@ -162,7 +164,7 @@ def _weights(
     found = stored_layer(model, layer, dtype, device)
     if found is not None:
         return found
-    return random_weights(block, generator, dtype, device), f"random weights, seed {generator.initial_seed()}", ()
+    return random_weights(block, generator, dtype, device), f"{RANDOM}, seed {generator.initial_seed()}", ()
 
 
 def stored_layer(

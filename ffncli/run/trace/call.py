@@ -62,11 +62,11 @@ def trace(
     torch.Size([2, 2048])
 
     `source` is any SOURCE (a directory, a model's name, `512x2048:gelu`, `my.py:Class`), a path, or what `load` gave;
-    None is the notebook's block. The other arguments are the command line's options by their names, and mean the same
-    (`ffn trace --help`); numbers and lists may be numbers and lists: `layer=1` or `"decoder.3"`, `position=-1` or
-    `[0, 3]`, `input_ids=[1, 2]`, `expert=[0, 3]` or `"all"`, `show=None` for all values, `explain=["up[0,3]"]`.
-    `keep` names the steps whose whole tensors the answer holds (True: all). `threads` sets torch's number of threads
-    for the process. Dimensions are keywords too: `d_model=8, d_ff="4x", activation="swiglu", experts=4`.
+    None is a small demo block, 4 → 8 → 4. The other arguments are the command line's options by their names, and mean
+    the same (`ffn trace --help`); numbers and lists may be numbers and lists: `layer=1` or `"decoder.3"`,
+    `position=-1` or `[0, 3]`, `input_ids=[1, 2]`, `expert=[0, 3]` or `"all"`, `show=None` for all values,
+    `explain=["up[0,3]"]`. `keep` names the steps whose whole tensors the answer holds (True: all). `threads` sets
+    torch's number of threads for the process. Dimensions are keywords too: `d_model=8, d_ff="4x", activation="swiglu", experts=4`.
 
     Raises FFNError for what the command line refuses, and for an argument of another type; it says what is accepted.
     """

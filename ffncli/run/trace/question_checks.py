@@ -10,8 +10,8 @@ from typing import NoReturn
 
 from ffncli.block import dtypes
 from ffncli.errors import FFNError, shown
-from ffncli.models.dimensions import Dimensions, whole, with_dimensions
-from ffncli.models.examples import Example, final_layer_alone, find, notebook
+from ffncli.models.dimensions import Dimensions, whole
+from ffncli.models.examples import Example, demo, final_layer_alone, find
 from ffncli.models.model import Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.run.trace.question import CheckedQuestion, Question, StepIndex
@@ -103,8 +103,8 @@ def _block(question: Question) -> tuple[Example | None, Resolved]:
         example = final_layer_alone(d_model, question.vocab, chosen.bias is not False)
         return example, example.model
     if source is None and chosen.d_model is None:
-        example = notebook()
-        return example, with_dimensions(example.model, chosen)
+        example = demo(chosen)
+        return example, example.model
     return None, load(source, chosen, question.seed or 0)
 
 
@@ -134,7 +134,7 @@ def _check_example(question: Question, example: Example) -> None:
         contradicts("--input", "its facts hold for the text's own input, or a drawn one")
     drawn = {name: getattr(question, name) for name in ("tokens", "batch", "seq_len", "seed", "train")}
     if example.fixed and (again := _first_option(drawn)):
-        contradicts(again, "the text gives input and mask; `ffn trace` alone takes it")
+        contradicts(again, "the text gives its input and its mask")
 
 
 def _first_option(values: Mapping[str, object]) -> str:

@@ -56,11 +56,11 @@ class Session:
     block: BlockSummary
     trace: Trace
     not_finite: tuple[NotFinite, ...]
+    flow: tuple[str, ...]
     model_run: ModelRun | None = None
     routes: tuple[Chosen, ...] = ()
     unembed: tuple[PromotedTokens, ...] | None = None
     sampling: tuple[Sampling, ...] | None = None
-    flow: tuple[str, ...] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     facts: tuple[Fact, ...] | None = None
     explain: tuple[Explanation, ...] | None = None
@@ -139,6 +139,7 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
         routes=chosen_experts(prepared.steps, result.tensors, question.show),
         unembed=_unembed(checked, prepared, result, request) if question.unembed else None,
         sampling=_sampling(question, result),
+        flow=flow(prepared.steps, checked.example.aliases if checked.example else {}),
         **_text(checked, prepared),
         explain=_explain(checked, prepared, result) if checked.places else None,
         notes=tuple(notes),
@@ -262,14 +263,14 @@ def _sampling(question: Question, result: Trace) -> tuple[Sampling, ...] | None:
 
 
 def _text(checked: CheckedQuestion, prepared: Prepared) -> dict[str, Any]:
-    """Of an example: the picture of its dimensions, the text's names of our steps, and what it states, computed."""
+    """Of an example: the text's names of our steps, and what it states, computed."""
     name, example = checked.question.example, checked.example
     if name is None or example is None:
         return {}
     from ffncli.run.texts import facts
 
     computed = facts(name.strip().lower(), prepared)
-    return {"flow": flow(prepared.steps, example.aliases), "aliases": dict(example.aliases), "facts": computed}
+    return {"aliases": dict(example.aliases), "facts": computed}
 
 
 def _explain(checked: CheckedQuestion, prepared: Prepared, result: Trace) -> tuple[Explanation, ...]:

@@ -33,7 +33,7 @@ def number(found: dict, at: list[int]):
 
 
 def test_it_ends_with_the_printed_value_exactly(call):
-    code, out, err = call("trace", "--explain", "up[0,0,5]")
+    code, out, err = call("trace", "--example", "notebook", "--explain", "up[0,0,5]")
     assert (code, err) == (0, "")
     last = out.splitlines()[-1]
     assert "0,0  -2.2255  -0.1673   1.5966  -1.5649  -0.1716   0.4000" in out
@@ -64,11 +64,11 @@ def test_a_number_among_small_ones_is_printed_as_the_block_prints_it(call):
     "place", ["up[0,0,5]", "up:0,0,5", "up[ 0, 0, 5 ]", "up[-2,-3,-3]", " up[0,0,5] ", "up:-2,0,5", "up[0,0,-3]"]
 )
 def test_spellings_of_a_place(call, place):
-    assert explained(call, "--explain", place)[0]["place"] == "up[0,0,5]"
+    assert explained(call, "--example", "notebook", "--explain", place)[0]["place"] == "up[0,0,5]"
 
 
 def test_several_places_and_several_options(call):
-    found = explained(call, "--explain", "up[0,0,5],down[0,0,1]", "--explain", "x[1,2,3]")
+    found = explained(call, "--example", "notebook", "--explain", "up[0,0,5],down[0,0,1]", "--explain", "x[1,2,3]")
     assert [one["place"] for one in found] == ["up[0,0,5]", "down[0,0,1]", "x[1,2,3]"]
 
 
@@ -90,9 +90,9 @@ def test_values_are_the_traces_own(call):
 
 
 def test_terms_and_depth(call):
-    two = explained(call, "--explain", "down[0,0,1]", "--terms", "2")
+    two = explained(call, "--example", "notebook", "--explain", "down[0,0,1]", "--terms", "2")
     assert [(len(one["terms"]), one["others"]) for one in two] == [(2, 6)]
-    chain = explained(call, "--explain", "down[0,0,1]", "--depth", "9")
+    chain = explained(call, "--example", "notebook", "--explain", "down[0,0,1]", "--depth", "9")
     assert [one["name"] for one in chain] == ["down", "dropout", "act", "up", "x"]
     assert [one["origin"] for one in chain[:-1]] == [one["place"] for one in chain[1:]]
 
@@ -142,7 +142,7 @@ def test_any_source(call, tmp_path):
     ],
 )  # fmt: skip
 def test_places_that_are_none(call, place, words):
-    expect_refusal(call("trace", "--explain", place), *words)
+    expect_refusal(call("trace", "--example", "notebook", "--explain", place), *words)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_token_with_a_text_is_named(call, monkeypatch):
     texts = (*"Hello, how are you ?".split(), "\x1b[2J")
     tokens = tuple(Token(position, 0, text) for position, text in enumerate(texts))
     monkeypatch.setattr(session, "prepare", lambda *asked: replace(plain(*asked), tokens=tokens))
-    out = call("trace", "--explain", "up[1,0,5]", "--explain", "up[1,2,0]")[1]
+    out = call("trace", "4x8", "--batch", "2", "--seq-len", "3", "--explain", "up[1,0,5]", "--explain", "up[1,2,0]")[1]
     assert "up[1,0,5] in up = x · W1 + b1  token 3 'you'\n" in out
     assert "up[1,2,0] in up = x · W1 + b1  token 5 '\\x1b[2J'\n" in out
     inner = call("trace", "8x16:swiglu", "--experts", "2", "--explain", "experts.1.up[2,5]")[1]

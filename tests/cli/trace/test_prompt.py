@@ -83,6 +83,8 @@ def test_token_numbers_instead_of_a_prompt(call, tmp_path):
     assert [token["text"] for token in found["model_run"]["tokens"]] == [None] * 4
     assert (found["model_run"]["prompt"], found["model_run"]["tokens"][1]["id"]) == (None, 5)
     assert "4 tokens: 0 #3, 1 #5, 2 #6, 3 #7" in call("trace", str(bare), "--input-ids", "3 5,6, 7")[1]
+    out = call("trace", str(bare), "--input-ids", ",".join("1" * 9))[1]
+    assert "9 tokens: 0 #1, 1 #1, 2 #1, 3 #1 … 5 #1, 6 #1, 7 #1, 8 #1\n" in out  # the fifth is left out
 
 
 def test_a_long_token_leaves_room_for_the_values(call, tmp_path):

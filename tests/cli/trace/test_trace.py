@@ -7,8 +7,10 @@ import io
 import json
 
 import pytest
+import torch
 
 from ffncli.run.engine import prepare as prepare_module
+from tests.oracles.checkpoints import LLAMA, folder, tensors
 
 
 def steps(call, *arguments: str) -> dict[str, dict]:
@@ -17,37 +19,73 @@ def steps(call, *arguments: str) -> dict[str, dict]:
     return {step["name"]: step for step in json.loads(out)["steps"]}
 
 
-def test_without_arguments_it_prints_the_notebooks_numbers(call):
+def test_without_arguments_it_runs_a_small_block_and_shows_its_dimensions_first(call):
+    """The same sums by torch's own layers, drawn in the same order from the same seed."""
     code, out, err = call("trace")
     assert (code, err) == (0, "")
-    assert "0,0  -2.2255  -0.1673   1.5966  -1.5649  -0.1716   0.4000   0.1738  -0.5781" in out
-    assert "0.4444" in out
-    assert "15 negative, 0 zero" in out
-    assert "0 negative, 15 zero (31 %)" in out
-    assert "0 negative, 21 zero (44 %)" in out
-    assert "dropped 6 of 33 live values (18 %)" in out
-    assert "min -2.1799  max 8.1412" in out
+    assert out.startswith(
+        "4x8:relu  random weights, seed 0\n"
+        "  d_model 4, d_ff 8, relu, plain, bias\n"
+        "  x 4 ──W1──▶ up 8 ──relu──▶ act 8 ──W2──▶ down 4\n"
+        "  a small demo block; `ffn trace SOURCE` runs yours\n"
+        "\nx  [2, 4] float32, enters the FFN\n"
+        "  0  0.0000  1.0000  2.0000  3.0000\n"
+        "  1  4.0000  5.0000  6.0000  7.0000\n"
+    )
+    assert "notebook" not in out
+    assert "dropout" not in out
+    torch.manual_seed(0)
+    up, down = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+    with torch.no_grad():
+        hidden = up(torch.arange(8.0).reshape(2, 4))
+        expected = {"up": hidden, "act": hidden.relu(), "down": down(hidden.relu())}
+    found = steps(call)
+    assert list(found) == ["x", *expected]
+    for name, tensor in expected.items():
+        assert torch.allclose(torch.tensor(found[name]["values"]), tensor, atol=1e-6), name
 
 
-def test_the_notebook_may_be_changed(call):
-    assert steps(call, "--eval")["dropout"]["zeros"] == 15
+def test_the_small_block_may_be_changed(call):
     assert steps(call, "--activation", "gelu")["act"]["formula"] == "gelu(up)"
-    assert steps(call, "--dropout", "0.5", "--seed", "1")["dropout"]["zeros"] > 25
-    assert "dropout" not in steps(call, "--dropout", "0")
     assert steps(call, "--input", "ones", "--tokens", "1")["x"]["shape"] == [1, 4]
-
-
-def test_the_notebooks_weights_and_mask_are_used_only_where_they_fit(call):
     code, out, err = call("trace", "--d-ff", "16", "--json")
-    assert (code, err) == (0, "note: the example's weights do not fit these dimensions: drawn at random\n")
-    found = {step["name"]: step for step in json.loads(out)["steps"]}
-    assert (found["up"]["shape"], found["up"]["params"]) == ([2, 3, 16], 16 * 4 + 16)
-    assert len(found["dropout"]["values_index"][-1]) == 8
-    half = steps(call, "--dropout", "0.5")["dropout"]
-    assert half["dropped"] > 10  # of 33 live values, and not the 6 of the notebook's mask
-    code, out, _ = call("trace", "--activation", "swiglu", "--norm", "rmsnorm", "--residual", "--json")
-    assert code == 0
-    assert {"norm", "gate", "out"} <= {step["name"] for step in json.loads(out)["steps"]}
+    assert (code, err, json.loads(out)["block"]["name"]) == (0, "", "4x16:relu")
+    gated = steps(call, "--activation", "swiglu", "--norm", "rmsnorm", "--residual")
+    assert {"norm", "gate", "out"} <= set(gated)
+    assert gated["gate"]["params"] == 4 * 8  # a gated block has no biases unless they are chosen
+    dropped = steps(call, "--dropout", "0.5", "--train")["dropout"]
+    assert 0 < dropped["dropped"] <= dropped["live"] == 6
+    assert steps(call, "--dropout", "0.5")["dropout"]["dropped"] is None  # eval mode
+
+
+def test_the_head_says_moe_and_norm(call):
+    """A mixture of experts is no plain block: its head says how many there are and how many a token uses."""
+    small = ("--d-model", "4", "--d-ff", "8")
+    out = call("trace", "mixtral-8x7b", *small)[1]
+    assert "  d_model 4, d_ff 8, silu, gated, no bias, rmsnorm, MoE of 8 experts, top 2\n" in out
+    found = block(call, "mixtral-8x7b", *small)
+    assert (found["experts"], found["top_k"], found["shared_experts"], found["norm"]) == (8, 2, 0, "rmsnorm")
+    out = call("trace", "4x8", "--experts", "4", "--shared-experts", "1")[1]
+    assert "  d_model 4, d_ff 8, relu, plain, bias, MoE of 4 experts + 1 shared, top 2\n" in out
+    found = block(call, "4x8")
+    assert (found["experts"], found["top_k"], found["shared_experts"], found["norm"]) == (0, 0, 0, None)
+
+
+def test_random_weights_are_not_taken_for_a_models(call, tmp_path):
+    out = call("trace", "gpt2", "--d-model", "4", "--d-ff", "8")[1]
+    assert "  the weights are random, not those of gpt2: a model directory or a GGUF file has the real ones\n" in out
+    assert block(call, "gpt2", "--d-model", "4", "--d-ff", "8")["random_weights"] is True
+    source = folder(tmp_path / "llama", LLAMA, tensors("llama"))
+    assert "weights are random" not in call("trace", source)[1]
+    assert block(call, source)["random_weights"] is False
+    assert "weights are random" not in call("trace", "4x8")[1]  # nobody's
+
+
+def test_the_evidence_cites_the_layer(call, tmp_path):
+    source = folder(tmp_path / "llama", LLAMA, tensors("llama"))
+    for layer in ("0", "1"):
+        cited = next(text for text in block(call, source, "--layer", layer)["evidence"] if "tensor" in text)
+        assert cited == f"gated: tensor 'model.layers.{layer}.mlp.gate_proj.weight'"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +106,7 @@ def test_show_and_digits(call):
     assert steps(call, "64x64:relu", "--show", "2")["up"]["values_index"] == [[0, 3], [0, 63]]
     everything = steps(call, "64x64:relu", "--show", "all")["up"]
     assert [len(row) for row in everything["values"]] == [64] * 4
-    assert "-2.23  -0.17" in call("trace", "--digits", "2")[1]
+    assert "-1.98   1.07" in call("trace", "--digits", "2")[1]
 
 
 def test_threads_do_not_change_the_answer(call):
@@ -86,8 +124,8 @@ def test_csv_has_a_row_per_step(call):
     code, out, _ = call("trace", "--csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert code == 0
-    assert [row["name"] for row in rows] == ["x", "up", "act", "dropout", "down"]
-    assert (rows[1]["negatives"], rows[3]["zeros"], rows[1]["shape"]) == ("15", "21", "2;3;8")
+    assert [row["name"] for row in rows] == ["x", "up", "act", "down"]
+    assert (rows[1]["negatives"], rows[2]["zeros"], rows[1]["shape"]) == ("10", "10", "2;8")
 
 
 @pytest.mark.parametrize("style", ["table", "json", "csv", "md"])
@@ -185,7 +223,7 @@ def test_what_was_run_is_said(call):
     assert (found["weights"], found["mode"], found["device"]) == ("random weights, seed 5", "eval", "cpu")
     found = block(call, "4x8", "--dropout", "0.5", "--train")
     assert (found["layer"], found["stack"], found["name"], found["mode"]) == (None, None, "4x8", "train")
-    assert block(call, "--d-model", "8")["weights"] == "random weights, seed 0"  # no notebook
+    assert block(call, "--d-model", "8")["weights"] == "random weights, seed 0"
     text = call("trace", "llama-2-7b", "--d-model", "8", "--d-ff", "16")[1]
     assert "changed by options: d_model, d_ff" in text
     assert "norm = rmsnorm(x)  [4, 8] float32, enters the FFN" in text

@@ -20,7 +20,7 @@ def found(call, *arguments: str) -> dict:
 
 
 def test_dead_units_are_said_where_there_are_any(call):
-    assert "2 of 8 units are zero for every token" in call("trace")[1]
+    assert "5 of 8 units are zero for every token" in call("trace")[1]
     assert "units are" not in call("trace", "4x8:relu", "--tokens", "1")[1]  # one token: every zero would be dead
     assert "units are" not in call("trace", *ARGUMENTS)[1]
     small = ("4x8:relu", "--input", "1e-5,2e-5,3e-5,4e-5,0,1e-5,2e-5,1e-5", "--no-bias")
@@ -71,7 +71,7 @@ def test_the_histogram_ends_the_statistics(call):
 
 
 def test_a_pipe_that_knows_no_blocks_gets_ascii(ffn):
-    done = ffn("trace", PYTHONIOENCODING="ascii")
+    done = ffn("trace", "--example", "notebook", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout.isascii(), "?" in done.stdout) == (0, True, False)
     assert "std 6.9222  @@@@@@" in done.stdout
 

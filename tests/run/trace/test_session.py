@@ -23,7 +23,7 @@ from tests.oracles.prompted import IDS, PROMPT, made
 
 EXPERTS = {"experts": 4, "top_k": 2}
 QUESTIONS: dict[str, tuple[str | None, dict[str, Any]]] = {
-    "notebook": (None, {}),
+    "small block": (None, {}),
     "dimensions": ("8x16:swiglu", {"batch": 2, "seq_len": 3, "show": 2, "dtype": "bf16", "top_units": 2, "seed": 5}),
     "d_model alone": (None, {"d_model": 8, "d_ff": "4x", "activation": "gelu", "bias": False, "tokens": 3}),
     "train": ("4x8", {"dropout": 0.5, "train": True, "seed": 3}),
