@@ -15,6 +15,7 @@ from ffncli.version import __version__
 
 # name → (module with a function `command`, the line that `ffn --help` and the README show)
 COMMANDS: dict[str, tuple[str, str]] = {
+    "explain": ("ffncli.cli.explain.command", "Explain gelu, gate, 4x, neuron, moe, ... in a few sentences."),
     "trace": ("ffncli.cli.trace.command", "Run a block step by step and print every intermediate."),
     "params": ("ffncli.cli.params.command", "Count parameters, FLOPs and bytes, per layer and in total."),
     "activations": ("ffncli.cli.activations.command", "Compare activations: values, slopes, extremes, differences."),
@@ -96,7 +97,7 @@ def _app(names: Collection[str], asked_for: str | None) -> Any:
     app = typer.Typer(
         name="ffn",
         help="Inspect the transformer's feed-forward network (FFN).",
-        epilog="Try: ffn params llama-2-7b mixtral-8x7b · ffn trace",
+        epilog="New here? ffn explain · Try: ffn trace · ffn params llama-2-7b mixtral-8x7b",
         no_args_is_help=True,
         add_completion=len(names) > 1,
         pretty_exceptions_enable=False,
@@ -199,6 +200,9 @@ def _usage(error: Any, args: list[str]) -> int:
         if _is_source(name):
             print_error(f"error: {text}; to count that model: ffn params {name}")
             return ExitCode.USAGE
+        if _is_topic(name):
+            print_error(f"error: {text}; to read about it: ffn explain {name}")
+            return ExitCode.USAGE
         text += f"; {did_you_mean(name, list(COMMANDS), 'commands: ' + ', '.join(COMMANDS))}"
     asked_for = _asked_for(args)
     program = f"ffn {asked_for}" if asked_for in COMMANDS else "ffn"
@@ -211,6 +215,13 @@ def _is_source(name: str) -> bool:
     from ffncli.models import catalog
 
     return catalog.find(name) is not None or os.path.exists(name)
+
+
+def _is_topic(name: str) -> bool:
+    """Whether the user put a topic of `ffn explain` where a command belongs."""
+    from ffncli.run.topics.call import find_topic
+
+    return find_topic(name) is not None
 
 
 def _is_output(error: OSError) -> bool:
