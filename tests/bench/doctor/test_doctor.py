@@ -27,7 +27,7 @@ def test_packages_are_those_of_the_project():
     assert pinned(PROJECT["dependencies"]) == REQUIRED
     for name, packages in doctor.EXTRAS.items():
         assert pinned(PROJECT["optional-dependencies"][name]) == packages
-    assert set(PROJECT["optional-dependencies"]) - set(doctor.EXTRAS) == {"peers", "test"}  # of who works on ffn itself
+    assert set(PROJECT["optional-dependencies"]) - set(doctor.EXTRAS) == {"test"}  # of who works on ffn itself
 
 
 @pytest.mark.parametrize(
