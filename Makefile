@@ -3,18 +3,21 @@
 # make bench   creates .venv if needed, runs `ffn bench` (ARGS="512x2048:swiglu --quick")
 # make unchanged   what commands of every kind print, against that of BASE=REV, byte for byte (default HEAD~1: what the
 #              last commit and the working tree changed; BASE=main for all of a branch)
+# make test-wheel    builds the wheel and tries it in a new environment, away from the checkout
+# make test-install  .ci/install on package indexes of its own, with the time and the bytes of each case
 # make check   ruff, mypy --strict, the floors (import-linter), then the tests
 #
-# Every install goes through .ci/install, which uses constraints.txt and refuses torch's CUDA build (gigabytes) unless
-# TORCH_CUDA=1. TORCH_INDEX= takes torch from another package index, PyTorch's CPU wheels for example.
+# Every install goes through .ci/install, which uses constraints.txt. Where pip would take torch's CUDA build (gigabytes),
+# uv chooses the build that fits the machine; TORCH_CUDA=1 takes pip's all the same. TORCH_INDEX= takes torch from another
+# package index, PyTorch's CPU wheels for example.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NEEDS := pyproject.toml constraints.txt .ci/install
+NEEDS := pyproject.toml constraints.txt .ci/install .ci/install_torch.py
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test check lint bench bench-timers bench-method bench-sweep bench-conv demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+.PHONY: run test test-wheel test-install check lint bench bench-timers bench-method bench-sweep bench-conv demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
     bench-approximate mutations facts architectures trace-architectures claims picture unchanged clean
 .DEFAULT_GOAL := run
 
@@ -41,6 +44,12 @@ endif
 
 test: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-wheel: $(VENV)/.installed-test
+	@.ci/test_wheel $(VENV)
+
+test-install: $(VENV)/.installed-test
+	@$(BIN)/python -m pytest -s tests/test_install.py
 
 lint: $(VENV)/.installed-test
 	@$(BIN)/ruff check .

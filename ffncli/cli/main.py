@@ -164,15 +164,18 @@ def print_error(text: str) -> None:
 
 def _failed(error: Exception, args: list[str]) -> int:
     """Print the one line that an error deserves; its exit code."""
-    import typer
-
     if "--debug" in args and type(error).__name__ != "NoArgsIsHelpError":
         import traceback
 
         traceback.print_exception(error)
+    from ffncli.system.packages import package_error
+
+    error = package_error(error) or error
     if isinstance(error, FFNError):
         print_error(f"error: {error}")
         return error.code
+    import typer
+
     if isinstance(error, typer.TyperException):
         return _usage(error, args)
     if isinstance(error, OSError) and _is_output(error):

@@ -9,7 +9,6 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +16,7 @@ from ffncli.bench.records import Method
 from ffncli.show.text import percent, plural
 from ffncli.system import host
 from ffncli.system.cgroup import ROOT, text
+from ffncli.system.packages import REQUIRED, install_command, installed, reinstall_command
 from ffncli.version import __version__
 
 if TYPE_CHECKING:
@@ -28,11 +28,6 @@ _BUSY = 0.25  # of a core, from which on other work is felt
 _STOLEN = 0.01
 _MARGIN = Method().margin
 
-# What runs nothing without it, and the least version that is tried.
-ESSENTIAL = {
-    "torch": "2.10", "numpy": "1.26", "typer": "0.26", "rich": "13.8", "pandas": "2.2", "safetensors": "0.5",
-    "threadpoolctl": "3.5", "filelock": "3.15",
-}  # fmt: skip
 EXTRAS = {
     "models": {"transformers": "5", "huggingface_hub": "1", "gguf": "0.17", "accelerate": "1"},
     "plots": {"matplotlib": "3.9"},
@@ -78,7 +73,7 @@ def checks() -> Iterator[DoctorCheck]:
 def _software() -> Iterator[DoctorCheck]:
     yield DoctorCheck("ffn", __version__)
     yield DoctorCheck("python", ".".join(map(str, sys.version_info[:3])))
-    for name, least in ESSENTIAL.items():
+    for name, least in REQUIRED.items():
         found = _package(name, least)
         if name in ("torch", "numpy") or found.status != "ok":  # of the others, only what is wrong
             yield found
@@ -86,27 +81,19 @@ def _software() -> Iterator[DoctorCheck]:
 
 def lacking(found: Iterable[DoctorCheck]) -> list[DoctorCheck]:
     """The rows without which nothing runs."""
-    return [check for check in found if check.name in ESSENTIAL and check.status in ("missing", "bad")]
+    return [check for check in found if check.name in REQUIRED and check.status in ("missing", "bad")]
 
 
 def _package(name: str, least: str) -> DoctorCheck:
     """A distribution that must be there, at this version or a later one; torch and numpy are also imported."""
     found = installed(name)
     if found is None:
-        return DoctorCheck(name, "missing", "missing", f"pip install '{name}>={least}'")
+        return DoctorCheck(name, "missing", "missing", install_command(name))
     if name in ("torch", "numpy") and (error := _import_error(name)):
-        return DoctorCheck(name, f"{found}, does not load: {error}", "bad", f"pip install --force-reinstall {name}")
+        return DoctorCheck(name, f"{found}, does not load: {error}", "bad", reinstall_command(name))
     if older(found, least):
-        return DoctorCheck(name, found, "bad", f"older than {least}: pip install '{name}>={least}'")
+        return DoctorCheck(name, found, "bad", f"older than {least}: {install_command(name)}")
     return DoctorCheck(name, found)
-
-
-def installed(name: str) -> str | None:
-    """The version of a distribution, None where it is not installed."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def older(found: str, least: str) -> bool:

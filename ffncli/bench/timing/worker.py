@@ -1,8 +1,9 @@
 """`python -m ffncli.bench.timing.worker FD`: one process of a benchmark; it gets a Job and answers with units.
 
 Messages: ("began", key), ("kernel", name) before each is verified, and ("unit", TimedUnit) for every case in turn, then
-("finished",); or ("refused", error, hint, exit code) for a device that torch cannot use. A case that cannot be measured
-is a unit too, whose outcomes say why; a worker that ends without "finished" was killed, or killed itself.
+("finished",); or ("refused", error, hint, exit code) for a package that does not load or a device that torch cannot
+use. A case that cannot be measured is a unit too, whose outcomes say why; a worker that ends without "finished" was
+killed, or killed itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-from ffncli.errors import ExitCode
+from ffncli.errors import ExitCode, FFNError
+from ffncli.system.packages import package_error
 
 _BEGAN = time.perf_counter()
 _PR_SET_PDEATHSIG = 1
@@ -25,7 +27,13 @@ def main(arguments: list[str]) -> int:
     settle()
     try:
         with Connection(int(arguments[0])) as connection:
-            serve(connection)
+            try:
+                serve(connection)
+            except Exception as error:
+                refusal = error if isinstance(error, FFNError) else package_error(error)
+                if refusal is None:
+                    raise
+                connection.send(("refused", refusal.message, refusal.hint, int(refusal.code)))
     except (EOFError, BrokenPipeError, ConnectionResetError):  # whoever asked is gone
         return 0
     return 0
@@ -43,7 +51,10 @@ def settle() -> None:
 
 
 def serve(connection: Connection) -> None:
-    """Every case of the job that comes first, one after the other, each answered before the next begins."""
+    """Every case of the job that comes first, one after the other, each answered before the next begins.
+
+    Raises FFNError (exit 3) for a device that torch cannot use.
+    """
     job = connection.recv()
     # Before torch: its OpenMP binds this thread to one core, and OpenBLAS's threads, which are started when numpy is
     # loaded, would inherit that and all sit there (a GEMM of two threads took 10 times as long).
@@ -55,10 +66,7 @@ def serve(connection: Connection) -> None:
     start = time.perf_counter() - _BEGAN
     for case in job.cases:
         if why := unusable(case.device):
-            connection.send(
-                ("refused", f"--device {case.device}: {why}", "use --device cpu", int(ExitCode.ENVIRONMENT))
-            )
-            return
+            raise FFNError(f"--device {case.device}: {why}", "use --device cpu", ExitCode.ENVIRONMENT)
         connection.send(("began", case.key))
         unit = measure_case(case, job, start=start, tell=lambda name: connection.send(("kernel", name)))
         connection.send(("unit", unit))

@@ -12,6 +12,7 @@ import torch
 from ffncli.bench.doctor import doctor
 from ffncli.bench.machine import machine
 from ffncli.system import host
+from ffncli.system.packages import REQUIRED
 from tests import ROOT
 from tests.system.test_host import put
 
@@ -23,10 +24,10 @@ def pinned(requirements: list[str]) -> dict[str, str]:
 
 
 def test_packages_are_those_of_the_project():
-    assert pinned(PROJECT["dependencies"]) == doctor.ESSENTIAL
+    assert pinned(PROJECT["dependencies"]) == REQUIRED
     for name, packages in doctor.EXTRAS.items():
         assert pinned(PROJECT["optional-dependencies"][name]) == packages
-    assert set(PROJECT["optional-dependencies"]) - set(doctor.EXTRAS) == {"peers", "test"}  # of who works on ffn itself
+    assert set(PROJECT["optional-dependencies"]) - set(doctor.EXTRAS) == {"test"}  # of who works on ffn itself
 
 
 @pytest.mark.parametrize(

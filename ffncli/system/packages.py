@@ -1,0 +1,60 @@
+"""The packages that ffn needs: which versions, which are installed, and the error where one is missing or broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ffncli.errors import ExitCode, FFNError
+
+# The least versions, as in pyproject.toml; not read from the metadata, which a checkout on PYTHONPATH does not have.
+REQUIRED = {
+    "torch": "2.10", "numpy": "1.26", "typer": "0.26", "rich": "13.8", "pandas": "2.2", "safetensors": "0.5",
+    "threadpoolctl": "3.5", "filelock": "3.15",
+}  # fmt: skip
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution, None where it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def install_command(name: str) -> str:
+    """The line that installs one of the required packages."""
+    return f"pip install '{name}>={REQUIRED[name]}'"
+
+
+def reinstall_command(name: str) -> str:
+    """The line that mends one that is installed and does not load."""
+    return f"pip install --force-reinstall '{name}>={REQUIRED[name]}'"
+
+
+def package_error(error: BaseException) -> FFNError | None:
+    """What to tell the user (exit 3) where `error` comes from a required package: missing, or failing as it loads.
+
+    None for every other error: once a package is loaded, its errors are about what it was called with. While it loads,
+    the bodies of its modules run, and they are in the traceback.
+    """
+    if isinstance(error, ModuleNotFoundError) and error.name in REQUIRED:
+        why = f"{error.name} is not installed"
+        return FFNError(why, install_command(error.name), ExitCode.ENVIRONMENT)
+    loading = [name for name in _packages_loading(error) if name in REQUIRED]
+    if not loading or isinstance(error, MemoryError):
+        return None
+    name = loading[-1]  # pandas fails where numpy does
+    why = f"{name} does not load ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+    return FFNError(why, reinstall_command(name), ExitCode.ENVIRONMENT)
+
+
+def _packages_loading(error: BaseException) -> Iterator[str]:
+    """The packages whose module bodies `error` was raised through, the outermost first."""
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code.co_name == "<module>":
+            yield str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        trace = trace.tb_next
