@@ -21,6 +21,7 @@ from ffncli.bench.results import journal as journals
 from ffncli.bench.results.journal import Journal, locked
 from ffncli.bench.results.row import ResultRow
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
+from ffncli.system.files import results_folder
 from ffncli.version import __version__
 
 _KILLED = -9
@@ -47,16 +48,17 @@ class Result:
 
 
 def default_path() -> Path:
-    """`benchmarks/results/20261122T060338Z-host.csv`, its directory made. Raises FFNError where that cannot be."""
+    """`benchmarks/results/20261122T060338Z-host.csv` in a checkout that has this folder, else in the user's state
+    folder, which is made. Raises FFNError where that cannot be."""
     import platform
     import re
 
-    folder = Path("benchmarks", "results")
+    folder = results_folder(Path.cwd())
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = f"cannot make {folder}: {error.strerror}"
-        raise FFNError(why, "say where to: --save FILE.csv", ExitCode.ENVIRONMENT) from None
+        why = f"cannot make {shown_path(folder)}: {error.strerror}"
+        raise FFNError(why, "name a file: --save FILE.csv", ExitCode.ENVIRONMENT) from None
     host = re.sub(r"[^\w-]+", "-", platform.node())[:40].strip("-") or "host"
     return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{host}.csv"
 
