@@ -89,6 +89,10 @@ class MethodOptions:
         float | None, _how("--max-time", metavar="20s", parser=duration("--max-time"),
                            help="Time limit per case, over all processes; default 20s."),
     ] = None  # fmt: skip
+    load_time: Annotated[
+        float | None, _how("--load-time", metavar="3m", parser=duration("--load-time"),
+                           help="Time limit for loading one of your kernel files; default 3m."),
+    ] = None  # fmt: skip
     processes: Annotated[
         Count, _how("--processes", metavar="K", parser=positive("--processes", 1000),
                     help="Fresh processes, default 5; the interval is computed across them."),
@@ -116,7 +120,7 @@ class MethodOptions:
     def method(self) -> Method:
         """The method asked for; --quick gives way to what is given beside it. Raises FFNError for an unknown word."""
         said: dict[str, Any] = {"processes": 3, "precision": 0.03} if self.quick else {}
-        for name in ("precision", "max_time", "processes", "seed"):
+        for name in ("precision", "max_time", "load_time", "processes", "seed"):
             if getattr(self, name) is not None:
                 said[name] = getattr(self, name)
         choices = (("allocator", ("fixed", "system")), ("math_mode", ("highest", "high", "medium")))

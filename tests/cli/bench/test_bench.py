@@ -14,14 +14,16 @@ import pytest
 
 from ffncli.bench import suite
 from ffncli.bench.judge import failure as bench_failure
-from ffncli.bench.records import Case
+from ffncli.bench.records import Case, Stage
 from ffncli.bench.results.csv_file import COLUMNS, read_rows
 from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.block.recipe import FFNSpec
 from ffncli.cli.bench import page as bench_page
+from ffncli.cli.bench.progress import UnitProgress
 from ffncli.cli.bench.remarks import remarks
 from ffncli.cli.bench.sweep_page import sweep
 from ffncli.cli.bench.words import rates
+from ffncli.show.progress import Advance
 from ffncli.show.text import time_text
 from tests import ROOT
 from tests.bench.test_suite import FAKE, worker_with
@@ -143,6 +145,7 @@ def test_exit_codes(bench, options, faults, code, words):
     [
         (("--kernel", "egaer"), "did you mean 'eager'"),
         (("--kernel", "none.py:f"), "cannot read"),
+        (("--load-time", "long"), "--load-time must be a time"),
         (("--kernel", "slowed:1..2:eager"), "'1..2' is no factor"),
         (("--kernel", "slowed:2:none.py:f"), "cannot read"),
         (("--by-step", "--pass", "forward+backward"), "--by-step times the forward pass"),
@@ -207,7 +210,7 @@ def test_several_cases_are_one_grid(bench):
             row = of[count, kernel]
             mark = " ?" if row.verdict == "inconclusive" else ""
             assert text == f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]{mark}"
-    assert len(err.splitlines()) <= 14
+    assert len(err.splitlines()) <= 15
 
 
 def case_rows(verdicts: dict[int, str], **more) -> tuple[dict[str, Case], list[ResultRow]]:
@@ -320,6 +323,53 @@ def test_a_resumed_run_is_gated_under_the_same_conditions(bench, tmp_path):
     for name, words in (("one", "needs several --processes"), ("steps", "--by-step contradicts --fail-if-slower")):
         code, _, err = bench.bare("--resume", f"{name}.csv", "--fail-if-slower", "3%")
         assert (code, words in err) == (2, True), err
+
+
+# --- progress ---------------------------------------------------------------------------------------------------------
+
+
+def progress_of(request, done: int = 0):
+    """The progress of a run, the lines that it prints, and the clock that it reads."""
+    lines, clock = [], [0.0]
+    return UnitProgress(request, done, Advance(), lines.append, lambda: clock[0]), lines, clock
+
+
+def test_what_takes_long_is_said_at_ten_seconds_and_then_ever_less_often():
+    from tests.bench.test_suite import request
+
+    asked = request(tokens=(1, 2))
+    shown, lines, _ = progress_of(asked)
+    stage = Stage(0, asked.cases[1], "compiling", "mine.py:mlp")
+    for seconds in range(100):
+        shown.at(stage, float(seconds))
+    shown.at(replace(stage, doing="checking"), 0.0)
+    shown.at(stage, 95.0)
+    assert lines == [
+        f"case 2/2, 2 tokens: compiling mine.py:mlp ({seconds} s)" for seconds in (10, 20, 40, 80, 95)
+    ]  # fmt: skip
+
+
+def test_the_time_that_is_left_is_that_of_the_units_measured_now():
+    from tests.bench.test_suite import request
+
+    asked = request(tokens=(1, 2))  # in two processes
+    shown, lines, clock = progress_of(asked, done=1)
+    clock[0] = 30.0
+    shown.finished(0, asked.cases[1])
+    shown.finished(1, asked.cases[0])
+    shown.finished(1, asked.cases[1])
+    assert lines == [
+        "process 1 of 2, 2 of 4 units done, about 60 s left",
+        "process 2 of 2, 3 of 4 units done, about 15 s left",
+        "process 2 of 2, 4 of 4 units done",
+    ]
+
+
+def test_the_time_that_a_run_can_take_is_said_first(bench):
+    asked = ("8x16:swiglu", "--tokens", "1,2,3", "--kernel", "eager", "--max-time", "4s")
+    err = bench(*asked, "--save", "a.csv")[2]  # 3 × 4 s, and 2 × 5 s to start
+    assert "note: 3 cases in 2 processes: at most about 22 s, less where --precision is reached\n" in err
+    assert "at most" not in bench(*asked, "--save", "b.csv", "-q")[2]
 
 
 def rows(base: str, *others: ResultRow) -> list[ResultRow]:
