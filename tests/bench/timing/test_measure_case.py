@@ -330,7 +330,7 @@ def test_every_kernel_is_told_before_its_code_runs():
 
 
 def test_compiling_is_told_while_it_compiles(tmp_path):
-    """Also of a user's own torch.compile, whose first call is when that happens; here a backend that compiles nothing."""
+    """Also a user's own torch.compile, in its first call; here with a backend that compiles nothing."""
     import torch._dynamo
 
     torch._dynamo.reset()
