@@ -63,8 +63,10 @@ class Worker:
     process: subprocess.Popen[bytes]
     connection: Connection
 
-    def receive(self) -> tuple[Any, ...]:
-        """Its next message."""
+    def receive(self, patience: float | None = None) -> tuple[Any, ...] | None:
+        """Its next message; None where none has come after so many seconds."""
+        if patience is not None and not self.connection.poll(patience):
+            return None
         message = self.connection.recv()
         return message if isinstance(message, tuple) else (message,)
 

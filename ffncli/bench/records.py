@@ -17,6 +17,7 @@ Pass: TypeAlias = Literal["forward", "forward+backward"]
 Cache: TypeAlias = Literal["warm", "shared", "cold-weights", "flush"]
 Status: TypeAlias = Literal["ok", "skipped", "failed", "wrong", "oom"]
 Verdict: TypeAlias = Literal["faster", "slower", "same", "inconclusive"]
+Doing: TypeAlias = Literal["starting", "loading", "compiling", "checking", "timing"]
 
 # Arms that are no kernels of the user's; their names in the rounds file.
 TWIN = "(aa)"  # the baseline once more, with buffers of its own
@@ -75,6 +76,17 @@ class Method:
     math_mode: Literal["highest", "high", "medium"] = "highest"  # torch's float32 matmul precision
     sustained: bool = False
     by_step: bool = False
+    load_time: float = 180.0  # at most, for a user's file to be loaded; a C++ extension compiles then
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a worker does at a case, with which kernel; empty: none, or all of them in turn."""
+
+    process: int
+    case: Case
+    doing: Doing = "starting"
+    kernel: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ffncli.bench.judge.gate import gate
-from ffncli.bench.records import Case, Method
+from ffncli.bench.records import Method
 from ffncli.bench.request.build import build_request
 from ffncli.bench.request.grid import BenchRequest, Grid
 from ffncli.bench.results.row import ResultRow
-from ffncli.bench.suite import begun, run
+from ffncli.bench.suite import Tell, Watch, begun, run
 from ffncli.errors import ExitCode, FFNError
 
 KERNELS = ("eager", "again=slowed:1:eager", "slowed=slowed:1.05:eager")
@@ -62,13 +62,17 @@ def selftest_request(grid: Grid, method: Method) -> BenchRequest:
     return build_request(grid, KERNELS, "eager", method, fail_if_slower=ALLOWED)[0]
 
 
-def selftest(request: BenchRequest, tell: Callable[[int, Case], None] = lambda process, case: None) -> SelfTest:
-    """Measure what is known, and say whether it was found; `tell` as in `suite.run`, no results are kept.
+def selftest(
+    request: BenchRequest,
+    tell: Tell = lambda process, case: None,
+    watch: Watch = lambda stage, seconds: None,
+) -> SelfTest:
+    """Measure what is known, and say whether it was found; listeners as in `suite.run`, no results are kept.
 
     Raises FFNError where a kernel could not be measured, or is wrong.
     """
     with tempfile.TemporaryDirectory() as folder, begun(Path(folder, "selftest.csv"), request) as journal:
-        rows = run(journal, tell).rows
+        rows = run(journal, tell, watch=watch).rows
     if bad := next((row for row in rows if row.status != "ok"), None):
         code = ExitCode.FAILED if bad.status == "wrong" else ExitCode.ENVIRONMENT
         raise FFNError(f"selftest: {bad.kernel} is {bad.status}: {bad.note}", code=code)

@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from ffncli.bench.launch import WORKER, Worker, worker
-from ffncli.bench.records import Case, Job, Outcome, Status, TimedUnit
+from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results import journal as journals
 from ffncli.bench.results.journal import Journal, locked
 from ffncli.bench.results.row import ResultRow
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
+from ffncli.show.text import seconds_text
+from ffncli.system.files import results_folder
 from ffncli.version import __version__
 
 _KILLED = -9
+_TICK = 1.0  # seconds
 _DIED = "the worker "  # how a note begins that says what a worker died of
 _SIGNALS = {
     -11: "segmentation fault",
@@ -34,6 +38,7 @@ _SIGNALS = {
 }
 Gone = dict[tuple[str, str], Outcome]  # (case, kernel) → what became of a kernel that ended its worker there
 Tell = Callable[[int, Case], None]  # (process, case): one more unit is finished
+Watch = Callable[[Stage, float], None]  # what a worker does, for how many seconds; each second, and when it changes
 
 
 @dataclass(frozen=True)
@@ -47,16 +52,17 @@ class Result:
 
 
 def default_path() -> Path:
-    """`benchmarks/results/20261122T060338Z-host.csv`, its directory made. Raises FFNError where that cannot be."""
+    """`benchmarks/results/20261122T060338Z-host.csv` in a checkout that has this folder, else in the user's state
+    folder, which is made. Raises FFNError where that cannot be."""
     import platform
     import re
 
-    folder = Path("benchmarks", "results")
+    folder = results_folder(Path.cwd())
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = f"cannot make {folder}: {error.strerror}"
-        raise FFNError(why, "say where to: --save FILE.csv", ExitCode.ENVIRONMENT) from None
+        why = f"cannot make {shown_path(folder)}: {error.strerror}"
+        raise FFNError(why, "name a file: --save FILE.csv", ExitCode.ENVIRONMENT) from None
     host = re.sub(r"[^\w-]+", "-", platform.node())[:40].strip("-") or "host"
     return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{host}.csv"
 
@@ -93,19 +99,49 @@ def resumed(path: Path) -> Iterator[Journal]:
         yield opened
 
 
-def run(journal: Journal, tell: Tell = lambda process, case: None, command: Sequence[str] = WORKER) -> Result:
+def run(
+    journal: Journal,
+    tell: Tell = lambda process, case: None,
+    command: Sequence[str] = WORKER,
+    *,
+    watch: Watch = lambda stage, seconds: None,
+    now: Callable[[], float] = time.monotonic,
+) -> Result:
     """Whatever is not finished yet, processes outermost; the journal goes when all is.
 
     Raises FFNError (exit 3) where the disk is full or a worker cannot start; what was finished is kept.
     """
     request = journal.request
-    before, gone = _environments(journal), _gone(journal)
+    running = _Running(journal, _environments(journal), _gone(journal), tell, watch, now, command)
     for process in range(request.method.processes):
         for (_, threads), group in _places(request.cases):
             while todo := tuple(case for case in group if not journal.done(process, case.key)):
-                _work(journal, process, threads, todo, before, gone, tell, command)
+                _work(running, process, threads, todo)
     journal.finish()
     return Result(tuple(journal.rows), request, journal.files.csv, journal.files.rounds)
+
+
+@dataclass(frozen=True)
+class _Running:
+    """What all workers of a run share: the surroundings so far, the kernels that ended one, and who listens."""
+
+    journal: Journal
+    before: Mapping[tuple[str, int], Mapping[str, str]]
+    gone: Gone
+    tell: Tell
+    watch: Watch
+    now: Callable[[], float]
+    command: Sequence[str]
+
+    def overdue(self, stage: Stage, seconds: float) -> bool:
+        """Whether a user's file takes too long to load; then no case is measured with that kernel."""
+        limit = self.journal.request.method.load_time
+        if stage.doing != "loading" or seconds <= limit:
+            return False
+        note = f"{_DIED}did not load its file within {seconds_text(limit)} (--load-time allows more)"
+        for case in self.journal.request.cases:
+            self.gone[case.key, stage.kernel] = Outcome(stage.kernel, "failed", note)
+        return True
 
 
 def _places(cases: Sequence[Case]) -> list[tuple[tuple[str, int], list[Case]]]:
@@ -116,37 +152,31 @@ def _places(cases: Sequence[Case]) -> list[tuple[tuple[str, int], list[Case]]]:
     return list(found.items())
 
 
-def _work(
-    journal: Journal,
-    process: int,
-    threads: int,
-    todo: tuple[Case, ...],
-    before: Mapping[tuple[str, int], Mapping[str, str]],
-    gone: Gone,
-    tell: Tell,
-    command: Sequence[str],
-) -> None:
+def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...]) -> None:
     """One worker at these cases. Where it dies of a kernel, the next worker does without that one.
 
     Where nobody knows of which, the case that it was at is finished, and the next worker has the rest.
     """
-    request, known = journal.request, {case.key: case for case in todo}
-    current, kernel, finished = None, None, 0
+    journal, gone, known = running.journal, running.gone, {case.key: case for case in todo}
+    request, stage, since, finished = journal.request, None, running.now(), 0
     out = tuple((case, outcome) for (case, _), outcome in gone.items())
     job = Job(process, todo, request.kernels, request.baseline, request.method, out)
-    with _started(job, threads, command, request.directory) as busy:
+    with _started(job, threads, running.command, request.directory) as busy:
         for message in _messages(busy):
             match message:
-                case ("began", str(key), *rest):
-                    current, kernel = known.get(key), rest[0] if rest else None
-                case ("kernel", str(name)):
-                    kernel = name or None  # none: all of them in turn
+                case None:
+                    pass
+                case ("began", str(key)):
+                    stage, since = Stage(process, known[key]) if key in known else None, running.now()
+                case ("stage", str(doing), str(name)) if stage is not None and doing in get_args(Doing):
+                    stage, since = replace(stage, doing=cast(Doing, doing), kernel=name), running.now()
                 case ("unit", TimedUnit() as unit) if unit.case in known:
                     case = known[unit.case]
-                    _require_same("its run began with", before.get((case.device, case.threads), {}), unit.environment)
+                    before = running.before.get((case.device, case.threads), {})
+                    _require_same("its run began with", before, unit.environment)
                     journal.add(unit)
-                    current, finished = None, finished + 1
-                    tell(process, case)
+                    stage, finished = None, finished + 1
+                    running.tell(process, case)
                 case ("refused", str(text), str(hint), int(code)):
                     raise FFNError(text, hint, ExitCode(code))
                 case ("finished",):
@@ -155,12 +185,22 @@ def _work(
                     return
                 case _:
                     raise _failed(f"a worker said {shown(message)}")
+            if stage is not None:
+                if running.overdue(stage, seconds := running.now() - since):
+                    return
+                running.watch(stage, seconds)
         code = busy.ended()
-    if current is not None and kernel is not None and (current.key, kernel) not in gone:
-        gone[current.key, kernel] = Outcome(kernel, _status(code), f"{_DIED}{_ending(code)}")
-    elif current is not None:
-        journal.add(_dead(journal, process, current, kernel, code), died=True)
-        tell(process, current)
+    _died(running, process, stage, code, finished)
+
+
+def _died(running: _Running, process: int, stage: Stage | None, code: int, finished: int) -> None:
+    """What becomes of the kernel that a worker died of, or of the case where nobody knows of which."""
+    if stage is not None and stage.kernel and (stage.case.key, stage.kernel) not in running.gone:
+        outcome = Outcome(stage.kernel, _status(code), f"{_DIED}{_ending(code)}")
+        running.gone[stage.case.key, stage.kernel] = outcome
+    elif stage is not None:
+        running.journal.add(_dead(running.journal, process, stage.case, stage.kernel or None, code), died=True)
+        running.tell(process, stage.case)
     elif not finished:
         raise _failed(f"a worker could not start ({_ending(code)})")
 
@@ -175,11 +215,11 @@ def _started(job: Job, threads: int, command: Sequence[str], directory: str | No
         yield busy
 
 
-def _messages(busy: Worker) -> Iterator[tuple[Any, ...]]:
-    """What a worker says, until it closes the line."""
+def _messages(busy: Worker) -> Iterator[tuple[Any, ...] | None]:
+    """What a worker says, until it closes the line; None where it has said nothing for a second."""
     while True:
         try:
-            message = busy.receive()
+            message = busy.receive(_TICK)
         except (EOFError, OSError, pickle.UnpicklingError):
             return
         yield message

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,24 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 def recompiles() -> int:
     """How many graphs torch has compiled in this process. More after timing than before: compiling was timed."""
     return _counted("stats", "unique_graphs")
+
+
+@contextmanager
+def on_compiling(tell: Callable[[], None]) -> Iterator[None]:
+    """`tell` hears of each graph that torch begins to compile in here, also those of a user's own torch.compile."""
+    if "torch._dynamo" not in sys.modules:  # nothing has been given to torch.compile, and importing it takes a second
+        yield
+        return
+    from torch._dynamo.callback import callback_handler
+
+    def heard(*about: object) -> None:
+        tell()
+
+    callback_handler.register_start_callback(heard)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(heard)
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,41 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Called with how much has been done since. `doing` says what is being done; without a bar both do nothing."""
+
+    bar: Progress | None = None
+    task: TaskID | None = None
+
+    def __call__(self, done: int) -> None:
+        """So much more is done."""
+        if self.bar is not None and self.task is not None:
+            self.bar.advance(self.task, done)
+
+    def doing(self, what: str) -> None:
+        """The text at the bar."""
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, description=what)
 
 
 @contextmanager
-def progress(total: int, what: str, quiet: bool = False, color: bool = True) -> Iterator[Callable[[int], None]]:
-    """Yields a function that is told how much of `total` has been done since; it is gone when the work ends.
+def progress(total: int, what: str, quiet: bool = False, color: bool = True) -> Iterator[Advance]:
+    """Yields a function that is told how much of `total` has been done since; its bar is gone when the work ends.
 
     Nothing is shown in a pipe, in a terminal that cannot go back in a line, or where `quiet`.
     """
     if not shows_bar(quiet):
-        yield lambda done: None
+        yield Advance()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -23,17 +46,9 @@ def progress(total: int, what: str, quiet: bool = False, color: bool = True) -> 
     console = Console(stderr=True, no_color=True if not color else None)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.advance(task, done)
+        yield Advance(bar, bar.add_task(what, total=total))
 
 
 def shows_bar(quiet: bool = False) -> bool:
     """Whether `progress` shows anything here."""
     return not quiet and sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", None)
-
-
-def seconds_text(seconds: float) -> str:
-    """A span as one says it: `40 s`, `12 min`, `3.5 h`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

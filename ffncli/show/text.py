@@ -85,6 +85,13 @@ def time_text(seconds: float | None) -> str | None:
     return f"{seconds / size:#.3g}".rstrip(".") + f" {unit}"
 
 
+def seconds_text(seconds: float) -> str:
+    """A span as one says it: `40 s`, `12 min`, `3.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
 def aligned(rows: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
     """Rows of cells as lines: columns of these widths, two spaces between them, those of numbers to the right."""
     columns = list(zip(widths, right, strict=True))

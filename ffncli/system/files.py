@@ -82,3 +82,16 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def results_folder(here: Path) -> Path:
+    """Where results go that no option names: a checkout's `benchmarks/results`, where `here` has it, else the user's.
+
+    That is $XDG_STATE_HOME/ffn/results, by default ~/.local/state/ffn/results.
+    """
+    checkout = here / "benchmarks" / "results"
+    if checkout.is_dir():
+        return checkout.relative_to(here) if here == Path.cwd() else checkout
+    state = os.environ.get("XDG_STATE_HOME", "")
+    root = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()  # relative ones do not count
+    return root / "ffn" / "results"

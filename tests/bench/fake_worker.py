@@ -1,8 +1,8 @@
 """A worker that measures nothing: its times are made up, the same every time. `fake_worker.py [FILE] FD`.
 
 FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key holds that text: `kill`, `segfault`,
-`exit`, `slow`, `wrong`, `fails`, `other` (machine), `packed` (kills the worker, unless it is left out), `even`
-(all take as long).
+`exit`, `slow`, `wrong`, `fails`, `other` (machine), `packed` (kills the worker, unless it is left out), `hangs`
+(loading packed never ends, unless it is left out), `even` (all take as long).
 """
 
 from __future__ import annotations
@@ -67,8 +67,11 @@ def main(arguments: list[str]) -> None:
         connection.send(("began", case.key))
         what = faults(file, case, job.process)
         if what == "packed" and (case.key, what) not in [(key, outcome.kernel) for key, outcome in job.gone]:
-            connection.send(("kernel", what))
+            connection.send(("stage", "checking", what))
             os.kill(os.getpid(), signal.SIGKILL)
+        if what == "hangs" and "packed" not in [outcome.kernel for key, outcome in job.gone if key == case.key]:
+            connection.send(("stage", "loading", "packed"))
+            time.sleep(60)
         if what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif what == "segfault":

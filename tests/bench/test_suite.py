@@ -148,6 +148,38 @@ def test_a_kernel_that_kills_its_worker_costs_its_own_row_alone(tmp_path):
     assert len(begun_there) == asked.method.processes + 1  # tried once, then left out: also in the other processes
 
 
+@pytest.fixture
+def minutes(monkeypatch):
+    """A clock on which every look is a minute after the last one, and a parent that waits for nothing."""
+    monkeypatch.setattr(suite, "_TICK", 0.01)
+    return itertools.count(0.0, 60.0).__next__
+
+
+def test_a_file_that_never_ends_loading_costs_its_own_rows(tmp_path, minutes):
+    """It is waited for once, not in every case and process; the others are measured."""
+    command, log = worker_with(tmp_path, *(f" {n} tokens {p} hangs" for n in (1, 2) for p in (0, 1)))
+    asked, seen = request(tokens=(1, 2)), []
+    with begun(tmp_path / "a.csv", asked) as journal:
+        found = run(journal, command=command, watch=lambda *stage: seen.append(stage), now=minutes)
+    assert {(row.kernel, row.status) for row in found.rows} == {("eager", "ok"), ("packed", "failed")}
+    notes = {row.note.partition(";")[0] for row in found.rows if row.kernel == "packed"}
+    assert notes == {"the worker did not load its file within 3 min (--load-time allows more)"}
+    loading = [seconds for stage, seconds in seen if (stage.doing, stage.kernel) == ("loading", "packed")]
+    assert 0 < max(loading) <= 180
+    assert len(log.read_text().splitlines()) == asked.units + 1
+
+
+def test_the_limit_of_loading_is_what_was_asked_for(tmp_path, minutes):
+    command, _ = worker_with(tmp_path, " 1 tokens 0 hangs")
+    asked = request(tokens=(1,), processes=1)
+    asked = replace(asked, method=replace(asked.method, load_time=3600.0))
+    seen = []
+    with begun(tmp_path / "a.csv", asked) as journal:
+        found = run(journal, command=command, watch=lambda stage, seconds: seen.append(seconds), now=minutes)
+    assert max(seen) == 3600.0
+    assert "within 60 min" in found.rows[1].note
+
+
 def test_a_resumed_run_leaves_out_what_killed_a_worker(tmp_path):
     command, log = worker_with(tmp_path, " 2 tokens 0 packed\n 2 tokens 1 packed")
     asked, path = request(tokens=(2,)), tmp_path / "a.csv"
@@ -393,7 +425,7 @@ def test_a_signal_ends_the_worker_and_says_how_to_go_on(tmp_path, number, code, 
     again = parent(command, "--resume", str(path))
     out, err = again.communicate(timeout=60)
     assert (again.returncode, "1 of 6 units are there already" in err) == (0, True), err
-    assert "5 % faster" in out
+    assert "0.950 [0.950, 0.950]" in out
     assert len(read_rows(path)) == 4
     assert not path.with_suffix(".partial.jsonl").exists()
     assert log.read_text().count("0 8x16:swiglu, 1 tokens") == 1

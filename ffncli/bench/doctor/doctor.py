@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ffncli.bench.records import Method
+from ffncli.errors import shown_path
 from ffncli.show.text import percent, plural
 from ffncli.system import host
 from ffncli.system.cgroup import ROOT, text
+from ffncli.system.files import results_folder
 from ffncli.system.packages import REQUIRED, install_command, installed, reinstall_command
 from ffncli.version import __version__
 
@@ -307,14 +309,14 @@ def _quiet(root: Path, load: Callable[[], float | None] = host.load) -> Iterator
         yield DoctorCheck("governor", governor, "ok" if steady else "note", advice)
 
 
-def _results(folder: Path) -> DoctorCheck:
+def _results(here: Path) -> DoctorCheck:
     """Whether `ffn bench` can keep its results where it does so by default."""
-    wanted = folder / "benchmarks" / "results"
-    nearest = next(path for path in (wanted, *wanted.parents) if path.exists())
+    wanted = results_folder(here)
+    nearest = next(path for path in (wanted, *wanted.absolute().parents) if path.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         made = "" if nearest == wanted else ", made when needed"
-        return DoctorCheck("results", f"benchmarks/results{made}")
-    return DoctorCheck("results", "benchmarks/results cannot be written", "note", "ffn bench --save FILE.csv elsewhere")
+        return DoctorCheck("results", f"{shown_path(wanted)}{made}")
+    return DoctorCheck("results", f"{shown_path(wanted)} cannot be written", "note", "ffn bench --save FILE.csv")
 
 
 def noise_check(noise: Noise | None) -> DoctorCheck:

@@ -60,7 +60,7 @@ class ComparedRow:
     """One case and kernel. Ratios are NEW over BASE, times in seconds; None is unknown.
 
     `base_ratio` and `new_ratio` are against the baseline kernel of each side's own runs. `gated` says whether the row
-    could fail, `reason` why it could not, or why nothing can be told. `verdict` is None where neither side is ok.
+    could fail, `reason` why it could not, or why the row is inconclusive. `verdict` is None where neither side is ok.
     """
 
     case: str
@@ -270,7 +270,7 @@ def _unlike_status(row: ComparedRow, unlike: bool) -> ComparedRow:
 
 
 def _verdict(raw: Interval | None, normalised: Interval | None, margin: float) -> tuple[CompareVerdict, str]:
-    """By the raw log ratio, unless the normalised one does not agree; and why nothing can be told."""
+    """By the raw log ratio, unless the normalised one does not agree; and why it is inconclusive."""
     if raw is None:
         return "inconclusive", ""
     first = verdict(raw, margin)
@@ -283,7 +283,7 @@ def _verdict(raw: Interval | None, normalised: Interval | None, margin: float) -
 
 
 def _ungated(pair: RowPair, base: _Side, new: _Side, anchor: Interval | None, margin: float) -> str:
-    """Why this row may not fail anybody; empty where it may."""
+    """Why this row is not gated; empty where it is."""
     for name, side in (("BASE", base), ("NEW", new)):
         if len(side.times) < 2:
             return f"one process in {name}: shown, not gated"
@@ -296,7 +296,7 @@ def _ungated(pair: RowPair, base: _Side, new: _Side, anchor: Interval | None, ma
             if has(row.warnings, Code.PREEMPTED):
                 return f"other work ran on the cores in {name}: not gated"
             if differs(aa_of(row), margin):
-                return f"the machine told the baseline from itself in {name}: not gated"
+                return f"the baseline differs from itself in {name}: not gated"
     return ""
 
 

@@ -49,7 +49,7 @@ ADVICE: Mapping[str, str] = {
     Code.PRECISION: "raise --max-time, or ask for less with --precision",
     Code.PREEMPTED: "other work ran on these cores, so no verdict: --threads 1, or stop the other work",
     Code.THROTTLED: "the container used up its quota of processor time: fewer --threads, or a larger quota",
-    Code.STOLEN: "the host gave this machine's processors to others: measure on a machine of your own",
+    Code.STOLEN: "the hypervisor took CPU time (steal): measure on a machine of your own",
     Code.LOAD: "more work waits than there are cores: stop the other work",
     Code.WAITING: "the threads waited for each other or for a core: fewer --threads for so little work",
     Code.CLOCK: "the processor runs below its rated clock: power, heat or a governor; ratios hold, times are long",
@@ -62,10 +62,22 @@ ADVICE: Mapping[str, str] = {
     Code.ENVIRONMENT: "the processes did not run in one environment: measure again in one",
 }
 
+ONE_THREAD: Mapping[str, str] = {
+    Code.UNRESOLVED: "the same code measured twice differs by more than the margin: nothing is gated; stop other work,"
+    " or raise --max-time",
+    Code.PREEMPTED: "other work ran on this core, so no verdict: stop the other work",
+    Code.THROTTLED: "the container used up its quota of processor time: it needs a larger one",
+    Code.WAITING: "the thread waited for a core: stop the other work",
+}
 
-def advice(warning: BenchWarning) -> str:
-    """What to do about a warning; empty where this version does not know it."""
-    return ADVICE.get(warning.code, "")
+
+def advice(warning: BenchWarning, threads: int = 0) -> str:
+    """What to do about a warning; empty where this version does not know it.
+
+    Of rows on one thread it does not propose fewer. `threads`: the most that were used, 0 where that is not known.
+    """
+    known = ONE_THREAD if threads == 1 and warning.code in ONE_THREAD else ADVICE
+    return known.get(warning.code, "")
 
 
 def has(warnings: Iterable[BenchWarning], code: Code) -> bool:
@@ -152,7 +164,7 @@ def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
     if load:
         warnings.append(BenchWarning(Code.LOAD, f"{max(load):.1f}"))
     if len(cpu) > len(blocks) / 2:
-        warnings.append(BenchWarning(Code.WAITING, f"{percent(median(cpu))} of the threads' time was computed in"))
+        warnings.append(BenchWarning(Code.WAITING, f"threads were busy {percent(median(cpu))} of the time"))
     if len(clock) > _SHARE * len(blocks):
         warnings.append(BenchWarning(Code.CLOCK, f"{percent(median(clock))} of the rated clock"))
     for code in (Code.GPU_THROTTLED, Code.LAUNCH_BOUND):

@@ -87,12 +87,44 @@ def _read(path: Path) -> tuple[bytes, ast.Module]:
         raise FFNError(f"{shown_path(path)}{where}: {why}", "it is no Python") from None
 
 
+_Code = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+_MAKE_NAMES = {"globals", "vars", "locals", "exec", "eval", "setattr", "__dict__", "__getattr__", "modules"}
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """The names that the file's code binds: by def, class, assignment and import, whatever branch they stand in."""
+    names: set[str] = set()
+    left: list[ast.AST] = [tree]
+    while left:
+        for node in ast.iter_child_nodes(left.pop()):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    names.add(name)
+                case ast.Name(id=name, ctx=ast.Store()):
+                    names.add(name)
+                case ast.alias(name=name, asname=asname):
+                    names.add(asname or name.partition(".")[0])
+            if not isinstance(node, _Code):
+                left.append(node)
+    return names
+
+
+def _makes_names(tree: ast.Module) -> bool:
+    """Whether the file may bind names in ways that only running it shows."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name) if name in _MAKE_NAMES:
+                return True
+            case ast.alias(name="*") | ast.Global() | ast.MatchAs() | ast.MatchStar() | ast.MatchMapping():
+                return True
+    return False
+
+
 def _attribute(path: Path, name: str | None, tree: ast.Module) -> str:
     """The name, or that of the only kernel that the file defines where none was given."""
     defined = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     if name is not None:
-        plain = all(isinstance(n, ast.FunctionDef | ast.ClassDef | ast.Import | ast.Expr) for n in tree.body)
-        if plain and name not in defined:  # anything else may make names in ways that only running shows
+        if name not in _bound(tree) and not _makes_names(tree):
             hint = did_you_mean(name, defined, f"it has {', '.join(defined) or 'no function and no class'}")
             raise FFNError(f"{shown_path(path)} has no {shown(name)}", hint)
         return name

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN
+from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN, Doing
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.anchor import anchor, gpu_anchor
 from ffncli.bench.timing.bare_products import Chain
@@ -30,13 +30,24 @@ from ffncli.kernels.kernel import Kernel, Steps
 from ffncli.run.user.kernels import kernel_of, unguarded
 
 
-def kernels_by_label(choices: Sequence[KernelChoice], steps: Steps, spec: FFNSpec) -> dict[str, Kernel | FFNError]:
+def kernels_by_label(
+    choices: Sequence[KernelChoice],
+    steps: Steps,
+    spec: FFNSpec,
+    without: Collection[str] = (),
+    tell: Callable[[Doing, str], None] = lambda doing, name: None,
+) -> dict[str, Kernel | FFNError]:
     """The kernels by label, in order; in place of one that cannot be had, why.
 
-    Each by itself, so that a file that does not run costs its own rows alone.
+    Each by itself, so that a file that does not run costs its own rows alone; `tell` hears of each file before it runs.
+    Those `without` which it is to go are not loaded.
     """
 
     def one(choice: KernelChoice) -> Kernel | FFNError:
+        if choice.label in without:
+            return FFNError(f"{choice.label} is left out")
+        if choice.file is not None:
+            tell("loading", choice.label)
         try:
             kernel = kernel_of(choice, steps, spec)
         except FFNError as error:

@@ -20,7 +20,7 @@ from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
-from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Job, Outcome, Roof, TimedUnit
+from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Doing, Job, Outcome, Roof, TimedUnit
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.arms import Arms, StepArms, kernels_by_label, twin_of
 from ffncli.bench.timing.clock import Clock
@@ -38,7 +38,7 @@ from ffncli.bench.timing.sustained import sustained
 from ffncli.block.recipe import steps as steps_of
 from ffncli.errors import FFNError
 from ffncli.kernels.compiled import cache as compile_cache
-from ffncli.kernels.compiled import recompiles
+from ffncli.kernels.compiled import on_compiling, recompiles
 from ffncli.kernels.kernel import Kernel, kernel_steps
 from ffncli.show.text import finite
 
@@ -51,11 +51,11 @@ def measure_case(
     clock: Clock | None = None,
     counters: Counters | None = None,
     start: float = 0.0,
-    tell: Callable[[str], None] = lambda name: None,
+    tell: Callable[[Doing, str], None] = lambda doing, name: None,
 ) -> TimedUnit:
     """One case with every kernel of the job, in this process. `start`: seconds that the process took to come so far.
 
-    `tell` hears the name of each kernel before its code first runs, and an empty one before all are timed in turn.
+    `tell` hears what is done with which kernel before its code runs, and no name before all are timed in turn.
 
     Whatever a kernel does is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
     while it is timed is taken out and the others are timed anew. Only Errors of the machinery itself are raised.
@@ -93,12 +93,14 @@ class _Run:
     baseline: str = ""
     mode: Caching = field(default_factory=lambda: Caching("warm"))
     measured: Measured | None = None
-    tell: Callable[[str], None] = lambda name: None
+    tell: Callable[[Doing, str], None] = lambda doing, name: None
     without: set[str] = field(default_factory=set)  # own arms that could not be had
 
     def unit(self) -> TimedUnit:
         steps = kernel_steps(steps_of(self.case.spec))
-        kernels = {} if self.job.method.by_step else kernels_by_label(self.job.kernels, steps, self.case.spec)
+        kernels: dict[str, Kernel | FFNError] = {}
+        if not self.job.method.by_step:
+            kernels = kernels_by_label(self.job.kernels, steps, self.case.spec, self._gone(), self.tell)
         self.mode = Caching(self.case.cache)
         self.baseline = BLOCK if self.job.method.by_step else self._wanted(kernels)
         try:
@@ -169,7 +171,7 @@ class _Run:
         limit = correct.allowed(problem, self.job.method.math_mode)
         self.outcomes = {name: Outcome(name) for name in kernels}  # their order is that of the options
         order = {name: at for at, name in enumerate(kernels)}
-        gone = {outcome.kernel: outcome for case, outcome in self.job.gone if case == self.case.key}
+        gone = self._gone()
         self.outcomes |= {name: outcome for name, outcome in gone.items() if name in kernels}
         for name in sorted(kernels.keys() - gone.keys(), key=lambda name: (name != self.baseline, order[name])):
             self._verify(name, kernels[name], problem, limit)
@@ -178,9 +180,13 @@ class _Run:
         skipped = self.outcomes.get(self.baseline, Outcome("", "skipped")).status == "skipped"
         if self.job.baseline is None and skipped:
             self.baseline = next((name for name in kernels if name in self.placed), self.baseline)
-        self.tell("")
+        self.tell("timing", "")
         self.notes.append(problem.first.remark)
         self._say_baseline()
+
+    def _gone(self) -> dict[str, Outcome]:
+        """What became of the kernels that ended a worker at this case."""
+        return {outcome.kernel: outcome for case, outcome in self.job.gone if case == self.case.key}
 
     def _say_baseline(self) -> None:
         """Without a baseline there is no ratio."""
@@ -190,10 +196,10 @@ class _Run:
             self.notes.append(f"no ratios: the baseline {self.baseline} is {said}")
 
     def _verify(self, name: str, kernel: Kernel | FFNError, problem: Problem, limit: float) -> None:
-        self.tell(name)
         if isinstance(kernel, FFNError):
             self.outcomes[name] = Outcome(name, *verdict_of(kernel))
             return
+        self.tell("compiling" if kernel.compiles else "checking", name)
         said = compile_cache()
         try:
             with self._spending("warm_up"):
@@ -201,7 +207,9 @@ class _Run:
                     name, build_kernel(kernel, problem), problem, random.Random(f"{problem.seed} {name}"), limit
                 )
                 placed.place(1)
-                compile_s = self._first_call(placed, problem)
+                with on_compiling(lambda: self.tell("compiling", name)):
+                    compile_s = self._first_call(placed, problem)
+            self.tell("checking", name)
             with self._spending("verify"):
                 found = correct.before(placed, problem)
                 peak = self._peak(placed, problem)
@@ -380,6 +388,7 @@ class _Run:
             names = [arm.name for arm in arms.place(0)[:-1]]
             self.outcomes = {name: Outcome(name) for name in names}
             plan = plan_of(self.job.method, BLOCK, tuple(names), self.case.device, self.case.threads)
+            self.tell("timing", "")
             with torch.inference_mode():
                 self.measured = measure(self.job.process, self.case.key, arms.place, self.clock, self.counters, plan)
         except Exception as error:

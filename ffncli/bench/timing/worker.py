@@ -1,9 +1,9 @@
 """`python -m ffncli.bench.timing.worker FD`: one process of a benchmark; it gets a Job and answers with units.
 
-Messages: ("began", key), ("kernel", name) before each is verified, and ("unit", TimedUnit) for every case in turn, then
-("finished",); or ("refused", error, hint, exit code) for a package that does not load or a device that torch cannot
-use. A case that cannot be measured is a unit too, whose outcomes say why; a worker that ends without "finished" was
-killed, or killed itself.
+Messages: ("began", key), ("stage", doing, kernel) as that changes (records.Stage), and ("unit", TimedUnit) for every
+case in turn, then ("finished",); or ("refused", error, hint, exit code) for a package that does not load or a device
+that torch cannot use. A case that cannot be measured is a unit too, whose outcomes say why; a worker that ends without
+"finished" was killed, or killed itself.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def serve(connection: Connection) -> None:
         if why := unusable(case.device):
             raise FFNError(f"--device {case.device}: {why}", "use --device cpu", ExitCode.ENVIRONMENT)
         connection.send(("began", case.key))
-        unit = measure_case(case, job, start=start, tell=lambda name: connection.send(("kernel", name)))
+        unit = measure_case(case, job, start=start, tell=lambda doing, name: connection.send(("stage", doing, name)))
         connection.send(("unit", unit))
         start = 0.0
     connection.send(("finished",))

@@ -81,8 +81,8 @@ def _measure(journal: Journal, request: BenchRequest, output: Output) -> None:
     from ffncli.cli.bench.page import answer
     from ffncli.cli.bench.progress import unit_progress
 
-    with _kept(journal, request), unit_progress(request, journal.count, output) as tell:
-        finished = run(journal, tell)
+    with _kept(journal, request), unit_progress(request, journal.count, output) as shown:
+        finished = run(journal, shown.finished, watch=shown.at)
     judged = gated(finished.rows, request)
     output.show(answer(finished.rows, request, judged, journal.files, journal.spent))
     if problem := failure(finished.rows, request, judged):

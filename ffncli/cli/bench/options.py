@@ -87,13 +87,17 @@ class MethodOptions:
     ] = None  # fmt: skip
     max_time: Annotated[
         float | None, _how("--max-time", metavar="20s", parser=duration("--max-time"),
-                           help="At most so long for a case, over all processes; default 20s."),
+                           help="Time limit per case, over all processes; default 20s."),
+    ] = None  # fmt: skip
+    load_time: Annotated[
+        float | None, _how("--load-time", metavar="3m", parser=duration("--load-time"),
+                           help="Time limit for loading one of your kernel files; default 3m."),
     ] = None  # fmt: skip
     processes: Annotated[
         Count, _how("--processes", metavar="K", parser=positive("--processes", 1000),
-                    help="Fresh processes, default 5: what they agree on is the interval."),
+                    help="Fresh processes, default 5; the interval is computed across them."),
     ] = None  # fmt: skip
-    quick: Annotated[bool, _how("--quick", help="3 processes and 3 %.")] = False
+    quick: Annotated[bool, _how("--quick", help="--processes 3 --precision 3%; either may be given beside it.")] = False
     seed: Annotated[
         Count, _how("--seed", metavar="N", parser=natural("--seed"), help="For weights, inputs, orders; default 0.")
     ] = None  # fmt: skip
@@ -110,15 +114,13 @@ class MethodOptions:
         False
     )
     selftest: Annotated[
-        bool, _how("--selftest", help="Must find an injected slowdown of 5 %, and none between equals.")
+        bool, _how("--selftest", help="Check the gate: it must flag an injected slowdown of 5 %, and no equal code.")
     ] = False  # fmt: skip
 
     def method(self) -> Method:
-        """The method asked for. Raises FFNError for options that contradict each other."""
-        if self.quick and (self.processes is not None or self.precision is not None):
-            raise FFNError("--quick contradicts --processes and --precision", "it means --processes 3 --precision 3%")
+        """The method asked for; --quick gives way to what is given beside it. Raises FFNError for an unknown word."""
         said: dict[str, Any] = {"processes": 3, "precision": 0.03} if self.quick else {}
-        for name in ("precision", "max_time", "processes", "seed"):
+        for name in ("precision", "max_time", "load_time", "processes", "seed"):
             if getattr(self, name) is not None:
                 said[name] = getattr(self, name)
         choices = (("allocator", ("fixed", "system")), ("math_mode", ("highest", "high", "medium")))
@@ -141,7 +143,8 @@ class ResultOptions:
     ] = None  # fmt: skip
     strict: Annotated[bool, _gate("--strict", help="Exit 4 where no verdict could be reached.")] = False
     save: Annotated[
-        Text, _gate("--save", metavar="FILE.csv", help="Results; default benchmarks/results/<utc>-<host>.csv.")
+        Text, _gate("--save", metavar="FILE.csv",
+                    help="Results; default: in benchmarks/results/ where that exists, else in your state folder."),
     ] = None  # fmt: skip
     resume: Annotated[
         Text, _gate("--resume", metavar="FILE.csv", help="Go on with a run that was interrupted.")

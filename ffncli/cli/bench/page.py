@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from ffncli.bench.judge import warnings
 from ffncli.bench.judge.failure import name_in
 from ffncli.bench.judge.gate import Gate, GatedRow
+from ffncli.bench.judge.thread_scaling import thread_scaling
 from ffncli.bench.judge.warnings import Code
 from ffncli.bench.records import Case
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.csv_file import COLUMNS, cells
 from ffncli.bench.results.journal import ResultFiles
-from ffncli.bench.results.row import BenchWarning, ResultRow
+from ffncli.bench.results.row import ResultRow
+from ffncli.cli.bench.remarks import remarks, warned
+from ffncli.cli.bench.sweep_page import sweep
+from ffncli.cli.bench.words import interval, rates, ratio, verdict
 from ffncli.errors import shown_path
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
@@ -27,12 +30,8 @@ CONVENTIONS = {
     "time_s": "of one call; the quotient of two need not equal their ratio",
     "roof_fraction": "of the best that this machine reached in this run: matrix products, or bytes copied",
 }
-_SHA256 = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # 12 digits tell two files apart; results hold all 64
-_MANY = 6  # cases; more share one table
-_VARYING = ("label", "tokens", "dtype", "passes", "cache", "device", "threads")
-_NAMES = {"label": "block", "passes": "pass"}
 _CACHES = {
-    "warm": "weights in cache", "shared": "weights in cache, as far as all kernels' fit",
+    "warm": "weights warm in cache", "shared": "weights warm in cache, where they fit",
     "cold-weights": "weights not in cache", "flush": "caches emptied before each call",
 }  # fmt: skip
 
@@ -53,12 +52,12 @@ def answer(
 
         for key, case in cases.items():
             mine = [row for row in rows if row.case == key]
-            parts += [*by_step_parts(case, _where(case, mine), mine), *_warned(mine)]
-    elif len(cases) <= _MANY:
-        for key, case in cases.items():
-            parts += _case(case, [row for row in rows if row.case == key])
+            parts += by_step_parts(case, _where(case, mine), mine)
+        parts += warned(rows)
+    elif len(cases) == 1:
+        parts += _case(request.cases[0], rows)
     else:
-        parts += _sweep(cases, rows)
+        parts += sweep(cases, rows, request.baseline)
     if judged is not None:
         parts += _gate(judged, rows, request)
     parts += _legend(rows, request, files)
@@ -67,6 +66,7 @@ def answer(
         "rounds_file": shown_path(files.rounds),
         "gate": None if judged is None else _gate_json(judged, request.fail_if_slower),
         "spent": dict(spent or {}),
+        "thread_scaling": [asdict(one) for one in thread_scaling(request.cases, rows)],
         "rows": [dict(zip(COLUMNS, map(_listed, cells(row)), strict=True)) for row in rows],
     }
     return Answer("bench", body, table, parts, CONVENTIONS)
@@ -81,8 +81,10 @@ def _listed(value: Any) -> Any:
 
 def _case(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
     """Its table, then what is to be said of it in words."""
-    table = Table(("kernel", "time", "ratio", "verdict", "TFLOP/s", "of roof"), [_line(row) for row in rows])
-    return [Heading(case.label, _where(case, rows)), table, *_remarks(rows)]
+    unit, speeds = rates(rows)
+    lines = [_line(row, speed) for row, speed in zip(rows, speeds, strict=True)]
+    table = Table(("kernel", "time", "ratio", "verdict", unit, "of roof"), lines)
+    return [Heading(case.label, _where(case, rows)), table, *remarks(rows)]
 
 
 def _where(case: Case, rows: Sequence[ResultRow]) -> str:
@@ -93,118 +95,9 @@ def _where(case: Case, rows: Sequence[ResultRow]) -> str:
     return ", ".join((f"{case.tokens} {plural('token', case.tokens)}", case.dtype, case.passes, _CACHES[cache], place))
 
 
-def _line(row: ResultRow) -> tuple[Any, ...]:
-    rate = None if row.tflops is None else f"{row.tflops:.3g}"
+def _line(row: ResultRow, rate: str | None) -> tuple[Any, ...]:
     roof = None if row.roof_fraction is None else f"{100 * row.roof_fraction:.0f} %"
-    return (row.kernel, time_text(row.time_s), _ratio(row), verdict(row), rate, roof)
-
-
-def verdict(row: ResultRow) -> str:
-    """`1.6 % faster`, `same within 2 %`, `cannot tell`; of a row without a time its status."""
-    if row.status != "ok":
-        return {"oom": "out of memory", "wrong": "WRONG RESULT"}.get(row.status, row.status)
-    if row.kernel == row.baseline:
-        return "baseline"
-    if row.ratio is None:
-        return "no baseline"
-    if row.verdict in ("faster", "slower"):
-        return f"{percent(abs(row.ratio - 1), 2)} {row.verdict}"
-    return "same within 2 %" if row.verdict == "same" else "cannot tell"
-
-
-def _ratio(row: ResultRow) -> str | None:
-    if row.status != "ok" or row.ratio is None or row.kernel == row.baseline:
-        return "1" if row.kernel == row.baseline and row.status == "ok" else None
-    return f"{row.ratio:.3f}{_interval(row.ratio_low, row.ratio_high)}"
-
-
-def _interval(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
-
-
-# --- in words ---------------------------------------------------------------------------------------------------------
-
-
-def _remarks(rows: Sequence[ResultRow]) -> list[Part]:
-    """The twin, the bare products, what fusing can save; notes, then warnings with advice."""
-    found: list[Part] = []
-    base = next((row for row in rows if row.kernel == row.baseline and row.status == "ok"), None)
-    if base is not None:
-        if base.aa_low is not None and base.aa_high is not None:
-            found.append(Line(f"the same code twice reads {base.aa_low:.3f} to {base.aa_high:.3f}", quiet=True))
-        if base.gemm_ratio is not None:
-            text = f"{base.kernel} takes {base.gemm_ratio:.3g} times its bare matrix products"
-            if base.fusion_share_max is not None:
-                text += f"; fusing the activation can save at most about {percent(base.fusion_share_max, 2)} here"
-            found.append(Line(text, quiet=True))
-    return [*found, *_notes(rows), *_warned(rows)]
-
-
-def _notes(rows: Sequence[ResultRow], most: int = 20) -> list[Line]:
-    """Every note once, with whom it is of."""
-    notes = list(dict.fromkeys(row.note for row in rows if row.note))
-    said = [
-        Line(_who(rows, [r for r in rows if r.note == n]) + _SHA256.sub(r"\1", n), quiet=True) for n in notes[:most]
-    ]
-    return said + ([Line(f"and {len(notes) - most} more notes, in the CSV", quiet=True)] if len(notes) > most else [])
-
-
-def _warned(rows: Sequence[ResultRow]) -> list[Part]:
-    """Every warning once, with whom it concerns and what to do; of one kind the first stands for all."""
-    found: list[Part] = []
-    kinds: dict[str, list[BenchWarning]] = {}
-    for row in rows:
-        for warning in row.warnings:
-            kinds.setdefault(warning.code, []).append(warning)
-    for alike in kinds.values():
-        concerned = [row for row in rows if set(row.warnings) & set(alike)]
-        more = f" ({_first(concerned, alike[0])}; the others alike)" if len(set(alike)) > 1 else ""
-        advice = warnings.advice(alike[0])
-        found.append(Line(f"warning: {_who(rows, concerned)}{alike[0]}{more}" + (f" - {advice}" if advice else "")))
-    return found
-
-
-def _first(rows: Sequence[ResultRow], warning: BenchWarning) -> str:
-    """Whose figures a warning shows; the tokens too where the rows are of several cases."""
-    row = next(row for row in rows if warning in row.warnings)
-    return name_in(row, len({row.case for row in rows}) > 1)
-
-
-def _who(rows: Sequence[ResultRow], concerned: Sequence[ResultRow]) -> str:
-    """`packed, inplace: `; empty where all are concerned."""
-    names = list(dict.fromkeys(row.kernel for row in concerned))
-    everyone = {row.kernel for row in rows if row.status == "ok"} | set(names)
-    if len(names) > 1 and set(names) >= everyone - {row.baseline for row in rows}:
-        return ""
-    return (", ".join(names[:4]) + (" ..." if len(names) > 4 else "") + ": ") if names else ""
-
-
-# --- many cases -------------------------------------------------------------------------------------------------------
-
-
-def _sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow]) -> list[Part]:
-    """All cases in one table; what they have in common is its heading."""
-    values = {name: list(dict.fromkeys(getattr(case, name) for case in cases.values())) for name in _VARYING}
-    differ = [name for name in _VARYING if len(values[name]) > 1]
-    common = ", ".join(_common(name, values[name][0]) for name in _VARYING if name not in differ)
-    columns = (*(_NAMES.get(name, name) for name in differ), "kernel", "time", "ratio", "verdict")
-    order = {key: at for at, key in enumerate(cases)}
-    lines = []
-    for row in sorted(rows, key=lambda row: order.get(row.case, 0)):
-        where = (str(getattr(cases[row.case], name)) for name in differ)
-        lines.append((*where, row.kernel, time_text(row.time_s), _ratio(row), verdict(row)))
-    twins = [row for row in rows if row.kernel == row.baseline and row.aa_low is not None and row.aa_high is not None]
-    parts: list[Part] = [Heading(f"{len(cases)} cases", common), Table(columns, lines)]
-    if twins:
-        low, high = min(r.aa_low or 1.0 for r in twins), max(r.aa_high or 1.0 for r in twins)
-        parts.append(Line(f"the same code twice reads {low:.3f} to {high:.3f}, over all cases", quiet=True))
-    return [*parts, *_notes(rows, _MANY), *_warned(rows)]
-
-
-def _common(name: str, value: Any) -> str:
-    if name in ("tokens", "threads"):
-        return f"{value} {name if value > 1 else name[:-1]}"
-    return str(value)
+    return (row.kernel, time_text(row.time_s), ratio(row), verdict(row), rate, roof)
 
 
 # --- the gate ---------------------------------------------------------------------------------------------------------
@@ -218,8 +111,8 @@ def _gate(judged: Gate, rows: Sequence[ResultRow], request: BenchRequest) -> lis
     parts: list[Part] = [Heading("gate", f"fails where a kernel is more than {allowed} slower than {request.baseline}")]
     if checked and not many:
         parts.append(Line(f"results were checked against float64; relative error: {', '.join(checked)}", quiet=True))
-    for words, group in (("FAILED", judged.slower), ("passed", judged.passed), ("cannot tell", judged.inconclusive)):
-        parts += [Line(f"{words}: {_judged(j, many)}{_reason(j.row)}") for j in group]
+    for word, group in (("FAILED", judged.slower), ("passed", judged.passed), ("inconclusive", judged.inconclusive)):
+        parts += [Line(f"{word}: {_judged(j, many)}{_reason(j.row)}") for j in group]
     parts += [Line(f"not gated: {name_in(row, many)}: {reason}") for row, reason in judged.not_gated]
     failed, open_, left = len(judged.slower), len(judged.inconclusive), len(judged.not_gated)
     if failed:
@@ -237,7 +130,7 @@ def _judged(judged: GatedRow, many: bool) -> str:
     """`new: 5.1 % slower, 1.051 [1.047, 1.055], at least 4.6 % (95 % over all rows)`."""
     row, ratio = judged.row, judged.row.ratio or 1.0
     way = f"{percent(abs(ratio - 1), 2)} {'slower' if ratio > 1 else 'faster'}"
-    read = f"ratio {ratio:.3f}{_interval(row.ratio_low, row.ratio_high)}"
+    read = f"ratio {ratio:.3f}{interval(row.ratio_low, row.ratio_high)}"
     text = f"{name_in(row, many)} is {way} than {row.baseline}, {read}"
     low = f", at least {percent(judged.low - 1, 2)} slower" if judged.low > 1 else ""
     return f"{text}{low}"
@@ -289,7 +182,7 @@ def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles
     ]
     if any(row.verdict == "inconclusive" for row in rows):
         lines.append(
-            "cannot tell: the interval is neither within 2 % of 1 nor wholly beyond, or the machine was busy; try a"
+            "inconclusive: the interval is neither within 2 % of 1 nor wholly beyond, or the machine was busy; try a"
             " longer --max-time"
         )
     if any(row.roof_fraction is not None for row in rows):

@@ -1,40 +1,83 @@
-"""How far a benchmark is: a bar in a terminal, else a line now and then."""
+"""How far a benchmark is, and what it does: a bar in a terminal, else a line now and then."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from time import monotonic
 
-from ffncli.bench.records import Case
+from ffncli.bench.records import Case, Stage
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.show.output import Output, print_error
-from ffncli.show.progress import progress, seconds_text, shows_bar
-from ffncli.show.text import plural
+from ffncli.show.progress import Advance, progress, shows_bar
+from ffncli.show.text import plural, seconds_text
+
+_START = 5.0  # s, in which a worker has loaded torch
+_PATIENCE = 10.0  # s, after which a line says what takes so long; the next ones after twice as long each
+
+
+@dataclass
+class UnitProgress:
+    """Hears of a run: `finished` after each unit, `at` of what is done in between.
+
+    Where there is no bar `line` prints: after every tenth of the units, and where a step takes long.
+    """
+
+    request: BenchRequest
+    done: int
+    advance: Advance
+    line: Callable[[str], None]
+    now: Callable[[], float] = monotonic
+    count: int = field(init=False)
+    start: float = field(init=False)
+    patience: float = field(init=False, default=_PATIENCE)
+    stage: Stage | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.count, self.start = self.done, self.now()
+
+    def finished(self, process: int, case: Case) -> None:
+        """One more unit is finished."""
+        units = self.request.units
+        self.count += 1
+        self.advance(1)
+        if self.count % max(1, units // 10) == 0 or self.count == units:
+            left = (self.now() - self.start) / (self.count - self.done) * (units - self.count)
+            self.line(
+                f"process {process + 1} of {self.request.method.processes}, {self.count} of {units} units done"
+                + (f", about {seconds_text(left)} left" if self.count < units else "")
+            )
+
+    def at(self, stage: Stage, seconds: float) -> None:
+        """What a worker does now, and for how long already."""
+        if stage != self.stage:
+            self.stage, self.patience = stage, _PATIENCE
+        text = f"{self._case(stage.case)}: {stage.doing}" + (f" {stage.kernel}" if stage.kernel else "")
+        took = f" ({seconds_text(seconds)})" if seconds >= 1 else ""
+        self.advance.doing(text + took)
+        if seconds >= self.patience:
+            self.line(text + took)
+            while seconds >= self.patience:
+                self.patience *= 2
+
+    def _case(self, case: Case) -> str:
+        """`case 1/3, 1 token`."""
+        cases = self.request.cases
+        return f"case {cases.index(case) + 1}/{len(cases)}, {case.tokens} {plural('token', case.tokens)}"
 
 
 @contextmanager
-def unit_progress(request: BenchRequest, done: int, output: Output) -> Iterator[Callable[[int, Case], None]]:
-    """Shows how far a run is, of which `done` units are there already; yields what is to be called after each unit."""
-    longest = len(request.cases) * request.method.max_time + request.method.processes * 5
-    if longest > 60 and not done:
-        counted = f"{len(request.cases)} {plural('case', len(request.cases))}"
+def unit_progress(request: BenchRequest, done: int, output: Output) -> Iterator[UnitProgress]:
+    """Shows how far a run is, of which `done` units are there already; it says first how long that can take."""
+    method, count = request.method, len(request.cases)
+    if left := request.units - done:
+        longest = left / request.units * (count * method.max_time + method.processes * _START)
         most = f"at most about {seconds_text(longest)}, less where --precision is reached"
-        output.note(f"{counted} in {request.method.processes} processes: {most}")
-    count, start, every = done, monotonic(), max(1, request.units // 10)
+        processes = "1 process" if method.processes == 1 else f"{method.processes} processes"
+        output.note(f"{count} {plural('case', count)} in {processes}: {most}")
     bar = shows_bar(output.quiet)
     with progress(request.units, "measuring", output.quiet, output.color) as advance:
         advance(done)
-
-        def tell(process: int, case: Case) -> None:
-            nonlocal count
-            count += 1
-            advance(1)
-            if not (bar or output.quiet) and (count % every == 0 or count == request.units):
-                left = (monotonic() - start) / (count - done) * (request.units - count)
-                print_error(
-                    f"process {process + 1} of {request.method.processes}, {count} of {request.units} units done"
-                    + (f", about {seconds_text(left)} left" if count < request.units else "")
-                )
-
-        yield tell
+        silent = bar or output.quiet
+        yield UnitProgress(request, done, advance, (lambda text: None) if silent else print_error)

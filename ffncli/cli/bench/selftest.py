@@ -41,8 +41,8 @@ def show_selftest(request: BenchRequest, output: Output) -> None:
     from ffncli.bench.selftest import selftest
     from ffncli.cli.bench.progress import unit_progress
 
-    with unit_progress(request, 0, output) as tell:
-        found = selftest(request, tell)
+    with unit_progress(request, 0, output) as shown:
+        found = selftest(request, shown.finished, shown.at)
     output.show(_answer(found))
     if found.failed:
         what = "; ".join(map(_verdict, found.failed))

@@ -18,7 +18,7 @@ from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.show.output import Output
 
 Base = Annotated[str, typer.Argument(metavar="BASE", help="Results of ffn bench (a.csv,b.csv), or a saved trace.")]
-New = Annotated[str, typer.Argument(metavar="NEW", help="Others of its kind, held to it.")]
+New = Annotated[str, typer.Argument(metavar="NEW", help="Same kind of file, compared against BASE.")]
 Tolerance = Annotated[
     float | None,
     typer.Option(
@@ -50,7 +50,7 @@ def command(
         _results(sides[0], sides[1], results, output)
     else:
         if option := results.first_set():
-            raise FFNError(f"{option} is for results of ffn bench", "two saved traces are held to --tolerance")
+            raise FFNError(f"{option} is for results of ffn bench", "two saved traces are compared within --tolerance")
         _traces(sides[0], sides[1], tolerance, output)
 
 
@@ -104,7 +104,7 @@ def _files(text: str, both: Sequence[str]) -> tuple[Path, ...]:
     if missing and _are_activations(both):
         raise FFNError("ffn compare compares files", f"did you mean `ffn activations {' '.join(both)}`?")
     if missing:
-        what = "is no file" if os.path.exists(os.path.expanduser(missing[0])) else "does not exist"
+        what = "is not a file" if os.path.exists(os.path.expanduser(missing[0])) else "does not exist"
         hint = "make results with ffn bench --save FILE.csv, a trace with ffn trace --save FILE"
         raise FFNError(f"{shown(missing[0], 200)} {what}", hint)
     return paths
@@ -123,5 +123,7 @@ def _kind(text: str, paths: Sequence[Path]) -> bool:
     are = [is_results(path) for path in paths]
     if not all(are) and len(paths) > 1:
         name = str(paths[are.index(False)])
-        raise FFNError(f"{shown(text, 200)}: {shown(name, 200)} is no CSV", "only results may be several files a side")
+        raise FFNError(
+            f"{shown(text, 200)}: {shown(name, 200)} is not a CSV", "only results may be several files a side"
+        )
     return all(are)

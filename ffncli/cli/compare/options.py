@@ -18,7 +18,7 @@ _results = partial(typer.Option, rich_help_panel="Results of ffn bench")
 
 @dataclass(frozen=True)
 class CompareResultOptions:
-    """--fail-if-slower and its kin."""
+    """--fail-if-slower, --margin, --allow-mismatch and --strict."""
 
     fail_if_slower: Annotated[
         float | None,
@@ -37,7 +37,7 @@ class CompareResultOptions:
     allow_mismatch: Annotated[
         bool, _results("--allow-mismatch", help="Show results of unlike machines or versions; nothing fails then.")
     ] = False
-    strict: Annotated[bool, _results("--strict", help="Exit 4 where a row cannot be decided.")] = False
+    strict: Annotated[bool, _results("--strict", help="Exit 4 where a row is inconclusive.")] = False
 
     def rules(self) -> Rules:
         """The same for `bench/judge/compare.py`."""

@@ -71,8 +71,8 @@ def _body(names: Sequence[str], comparison: ResultComparison) -> dict[str, Any]:
 # --- words ------------------------------------------------------------------------------------------------------------
 
 _WORDS: dict[Any, str] = {
-    "broken": "no longer right", "slower": "slower", "faster": "faster", "same": "the same", "mended": "right again",
-    "inconclusive": "cannot be told",
+    "broken": "no longer right", "slower": "slower", "faster": "faster", "same": "same", "mended": "right again",
+    "inconclusive": "inconclusive",
 }  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def headline(comparison: ResultComparison) -> str:
         if (count := comparison.count(word))
     )
     if not comparison.comparable:
-        return f"shown only, nothing is held to it: the environments differ ({counts or 'nothing was timed'})"
+        return f"shown only, without a gate: the environments differ ({counts or 'nothing was timed'})"
     if comparison.rules.threshold is None:
         return counts or "nothing was timed on both sides"
     if comparison.regressions:
@@ -93,14 +93,14 @@ def headline(comparison: ResultComparison) -> str:
     limit = percent(comparison.rules.threshold)
     if not gated:
         why = Counter(row.reason for row in comparison.rows if row.reason).most_common(1)
-        return f"nothing could be held to {limit}: {why[0][0]}"
+        return f"nothing could be gated at {limit}: {why[0][0]}"
     total = len(comparison.rows)
-    left = f"; {total - gated} of {total} could not be held to it" if gated < total else ""
+    left = f"; {total - gated} of {total} could not be gated" if gated < total else ""
     return f"no kernel is certainly slower by more than {limit} ({counts}){left}"
 
 
 def not_gated(comparison: ResultComparison) -> str:
-    """What a gate could not be applied to and why, so that its silence is no consent; empty where it was to all."""
+    """Which rows the gate could not judge and why, since silence is not a pass; empty where it judged all."""
     left = [row for row in comparison.rows if not row.gated and row.verdict is not None]
     if comparison.rules.threshold is None:
         return ""
@@ -109,8 +109,8 @@ def not_gated(comparison: ResultComparison) -> str:
     if not left:
         return gone
     reasons = list(dict.fromkeys(row.reason for row in left))
-    more = f" and {len(reasons) - 1} reasons more" if len(reasons) > 1 else ""
-    rows = f"{len(left)} of {len(comparison.rows)} rows were not held to --fail-if-slower: {_cut(reasons[0])}{more}"
+    more = f" and {len(reasons) - 1} more reasons" if len(reasons) > 1 else ""
+    rows = f"{len(left)} of {len(comparison.rows)} rows were not gated by --fail-if-slower: {_cut(reasons[0])}{more}"
     return "; ".join(filter(None, (rows, gone)))
 
 
@@ -134,7 +134,7 @@ def open_question(comparison: ResultComparison) -> str:
     rows = comparison.inconclusive
     if not rows:
         return ""
-    return f"{len(rows)} of {len(comparison.rows)} rows cannot be decided: {_listed(rows, comparison.rules.margin)}"
+    return f"{len(rows)} of {len(comparison.rows)} rows are inconclusive: {_listed(rows, comparison.rules.margin)}"
 
 
 def _listed(rows: Sequence[ComparedRow], margin: float) -> str:
@@ -143,18 +143,18 @@ def _listed(rows: Sequence[ComparedRow], margin: float) -> str:
 
 
 def words(row: ComparedRow, margin: float) -> str:
-    """`12 % slower (8 to 16 %)`, `same within 2 %`, `cannot tell (-3 to +8 %)`, `wrong in NEW`."""
+    """`12 % slower (8 to 16 %)`, `same within 2 %`, `inconclusive (-3 to +8 %)`, `wrong in NEW`."""
     if row.verdict in ("broken", "mended", None) or row.ratio is None:
         return f"{row.new_status} in NEW, {row.base_status} in BASE"
     if row.verdict == "same":
         return f"same within {percent(margin)}"
     low, high = row.ratio_low, row.ratio_high
     if low is None or high is None:
-        return f"cannot tell ({change(row.ratio)}, one process)"
+        return f"inconclusive ({change(row.ratio)}, one process)"
     if row.verdict == "inconclusive":
         if row.anchor_disagrees(margin) and row.normalised_ratio is not None:
-            return f"cannot tell ({_signed(row.ratio)}, anchored {_signed(row.normalised_ratio)})"
-        return f"cannot tell ({_signed(low)} to {_signed(high)})"
+            return f"inconclusive ({_signed(row.ratio)}, anchored {_signed(row.normalised_ratio)})"
+        return f"inconclusive ({_signed(low)} to {_signed(high)})"
     return f"{change(row.ratio)} ({_span(row.ratio, low, high)})"
 
 
@@ -224,7 +224,7 @@ def _comment(names: Sequence[str], comparison: ResultComparison) -> list[Part]:
             parts.append(_table(comparison, top, _title(comparison)))
         parts += _reasons(comparison)
         if left := len(rows) - count:
-            parts.append(Line(f"{left:,} of {len(rows):,} rows are left out: a comment holds no more characters"))
+            parts.append(Line(f"{left:,} of {len(rows):,} rows are left out: a comment has a limit of characters"))
         if rest:
             many = f"{len(rest):,} {'other ' if top else ''}{plural('row', len(rest))}"
             parts.append(Fold(many, [_table(comparison, rest, "")]))
@@ -297,7 +297,7 @@ def _cell(value: Any) -> Any:
 
 
 def _reasons(comparison: ResultComparison) -> list[Part]:
-    """Why rows were not held to the gate, or what speaks against a verdict; each reason once."""
+    """Why rows were not gated, or what speaks against a verdict; each reason once."""
     rows: dict[str, list[ComparedRow]] = {}
     for row in comparison.rows:
         if row.reason and row.verdict not in ("broken", "mended", None) and comparison.comparable:
@@ -310,7 +310,7 @@ def _reasons(comparison: ResultComparison) -> list[Part]:
         texts = sorted({row.reason for row in group})
         out.append(Line(f"{who} ({few}): {_cut(texts[0])}" + (" (others alike)" if len(texts) > 1 else "")))
     if len(rows) > _MOST_NAMED:
-        out.append(Line(f"and {len(rows) - _MOST_NAMED} reasons more, in --json"))
+        out.append(Line(f"and {len(rows) - _MOST_NAMED} more reasons, in --json"))
     return out
 
 
@@ -319,13 +319,13 @@ def _means(comparison: ResultComparison) -> list[Part]:
     several = [kernel for kernel in comparison.kernels if kernel.cases > 1]
     if not several:
         return []
-    columns = ("mean over cases", "cases", "NEW's time is", "beside the machine's anchor")
+    columns = ("mean over cases", "cases", "NEW's time is", "over the machine's anchor")
     cells = [
         (_cut(k.kernel), k.cases, change(k.ratio), None if k.normalised_ratio is None else change(k.normalised_ratio))
         for k in several[:_MOST_MEANS]
     ]
     left = len(several) - len(cells)
-    return [Table(columns, cells), *([Line(f"and {left} kernels more, in --json")] if left else [])]
+    return [Table(columns, cells), *([Line(f"and {left} more kernels, in --json")] if left else [])]
 
 
 def _alone(comparison: ResultComparison) -> list[str]:
@@ -334,5 +334,5 @@ def _alone(comparison: ResultComparison) -> list[str]:
         if pairs:
             few = "; ".join(f"{_cut(kernel)} ({_cut(case)})" for case, kernel in pairs[:_MOST_NAMED])
             more = f"; and {len(pairs) - _MOST_NAMED} more" if len(pairs) > _MOST_NAMED else ""
-            out.append(f"in {side} alone, not compared: {few}{more}")
+            out.append(f"only in {side}, not compared: {few}{more}")
     return out

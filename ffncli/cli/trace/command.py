@@ -48,5 +48,5 @@ def command(
         insight.judge(not_finite_texts(survey), output)
     else:
         session = session_for(question, output.note)
-        output.show(trace_answer(session, view.digits))
+        output.show(trace_answer(session, view.digits, view.steps(question)))
         insight.judge([*map(str, session.not_finite)], output)

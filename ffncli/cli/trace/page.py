@@ -32,10 +32,11 @@ _MOST_COLUMNS = 80
 _NOT_IN_CSV = ("parameters", "values", "values_index", "tokens", "units")
 
 
-def trace_answer(session: Session, digits: int) -> Answer:
+def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answer:
     """A session as JSON, CSV (one row per step, without values) and as a page, with `digits` of each value.
 
-    Its rows are named by the prompt's tokens where there was one.
+    Its rows are named by the prompt's tokens where there was one. Without steps the page begins with what else was
+    asked for.
     """
     steps = [asdict(record) for record in session.steps]
     body = {
@@ -49,13 +50,13 @@ def trace_answer(session: Session, digits: int) -> Answer:
     names = [name for name in steps[0] if name not in _NOT_IN_CSV]
     rows = Table(tuple(names), [tuple(step[name] for name in names) for step in steps])
     parts = [*_head(session)]
-    for record in session.steps:
+    for record in session.steps if with_steps else ():
         parts += _step(record, session.trace, digits, labels(session.tokens))
     page = Answer("trace", body, rows, parts, CONVENTIONS)
     return (
         page.with_section("model_run", asdict(session.model_run) if session.model_run else None)
         .with_section("routes", _records(session.routes) or None, routes_table(session))
-        .with_section("unembed", unembed_json(session), unembed_parts(session, digits))
+        .with_section("unembed", unembed_json(session), unembed_parts(session, digits, with_steps))
         .with_section("sampling", _records(session.sampling), sampling_parts(session, digits))
         .with_section("aliases", None if session.facts is None else session.aliases)
         .with_section("facts", _records(session.facts), facts_table(session.facts or ()))

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from ffncli.run.trace.unembed import PromotedTokens
 
 _OUTPUT = "the FFN's direct contribution alone, through the final norm and head, without the residual stream"
-_UNIT = "the unit's column of the down projection alone, through the final norm and head; its sign is the activation's"
+_UNIT = (
+    "the unit's column of the down projection alone, through the norm of its branch where it has one, the final norm"
+    " and the head; its sign is the activation's"
+)
 
 
 def unembed_json(session: Session) -> list[dict[str, Any]] | None:
@@ -28,12 +31,13 @@ def unembed_json(session: Session) -> list[dict[str, Any]] | None:
     return [{name: value for name, value in record.items() if name != "vocab"} for record in records]
 
 
-def unembed_parts(session: Session, digits: int) -> list[Part]:
+def unembed_parts(session: Session, digits: int, with_steps: bool) -> list[Part]:
     """A table for each position or sign; nothing where nothing was unembedded."""
     if session.unembed is None:
         return []
     parts: list[Part] = [Heading("unembed", _OUTPUT if session.question.neuron is None else _UNIT)]
-    return parts + [part for one in session.unembed for part in _parts(one, session.tokens, digits)]
+    parts += [part for one in session.unembed for part in _parts(one, session.tokens, digits)]
+    return parts if with_steps else [*parts, Line("-v shows the steps too", quiet=True)]
 
 
 def _title(one: PromotedTokens, tokens: Sequence[Token]) -> str:

@@ -1,4 +1,4 @@
-"""What `ffn trace` shows of a run, and what it is strict about: --expert, --show, --digits, --keep, --top-units."""
+"""What `ffn trace` shows of a run, and what it is strict about: --expert, --show, -v, --digits, --keep, --top-units."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ffncli.cli.common.parsers import natural, positive
 from ffncli.errors import ExitCode, FFNError
 
 if TYPE_CHECKING:
+    from ffncli.run.trace.question import Question
     from ffncli.show.output import Output
 
 _insight = partial(typer.Option, rich_help_panel="Insight")
@@ -21,12 +22,15 @@ _insight = partial(typer.Option, rich_help_panel="Insight")
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """--expert, --show, --digits and --keep."""
+    """--expert, --show, --verbose, --digits and --keep."""
 
     expert: Annotated[
         str | None, typer.Option("--expert", metavar="I,J|all", help="Show the steps inside experts.")
     ] = None
-    show: Annotated[str, typer.Option("--show", metavar="N|all", help="Values shown per axis.")] = "8"
+    show: Annotated[str | None, typer.Option("--show", metavar="N|all", help="Values shown per axis, default 8.")] = (
+        None
+    )
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="With --unembed: the steps too.")] = False
     digits: Annotated[
         int, typer.Option("--digits", metavar="N", parser=natural("--digits", 17), help="Digits shown.")
     ] = 4
@@ -37,7 +41,12 @@ class ViewOptions:
 
     def values(self) -> int | None:
         """Values per axis, None for all."""
-        return None if self.show == "all" else positive("--show")(self.show)
+        return None if self.show == "all" else positive("--show")(self.show or "8")
+
+    def steps(self, question: Question) -> bool:
+        """Whether the page has the steps: --unembed asks for tokens, unless an option that shapes a step is there."""
+        shaped = self.verbose or self.show is not None or self.expert is not None or question.top_units is not None
+        return shaped or not question.unembed
 
     def kept(self) -> frozenset[str] | None:
         """The steps whose whole tensors stay: every one (None), or none beyond what the answer needs."""

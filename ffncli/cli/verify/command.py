@@ -31,6 +31,7 @@ Tolerance = Annotated[
         help="Relative error that passes; default: dtype's.",
     ),
 ]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show every row of every check, and its figures.")]
 Against = Annotated[
     str | None, typer.Option("--against", metavar="SOURCE", help="The same layer of this model is the reference.")
 ]
@@ -44,6 +45,7 @@ def command(
     kernels: Kernels = None,
     against: Against = None,
     tolerance: Tolerance = None,
+    verbose: Verbose = False,
     place: PlaceOptions,
     tokens: TokenOptions,
     dimensions: DimensionOptions,
@@ -59,6 +61,6 @@ def command(
         tolerance=tolerance, **vars(dimensions.dimensions()),
     )  # fmt: skip
     output.notes(*verdict.notes)
-    output.show(answer(verdict))
+    output.show(answer(verdict, verbose))
     if verdict.failed:
         raise failure(verdict)

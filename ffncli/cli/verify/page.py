@@ -1,4 +1,4 @@
-"""The rows of `ffn verify` as JSON, as CSV and as a page to read: one table per check, what it means beneath it."""
+"""The rows of `ffn verify` as JSON, as CSV and as a page to read: a line per check, or with --verbose all its rows."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from ffncli.cli.common.block_summary import dimensions_text
 from ffncli.errors import ExitCode, FFNError
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
+from ffncli.show.text import pad
 
 if TYPE_CHECKING:
     from ffncli.run.verify.checks.row import CheckRow
     from ffncli.run.verify.verify import Verdict
 
 _COLUMNS = ("subject", "max error", "relative", "ulps", "tolerance", "passed")
+_PASSED = {True: "PASS", False: "FAIL", None: "SKIP"}
 _MANY = 4  # subjects that share a note are named up to so many
 
 
-def answer(verdict: Verdict) -> Answer:
-    """All rows: `rows` in JSON, a line each in CSV."""
+def answer(verdict: Verdict, verbose: bool = False) -> Answer:
+    """All rows: `rows` in JSON, a line each in CSV; on the page a line per check, or a table per check."""
     from ffncli.run.verify.checks.row import CONVENTIONS, CheckRow
     from ffncli.run.verify.verify import CHECKS
 
@@ -28,16 +30,21 @@ def answer(verdict: Verdict) -> Answer:
     names = tuple(f.name for f in fields(CheckRow))
     table = Table(names, [tuple(getattr(row, name) for name in names) for row in rows])
     parts: list[Part] = [Heading(block.name, block.weights), Line(dimensions_text(block))]
-    for name in dict.fromkeys(row.check for row in rows):
-        parts += _check(name, CHECKS[name].states, [row for row in rows if row.check == name])
-    parts += [Heading(counted(rows))]
+    by_check = {name: [row for row in rows if row.check == name] for name in dict.fromkeys(row.check for row in rows)}
+    if verbose:
+        for name, mine in by_check.items():
+            parts += _table(name, CHECKS[name].states, mine)
+    else:
+        parts += _short([line for name, mine in by_check.items() for line in _lines(name, CHECKS[name].states, mine)])
+    parts += [Heading(counted(rows), "" if verbose else "-v shows every row")]
     return Answer("verify", {"block": asdict(block), "rows": [asdict(row) for row in rows]}, table, parts, CONVENTIONS)
 
 
 def counted(rows: Sequence[CheckRow]) -> str:
-    """`31 passed, 1 failed, 4 without a verdict`."""
-    counts = ((True, "passed"), (False, "failed"), (None, "without a verdict"))
-    return ", ".join(f"{n} {word}" for value, word in counts if (n := sum(row.passed is value for row in rows)))
+    """`31 passed, 1 failed, 4 skipped, 2 for information`: the last are figures that nothing is required of."""
+    judged: dict[bool | None, str] = {True: "passed", False: "failed"}
+    words = [judged.get(row.passed, "skipped" if row.max_error is None else "for information") for row in rows]
+    return ", ".join(f"{n} {w}" for w in (*judged.values(), "skipped", "for information") if (n := words.count(w)))
 
 
 def failure(verdict: Verdict) -> FFNError:
@@ -52,7 +59,48 @@ def failure(verdict: Verdict) -> FFNError:
     return FFNError(f"not verified: {'; '.join(said)}{more}", code=ExitCode.FAILED)
 
 
-def _check(name: str, states: str, rows: Sequence[CheckRow]) -> list[Part]:
+# --- a line per check -------------------------------------------------------------------------------------------------
+
+_Short = tuple[str, str, str]  # PASS, FAIL or SKIP; the check or the kernel; why
+
+
+def _short(lines: Sequence[_Short]) -> list[Part]:
+    """The lines, their names in one column."""
+    width = max((len(name) for _, name, _ in lines), default=0)
+    return [Line(f"{word}  {pad(name, width)}  {text}".rstrip(), quiet=word == "SKIP") for word, name, text in lines]
+
+
+def _lines(name: str, states: str, rows: Sequence[CheckRow]) -> list[_Short]:
+    """One line for a check: what holds, or why it was skipped; a line for each row that failed.
+
+    A kernel that a user brings has its own line, with its error; so has the only one that was asked for.
+    """
+    from ffncli.kernels import BUILT_IN
+
+    single = [row for row in rows if name == "kernels" and (row.subject not in BUILT_IN or len(rows) == 1)]
+    others = [row for row in rows if row not in single]
+    failed = [row for row in others if row.passed is False]
+    lines = [("FAIL", name, f"{row.subject}: {'; '.join(filter(None, (_error(row), row.note)))}") for row in failed]
+    if single:
+        states = states.replace("every kernel", "the built-in kernels")
+    if others and not lines:
+        passed = any(row.passed for row in others)
+        judged = passed or any(row.max_error is not None for row in others)
+        lines = [("PASS" if passed else "SKIP", name, states if judged else others[0].note)]
+    return lines + [(_PASSED[row.passed], row.subject, _error(row) or row.note) for row in single]
+
+
+def _error(row: CheckRow) -> str:
+    """`error 5.8e-07 (limit 2.2e-05)`; empty of a row without figures."""
+    if row.relative_error is None or row.tolerance is None:
+        return ""
+    return f"error {row.relative_error:.2g} (limit {row.tolerance:.2g})"
+
+
+# --- a table per check ------------------------------------------------------------------------------------------------
+
+
+def _table(name: str, states: str, rows: Sequence[CheckRow]) -> list[Part]:
     """One check: its table of figures, then the notes, each with the subjects that it is of.
 
     A tolerance that all rows have stands in the heading.

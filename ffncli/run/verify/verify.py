@@ -34,14 +34,12 @@ class VerifyCheck:
 
 
 CHECKS: Mapping[str, VerifyCheck] = {
-    "finite": VerifyCheck("weights and input are numbers", values.finite),
+    "finite": VerifyCheck("weights and input have no NaN and no Inf", values.finite),
     "module": VerifyCheck("step by step = nn.Module, in eval and in train mode", modules.module),
     "convolution": VerifyCheck("Linear = Conv1d with kernel 1", positions.convolution),
-    "tokens": VerifyCheck("every token is computed by itself, whatever stands beside it", positions.tokens),
-    "collapse": VerifyCheck("with identity as activation the block is one matrix (float64)", linearity.collapse),
-    "nonlinearity": VerifyCheck(
-        "max |f(a + b) - f(a) - f(b) + f(0)| by activation, in float64: 0 where linear", linearity.nonlinearity
-    ),
+    "tokens": VerifyCheck("every token is computed by itself, whatever the others are", positions.tokens),
+    "collapse": VerifyCheck("without its activation the block is one matrix (float64)", linearity.collapse),
+    "nonlinearity": VerifyCheck("f(a + b) - f(a) - f(b) + f(0) is 0 where linear (float64)", linearity.nonlinearity),
     "zero": VerifyCheck("a zero input gives zero without biases, and not with them", zero.zero),
     "shards": VerifyCheck("the shards of n ranks, summed, are the whole", shards.shards),
     "fused": VerifyCheck("gate and up packed in one matrix = apart", kernels.fused),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -139,10 +140,19 @@ def test_a_restless_machine_is_noted(tmp_path, monkeypatch):
 
 
 def test_where_results_go(tmp_path, monkeypatch):
-    assert doctor._results(tmp_path).value == "benchmarks/results, made when needed"
-    (tmp_path / "benchmarks").write_text("a file in its place")
-    assert doctor._results(tmp_path).status == "note"
-    (tmp_path / "benchmarks").unlink()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    theirs = tmp_path / "state" / "ffn" / "results"
+    assert doctor._results(tmp_path).value == f"{theirs}, made when needed"
+    theirs.mkdir(parents=True)
+    assert doctor._results(tmp_path).value == str(theirs)
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    assert doctor._results(tmp_path).value == str(tmp_path / "benchmarks" / "results")
+    monkeypatch.chdir(tmp_path)
+    assert doctor._results(Path.cwd()).value == "benchmarks/results"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("a file in its place")
+    (tmp_path / "empty").mkdir()
+    assert doctor._results(tmp_path / "empty").status == "note"
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
     assert "--save" in doctor._results(tmp_path).advice
 

@@ -154,10 +154,23 @@ def test_flags_of_more_than_a_tenth_of_the_blocks_make_it_inconclusive() -> None
         row = packed(with_flags(units, (flag,), every=3))
         assert row.verdict == "inconclusive"
         assert Code.PREEMPTED in codes(row)
-        assert "--threads 1" in warnings.advice(next(w for w in row.warnings if w.code == Code.PREEMPTED))
+        busy = next(w for w in row.warnings if w.code == Code.PREEMPTED)
+        assert "--threads 1" in warnings.advice(busy)
+        assert "--threads 1" in warnings.advice(busy, 2)
     row = packed(with_flags(units, ("preempted",), every=40))
     assert row.verdict == "faster"
     assert row.warnings == ()
+
+
+@pytest.mark.parametrize("code", Code)
+def test_nothing_is_advised_that_is_done_already(code) -> None:
+    """On one thread there are none to take away; other advice is the same."""
+    warning = BenchWarning(code, "20 % of the blocks")
+    several, one = warnings.advice(warning, 2), warnings.advice(warning, 1)
+    assert several == warnings.ADVICE[code]
+    assert "--threads" not in one
+    assert (one == several) == ("--threads" not in several)
+    assert one
 
 
 def test_flags_that_only_warn() -> None:
@@ -166,7 +179,7 @@ def test_flags_that_only_warn() -> None:
     assert row.verdict == "faster"
     assert texts(row) == (
         "load: 5.5",
-        "waiting: 44 % of the threads' time was computed in",
+        "waiting: threads were busy 44 % of the time",
         "clock: 61 % of the rated clock",
     )
 

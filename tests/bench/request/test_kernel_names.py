@@ -123,10 +123,38 @@ def test_what_cannot_be_compared_is_refused(texts, baseline, why):
     assert why in str(caught.value)
 
 
-def test_a_name_that_only_running_shows_is_left_to_the_worker(mine):
+@pytest.mark.parametrize("body", ["def nope(x): ...", "nope = mlp", "if 1:\n    nope = mlp", "import torch as nope",
+    "import nope.inner", "from math import sin as nope", "for nope in (mlp,): pass", "a, (nope, *b) = mlp, (mlp, 1)",
+    "class nope: pass", "with open(__file__) as nope: pass", "try:\n    import nope\nexcept ImportError: pass",
+    "nope: object = mlp", "(nope := mlp)", "globals()['nope'] = mlp", "exec('nope = mlp')", "from math import *",
+    "def make():\n    global nope\n    nope = mlp\nmake()", "import sys; setattr(sys.modules[__name__], 'nope', mlp)",
+])  # fmt: skip
+def test_a_name_that_a_file_may_have_is_left_to_the_worker(mine, body):
+    mine.write_text(f"def mlp(x, up, down): return x\n{body}\n")
+    assert choose_kernels(["mine.py:nope"], "mine.py:nope").kernels == (parse("mine.py:nope"),)
+
+
+@pytest.mark.parametrize("body", ["import torch", "other = mlp", "def g(x):\n    nope = x\n    return nope",
+    "class A:\n    nope = 1", "print(mlp)", "if 1:\n    import os\nelse:\n    b = 1", "f = lambda nope: nope",
+])  # fmt: skip
+def test_a_name_that_a_file_does_not_have_is_refused_before_anything_runs(mine, body):
+    mine.write_text(f"def mlp(x, up, down): return x\n{body}\n")
+    for text in ("mine.py:nope", "a=mine.py:nope", "slowed:2:mine.py:nope"):
+        with pytest.raises(FFNError, match=r"mine.py has no 'nope'; .*mlp") as caught:
+            choose_kernels([text], None)
+        assert caught.value.code == 2
+
+
+def test_a_name_that_only_running_shows_is_missing_is_an_error_of_the_worker(mine):
+    mine.write_text("def mlp(x, up, down): return x\nexec('')\n")
     choice = parse("mine.py:nope")
-    assert choose_kernels(["mine.py:nope"], "mine.py:nope").kernels == (choice,)
     assert isinstance(kernels_by_label((choice,), STEPS, PLAIN)["mine.py:nope"], FFNError)
-    mine.write_text("def mlp(x): pass\n")
-    with pytest.raises(FFNError, match=r"mine.py has no 'nope'"):
-        choose_kernels(["mine.py:nope"], None)
+
+
+def test_files_are_announced_before_they_run_and_not_run_where_they_are_left_out(mine):
+    heard = []
+    mine.write_text("print('ran')\ndef mlp(x, up, down): return x\n")
+    choices = choose_kernels(["eager", "mine.py", "a=mine.py"], None).kernels
+    found = kernels_by_label(choices, STEPS, PLAIN, ("a",), lambda *stage: heard.append(stage))
+    assert heard == [("loading", "mine.py:mlp")]
+    assert [isinstance(kernel, Kernel) for kernel in found.values()] == [True, True, False]

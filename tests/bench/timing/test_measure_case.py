@@ -320,9 +320,34 @@ def test_every_kernel_is_told_before_its_code_runs():
     case = Case("s", "s", FFNSpec(8, 16), tokens=4)
     method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2)
     measure_case(
-        case, Job(0, (case,), choices(["packed,eager"]), "eager", method), Clock(), Counters(), tell=heard.append
+        case,
+        Job(0, (case,), choices(["packed,eager"]), "eager", method),
+        Clock(),
+        Counters(),
+        tell=lambda *stage: heard.append(stage),
     )
-    assert heard == ["eager", "packed", ""]
+    assert list(dict.fromkeys(heard)) == [("checking", "eager"), ("checking", "packed"), ("timing", "")]
+
+
+def test_compiling_is_told_while_it_compiles(tmp_path):
+    """Also a user's own torch.compile, in its first call; here with a backend that compiles nothing."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\ndef plain(x, up, down): return (x @ up.T).relu() @ down.T\n"
+        "fast = torch.compile(plain, backend='eager')\n"
+    )
+    heard = []
+    case = Case("s", "s", PLAIN, tokens=4)
+    method = Method(processes=2, block=1e-3, max_time=0.0, placements=2, rounds=2)
+    job = Job(0, (case,), choose_kernels([f"{file}:plain,{file}:fast"], None).kernels, "mine.py:plain", method)
+    measure_case(case, job, Clock(), Counters(), tell=lambda *stage: heard.append(stage))
+    assert ("compiling", "mine.py:plain") not in heard
+    at = heard.index(("compiling", "mine.py:fast"))
+    assert heard[at - 1] == ("checking", "mine.py:fast")
+    assert heard[-1] == ("timing", "")
 
 
 def test_a_kernel_is_called_the_same_whether_it_works_or_not(tmp_path):

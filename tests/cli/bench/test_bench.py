@@ -7,14 +7,24 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ffncli.bench import suite
 from ffncli.bench.judge import failure as bench_failure
-from ffncli.bench.results.csv_file import COLUMNS
+from ffncli.bench.records import Case, Stage
+from ffncli.bench.results.csv_file import COLUMNS, read_rows
 from ffncli.bench.results.row import BenchWarning, ResultRow
+from ffncli.block.recipe import FFNSpec
 from ffncli.cli.bench import page as bench_page
+from ffncli.cli.bench.progress import UnitProgress
+from ffncli.cli.bench.remarks import remarks
+from ffncli.cli.bench.sweep_page import sweep
+from ffncli.cli.bench.words import rates
+from ffncli.show.progress import Advance
+from ffncli.show.text import time_text
 from tests import ROOT
 from tests.bench.test_suite import FAKE, worker_with
 
@@ -72,9 +82,42 @@ def test_every_key_is_documented(bench):
     assert {"start", "verify", "warm_up", "blocks", "lead_in", "placing", "rest"} <= named  # of `spent`
 
 
-def test_results_go_to_a_default_place(bench, tmp_path):
-    assert bench("8x16:relu", "--kernel", "eager")[0] == 0
-    assert len(list((tmp_path / "benchmarks" / "results").glob("*Z-*.csv"))) == 2  # with its rounds
+def test_results_go_to_a_default_place(bench, tmp_path, monkeypatch):
+    """Into a checkout that has the folder, else into the user's: a working directory gets no files unasked."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    theirs = tmp_path / "state" / "ffn" / "results"
+    code, out, err = bench("8x16:relu", "--kernel", "eager")
+    assert (code, len(list(theirs.glob("*Z-*.csv")))) == (0, 2)  # with its rounds
+    assert f"results go to {theirs}/" in err
+    assert f"results: {theirs}/" in out
+    assert not (tmp_path / "benchmarks").exists()
+    ours = tmp_path / "benchmarks" / "results"
+    ours.mkdir(parents=True)
+    err = bench("8x16:relu", "--kernel", "eager")[2]
+    assert (len(list(ours.glob("*Z-*.csv"))), "results go to benchmarks/results/" in err) == (2, True)
+    assert len(list(theirs.glob("*"))) == 2
+
+
+@pytest.mark.parametrize("value", ["", "relative/folder"])
+def test_without_a_state_folder_it_is_the_homes(tmp_path, monkeypatch, value):
+    from ffncli.system.files import results_folder
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", value)
+    assert results_folder(tmp_path) == tmp_path / ".local/state/ffn/results"
+
+
+@pytest.mark.parametrize(
+    ("options", "processes", "precision"),
+    [((), 3, 0.03), (("--processes", "7"), 7, 0.03), (("--precision", "0.5%"), 3, 0.005),
+     (("--processes", "2", "--precision", "2%"), 2, 0.02)],
+)  # fmt: skip
+def test_quick_gives_way_to_what_is_given_beside_it(call, bench, tmp_path, options, processes, precision):
+    asked = ("8x16:relu", "--threads", "1", "--device", "cpu", "--kernel", "eager", "--quick", "--save", "a.csv")
+    bench("8x16:relu", "--kernel", "eager", "--save", "b.csv")  # sets the worker that measures nothing
+    code, out, _ = call("bench", *asked, *options, "--json")
+    (row,) = json.loads(out)["rows"]
+    assert (code, row["processes"], row["precision"]) == (0, processes, precision)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +145,7 @@ def test_exit_codes(bench, options, faults, code, words):
     [
         (("--kernel", "egaer"), "did you mean 'eager'"),
         (("--kernel", "none.py:f"), "cannot read"),
+        (("--load-time", "long"), "--load-time must be a time"),
         (("--kernel", "slowed:1..2:eager"), "'1..2' is no factor"),
         (("--kernel", "slowed:2:none.py:f"), "cannot read"),
         (("--by-step", "--pass", "forward+backward"), "--by-step times the forward pass"),
@@ -142,18 +186,93 @@ def test_a_kernel_file_is_looked_at_before_anything_runs(bench, tmp_path):
     assert "k.py, line 1:" in bench("8x16:swiglu", "--kernel", "k.py:mlp")[2]
 
 
-def test_many_cases_are_one_table(bench):
-    code, out, err = bench("8x16:swiglu", "--tokens", ",".join(map(str, range(1, 12))), "--kernel", "eager", "--save", "a.csv")  # fmt: skip  # noqa: E501
-    assert code == 0
-    assert "11 cases" in out
-    assert out.count("kernel") < 5
-    assert len(err.splitlines()) <= 13
+def test_several_cases_are_one_grid(bench):
+    """A line per case, a column per kernel: the ratio that the CSV has, `?` where that is inconclusive."""
+    tokens = [*range(1, 9), 15, 16, 17]
+    code, out, err = bench(
+        "8x16:swiglu", "--tokens", ",".join(map(str, tokens)), "--kernel", "numpy,eager,packed", "--save", "a.csv",
+        faults=(" 3 tokens 0 fails",),
+    )  # fmt: skip
+    assert code == 3
+    assert out.startswith("11 cases  8x16:swiglu, fp32, forward, cpu, 1 thread\n")
+    lines = out.split("\n\n")[1].splitlines()
+    assert re.split(r"\s{2,}", lines[0]) == ["tokens, cache", "eager, time", "numpy", "packed"]
+    assert len(lines[1:12]) == len(tokens)
+    of = {(row.tokens, row.kernel): row for row in read_rows(Path("a.csv"))}
+    for count, line in zip(tokens, lines[1:], strict=False):
+        where, *shown = re.split(r"\s{2,}", line.strip())
+        assert where.startswith(f"{count}, ")
+        if count == 3:
+            assert shown == ["failed"] * 3
+            continue
+        assert shown[0] == time_text(of[count, "eager"].time_s)
+        for kernel, text in zip(("numpy", "packed"), shown[1:], strict=True):
+            row = of[count, kernel]
+            mark = " ?" if row.verdict == "inconclusive" else ""
+            assert text == f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]{mark}"
+    assert len(err.splitlines()) <= 15
+
+
+def case_rows(verdicts: dict[int, str], **more) -> tuple[dict[str, Case], list[ResultRow]]:
+    """A case for every number of tokens, in it eager and packed, whose verdict is that."""
+    spec = FFNSpec(8, 16, "silu", gated=True)
+    cases = {case.key: case for case in (Case("8x16", "8x16", spec, tokens) for tokens in verdicts)}
+    found = []
+    for key, word in zip(cases, verdicts.values(), strict=True):
+        of_case = {"baseline": "eager", "status": "ok", "case": key, "threads": 1, "time_s": 2e-3, **more}
+        found.append(ResultRow(kernel="eager", ratio=1.0, verdict="same", **of_case))
+        found.append(ResultRow(kernel="packed", ratio=0.9, ratio_low=0.8, ratio_high=1.0, verdict=word, **of_case))
+    return cases, found
+
+
+def test_what_a_grid_cannot_decide_is_marked_and_the_mark_is_explained():
+    cases, found = case_rows({1: "inconclusive", 2: "faster"})
+    head, grid, legend = sweep(cases, found, "eager")
+    assert (head.text, head.remark) == ("2 cases", "8x16, fp32, forward, warm, cpu, 1 thread")
+    assert grid.columns == ("tokens", "eager, time", "packed")
+    assert grid.rows == [("1", "2.00 ms", "0.900 [0.800, 1.000] ?"), ("2", "2.00 ms", "0.900 [0.800, 1.000]")]
+    assert legend.text == "?: inconclusive"
+    cases, found = case_rows({1: "slower", 2: "faster"})
+    assert len(sweep(cases, found, "eager")) == 2
+
+
+def test_a_warning_of_many_cases_is_one_line_with_its_count():
+    busy = BenchWarning("preempted", "20 % of the blocks")
+    cases, found = case_rows({1: "inconclusive", 2: "inconclusive", 3: "faster"})
+    found[1], found[3] = (replace(row, warnings=(busy,)) for row in (found[1], found[3]))
+    (line,) = [part.text for part in sweep(cases, found, "eager") if getattr(part, "text", "").startswith("warning")]
+    assert line == (
+        "warning: 2 of 6 rows: preempted: 20 % of the blocks - other work ran on this core, so no verdict: stop the"
+        " other work"
+    )
+
+
+def test_what_more_threads_bring_stands_below_the_grid():
+    """Twice the threads in 0.625 of the time: 1.6 times as fast, 80 % of what they could bring."""
+    spec = FFNSpec(8, 16, "silu", gated=True)
+    cases = {case.key: case for case in (Case("8x16", "8x16", spec, 32, threads=n) for n in (2, 1))}
+    found = [
+        ResultRow(kernel="eager", baseline="eager", status="ok", case=key, threads=case.threads, time_s=1e-3,
+                  process_times_s=(2e-3, 2e-3, 2e-3) if case.threads == 1 else (1.25e-3, 1.25e-3))
+        for key, case in cases.items()
+    ]  # fmt: skip
+    *_, head, table = sweep(cases, found, "eager")
+    assert head.text == "speed-up and efficiency"
+    assert (table.columns, table.rows) == (("threads", "eager"), [("1 → 2", "1.60 [1.600, 1.600], 80 %")])
+
+
+@pytest.mark.parametrize(("tflops", "unit", "shown"), [
+    ((0.0071, 0.0123), "GFLOP/s", ["7.1", "12.3"]), ((0.5, 1.25), "TFLOP/s", ["0.5", "1.25"]),
+    ((None, None), "TFLOP/s", [None, None]),
+])  # fmt: skip
+def test_rates_are_in_a_unit_that_one_can_read(tflops, unit, shown):
+    assert rates([ResultRow(tflops=value) for value in tflops]) == (unit, shown)
 
 
 @pytest.mark.parametrize(("saving", "said"), [(0.086, "7.9 %"), (1.0, "50 %"), (5.5, "85 %")])
 def test_what_fusing_saves_is_a_share_of_the_time_with_that_traffic_in_it(saving, said):
     row = ResultRow(kernel="eager", baseline="eager", status="ok", gemm_ratio=1.5, fusion_saving_max=saving)
-    assert [part.text for part in bench_page._remarks([row])] == [
+    assert [part.text for part in remarks([row])] == [
         f"eager takes 1.5 times its bare matrix products; fusing the activation can save at most about {said} here"
     ]
 
@@ -195,8 +314,6 @@ def test_a_selftest_that_cannot_tell_fails(bench):
 
 
 def test_a_resumed_run_is_gated_under_the_same_conditions(bench, tmp_path):
-    from dataclasses import replace
-
     from ffncli.bench.records import Method
     from tests.bench.test_suite import in_process, request
 
@@ -206,6 +323,53 @@ def test_a_resumed_run_is_gated_under_the_same_conditions(bench, tmp_path):
     for name, words in (("one", "needs several --processes"), ("steps", "--by-step contradicts --fail-if-slower")):
         code, _, err = bench.bare("--resume", f"{name}.csv", "--fail-if-slower", "3%")
         assert (code, words in err) == (2, True), err
+
+
+# --- progress ---------------------------------------------------------------------------------------------------------
+
+
+def progress_of(request, done: int = 0):
+    """The progress of a run, the lines that it prints, and the clock that it reads."""
+    lines, clock = [], [0.0]
+    return UnitProgress(request, done, Advance(), lines.append, lambda: clock[0]), lines, clock
+
+
+def test_what_takes_long_is_said_at_ten_seconds_and_then_ever_less_often():
+    from tests.bench.test_suite import request
+
+    asked = request(tokens=(1, 2))
+    shown, lines, _ = progress_of(asked)
+    stage = Stage(0, asked.cases[1], "compiling", "mine.py:mlp")
+    for seconds in range(100):
+        shown.at(stage, float(seconds))
+    shown.at(replace(stage, doing="checking"), 0.0)
+    shown.at(stage, 95.0)
+    assert lines == [
+        f"case 2/2, 2 tokens: compiling mine.py:mlp ({seconds} s)" for seconds in (10, 20, 40, 80, 95)
+    ]  # fmt: skip
+
+
+def test_the_time_that_is_left_is_that_of_the_units_measured_now():
+    from tests.bench.test_suite import request
+
+    asked = request(tokens=(1, 2))  # in two processes
+    shown, lines, clock = progress_of(asked, done=1)
+    clock[0] = 30.0
+    shown.finished(0, asked.cases[1])
+    shown.finished(1, asked.cases[0])
+    shown.finished(1, asked.cases[1])
+    assert lines == [
+        "process 1 of 2, 2 of 4 units done, about 60 s left",
+        "process 2 of 2, 3 of 4 units done, about 15 s left",
+        "process 2 of 2, 4 of 4 units done",
+    ]
+
+
+def test_the_time_that_a_run_can_take_is_said_first(bench):
+    asked = ("8x16:swiglu", "--tokens", "1,2,3", "--kernel", "eager", "--max-time", "4s")
+    err = bench(*asked, "--save", "a.csv")[2]  # 3 × 4 s, and 2 × 5 s to start
+    assert "note: 3 cases in 2 processes: at most about 22 s, less where --precision is reached\n" in err
+    assert "at most" not in bench(*asked, "--save", "b.csv", "-q")[2]
 
 
 def rows(base: str, *others: ResultRow) -> list[ResultRow]:

@@ -272,7 +272,7 @@ def test_tensors_that_no_trace_saved(call, tmp_path):
 
 
 def test_names_that_are_no_files(call, tmp_path):
-    expect_refusal(call("compare", str(tmp_path), str(tmp_path)), "is no file")
+    expect_refusal(call("compare", str(tmp_path), str(tmp_path)), "is not a file")
     assert call("compare", "gelu")[0] == 2
     expect_refusal(call("compare", "gelu", "nothing"), "'gelu' does not exist")
     expect_refusal(call("compare", "gelu", "silu"), "did you mean `ffn activations gelu silu`?")

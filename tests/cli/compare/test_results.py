@@ -52,7 +52,7 @@ def test_one_regression_exits_1_and_improvements_0(call, tmp_path, base, one_slo
 def test_without_a_gate_nothing_fails(call, base, one_slower):
     code, out, err = call("compare", base, one_slower)
     assert (code, err) == (0, "")
-    assert out.endswith("1 slower, 1 faster, 4 the same within 2 %\n")
+    assert out.endswith("1 slower, 1 faster, 4 same within 2 %\n")
 
 
 @pytest.mark.parametrize("text", ["3%", " 3 %", "0.03", "3.0%"])
@@ -75,7 +75,7 @@ def test_another_environment_is_refused_or_shown(call, tmp_path, base):
     code, out, _ = call("compare", base, other, *GATE, "--allow-mismatch")
     assert code == 0
     assert listed in out
-    assert "shown only, nothing is held to it: the environments differ (6 slower)" in out
+    assert "shown only, without a gate: the environments differ (6 slower)" in out
     assert call("compare", base, other, *GATE, "--allow-mismatch", "--strict")[0] == 4
 
 
@@ -83,11 +83,11 @@ def test_strict_asks_for_a_decision(call, tmp_path, base, one_slower):
     single = write(tmp_path / "single.csv", table([1.0] * 6, "new", count=1))
     code, _, err = call("compare", base, single, *GATE)
     assert (code, err) == (
-        0, "note: 6 of 6 rows were not held to --fail-if-slower: one process in NEW: shown, not gated\n"
+        0, "note: 6 of 6 rows were not gated by --fail-if-slower: one process in NEW: shown, not gated\n"
     )  # fmt: skip
     code, _, err = call("compare", base, single, *GATE, "--strict", "-q")
     assert code == 4
-    assert err.startswith("error: 6 of 6 rows cannot be decided: packed (")
+    assert err.startswith("error: 6 of 6 rows are inconclusive: packed (")
     assert "; and 1 more; more --processes" in err
     assert call("compare", base, single, "--strict")[0] == 4
     assert call("compare", base, base, "--strict")[0] == 0
@@ -127,8 +127,8 @@ def test_rows_of_one_side_alone_are_listed(call, tmp_path, base):
     new = write(tmp_path / "new.csv", [*table([1.0] * 2, "new"), *table([1.0], "new", kernel="mine")])
     code, out, _ = call("compare", base, new, *GATE)
     assert code == 0
-    assert "in BASE alone, not compared: packed (512x2048:swiglu, 4 tokens" in out
-    assert "in NEW alone, not compared: mine (" in out
+    assert "only in BASE, not compared: packed (512x2048:swiglu, 4 tokens" in out
+    assert "only in NEW, not compared: mine (" in out
     threads = write(tmp_path / "t.csv", table([1.0], "new", threads=1))
     expect_refusal(call("compare", base, threads), "no case and kernel in common", "threads: 2 in BASE, 1 in NEW")
 
@@ -144,7 +144,7 @@ def test_files_of_two_kinds(call, tmp_path, base):
     expect_refusal(call("compare", trace, trace, *GATE), "--fail-if-slower is for results of ffn bench")
     expect_refusal(call("compare", trace, trace, "--strict"), "--strict is for results")
     expect_refusal(call("compare", base, base, "--tolerance", "1"), "--tolerance is for saved traces")
-    expect_refusal(call("compare", f"{base},{trace}", base), "t.npz' is no CSV")
+    expect_refusal(call("compare", f"{base},{trace}", base), "t.npz' is not a CSV")
     renamed = tmp_path / "results"
     renamed.write_bytes(Path(base).read_bytes())
     assert call("compare", str(renamed), base)[0] == 0
@@ -226,7 +226,7 @@ def test_extreme_times_are_valid_json_and_csv(call, tmp_path):
     assert "inf" not in out
     assert "nan" not in out
     assert call("compare", base, new, "--format", "md", *GATE)[0] == 0
-    assert "cannot tell" in call("compare", base, new)[1]
+    assert "inconclusive" in call("compare", base, new)[1]
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
@@ -246,12 +246,15 @@ def one(**figures: object) -> ComparedRow:
         ({"verdict": "slower", "ratio": 2.5, "ratio_low": 2.25, "ratio_high": 3}, "2.5 times as slow (2.2 to 3)"),
         ({"verdict": "slower", "ratio": 1.2, "ratio_low": 1.199, "ratio_high": 1.201}, "20 % slower (19.9 to 20.1 %)"),
         ({"verdict": "same"}, "same within 2 %"),
-        ({"verdict": "inconclusive", "ratio_low": 0.97, "ratio_high": 1.08}, "cannot tell (-3 % to +8 %)"),
-        ({"verdict": "inconclusive", "ratio_low": 0.0, "ratio_high": float("inf")}, "cannot tell (-100 % to far more)"),
-        ({"verdict": "inconclusive", "ratio": 1.04, "ratio_low": None}, "cannot tell (4 % slower, one process)"),
+        ({"verdict": "inconclusive", "ratio_low": 0.97, "ratio_high": 1.08}, "inconclusive (-3 % to +8 %)"),
+        (
+            {"verdict": "inconclusive", "ratio_low": 0.0, "ratio_high": float("inf")},
+            "inconclusive (-100 % to far more)",
+        ),
+        ({"verdict": "inconclusive", "ratio": 1.04, "ratio_low": None}, "inconclusive (4 % slower, one process)"),
         (
             {"verdict": "inconclusive", "ratio": 1.1, "ratio_low": 1.08, "ratio_high": 1.12, "normalised_ratio": 0.998},
-            "cannot tell (+10 %, anchored -0.2 %)",
+            "inconclusive (+10 %, anchored -0.2 %)",
         ),
         ({"verdict": "broken", "new_status": "oom"}, "oom in NEW, ok in BASE"),
     ],
@@ -340,7 +343,7 @@ def test_on_a_terminal_the_verdict_is_said_once(call, base, one_slower, monkeypa
     assert "1 of 6 rows is slower by more than 3 %" in err
     code, out, err = call("compare", base, one_slower, "--no-color")
     assert (code, err) == (0, "")
-    assert out.rstrip(" \n").endswith("1 slower, 1 faster, 4 the same within 2 %")
+    assert out.rstrip(" \n").endswith("1 slower, 1 faster, 4 same within 2 %")
 
 
 def test_no_torch_no_numpy_no_pandas(ffn, base, one_slower):

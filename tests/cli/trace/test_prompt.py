@@ -279,6 +279,21 @@ def test_the_output_at_the_last_position_is_unembedded(call):
     assert "without the residual stream" in out
 
 
+@pytest.mark.parametrize("more", [(), ("--neuron", "7")])
+def test_the_tokens_come_without_the_steps_unless_these_are_asked_for(call, more):
+    asked = ("trace", source("gpt2"), "--layer", "0", "--unembed", *more)
+    short = call(*asked)[1]
+    names = [step["name"] for step in answer(call, *asked[1:])["steps"]]
+    assert "argmax" in short
+    assert short.endswith("\n  -v shows the steps too\n")
+    assert not [name for name in names if re.search(rf"^{name}( = |  )", short, re.M)]
+    for option in (("-v",), ("--show", "2"), ("--top-units", "1")):
+        long = call(*asked, *option)[1]
+        assert [name for name in names if re.search(rf"^{name}( = |  )", long, re.M)] == names
+        assert long.index(f"\n{names[-1]} = ") < long.index("\nunembed  ")
+        assert "-v shows" not in long
+
+
 def test_unembedding_is_transformers_own(call):
     import torch
 
@@ -330,7 +345,7 @@ def test_the_sets_of_what_is_promoted(call):
     ]
     three, half = float(mass[2]), float(mass[needed - 1])
     assert table[12] == f"  top 3 with mass {three:.4f}, top-p 0.5 needs {needed} of 60 with mass {half:.4f}"
-    assert len(table) == 13
+    assert table[13:] == ["  -v shows the steps too"]
     assert max(map(len, table)) <= 80
 
 

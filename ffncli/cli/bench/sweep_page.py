@@ -1,0 +1,95 @@
+"""Several cases on one page: a grid of ratios, what more threads bring, and every warning once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ffncli.bench.judge.thread_scaling import ThreadScaling, thread_scaling
+from ffncli.bench.records import Case
+from ffncli.bench.results.row import ResultRow
+from ffncli.cli.bench.remarks import notes, warned
+from ffncli.cli.bench.words import interval, ratio, verdict
+from ffncli.show.parts import Heading, Line, Part
+from ffncli.show.tables import Table
+from ffncli.show.text import percent, plural, time_text
+
+_VARYING = ("label", "tokens", "dtype", "passes", "cache", "device", "threads")
+_NAMES = {"label": "block", "passes": "pass"}
+_MOST_NOTES = 6
+
+
+def sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str) -> list[Part]:
+    """A line per case, a column per kernel; what the cases have in common is the heading."""
+    values = {name: list(dict.fromkeys(getattr(case, name) for case in cases.values())) for name in _VARYING}
+    differ = [name for name in _VARYING if len(values[name]) > 1]
+    common = ", ".join(_common(name, values[name][0]) for name in _VARYING if name not in differ)
+    parts: list[Part] = [Heading(f"{len(cases)} cases", common), _grid(cases, rows, baseline, differ)]
+    if any(row.verdict == "inconclusive" and row.kernel != row.baseline for row in rows):
+        parts.append(Line("?: inconclusive", quiet=True))
+    parts += _scaling(
+        cases, thread_scaling(tuple(cases.values()), rows), [name for name in differ if name != "threads"]
+    )
+    twins = [row for row in rows if row.kernel == row.baseline and row.aa_low is not None and row.aa_high is not None]
+    if twins:
+        low, high = min(r.aa_low or 1.0 for r in twins), max(r.aa_high or 1.0 for r in twins)
+        parts.append(Line(f"the same code twice reads {low:.3f} to {high:.3f}, over all cases", quiet=True))
+    return [*parts, *notes(rows, _MOST_NOTES), *warned(rows)]
+
+
+def _grid(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str, differ: Sequence[str]) -> Table:
+    """The baseline's column holds times, the others' ratios to it."""
+    of = {(row.case, row.kernel): row for row in rows}
+    kernels = list(dict.fromkeys(row.kernel for row in rows))
+    kernels.sort(key=lambda kernel: kernel != baseline)  # the others stay in their order
+    columns = (_named(differ), *(f"{kernel}, time" if kernel == baseline else kernel for kernel in kernels))
+    lines = [
+        (_where(case, differ), *(_cell(of.get((key, kernel))) for kernel in kernels)) for key, case in cases.items()
+    ]
+    return Table(columns, lines, side_by_side=True)
+
+
+def _cell(row: ResultRow | None) -> str | None:
+    """`0.950 [0.948, 0.952]`, with `?` where that is inconclusive; a time where there is no ratio, a status without."""
+    if row is None:
+        return None
+    if row.status != "ok":
+        return verdict(row)
+    if row.kernel == row.baseline or row.ratio is None:
+        return time_text(row.time_s)
+    return f"{ratio(row)}{' ?' if row.verdict == 'inconclusive' else ''}"
+
+
+def _scaling(cases: Mapping[str, Case], found: Sequence[ThreadScaling], differ: Sequence[str]) -> list[Part]:
+    """How many times as fast each kernel is on more threads; nothing where all have as many."""
+    if not found:
+        return []
+    lines: dict[tuple[str, int, int], dict[str, str]] = {}
+    for one in found:
+        where = _where(replace(cases[one.case], threads=1), differ)
+        speed_up = f"{one.speed_up:.2f}{interval(one.speed_up_low, one.speed_up_high)}"
+        lines.setdefault((where, one.base_threads, one.threads), {})[one.kernel] = (
+            f"{speed_up}, {percent(one.efficiency, 2)}"
+        )
+    kernels = list(dict.fromkeys(one.kernel for one in found))
+    columns = (_named([*differ, "threads"]), *kernels)
+    cells = [
+        (", ".join(filter(None, (where, f"{few} → {many}"))), *(texts.get(kernel) for kernel in kernels))
+        for (where, few, many), texts in lines.items()
+    ]
+    remark = "times as fast [95 % interval], and the share of what as many threads could bring"
+    return [Heading("speed-up and efficiency", remark), Table(columns, cells, side_by_side=True)]
+
+
+def _named(differ: Sequence[str]) -> str:
+    return ", ".join(_NAMES.get(name, name) for name in differ)
+
+
+def _where(case: Case, differ: Sequence[str]) -> str:
+    """`32, bf16`: what this case has of that which differs."""
+    return ", ".join(str(getattr(case, name)) for name in differ)
+
+
+def _common(name: str, value: Any) -> str:
+    return f"{value} {plural(name[:-1], value)}" if name in ("tokens", "threads") else str(value)
