@@ -10,12 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ffncli.block.recipe import MAX_SIZE
-from ffncli.cli.common.parsers import (
-    natural,
-    numbers,
-    positive,
-    probability,
-)
+from ffncli.cli.common.parsers import flat, natural, numbers, positive, probability
 from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions, leading_axes
 from ffncli.show.output import Output
@@ -108,7 +103,8 @@ class TokenListOptions:
     """--tokens as a list, or --batch and --seq-len."""
 
     tokens: Annotated[
-        Any, _run("--tokens", metavar="N,...", parser=numbers("--tokens"), help="How many tokens; several: a table.")
+        list[Any] | None,
+        _run("--tokens", metavar="N,...", parser=numbers("--tokens"), help="How many tokens; several: a table."),
     ] = None
     batch: _Batch = None
     seq_len: _SeqLen = None
@@ -116,7 +112,7 @@ class TokenListOptions:
     def numbers(self) -> tuple[int, ...]:
         """How many tokens, each in turn; () where nothing was said."""
         if self.batch is None and self.seq_len is None:
-            return self.tokens or ()
+            return flat(self.tokens) or ()
         if self.tokens is not None:
             raise FFNError("--tokens contradicts --batch and --seq-len", "give one or the other")
         return ((self.batch or 1) * (self.seq_len or 1),)

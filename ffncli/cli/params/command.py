@@ -11,7 +11,7 @@ import typer
 from ffncli.block import dtypes, shard, storage, traffic
 from ffncli.block.cost import CONVENTIONS
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, TokenListOptions
-from ffncli.cli.common.parsers import above_zero, positive
+from ffncli.cli.common.parsers import above_zero, joined, positive
 from ffncli.cli.common.spread import spread
 from ffncli.cli.params.page import parts_of, sweep_table
 from ffncli.errors import ExitCode, FFNError
@@ -64,7 +64,7 @@ def command(
         typer.Option("--ridge", metavar="X", parser=above_zero("--ridge"), help="Tokens to reach X FLOPs/byte."),
     ] = None,
     dtype: Annotated[
-        str | None,
+        _Texts,
         typer.Option("--dtype", metavar="NAME,...", help="Weights in fp32, fp8, q4_0, ...; default as stored."),
     ] = None,
     tokens: TokenListOptions,
@@ -77,7 +77,7 @@ def command(
     """
     output = show.output()
     said = dimensions.dimensions()
-    options = FigureQuestion(_formats(dtype), tokens.numbers(), tp, ridge)
+    options = FigureQuestion(_formats(joined(dtype)), tokens.numbers(), tp, ridge)
     conditions = assertions.parse(asserted or [], KEYS)
     if multiple_of is not None and not iso_params:
         raise FFNError("--multiple-of needs --iso-params", "it rounds the twin's d_ff")

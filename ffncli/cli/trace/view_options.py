@@ -24,7 +24,7 @@ class ViewOptions:
     """--expert, --show, --digits and --keep."""
 
     expert: Annotated[
-        str | None, typer.Option("--expert", metavar="I,J|all", help="Show the steps inside experts.")
+        list[str] | None, typer.Option("--expert", metavar="I,J|all", help="Show the steps inside experts.")
     ] = None
     show: Annotated[str, typer.Option("--show", metavar="N|all", help="Values shown per axis.")] = "8"
     digits: Annotated[
