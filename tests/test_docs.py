@@ -83,6 +83,7 @@ def keys(value: object) -> set[str]:
         ["models", "--json"],
         ["params", "gpt2", "--sweep", "d_ff=1x,2x", "--json"],
         ["params", "gpt2", "--iso-params", "--json"],
+        ["params", "gpt2", "--assert", "layers == 12", "--json"],
         ["trace", "8x16:swiglu", "--experts", "4", "--json"],
         ["verify", "--json"],
         ["activations", "swiglu", "--iso-params", "--json"],

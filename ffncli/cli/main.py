@@ -94,6 +94,8 @@ def _app(names: Collection[str], asked_for: str | None) -> Any:
     """A Typer app of these commands; of one alone, Typer makes that command itself."""
     import typer
 
+    from ffncli.cli.common.repeated import OnceCommand
+
     app = typer.Typer(
         name="ffn",
         help="Inspect the transformer's feed-forward network (FFN).",
@@ -107,7 +109,7 @@ def _app(names: Collection[str], asked_for: str | None) -> Any:
     for name in names:
         module, summary = COMMANDS[name]
         function = import_module(module).command if name == asked_for else _placeholder
-        app.command(name, short_help=summary, help=None if name == asked_for else summary)(function)
+        app.command(name, cls=OnceCommand, short_help=summary, help=None if name == asked_for else summary)(function)
     return app
 
 

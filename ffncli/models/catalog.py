@@ -14,6 +14,8 @@ from ffncli.models.config.read import from_config
 from ffncli.models.files.fields import Fields
 from ffncli.models.model import Group, Model, Resolved
 
+_NOT_RELEASED = "dtype: fp32, since no released weights are known"
+
 
 @cache
 def _file() -> dict[str, Any]:
@@ -42,13 +44,20 @@ def find(name: str) -> Resolved | None:
     if canonical is None:
         return None
     row, sources = _file()["models"][canonical], _file()["sources"]
-    citation = "; ".join(f"[{key}] {sources[key]}" for key in row["source"])
+    released = row.get("released")
+    cited = dict.fromkeys([*row["source"], *([released["source"]] if released else [])])
+    citation = "; ".join(f"[{key}] {sources[key]}" for key in cited)
+    dtype, rest = (released["dtype"], released.get("non_ffn")) if released else (None, None)
+    stored = (f"dtype: {dtype}, as released [{released['source']}]" if released else _NOT_RELEASED,)
     if "config" in row:
         read = from_config(row["config"], name, f"catalog.toml: {canonical}", canonical)
-        return replace(read, citation=citation, evidence=("catalog row in config.json fields", *read.evidence))
+        evidence = ("catalog row in config.json fields", *read.evidence, *stored)
+        return replace(
+            read, model=replace(read.model, dtype=dtype, non_ffn_dtype=rest), citation=citation, evidence=evidence
+        )
     spec = FFNSpec(**row["spec"])
     groups = tuple(Group(stack, tuple(range(count)), spec) for stack, count in row["stacks"].items())
     like: dict[str, Any] | None = row.get("beside")  # the fields of a family that is built alike
     outside = non_ffn(Fields(like, f"catalog.toml: {canonical}"), like["model_type"], groups) if like else None
-    evidence = ("catalog row (the model has no config.json)",)
-    return Resolved(Model(canonical, groups, non_ffn=outside), name, citation, evidence)
+    evidence = ("catalog row (the model has no config.json)", *stored)
+    return Resolved(Model(canonical, groups, dtype=dtype, non_ffn=outside), name, citation, evidence)

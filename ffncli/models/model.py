@@ -99,7 +99,8 @@ class StoredSize:
 
 @dataclass(frozen=True)
 class Model:
-    """What a model is. `bare`: one block, no layers. `dtype` is the stored one where known.
+    """What a model is. `bare`: one block, no layers. `dtype` is the stored one where known,
+    `non_ffn_dtype` that of all but the FFNs where it is known to be another.
 
     `names` are the config's own names of our fields, `extra_layers` how many layers it has beyond its count
     (multi-token prediction), `tied` its tie_word_embeddings. `non_ffn` are the parameters outside the FFN blocks, None
@@ -111,6 +112,7 @@ class Model:
     groups: tuple[Group, ...]
     model_type: str = ""
     dtype: str | None = None
+    non_ffn_dtype: str | None = None
     bare: bool = False
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     extra_layers: int = 0

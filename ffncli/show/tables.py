@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,18 @@ def cell_text(value: Cell) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(cell_text(v) for v in value) or "-"
     return clean(str(value))
+
+
+def apart(values: Sequence[Cell], text: Callable[[float, int], Cell] | None = None) -> list[Cell]:
+    """Values beside each other, floats with as many digits as tell different ones apart.
+
+    `text` makes a cell of a float and a number of digits, from 1; without it they are significant ones, from 4.
+    """
+    floats = {value for value in values if isinstance(value, float)}
+    write, fewest = text or (lambda value, digits: f"{value:.{digits}g}"), 1 if text else 4
+    enough = (n for n in range(fewest, 17) if len({write(value, n) for value in floats}) == len(floats))
+    digits = next(enough, 17)
+    return [write(value, digits) if isinstance(value, float) else value for value in values]
 
 
 def csv_text(value: Cell) -> str:

@@ -76,6 +76,14 @@ def finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
+def bytes_text(size: int) -> str:
+    """`112.7 GB`: four digits and the decimal unit; below 1000 bytes `768 B`."""
+    for unit, one in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if size >= 0.99995 * one:  # what would round up to the unit takes it
+            return f"{size / one:#.4g} {unit}"
+    return f"{size} B"
+
+
 def time_text(seconds: float | None) -> str | None:
     """`12.3 ms`: three digits and the unit, from s to ns."""
     if seconds is None:

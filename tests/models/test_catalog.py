@@ -6,7 +6,7 @@ from ffncli.block.cost import cost
 from ffncli.models import catalog
 from ffncli.models.counting.count import count
 from ffncli.models.source import resolve
-from tests.oracles.counts import DENSE, MOE
+from tests.oracles.counts import DENSE, MOE, STORED_BYTES, WIDTHS
 
 
 def test_every_row_has_an_oracle():
@@ -89,3 +89,30 @@ def test_qwen3_moe_says_which_width_is_unused():
 def test_norm_parameters_of_the_branch():
     norms = {"bert-base": 2 * 768, "falcon-7b": 0, "phi-2": 0, "falcon-40b": 2 * 8192, "gemma-2-9b": 2 * 3584}
     assert {name: count(catalog.find(name)).norm_params_per_layer for name in norms} == norms
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_the_default_dtype_is_the_released_one(name):
+    width, model = WIDTHS.get(name), catalog.find(name)
+    counted = count(model)
+    assert counted.weight_bytes == pytest.approx(
+        (width or 4) * counted.ffn_params_total, rel=2e-3
+    )  # what stays unpacked
+    line = next(line for line in model.evidence if line.startswith("dtype: "))
+    if width is None:
+        assert line == "dtype: fp32, since no released weights are known"
+    else:
+        key = line.removesuffix("]").rpartition("[")[2]
+        assert line == f"dtype: {counted.dtype}, as released [{key}]"
+        assert f"[{key}] " in model.citation
+
+
+@pytest.mark.parametrize("name", STORED_BYTES)
+def test_whole_models_weigh_what_their_files_do(name):
+    assert count(catalog.find(name)).model_weight_bytes == STORED_BYTES[name]
+
+
+def test_what_a_packed_format_leaves_open_is_not_known():
+    assert count(catalog.find("deepseek-v3")).model_weight_bytes is None
+    assert count(catalog.find("llama-2-7b"), "q4_0").model_weight_bytes is None
+    assert count(catalog.find("deepseek-v3"), "bf16").model_weight_bytes == 2 * 671_026_419_200

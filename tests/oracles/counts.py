@@ -128,3 +128,28 @@ ACTIVE = {
     "gpt-oss-20b": (4_187_440_704, 3_608_307_264),
     "gpt-oss-120b": (5_711_982_912, 5_132_849_472),
 }
+
+# Bytes of all tensors of the released files: the `total_size` of the model.safetensors.index.json on the Hub.
+STORED_BYTES = {
+    "llama-3.1-8b": 16_060_522_496,
+    "mixtral-8x7b": 93_405_585_408,
+    "gpt-oss-20b": 13_761_264_768,
+}
+
+# Bytes per FFN weight as released, by the dtype of the tensors in the files; none for those without any.
+WIDTHS = {
+    **dict.fromkeys(("bert-base", "bert-large", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "vit-b-16"), 4),
+    **dict.fromkeys(("t5-v1.1-base", "t5-v1.1-xxl", "whisper-tiny", "gemma-2-9b", "gemma-2-27b"), 4),
+    **dict.fromkeys(("olmo-2-7b", "olmo-2-13b", "olmo-2-32b"), 4),
+    **dict.fromkeys(
+        ("opt-125m", "opt-175b", "bloom-176b", "gpt-neox-20b", "pythia-12b", "llama-2-7b", "llama-2-13b"), 2
+    ),
+    **dict.fromkeys(("llama-65b", "llama-2-70b", "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "mistral-7b"), 2),
+    **dict.fromkeys(("mistral-7b-v0.3", "gemma-7b", "gemma-3-1b", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b"), 2),
+    **dict.fromkeys(("phi-2", "phi-3-mini", "phi-4", "qwen2.5-7b", "qwen2.5-72b", "qwen3-8b", "falcon-7b"), 2),
+    **dict.fromkeys(("falcon-40b", "whisper-large-v3", "mixtral-8x7b", "mixtral-8x22b", "qwen3-30b-a3b"), 2),
+    **dict.fromkeys(("qwen3-235b-a22b", "deepseek-v2"), 2),
+    "deepseek-v3": 1,
+    "gpt-oss-20b": 4.25 / 8,
+    "gpt-oss-120b": 4.25 / 8,
+}

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from ffncli.errors import FFNError, clean
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line
-from ffncli.show.tables import Short, Table, cell_text, csv_text
+from ffncli.show.tables import Short, Table, apart, cell_text, csv_text
 from ffncli.show.tensors import Excerpt, edges, number_text
-from ffncli.show.text import encodable, finite, folded, json_safe, percent, plural, time_text, width
+from ffncli.show.text import bytes_text, encodable, finite, folded, json_safe, percent, plural, time_text, width
 from tests.oracles.checkpoints import harmful
 
 ROWS = Table(("name", "count", "share", "ok", "list", "unknown"), [("a", 1234567, 0.1 + 0.2, True, (1, 2), None)])
@@ -387,6 +387,23 @@ def test_cells(value, text, cell):
 )  # fmt: skip
 def test_short_counts(count, text):
     assert (cell_text(Short(count)), csv_text(Short(count))) == (text, str(count))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(768, "768 B"), (1000, "1.000 KB"), (112_742_891_520, "112.7 GB"), (999_960_000, "1.000 GB"), (0, "0 B"),
+     (13_761_264_768, "13.76 GB"), (2_161_425_899_520, "2.161 TB"), (999_940, "999.9 KB")],
+)  # fmt: skip
+def test_sizes_in_bytes(size, text):
+    assert bytes_text(size) == text
+
+
+def test_floats_that_differ_read_differently():
+    assert apart([32.0007, 32.0]) == ["32.001", "32"]
+    assert apart([32.0, 32.0, None, 7]) == ["32", "32", None, 7]
+    assert apart([1.0, 1.0 + 2**-52]) == ["1", "1.0000000000000002"]
+    shares = [0.66801, 0.66849, 0.5]
+    assert apart(shares, lambda share, digits: f"{100 * share:.{digits}f} %") == ["66.80 %", "66.85 %", "50.00 %"]
 
 
 def test_wide_characters_count_twice():

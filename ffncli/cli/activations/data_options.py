@@ -66,9 +66,9 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
         from ffncli.run.activations.call import activations_of
 
         found = activations_of(
-            self.source or "", names, layer=self.layer, prompt=self.prompt, input_ids=self.input_ids,
-            position=self.position, input=self.input, leading=self.leading(), dtype=dtype, device=self.device,
+            self.source or "", names, layer=self.layer, **self.model_input, input=self.input,
+            leading=self.leading(), dtype=dtype, device=self.device,
             seed=self.seed, threads=self.threads,
         )  # fmt: skip
         output.notes(*remarks(found, self.layer, self.input))
-        output.show(answer(found, self.prompt, self.input))
+        output.show(answer(found, self.model_input["prompt"], self.input))

@@ -15,7 +15,7 @@ import typer
 from ffncli.bench.records import Method
 from ffncli.bench.request.grid import Grid
 from ffncli.cli.common.options import Count, DimensionOptions, Text, TokenListOptions
-from ffncli.cli.common.parsers import natural, numbers, percentage, positive
+from ffncli.cli.common.parsers import flat, natural, numbers, percentage, positive
 from ffncli.errors import FFNError, shown
 
 _grid = partial(typer.Option, rich_help_panel="What is measured (lists make a grid)")
@@ -59,8 +59,9 @@ class GridOptions:
         _Texts, _grid("--device", metavar="WHERE,...", help="cpu, cuda, cuda:1; default: a GPU if there is one.")
     ] = None  # fmt: skip
     threads: Annotated[
-        Any, _grid("--threads", metavar="N,...", parser=numbers("--threads"), help="CPU threads; default: the cores.")
-    ] = None  # fmt: skip
+        list[Any] | None,
+        _grid("--threads", metavar="N,...", parser=numbers("--threads"), help="CPU threads; default: the cores."),
+    ] = None
     kernel: Annotated[
         _Texts, _grid("--kernel", metavar="NAME,...",
                       help="eager, packed, ..., or yours: [label=]file.py:name (runs it); default: all but compiled."),
@@ -73,7 +74,7 @@ class GridOptions:
         """The cases asked for."""
         return Grid(
             source, dimensions.dimensions(), tokens.numbers(), _words(self.dtype), _words(self.passes),
-            _words(self.cache), _words(self.device), self.threads or (),
+            _words(self.cache), _words(self.device), flat(self.threads) or (),
         )  # fmt: skip
 
 

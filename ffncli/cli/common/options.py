@@ -10,13 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from ffncli.block.recipe import MAX_SIZE
-from ffncli.cli.common.parsers import (
-    natural,
-    numbers,
-    positive,
-    probability,
-)
-from ffncli.errors import FFNError
+from ffncli.cli.common.parsers import flat, natural, numbers, positive, probability
+from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import Dimensions, leading_axes
 from ffncli.show.output import Output
 
@@ -108,7 +103,8 @@ class TokenListOptions:
     """--tokens as a list, or --batch and --seq-len."""
 
     tokens: Annotated[
-        Any, _run("--tokens", metavar="N,...", parser=numbers("--tokens"), help="How many tokens; several: a table.")
+        list[Any] | None,
+        _run("--tokens", metavar="N,...", parser=numbers("--tokens"), help="How many tokens; several: a table."),
     ] = None
     batch: _Batch = None
     seq_len: _SeqLen = None
@@ -116,7 +112,7 @@ class TokenListOptions:
     def numbers(self) -> tuple[int, ...]:
         """How many tokens, each in turn; () where nothing was said."""
         if self.batch is None and self.seq_len is None:
-            return self.tokens or ()
+            return flat(self.tokens) or ()
         if self.tokens is not None:
             raise FFNError("--tokens contradicts --batch and --seq-len", "give one or the other")
         return ((self.batch or 1) * (self.seq_len or 1),)
@@ -159,6 +155,19 @@ class RunOptions(PlaceOptions):
     train: Annotated[Flag, _run("--train/--eval", help="Whether dropout is active.")] = None
 
 
+def format_of(path: str | None) -> str | None:
+    """The format that the suffix of `-o` means; None where it leaves it open: no suffix, or .txt.
+
+    Raises FFNError for any other suffix: text in a file of that name would not be what the name says.
+    """
+    suffix = os.path.splitext(path or "")[1].lower()
+    if suffix in ("", ".txt"):
+        return None
+    if suffix not in (".json", ".csv", ".md"):
+        raise FFNError(f"-o {shown(path)}: cannot write {suffix} files", "use .json, .csv, .md, .txt or no suffix")
+    return suffix[1:]
+
+
 @dataclass(frozen=True)
 class OutputOptions:
     """--format and its kin."""
@@ -178,8 +187,9 @@ class OutputOptions:
         said += [self.format] if self.format is not None else []
         if len(set(said)) > 1:
             raise FFNError(f"--format: {' and '.join(dict.fromkeys(said))} contradict each other", "give one")
-        suffix = os.path.splitext(self.out or "")[1].lstrip(".")
-        implied = suffix if suffix in ("json", "csv", "md") else "table"
-        chosen: Any = said[0] if said else implied
+        implied = format_of(self.out)
+        if said and implied and said[0] != implied:
+            raise FFNError(f"-o {shown(self.out)} contradicts --format {said[0]}", f"-o of .{implied} is {implied}")
+        chosen: Any = said[0] if said else implied or "table"
         path = None if self.out is None else os.path.expanduser(self.out)
         return Output(chosen, path, self.force, not self.no_color, self.quiet)

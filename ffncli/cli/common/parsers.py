@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf, nan
 
 from ffncli.block.recipe import MAX_SIZE
@@ -95,6 +95,11 @@ def percentage(option: str, most: float = inf, zero: bool = False) -> Callable[[
 def joined(values: list[str] | None) -> str | None:
     """One comma list of an option that may be repeated; None where it was not given."""
     return ",".join(values) if values else None
+
+
+def flat(lists: Sequence[Sequence[int]] | None) -> tuple[int, ...] | None:
+    """The same of a list of numbers: all of them in order."""
+    return tuple(number for numbers in lists for number in numbers) if lists else None
 
 
 def numbers(option: str) -> Callable[[str], tuple[int, ...]]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
+import os
+import sys
+from dataclasses import dataclass, fields
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ffncli.cli.common.parsers import natural, positive
+from ffncli.cli.common.parsers import flat, joined, natural, positive
 from ffncli.errors import FFNError, shown
 from ffncli.run.pretrained.prompt import Prompt, prompt_of
 
 _model = partial(typer.Option, rich_help_panel="A real model, run by transformers")
 _MOST_IDS = 1_000_000
+_MOST_BYTES = 10_000_000  # of a prompt in a file: more than any model's context
 
 
 def _ids(text: str) -> tuple[int, ...]:
@@ -24,6 +28,30 @@ def _ids(text: str) -> tuple[int, ...]:
     return tuple(map(natural("--input-ids", 2**31 - 1), words))
 
 
+def prompt_text(text: str) -> str:
+    """The prompt that `--prompt` names: `-` is standard input, `@FILE` a file (its last line end is no part of it).
+
+    Raises FFNError for a file that cannot be read or is not UTF-8 text.
+    """
+    if text != "-" and not text.startswith("@"):
+        return text
+    where = "standard input" if text == "-" else shown(text[1:])
+    try:
+        if text == "-":
+            data = sys.stdin.buffer.read(_MOST_BYTES + 1)
+        else:
+            with Path(os.path.expanduser(text[1:])).open("rb") as file:
+                data = file.read(_MOST_BYTES + 1)
+        read = data[:_MOST_BYTES].decode(errors="strict" if len(data) <= _MOST_BYTES else "ignore")
+    except (OSError, AttributeError, ValueError) as error:  # closed: None has no buffer; not UTF-8: a ValueError
+        why = error.strerror if isinstance(error, OSError) else "it is closed" if not sys.stdin else "not UTF-8 text"
+        hint = "--prompt @FILE reads a file; for a text that starts with @, pipe it to --prompt -"
+        raise FFNError(f"--prompt: cannot read {where}: {why}", "" if text == "-" else hint) from None
+    if len(data) > _MOST_BYTES:
+        raise FFNError(f"--prompt: {where} is longer than {_MOST_BYTES:,} bytes")
+    return read.removesuffix("\n").removesuffix("\r")
+
+
 @dataclass(frozen=True)
 class GivenOptions:
     """--prompt, --input-ids and --position: what the model reads, and which of that is looked at."""
@@ -32,16 +60,28 @@ class GivenOptions:
         str | None, _model("--prompt", metavar="TEXT", help="Run the model on it: what then enters its FFN.")
     ] = None
     input_ids: Annotated[
-        Any, _model("--input-ids", metavar="N,...", parser=_ids, help="Token numbers instead of a prompt.")
+        list[Any] | None,
+        _model("--input-ids", metavar="N,...", parser=_ids, help="Token numbers instead of a prompt."),
     ] = None
     position: Annotated[
-        str | None, _model("--position", metavar="I,...", help="Which tokens: -1 (the last), 0,3 or 2:5; default all.")
+        list[str] | None,
+        _model("--position", metavar="I,...", help="Which tokens: -1 (the last), 0,3 or 2:5; default all."),
     ] = None
+
+    @cached_property
+    def model_input(self) -> dict[str, Any]:
+        """The three as the library takes them: the text itself, where --prompt names a file or standard input."""
+        text = None if self.prompt is None else prompt_text(self.prompt)
+        return {"prompt": text, "input_ids": flat(self.input_ids), "position": joined(self.position)}
 
     @property
     def model_prompt(self) -> Prompt | None:
         """The same as one record; None where transformers is not to run the model."""
-        return prompt_of(self.prompt, self.input_ids, self.position)
+        return prompt_of(*self.model_input.values())
+
+    def values(self) -> dict[str, Any]:
+        """Every option by name, those three as the library takes them."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | self.model_input
 
 
 @dataclass(frozen=True)

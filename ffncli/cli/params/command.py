@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,10 +12,10 @@ import typer
 from ffncli.block import dtypes, shard, storage, traffic
 from ffncli.block.cost import CONVENTIONS
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, TokenListOptions
-from ffncli.cli.common.parsers import above_zero, positive
+from ffncli.cli.common.parsers import above_zero, joined, positive
 from ffncli.cli.common.spread import spread
 from ffncli.cli.params.page import parts_of, sweep_table
-from ffncli.errors import ExitCode, FFNError
+from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models import catalog
 from ffncli.models.counting import assertions
 from ffncli.models.counting.figures import KEYS, FigureQuestion
@@ -22,7 +23,7 @@ from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Resolved
 from ffncli.run.user.load import load
 from ffncli.show.output import Output
-from ffncli.show.parts import Answer, Line
+from ffncli.show.parts import Answer, Heading, Line
 from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ def command(
     asserted: Annotated[
         _Texts, typer.Option("--assert", metavar="TEXT", help="'ffn_params_total == 4328521728'; exit 1 if not.")
     ] = None,
+    assert_file: Annotated[
+        str | None, typer.Option("--assert-file", metavar="FILE", help="One assertion per line; # for comments.")
+    ] = None,
     sweep: Annotated[
         _Texts, typer.Option("--sweep", metavar="NAME=A,B", help="d_ff=1x,2x,4x, tokens=1,32, ...; repeatable.")
     ] = None,
@@ -64,8 +68,8 @@ def command(
         typer.Option("--ridge", metavar="X", parser=above_zero("--ridge"), help="Tokens to reach X FLOPs/byte."),
     ] = None,
     dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", metavar="NAME,...", help="Weights in fp32, fp8, q4_0, ...; default as stored."),
+        _Texts,
+        typer.Option("--dtype", metavar="NAME,...", help="fp32, fp8, q4_0, ...; default: as released or stored."),
     ] = None,
     tokens: TokenListOptions,
     dimensions: DimensionOptions,
@@ -76,9 +80,9 @@ def command(
     Try: ffn params llama-2-7b mixtral-8x7b, ffn params ./my-model
     """
     output = show.output()
+    conditions = assertions.parse([*(asserted or []), *_lines_of(assert_file)], KEYS)
     said = dimensions.dimensions()
-    options = FigureQuestion(_formats(dtype), tokens.numbers(), tp, ridge)
-    conditions = assertions.parse(asserted or [], KEYS)
+    options = FigureQuestion(_formats(joined(dtype)), tokens.numbers(), tp, ridge)
     if multiple_of is not None and not iso_params:
         raise FFNError("--multiple-of needs --iso-params", "it rounds the twin's d_ff")
     if sweep:
@@ -87,10 +91,32 @@ def command(
     else:
         models = _models(sources, everything, said)
         answer, lines = _beside_twins(models, multiple_of or 1, options) if iso_params else answer_for(models, options)
+    checked, several = assertions.check(conditions, lines), len(lines) > 1
     _notes(models, output)
-    output.show(answer)
-    assertions.check(conditions, lines)
+    if not (checked and output.quiet and output.format == "table" and output.path is None):
+        output.show(_with_assertions(answer, checked, several) if checked else answer)
+    if output.format == "csv":
+        output.notes(*(one.line(several) for one in checked if one.holds))
+    assertions.require(checked, several)
     _require_agreement(models)
+
+
+def _lines_of(path: str | None) -> list[str]:
+    """The conditions in a file, one per line; `#` opens a comment."""
+    if path is None:
+        return []
+    try:
+        text = Path(path).expanduser().read_text("utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise FFNError(f"--assert-file: cannot read {shown(path)}: {why}") from None
+    return [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def _with_assertions(answer: Answer, checked: Sequence[assertions.CheckedAssertion], several: bool) -> Answer:
+    """The answer with what was asserted: a line each for people, all of it under `assertions` for JSON."""
+    parts = [Heading("assertions"), *(Line(one.line(several)) for one in checked)]
+    return answer.with_section("assertions", [asdict(one) for one in checked], parts)
 
 
 def answer_for(models: list[Resolved], options: FigureQuestion) -> tuple[Answer, list[dict[str, Any]]]:

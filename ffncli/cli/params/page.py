@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
+from ffncli.models.counting.labels import LABELS, label
 from ffncli.show.parts import Heading, Line, Part
-from ffncli.show.tables import Short, Table
-from ffncli.show.text import plural
+from ffncli.show.tables import Short, Table, apart
+from ffncli.show.text import bytes_text, plural
 
 if TYPE_CHECKING:
     from ffncli.models.counting.count import GroupCount, ModelCount, TensorCount
@@ -54,9 +55,8 @@ def _one(c: ModelCount) -> list[Part]:
         parts.append(Table(("tensor", "shape", "parameters", " "), rows, title, frozenset({len(rows) - 1})))
     if any(group.attention_params_per_layer is not None for group in c.groups):
         parts.append(_layers(c))
-    parts.append(
-        Table(("quantity", "value"), _totals(c), "per layer and in total" if c.layers else "per token and in total")
-    )
+    title = "per layer and in total" if c.layers else "per token and in total"
+    parts.append(Table(("quantity", "value", " "), _totals(c), title))
     if c.evidence:
         parts += [Heading("evidence"), *(Line(text, quiet=True) for text in c.evidence)]
     if c.differences:
@@ -82,66 +82,62 @@ def _remark(tensor: TensorCount) -> str:
 
 
 def _totals(c: ModelCount) -> list[Row]:
-    moe = c.has_experts
-    rows: list[Row] = [("parameters per layer", c.ffn_params_per_layer)]
-    rows += [("active per layer", c.ffn_params_active_per_layer)] if moe else []
-    rows += [
-        ("norm parameters per layer", c.norm_params_per_layer),
-        ("matmul FLOPs per token and layer", c.matmul_flops_per_token),
-        ("elementwise FLOPs per token and layer", c.elementwise_flops_per_token),
-    ]
-    rows += [("parameters, all layers", c.ffn_params_total)] if c.layers else []
-    rows += [("active, all layers", c.ffn_params_active)] if moe and c.layers else []
+    moe, per_layer = c.has_experts, _of_kind(c)
+    keys = ["ffn_params_per_layer", *(["ffn_params_active_per_layer"] if moe else []), "norm_params_per_layer",
+            "matmul_flops_per_token", "elementwise_flops_per_token"]  # fmt: skip
+    rows = [(per_layer(label(key)), getattr(c, key), "") for key in keys]
+    rows += [_row(c, "ffn_params_total")] if c.layers else []
+    rows += [_row(c, "ffn_params_active")] if moe and c.layers else []
     if c.layers or c.tokens > 1:
         over = ", ".join([*(["all layers"] if c.layers else []), f"{c.tokens:,} {plural('token', c.tokens)}"])
-        rows += [
-            (f"matmul FLOPs, {over}", c.matmul_flops_total),
-            (f"elementwise FLOPs, {over}", c.elementwise_flops_total),
-        ]
-    rows.append((f"weight bytes ({c.dtype})", c.weight_bytes))
+        rows += [_row(c, key, f", {over}") for key in ("matmul_flops_total", "elementwise_flops_total")]
+    rows.append(_row(c, "weight_bytes", f" ({c.dtype})"))
     return rows + _model_rows(c) + _stored_rows(c)
+
+
+def _row(c: ModelCount, key: str, more: str = "") -> Row:
+    """One key as its label, its value, and a size in bytes as one reads it."""
+    value = getattr(c, key)
+    return (label(key) + more, value, bytes_text(value) if key.endswith("_bytes") and value is not None else "")
+
+
+def _of_kind(c: ModelCount) -> Callable[[str], str]:
+    """A label about a layer with the kind of the layer that it is about, where layers are of several kinds."""
+    if len({group.kind for group in c.groups}) == 1:
+        return lambda text: text if c.uniform else text.replace("layer", "commonest layer")
+    kind = "MoE" if c.experts else "dense"
+    return lambda text: text.replace("layer", f"{kind} layer")
 
 
 def _model_rows(c: ModelCount) -> list[Row]:
     if c.model_params_total is None:
         return []
-    rows: list[Row] = [("whole model, parameters", c.model_params_total)]
+    rows = [_row(c, "model_params_total")]
     if c.has_experts:
-        rows += [
-            ("whole model, active", c.model_params_active),
-            ("whole model, active without the input embedding", c.model_params_active_no_embedding),
-        ]
-    return [*rows, ("FFN's share of the model", _percent(c.ffn_share_of_model))]
+        rows += [_row(c, key) for key in ("model_params_active", "model_params_active_no_embedding")]
+    if c.model_weight_bytes is not None and c.model_weight_bytes != c.stored_bytes:
+        rows.append(_row(c, "model_weight_bytes", f" ({c.dtype})"))
+    return [*rows, (label("ffn_share_of_model"), _percent(c.ffn_share_of_model), "")]
 
 
 def _stored_rows(c: ModelCount) -> list[Row]:
     if c.ffn_params_stored is None:
         return []
-    rows: list[Row] = [
-        ("FFN parameters by the tensors", c.ffn_params_stored),
-        ("FFN bytes as stored", c.ffn_stored_bytes),
-        ("FFN bits per weight", c.ffn_bits_per_weight),
-    ]
+    rows = [_row(c, key) for key in ("ffn_params_stored", "ffn_stored_bytes", "ffn_bits_per_weight")]
     if c.stored_params is not None:
-        rows += [("parameters in the files", c.stored_params), ("bytes of all tensors", c.stored_bytes)]
-        rows += [("bits per weight, all tensors", c.bits_per_weight)]
+        rows += [_row(c, key) for key in ("stored_params", "stored_bytes", "bits_per_weight")]
     return rows
 
 
 # --- several ----------------------------------------------------------------------------------------------------------
 
 _FIELDS = (
-    ("d_model", "d_model"), ("d_ff", "d_ff"), ("activation", "activation"), ("gated", "gated"), ("bias", "bias"),
-    ("layers", "layers"), ("experts", "experts"), ("top_k", "top_k"), ("shared experts", "shared_experts"),
-    ("parameters/layer", "ffn_params_per_layer"), ("active/layer", "ffn_params_active_per_layer"),
-    ("norm/layer", "norm_params_per_layer"), ("attention/layer", "attention_params_per_layer"),
-    ("FFN share of layer", "ffn_share_of_layer"), ("matmul FLOPs/token", "matmul_flops_per_token"),
-    ("elementwise FLOPs/token", "elementwise_flops_per_token"), ("parameters", "ffn_params_total"),
-    ("active", "ffn_params_active"), ("tokens", "tokens"), ("matmul FLOPs", "matmul_flops_total"),
-    ("elementwise FLOPs", "elementwise_flops_total"), ("dtype", "dtype"), ("weight bytes", "weight_bytes"),
-    ("whole model", "model_params_total"), ("whole model active", "model_params_active"),
-    ("... no embedding", "model_params_active_no_embedding"), ("FFN share of model", "ffn_share_of_model"),
-    ("bits per weight", "bits_per_weight"),
+    "d_model", "d_ff", "activation", "gated", "bias", "layers", "experts", "top_k", "shared_experts",
+    "ffn_params_per_layer", "ffn_params_active_per_layer", "norm_params_per_layer", "attention_params_per_layer",
+    "ffn_share_of_layer", "matmul_flops_per_token", "elementwise_flops_per_token", "ffn_params_total",
+    "ffn_params_active", "tokens", "matmul_flops_total", "elementwise_flops_total", "dtype", "weight_bytes",
+    "model_params_total", "model_params_active", "model_params_active_no_embedding", "model_weight_bytes",
+    "ffn_share_of_model", "bits_per_weight",
 )  # fmt: skip
 _OF_MOE = {
     "experts", "top_k", "shared_experts", "ffn_params_active_per_layer", "ffn_params_active", "model_params_active",
@@ -153,14 +149,26 @@ def _side_by_side(counts: list[ModelCount]) -> Table:
     """One column per source, one row per quantity; rows in which sources differ are marked."""
     hidden = set() if any(c.has_experts for c in counts) else set(_OF_MOE)
     rows: list[Row] = []
-    for label, name in _FIELDS:
+    for name in _FIELDS:
         values = [getattr(c, name) for c in counts]
         if name in hidden or all(value is None for value in values):
             continue
-        cells = [_percent(v) if "share_of" in name else v for v in values]
-        rows.append((("≠ " if len(set(cells)) > 1 else "  ") + label, *cells))
+        mark = "≠ " if len(set(values)) > 1 else "  "
+        rows.append((mark + LABELS[name][1], *(apart(values, _percent) if "share_of" in name else apart(values))))
+        if name.endswith("_bytes"):
+            rows.append((mark + "  rounded", *(None if v is None else bytes_text(v) for v in values)))
+        if name == "layers" and any(len({group.kind for group in c.groups}) > 1 for c in counts):
+            kinds = [_main_kind(c) for c in counts]
+            rows.append((("≠ " if len(set(kinds)) > 1 else "  ") + "kind of layer", *kinds))
     names = [c.name if sum(o.name == c.name for o in counts) == 1 else _apart(c, counts) for c in counts]
     return Table(("  quantity", *names), rows, side_by_side=True)
+
+
+def _main_kind(c: ModelCount) -> str:
+    """What every row "per layer" is about: `dense`, or `MoE, 58 of 61`."""
+    kind = "MoE" if c.experts else "dense"
+    alike = sum(len(group.layers) for group in c.groups if bool(group.experts) == bool(c.experts))
+    return kind if alike == c.layers else f"{kind}, {alike} of {c.layers}"
 
 
 def _apart(c: ModelCount, counts: list[ModelCount]) -> str:
@@ -268,8 +276,8 @@ def _kind(group: GroupCount) -> str:
     return f"MoE, {group.experts} experts, {top}" if group.kind == "moe" else "dense"
 
 
-def _percent(share: float | None) -> str | None:
-    return None if share is None else f"{100 * share:.1f} %"
+def _percent(share: float | None, digits: int = 1) -> str | None:
+    return None if share is None else f"{100 * share:.{digits}f} %"
 
 
 def _ranges(layers: tuple[int, ...]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, RunOptions, Source, TokenOptions
+from ffncli.cli.common.parsers import joined
 from ffncli.cli.common.prompt_options import PromptOptions
 from ffncli.cli.common.spread import spread
 from ffncli.cli.trace.example_options import ExampleOptions
@@ -37,8 +38,8 @@ def command(
     output = show.output()
     save.check(show.out)
     question = Question(
-        source, dimensions.dimensions(), **vars(run), **vars(tokens), **vars(prompt), **vars(texts), **vars(explain),
-        **vars(save), expert=view.expert, show=view.values(), keep=view.kept(), top_units=insight.top_units,
+        source, dimensions.dimensions(), **vars(run), **vars(tokens), **prompt.values(), **vars(texts), **vars(explain),
+        **vars(save), expert=joined(view.expert), show=view.values(), keep=view.kept(), top_units=insight.top_units,
         force=show.force,
     )  # fmt: skip
     if run.layer == "all":

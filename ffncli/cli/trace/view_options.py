@@ -25,7 +25,7 @@ class ViewOptions:
     """--expert, --show, --verbose, --digits and --keep."""
 
     expert: Annotated[
-        str | None, typer.Option("--expert", metavar="I,J|all", help="Show the steps inside experts.")
+        list[str] | None, typer.Option("--expert", metavar="I,J|all", help="Show the steps inside experts.")
     ] = None
     show: Annotated[str | None, typer.Option("--show", metavar="N|all", help="Values shown per axis, default 8.")] = (
         None

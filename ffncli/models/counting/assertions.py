@@ -6,42 +6,56 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from ffncli.errors import ExitCode, FFNError, did_you_mean, shown
+from ffncli.models.counting.labels import LABELS, key_of
 
 _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
 }  # fmt: skip
-_FORM = re.compile(r"\s*([\w.]+)\s*(==|!=|<=|>=|<|>|=)\s*(.*?)\s*")
+_FORM = re.compile(r"\s*([^=!<>]+?)\s*(==|!=|<=|>=|<|>|=)\s*(.*?)\s*")
+_AND = re.compile(r"\s+and\s+(?=[^=!<>]+[=!<>])", re.IGNORECASE)  # before another condition: texts may hold the word
 _WORDS = {"true": True, "yes": True, "false": False, "no": False, "null": None, "none": None}
+_NUMBER = re.compile(
+    r"([-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:e[-+]?\d{1,3})?) ?([kmbt]|[kmgt]b|%)?", re.IGNORECASE
+)
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12, "%": Fraction(1, 100)}
 
 
 @dataclass(frozen=True)
 class Assertion:
-    """One condition: `text` as it was given."""
+    """One condition: `text` as typed, `operand` what the row's value is compared with."""
 
     text: str
     key: str
     operator: str
-    value: Any
+    operand: Any
 
-    def holds(self, row: Mapping[str, Any]) -> bool:
-        """Whether it holds for a row. Raises FFNError for a comparison of two kinds, which says nothing."""
-        found = self.found(row)
-        wrong = f"--assert {shown(self.text)}: {self.key} is {_words(found)}"
-        if found is None or self.value is None:
+    def check(self, row: Mapping[str, Any]) -> CheckedAssertion:
+        """Whether it holds for a row. Raises FFNError where the two are of different kinds."""
+        actual = self._actual(row)
+        return CheckedAssertion(
+            row["name"], self.text, self.key, self.operator, self.operand, actual, self._holds(actual)
+        )
+
+    def _holds(self, actual: Any) -> bool:
+        wrong = f"--assert {shown(self.text)}: {self.key} is {_words(actual)}"
+        if actual is None or self.operand is None:
             if self.operator in ("==", "!="):
-                return _OPERATORS[self.operator](found, self.value)
-            raise FFNError(f"{wrong}, which is neither more nor less than {_words(self.value)}")
-        if _kind(found) != _kind(self.value):
-            raise FFNError(f"{wrong}, {shown(self.value)} is {_kind(self.value)}", f"compare it with {_kind(found)}")
-        if self.operator not in ("==", "!=") and _kind(found) != "a number":
+                return _OPERATORS[self.operator](actual, self.operand)
+            raise FFNError(f"{wrong}, which is neither more nor less than {_words(self.operand)}")
+        if _kind(actual) != _kind(self.operand):
+            raise FFNError(
+                f"{wrong}, {shown(self.operand)} is {_kind(self.operand)}", f"compare it with {_kind(actual)}"
+            )
+        if self.operator not in ("==", "!=") and _kind(actual) != "a number":
             raise FFNError(f"{wrong}, which is neither more nor less than anything", "use == or !=")
-        return _OPERATORS[self.operator](found, self.value)
+        return _OPERATORS[self.operator](actual, self.operand)
 
-    def found(self, row: Mapping[str, Any]) -> Any:
-        """What the row has: of a list, how many. Raises FFNError where nothing was asked for that would have it."""
+    def _actual(self, row: Mapping[str, Any]) -> Any:
+        """The row's value: of a list, how many. Raises FFNError where only another option would make the key."""
         if self.key not in row:
             option = "--ridge" if self.key.startswith("ridge") else "--tp"
             raise FFNError(f"--assert {shown(self.text)}: {self.key} is there with {option} only")
@@ -49,45 +63,86 @@ class Assertion:
         return len(value) if isinstance(value, (list, tuple)) else value
 
 
+@dataclass(frozen=True)
+class CheckedAssertion:
+    """A condition on one row: the row's name, the condition, its value there (`actual`), and whether it holds."""
+
+    name: str
+    text: str
+    key: str
+    operator: str
+    operand: Any
+    actual: Any
+    holds: bool
+
+    def line(self, several: bool = False) -> str:
+        """`ok  d_ff == 3,072`, `FAILED  d_ff == 1 (actual 3072)`; `several` rows are told apart by name."""
+        of = f"{self.name}: " if several else ""
+        if not self.holds:
+            return f"FAILED  {of}{self.failure()}"
+        if self.operator == "==":
+            return f"ok  {of}{self.key} == {_digits(self.actual)}"
+        return f"ok  {of}{self.text} (actual {_digits(self.actual)})"
+
+    def failure(self, several: bool = False) -> str:
+        """`d_ff == 1 (actual 3072)`."""
+        return f"{self.text} (actual {_words(self.actual)}{f' in {shown(self.name)}' if several else ''})"
+
+
 def parse(texts: Sequence[str], keys: Sequence[str]) -> list[Assertion]:
-    """The conditions. Raises FFNError for one that is none, or about a key that no row has."""
-    return [_parse(text, keys) for text in texts]
+    """The conditions, several in a text where it joins them by `and`.
+
+    Raises FFNError for a text that is not a condition, and for a key that no row has.
+    """
+    return [_parse(text, keys) for joined in texts for text in _conditions(joined)]
 
 
-def check(assertions: Sequence[Assertion], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Raises FFNError, exit 1, naming every condition that does not hold and what the row has instead."""
-    failed = [
-        f"{a.text.strip()} (it is {_words(a.found(row))}" + (f" in {shown(row['name'])})" if len(rows) > 1 else ")")
-        for row in rows
-        for a in assertions
-        if not a.holds(row)
-    ]
+def check(assertions: Sequence[Assertion], rows: Sequence[Mapping[str, Any]]) -> list[CheckedAssertion]:
+    """Every condition on every row. Raises FFNError where a row's value is of another kind than the operand."""
+    return [assertion.check(row) for row in rows for assertion in assertions]
+
+
+def require(checked: Sequence[CheckedAssertion], several: bool = False) -> None:
+    """Raises FFNError, exit 1, naming every condition that does not hold and the value there is instead."""
+    failed = [one.failure(several) for one in checked if not one.holds]
     if failed:
-        raise FFNError(f"not so: {'; '.join(failed)}", code=ExitCode.FAILED)
+        raise FFNError(f"assertion failed: {'; '.join(failed)}", code=ExitCode.FAILED)
+
+
+def _conditions(joined: str) -> list[str]:
+    """The conditions between the `and`s; one without an operator yet is a name with the word in it."""
+    out: list[str] = []
+    for part in _AND.split(joined):
+        if out and not re.search("[=!<>]", out[-1]):
+            out[-1] += f" and {part}"
+        else:
+            out.append(part)
+    return out
 
 
 def _parse(text: str, keys: Sequence[str]) -> Assertion:
     match = _FORM.fullmatch(text)
     if not match or match[2] == "=" or not match[3]:
-        raise FFNError(f"--assert {shown(text)} is no condition", "write it as 'ffn_params_total == 4328521728'")
-    if match[1] not in keys:
-        hint = did_you_mean(match[1], list(keys), "any key of the row with one value will do; --json shows them")
+        raise FFNError(f"--assert {shown(text)} is not a condition", "write it as 'ffn_params_total == 4328521728'")
+    key = match[1] if match[1] in keys else key_of(match[1])
+    if key not in keys:
+        names = [*keys, *(label for labels in LABELS.values() for label in labels)]
+        hint = did_you_mean(match[1], names, "any key of the row with one value will do; --json shows them")
         raise FFNError(f"--assert {shown(text)}: no key {shown(match[1])}", hint)
-    value = _value(match[3])
-    if match[2] not in ("==", "!=") and _kind(value) != "a number":
-        raise FFNError(f"--assert {shown(text)}: {shown(value)} is no number to compare by {match[2]}")
-    return Assertion(text, match[1], match[2], value)
+    operand = _value(match[3])
+    if match[2] not in ("==", "!=") and _kind(operand) != "a number":
+        raise FFNError(f"--assert {shown(text)}: {shown(operand)} is not a number to compare by {match[2]}")
+    return Assertion(text.strip(), str(key), match[2], operand)
 
 
 def _value(text: str) -> Any:
-    """A number (1_000, 1,000, 6.7e9), true or false, null, else text, with or without quotation marks."""
+    """A number (1_000, 1,000, 6.7e9, 60B, 1.5 GB, 60 %), true or false, null, else text, in quotation marks or not."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    plain = re.sub(r"(?<=\d)[_,](?=\d{3}(?!\d))", "", text)
-    if re.fullmatch(r"[-+]?\d{1,40}", plain):
-        return int(plain)
-    if re.fullmatch(r"[-+]?(\d{1,40}(\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?", plain):
-        return float(plain)
+    number = _NUMBER.fullmatch(re.sub(r"(?<=\d)[_,](?=\d{3}(?!\d))", "", text))
+    if number:
+        value = Fraction(number[1]) * _UNITS[(number[2] or "")[:1].upper()]
+        return int(value) if value.denominator == 1 else float(value)
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
@@ -100,3 +155,8 @@ def _kind(value: object) -> str:
 def _words(value: object) -> str:
     """A value as JSON has it."""
     return "not known (null)" if value is None else str(value).lower() if isinstance(value, bool) else shown(value)
+
+
+def _digits(value: object) -> str:
+    """The same with thousands apart."""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _words(value)

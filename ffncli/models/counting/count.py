@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from ffncli.block import dtypes
 from ffncli.block.cost import Cost, cost
 from ffncli.block.steps import Axis, Norm, Step, parameters, walk
 from ffncli.block.storage import weight_bytes
@@ -62,7 +63,8 @@ class ModelCount:
     None is "not known": activation, norms and top_k where only tensor names were there to read, the whole model where
     its family's attention is not known, what is stored where no headers were read. `*_flops_total` are the forward
     FLOPs of all layers on `tokens` tokens. `weight_bytes` are the FFN's in `dtype`: as stored, scales included, where
-    that is a packed format of the file. `ffn_params_stored` is the same count as `ffn_params_total`, made from the
+    that is a packed format of the file; `model_weight_bytes` are those of the whole model, None where a packed format
+    leaves open how the rest is stored. `ffn_params_stored` is the same count as `ffn_params_total`, made from the
     tensors' shapes alone; `differences` say where the config and the tensors disagree.
     """
 
@@ -106,6 +108,7 @@ class ModelCount:
     bits_per_weight: float | None
     differences: tuple[str, ...]
     evidence: tuple[str, ...]
+    model_weight_bytes: int | None
     groups: tuple[GroupCount, ...]
 
     @property
@@ -153,6 +156,7 @@ def count(resolved: Resolved, dtype: str | None = None, tokens: int = 1) -> Mode
         **_stored(resolved.stored),
         differences=tuple(map(str, resolved.differences)),
         evidence=resolved.evidence,
+        model_weight_bytes=_model_bytes(resolved, dtype, total.params),
         groups=tuple(counted),
     )
 
@@ -201,6 +205,21 @@ def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
     if dtype is None and resolved.stored and not row.computable:
         return row.name, resolved.stored.bytes
     return row.name, sum(weight_bytes(group.steps, row) * len(group.layers) for group in resolved.groups)
+
+
+def _model_bytes(resolved: Resolved, dtype: str | None, ffn_total: int) -> int | None:
+    """All of the model's weights: as the files have them, else in one plain format.
+
+    None where parameters outside the FFNs are not known, or where a packed format leaves open how they are stored.
+    """
+    if dtype is None and resolved.stored:
+        return resolved.stored.file_bytes
+    row, outside = storage_of(resolved, dtype), resolved.model.non_ffn_dtype if dtype is None else None
+    rest = row if row.computable else dtypes.find(outside)
+    total = _whole(resolved.model, ffn_total, None)["model_params_total"]
+    if rest is None or total is None:
+        return None
+    return _weights(resolved, dtype)[1] + (total - ffn_total) * rest.block_bytes
 
 
 def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from ffncli.models.model import Resolved
 if TYPE_CHECKING:
     from ffncli.models.counting.tensor_parallel import Split  # imported where a split is asked for
 
-_OF_COUNT = tuple(f.name for f in fields(ModelCount) if f.name != "groups")
+_ADDED = ("model_weight_bytes",)  # columns go at the end, where a file's readers do not count on their place
+_OF_COUNT = tuple(f.name for f in fields(ModelCount) if f.name not in ("groups", *_ADDED))
 _OF_COST = (
     "experts_touched", "weight_bytes_read", "activation_bytes", "activation_bytes_fused", "flops_per_byte",
     "flops_per_byte_fused",
@@ -25,7 +26,9 @@ _OF_SPLIT = (
     "other_rank_weight_bytes_total", "ring_all_reduce_bytes_per_token", "all_gather_bytes_per_token",
 )  # fmt: skip
 _OF_RIDGE = ("ridge_tokens", "ridge_tokens_fused")
-KEYS = (*(name for name in _OF_COUNT if name not in ("evidence", "citation")), *_OF_COST, *_OF_SPLIT, *_OF_RIDGE)
+KEYS = (
+    *(name for name in _OF_COUNT if name not in ("evidence", "citation")), *_OF_COST, *_OF_SPLIT, *_OF_RIDGE, *_ADDED,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class CostReport:
             {name: getattr(counted, name) for name in _OF_COUNT}
             | {name: getattr(self.costs[i], name) if self.costs else None for name in _OF_COST}
             | fixed
+            | {name: getattr(counted, name) for name in _ADDED}
             for i, counted in enumerate(self.counts)
         ]
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ffncli.cli.common.options import OutputOptions, RunOptions, TokenOptions
@@ -36,14 +38,37 @@ def test_tokens():
         ({"out": "x.md"}, "md"),
         ({"out": "x.csv"}, "csv"),
         ({"out": "x.txt"}, "table"),
-        ({"out": "x.json", "csv": True}, "csv"),
-        ({"out": "x.json", "format": "md"}, "md"),
+        ({"out": "x.JSON"}, "json"),
+        ({"out": "x.txt", "csv": True}, "csv"),
+        ({"out": "x", "format": "md"}, "md"),
+        ({"out": "v1.5/x"}, "table"),
+        ({"out": "-", "json": True}, "json"),
+        ({"out": "x.json", "format": "json"}, "json"),
         ({"json": True, "format": "json"}, "json"),
     ],
 )
 def test_the_format(options, style, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "v1.5").mkdir()
     assert OutputOptions(**options).output().format == style
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"out": "x.npz"}, "-o 'x.npz': cannot write .npz files; use .json, .csv, .md, .txt or no suffix"),
+        *(({"out": f"x{end}"}, f"cannot write {end} files") for end in (".svg", ".html", ".png", ".log")),
+        ({"out": "x.npz", "format": "json"}, "cannot write .npz files"),
+        ({"out": "x.json", "csv": True}, "-o 'x.json' contradicts --format csv; -o of .json is json"),
+        ({"out": "x.md", "format": "table"}, "-o 'x.md' contradicts --format table"),
+    ],
+)
+def test_a_file_that_would_not_hold_what_its_name_says(options, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FFNError, match=re.escape(says)) as error:
+        OutputOptions(**options).output()
+    assert error.value.code == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_sink_has_what_was_said(tmp_path, monkeypatch):

@@ -152,7 +152,7 @@ def test_tokens_as_a_list_are_costs_for_each(call):
         moved = cost["weight_bytes_read"] + cost["activation_bytes"]
         assert cost["flops_per_byte"] == pytest.approx(cost["matmul_flops"] / moved)
     text = call("params", "llama-2-7b", "--tokens", "1,32,512")[1]
-    assert "memory traffic, weights fp32, activations fp32, all layers" in text
+    assert "memory traffic, weights fp16, activations fp16, all layers" in text
 
 
 def test_the_ridge_is_the_first_number_of_tokens_that_reaches_it(call):
@@ -268,11 +268,12 @@ def test_every_format(words: list[str], style: str, call):
 
 def test_csv_columns_are_the_rows_keys_in_order(call):
     head, line = csv.reader(io.StringIO(call("params", "gpt2", "--csv")[1]))
-    (row,) = rows(call, "gpt2")
+    row = dict(rows(call, "gpt2")[0])
+    added = {"model_weight_bytes": row.pop("model_weight_bytes")}
     cost = (
         "experts_touched weight_bytes_read activation_bytes activation_bytes_fused flops_per_byte flops_per_byte_fused"
     )
-    assert head == [*(key for key in row if key not in ("groups", "costs")), *cost.split()]
+    assert head == [*(key for key in row if key not in ("groups", "costs")), *cost.split(), *added]
     values = dict(zip(head, line, strict=True))
     assert (values["gated"], values["bias"], values["stored_bytes"], values["differences"]) == ("false", "true", "", "")
     assert values["evidence"].split(";")[0] == row["evidence"][0]

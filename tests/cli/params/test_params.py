@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import pytest
+import torch
 
 from ffncli.cli.params.command import answer_for
 from ffncli.models import catalog
 from ffncli.models.counting.figures import FigureQuestion
 from ffncli.show.tables import Table
+from tests.oracles.checkpoints import LLAMA, folder, tensors
 from tests.oracles.counts import DENSE, MOE
 
 
@@ -110,7 +113,7 @@ def test_every_format(call, arguments, style, tmp_path):
     code, out, err = call(*arguments, "--format", style)
     assert (code, err) == (0, "")
     assert "\x1b" not in out
-    path = tmp_path / f"out.{style}"
+    path = tmp_path / f"out.{style.replace('table', 'txt')}"
     assert call(*arguments, "--format", style, "-o", str(path)) == (0, "", "")
     assert path.read_text("utf-8") == out
 
@@ -161,10 +164,38 @@ def test_a_page_of_dense_and_moe_layers(call):
     assert {"dense, decoder layers 0-2", "MoE, 256 experts, top 8, decoder layers 3-60", "evidence"} <= set(found)
     values = {name.strip(): value.strip() for line in found if "  " in line for name, value in [line.rsplit("  ", 1)]}
     assert values["parameters, all layers"] == "657,758,632,448"
-    assert {"active, all layers", "matmul FLOPs, all layers, 1 token", "norm parameters per layer"} <= set(values)
+    assert {"active, all layers", "matmul FLOPs, all layers, 1 token", "norm parameters per MoE layer"} <= set(values)
     assert found[-1].startswith("source: [")
     assert any(line.endswith("shared with attention") for line in page(call, "falcon-7b"))
     assert any(line.endswith("norm, apart") for line in page(call, "gpt2"))
+
+
+def test_a_row_that_is_marked_shows_the_difference(call, tmp_path):
+    """One of 100,000 rows of numbers in fp64: hardly more bits per weight."""
+    stored = {**tensors("llama"), "model.embed_tokens.weight": torch.zeros(100_000, 4)}
+    one = folder(tmp_path / "one", LLAMA, {**stored, "model.norm.weight": torch.zeros(4)})
+    two = folder(tmp_path / "two", LLAMA, {**stored, "model.norm.weight": torch.zeros(4, dtype=torch.float64)})
+    line = next(line for line in call("params", one, two)[1].splitlines() if "bits per weight" in line)
+    exact = 8 * (4 * (100_000 * 4 + 2 * (3 * 4 * 6 + 4)) + 8 * 4) / (100_000 * 4 + 2 * (3 * 4 * 6 + 4) + 4)
+    assert line.split() == ["≠", "bits", "per", "weight", "32", f"{exact:.6g}"]
+    assert f"{exact:.4g}" == "32"
+
+
+def test_sizes_stand_beside_their_digits(call):
+    text = call("params", "mixtral-8x7b")[1]
+    assert re.search(r"^weight bytes \(bf16\) +90,196,410,368 +90\.20 GB$", text, re.MULTILINE)
+    assert re.search(r"^whole model, weight bytes \(bf16\) +93,405,585,408 +93\.41 GB$", text, re.MULTILINE)
+    rows = [line.split() for line in call("params", "mixtral-8x7b", "gpt2")[1].splitlines() if "rounded" in line]
+    assert [row[2:] for row in rows] == [["90.20", "GB", "226.7", "MB"], ["93.41", "GB", "497.8", "MB"]]
+
+
+def test_a_row_of_a_layer_says_of_which_kind(call):
+    mixed = call("params", "deepseek-v3")[1]
+    assert re.search(r"^parameters per MoE layer +11,320,164,608$", mixed, re.MULTILINE)
+    assert "elementwise FLOPs per token and MoE layer" in mixed
+    assert re.search(r"^parameters per layer +1,409,318,912$", call("params", "mixtral-8x7b")[1], re.MULTILINE)
+    assert "≠ kind of layer" in call("params", "gpt2", "deepseek-v3")[1]
+    assert "kind of layer" not in call("params", "gpt2", "mixtral-8x7b")[1]
 
 
 def test_a_page_of_a_bare_block(call):
