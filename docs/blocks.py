@@ -8,10 +8,13 @@ fails). A command with nothing below it is only run; a line `?` below it is fill
 share a folder with `my-model`, a tiny checkpoint. A comment on the line before a block says what is special about it:
 
     <!-- lines 1-8, -2 -->   the block shows only these lines of the output, and `...` for the others
+    <!-- from down =; lines 1-4 -->   the same of the output from the first line that begins with `down =`
     <!-- exit 1 -->          the last command fails; `$ echo $?` in the block says the same to the reader
+    <!-- numbers -->         its figures are rounding errors: only the text around them is compared
     <!-- measured -->        times of a machine: `check` runs it with --quick and compares the shape of its table, and
                              `update` leaves it alone without --measured
     <!-- file mine.py -->    not a console block, but a file for the commands after it
+    <!-- workflow -->        not a console block, but YAML whose `run` and `entry` commands are run as measured ones
     <!-- not run: WHY -->
 """
 
@@ -31,6 +34,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
 from docs.example_model import write_model
 
 ROOT = Path(__file__).parent.parent
@@ -38,7 +43,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"(?:^<!-- (?P<notes>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
 _ELSEWHERE = ("pip ", "make ", "git ", "cd ", "python3 -m venv")  # installing and the like: not run here
 _NUMBER = re.compile(r"[-+−±]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
-_VERDICT = re.compile(r"# % (?:faster|slower)|\b(?:same|inconclusive|baseline)\b")
+_VERDICT = re.compile(r"# % (?:faster|slower)|\b(?:same|inconclusive|cannot tell|baseline)\b")
 
 
 @dataclass
@@ -118,24 +123,30 @@ def update(page: Path, measured: bool = False) -> bool:
 
 
 def _checked(page: str, block: Block) -> Iterator[Difference]:
+    _write_file(block)
     if not _is_run(block):
         return
     measured = "measured" in block.notes
     last = 0
     for command, allowed in _with_exits(block):
-        quick = measured and command.line.startswith("ffn bench")
+        quick = command.line.startswith("ffn bench")
         printed, last = _run(f"{command.line} --quick" if quick else command.line, last)
         if last not in allowed:
             raise AssertionError(f"{page}: $ {command.line}: exit {last}: {printed[-1:]}")
-        shown, printed = command.output, _excerpt(printed, block.notes.get("lines", ""))
-        if measured:
-            shown, printed = _table(shown), _table(printed) if quick else _table(shown)
+        shown, printed = command.output, _excerpt(printed, block.notes)
+        if quick:
+            shown, printed = _table(shown), _table(printed)
+        elif measured:
+            continue
+        elif "numbers" in block.notes:
+            shown, printed = [_shape(line) for line in shown], [_shape(line) for line in printed]
         if command.output and shown != printed:
             yield Difference(page, command.line, shown, printed)
 
 
 def _updated(block: Block, measured: bool) -> str:
-    if not _is_run(block):
+    _write_file(block)
+    if not _is_run(block) or "workflow" in block.notes:
         return block.body
     lines = []
     last = 0
@@ -146,24 +157,44 @@ def _updated(block: Block, measured: bool) -> str:
             continue
         printed, last = _run(command.line, last)
         if command.output:
-            lines += _excerpt(printed, block.notes.get("lines", ""))
+            lines += _excerpt(printed, block.notes)
     return "".join(f"{line}\n" for line in lines)
 
 
-def _is_run(block: Block) -> bool:
-    """Whether its commands are run; a file that the page shows is written instead."""
+def _write_file(block: Block) -> None:
+    """Write the file that a block shows, also as that of the base branch in `base/`."""
     if "file" in block.notes:
-        path = Path(block.notes["file"])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(block.body, "utf-8")
-    return block.language == "console" and "not run" not in block.notes
+        for path in (Path(block.notes["file"]), Path("base", block.notes["file"])):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.body, "utf-8")
+
+
+def _is_run(block: Block) -> bool:
+    return "workflow" in block.notes or (block.language == "console" and "not run" not in block.notes)
+
+
+def _workflow(body: str) -> list[Command]:
+    """The commands of ffn in a GitHub workflow or a pre-commit configuration."""
+
+    def lines(node: object) -> Iterator[str]:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                if key in ("run", "entry"):
+                    yield from str(value).splitlines()
+                else:
+                    yield from lines(value)
+        elif isinstance(node, list):
+            for value in node:
+                yield from lines(value)
+
+    return [Command(line) for line in lines(yaml.safe_load(body)) if line.startswith("ffn ")]
 
 
 def _with_exits(block: Block) -> Iterator[tuple[Command, set[int]]]:
     """Every command with the exit codes that it may have: 0, or what the block says of it."""
-    found = commands(block.body)
+    found = _workflow(block.body) if "workflow" in block.notes else commands(block.body)
     for command, after in zip(found, [*found[1:], None], strict=True):
-        if "measured" in block.notes:
+        if command.line.startswith("ffn bench"):  # what a busy machine says is no fault of the page
             allowed = {0, 1, 4}
         elif after is None:
             allowed = {int(block.notes.get("exit", 0))}
@@ -236,8 +267,14 @@ def _notes(text: str) -> dict[str, str]:
     return notes
 
 
-def _excerpt(lines: list[str], ranges: str) -> list[str]:
+def _excerpt(lines: list[str], notes: dict[str, str]) -> list[str]:
     """The lines that `1-8, -2` names (counted from 1, from the end where negative), `...` where some are left out."""
+    ranges = notes.get("lines")
+    if "from" in notes and len(lines) > 1:
+        start = next((at for at, line in enumerate(lines) if line.startswith(notes["from"])), None)
+        if start is None:
+            raise ValueError(f"no line begins with {notes['from']!r}: {lines[:3]} ...")
+        lines = lines[start:]
     if not ranges:
         return lines
     kept: set[int] = set()
@@ -255,14 +292,20 @@ def _excerpt(lines: list[str], ranges: str) -> list[str]:
 
 
 def _table(lines: list[str]) -> list[str]:
-    """The shape of a bench's head and table: numbers, units of time and verdicts masked."""
+    """The shape of a bench's head and table, without units of time and verdicts, which differ from run to run."""
     rows = []
     for line in lines:
         if line.startswith(("  ", "...")):
             break
-        masked = _VERDICT.sub("V", _NUMBER.sub("#", line))
-        rows.append(" ".join(re.sub(r"\b(?:ns|µs|ms|s)\b", "u", masked).replace("[#, #]", "").split()))
+        rows.append(
+            " ".join(re.sub(r"\b(?:ns|µs|ms|s)\b", "u", _VERDICT.sub("V", _shape(line))).replace("[#, #]", "").split())
+        )
     return rows
+
+
+def _shape(line: str) -> str:
+    """A line with its numbers masked."""
+    return " ".join(_NUMBER.sub("#", line).split())
 
 
 def main() -> int:
