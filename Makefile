@@ -138,4 +138,4 @@ docs-update: $(VENV)/.installed-test
 	@$(BIN)/python -m docs.blocks update $(ARGS)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis site
