@@ -5,6 +5,8 @@
 #              last commit and the working tree changed; BASE=main for all of a branch)
 # make test-wheel    builds the wheel and tries it in a new environment, away from the checkout
 # make test-install  .ci/install on package indexes of its own, with the time and the bytes of each case
+# make docs    the manual as a searchable site, in site/
+# make test-docs    runs every command that README.md and docs/ show; make docs-update writes their output anew
 # make check   ruff, mypy --strict, the floors (import-linter), then the tests
 #
 # Every install goes through .ci/install, which uses constraints.txt. Where pip would take torch's CUDA build (gigabytes),
@@ -18,7 +20,7 @@ NEEDS := pyproject.toml constraints.txt .ci/install .ci/install_torch.py
 export PYTHON TORCH_INDEX TORCH_CUDA
 
 .PHONY: run test test-wheel test-install check lint bench bench-timers bench-method bench-sweep bench-conv demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
-    bench-approximate mutations facts architectures trace-architectures claims picture unchanged clean
+    bench-approximate mutations facts architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: $(NEEDS)
@@ -92,7 +94,7 @@ bench-conv: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.conv1x1 $(ARGS)
 
 demo: $(VENV)/.installed-test
-	@$(BIN)/python -m benchmarks.demo --into README.md $(ARGS)
+	@$(BIN)/python -m benchmarks.demo --into docs/benchmarking.md $(ARGS)
 
 facts: $(VENV)/.installed
 	@$(BIN)/ffn params --all --format json -o facts.json --force
@@ -126,5 +128,23 @@ unchanged: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.unchanged record $$scratch/after --inputs $$scratch/inputs && \
 	$(BIN)/python -m benchmarks.unchanged compare $$scratch/before $$scratch/after
 
+# The manual as a site, in site/: it fetches nothing when it is read. Needs mkdocs-material (the group `docs`).
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.installed-docs
+	@$(BIN)/mkdocs build --strict --quiet && echo "site/index.html; to search in it: python3 -m http.server -d site"
+
+$(VENV)/.installed-docs: $(NEEDS)
+	@.ci/install $(VENV) docs
+	@touch $@
+
+# Runs the commands that README.md and docs/ show, and compares; docs-update writes what they print, and the generated
+# pages, anew (ARGS=--measured: times too).
+test-docs: $(VENV)/.installed-test
+	@$(BIN)/python -m pytest -n 2 --dist worksteal tests/test_docs.py tests/test_claims.py
+
+docs-update: $(VENV)/.installed-test
+	@$(BIN)/python -m docs.generated
+	@$(BIN)/python -m docs.blocks update $(ARGS)
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis site

@@ -3,34 +3,77 @@
 from __future__ import annotations
 
 import csv
+import doctest
 import json
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 
+from docs import blocks, generated
 from ffncli.cli.main import COMMANDS
 from ffncli.models import catalog
 from ffncli.models.config.non_ffn_rows import RESTS
+from ffncli.run.texts import TEXTS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
+PAGES = blocks.PAGES
 JSON_DOC = (ROOT / "docs" / "json.md").read_text("utf-8")
 
 
-def console(command: str) -> str:
-    """The output that the README shows for a command."""
-    match = re.search(rf"```console\n\$ {re.escape(command)}\n(.*?)```", README, re.S)
-    assert match, command
-    return match[1]
+# --- what the pages show ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["trace", "params llama-2-7b gpt2 mixtral-8x7b"])
-def test_readme_shows_what_is_printed(call, command):
-    code, out, _ = call(*command.split())
-    assert code == 0
-    assert out == console(f"ffn {command}")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_console_block_shows_what_is_printed(page):
+    assert [str(difference) for difference in blocks.check(page)] == [], "make docs-update writes the blocks anew"
+
+
+def test_the_pages_have_blocks():
+    """Should the pattern stop to find them, nothing would be compared."""
+    counts = {page.name: sum(b.language == "console" for b in blocks.blocks(page.read_text("utf-8"))) for page in PAGES}
+    assert counts["tutorial.md"] >= 7
+    assert counts["README.md"] >= 2
+    assert sum(counts.values()) >= 35
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_examples_hold(page):
+    parser = doctest.DocTestParser()
+    for block in blocks.blocks(page.read_text("utf-8")):
+        if block.language == "python":
+            test = parser.get_doctest(block.body, {}, page.name, str(page), 0)
+            assert test.examples
+            assert doctest.DocTestRunner().run(test).failed == 0
+
+
+def test_generated_pages_are_up_to_date():
+    assert (ROOT / "docs" / "commands.md").read_text("utf-8") == generated.commands_page(), "make docs-update"
+    for page in generated.SECTIONS:
+        assert (ROOT / "docs" / page).read_text("utf-8") == generated.written(page), "make docs-update"
+
+
+def test_every_example_has_its_text():
+    """The five texts are named and linked where the example's name stands."""
+    findings = (ROOT / "docs" / "findings.md").read_text("utf-8")
+    for name in TEXTS:
+        assert re.search(rf"^\| `{name}` \| \[.+\]\(https://.+\).* \|$", findings, re.M), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target, anchor in re.findall(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text("utf-8")):
+        path = page.parent / target if target else page
+        assert path.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.M)
+            assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, anchor
+
+
+def test_every_page_is_in_the_menu_of_the_site():
+    menu = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert all(f" {page.name}" in menu for page in PAGES if page.parent.name == "docs")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -43,30 +86,13 @@ def test_every_command_is_in_readme_help_and_json_doc(call, name):
     assert COMMANDS[name][1].split(",")[0].rstrip(".") in " ".join(out.split())
 
 
-def test_readme_examples_run(call):
-    for block in re.findall(r"```console\n(.*?)```", README, re.S):
-        for line in re.findall(r"^\$ ffn (.*?)(?:\s+#.*)?$", block, re.M):
-            assert call(*shlex.split(line))[0] == 0, line
-    assert "4,722,432" in call("params", "--d-model", "768", "--d-ff", "3072", "--activation", "gelu", "--bias")[1]
-
-
-def test_readme_counts_what_there_is():
+def test_pages_count_what_there_is():
     with (ROOT / "benchmarks" / "results" / "architectures.csv").open(encoding="utf-8") as file:
         results = [row["result"] for row in csv.DictReader(file)]
-    assert f"{results.count('same')} of the {len(results)} text architectures in transformers" in " ".join(
-        README.split()
-    )
-    assert f"(by config in {len(RESTS)} model types)" in " ".join(README.split())
-
-
-def test_readme_library_examples_hold():
-    import doctest
-
-    example = re.search(r"```python\n(.*?)```", README, re.S)
-    assert example
-    test = doctest.DocTestParser().get_doctest(example[1], {}, "README", "README.md", 0)
-    assert len(test.examples) >= 3
-    assert doctest.DocTestRunner().run(test).failed == 0
+    texts = [" ".join(page.read_text("utf-8").split()) for page in PAGES]
+    architectures = re.findall(r"(\d+ of the \d+) text architectures", " ".join(texts))
+    assert set(architectures) == {f"{results.count('same')} of the {len(results)}"}
+    assert set(re.findall(r"by config in (\d+) model types", " ".join(texts))) == {str(len(RESTS))}
 
 
 def keys(value: object) -> set[str]:

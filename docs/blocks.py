@@ -1,0 +1,330 @@
+"""The console blocks of README.md and docs/*.md: run them, compare what they show, write them anew.
+
+    python -m docs.blocks check [FILE ...]                exit 1 where a block shows something else than is printed
+    python -m docs.blocks update [--measured] [FILE ...]  write what is printed into the blocks
+
+In a ```console block `$ ffn ...` is a command, and the lines below it are its standard output (and its errors, where it
+fails). A command with nothing below it is only run; a line `?` below it is filled by `update`. The commands of a page
+share a folder with `my-model`, a tiny checkpoint. A comment on the line before a block says what is special about it:
+
+    <!-- lines 1-8, -2 -->   the block shows only these lines of the output, and `...` for the others
+    <!-- from down =; lines 1-4 -->   the same of the output from the first line that begins with `down =`
+    <!-- exit 1 -->          the last command fails; `$ echo $?` in the block says the same to the reader
+    <!-- numbers -->         its figures are rounding errors: only the text around them is compared
+    <!-- measured -->        times of a machine: `check` runs it with --quick and compares the shape of its table, and
+                             `update` leaves it alone without --measured
+    <!-- file mine.py -->    not a console block, but a file for the commands after it
+    <!-- workflow -->        not a console block, but YAML whose `run` and `entry` commands are run as measured ones
+    <!-- not run: WHY -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from docs.example_model import write_model
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"(?:^<!-- (?P<notes>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
+_ELSEWHERE = ("pip ", "make ", "git ", "cd ", "python3 -m venv")  # installing and the like: not run here
+_NUMBER = re.compile(r"[-+−±]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+_VERDICT = re.compile(r"# % (?:faster|slower)|\b(?:same|inconclusive|cannot tell|baseline)\b")
+
+
+@dataclass
+class Command:
+    """One line after `$`, and what the block shows below it."""
+
+    line: str
+    output: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page: where its body lies in the text, and the notes of the comment before it."""
+
+    language: str
+    body: str
+    start: int
+    end: int
+    notes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A command whose output is not what its page shows."""
+
+    page: str
+    command: str
+    shown: list[str]
+    printed: list[str]
+
+    def __str__(self) -> str:
+        lines = difflib.unified_diff(self.shown, self.printed, "shown", "printed", lineterm="")
+        return "\n".join([f"{self.page}: $ {self.command}", *lines])
+
+
+def blocks(text: str) -> list[Block]:
+    """Every fenced block of a page, in order."""
+    return [
+        Block(match["language"], match["body"], match.start("body"), match.end("body"), _notes(match["notes"] or ""))
+        for match in _BLOCK.finditer(text)
+    ]
+
+
+def commands(body: str) -> list[Command]:
+    """The commands of a console block; one that ends with a backslash goes on in the next line."""
+    found: list[Command] = []
+    for line in body.splitlines():
+        if found and not found[-1].output and found[-1].line.endswith("\\"):
+            found[-1].line += "\n" + line
+        elif line.startswith("$ "):
+            found.append(Command(line[2:]))
+        elif found:
+            found[-1].output.append(line)
+        else:
+            raise ValueError(f"a console block begins with {line!r}, not with a command")
+    return found
+
+
+def check(page: Path) -> list[Difference]:
+    """Run a page's commands; where their output is not what the page shows."""
+    text = page.read_text("utf-8")
+    with _folder():
+        return [difference for block in blocks(text) for difference in _checked(page.name, block)]
+
+
+def update(page: Path, measured: bool = False) -> bool:
+    """Run a page's commands and write what they print into it; whether that changed the page."""
+    text = page.read_text("utf-8")
+    with _folder():
+        bodies = [(block, _updated(block, measured)) for block in blocks(text)]
+    new = text
+    for block, body in reversed(bodies):
+        new = new[: block.start] + body + new[block.end :]
+    if new != text:
+        page.write_text(new, "utf-8")
+    return new != text
+
+
+def _checked(page: str, block: Block) -> Iterator[Difference]:
+    _write_file(block)
+    if not _is_run(block):
+        return
+    measured = "measured" in block.notes
+    last = 0
+    for command, allowed in _with_exits(block):
+        quick = command.line.startswith("ffn bench")
+        printed, last = _run(f"{command.line} --quick" if quick else command.line, last)
+        if last not in allowed:
+            raise AssertionError(f"{page}: $ {command.line}: exit {last}: {printed[-1:]}")
+        shown, printed = command.output, _excerpt(printed, block.notes)
+        if quick:
+            shown, printed = _table(shown), _table(printed)
+        elif measured:
+            continue
+        elif "numbers" in block.notes:
+            shown, printed = [_shape(line) for line in shown], [_shape(line) for line in printed]
+        if command.output and shown != printed:
+            yield Difference(page, command.line, shown, printed)
+
+
+def _updated(block: Block, measured: bool) -> str:
+    _write_file(block)
+    if not _is_run(block) or "workflow" in block.notes:
+        return block.body
+    lines = []
+    last = 0
+    for command in commands(block.body):
+        lines.append(f"$ {command.line}")
+        if "measured" in block.notes and not measured and command.output != ["?"]:
+            lines += command.output
+            continue
+        printed, last = _run(command.line, last)
+        if command.output:
+            lines += _excerpt(printed, block.notes)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _write_file(block: Block) -> None:
+    """Write the file that a block shows, also as that of the base branch in `base/`."""
+    if "file" in block.notes:
+        for path in (Path(block.notes["file"]), Path("base", block.notes["file"])):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.body, "utf-8")
+
+
+def _is_run(block: Block) -> bool:
+    return "workflow" in block.notes or (block.language == "console" and "not run" not in block.notes)
+
+
+def _workflow(body: str) -> list[Command]:
+    """The commands of ffn in a GitHub workflow or a pre-commit configuration."""
+
+    def lines(node: object) -> Iterator[str]:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                if key in ("run", "entry"):
+                    yield from str(value).splitlines()
+                else:
+                    yield from lines(value)
+        elif isinstance(node, list):
+            for value in node:
+                yield from lines(value)
+
+    return [Command(line) for line in lines(yaml.safe_load(body)) if line.startswith("ffn ")]
+
+
+def _with_exits(block: Block) -> Iterator[tuple[Command, set[int]]]:
+    """Every command with the exit codes that it may have: 0, or what the block says of it."""
+    found = _workflow(block.body) if "workflow" in block.notes else commands(block.body)
+    for command, after in zip(found, [*found[1:], None], strict=True):
+        if command.line.startswith("ffn bench"):  # what a busy machine says is no fault of the page
+            allowed = {0, 1, 4}
+        elif after is None:
+            allowed = {int(block.notes.get("exit", 0))}
+        else:
+            allowed = {int(after.output[0])} if after.line == "echo $?" and after.output else {0}
+        yield command, allowed
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def _run(line: str, last: int) -> tuple[list[str], int]:
+    """What a command prints and its exit code; `last` is that of the command before it."""
+    if line == "echo $?":
+        return [str(last)], 0
+    if line.startswith(_ELSEWHERE):
+        return [], 0
+    line = line.replace("\\\n", " ")
+    ours, pipe, rest = line.partition(" | ")
+    if not ours.startswith("ffn ") or re.search(r"[;&<>]", re.sub(r"'[^']*'", "", ours)):
+        done = subprocess.run(["bash", "-c", _SHIM + line], capture_output=True, text=True, check=False)
+        return (done.stdout + done.stderr * bool(done.returncode)).splitlines(), done.returncode
+    out, err, code = in_process(shlex.split(ours, comments=True)[1:])
+    if pipe:
+        done = subprocess.run(["bash", "-c", rest], input=out, capture_output=True, text=True, check=False)
+        out, err, code = done.stdout, done.stderr, done.returncode
+    return (out + err * bool(code)).splitlines(), code
+
+
+_SHIM = f'ffn() {{ {shlex.quote(sys.executable)} -m ffncli "$@"; }}\n'
+
+
+def in_process(arguments: Sequence[str]) -> tuple[str, str, int]:
+    """A command without a process of its own: its standard output, its standard error, its exit code."""
+    from ffncli.cli.main import main
+
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main(list(arguments))
+    except SystemExit as stop:
+        return out.getvalue(), err.getvalue(), int(stop.code or 0)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[None]:
+    """An empty working directory with `my-model`, without the network and without a terminal's size."""
+    before, width = Path.cwd(), os.environ.pop("COLUMNS", None)
+    os.environ.update(HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT))
+    with tempfile.TemporaryDirectory(prefix="ffn-docs-") as name:
+        os.chdir(name)
+        write_model(Path("my-model"))
+        try:
+            yield
+        finally:
+            os.chdir(before)
+            if width is not None:
+                os.environ["COLUMNS"] = width
+
+
+# --- what is compared -------------------------------------------------------------------------------------------------
+
+
+def _notes(text: str) -> dict[str, str]:
+    """`lines 1-8; exit 1` → {"lines": "1-8", "exit": "1"}."""
+    notes = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        key = "not run" if part.startswith("not run") else part.split()[0]
+        notes[key] = part[len(key) :].strip(" :")
+    return notes
+
+
+def _excerpt(lines: list[str], notes: dict[str, str]) -> list[str]:
+    """The lines that `1-8, -2` names (counted from 1, from the end where negative), `...` where some are left out."""
+    ranges = notes.get("lines")
+    if "from" in notes and len(lines) > 1:
+        start = next((at for at, line in enumerate(lines) if line.startswith(notes["from"])), None)
+        if start is None:
+            raise ValueError(f"no line begins with {notes['from']!r}: {lines[:3]} ...")
+        lines = lines[start:]
+    if not ranges:
+        return lines
+    kept: set[int] = set()
+    for part in ranges.split(","):
+        first, last = re.fullmatch(r"(-?\d+)(?:-(\d+))?", part.strip()).groups()  # type: ignore[union-attr]
+        at = int(first) - 1 if int(first) > 0 else len(lines) + int(first)
+        kept |= set(range(at, int(last) if last else at + 1))
+    shown: list[str] = []
+    for number, line in enumerate(lines):
+        if number in kept:
+            shown.append(line)
+        elif not shown or shown[-1] != "...":
+            shown.append("...")
+    return shown
+
+
+def _table(lines: list[str]) -> list[str]:
+    """The shape of a bench's head and table, without units of time and verdicts, which differ from run to run."""
+    rows = []
+    for line in lines:
+        if line.startswith(("  ", "...")):
+            break
+        rows.append(
+            " ".join(re.sub(r"\b(?:ns|µs|ms|s)\b", "u", _VERDICT.sub("V", _shape(line))).replace("[#, #]", "").split())
+        )
+    return rows
+
+
+def _shape(line: str) -> str:
+    """A line with its numbers masked."""
+    return " ".join(_NUMBER.sub("#", line).split())
+
+
+def main() -> int:
+    """Check or update; 1 where a block is not what is printed."""
+    options = argparse.ArgumentParser(description="The console blocks of README.md and docs/.")
+    options.add_argument("action", choices=["check", "update"])
+    options.add_argument("pages", nargs="*", type=Path, metavar="FILE")
+    options.add_argument("--measured", action="store_true", help="measure anew what was measured")
+    chosen = options.parse_args()
+    differences: list[Difference] = []
+    for page in [page.absolute() for page in chosen.pages] or PAGES:
+        if chosen.action == "update":
+            print(f"{page.name}: {'written' if update(page, chosen.measured) else 'unchanged'}")
+        else:
+            differences += check(page)
+    for difference in differences:
+        print(difference, end="\n\n")
+    return int(bool(differences))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""`my-model`: the tiny Llama checkpoint with random weights that the pages of the manual read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+WORDS = [
+    "[UNK]",
+    "<s>",
+    "</s>",
+    "The",
+    "cat",
+    "sat",
+    "on",
+    "the",
+    "mat",
+    "and",
+    "slept",
+    "Paris",
+    "is",
+    "capital",
+    "of",
+]
+D_MODEL, D_FF, LAYERS, HEADS = 64, 176, 4, 4
+
+
+def write_model(path: Path) -> None:
+    """config.json, model.safetensors and a tokenizer of whole words, the same on every machine."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+        for name, shape in _shapes().items()
+    }
+    path.mkdir()
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "config.json").write_text(json.dumps(_config(), indent=2), "utf-8")
+    _write_tokenizer(path)
+
+
+def _shapes() -> dict[str, tuple[int, ...]]:
+    square, wide, narrow = (D_MODEL, D_MODEL), (D_FF, D_MODEL), (D_MODEL, D_FF)
+    layer = {
+        "input_layernorm": (D_MODEL,), "post_attention_layernorm": (D_MODEL,),
+        **dict.fromkeys(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"], square),
+        "mlp.gate_proj": wide, "mlp.up_proj": wide, "mlp.down_proj": narrow,
+    }  # fmt: skip
+    layers = {f"model.layers.{i}.{name}.weight": shape for i in range(LAYERS) for name, shape in layer.items()}
+    ends = dict.fromkeys(["model.embed_tokens.weight", "lm_head.weight"], (len(WORDS), D_MODEL))
+    return {**layers, **ends, "model.norm.weight": (D_MODEL,)}
+
+
+def _config() -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": D_MODEL,
+        "intermediate_size": D_FF, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS, "hidden_act": "silu", "vocab_size": len(WORDS), "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False, "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+
+
+def _write_tokenizer(path: Path) -> None:
+    vocabulary = {word: number for number, word in enumerate(WORDS)}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
+    }  # fmt: skip
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")

@@ -1,0 +1,116 @@
+"""The parts of the manual that are written by a program: docs/commands.md, and tables between markers in other pages.
+
+    python -m docs.generated [--check]      write them; or exit 1, naming the pages that are out of date
+
+The tables come from the files in benchmarks/results, by the summaries of the scripts that measured them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks import bench_method, conv1x1, timers
+from benchmarks.kept import read
+from docs.blocks import in_process
+from ffncli.cli.main import COMMANDS
+from ffncli.run.texts import TEXTS
+
+DOCS = Path(__file__).parent
+RESULTS = DOCS.parent / "benchmarks" / "results"
+WRITER = "written by make docs-update"
+
+
+def commands_page() -> str:
+    """docs/commands.md: the help of ffn and of every command, as it is printed in a pipe."""
+    head = "# Commands\n\nAfter this page you know every option. It is written from the programs' own help.\n"
+    return head + "".join(_help(name) for name in ("", *COMMANDS))
+
+
+def _help(name: str) -> str:
+    out, err, code = in_process([*filter(None, [name]), "--help"])
+    if code:
+        raise RuntimeError(f"ffn {name} --help: exit {code}: {err}")
+    return f"\n## {f'ffn {name}'.strip()}\n\n```text\n{out.strip()}\n```\n"
+
+
+def architectures() -> str:
+    """How many architectures are counted three ways with one result."""
+    rows = read(RESULTS / "architectures.csv")
+    counts = Counter(row["result"] for row in rows)
+    others = ", ".join(f"{count} {result}" for result, count in counts.most_common() if result != "same")
+    return (
+        f"{counts['same']} of the {len(rows)} text architectures in transformers have the same count by config, "
+        f"headers and module ({others}); [the table](../benchmarks/results/architectures.csv) gives the reasons."
+    )
+
+
+def peers() -> str:
+    """Other counters on the same input."""
+    rows = [row for row in read(RESULTS / "peers.csv") if row["params"]]
+    body = [
+        (row["program"], row["version"], f"{int(row['params']):,}", f"{int(row['operations']):,} {row['unit']}",
+         f"{float(row['wall_s']):.2f} s", f"{int(row['peak_bytes']) / 1e6:.0f} MB")
+        for row in rows
+    ]  # fmt: skip
+    return _table(("program", "version", "parameters", "operations", "time", "memory"), body)
+
+
+def claims() -> str:
+    """The tally of docs/claims.md, which has its own test."""
+    match = re.search(rf"^\d+ claims of {len(TEXTS)} texts: .*$", (DOCS / "claims.md").read_text("utf-8"), re.M)
+    if match is None:
+        raise RuntimeError("docs/claims.md has no tally: make claims")
+    return match[0]
+
+
+SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
+    "method.md": {
+        "architectures": architectures,
+        "peers": peers,
+        "bench_method": lambda: bench_method.summary(read(RESULTS / "bench_method.csv"))[0],
+        "timers": lambda: timers.summary(read(RESULTS / "timers.csv"))[0],
+    },
+    "findings.md": {"claims": claims, "conv1x1": lambda: conv1x1.summary(read(RESULTS / "conv1x1.csv"))},
+}
+
+
+def written(page: str) -> str:
+    """A page with all its sections written anew."""
+    text = (DOCS / page).read_text("utf-8")
+    for name, section in SECTIONS[page].items():
+        start, end = f"<!-- {name}: {WRITER} -->\n", f"<!-- end of {name} -->"
+        before, found, rest = text.partition(start)
+        _, ended, after = rest.partition(end)
+        if not found or not ended:
+            raise RuntimeError(f"docs/{page} has no markers of {name}")
+        text = f"{before}{start}\n{section()}\n\n{end}{after}"
+    return text
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows))
+
+
+def main() -> int:
+    """Write or check every generated page."""
+    options = argparse.ArgumentParser(description="The generated parts of the manual.")
+    options.add_argument("--check", action="store_true")
+    check = options.parse_args().check
+    new = {"commands.md": commands_page(), **{page: written(page) for page in SECTIONS}}
+    stale = [
+        name for name, text in new.items() if not (DOCS / name).exists() or (DOCS / name).read_text("utf-8") != text
+    ]
+    for name in stale:
+        print(f"docs/{name}: {'out of date, make docs-update' if check else 'written'}")
+        if not check:
+            (DOCS / name).write_text(new[name], "utf-8")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
