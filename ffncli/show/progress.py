@@ -7,9 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ffncli.show.color import ColorChoice, is_colored
+
 
 @contextmanager
-def progress(total: int, what: str, quiet: bool = False, color: bool = True) -> Iterator[Callable[[int], None]]:
+def progress(
+    total: int, what: str, quiet: bool = False, color: ColorChoice = "auto"
+) -> Iterator[Callable[[int], None]]:
     """Yields a function that is told how much of `total` has been done since; it is gone when the work ends.
 
     Nothing is shown in a pipe, in a terminal that cannot go back in a line, or where `quiet`.
@@ -20,7 +24,7 @@ def progress(total: int, what: str, quiet: bool = False, color: bool = True) -> 
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True, no_color=True if not color else None)
+    console = Console(stderr=True, no_color=not is_colored(sys.stderr, color))
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total)
