@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from math import isfinite
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ffncli.bench.doctor import doctor
 from ffncli.bench.doctor.doctor import DoctorCheck
+from ffncli.cli.common.option import COMPUTE, option
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.parsers import above_zero, positive
 from ffncli.cli.common.spread import spread
@@ -34,30 +34,39 @@ CONVENTIONS = {
 _WIDTH = 54  # of a value, so that the table fits 80 columns
 _SECONDS = 10.0
 
-Without = Annotated[bool, typer.Option("--no-noise", help="Skip the noise test.")]
+_noise_test = partial(option, "Noise test")
+Without = Annotated[bool, _noise_test("--no-noise", daily=True, help="Skip the noise test.")]
 Seconds = Annotated[
     float | None,
-    typer.Option("--seconds", metavar="N", parser=above_zero("--seconds"), help="Of the noise test, default 10."),
+    _noise_test(
+        "--seconds",
+        metavar="N",
+        parser=above_zero("--seconds"),
+        daily=True,
+        help=f"Length of the noise test. [default: {_SECONDS:g}]",
+    ),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(
-        "--threads",
-        metavar="N",
-        parser=positive("--threads", 4096),
-        help="CPU threads of the noise test; default: as many as `ffn bench` uses.",
+    option(
+        COMPUTE, "--threads", metavar="N", parser=positive("--threads", 4096), daily=True,
+        help="CPU threads of the noise test. [default: as `ffn bench`]",
     ),
-]
+]  # fmt: skip
 
 
 @spread
 def command(
     *, no_noise: Without = False, seconds: Seconds = None, threads: Threads = None, show: OutputOptions
 ) -> None:
-    """Show what this machine can do, and what difference it can resolve: versions, processor, caches, compiler,
-    GPU, extras with the command that installs them, and a noise test of 10 seconds.
+    """Show what this machine can do, and how small a difference it can measure: versions, processor, caches,
+    compiler, GPU, extras with the command that installs them, and a noise test of 10 seconds.
 
-    Try: ffn doctor --no-noise
+    Examples:
+      ffn doctor
+      ffn doctor --no-noise                # in a second
+      ffn doctor --seconds 60 --threads 1  # a longer noise test
+      ffn doctor --no-noise --json         # for a bug report
     """
     output = show.output()
     if no_noise and (seconds is not None or threads is not None):

@@ -8,10 +8,9 @@ import signal
 import sys
 from collections.abc import Collection
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from ffncli.errors import ExitCode, FFNError, Terminated, did_you_mean
-from ffncli.version import __version__
 
 # name → (module with a function `command`, the line that `ffn --help` and the README show)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -59,13 +58,16 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _run(args: list[str]) -> int:
-    if not sys.stdout.isatty():
-        os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"  # read when typer is imported: no escape codes in a pipe
+    if "_FFN_COMPLETE" in os.environ and (code := _complete()) is not None:
+        return code
     import typer
 
-    name = args[0] if args and args[0] in COMMANDS and "_FFN_COMPLETE" not in os.environ else None
+    if not args and "_FFN_COMPLETE" not in os.environ:
+        print_root_help(sys.stderr)
+        return ExitCode.USAGE
+    name = args[0] if args and args[0] in COMMANDS else None
     try:
-        if name:  # the command alone is the whole app: without the root's options its help needs no pydantic
+        if name:  # the command alone is the whole app
             app, words, program = _app([name], name), args[1:], f"ffn {name}"
         else:
             app, words, program = build(_asked_for(args)), args, "ffn"
@@ -83,11 +85,20 @@ def _run(args: list[str]) -> int:
 
 def build(asked_for: str | None) -> Any:
     """The Typer app. Only the module of `asked_for` is imported; the other commands are names with a help line."""
-    import typer
+    from ffncli.cli.common.root import root
 
     app = _app(COMMANDS, asked_for)
-    app.callback()(_root_options(typer))
+    app.callback(add_help_option=False)(root)
     return app
+
+
+def print_root_help(stream: TextIO) -> None:
+    """The short help of `ffn` itself."""
+    import typer
+
+    from ffncli.cli.common.help import print_help
+
+    print_help(typer.main.get_command(build(None)), "ffn", whole=False, stream=stream)
 
 
 def _app(names: Collection[str], asked_for: str | None) -> Any:
@@ -98,48 +109,32 @@ def _app(names: Collection[str], asked_for: str | None) -> Any:
 
     app = typer.Typer(
         name="ffn",
-        help="Inspect the transformer's feed-forward network (FFN).",
-        epilog="New here? ffn explain · Try: ffn trace · ffn params llama-2-7b mixtral-8x7b",
-        no_args_is_help=True,
         add_completion=len(names) > 1,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich" if sys.stdout.isatty() else None,  # plain help is four times faster
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        rich_markup_mode=None,  # help and errors are our own
     )
     for name in names:
         module, summary = COMMANDS[name]
         function = import_module(module).command if name == asked_for else _placeholder
-        app.command(name, cls=OnceCommand, short_help=summary, help=None if name == asked_for else summary)(function)
+        help_text = None if name == asked_for else summary
+        app.command(name, cls=OnceCommand, short_help=summary, help=help_text, add_help_option=False)(function)
     return app
 
 
-def _root_options(typer: Any) -> Any:
-    """`ffn --version` and `ffn --debug`; built here because typer is imported late."""
-
-    def root(
-        version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
-        debug: bool = typer.Option(False, "--debug", help="Show tracebacks of errors."),
-    ) -> None:
-        """Inspect the transformer's feed-forward network (FFN)."""
-
-    return root
-
-
-def _version(wanted: bool) -> None:
-    """Versions of ffn and of what decides its numbers, read from metadata: torch is not imported for it."""
-    if not wanted:
-        return
-    from importlib.metadata import PackageNotFoundError, version
-
+def _complete() -> int | None:
+    """Answer a shell that completes; None where it is the script that is wanted, which Typer has."""
     import typer
 
-    try:
-        torch = version("torch")
-    except PackageNotFoundError:
-        torch = "missing"
-    python = ".".join(map(str, sys.version_info[:3]))
-    sys.stdout.write(f"ffn {__version__} (torch {torch}, Python {python})\n")
-    raise typer.Exit
+    from ffncli.cli.common.complete import completion
+
+    def load(name: str | None) -> Any:
+        return typer.main.get_command(build(None) if name is None else _app([name], name))
+
+    answer = completion({name: summary for name, (_, summary) in COMMANDS.items()}, load)
+    if answer is None:
+        return None
+    sys.stdout.write(answer[0])
+    return answer[1]
 
 
 def _placeholder() -> None:
@@ -147,11 +142,8 @@ def _placeholder() -> None:
 
 
 def _asked_for(args: list[str]) -> str | None:
-    """The command's name: the first word that is no option (when completing, of the line being completed)."""
-    words = args
-    if "_FFN_COMPLETE" in os.environ:  # bash says the line in one variable, zsh and fish in another
-        words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
-    return next((word for word in words if not word.startswith("-")), None)
+    """The command's name: the first word that is not an option."""
+    return next((word for word in args if not word.startswith("-")), None)
 
 
 def print_error(text: str) -> None:

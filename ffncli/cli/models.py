@@ -20,13 +20,19 @@ from ffncli.show.tables import Short, Table
 @spread
 def command(
     *,
-    search: Annotated[str | None, typer.Argument(metavar="TEXT", help="Only names that contain this.")] = None,
+    search: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="Show only models whose name contains TEXT.")
+    ] = None,
     show: OutputOptions,
 ) -> None:
-    """List the known models: widths, activation, FFN parameters; --json and --csv say where each
-    row was read.
+    """List the known models, with their sources: widths, activation, FFN parameters; --json and --csv give
+    the source of each row.
 
-    Try: ffn models llama
+    Examples:
+      ffn models              # all of them
+      ffn models llama        # those with llama in the name
+      ffn models qwen3 --csv  # with sources
+      ffn models --json       # every field
     """
     output = show.output()
     names = [name for name in catalog.names() if search is None or search.lower() in name]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ffncli.errors import FFNError, clean, shown
+from ffncli.show.color import ColorChoice, Paint, curve_style, is_colored, painted, sign_style, unpainted
 from ffncli.show.parts import Answer, Fold, Heading, Line, Part
 from ffncli.show.plots.braille import drawn
 from ffncli.show.plots.plot import Plot
@@ -37,7 +38,7 @@ class Output:
     format: Format = "table"
     path: str | None = None
     force: bool = False
-    color: bool = True
+    color: ColorChoice = "auto"
     quiet: bool = False
 
     def __post_init__(self) -> None:
@@ -65,21 +66,23 @@ class Output:
         elif self.format == "table" and sys.stdout.isatty():
             from ffncli.show.terminal import Terminal  # rich is loaded for a terminal alone
 
-            Terminal(sys.stdout, self.color).show(answer.parts)
+            Terminal(sys.stdout, is_colored(sys.stdout, self.color)).show(answer.parts)
         else:
             if self.format in ("json", "csv") and isinstance(sys.stdout, io.TextIOWrapper):
                 sys.stdout.reconfigure(encoding="utf-8")  # data does not depend on the locale
             encoding = sys.stdout.encoding or "utf-8"
-            sys.stdout.write(encodable(self._render(answer, encoding), encoding))
+            color = is_colored(sys.stdout, self.color)
+            sys.stdout.write(encodable(self._render(answer, encoding, color), encoding))
             sys.stdout.flush()
 
-    def _render(self, answer: Answer, encoding: str) -> str:
+    def _render(self, answer: Answer, encoding: str, color: bool = False) -> str:
         if self.format == "json":
             return _json(answer)
         if self.format == "csv":
             return _csv(answer.rows)
-        people = _markdown if self.format == "md" else _plain
-        return people(answer.parts, encoding)
+        if self.format == "md":
+            return _markdown(answer.parts, encoding)
+        return _plain(answer.parts, encoding, painted if color else unpainted)
 
 
 _LONGEST_LINE = 2000  # what a file or an argument says may be any length
@@ -141,36 +144,41 @@ def _csv(table: Table) -> str:
 # --- people -----------------------------------------------------------------------------------------------------------
 
 
-def _plain(parts: Sequence[Part], encoding: str) -> str:
+def _plain(parts: Sequence[Part], encoding: str, paint: Paint = unpainted) -> str:
+    """Lines at their natural width; with colours they are the same lines between escape codes."""
     lines: list[str] = []
     for part in parts:
         match part:
             case Heading():
-                lines += ([""] if lines else []) + [clean(f"{part.text}  {part.remark}").rstrip()]
+                remark = paint(clean(part.remark), "dim")
+                lines += ([""] if lines else []) + [f"{paint(clean(part.text), 'bold')}  {remark}".rstrip()]
             case Line():
-                lines.append("  " + clean(part.text))
+                lines.append("  " + paint(clean(part.text), "dim" if part.quiet else ""))
             case Excerpt():
-                lines += ["  " + "  ".join(text for text, _ in line) for line in part.lines()]
+                lines += ["  " + "  ".join(paint(text, sign_style(v)) for text, v in line) for line in part.lines()]
             case Table():
-                lines += ([""] if lines else []) + _plain_table(part)
+                lines += ([""] if lines else []) + _plain_table(part, paint)
             case Plot():
-                lines += ([""] if lines else []) + _plain_plot(part, encoding)
+                lines += ([""] if lines else []) + _plain_plot(part, encoding, paint)
             case Fold():
-                lines += ([""] if lines else []) + _plain(part.parts, encoding).splitlines()
+                lines += ([""] if lines else []) + _plain(part.parts, encoding, paint).splitlines()
     return "".join(line.rstrip() + "\n" for line in lines)
 
 
-def _plain_plot(plot: Plot, encoding: str) -> list[str]:
-    return ["".join(text for text, _ in line).rstrip() for line in drawn(plot, encoding=encoding)]
+def _plain_plot(plot: Plot, encoding: str, paint: Paint = unpainted) -> list[str]:
+    lines = drawn(plot, encoding=encoding)
+    return ["".join(paint(text, curve_style(style)) for text, style in line).rstrip() for line in lines]
 
 
-def _plain_table(table: Table) -> list[str]:
+def _plain_table(table: Table, paint: Paint) -> list[str]:
     texts, right = table.texts(), table.right_aligned()
     names = [clean(name) for name in table.columns]
     widths = [max([width(c), *(width(row[i]) for row in texts)]) for i, c in enumerate(names)]
-    rows = [names, *texts] if any(names) else texts
-    out = [clean(table.title)] if table.title else []
-    return out + aligned(rows, widths, right)
+    head = [names] if any(names) else []
+    bold = {-1, *table.emphasis}  # -1: the names of the columns
+    lines = enumerate(aligned([*head, *texts], widths, right), -len(head))
+    title = [paint(clean(table.title), "bold")] if table.title else []
+    return title + [paint(line, "bold" if at in bold else "") for at, line in lines]
 
 
 def markdown(parts: Sequence[Part]) -> str:

@@ -30,9 +30,11 @@ class Advance:
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, description=what)
 
+from ffncli.show.color import ColorChoice, is_colored
+
 
 @contextmanager
-def progress(total: int, what: str, quiet: bool = False, color: bool = True) -> Iterator[Advance]:
+def progress(total: int, what: str, quiet: bool = False, color: ColorChoice = "auto") -> Iterator[Advance]:
     """Yields a function that is told how much of `total` has been done since; its bar is gone when the work ends.
 
     Nothing is shown in a pipe, in a terminal that cannot go back in a line, or where `quiet`.
@@ -43,7 +45,7 @@ def progress(total: int, what: str, quiet: bool = False, color: bool = True) -> 
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True, no_color=True if not color else None)
+    console = Console(stderr=True, no_color=not is_colored(sys.stderr, color))
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         yield Advance(bar, bar.add_task(what, total=total))

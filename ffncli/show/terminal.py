@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Literal, TextIO
 
 from ffncli.errors import clean
+from ffncli.show.color import curve_style, sign_style
 from ffncli.show.parts import Fold, Heading, Line, Part
 from ffncli.show.plots.plot import Plot
 from ffncli.show.tables import Table
@@ -21,10 +21,12 @@ class Terminal:
     def __init__(self, stream: TextIO, color: bool) -> None:
         from rich.console import Console
 
-        plain = not color or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+        # Where colour is forced, a terminal without any (TERM=dumb) gets the eight that all others know.
+        system: Literal["auto", "standard"] = "standard" if os.environ.get("TERM") == "dumb" else "auto"
         self.console = Console(
-            file=stream, markup=False, highlight=False, emoji=False, color_system=None if plain else "auto"
-        )
+            file=stream, markup=False, highlight=False, emoji=False, no_color=not color,
+            color_system=system if color else None,
+        )  # fmt: skip
         self.encoding = stream.encoding or "utf-8"
 
     def show(self, parts: Sequence[Part]) -> None:
@@ -61,7 +63,7 @@ class Terminal:
                 if at > excerpt.labelled and used + 2 + width(text) > self.console.width:
                     self.console.print(line)
                     line, used = Text(" " * label), label
-                line.append(("  " if at else "") + self._fit(text), _sign_style(value))
+                line.append(("  " if at else "") + self._fit(text), sign_style(value))
                 used += (2 if at else 0) + width(text)
             self.console.print(line)
 
@@ -75,7 +77,7 @@ class Terminal:
         # The Linux console has no Braille in its font.
         encoding = "ascii" if os.environ.get("TERM") == "linux" else self.encoding
         for spans in drawn(plot, self.console.width, encoding):
-            self.console.print(Text.assemble(*((text, _curve_style(style)) for text, style in spans)))
+            self.console.print(Text.assemble(*((text, curve_style(style)) for text, style in spans)))
 
     def _table(self, table: Table, first: bool) -> None:
         from rich.text import Text
@@ -148,17 +150,3 @@ class Terminal:
                 if not cell:
                     continue
                 self.console.print(Text(pad(name, wide) + "  ", "dim").append(cell, "not dim"))
-
-
-# Seen on black and on white; "" is the colour of text.
-_CURVES = ("cyan", "magenta", "green", "red", "yellow", "blue", "", "bright_black")
-
-
-def _curve_style(style: int | str) -> str:
-    return _CURVES[style % len(_CURVES)] if isinstance(style, int) else style
-
-
-def _sign_style(value: float) -> str:
-    if math.isnan(value):
-        return "dim"
-    return "red" if value < 0 else "dim" if value == 0 else "green"

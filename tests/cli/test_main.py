@@ -13,7 +13,6 @@ from ffncli.cli import models as models_module
 from ffncli.cli.main import _terminated
 from ffncli.errors import FFNError
 from tests.oracles.checkpoints import LLAMA, folder
-from tests.show.test_output import in_terminal
 
 
 @pytest.mark.parametrize(
@@ -50,13 +49,6 @@ def test_debug_shows_where_it_happened(call):
     assert call("--debug", "params", "--nope")[2].endswith("see `ffn params --help`\n")
 
 
-def test_help_is_short_to_ask_for(call):
-    assert call("-h") == call("--help")
-    code, out, err = call()
-    assert (code, out) == (2, "")
-    assert err.startswith("Usage: ffn ")
-
-
 def test_the_version_says_what_decides_the_numbers(call, monkeypatch):
     code, out, err = call("--version")
     assert (code, err) == (0, "")
@@ -69,25 +61,6 @@ def test_the_version_says_what_decides_the_numbers(call, monkeypatch):
     assert "(torch missing," in call("--version")[1]
 
 
-@pytest.mark.parametrize(
-    ("line", "at", "words"),
-    [("ffn par", "1", {"params"}), ("ffn params --d-", "2", {"--d-model", "--d-ff"}), ("ffn mod", "1", {"models"})],
-)
-def test_completion(line, at, words, ffn):
-    done = ffn(_FFN_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=at)
-    assert (done.returncode, done.stderr, set(done.stdout.split())) == (0, "", words)
-
-
-def test_a_pipe_gets_no_escape_codes_whatever_the_environment_says(ffn):
-    done = ffn("params", "--help", FORCE_COLOR="1", GITHUB_ACTIONS="true")
-    assert done.returncode == 0
-    assert "\x1b" not in done.stdout
-
-
-def test_a_terminal_gets_help_in_panels():
-    assert "╭" in in_terminal(100, "--help")
-
-
 def test_a_termination_unwinds():
     with pytest.raises(SystemExit) as stop:
         _terminated(15, None)
@@ -98,9 +71,3 @@ def test_a_directory_where_a_command_belongs(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder(tmp_path / "mine", LLAMA)
     assert call("mine")[2] == "error: No such command 'mine'; to count that model: ffn params mine\n"
-
-
-def test_zsh_completes_a_commands_options_too(ffn):
-    done = ffn(_FFN_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="ffn params --d-")
-    assert "--d-model" in done.stdout
-    assert "--d-ff" in done.stdout

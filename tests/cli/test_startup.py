@@ -14,6 +14,7 @@ from tests.oracles.checkpoints import LLAMA, MIXTRAL, folder, tensors
 
 HEAVY = {"torch", "pandas", "numpy"}
 LIGHT_COMMANDS = (
+    "-h",
     "--help",
     "--version",
     "params llama-2-7b",
@@ -29,6 +30,9 @@ LIGHT_COMMANDS = (
     "bench --help",
     "compare --help",
     "doctor --help",
+    "trace -h",
+    "verify -h",
+    "bench -h",
 )
 PROBE = """
 import json, sys
@@ -91,6 +95,7 @@ def test_importing_the_package_loads_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
+        ("-h", set()),
         ("--help", set()),
         ("--version", set()),
         ("params llama-2-7b", {"params"}),

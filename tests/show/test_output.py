@@ -194,10 +194,11 @@ class Screen(io.StringIO):
 
 
 def screen(monkeypatch, columns: int, *parts, color: bool = True, **env: str) -> str:
+    """What a terminal shows: with the colours it chooses, or with none."""
     for name, value in {"TERM": "xterm-256color", "COLUMNS": str(columns), **env}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdout", Screen())
-    Output(color=color).show(Answer("demo", {}, ROWS, parts))
+    Output(color="auto" if color else "never").show(Answer("demo", {}, ROWS, parts))
     return sys.stdout.getvalue()
 
 
@@ -263,6 +264,9 @@ def test_terminal_colours_by_sign_unless_told_not_to():
     assert "\x1b" not in in_terminal(100, *command, "--no-color")
     assert "\x1b" not in in_terminal(100, *command, NO_COLOR="1")
     assert "\x1b" not in in_terminal(100, *command, TERM="dumb")
+    assert "\x1b" not in in_terminal(100, *command, "--color", "never", FORCE_COLOR="1")
+    assert "\x1b[1m" in in_terminal(100, *command, "--color=always", NO_COLOR="1")
+    assert "\x1b[1m" in in_terminal(100, *command, "--color=always", TERM="dumb")
 
 
 def test_files_are_refused_unless_forced(tmp_path):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ffncli.block.activations import resolve
+from ffncli.cli.common import values
+from ffncli.cli.common.option import option
 from ffncli.cli.common.options import Text
 from ffncli.cli.common.parsers import from_zero, joined
 from ffncli.errors import ExitCode, FFNError, shown
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ffncli.block.analysis.formats import NumberFormat
     from ffncli.block.analysis.survival import RoundedDifference
 
-option = partial(typer.Option, rich_help_panel="Differences and rounding")
+difference_option = partial(option, "Differences and rounding")
 DEFAULT_FORMATS = "bf16,fp16"
 
 
@@ -26,18 +26,21 @@ DEFAULT_FORMATS = "bf16,fp16"
 class AgainstOptions:
     """--against, its --tolerance, and the formats of --dtype."""
 
-    against: Annotated[Text, option("--against", metavar="NAME", help="How far is each from this one, and where?")] = (
-        None
-    )
+    against: Annotated[
+        Text,
+        difference_option("--against", metavar="NAME", daily=True, values=values.activations,
+                          help="Show the largest difference from NAME, and where it is."),
+    ] = None  # fmt: skip
     tolerance: Annotated[
         float | None,
-        option("--tolerance", metavar="X", parser=from_zero("--tolerance"),
-                 help="Exit with 1 where a difference from --against is larger."),
+        difference_option("--tolerance", metavar="X", parser=from_zero("--tolerance"),
+                          help="Exit 1 if a difference from --against is larger."),
     ] = None  # fmt: skip
     dtypes: Annotated[
         list[str] | None,
-        option("--dtype", metavar="NAME,...", help=f"Round to these, default {DEFAULT_FORMATS}; fp32 too."),
-    ] = None
+        difference_option("--dtype", metavar="NAME,...", daily=True, values=values.rounding_formats,
+                          help=f"Formats to round to: bf16, fp16 or fp32. [default: {DEFAULT_FORMATS}]"),
+    ] = None  # fmt: skip
 
     @property
     def dtype(self) -> str | None:

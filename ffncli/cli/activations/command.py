@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,8 @@ from ffncli.cli.activations.iso_options import IsoOptions
 from ffncli.cli.activations.page import answer
 from ffncli.cli.activations.points import points
 from ffncli.cli.activations.rounding_options import RoundingOptions
+from ffncli.cli.common import values
+from ffncli.cli.common.option import option
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.parsers import above_zero, joined
 from ffncli.cli.common.plot_options import PlotOptions
@@ -31,8 +34,14 @@ if TYPE_CHECKING:
     from ffncli.run.activations.rounding import RoundingError
 
 _Names = Annotated[
-    list[str] | None, typer.Argument(metavar="NAME", help="gelu, silu, swiglu, ...; default: what known models use.")
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME",
+        autocompletion=values.units,
+        help="Activations or gated units, as in gelu or swiglu. [default: those in common use]",
+    ),
 ]
+_values = partial(option, "Values and curves")
 IN_USE = ("relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "xielu")
 DEFAULT_AT = "-3:3:1"
 _Plain = tuple[Sequence[str], Sequence[float], str | None]
@@ -44,12 +53,16 @@ def command(
     *,
     names: _Names = None,
     places: Annotated[
-        list[str] | None, typer.Option("--at", metavar="X,...|A:B:STEP", help="Where to show values, default -3:3:1.")
+        list[str] | None,
+        _values("--at", metavar="X,...|A:B:STEP", daily=True, help=f"Inputs to show. [default: {DEFAULT_AT}]"),
     ] = None,
     std: Annotated[
-        float, typer.Option("--std", metavar="S", parser=above_zero("--std"), help="Width of the normal input.")
+        float,
+        _values(
+            "--std", metavar="X", parser=above_zero("--std"), daily=True, help="Standard deviation of the normal input."
+        ),
     ] = 1.0,
-    everything: Annotated[bool, typer.Option("--all", help="Every activation of the table.")] = False,
+    everything: Annotated[bool, _values("--all", daily=True, help="Every activation there is.")] = False,
     expected: ExpectOptions,
     gated: GatedOptions,
     iso: IsoOptions,
@@ -60,7 +73,11 @@ def command(
 ) -> None:
     """Compare activations: values, slopes, extremes, differences, what becomes of a normal input.
 
-    Try: ffn activations gelu silu --plot, ffn activations gelu_tanh --against gelu, ffn activations --source DIR
+    Examples:
+      ffn activations gelu silu --plot                     # values and curves
+      ffn activations gelu_tanh --against gelu             # largest difference
+      ffn activations swiglu --iso-params --d-model 512    # d_ff for equal size
+      ffn activations --source ./my-model -p "Hello world" # on real inputs
     """
     output, at = show.output(), joined(places)
     chosen, units = chosen_names(names, everything)

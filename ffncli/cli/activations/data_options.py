@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from ffncli.cli.common import values
+from ffncli.cli.common.option import SOURCE, option
 from ffncli.cli.common.options import InputOptions, Text, TokenOptions
 from ffncli.cli.common.prompt_options import GivenOptions
 from ffncli.errors import FFNError
@@ -16,7 +16,7 @@ from ffncli.errors import FFNError
 if TYPE_CHECKING:
     from ffncli.show.output import Output
 
-_data = partial(typer.Option, rich_help_panel="On real data")
+_source = partial(option, SOURCE)
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,10 @@ class SourceOption:
     """--source, before what it is run on."""
 
     source: Annotated[
-        Text, _data("--source", metavar="SOURCE", help="Look at what enters this model's activation: DIR, gpt2, ...")
-    ] = None
+        Text,
+        _source("--source", metavar="SOURCE", daily=True, values=values.models,
+                help="Measure them on the real inputs of this model's activation: a directory, gpt2, ..."),
+    ] = None  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,9 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
 
     layer: Annotated[
         Text,
-        _data("--layer", metavar="I|all", help="With --source: layer from 0, decoder.3, or a row for each; default 0."),
-    ] = None
+        _source("-l", "--layer", metavar="N|all",
+                help="With --source: layer, counted from 0; decoder.3; all gives a row for each. [default: 0]"),
+    ] = None  # fmt: skip
 
     def check(self, others: Mapping[str, object], rounding: bool) -> None:
         """Raises FFNError for options without the --source that they speak of, and for contradictions.

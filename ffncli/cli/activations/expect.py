@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Annotated
 
-import typer
-
 from ffncli.block.analysis.stated import Checked, Claim, check, claim
+from ffncli.cli.common.option import option
 from ffncli.errors import ExitCode, FFNError
 from ffncli.show.parts import Answer
 from ffncli.show.tables import Fixed, Table
@@ -23,7 +22,12 @@ class ExpectOptions:
 
     expect: Annotated[
         list[str] | None,
-        typer.Option(_OPTION, metavar="X=Y,...", help="Values that a text states; exit 1 where one is wrong."),
+        option(
+            "Values and curves",
+            _OPTION,
+            metavar="X=Y,...",
+            help="Check that f(X) = Y to the digits given; exit 1 if not.",
+        ),
     ] = None
 
     def claims(self) -> tuple[Claim, ...]:

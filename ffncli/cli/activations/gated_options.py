@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ffncli.cli.activations.points import MOST, points
+from ffncli.cli.common.option import option
 from ffncli.cli.common.parsers import joined
 from ffncli.errors import FFNError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_gated = partial(typer.Option, rich_help_panel="Gated units")
+_gated = partial(option, "Gated units")
 DEFAULT_UP = (1.0,)
 
 
@@ -25,7 +24,7 @@ class GatedOptions:
 
     up_lists: Annotated[
         list[str] | None,
-        _gated("--up", metavar="U,...", help="Values of up to show gated units at, default 1; --at is the gate."),
+        _gated("--up", metavar="X,...", help="Values of the up input; --at gives those of the gate. [default: 1]"),
     ] = None
 
     @property

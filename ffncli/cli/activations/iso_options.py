@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ffncli.block.analysis.gated import UNITS
+from ffncli.cli.common.option import option
 from ffncli.cli.common.options import Count, Text
 from ffncli.cli.common.parsers import positive
 from ffncli.errors import FFNError
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from ffncli.models.counting.iso_units import IsoUnit
 
-_iso = partial(typer.Option, rich_help_panel="Gated units")
+_iso = partial(option, "Gated units")
 _D_MODEL, _D_FF = "512", "2048"  # the Transformer of 2017
 
 
@@ -28,13 +27,22 @@ class IsoOptions:
     """--iso-params, and the plain block that the gated one is to equal."""
 
     iso_params: Annotated[
-        bool, _iso("--iso-params", help="The width at which the gated block has a plain one's parameters.")
+        bool, _iso("--iso-params", help="Show the width at which a gated block has as many parameters as a plain one.")
     ] = False
-    d_model: Annotated[Text, _iso("--d-model", metavar="N", help="Of both blocks, default 512.")] = None
-    d_ff: Annotated[Text, _iso("--d-ff", metavar="N|4x", help="Of the plain block, default 2048 (or 4x).")] = None
+    d_model: Annotated[
+        Text, _iso("--d-model", metavar="N", help=f"With --iso-params: width of both blocks. [default: {_D_MODEL}]")
+    ] = None
+    d_ff: Annotated[
+        Text, _iso("--d-ff", metavar="N|4x", help=f"With --iso-params: d_ff of the plain block. [default: {_D_FF}]")
+    ] = None
     multiple_of: Annotated[
         Count,
-        _iso("--multiple-of", metavar="M", parser=positive("--multiple-of"), help="Rounds the gated d_ff up."),
+        _iso(
+            "--multiple-of",
+            metavar="N",
+            parser=positive("--multiple-of"),
+            help="With --iso-params: round the gated d_ff up to a multiple of N.",
+        ),
     ] = None
 
     def found(self, gated: Sequence[str]) -> dict[str, IsoUnit]:

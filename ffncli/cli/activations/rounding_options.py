@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from ffncli.cli.activations.against_options import AgainstOptions, option
+from ffncli.cli.activations.against_options import AgainstOptions, difference_option
 from ffncli.errors import FFNError
 from ffncli.run.engine.threads import set_threads
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 class RoundingOptions(AgainstOptions):
     """--rounding beside --against."""
 
-    rounding: Annotated[bool, option("--rounding", help="The error of each when torch computes it in --dtype.")] = False
+    rounding: Annotated[
+        bool, difference_option("--rounding", help="Show the rounding error of each, computed by torch in --dtype.")
+    ] = False
 
     def check(self, units: Sequence[str], source: str | None = None) -> None:
         """Raises FFNError for an option that is wrong or would do nothing, and for gated units; before computing.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ffncli.cli.approximate.page import answer, plots
+from ffncli.cli.common import values
+from ffncli.cli.common.option import COMPUTE, option
 from ffncli.cli.common.options import Count, OutputOptions
 from ffncli.cli.common.parsers import from_zero, natural, positive
 from ffncli.cli.common.plot_options import PlotOptions
@@ -27,14 +27,31 @@ from ffncli.run.approximate.question import (
     parse_domain,
     texts,
 )
+from ffncli.run.approximate.targets import TARGETS
 from ffncli.run.engine.threads import set_threads
 from ffncli.show.progress import progress
 
 if TYPE_CHECKING:
     from ffncli.run.approximate.approximate import Fit, FitRow, Overfitting
 
-_train = partial(typer.Option, rich_help_panel="Training")
+_fit = partial(option, "What to fit")
+_train = partial(option, "Training")
 _Texts = list[str] | None
+_Targets = Annotated[
+    _Texts,
+    _fit("--target", metavar="NAME,...", daily=True, values=values.targets,
+         help=f"Functions to fit: {', '.join(TARGETS)}. [default: sin]"),
+]  # fmt: skip
+_Activations = Annotated[
+    _Texts,
+    _fit("--activation", metavar="NAME,...", daily=True, values=values.activations,
+         help=f"Activations to fit with. [default: {', '.join(ACTIVATIONS)}]"),
+]  # fmt: skip
+_Widths = Annotated[
+    _Texts,
+    _fit("--d-ff", metavar="N|4x,...", daily=True,
+         help="Widths of plain blocks; gated ones get as many parameters. [default: 1, 2, 4, ..., 64]"),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,25 +60,32 @@ class TrainingOptions:
 
     seeds: Annotated[
         Count,
-        _train("--seeds", metavar="N", parser=positive("--seeds", MAX_SEEDS), help="Trainings for a row, default 5."),
-    ] = None
+        _train("--seeds", metavar="N", parser=positive("--seeds", MAX_SEEDS), daily=True,
+               help="Training runs per row, each with its own seed. [default: 5]"),
+    ] = None  # fmt: skip
     seed: Annotated[
-        Count, _train("--seed", metavar="N", parser=natural("--seed", 2**31 - 1), help="The first seed, default 0.")
+        Count,
+        option(COMPUTE, "--seed", metavar="N", parser=natural("--seed", 2**31 - 1), help="First seed. [default: 0]"),
     ] = None
     noise: Annotated[
-        float, _train("--noise", metavar="S", parser=from_zero("--noise"), help="Normal noise on the samples' targets.")
-    ] = 0.0
+        float,
+        _train("--noise", metavar="X", parser=from_zero("--noise"), daily=True,
+               help="Standard deviation of the noise added to the training targets."),
+    ] = 0.0  # fmt: skip
     samples: Annotated[
         Count,
         _train("--samples", metavar="N", parser=positive("--samples", MAX_SAMPLES),
-               help="Samples to train on, default 256 (and: 1024); with --noise 32."),
+               daily=True,
+               help="Training samples. [default: 256; 1024 for two inputs; 32 with --noise]"),
     ] = None  # fmt: skip
     steps: Annotated[
         Count,
-        _train("--steps", metavar="N", parser=positive("--steps", MAX_STEPS), help=f"Of training, default {STEPS}."),
-    ] = None
+        _train("--steps", metavar="N", parser=positive("--steps", MAX_STEPS), daily=True,
+               help=f"Training steps. [default: {STEPS}]"),
+    ] = None  # fmt: skip
     domain: Annotated[
-        str | None, _train("--domain", metavar="A:B", help="Where inputs lie, default -pi:pi; of and 0:1.")
+        str | None,
+        _train("--domain", metavar="A:B", help="Range of the inputs. [default: -pi:pi; 0:1 for two inputs]"),
     ] = None
 
     def question(self, targets: _Texts, activations: _Texts, widths: _Texts) -> FitQuestion:
@@ -79,27 +103,20 @@ class TrainingOptions:
 @spread
 def command(
     *,
-    targets: Annotated[
-        _Texts, typer.Option("--target", metavar="NAME,...", help="sin (default), abs, step, bump, and.")
-    ] = None,
-    activations: Annotated[
-        _Texts, typer.Option("--activation", metavar="NAME,...", help=f"Default: {', '.join(ACTIVATIONS)}.")
-    ] = None,
-    widths: Annotated[
-        _Texts,
-        typer.Option(
-            "--d-ff",
-            metavar="N|4x,...",
-            help="Widths of plain blocks (gated: equal parameters), default 1, 2, 4, ..., 64.",
-        ),
-    ] = None,
+    targets: _Targets = None,
+    activations: _Activations = None,
+    widths: _Widths = None,
     training: TrainingOptions,
     plot: PlotOptions,
     show: OutputOptions,
 ) -> None:
     """Train blocks of growing width on a function: how well they fit.
 
-    Try: ffn approximate --target sin --d-ff 1,4,16,64 · ffn approximate --noise 0.3 --d-ff 1x,4x,8x
+    Examples:
+      ffn approximate --target sin --d-ff 1,4,16            # error by width
+      ffn approximate --target abs --activation relu,gelu   # error by activation
+      ffn approximate --noise 0.3 --d-ff 1x,4x,8x           # when it overfits
+      ffn approximate --activation swiglu --d-ff 8 --plot   # the curves
     """
     output = show.output()
     plot.check(show.force, show.out)
@@ -132,7 +149,7 @@ def _overfitting(question: FitQuestion, rows: Sequence[FitRow]) -> list[Overfitt
 
 def _train_all(question: FitQuestion, asked: tuple[FitCase, ...], found: list[Fit], show: OutputOptions) -> None:
     """Every fit into `found` as it comes, so that those stay that an interruption finds."""
-    with progress(len(asked) * question.steps, "training", show.quiet, not show.no_color) as advance:
+    with progress(len(asked) * question.steps, "training", show.quiet, show.color_choice()) as advance:
         set_threads()
         from ffncli.run.approximate.approximate import fits  # torch
 

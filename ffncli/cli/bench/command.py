@@ -30,7 +30,11 @@ def command(
 ) -> None:
     """Verify, then time kernels: ratios that anyone can reproduce.
 
-    Try: ffn bench, ffn bench llama-2-7b --tokens 1,32 --dtype bf16, ffn bench 512x2048:swiglu --kernel mine.py:mlp
+    Examples:
+      ffn bench 512x2048:swiglu --quick                  # the built-in kernels
+      ffn bench 512x2048:swiglu -k eager,mine.py:mlp     # your kernel
+      ffn bench llama-2-7b -n 1,32 --dtype bf16          # a known model
+      ffn bench --save new.csv                           # for ffn compare
     """
     output = show.output()
     options = asked([dimensions, tokens, grid, method], {"source": source})

@@ -8,21 +8,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-import typer
-
-from ffncli.bench.records import Method
-from ffncli.bench.request.grid import Grid
+from ffncli.bench.records import Method, Pass
+from ffncli.bench.request.grid import DECODE, Grid
+from ffncli.cli.common import values
+from ffncli.cli.common.option import COMPUTE, option
 from ffncli.cli.common.options import Count, DimensionOptions, Text, TokenListOptions
 from ffncli.cli.common.parsers import flat, natural, numbers, percentage, positive
 from ffncli.errors import FFNError, shown
 
-_grid = partial(typer.Option, rich_help_panel="What is measured (lists make a grid)")
-_how = partial(typer.Option, rich_help_panel="How it is measured")
-_gate = partial(typer.Option, rich_help_panel="Results")
+_what = partial(option, "What to measure")
+_how = partial(option, "How to measure")
+_gate = partial(option, "Checks and results")
+_compute = partial(option, COMPUTE)
 _Texts = list[str] | None
 _UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def _choice(*words: str) -> Callable[[], tuple[str, ...]]:
+    """What a shell completes a choice among these with."""
+    return lambda: words
 
 
 def duration(option: str) -> Callable[[str], float]:
@@ -47,27 +53,35 @@ def _words(texts: _Texts) -> tuple[str, ...]:
 class GridOptions:
     """--dtype, --kernel and what else says which cases and which kernels."""
 
-    dtype: Annotated[_Texts, _grid("--dtype", metavar="NAME,...", help="fp32 (default), bf16, fp16, fp64.")] = None
+    dtype: Annotated[
+        _Texts, _compute("--dtype", metavar="NAME,...", daily=True, values=values.dtypes,
+                         help="Compute in fp32, bf16, fp16 or fp64; several make a grid. [default: fp32]"),
+    ] = None  # fmt: skip
     passes: Annotated[
-        _Texts, _grid("--pass", metavar="WHICH,...", help="forward (default), forward+backward.")
+        _Texts, _what("--pass", metavar="NAME,...", values=_choice(*get_args(Pass)),
+                      help="forward or forward+backward. [default: forward]"),
     ] = None  # fmt: skip
     cache: Annotated[
-        _Texts, _grid("--cache", metavar="MODE,...",
-                      help="warm, cold-weights, flush; auto (default): cold-weights up to 16 tokens, else warm."),
+        _Texts, _what("--cache", metavar="NAME,...", values=_choice("auto", "warm", "cold-weights", "flush"),
+                      help="State of the caches: warm, cold-weights or flush. [default: auto, which is cold-weights"
+                           f" up to {DECODE} tokens, else warm]"),
     ] = None  # fmt: skip
     device: Annotated[
-        _Texts, _grid("--device", metavar="WHERE,...", help="cpu, cuda, cuda:1; default: a GPU if there is one.")
-    ] = None  # fmt: skip
-    threads: Annotated[
-        list[Any] | None,
-        _grid("--threads", metavar="N,...", parser=numbers("--threads"), help="CPU threads; default: the cores."),
+        _Texts,
+        _compute("--device", metavar="NAME,...", help="Device: cpu, cuda or cuda:1. [default: a GPU if there is one]"),
     ] = None
+    threads: Annotated[
+        list[Any] | None, _compute("--threads", metavar="N,...", parser=numbers("--threads"), daily=True,
+                      help="CPU threads; several make a grid. [default: one for each core]"),
+    ] = None  # fmt: skip
     kernel: Annotated[
-        _Texts, _grid("--kernel", metavar="NAME,...",
-                      help="eager, packed, ..., or yours: [label=]file.py:name (runs it); default: all but compiled."),
+        _Texts, _what("-k", "--kernel", metavar="NAME,...", daily=True, values=values.kernels,
+                      help="Kernels to time: eager, packed, ..., all, or your [label=]file.py:name (runs that file)."
+                           " [default: all but compiled]"),
     ] = None  # fmt: skip
     baseline: Annotated[
-        Text, _grid("--baseline", metavar="NAME", help="What the others are compared with; default eager.")
+        Text, _what("--baseline", metavar="NAME", daily=True, values=values.kernels,
+                    help="Kernel that the others are compared with. [default: eager, else the first]"),
     ] = None  # fmt: skip
 
     def grid(self, source: str | None, dimensions: DimensionOptions, tokens: TokenListOptions) -> Grid:
@@ -83,40 +97,41 @@ class MethodOptions:
     """--precision, --max-time and what else says how long and how."""
 
     precision: Annotated[
-        float | None, _how("--precision", metavar="1%", parser=percentage("--precision", 0.5),
-                           help="Stop a case when each ratio is known to within this; default 1%."),
+        float | None, _how("--precision", metavar="X%", parser=percentage("--precision", 0.5), daily=True,
+                           help="Stop a case once each ratio is known to within X%. [default: 1%]"),
     ] = None  # fmt: skip
     max_time: Annotated[
-        float | None, _how("--max-time", metavar="20s", parser=duration("--max-time"),
-                           help="Time limit per case, over all processes; default 20s."),
+        float | None, _how("--max-time", metavar="TIME", parser=duration("--max-time"), daily=True,
+                           help="Time limit per case, as in 20s or 2m, over all processes. [default: 20s]"),
     ] = None  # fmt: skip
     load_time: Annotated[
-        float | None, _how("--load-time", metavar="3m", parser=duration("--load-time"),
-                           help="Time limit for loading one of your kernel files; default 3m."),
+        float | None, _how("--load-time", metavar="TIME", parser=duration("--load-time"),
+                           help="Time limit for loading one of your kernel files. [default: 3m]"),
     ] = None  # fmt: skip
     processes: Annotated[
-        Count, _how("--processes", metavar="K", parser=positive("--processes", 1000),
-                    help="Fresh processes, default 5; the interval is computed across them."),
+        Count, _how("--processes", metavar="N", parser=positive("--processes", 1000),
+                    help="Fresh processes; the interval is computed across them. [default: 5]"),
     ] = None  # fmt: skip
-    quick: Annotated[bool, _how("--quick", help="--processes 3 --precision 3%; either may be given beside it.")] = False
+    quick: Annotated[bool, _how("--quick", daily=True, help="--processes 3 --precision 3%, unless either is given too.")] = False
     seed: Annotated[
-        Count, _how("--seed", metavar="N", parser=natural("--seed"), help="For weights, inputs, orders; default 0.")
+        Count, _compute("--seed", metavar="N", parser=natural("--seed"),
+                        help="Seed of weights, inputs and the order of timing. [default: 0]"),
     ] = None  # fmt: skip
     allocator: Annotated[
-        Text, _how("--allocator", metavar="fixed|system", help="system: leave malloc's thresholds alone.")
+        Text, _compute("--allocator", metavar="NAME", values=_choice("fixed", "system"),
+                       help="fixed sets malloc's thresholds, system leaves them alone. [default: fixed]"),
     ] = None  # fmt: skip
     math_mode: Annotated[
-        Text, _how("--math-mode", metavar="MODE", help="float32 products: highest (default), high or medium.")
+        Text, _compute("--math-mode", metavar="NAME", values=_choice("highest", "high", "medium"),
+                       help="Precision of float32 products: highest, high or medium. [default: highest]"),
     ] = None  # fmt: skip
-    sustained: Annotated[bool, _how("--sustained", help="On a GPU also at the clock of long work (300 ms each).")] = (
-        False
-    )
-    by_step: Annotated[bool, _how("--by-step", help="Time every step of the block alone: where does the time go?")] = (
-        False
-    )
+    sustained: Annotated[
+        bool, _how("--sustained", help="On a GPU, time blocks of 300 ms too, at the clock of sustained work.")
+    ] = False
+    by_step: Annotated[bool, _how("--by-step", help="Time every step of the block by itself.")] = False
     selftest: Annotated[
-        bool, _how("--selftest", help="Check the gate: it must flag an injected slowdown of 5 %, and no equal code.")
-    ] = False  # fmt: skip
+        bool, _how("--selftest", help="Test the benchmark: it must find a slowdown of 5 %, and none between equals.")
+    ] = False
 
     def method(self) -> Method:
         """The method asked for; --quick gives way to what is given beside it. Raises FFNError for an unknown word."""
@@ -139,16 +154,16 @@ class ResultOptions:
     """--save, --resume, --fail-if-slower, --strict."""
 
     fail_if_slower: Annotated[
-        float | None, _gate("--fail-if-slower", metavar="3%", parser=percentage("--fail-if-slower", 10.0),
-                            help="Exit 1 where a kernel is slower than the baseline by more than that."),
+        float | None, _gate("--fail-if-slower", metavar="X%", parser=percentage("--fail-if-slower", 10.0), daily=True,
+                            help="Exit 1 if a kernel is slower than the baseline by more than X%."),
     ] = None  # fmt: skip
-    strict: Annotated[bool, _gate("--strict", help="Exit 4 where no verdict could be reached.")] = False
+    strict: Annotated[bool, _gate("--strict", help="Exit 4 if a verdict is inconclusive.")] = False
     save: Annotated[
-        Text, _gate("--save", metavar="FILE.csv",
-                    help="Results; default: in benchmarks/results/ where that exists, else in your state folder."),
+        Text, _gate("--save", metavar="FILE.csv", daily=True,
+                    help="Where results go. [default: benchmarks/results/ where that exists, else your state folder]"),
     ] = None  # fmt: skip
     resume: Annotated[
-        Text, _gate("--resume", metavar="FILE.csv", help="Go on with a run that was interrupted.")
+        Text, _gate("--resume", metavar="FILE.csv", help="Continue an interrupted run.")
     ] = None  # fmt: skip
 
     def resumed(self) -> Path | None:

@@ -10,20 +10,32 @@ from typing import Annotated, Any
 import typer
 
 from ffncli.block.recipe import MAX_SIZE
-from ffncli.cli.common.parsers import flat, natural, numbers, positive, probability
+from ffncli.cli.common import values
+from ffncli.cli.common.option import COMPUTE, INPUT, OUTPUT, SOURCE, option
+from ffncli.cli.common.parsers import (
+    flat,
+    natural,
+    numbers,
+    positive,
+    probability,
+)
 from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import Dimensions, leading_axes
+from ffncli.show.color import ColorChoice, color_choice
 from ffncli.show.output import Output
 
-_dims = partial(typer.Option, rich_help_panel="Dimensions: make a block, or override the SOURCE's")
-_run = partial(typer.Option, rich_help_panel="The run")
-_show = partial(typer.Option, rich_help_panel="Output")
+_source = partial(option, SOURCE)
+_input = partial(option, INPUT)
+_compute = partial(option, COMPUTE)
+_show = partial(option, OUTPUT)
+KINDS_OF_SOURCE = "Model name, directory, file or hf://org/name; 512x2048:gelu; my.py:Class (runs that file)."
 
 Source = Annotated[
     str | None,
     typer.Argument(
         metavar="SOURCE",
-        help="Model directory or name, 512x2048:gelu, my.py:Class (runs that file); default: a small built-in demo.",
+        help=f"{KINDS_OF_SOURCE} [default: a small built-in demo]",
+        autocompletion=values.models,
     ),
 ]
 
@@ -31,7 +43,8 @@ BenchSource = Annotated[
     str | None,
     typer.Argument(
         metavar="SOURCE",
-        help="Model directory or name, 512x2048:gelu, my.py:Class (runs that file); default: 512x2048:swiglu.",
+        help=f"{KINDS_OF_SOURCE} [default: 512x2048:swiglu]",
+        autocompletion=values.models,
     ),
 ]
 
@@ -44,31 +57,53 @@ Flag = bool | None
 class DimensionOptions:
     """--d-model and its kin: the choices that make a block, or override a source's."""
 
-    d_model: Annotated[Text, _dims("--d-model", metavar="N", help="Width of the model.")] = None
-    d_ff: Annotated[Text, _dims("--d-ff", metavar="N|4x", help="Width of one projection; 4x of d_model.")] = None
-    activation: Annotated[Text, _dims("--activation", metavar="NAME", help="gelu, silu, swiglu, ...")] = None
-    gated: Annotated[Flag, _dims("--gated/--plain", help="With a gate projection or without.")] = None
-    bias: Annotated[Flag, _dims("--bias/--no-bias", help="Default: iff not gated.")] = None
-    norm: Annotated[Text, _dims("--norm", metavar="KIND", help="none, layernorm or rmsnorm.")] = None
-    norm_position: Annotated[
-        Text, _dims("--norm-position", metavar="WHERE", help="pre, post, branch or pre+branch.")
+    d_model: Annotated[
+        Text, _source("--d-model", metavar="N", help="Width of the model. These options override the SOURCE's.")
     ] = None
-    residual: Annotated[Flag, _dims("--residual/--no-residual", help="Add the input at the end.")] = None
+    d_ff: Annotated[
+        Text, _source("--d-ff", metavar="N|4x", help="Width of one projection: a number, or a multiple of d_model.")
+    ] = None
+    activation: Annotated[
+        Text,
+        _source(
+            "--activation", metavar="NAME", values=values.activations,
+            help="Activation, as in gelu or silu; swiglu, geglu and reglu are gated.",
+        ),
+    ] = None  # fmt: skip
+    gated: Annotated[Flag, _source("--gated/--plain", help="With a gate projection, or without.")] = None
+    bias: Annotated[
+        Flag, _source("--bias/--no-bias", help="Biases on the projections. [default: yes in plain blocks]")
+    ] = None
+    norm: Annotated[
+        Text, _source("--norm", metavar="NAME", values=values.norms, help="Norm: none, layernorm or rmsnorm.")
+    ] = None
+    norm_position: Annotated[
+        Text,
+        _source(
+            "--norm-position", metavar="PLACE", values=values.norm_positions,
+            help="Where the norm stands: pre, post, branch or pre+branch.",
+        ),
+    ] = None  # fmt: skip
+    residual: Annotated[Flag, _source("--residual/--no-residual", help="Add the input to the output.")] = None
     dropout: Annotated[
         float | None,
-        _dims("--dropout", metavar="P", parser=probability("--dropout"), help="Dropout before the down projection."),
-    ] = None
+        _source(
+            "--dropout", metavar="P", parser=probability("--dropout"),
+            help="Dropout probability before the down projection.",
+        ),
+    ] = None  # fmt: skip
     experts: Annotated[
-        Count, _dims("--experts", metavar="N", parser=positive("--experts"), help="Routed experts (MoE).")
+        Count,
+        _source("--experts", metavar="N", parser=positive("--experts"), help="Routed experts (mixture of experts)."),
     ] = None
     top_k: Annotated[
-        Count, _dims("--top-k", metavar="K", parser=positive("--top-k"), help="Experts per token, default 2.")
+        Count, _source("--top-k", metavar="N", parser=positive("--top-k"), help="Experts per token. [default: 2]")
     ] = None
     shared_experts: Annotated[
         Count,
-        _dims(
+        _source(
             "--shared-experts", metavar="N", parser=natural("--shared-experts", MAX_SIZE),
-            help="Experts that every token uses.",
+            help="Shared experts, which every token uses.",
         ),
     ] = None  # fmt: skip
 
@@ -77,19 +112,19 @@ class DimensionOptions:
         return Dimensions(**{f.name: getattr(self, f.name) for f in fields(self)})
 
 
+_tokens = partial(_input, "-n", "--tokens", daily=True)
 _Batch = Annotated[
-    Count, _run("--batch", metavar="B", parser=positive("--batch"), help="Batch, with --seq-len instead of --tokens.")
+    Count,
+    _input("--batch", metavar="N", parser=positive("--batch"), help="Batch size; with --seq-len, instead of --tokens."),
 ]
-_SeqLen = Annotated[
-    Count, _run("--seq-len", metavar="L", parser=positive("--seq-len"), help="Tokens per sequence of the batch.")
-]
+_SeqLen = Annotated[Count, _input("--seq-len", metavar="N", parser=positive("--seq-len"), help="Tokens per sequence.")]
 
 
 @dataclass(frozen=True)
 class TokenOptions:
     """--tokens, or --batch and --seq-len."""
 
-    tokens: Annotated[Count, _run("--tokens", metavar="N", parser=positive("--tokens"), help="How many tokens.")] = None
+    tokens: Annotated[Count, _tokens(metavar="N", parser=positive("--tokens"), help="Number of tokens.")] = None
     batch: _Batch = None
     seq_len: _SeqLen = None
 
@@ -103,8 +138,7 @@ class TokenListOptions:
     """--tokens as a list, or --batch and --seq-len."""
 
     tokens: Annotated[
-        list[Any] | None,
-        _run("--tokens", metavar="N,...", parser=numbers("--tokens"), help="How many tokens; several: a table."),
+        list[Any] | None, _tokens(metavar="N,...", parser=numbers("--tokens"), help="Number of tokens; several give a row each.")
     ] = None
     batch: _Batch = None
     seq_len: _SeqLen = None
@@ -122,18 +156,24 @@ class TokenListOptions:
 class InputOptions:
     """--layer, --input and their kin: what is run, on what, where."""
 
-    layer: Annotated[Text, _run("--layer", metavar="I", help="Layer from 0; decoder.3 where there are two stacks.")] = (
-        None
-    )
-    input: Annotated[Text, _run("--input", metavar="X", help="arange, randn, zeros, ones, 0.1,0.2,..., FILE or -.")] = (
-        None
-    )
-    device: Annotated[str, _run("--device", metavar="WHERE", help="cpu, cuda or cuda:1.")] = "cpu"
+    layer: Annotated[
+        Text,
+        _source("-l", "--layer", metavar="N", daily=True,
+                help="Layer, counted from 0; decoder.3 in a model with two stacks."),
+    ] = None  # fmt: skip
+    input: Annotated[
+        Text,
+        _input("--input", metavar="VALUES", daily=True,
+               help="arange, randn, zeros, ones, numbers (0.1,0.2,...), a FILE, or - for stdin."),
+    ] = None  # fmt: skip
+    device: Annotated[str, _compute("--device", metavar="NAME", help="Device: cpu, cuda or cuda:1.")] = "cpu"
     seed: Annotated[
-        Count, _run("--seed", metavar="N", parser=natural("--seed"), help="For random weights and input, default 0.")
-    ] = None
+        Count,
+        _compute("--seed", metavar="N", parser=natural("--seed"),
+                 help="Seed of random weights and random input. [default: 0]"),
+    ] = None  # fmt: skip
     threads: Annotated[
-        Count, _run("--threads", metavar="N", parser=positive("--threads", 4096), help="CPU threads.")
+        Count, _compute("--threads", metavar="N", parser=positive("--threads", 4096), help="CPU threads.")
     ] = None
 
 
@@ -141,7 +181,11 @@ class InputOptions:
 class PlaceOptions(InputOptions):
     """The same, and in which dtype."""
 
-    dtype: Annotated[Text, _run("--dtype", metavar="NAME", help="Compute in fp32 (default), fp64, bf16, fp16.")] = None
+    dtype: Annotated[
+        Text,
+        _compute("--dtype", metavar="NAME", daily=True, values=values.dtypes,
+                 help="Compute in fp32, fp64, bf16 or fp16. [default: fp32]"),
+    ] = None  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -150,9 +194,10 @@ class RunOptions(PlaceOptions):
 
     layer: Annotated[
         Text,
-        _run("--layer", metavar="I|all", help="Layer from 0; decoder.3 where there are two stacks; a row for all."),
-    ] = None
-    train: Annotated[Flag, _run("--train/--eval", help="Whether dropout is active.")] = None
+        _source("-l", "--layer", metavar="N|all", daily=True,
+                help="Layer, counted from 0; decoder.3 in a model with two stacks; all gives a row for each."),
+    ] = None  # fmt: skip
+    train: Annotated[Flag, _compute("--train/--eval", help="Apply dropout, or turn it off.")] = None
 
 
 def format_of(path: str | None) -> str | None:
@@ -172,14 +217,24 @@ def format_of(path: str | None) -> str | None:
 class OutputOptions:
     """--format and its kin."""
 
-    format: Annotated[Text, _show("--format", metavar="STYLE", help="table (default), json, csv or md.")] = None
-    json: Annotated[bool, _show("--json", help="Short for --format json.")] = False
-    csv: Annotated[bool, _show("--csv", help="Short for --format csv.")] = False
-    out: Annotated[Text, _show("-o", "--output", metavar="FILE", help="Write there instead (- is stdout).")] = None
-    force: Annotated[bool, _show("--force", help="Let -o (and --save) replace an existing file.")] = False
-    no_color: Annotated[bool, _show("--no-color", help="No colour.")] = False
-    quiet: Annotated[bool, _show("-q", "--quiet", help="No notes on stderr.")] = False
-    debug: Annotated[bool, _show("--debug", help="Show tracebacks of errors.")] = False  # main.py reads it, from argv
+    format: Annotated[
+        Text,
+        _show("--format", metavar="NAME", values=values.formats, help="table, json, csv or md. [default: table]"),
+    ] = None
+    json: Annotated[bool, _show("--json", daily=True, help="Same as --format json.")] = False
+    csv: Annotated[bool, _show("--csv", help="Same as --format csv.")] = False
+    out: Annotated[
+        Text, _show("-o", "--output", metavar="FILE", daily=True, help="Write the answer to FILE; - is stdout.")
+    ] = None
+    force: Annotated[bool, _show("--force", help="Replace a file that exists.")] = False
+    color: Annotated[
+        Text,
+        _show("--color", metavar="WHEN", is_eager=True, values=values.colors,
+              help="Colours: auto (in a terminal), always or never. [default: auto]"),
+    ] = None  # fmt: skip
+    no_color: Annotated[bool, _show("--no-color", is_eager=True, help="Same as --color never.")] = False
+    quiet: Annotated[bool, _show("-q", "--quiet", help="Print no notes on stderr.")] = False
+    debug: Annotated[bool, _show("--debug", help="Print the traceback of an error.")] = False  # main.py reads argv
 
     def output(self) -> Output:
         """The sink these options ask for. Raises FFNError for a contradiction or a file that exists."""
@@ -192,4 +247,11 @@ class OutputOptions:
             raise FFNError(f"-o {shown(self.out)} contradicts --format {said[0]}", f"-o of .{implied} is {implied}")
         chosen: Any = said[0] if said else implied or "table"
         path = None if self.out is None else os.path.expanduser(self.out)
-        return Output(chosen, path, self.force, not self.no_color, self.quiet)
+        return Output(chosen, path, self.force, self.color_choice(), self.quiet)
+
+    def color_choice(self) -> ColorChoice:
+        """When to use colours. Raises FFNError for a value there is not, and for a contradiction."""
+        choice = color_choice(self.color or "auto")
+        if self.no_color and choice == "always":
+            raise FFNError("--no-color contradicts --color always", "give one")
+        return "never" if self.no_color else choice

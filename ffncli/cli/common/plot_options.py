@@ -10,24 +10,24 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from ffncli.cli.common.option import OUTPUT, option
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
 from ffncli.show.plots.plot import Plot
 from ffncli.system.files import check_writable
 
-_plot = partial(typer.Option, rich_help_panel="Output")
+_plot = partial(option, OUTPUT)
 
 
 @dataclass(frozen=True)
 class PlotOptions:
     """--plot and --plot-file."""
 
-    plot: Annotated[bool, _plot("--plot", help="Draw the curves below the table.")] = False
+    plot: Annotated[bool, _plot("--plot", daily=True, help="Draw the curves below the table.")] = False
     plot_file: Annotated[
-        str | None, _plot("--plot-file", metavar="FILE", help="Curves into FILE.svg, .png or .pdf (needs matplotlib).")
+        str | None,
+        _plot("--plot-file", metavar="FILE", help="Draw the curves into FILE.svg, .png or .pdf (needs matplotlib)."),
     ] = None
 
     @property

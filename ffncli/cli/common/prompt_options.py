@@ -9,13 +9,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from ffncli.cli.common.option import INPUT, option
 from ffncli.cli.common.parsers import flat, joined, natural, positive
 from ffncli.errors import FFNError, shown
 from ffncli.run.pretrained.prompt import Prompt, prompt_of
 
-_model = partial(typer.Option, rich_help_panel="A real model, run by transformers")
+_input = partial(option, INPUT)
+_unembed = partial(option, "Tokens that the output promotes")
 _MOST_IDS = 1_000_000
 _MOST_BYTES = 10_000_000  # of a prompt in a file: more than any model's context
 
@@ -57,15 +57,21 @@ class GivenOptions:
     """--prompt, --input-ids and --position: what the model reads, and which of that is looked at."""
 
     prompt: Annotated[
-        str | None, _model("--prompt", metavar="TEXT", help="Run the model on it: what then enters its FFN.")
+        str | None,
+        _input(
+            "-p",
+            "--prompt",
+            metavar="TEXT",
+            daily=True,
+            help="Run the model on TEXT, and use the real input of its FFN.",
+        ),
     ] = None
     input_ids: Annotated[
-        list[Any] | None,
-        _model("--input-ids", metavar="N,...", parser=_ids, help="Token numbers instead of a prompt."),
+        list[Any] | None, _input("--input-ids", metavar="N,...", parser=_ids, help="Run the model on these token ids instead.")
     ] = None
     position: Annotated[
         list[str] | None,
-        _model("--position", metavar="I,...", help="Which tokens: -1 (the last), 0,3 or 2:5; default all."),
+        _input("--position", metavar="N,...", help="Tokens to show: -1 (the last), 0,3 or 2:5. [default: all]"),
     ] = None
 
     @cached_property
@@ -88,12 +94,24 @@ class GivenOptions:
 class PromptOptions(GivenOptions):
     """The same, and --unembed and its kin."""
 
-    unembed: Annotated[bool, _model("--unembed", help="The tokens that the FFN's output promotes.")] = False
+    unembed: Annotated[
+        bool, _unembed("--unembed", daily=True, help="Show the tokens that the FFN's output promotes.")
+    ] = False
     neuron: Annotated[
         int | None,
-        _model("--neuron", metavar="I", parser=natural("--neuron"), help="With --unembed: of one hidden unit."),
+        _unembed(
+            "--neuron",
+            metavar="N",
+            parser=natural("--neuron"),
+            help="With --unembed: the tokens that hidden unit N promotes.",
+        ),
     ] = None
     top_tokens: Annotated[
         int | None,
-        _model("--top-tokens", metavar="N", parser=positive("--top-tokens"), help="With --unembed: how many, 10."),
+        _unembed(
+            "--top-tokens",
+            metavar="N",
+            parser=positive("--top-tokens"),
+            help="With --unembed: how many tokens to show. [default: 10]",
+        ),
     ] = None

@@ -1,4 +1,7 @@
-"""`spread` lets a command's signature name an options dataclass; Typer sees its fields as the command's own options."""
+"""`spread` lets a command's signature name an options dataclass; Typer sees its fields as the command's own options.
+
+-h and --help are the last of every command.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import wraps
 from typing import Any, get_type_hints
+
+from ffncli.cli.common.help import HELP_OPTIONS
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
@@ -22,8 +27,12 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters.append(_parameter(name, hints[name], parameter.default))
 
+    parameters += [_parameter(name, hint, False) for name, hint in HELP_OPTIONS.items()]
+
     @wraps(command)
     def run(**values: Any) -> None:
+        for name in HELP_OPTIONS:  # their callbacks have answered
+            values.pop(name, None)
         for name, bundle in bundles.items():
             values[name] = bundle(**{f.name: values.pop(f.name) for f in fields(bundle)})
         command(**values)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ffncli.cli.common.option import option
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.parsers import from_zero
 from ffncli.cli.common.spread import spread
@@ -17,13 +18,15 @@ from ffncli.cli.compare.options import CompareResultOptions
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.show.output import Output
 
-Base = Annotated[str, typer.Argument(metavar="BASE", help="Results of ffn bench (a.csv,b.csv), or a saved trace.")]
-New = Annotated[str, typer.Argument(metavar="NEW", help="Same kind of file, compared against BASE.")]
+Base = Annotated[
+    str, typer.Argument(metavar="BASE", help="Results of ffn bench (one or several: a.csv,b.csv), or a saved trace.")
+]
+New = Annotated[str, typer.Argument(metavar="NEW", help="The same kind of file, compared against BASE.")]
 Tolerance = Annotated[
     float | None,
-    typer.Option(
-        "--tolerance", metavar="T", parser=from_zero("--tolerance"), rich_help_panel="Saved traces",
-        help="Relative error allowed; default by dtype: 1e-5 for fp32, 1e-2 for bf16.",
+    option(
+        "Saved traces", "--tolerance", metavar="X", parser=from_zero("--tolerance"), daily=True,
+        help="Largest relative error allowed. [default: by dtype, as 1e-5 for fp32 and 1e-2 for bf16]",
     ),
 ]  # fmt: skip
 
@@ -32,11 +35,14 @@ Tolerance = Annotated[
 def command(
     *, base: Base, new: New, results: CompareResultOptions, tolerance: Tolerance = None, show: OutputOptions
 ) -> None:
-    """Compare two results of ffn bench, or two saved traces: what changed, and how sure that is.
+    """Compare two results of ffn bench, or two saved traces: what changed, and with what certainty. Exit 1 if
+    the traces differ, or if a kernel fails --fail-if-slower.
 
-    Exit 1 where a trace departs, or a kernel fails --fail-if-slower.
-
-    Try: ffn compare main.csv branch.csv --fail-if-slower 3%
+    Examples:
+      ffn compare main.csv branch.csv
+      ffn compare main.csv branch.csv --fail-if-slower 3%  # a gate for CI
+      ffn compare main.csv branch.csv --format md          # for a pull request
+      ffn compare base.npz new.npz                         # two traces
     """
     output = show.output()
     sides = [_files(text, (base, new)) for text in (base, new)]

@@ -6,14 +6,13 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from ffncli.cli.common.option import option
 from ffncli.cli.common.parsers import percentage
 
 if TYPE_CHECKING:
     from ffncli.bench.judge.compare import Rules
 
-_results = partial(typer.Option, rich_help_panel="Results of ffn bench")
+_results = partial(option, "Results of ffn bench")
 
 
 @dataclass(frozen=True)
@@ -23,21 +22,26 @@ class CompareResultOptions:
     fail_if_slower: Annotated[
         float | None,
         _results(
-            "--fail-if-slower", metavar="X%", parser=percentage("--fail-if-slower", zero=True),
-            help="Exit 1 where a kernel is certainly slower by more than that, or no longer right.",
+            "--fail-if-slower", metavar="X%", parser=percentage("--fail-if-slower", zero=True), daily=True,
+            help="Exit 1 if a kernel is certainly slower by more than X%, or no longer correct.",
         ),
     ] = None  # fmt: skip
     margin: Annotated[
         float | None,
         _results(
-            "--margin", metavar="X%", parser=percentage("--margin", zero=True),
-            help="What counts as the same, default 2%.",
+            "--margin", metavar="X%", parser=percentage("--margin", zero=True), daily=True,
+            help="Differences up to X% count as the same. [default: 2%]",
         ),
     ] = None  # fmt: skip
     allow_mismatch: Annotated[
-        bool, _results("--allow-mismatch", help="Show results of unlike machines or versions; nothing fails then.")
+        bool,
+        _results(
+            "--allow-mismatch",
+            daily=True,
+            help="Compare results of different machines or versions; then nothing fails.",
+        ),
     ] = False
-    strict: Annotated[bool, _results("--strict", help="Exit 4 where a row is inconclusive.")] = False
+    strict: Annotated[bool, _results("--strict", daily=True, help="Exit 4 if a row is inconclusive.")] = False
 
     def rules(self) -> Rules:
         """The same for `bench/judge/compare.py`."""

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ffncli.block import dtypes, shard, storage, traffic
 from ffncli.block.cost import CONVENTIONS
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, TokenListOptions
-from ffncli.cli.common.parsers import above_zero, joined, positive
+from ffncli.cli.common.parsers import joined
 from ffncli.cli.common.spread import spread
+from ffncli.cli.params.options import (
+    Asserted,
+    AssertFile,
+    Everything,
+    Formats,
+    IsoParams,
+    MultipleOf,
+    Ridge,
+    Sources,
+    Sweep,
+    TensorParallel,
+)
 from ffncli.cli.params.page import parts_of, sweep_table
 from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models import catalog
@@ -38,46 +48,27 @@ _Texts = list[str] | None
 @spread
 def command(
     *,
-    sources: Annotated[
-        _Texts,
-        typer.Argument(metavar="SOURCE", help="Names, paths, hf://org/name, 512x2048:gelu, my.py:Class (runs it)."),
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every known model.")] = False,
-    asserted: Annotated[
-        _Texts, typer.Option("--assert", metavar="TEXT", help="'ffn_params_total == 4328521728'; exit 1 if not.")
-    ] = None,
-    assert_file: Annotated[
-        str | None, typer.Option("--assert-file", metavar="FILE", help="One assertion per line; # for comments.")
-    ] = None,
-    sweep: Annotated[
-        _Texts, typer.Option("--sweep", metavar="NAME=A,B", help="d_ff=1x,2x,4x, tokens=1,32, ...; repeatable.")
-    ] = None,
-    iso_params: Annotated[bool, typer.Option("--iso-params", help="Beside its gated or plain twin, of equal size.")] = (
-        False
-    ),
-    multiple_of: Annotated[
-        int | None,
-        typer.Option("--multiple-of", metavar="M", parser=positive("--multiple-of"), help="Rounds the twin's d_ff up."),
-    ] = None,
-    tp: Annotated[
-        int | None,
-        typer.Option("--tp", "--tensor-parallel", metavar="N", parser=positive("--tp", 65536), help="Over N ranks."),
-    ] = None,
-    ridge: Annotated[
-        float | None,
-        typer.Option("--ridge", metavar="X", parser=above_zero("--ridge"), help="Tokens to reach X FLOPs/byte."),
-    ] = None,
-    dtype: Annotated[
-        _Texts,
-        typer.Option("--dtype", metavar="NAME,...", help="fp32, fp8, q4_0, ...; default: as released or stored."),
-    ] = None,
+    sources: Sources = None,
+    everything: Everything = False,
+    asserted: Asserted = None,
+    assert_file: AssertFile = None,
+    sweep: Sweep = None,
+    iso_params: IsoParams = False,
+    multiple_of: MultipleOf = None,
+    tp: TensorParallel = None,
+    ridge: Ridge = None,
+    dtype: Formats = None,
     tokens: TokenListOptions,
     dimensions: DimensionOptions,
     show: OutputOptions,
 ) -> None:
     """Count parameters, FLOPs and bytes, per layer and in total; several sources side by side.
 
-    Try: ffn params llama-2-7b mixtral-8x7b, ffn params ./my-model
+    Examples:
+      ffn params llama-2-7b mixtral-8x7b               # side by side
+      ffn params ./my-model --dtype fp8 --tokens 1,32  # FLOPs and bytes of a call
+      ffn params 512x2048:gelu --sweep d_ff=1x,2x,4x   # a row for each
+      ffn params gpt2 --assert 'd_ff == 3072'          # in CI: exit 1 if not
     """
     output = show.output()
     conditions = assertions.parse([*(asserted or []), *_lines_of(assert_file)], KEYS)

@@ -33,7 +33,11 @@ def command(
 ) -> None:
     """Run a block step by step and print every intermediate.
 
-    Try: ffn trace ./my-model --layer 1, ffn trace 512x2048:gelu --explain 'up[0,3]'
+    Examples:
+      ffn trace 4x8:relu --input 1,2,3,4          # small enough to check by hand
+      ffn trace 512x2048:gelu --explain 'up[0,3]' # how one number was computed
+      ffn trace ./my-model -l 1 -p "Hello world"  # a checkpoint, on real text
+      ffn trace ./my-model -l all -n 4 --json     # a row for each layer
     """
     output = show.output()
     save.check(show.out)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-import typer
-
+from ffncli.cli.common import values
+from ffncli.cli.common.option import SOURCE, option
 from ffncli.cli.common.options import Count, Text
 from ffncli.cli.common.parsers import positive, share
 from ffncli.models.examples import EXAMPLES
 from ffncli.run.trace.question import TOP_K, TOP_P
 
-_example = partial(typer.Option, rich_help_panel="Texts and final layer")
+_final = partial(option, "Final layer")
 
 
 @dataclass(frozen=True)
@@ -21,24 +21,32 @@ class ExampleOptions:
     """A text's block, and what follows a block over a vocabulary."""
 
     example: Annotated[
-        Text, _example("--example", metavar="NAME", help=f"A text's block and facts: {', '.join(EXAMPLES)}.")
-    ] = None
+        Text,
+        option(
+            SOURCE, "--example", metavar="NAME", daily=True, values=values.examples,
+            help=f"Built-in block with checked facts: {', '.join(EXAMPLES)}.",
+        ),
+    ] = None  # fmt: skip
     vocab: Annotated[
-        Count, _example("--vocab", metavar="V", parser=positive("--vocab"), help="Final layer: logits and probs.")
-    ] = None
+        Count,
+        _final(
+            "--vocab", metavar="N", parser=positive("--vocab"),
+            help="Add a final layer over N tokens: logits and probabilities.",
+        ),
+    ] = None  # fmt: skip
     sample_top_k: Annotated[
         Count,
-        _example(
-            "--sample-top-k", metavar="K", parser=positive("--sample-top-k"),
-            help=f"Mark the K most probable, default {TOP_K}.",
+        _final(
+            "--sample-top-k", metavar="N", parser=positive("--sample-top-k"),
+            help=f"Mark the N most probable tokens. [default: {TOP_K}]",
         ),
     ] = None  # fmt: skip
     sample_top_p: Annotated[
         float | None,
-        _example(
+        _final(
             "--sample-top-p",
             metavar="P",
             parser=share("--sample-top-p"),
-            help=f"Mark the likeliest that make up P, default {TOP_P}.",
+            help=f"Mark the most probable tokens up to a total of P. [default: {TOP_P}]",
         ),
     ] = None

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-import typer
-
+from ffncli.cli.common.option import option
 from ffncli.cli.common.parsers import positive
 
-_explain = partial(typer.Option, rich_help_panel="How a number came about")
+_explain = partial(option, "How a number came about")
 
 
 @dataclass(frozen=True)
@@ -19,13 +18,18 @@ class ExplainOptions:
 
     explain: Annotated[
         list[str] | None,
-        _explain("--explain", metavar="NAME[i,j]", help="Write out how that number came about; repeat for more."),
+        _explain("--explain", metavar="NAME[i,j]", daily=True, help="Show how this number was computed; repeatable."),
     ] = None
     terms: Annotated[
         int | None,
-        _explain("--terms", metavar="N", parser=positive("--terms"), help="Largest terms written out, default 8."),
+        _explain("--terms", metavar="N", parser=positive("--terms"), help="Terms to show, largest first. [default: 8]"),
     ] = None
     depth: Annotated[
         int | None,
-        _explain("--depth", metavar="N", parser=positive("--depth", 99), help="Go on to the largest term's origin."),
+        _explain(
+            "--depth",
+            metavar="N",
+            parser=positive("--depth", 99),
+            help="Follow the largest term back N steps. [default: 1]",
+        ),
     ] = None

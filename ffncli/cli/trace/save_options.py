@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-import typer
-
+from ffncli.cli.common.option import OUTPUT, option
 from ffncli.errors import FFNError
 
-_save = partial(typer.Option, rich_help_panel="Output")
+_save = partial(option, OUTPUT)
 
 
 @dataclass(frozen=True)
@@ -19,11 +18,12 @@ class SaveOptions:
     """--save and --save-weights."""
 
     save: Annotated[
-        str | None, _save("--save", metavar="FILE", help="All tensors into FILE.safetensors, .npz or .json.")
+        str | None,
+        _save("--save", metavar="FILE", daily=True, help="Save every tensor to FILE.safetensors, .npz or .json."),
     ] = None
     save_weights: Annotated[
         bool | None,
-        _save("--save-weights/--no-save-weights", help="The weights too; default: up to 64 MB of them."),
+        _save("--save-weights/--no-save-weights", help="Save the weights too. [default: if 64 MB or less]"),
     ] = None
 
     def check(self, out: str | None) -> None:

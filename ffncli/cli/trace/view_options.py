@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from ffncli.cli.common.option import option
 from ffncli.cli.common.options import Count
 from ffncli.cli.common.parsers import natural, positive
 from ffncli.errors import ExitCode, FFNError
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from ffncli.run.trace.question import Question
     from ffncli.show.output import Output
 
-_insight = partial(typer.Option, rich_help_panel="Insight")
+_view = partial(option, "What to show")
 
 
 @dataclass(frozen=True)
@@ -25,19 +24,15 @@ class ViewOptions:
     """--expert, --show, --verbose, --digits and --keep."""
 
     expert: Annotated[
-        list[str] | None, typer.Option("--expert", metavar="I,J|all", help="Show the steps inside experts.")
+        list[str] | None, _view("--expert", metavar="N,...|all", help="Show the steps inside these experts.")
     ] = None
-    show: Annotated[str | None, typer.Option("--show", metavar="N|all", help="Values shown per axis, default 8.")] = (
-        None
-    )
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="With --unembed: the steps too.")] = False
-    digits: Annotated[
-        int, typer.Option("--digits", metavar="N", parser=natural("--digits", 17), help="Digits shown.")
-    ] = 4
+    show: Annotated[
+        str | None, _view("--show", metavar="N|all", daily=True, help="Values to show per axis. [default: 8]")
+    ] = None
+    verbose: Annotated[bool, _view("-v", "--verbose", help="With --unembed, show the steps too.")] = False
+    digits: Annotated[int, _view("--digits", metavar="N", parser=natural("--digits", 17), help="Digits to show.")] = 4
 
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep every intermediate in memory to the end, not the two largest alone.")
-    ] = False
+    keep: Annotated[bool, _view("--keep", help="Keep every intermediate tensor in memory until the end.")] = False
 
     def values(self) -> int | None:
         """Values per axis, None for all."""
@@ -59,11 +54,11 @@ class InsightOptions:
 
     top_units: Annotated[
         Count,
-        _insight("--top-units", metavar="K", parser=natural("--top-units", 1000),
-                 help="Show the K largest-norm and most active hidden units."),
+        _view("--top-units", metavar="N", parser=natural("--top-units", 1000), daily=True,
+              help="Show the N hidden units with the largest norms, and the N most active."),
     ] = None  # fmt: skip
     fail_on_nonfinite: Annotated[
-        bool, _insight("--fail-on-nonfinite", help="Exit with 1 where input, weights or steps have NaN or Inf.")
+        bool, _view("--fail-on-nonfinite", help="Exit 1 if the input, a weight or a step has NaN or Inf.")
     ] = False
 
     def judge(self, not_finite: Sequence[str], output: Output) -> None:

@@ -2,38 +2,64 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
-import typer
-
+from ffncli.cli.common import values
+from ffncli.cli.common.option import SOURCE, option
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, PlaceOptions, Source, TokenOptions
 from ffncli.cli.common.parsers import from_zero
 from ffncli.cli.common.spread import spread
 from ffncli.cli.verify.page import answer, failure
 from ffncli.run.verify.call import verify
+from ffncli.run.verify.names import CHECK_STATEMENTS
 
+_verify = partial(option, "What to verify")
 _Texts = list[str] | None
 Checks = Annotated[
-    _Texts, typer.Option("--check", metavar="NAME,...", help="Only these: module, tokens, layout, kernels, ...")
+    _Texts,
+    _verify(
+        "--check",
+        metavar="NAME,...",
+        daily=True,
+        values=values.checks,
+        help=f"Run only these checks: {', '.join(CHECK_STATEMENTS)}. [default: all]",
+    ),
 ]
 Kernels = Annotated[
     _Texts,
-    typer.Option(
-        "--kernel", metavar="NAME,...", help="eager, packed, compiled, ..., or yours: [label=]file.py:name (runs it)."
+    _verify(
+        "-k",
+        "--kernel",
+        metavar="NAME,...",
+        daily=True,
+        values=values.kernels,
+        help="Kernels to check: eager, packed, ..., all, or your [label=]file.py:name (runs that file).",
     ),
 ]
 Tolerance = Annotated[
     float | None,
-    typer.Option(
+    _verify(
         "--tolerance",
         metavar="X",
         parser=from_zero("--tolerance"),
-        help="Relative error that passes; default: dtype's.",
+        daily=True,
+        help="Largest relative error that passes. [default: by dtype]",
     ),
 ]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show every row of every check, and its figures.")]
+Verbose = Annotated[
+    bool, option(OUTPUT, "-v", "--verbose", daily=True, help="Show every row of every check, and its figures.")
+]
 Against = Annotated[
-    str | None, typer.Option("--against", metavar="SOURCE", help="The same layer of this model is the reference.")
+    str | None,
+    option(
+        SOURCE,
+        "--against",
+        metavar="SOURCE",
+        daily=True,
+        values=values.models,
+        help="Compare with the same layer of this model.",
+    ),
 ]
 
 
@@ -53,7 +79,11 @@ def command(
 ) -> None:
     """Prove that ways of computing a block agree, and how a file was read; exit 1 where they do not.
 
-    Try: ffn verify 512x2048:swiglu, ffn verify ./my-model --layer 1, ffn verify --kernel mine.py:mlp
+    Examples:
+      ffn verify 512x2048:swiglu               # every check
+      ffn verify ./my-model -l 1               # a checkpoint, and how it was read
+      ffn verify 64x256:swiglu -k mine.py:mlp  # your kernel
+      ffn verify 64x256:gelu --check module,kernels --json
     """
     output = show.output()
     verdict = verify(

@@ -21,6 +21,7 @@ from ffncli.run.user.kernels import kernels_of
 from ffncli.run.verify.checks import kernels, layouts, linearity, modules, positions, shards, values, zero
 from ffncli.run.verify.checks.case import CheckedBlock, Own
 from ffncli.run.verify.checks.row import CheckRow
+from ffncli.run.verify.names import CHECK_STATEMENTS
 
 _TOKENS, _FEW_TOKENS, _LARGE = 16, 4, 50_000_000
 
@@ -33,19 +34,20 @@ class VerifyCheck:
     rows: Callable[[CheckedBlock], Iterator[CheckRow]]
 
 
-CHECKS: Mapping[str, VerifyCheck] = {
-    "finite": VerifyCheck("weights and input have no NaN and no Inf", values.finite),
-    "module": VerifyCheck("step by step = nn.Module, in eval and in train mode", modules.module),
-    "convolution": VerifyCheck("Linear = Conv1d with kernel 1", positions.convolution),
-    "tokens": VerifyCheck("every token is computed by itself, whatever the others are", positions.tokens),
-    "collapse": VerifyCheck("without its activation the block is one matrix (float64)", linearity.collapse),
-    "nonlinearity": VerifyCheck("f(a + b) - f(a) - f(b) + f(0) is 0 where linear (float64)", linearity.nonlinearity),
-    "zero": VerifyCheck("a zero input gives zero without biases, and not with them", zero.zero),
-    "shards": VerifyCheck("the shards of n ranks, summed, are the whole", shards.shards),
-    "fused": VerifyCheck("gate and up packed in one matrix = apart", kernels.fused),
-    "kernels": VerifyCheck("every kernel = the reference in float64", kernels.kernels),
-    "layout": VerifyCheck("how the file's tensors were read, and what misreading them would do", layouts.layout),
+_ROWS: Mapping[str, Callable[[CheckedBlock], Iterator[CheckRow]]] = {
+    "finite": values.finite,
+    "module": modules.module,
+    "convolution": positions.convolution,
+    "tokens": positions.tokens,
+    "collapse": linearity.collapse,
+    "nonlinearity": linearity.nonlinearity,
+    "zero": zero.zero,
+    "shards": shards.shards,
+    "fused": kernels.fused,
+    "kernels": kernels.kernels,
+    "layout": layouts.layout,
 }
+CHECKS: Mapping[str, VerifyCheck] = {name: VerifyCheck(text, _ROWS[name]) for name, text in CHECK_STATEMENTS.items()}
 
 
 @dataclass(frozen=True)

@@ -74,5 +74,15 @@ def test_a_file_that_would_not_hold_what_its_name_says(options, says, tmp_path, 
 def test_the_sink_has_what_was_said(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     found = OutputOptions(out="~/x", force=True, no_color=True, quiet=True).output()
-    assert (found.path, found.force, found.color, found.quiet) == (str(tmp_path / "x"), True, False, True)
+    assert (found.path, found.force, found.color, found.quiet) == (str(tmp_path / "x"), True, "never", True)
     assert RunOptions().device == "cpu"
+
+
+def test_when_there_is_colour():
+    assert OutputOptions().output().color == "auto"
+    assert [OutputOptions(color=c).output().color for c in ("auto", "always", "never")] == ["auto", "always", "never"]
+    assert OutputOptions(color="never", no_color=True).output().color == "never"
+    with pytest.raises(FFNError, match="--no-color contradicts --color always; give one"):
+        OutputOptions(color="always", no_color=True).output()
+    with pytest.raises(FFNError, match="--color: unknown value 'purple'; use auto, always or never"):
+        OutputOptions(color="purple").output()

@@ -1,0 +1,105 @@
+"""Completion on Tab: what may stand where the cursor is, in the form that each shell reads.
+
+The shells call `ffn` through the scripts of `ffn --show-completion`, which are Typer's. The answer is our own: Typer's
+loads every command's names and, for zsh and fish, rich.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+Candidate = tuple[str, str]  # a word, and what it means; "" where the word says it
+
+
+def completion(commands: Mapping[str, str], load: Callable[[str | None], Any]) -> tuple[str, int] | None:
+    """(text for the shell, exit code); None where no shell of ours asks, or for the completion script itself.
+
+    `commands` are names with a line each, `load` gives the Typer command of a name, or that of `ffn` for None.
+    """
+    shell = os.environ.get("_FFN_COMPLETE", "").removeprefix("complete_")
+    if shell not in ("bash", "zsh", "fish"):
+        return None
+    words = _bash_words() if shell == "bash" else _typed_words()
+    found = list(candidates(words[:-1], words[-1], commands, load))
+    if shell == "bash":
+        return "".join(f"{word}\n" for word, _ in found), 0
+    if shell == "zsh":
+        return _for_zsh(found), 0
+    if os.environ.get("_TYPER_COMPLETE_FISH_ACTION") == "is-args":  # 1: fish completes names of files
+        return "", int(not found)
+    return "".join(f"{word}\t{text}\n" if text else f"{word}\n" for word, text in found), 0
+
+
+def candidates(
+    words: list[str], incomplete: str, commands: Mapping[str, str], load: Callable[[str | None], Any]
+) -> Iterator[Candidate]:
+    """What may follow `words` (those after `ffn`) and begins with `incomplete`."""
+    before = [word for word in words if not word.startswith("-")]
+    name = before[0] if before and before[0] in commands else None
+    if name is None and not incomplete.startswith("-"):
+        if before in ([], ["help"]):
+            yield from ((c, text) for c, text in commands.items() if c.startswith(incomplete))
+        return
+    command = load(name)
+    options = {spelling: param for param in command.params if param.param_type_name == "option"
+               for spelling in (*param.opts, *param.secondary_opts)}  # fmt: skip
+    option, equals, value = incomplete.partition("=")
+    if equals and option in options:
+        yield from ((f"{option}={word}", "") for word in _values(command, options[option], value))
+    elif words and words[-1] in options and not options[words[-1]].is_flag:
+        yield from ((word, "") for word in _values(command, options[words[-1]], incomplete))
+    elif incomplete.startswith("-"):
+        yield from ((o, param.help or "") for o, param in options.items() if o.startswith(incomplete))
+    else:
+        arguments = [param for param in command.params if param.param_type_name == "argument"]
+        yield from ((word, "") for argument in arguments[:1] for word in _values(command, argument, incomplete))
+
+
+def _values(command: Any, param: Any, incomplete: str) -> Iterator[str]:
+    """Values of an option or an argument; of a comma list the next one, behind those that stand there."""
+    import typer
+
+    listed, comma, last = incomplete.rpartition(",") if ",..." in (param.metavar or "") else ("", "", incomplete)
+    for item in param.shell_complete(typer.Context(command), last):
+        if item.value not in listed.split(","):
+            yield f"{listed}{comma}{item.value}"
+
+
+def _bash_words() -> list[str]:
+    """bash gives all words and the number of the one to complete; `--color=al` is three of them."""
+    words = _split(os.environ.get("COMP_WORDS", ""))
+    at = int(os.environ.get("COMP_CWORD", "0"))
+    typed = [*words[1 : at + 1], *([""] if at >= len(words) else [])]
+    if typed[-1:] == ["="]:
+        typed.append("")
+    return [word for word in typed if word != "="] or [""]
+
+
+def _typed_words() -> list[str]:
+    """zsh and fish give the line up to the cursor; after a space a new word begins."""
+    line = os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    return [*_split(line)[1:], *([""] if line.endswith(" ") else [])] or [""]
+
+
+def _split(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError:  # a quote that is not closed yet
+        return line.split()
+
+
+def _for_zsh(found: list[Candidate]) -> str:
+    """What the script evaluates: the words with what they mean, or names of files."""
+    if not found:
+        return "_files\n"
+    items = (f'"{_escaped(word)}"' + (f':"{_escaped(text)}"' if text else "") for word, text in found)
+    return "_arguments '*: :((" + "\n".join(items) + "))'\n"
+
+
+def _escaped(text: str) -> str:
+    """Inside double quotes inside single quotes, where a colon ends a word."""
+    return re.sub(r"([$`])", r"\\\1", text.replace('"', '""').replace("'", "''")).replace(":", r"\\:")

@@ -1,0 +1,144 @@
+"""The two helps of a command: `-h`, what one needs every day, and `--help`, every option in its group."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from functools import partial
+from inspect import cleandoc
+from typing import Annotated, Any
+
+import typer
+
+from ffncli.cli.common.option import COMPUTE, HELP, INPUT, OUTPUT, SOURCE, Daily, option
+from ffncli.show.color import ColorChoice, Paint, color_choice, is_colored, painted, unpainted
+from ffncli.show.text import encodable
+
+_FIRST, _LAST = (SOURCE, INPUT), (COMPUTE, OUTPUT, HELP)  # a command's own groups stand between them
+_WIDEST, _NAMES = 100, 28  # columns of a line, and of an option's names before its text starts a line of its own
+_NAME = re.compile(r"(?<![\w-])--?[\w\[][\w\]-]*")  # -n, --tokens, --[no-]bias
+_Row = tuple[str, str]
+
+
+def help_page(command: Any, program: str, whole: bool, columns: int, paint: Paint) -> str:
+    """The help of a Typer command as text; `program` is how it is called, `paint` adds the colours."""
+    page = [f"{paint('Usage:', 'bold')} {_usage(command, program)}", ""]
+    summary, examples = _described(command.help)
+    page += [*_wrapped(summary, columns), ""]
+    sections = dict(_sections(command, whole))
+    widest = min(_NAMES, max(len(names) for rows in sections.values() for names, _ in rows))
+    blocks = [
+        (title, [line for row in rows for line in _lines(row, widest, columns, paint)])
+        for title, rows in sections.items()
+    ]
+    if examples:
+        blocks.insert(0 if not whole else len(blocks), ("Examples", [f"  {line}" for line in examples]))
+    for title, lines in blocks:
+        page += [paint(f"{title}:", "bold"), *lines, ""]
+    return "\n".join(page).rstrip() + "\n"
+
+
+def _usage(command: Any, program: str) -> str:
+    """`ffn trace [SOURCE] [OPTIONS]`."""
+    words = [program]
+    for argument in _of_kind(command, "argument"):
+        name = argument.metavar + (" ..." if argument.nargs == -1 else "")
+        words.append(name if argument.required else f"[{name}]")
+    return " ".join([*words, "[OPTIONS]", *(["COMMAND ..."] if hasattr(command, "commands") else [])])
+
+
+def _described(docstring: str | None) -> tuple[str, list[str]]:
+    """A command's docstring: what it does, and the lines below its `Examples:`."""
+    summary, _, examples = cleandoc(docstring or "").partition("\n\nExamples:\n")
+    return " ".join(summary.split()), [line.strip() for line in examples.splitlines() if line.strip()]
+
+
+def _sections(command: Any, whole: bool) -> Iterator[tuple[str, list[_Row]]]:
+    """Titles and rows: commands, arguments, then options, in groups if `whole`, else those of daily use."""
+    if commands := getattr(command, "commands", None):
+        yield "Commands", [(name, sub.short_help) for name, sub in commands.items()]
+    if arguments := _of_kind(command, "argument"):
+        yield "Arguments", [(argument.metavar, argument.help or "") for argument in arguments]
+    options = _of_kind(command, "option")
+    groups = list(dict.fromkeys(str(o.rich_help_panel or OUTPUT) for o in options))
+    order = [*_FIRST, *(group for group in groups if group not in (*_FIRST, *_LAST)), *_LAST]
+    rows = {group: [_row(o) for o in options if (o.rich_help_panel or OUTPUT) == group and (whole or _is_daily(o))]
+            for group in order}  # fmt: skip
+    if whole:
+        yield from ((group, rows[group]) for group in order if rows[group])
+    else:
+        yield "Options", [row for group in order for row in rows[group]]
+
+
+def _of_kind(command: Any, kind: str) -> list[Any]:
+    return [param for param in command.params if param.param_type_name == kind and not param.hidden]
+
+
+def _is_daily(param: Any) -> bool:
+    return isinstance(param.rich_help_panel, Daily)
+
+
+def _row(param: Any) -> _Row:
+    """An option's names with what to type, and its text with its default."""
+    *short, long = sorted(param.opts, key=len)
+    if param.secondary_opts:
+        opposite = param.secondary_opts[0]
+        long = f"--[no-]{long[2:]}" if opposite == f"--no-{long[2:]}" else f"{long}, {opposite}"
+    indent = "" if short or len(long) == 2 else "    "
+    names = indent + ", ".join([*short, long]) + (f" {param.metavar}" if param.metavar and not param.is_flag else "")
+    default = param.default
+    shown = f" [default: {default}]" if default is not None and not isinstance(default, bool) else ""
+    return names, (param.help or "") + shown
+
+
+def _lines(row: _Row, widest: int, columns: int, paint: Paint) -> list[str]:
+    """A row as lines; one whose names are long has its text below them."""
+    names, text = row
+    wrapped = _wrapped(text, columns - widest - 4) or [""]
+    styled = _NAME.sub(lambda match: paint(match[0], "cyan"), names) if "-" in names else paint(names, "cyan")
+    if len(names) > widest:
+        wrapped.insert(0, "")
+    first = "  " + styled + " " * (widest - len(names) + 2) + wrapped[0]
+    return [first.rstrip(), *(" " * (widest + 4) + line for line in wrapped[1:])]
+
+
+def _wrapped(text: str, columns: int) -> list[str]:
+    """`text` in lines that break at spaces, but not in `[default: 1]`."""
+    lines = textwrap.wrap(text.replace("[default: ", "[default:\xa0"), columns, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
+
+
+def print_help(command: Any, program: str, whole: bool, choice: ColorChoice = "auto", stream: Any = None) -> None:
+    """Write a command's help: at most 100 columns, and in a pipe 100."""
+    stream = stream or sys.stdout
+    columns = min(_WIDEST, shutil.get_terminal_size((_WIDEST, 24)).columns)
+    paint = painted if is_colored(stream, choice) else unpainted
+    stream.write(encodable(help_page(command, program, whole, columns, paint), stream.encoding or "utf-8"))
+
+
+# --- the options themselves -------------------------------------------------------------------------------------------
+
+
+def _short(ctx: typer.Context, value: bool) -> None:
+    _print(ctx, value, whole=False)
+
+
+def _whole(ctx: typer.Context, value: bool) -> None:
+    _print(ctx, value, whole=True)
+
+
+def _print(ctx: typer.Context, value: bool, whole: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        choice = color_choice("never" if ctx.params.get("no_color") else ctx.params.get("color") or "auto")
+        print_help(ctx.command, ctx.command_path, whole, choice)
+        raise typer.Exit
+
+
+_eager = partial(option, HELP, is_eager=True, expose_value=False)
+HELP_OPTIONS: dict[str, Any] = {
+    "short_help": Annotated[bool, _eager("-h", callback=_short, help="Show only the options of daily use.")],
+    "whole_help": Annotated[bool, _eager("--help", daily=True, callback=_whole, help="Show every option, in groups.")],
+}

@@ -1,0 +1,53 @@
+"""`ffn` without a command: --version, --debug and the helps."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ffncli.cli.common.option import HELP, OUTPUT, option
+from ffncli.cli.common.spread import spread
+from ffncli.version import __version__
+
+
+def _version(wanted: bool) -> None:
+    """Versions of ffn and of what decides its numbers, read from metadata: torch is not imported for it."""
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "missing"
+    python = ".".join(map(str, sys.version_info[:3]))
+    sys.stdout.write(f"ffn {__version__} (torch {torch}, Python {python})\n")
+    raise typer.Exit
+
+
+_Version = Annotated[
+    bool,
+    option(
+        HELP,
+        "--version",
+        daily=True,
+        callback=_version,
+        is_eager=True,
+        help="Show the versions that decide the numbers.",
+    ),
+]  # fmt: skip
+_Debug = Annotated[bool, option(OUTPUT, "--debug", help="Print the traceback of an error.")]
+
+
+@spread
+def root(*, version: _Version = False, debug: _Debug = False) -> None:
+    """Inspect the transformer's feed-forward network (FFN).
+
+    Examples:
+      ffn trace 4x8:relu --input 1,2,3,4  # every value of a small block
+      ffn params llama-2-7b mixtral-8x7b  # what models cost, side by side
+      ffn activations gelu silu --plot    # what their activations look like
+      ffn trace -h                        # the options of a command
+    """

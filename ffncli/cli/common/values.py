@@ -1,0 +1,105 @@
+"""What a shell completes an option's value with. Each imports what it lists only where a shell asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import get_args
+
+
+def models() -> Iterable[str]:
+    """Names of the catalog."""
+    from ffncli.models import catalog
+
+    return catalog.names()
+
+
+def activations() -> Iterable[str]:
+    """Activations and gated units, each by its usual name."""
+    from ffncli.block.activations import GATED, TABLE
+
+    return [*TABLE, *GATED]
+
+
+def units() -> Iterable[str]:
+    """The same, of which `ffn activations` knows more units."""
+    from ffncli.block.activations import TABLE
+    from ffncli.block.analysis.gated import UNITS
+
+    return [*TABLE, *UNITS]
+
+
+def kernels() -> Iterable[str]:
+    """The package's kernels."""
+    from ffncli.kernels import BUILT_IN
+
+    return BUILT_IN
+
+
+def examples() -> Iterable[str]:
+    """Blocks of --example."""
+    from ffncli.models.examples import EXAMPLES
+
+    return EXAMPLES
+
+
+def checks() -> Iterable[str]:
+    """Checks of `ffn verify`."""
+    from ffncli.run.verify.names import CHECK_STATEMENTS
+
+    return CHECK_STATEMENTS
+
+
+def targets() -> Iterable[str]:
+    """Functions that `ffn approximate` fits."""
+    from ffncli.run.approximate.targets import TARGETS
+
+    return TARGETS
+
+
+def dtypes() -> Iterable[str]:
+    """Formats to compute in."""
+    from ffncli.block.dtypes import TABLE
+
+    return [row.name for row in TABLE]
+
+
+def storage_formats() -> Iterable[str]:
+    """Formats that weights may be stored in."""
+    from ffncli.block.dtypes import STORED, TABLE
+
+    return [row.name for row in (*TABLE, *STORED)]
+
+
+def rounding_formats() -> Iterable[str]:
+    """Formats that `ffn activations` rounds to."""
+    from ffncli.block.analysis.formats import FORMATS
+
+    return FORMATS
+
+
+def norms() -> Iterable[str]:
+    """Kinds of norm."""
+    from ffncli.block.recipe import NormKind
+
+    return get_args(NormKind)
+
+
+def norm_positions() -> Iterable[str]:
+    """Where a norm stands."""
+    from ffncli.block.recipe import NormPosition
+
+    return get_args(NormPosition)
+
+
+def formats() -> Iterable[str]:
+    """Formats of an answer."""
+    from ffncli.show.output import Format
+
+    return get_args(Format)
+
+
+def colors() -> Iterable[str]:
+    """Values of --color."""
+    from ffncli.show.color import COLORS
+
+    return COLORS

@@ -1,0 +1,61 @@
+"""The options of `ffn params`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from ffncli.cli.common import values
+from ffncli.cli.common.option import COMPUTE, option
+from ffncli.cli.common.options import KINDS_OF_SOURCE
+from ffncli.cli.common.parsers import above_zero, positive
+
+_count = partial(option, "What to count")
+_Texts = list[str] | None
+
+Sources = Annotated[
+    _Texts,
+    typer.Argument(
+        metavar="SOURCE", autocompletion=values.models, help=f"{KINDS_OF_SOURCE} Several are shown side by side."
+    ),
+]
+Everything = Annotated[bool, _count("--all", daily=True, help="Every known model.")]
+Asserted = Annotated[
+    _Texts,
+    _count("--assert", metavar="'NAME == X'", daily=True,
+           help="Exit 1 unless this holds, as in 'ffn_params_total == 4328521728'; repeatable."),
+]  # fmt: skip
+AssertFile = Annotated[
+    str | None,
+    _count("--assert-file", metavar="FILE", help="Exit 1 unless every line of FILE holds; # starts a comment."),
+]
+Sweep = Annotated[
+    _Texts,
+    _count("--sweep", metavar="NAME=A,B,...", daily=True,
+           help="A row for each value, as in d_ff=1x,2x,4x or tokens=1,32; repeatable."),
+]  # fmt: skip
+IsoParams = Annotated[
+    bool, _count("--iso-params", daily=True, help="Add the gated or plain block with as many parameters.")
+]
+MultipleOf = Annotated[
+    int | None,
+    _count("--multiple-of", metavar="N", parser=positive("--multiple-of"),
+           help="With --iso-params: round its d_ff up to a multiple of N."),
+]  # fmt: skip
+TensorParallel = Annotated[
+    int | None,
+    _count("--tp", "--tensor-parallel", metavar="N", parser=positive("--tp", 65536), daily=True,
+           help="Split over N ranks (tensor parallelism): weights, FLOPs and communication of each."),
+]  # fmt: skip
+Ridge = Annotated[
+    float | None,
+    _count("--ridge", metavar="X", parser=above_zero("--ridge"),
+           help="Show how many tokens it takes to reach X FLOPs per byte."),
+]  # fmt: skip
+Formats = Annotated[
+    _Texts,
+    option(COMPUTE, "--dtype", metavar="NAME,...", daily=True, values=values.storage_formats,
+           help="Format of the weights: fp32, bf16, fp8, q4_0, ... [default: as released or stored]"),
+]  # fmt: skip

@@ -1,0 +1,19 @@
+"""The checks of `ffn verify` by name, and what each states. No torch: help and completion read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+CHECK_STATEMENTS: Mapping[str, str] = {
+    "finite": "weights and input have no NaN and no Inf",
+    "module": "step by step = nn.Module, in eval and in train mode",
+    "convolution": "Linear = Conv1d with kernel 1",
+    "tokens": "every token is computed by itself, whatever the others are",
+    "collapse": "without its activation the block is one matrix (float64)",
+    "nonlinearity": "f(a + b) - f(a) - f(b) + f(0) is 0 where linear (float64)",
+    "zero": "a zero input gives zero without biases, and not with them",
+    "shards": "the shards of n ranks, summed, are the whole",
+    "fused": "gate and up packed in one matrix = apart",
+    "kernels": "every kernel = the reference in float64",
+    "layout": "how the file's tensors were read, and what misreading them would do",
+}
