@@ -15,7 +15,7 @@ from ffncli.models.model import Resolved, block_model, unknown_note
 
 @dataclass(frozen=True)
 class Dimensions:
-    """What the dimension options said; None is "not said". d_ff is a number or a multiple of d_model (`4x`)."""
+    """The dimension options; None where one is not set. d_ff is a number or a multiple of d_model (`4x`)."""
 
     d_model: str | None = None
     d_ff: str | None = None
@@ -30,122 +30,123 @@ class Dimensions:
     top_k: int | None = None
     shared_experts: int | None = None
 
-    def said(self) -> bool:
-        """Whether any option was given."""
+    def any_set(self) -> bool:
+        """Whether any option is set."""
         return any(getattr(self, f.name) is not None for f in fields(self))
 
 
 def merged(first: Dimensions, over: Dimensions) -> Dimensions:
-    """`first`, with what `over` says put over it."""
-    said = {f.name: value for f in fields(over) if (value := getattr(over, f.name)) is not None}
-    return replace(first, **said)
+    """`first`, overridden by what `over` sets."""
+    changes = {f.name: value for f in fields(over) if (value := getattr(over, f.name)) is not None}
+    return replace(first, **changes)
 
 
-def from_dimensions(said: Dimensions, source: str | None = None) -> Resolved:
-    """A block from dimensions alone: relu, plain, bias, d_ff = 4x, no norm unless said.
+def from_dimensions(options: Dimensions, source: str | None = None) -> Resolved:
+    """A block from dimensions alone; by default relu, plain, with bias, d_ff = 4x, no norm.
 
-    `source` is the inline text they came from, if any; without one, the defaults taken are noted.
+    `source` is the inline text they came from, if any; without one, a note lists the defaults.
     """
-    if said.d_model is None:
+    if options.d_model is None:
         raise FFNError("--d-model is missing", "give a SOURCE (a model, a directory, 512x2048:gelu) or --d-model N")
-    said_in = source if source is None or len(source) <= 80 else source[:60] + "…"
-    names = (f"{said_in}: d_model", f"{said_in}: d_ff") if source else ("--d-model", "--d-ff")
-    d_model = whole(names[0], said.d_model)
-    d_ff = width(names[1], "4x" if said.d_ff is None else said.d_ff, d_model)
-    spec = FFNSpec(d_model, d_ff, **_choices(said, "relu"), moe=_moe(said, None))
+    label = source if source is None or len(source) <= 80 else source[:60] + "…"
+    names = (f"{label}: d_model", f"{label}: d_ff") if source else ("--d-model", "--d-ff")
+    d_model = whole(names[0], options.d_model)
+    d_ff = width(names[1], "4x" if options.d_ff is None else options.d_ff, d_model)
+    spec = FFNSpec(d_model, d_ff, **_choices(options, "relu"), moe=_moe(options, None))
     if source:
         return block_model(spec, source)
     defaults = [
-        *(["d_ff = 4x"] if said.d_ff is None else []),
-        *([f"activation {spec.activation}"] if said.activation is None else []),
-        *([f"{'biases' if spec.bias else 'no biases'}"] if said.bias is None else []),
+        *(["d_ff = 4x"] if options.d_ff is None else []),
+        *([f"activation {spec.activation}"] if options.activation is None else []),
+        *([f"{'biases' if spec.bias else 'no biases'}"] if options.bias is None else []),
     ]
-    defaults += ["top_k = 2"] if said.experts and said.experts > 1 and said.top_k is None else []
+    defaults += ["top_k = 2"] if options.experts and options.experts > 1 and options.top_k is None else []
     name = f"{spec.d_model}x{spec.d_ff}:{spec.activation}"
-    return block_model(spec, "", name, notes=(f"not said, so taken: {', '.join(defaults)}",) if defaults else ())
+    return block_model(spec, "", name, notes=(f"assuming {', '.join(defaults)}",) if defaults else ())
 
 
-def with_dimensions(resolved: Resolved, said: Dimensions) -> Resolved:
-    """The model with the options that were given put over its specs.
+def with_dimensions(resolved: Resolved, options: Dimensions) -> Resolved:
+    """The model with its specs overridden by the options that are set.
 
-    Where dense and MoE layers mix, --d-ff and the MoE options mean the layers of the kind that the model has most of
-    (its "per layer" numbers); the others keep theirs, and a note says so. --top-k without --experts means the experts
-    that there are. What an option says is no longer unknown. Raises FFNError for a module of a user's own: what it
-    computes stands in its code.
+    Where dense and MoE layers mix, --d-ff and the MoE options apply to the kind that most layers are (the model's
+    "per layer" numbers); the others keep theirs, and a note says so. --top-k without --experts applies to the model's
+    experts. A field that an option sets is no longer unknown. Raises FFNError for a user's module: its code decides
+    what it computes.
     """
-    if not said.said():
+    if not options.any_set():
         return resolved
     if resolved.weights is not None:
         raise FFNError("the dimension options cannot change a module that is already built", "name its class")
     model = resolved.model
     main = model.main.spec.moe is not None
-    others = replace(said, d_ff=None, experts=None, top_k=None, shared_experts=None)
+    others = replace(options, d_ff=None, experts=None, top_k=None, shared_experts=None)
     mixed = any((group.spec.moe is not None) != main for group in model.groups)
-    ours = said
-    if mixed and not main and said.experts is None:  # what only experts can mean is theirs
-        ours = replace(said, top_k=None, shared_experts=None)
-        others = replace(others, top_k=said.top_k, shared_experts=said.shared_experts)
+    ours = options
+    if mixed and not main and options.experts is None:  # these options can only mean the MoE layers
+        ours = replace(options, top_k=None, shared_experts=None)
+        others = replace(others, top_k=options.top_k, shared_experts=options.shared_experts)
     specs = [_changed(g.spec, ours if (g.spec.moe is not None) == main else others) for g in model.groups]
-    given = ", ".join(f.name for f in fields(said) if getattr(said, f.name) is not None)
-    unknown = frozenset(name for name in model.unknown if getattr(said, name) is None)
+    names = ", ".join(f.name for f in fields(options) if getattr(options, f.name) is not None)
+    unknown = frozenset(name for name in model.unknown if getattr(options, name) is None)
     notes = resolved.notes
     if unknown != model.unknown:
         was, now = unknown_note(model.unknown), (unknown_note(unknown),) if unknown else ()
         notes = tuple(text for note in notes for text in (now if note == was else (note,)))
-    if mixed and others != said and (ours == said or said.d_ff is not None):
+    if mixed and others != options and (ours == options or options.d_ff is not None):
         notes = (*notes, f"widths and experts are changed in the {'MoE' if main else 'dense'} layers only")
-    outside = model.non_ffn if said.d_model is None else None  # the attention's width would be another too
+    outside = model.non_ffn if options.d_model is None else None  # the attention's width would be another too
     changed = replace(model.with_specs(specs), unknown=unknown, non_ffn=outside)
-    evidence = (f"changed by options: {given}", *resolved.evidence)
+    evidence = (f"changed by options: {names}", *resolved.evidence)
     return replace(resolved, model=changed, evidence=evidence, stored=None, notes=notes)
 
 
-def _changed(spec: FFNSpec, said: Dimensions) -> FFNSpec:
-    d_model = whole("--d-model", said.d_model) if said.d_model is not None else spec.d_model
-    d_ff = width("--d-ff", said.d_ff, d_model) if said.d_ff is not None else spec.d_ff
-    choices = _choices(said, None)
+def _changed(spec: FFNSpec, options: Dimensions) -> FFNSpec:
+    d_model = whole("--d-model", options.d_model) if options.d_model is not None else spec.d_model
+    d_ff = width("--d-ff", options.d_ff, d_model) if options.d_ff is not None else spec.d_ff
+    choices = _choices(options, None)
     if "norm" in choices and choices["norm"] != spec.norm:
         choices["norm_bias"] = None  # the new kind's default
-    return replace(spec, d_model=d_model, d_ff=d_ff, moe=_moe(said, spec.moe), **choices)
+    return replace(spec, d_model=d_model, d_ff=d_ff, moe=_moe(options, spec.moe), **choices)
 
 
-def _choices(said: Dimensions, default_activation: str | None) -> dict[str, Any]:
-    """The keyword arguments of FFNSpec for everything but the sizes; only what was said."""
-    out: dict[str, Any] = {n: getattr(said, n) for n in ("bias", "residual", "dropout") if getattr(said, n) is not None}
-    name = said.activation if said.activation is not None else default_activation
+def _choices(options: Dimensions, default_activation: str | None) -> dict[str, Any]:
+    """The keyword arguments of FFNSpec for everything but the sizes; only what is set."""
+    flags = {name: getattr(options, name) for name in ("bias", "residual", "dropout")}
+    out: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+    name = options.activation if options.activation is not None else default_activation
     if name is not None:
         out["activation"], implied = activations.resolve(name)
-        if implied and said.gated is False:
+        if implied and options.gated is False:
             raise FFNError(
                 f"--activation {name} is gated and contradicts --plain",
                 f"for a plain block: --activation {out['activation']}",
             )
         if implied:
             out["gated"] = True
-    if said.gated is not None:
-        out["gated"] = said.gated
-    if said.norm is not None:
-        out["norm"] = one_of("--norm", said.norm, NormKind)
-    if said.norm_position is not None:
-        out["norm_position"] = one_of("--norm-position", said.norm_position, NormPosition)
-        if said.norm == "none" or (said.norm is None and default_activation is not None):
-            raise FFNError(f"--norm-position {said.norm_position} needs --norm", "there is no norm to place")
+    if options.gated is not None:
+        out["gated"] = options.gated
+    if options.norm is not None:
+        out["norm"] = one_of("--norm", options.norm, NormKind)
+    if options.norm_position is not None:
+        out["norm_position"] = one_of("--norm-position", options.norm_position, NormPosition)
+        if options.norm == "none" or (options.norm is None and default_activation is not None):
+            raise FFNError(f"--norm-position {options.norm_position} needs --norm", "there is no norm to place")
     return out
 
 
-def _moe(said: Dimensions, given: MoE | None) -> MoE | None:
-    """The routing after --experts, --top-k and --shared-experts; `given` is the source's own."""
-    if said.experts is None and given is None:
-        if said.top_k is not None or said.shared_experts is not None:
-            option = "--top-k" if said.top_k is not None else "--shared-experts"
+def _moe(options: Dimensions, routing: MoE | None) -> MoE | None:
+    """The routing after --experts, --top-k and --shared-experts; `routing` is the source's."""
+    if options.experts is None and routing is None:
+        if options.top_k is not None or options.shared_experts is not None:
+            option = "--top-k" if options.top_k is not None else "--shared-experts"
             raise FFNError(f"{option} needs --experts", "a dense block has no router")
         return None
-    base = given or MoE(said.experts or 0, min(2, said.experts or 0))
+    base = routing or MoE(options.experts or 0, min(2, options.experts or 0))
     changes: dict[str, Any] = {
-        n: getattr(said, n) for n in ("experts", "top_k", "shared_experts") if getattr(said, n) is not None
+        n: getattr(options, n) for n in ("experts", "top_k", "shared_experts") if getattr(options, n) is not None
     }
-    if said.shared_experts is not None:
-        changes["shared_d_ff"] = None  # so many experts of the routed ones' width
+    if options.shared_experts is not None:
+        changes["shared_d_ff"] = None  # each as wide as a routed one
     moe = replace(base, **changes)
     if moe.top_k > moe.experts:
         raise FFNError(f"--top-k {moe.top_k} exceeds the {moe.experts} experts", "choose at most as many as there are")
@@ -153,7 +154,7 @@ def _moe(said: Dimensions, given: MoE | None) -> MoE | None:
 
 
 def whole(option: str, text: str, high: int = MAX_SIZE) -> int:
-    """A size from text: `4096`. Raises FFNError for zero, negative, above `high`, or no whole number."""
+    """A size from text: `4096`. Raises FFNError unless it is a whole number from 1 to `high`."""
     if re.fullmatch(r"[-+]?[0-9]{1,4000}", text.strip()):
         return size(option, int(text), high)
     raise FFNError(f"{option} must be a whole number, got {shown(text)}")
@@ -171,7 +172,7 @@ def width(option: str, text: str, d_model: int) -> int:
 
 
 def leading_axes(tokens: int | None, batch: int | None, seq_len: int | None) -> tuple[int, ...] | None:
-    """An input's axes before d_model; None where nothing says them. Raises FFNError where they are said twice."""
+    """An input's axes before d_model; None where no option sets them. Raises FFNError where two options do."""
     if batch is None and seq_len is None:
         return None if tokens is None else (tokens,)
     if tokens is not None:

@@ -1,4 +1,4 @@
-"""Model: what a source turns out to be, layers in groups of equal steps; Resolved: a Model and how it is known."""
+"""Model: what a source describes, its layers in groups of equal steps; Resolved: a Model and how it is known."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Disagreement:
     """What a config says of a field, and what the tensors say; `where` names a tensor.
 
     `name` is ours for what differs, `field` the config's; `stack` and `index` are the first block's, `layers` says how
-    many differ so. `teller` is what speaks where it is no config: a GGUF file's metadata.
+    many layers differ in this way. `teller` names the side compared with, for example a GGUF file's metadata.
     """
 
     name: str
@@ -85,9 +85,9 @@ class Spot:
 
 @dataclass(frozen=True)
 class StoredSize:
-    """The FFNs of a checkpoint as its headers have them: logical parameters, bytes in the file, formats.
+    """The FFNs of a checkpoint by its headers: logical parameters, bytes in the file, formats.
 
-    `file_params` and `file_bytes` are those of everything in its files; None where a file is not here.
+    `file_params` and `file_bytes` are those of everything in its files; None where a file is missing.
     """
 
     params: int
@@ -102,10 +102,10 @@ class Model:
     """What a model is. `bare`: one block, no layers. `dtype` is the stored one where known,
     `non_ffn_dtype` that of all but the FFNs where it is known to be another.
 
-    `names` are the config's own names of our fields, `extra_layers` how many layers it has beyond its count
+    `names` are the config's names of our fields, `extra_layers` how many layers it has beyond its count
     (multi-token prediction), `tied` its tie_word_embeddings. `non_ffn` are the parameters outside the FFN blocks, None
-    where nothing says them. `unknown` names fields of its specs that nothing said (`activation`, `top_k`) and that were
-    filled to have any; `refused` is why its blocks are counted and cannot be run.
+    where unknown. `unknown` names fields of its specs that the source does not give (`activation`, `top_k`) and that
+    hold a placeholder; `refused` is why its blocks are counted but cannot be run.
     """
 
     name: str
@@ -136,27 +136,27 @@ class Model:
         return next(group.per_layer for group in self.groups if group.stack == stack)
 
     def layer(self, text: str | None) -> Layer:
-        """The layer for `3` or `decoder.3` (None: the first there is). Raises FFNError where there is none."""
+        """The layer for `3` or `decoder.3` (None: the first one). Raises FFNError where there is no such layer."""
         counts: dict[str, list[int]] = {}
         for group in self.groups:
             counts[group.stack] = sorted([*counts.get(group.stack, []), *group.layers])
-        known = " and ".join(_layers(s, n) for s, n in counts.items()) if not self.bare else "only layer 0"
+        layers = " and ".join(_layers(s, n) for s, n in counts.items()) if not self.bare else "only layer 0"
         stack, _, number = (str(next(iter(counts.values()))[0]) if text is None else text).rpartition(".")
         if not (number.isascii() and number.isdigit() and len(number) < 10):
             example = next(iter(counts)) + ".0" if len(counts) > 1 else "0"
-            advice = f"there is {known}" if self.bare else f"{self.name} has {known}"
+            advice = f"there is {layers}" if self.bare else f"{self.name} has {layers}"
             raise FFNError(f"--layer must be a whole number from 0, as in {example}, got {shown(text)}", advice)
         if stack and stack not in counts:
-            raise FFNError(f"--layer {shown(text)}: no stack '{stack}'", f"{self.name} has {known}")
+            raise FFNError(f"--layer {shown(text)}: no stack '{stack}'", f"{self.name} has {layers}")
         if not stack and len(counts) > 1 and text is not None:
             names = [f"{s}.{number}" for s, n in counts.items() if int(number) in n]
             if names:
-                raise FFNError(f"--layer {shown(text)} is ambiguous", "say " + " or ".join(names))
+                raise FFNError(f"--layer {shown(text)} is ambiguous", "write " + " or ".join(names))
         stack = stack or next(iter(counts))
         for group in self.groups:
             if group.stack == stack and int(number) in group.layers:
                 return Layer(stack, int(number), group.spec)
-        raise FFNError(f"--layer {text or 0} is out of range", f"{self.name} has {known}")
+        raise FFNError(f"--layer {text or 0} is out of range", f"{self.name} has {layers}")
 
     def with_specs(self, change: Sequence[FFNSpec]) -> Model:
         """The same layers with other specs, one per group."""
@@ -165,12 +165,12 @@ class Model:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A model and how it is known. `source` is what was typed, `location` where weights may be, `checkpoint` those that
-    are, `weights` the canonical tensors that a bare block brought along (a user's own module), of its own dtype.
+    """A model and how it is known. `source` is what was typed, `location` where weights may be, `checkpoint` the stored
+    tensors, if any, `weights` the canonical tensors of a bare block that has some (a user's module), in its dtype.
 
     `evidence` says, in order, what decided gatedness and widths; `notes` are for the user. `differences` are those
-    between config and tensors, `stored` is what the tensors hold; None where no headers were read. `from_tensors`: its
-    blocks are the tensors' own, so that there is nothing to compare them with. `quantization` is the config's
+    between config and tensors, `stored` is the size of the tensors; None where no headers were read. `from_tensors`:
+    its blocks were read from the tensors, so there is nothing to compare them with. `quantization` is the config's
     quantization_config. `spots` say, by stack and index, where the tensors of each block are.
     """
 
@@ -200,7 +200,7 @@ class Resolved:
 
     @property
     def model_type(self) -> str:
-        """The config's; empty where nothing says one."""
+        """The config's; empty without one."""
         return self.model.model_type
 
     @property
@@ -223,7 +223,7 @@ class Resolved:
         return self.model.layer(text)
 
     def noted(self, *notes: str) -> Resolved:
-        """The same model with more to say to its user."""
+        """The same model with more notes for its user."""
         return replace(self, notes=(*self.notes, *notes))
 
 
@@ -231,7 +231,7 @@ _UNKNOWN = {"norm": "norms and residuals", "activation": "the activation", "top_
 
 
 def unknown_note(unknown: Collection[str]) -> str:
-    """What nothing said of a model's blocks (`Model.unknown`), in words."""
+    """What is unknown of a model's blocks (`Model.unknown`), in words."""
     return "not known here, so not counted: " + ", ".join(_UNKNOWN[name] for name in _UNKNOWN if name in unknown)
 
 

@@ -24,9 +24,9 @@ class LayerParams:
 class NonFFN:
     """What a model has outside its FFN blocks. `layers`: stack → FFN block → its layer, for those that are known.
 
-    `parts`: (stack, what) → parameters, "" for what is in no stack (embeddings, an untied head); None where the whole
-    is not known. `lookup` of them are only looked up and not multiplied: the input embedding, unless it is tied to a
-    head; None in doubt. `vocabulary` is the config's, 0 where none says it; `names` are the config's own of
+    `parts`: (stack, what) → parameters, "" for what is in no stack (embeddings, an untied head); None where the total
+    is unknown. `lookup` of them are only looked up and not multiplied: the input embedding, unless it is tied to a
+    head; None in doubt. `vocabulary` is the config's, 0 if it has none; `names` are the config's names for
     `vocabulary` and `attention`, for messages.
     """
 
@@ -38,8 +38,8 @@ class NonFFN:
 
     def layer(self, stack: str, blocks: Iterable[int]) -> LayerParams | None:
         """What the layers of these blocks have, if all are known and have the same."""
-        known = self.layers.get(stack, {})
-        alike = {(layer.attention, layer.norms) if (layer := known.get(i)) else None for i in blocks}
+        layers = self.layers.get(stack, {})
+        alike = {(layer.attention, layer.norms) if (layer := layers.get(i)) else None for i in blocks}
         one = alike.pop() if len(alike) == 1 else None
         return LayerParams(*one) if one else None
 
@@ -90,6 +90,6 @@ class MeasuredNonFFN:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     def record(self, config: NonFFN | None) -> NonFFN:
-        """The parameters as they are stored (a base model has no head); what that leaves open as the config has it."""
-        known = config or NonFFN(self.layers)
-        return known if self.params is None else replace(known, parts={("", "all"): self.params}, lookup=self.lookup)
+        """The parameters as stored (a base model has no head); what the tensors leave open is taken from the config."""
+        base = config or NonFFN(self.layers)
+        return base if self.params is None else replace(base, parts={("", "all"): self.params}, lookup=self.lookup)

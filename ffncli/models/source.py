@@ -17,7 +17,7 @@ from ffncli.models.files.fields import Fields
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
 from ffncli.models.model import Resolved
 
-# What only files need is imported by the functions that meet one: a known model's name does without (10 ms of 180).
+# What only files need is imported in the functions that read them: a catalog name does without (10 ms of 180).
 if TYPE_CHECKING:
     from ffncli.models.files.checkpoint import Checkpoint
 
@@ -32,7 +32,7 @@ _SUFFIXES = (".json", ".safetensors", ".gguf", *_UNREAD)
 def load(source: str | None = None, dimensions: Dimensions | None = None) -> Resolved:
     """The model for a SOURCE and dimension options: resolved, corrected by its tensor names, then overridden.
 
-    Without a source the options alone make a block. Raises FFNError for whatever cannot be a block.
+    Without a source the options alone make a block. Raises FFNError if the source does not describe an FFN block.
     """
     options = dimensions or Dimensions()
     if source is None:
@@ -53,9 +53,9 @@ def is_user_module(source: str) -> bool:
 
 
 def resolve(text: str) -> Resolved:
-    """The model that SOURCE means, if it is no inline block: a path, a catalog name, a directory of that name.
+    """The model that SOURCE means, if it is not an inline block: a path, a catalog name, a directory of that name.
 
-    Raises FFNError with the nearest known names where it means nothing.
+    Raises FFNError with the nearest known names where there is no such model.
     """
     if text[:5].lower() == "hf://":
         return _from_hub("hf://" + text[5:])
@@ -126,7 +126,7 @@ def _from_path(path: Path, text: str) -> Resolved:
     if path.suffix == ".gguf" and path.is_file():
         return _from_gguf(path, text)
     if path.is_file() and path.suffix not in _SUFFIXES:
-        raise FFNError(f"{shown_path(path)} is no model", "give a directory, a config.json or a .safetensors file")
+        raise FFNError(f"{shown_path(path)} is not a model", "give a directory, a config.json or a .safetensors file")
     is_config = path.suffix == ".json" and not path.name.endswith(".safetensors.index.json")
     is_config = is_config and (path.is_file() or path.name == "config.json")
     folder = path if path.is_dir() and not is_config else path.parent
@@ -134,7 +134,7 @@ def _from_path(path: Path, text: str) -> Resolved:
     if path.is_dir() and not config.exists() and (files := sorted(path.glob("*.gguf"))):
         model = _from_gguf(files[0], text)
         others = [file for file in files if not re.search(r"-\d{5}-of-\d{5}\.gguf$", file.name)]
-        return model.noted(f"{shown_path(files[0])} is taken, of {len(files)}") if len(others) > 1 else model
+        return model.noted(f"using {shown_path(files[0])}, one of {len(files)}") if len(others) > 1 else model
     from ffncli.models.files.checkpoint import open_checkpoint
 
     location = folder if is_config and path.name == "config.json" else None if is_config else path
@@ -155,7 +155,7 @@ def _from_tensors(checkpoint: Checkpoint, tower: Fields | None, text: str) -> Re
 
 
 def _described(config: Path, checkpoint: Checkpoint | None, text: str, location: Path | None = None) -> Resolved:
-    """The model of a config and the tensors beside it; from the tensors alone where no row describes it."""
+    """The model of a config and the tensors next to it; from the tensors alone where no row describes it."""
     if not config.exists():
         if checkpoint is None:
             raise FFNError(f"{shown_path(config)} is missing", "it holds the widths; or give a file with tensors")
@@ -169,7 +169,7 @@ def _described(config: Path, checkpoint: Checkpoint | None, text: str, location:
 
 
 def _inline(text: str) -> Dimensions | None:
-    """What `512x2048:gelu` says: a number before the x, so that no model name is taken for one."""
+    """The dimensions in `512x2048:gelu`: a number before the x, so that no model name is mistaken for one."""
     match = _INLINE.fullmatch(text)
     if not match or not re.fullmatch(r"[-+]?[0-9][0-9.e^]*", match["d_model"]):
         return None

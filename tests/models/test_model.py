@@ -31,9 +31,9 @@ def test_a_layer_is_found_in_its_group_and_stack():
     both = model(("encoder", (0, 2), SMALL), ("encoder", (1,), LARGE), ("decoder", (0,), LARGE))
     assert (both.layer(None).stack, both.layer(None).index) == ("encoder", 0)
     assert both.layer("encoder.1").spec == both.layer("decoder.0").spec == LARGE
-    with pytest.raises(FFNError, match=r"ambiguous; say encoder\.0 or decoder\.0"):
+    with pytest.raises(FFNError, match=r"ambiguous; write encoder\.0 or decoder\.0"):
         both.layer("0")
-    with pytest.raises(FFNError, match=r"'2' is ambiguous; say encoder\.2$"):
+    with pytest.raises(FFNError, match=r"'2' is ambiguous; write encoder\.2$"):
         both.layer("2")
     with pytest.raises(FFNError, match=r"m has encoder layers 0 to 2 and decoder layers 0 to 0"):
         both.layer("decoder.1")

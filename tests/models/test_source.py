@@ -56,7 +56,7 @@ def test_a_config_alone_is_enough_and_a_directory_without_weights_says_so(tmp_pa
     with pytest.raises(FFNError, match=r"model\.pth: pickled weights are not read"):
         load(f"{source}/model.pth")
     shutil.copy(tmp_path / "model.pth", tmp_path / "notes.txt")
-    with pytest.raises(FFNError, match=r"notes\.txt is no model"):
+    with pytest.raises(FFNError, match=r"notes\.txt is not a model"):
         load(f"{source}/notes.txt")
 
 
@@ -124,7 +124,7 @@ def test_norm_position_needs_a_norm():
 )
 def test_defaults_that_were_taken_are_noted(said, note):
     model = load(None, Dimensions(d_model="4", **said))
-    assert model.notes == ((f"not said, so taken: {note}",) if note else ())
+    assert model.notes == ((f"assuming {note}",) if note else ())
 
 
 def test_one_expert_is_chosen_once_and_many_twice():

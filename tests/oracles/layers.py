@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from ffncli.models.tensors.names import NAMINGS, Naming
-from ffncli.models.tensors.recognise import Found, Layers, recognise
+from ffncli.models.tensors.recognise import Layers, StoredFFN, recognise
 from ffncli.models.tensors.shapes import Item
 
 D, F, E = 6, 10, 4  # d_model, d_ff, experts
@@ -22,7 +22,7 @@ def layers_of(shapes: Shapes, d_model: int | None = None, **counts: int) -> Laye
     return recognise(items, d_model)
 
 
-def one(shapes: Shapes, d_model: int | None = None, prefix: str = "model.layers") -> Found:
+def one(shapes: Shapes, d_model: int | None = None, prefix: str = "model.layers") -> StoredFFN:
     """The only FFN of the only layer, which is number 3."""
     layers = layers_of({f"{prefix}.3.{name}": shape for name, shape in shapes.items()}, d_model)
     assert {name: list(seen) for name, seen in layers.items()} == {prefix: [3]}
@@ -44,7 +44,7 @@ def numbers(shapes: Shapes) -> int:
     return sum(prod(shape) * (E if "#" in name else 1) for name, shape in shapes.items())
 
 
-def check_ffn(found: Found, shapes: Shapes, **expected: object) -> None:
+def check_ffn(found: StoredFFN, shapes: Shapes, **expected: object) -> None:
     """Widths, numbers, bytes and what else is expected; everything that is not, is absent."""
     other = {"experts": 0, "shared_d_ff": 0, "router_bias": False, "correction": False, "shared_gate": False}
     wanted = {"d_model": D, "d_ff": F, "bias": False, "loose": (), "whole": True, **other, **expected}

@@ -1,4 +1,4 @@
-"""Config against tensors, block by block: what each says of every width, and which field a disagreement lies in."""
+"""Config against tensors, block by block: what each says of every width, and which field they disagree on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.errors import shown
 from ffncli.models.model import IN_ALL, UNEVEN, Disagreement, Group, Layer, Model, Spot, StoredSize, grouped
 from ffncli.models.tensors.matching import Spotted, blocks, pairs, prefixes, side_by_side
-from ffncli.models.tensors.recognise import Found, Layers
+from ffncli.models.tensors.recognise import Layers, StoredFFN
 
-# What of a block can be seen in its tensors: our name → (how a spec says it, the attribute of Found).
-_SEEN: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
+# What a block's tensors show of it: our name → (its value in a spec, the attribute of StoredFFN).
+_COMPARED: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
     "d_model": (lambda s: s.d_model, "d_model"),
     "d_ff": (lambda s: s.d_ff, "d_ff"),
     "gated": (lambda s: s.gated, "gated"),
@@ -29,13 +29,13 @@ _SEEN: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
     "activation": (lambda s: s.activation, "activation"),
 }
 _OF_MOE = ("experts", "shared_d_ff", "latent", "router_bias", "correction", "shared_gate")
-_BY_TENSORS = ("gated", "bias")  # what the tensors decide; any other difference leaves no block that could run
+_BY_TENSORS = ("gated", "bias")  # the tensors decide these; with any other difference the block cannot run
 _MOST_NOTES = 3
 
 
 @dataclass(frozen=True)
 class TensorBlocks:
-    """A model's FFN blocks as its tensors have them: where each lies, what all of them take, what is to be said of it.
+    """A model's FFN blocks as its tensors have them: where each lies, what all of them take, and notes about it.
 
     `stored` is None where not all of them are here.
     """
@@ -50,7 +50,7 @@ class TensorBlocks:
 
 @dataclass
 class ConfigAgreement:
-    """What comparing them gives, layer by layer. `specs` are the blocks as the tensors have them."""
+    """The comparison so far, layer by layer. `specs` are the blocks as the tensors have them."""
 
     specs: dict[str, dict[int, FFNSpec]]
     complete: bool
@@ -61,77 +61,79 @@ class ConfigAgreement:
     stored_bytes: int = 0
     formats: dict[str, None] = field(default_factory=dict)
     whole: bool = True
-    explained: set[Found] = field(default_factory=set)
+    explained: set[StoredFFN] = field(default_factory=set)
     spots: dict[tuple[str, int], Spot] = field(default_factory=dict)
 
     def differ(self, new: Disagreement) -> None:
         """Note a difference, once for all layers that have the same."""
-        same = (new.name, new.config, new.tensors)
-        known = self.differences.get(same)
-        self.differences[same] = replace(known, layers=known.layers + 1) if known else new
+        key = (new.name, new.config, new.tensors)
+        earlier = self.differences.get(key)
+        self.differences[key] = replace(earlier, layers=earlier.layers + 1) if earlier else new
 
 
 def agree(model: Model, layers: Layers, others: Layers, where: str, complete: bool = True) -> TensorBlocks:
     """The blocks of a model as its tensors have them, with every difference from its config.
 
-    `others` are FFNs of no layer of the model, which are noted. `where` names the checkpoint. Of one that is not
-    `complete`, layers may be lacking.
+    `others` are FFNs that belong to no layer of the model; they are noted. `where` names the checkpoint. Where it is
+    not `complete`, layers may be missing.
     """
-    told = blocks(model)
-    agreement = ConfigAgreement({stack: {b.index: b.spec for b in blocks} for stack, blocks in told.items()}, complete)
+    by_stack = blocks(model)
+    specs = {stack: {block.index: block.spec for block in by_stack[stack]} for stack in by_stack}
+    agreement = ConfigAgreement(specs, complete)
     under = prefixes(model, layers)
-    absent = [stack for stack in told if stack not in under]
+    absent = [stack for stack in by_stack if stack not in under]
     if under and complete:
         agreement.notes += [f"no {stack} tensors in {where}: left out" for stack in absent]
         agreement.specs = {stack: specs for stack, specs in agreement.specs.items() if stack in under}
     for prefix in dict.fromkeys(under.values()):
-        mine = [block for stack in told if under.get(stack) == prefix for block in told[stack]]
+        mine = [block for stack in by_stack if under.get(stack) == prefix for block in by_stack[stack]]
         _compare_stack(model, prefix, mine, layers[prefix], agreement)
-    left = {prefix: seen for prefix, seen in layers.items() if prefix not in under.values()}
+    left = {prefix: by_layer for prefix, by_layer in layers.items() if prefix not in under.values()}
     agreement.notes += not_counted({**left, **others})
     return _corrected(model, agreement)
 
 
 def _compare_stack(
-    model: Model, prefix: str, told: Sequence[Layer], under: Mapping[int, tuple[Found, ...]], agreement: ConfigAgreement
-) -> None:
-    by_layer, seen = side_by_side(model, told, prefix, under)
+    model: Model, prefix: str, blocks: Sequence[Layer], under: Mapping[int, Sequence[StoredFFN]],
+    agreement: ConfigAgreement,
+) -> None:  # fmt: skip
+    by_layer, ffns = side_by_side(model, blocks, prefix, under)
     last = max(by_layer)
-    beyond = {f"{prefix}.{i}": {i: tuple(item for _, item in seen[i])} for i in sorted(seen) if i > last}
+    beyond = {f"{prefix}.{i}": {i: tuple(item for _, item in ffns[i])} for i in sorted(ffns) if i > last}
     if len(beyond) <= model.extra_layers:
         agreement.notes += not_counted(beyond, " (multi-token prediction)")
-        seen = {i: items for i, items in seen.items() if i <= last}
-    _compare_numbers(model, prefix, by_layer, seen, agreement)
+        ffns = {i: items for i, items in ffns.items() if i <= last}
+    _compare_numbers(model, prefix, by_layer, ffns, agreement)
     for layer, several in by_layer.items():
-        if layer in seen:
-            _compare_layer(model, f"{prefix}.{layer}", several, seen[layer], agreement)
+        if layer in ffns:
+            _compare_layer(model, f"{prefix}.{layer}", several, ffns[layer], agreement)
 
 
 def _compare_numbers(
     model: Model,
     prefix: str,
     by_layer: Mapping[int, Sequence[Layer]],
-    seen: Mapping[int, object],
+    ffns: Mapping[int, object],
     agreement: ConfigAgreement,
 ) -> None:
-    """A layer that the tensors lack, else one that the config does not have."""
-    lacking = sorted(set(by_layer) - set(seen)) if agreement.complete else []
-    extra = sorted(set(seen) - set(by_layer))
+    """Note a layer that the tensors lack, else one that the config does not have."""
+    lacking = sorted(set(by_layer) - set(ffns)) if agreement.complete else []
+    extra = sorted(set(ffns) - set(by_layer))
     for layer in (lacking or extra)[:1]:
         at = by_layer.get(layer, next(iter(by_layer.values())))[0]
         where = f"{prefix}.{layer} has {'none' if lacking else 'an FFN'}"
-        there = len(by_layer) - len(lacking) if lacking else len(seen)
+        there = len(by_layer) - len(lacking) if lacking else len(ffns)
         name = model.names.get("layers", "layers")
         agreement.differ(Disagreement("layers", name, str(len(by_layer)), str(there), where, at.stack, at.index))
 
 
 def _compare_layer(
-    model: Model, at: str, told: Sequence[Layer], seen: Sequence[Spotted], agreement: ConfigAgreement
+    model: Model, at: str, blocks: Sequence[Layer], ffns: Sequence[Spotted], agreement: ConfigAgreement
 ) -> None:
     """The FFNs of one layer, one after the other."""
-    if len(told) != len(seen):
-        agreement.differ(Disagreement("FFNs per layer", "FFNs per layer", str(len(told)), str(len(seen)), at))
-    for block, (spot, item) in pairs(told, seen):
+    if len(blocks) != len(ffns):
+        agreement.differ(Disagreement("FFNs per layer", "FFNs per layer", str(len(blocks)), str(len(ffns)), at))
+    for block, (spot, item) in pairs(blocks, ffns):
         agreement.params += item.params
         agreement.stored_bytes += item.bytes
         agreement.formats |= dict.fromkeys(item.formats)
@@ -140,7 +142,7 @@ def _compare_layer(
         agreement.specs[block.stack][block.index] = _compare(model, block, item, at, agreement)
 
 
-def _compare(model: Model, block: Layer, item: Found, at: str, agreement: ConfigAgreement) -> FFNSpec:
+def _compare(model: Model, block: Layer, item: StoredFFN, at: str, agreement: ConfigAgreement) -> FFNSpec:
     """The spec with the gate and the biases that the tensors have; every difference is noted."""
     spec, tensor = block.spec, f"{at}.{item.tensor}".replace("#", "0")
     item = _without_leftovers(spec, item, agreement)
@@ -148,17 +150,17 @@ def _compare(model: Model, block: Layer, item: Found, at: str, agreement: Config
         agreement.differ(Disagreement(UNEVEN, UNEVEN, "all", item.uneven, at, block.stack, block.index))
         return spec
     differ: list[tuple[str, object, object, str]] = []
-    for name, (said, attribute) in _SEEN.items():
-        seen = getattr(item, attribute)
-        if seen is not None and seen != said(spec) and (item.whole or name not in _OF_MOE):
-            differ.append((name, said(spec), seen, tensor))
-    decided: dict[str, Any] = {name: seen for name, _, seen, _ in differ if name in _BY_TENSORS}
+    for name, (of_spec, attribute) in _COMPARED.items():
+        stored = getattr(item, attribute)
+        if stored is not None and stored != of_spec(spec) and (item.whole or name not in _OF_MOE):
+            differ.append((name, of_spec(spec), stored, tensor))
+    decided: dict[str, Any] = {name: stored for name, _, stored, _ in differ if name in _BY_TENSORS}
     corrected = replace(spec, **decided) if decided else spec
     counted = params_of(corrected)
     if item.whole and counted != item.params and all(name in _BY_TENSORS for name, *_ in differ):
         differ.append((IN_ALL, counted, item.params, f"{at}.{item.loose[0]}" if item.loose else tensor))
-    for name, was, seen, where in differ:
-        agreement.differ(Disagreement(name, _said_as(model, name, spec), shown(was), shown(seen), where,
+    for name, was, stored, where in differ:
+        agreement.differ(Disagreement(name, _config_name(model, name, spec), shown(was), shown(stored), where,
                                 block.stack, block.index))  # fmt: skip
     if item.misfit:
         agreement.differ(replace(misfit(item, spec, at), stack=block.stack, index=block.index))
@@ -168,24 +170,24 @@ def _compare(model: Model, block: Layer, item: Found, at: str, agreement: Config
     return corrected
 
 
-def _without_leftovers(spec: FFNSpec, item: Found, agreement: ConfigAgreement) -> Found:
+def _without_leftovers(spec: FFNSpec, item: StoredFFN, agreement: ConfigAgreement) -> StoredFFN:
     """The FFN without the zero biases that GPTQ writers left in modules that have none: loaders skip them."""
     if spec.bias or not item.bias or not item.formats or not all(form.startswith("gptq") for form in item.formats):
         return item
     biases = params_of(replace(spec, bias=True)) - params_of(spec)
-    note = "biases beside GPTQ's matrices, which the model does not have, are left out"
+    note = "biases stored with GPTQ's matrices are left out: the model has none"
     agreement.notes += [] if note in agreement.notes else [note]
     agreement.params -= biases
     return replace(item, bias=False, params=item.params - biases)
 
 
-def misfit(item: Found, spec: FFNSpec, at: str) -> Disagreement:
-    """The difference that a matrix makes whose shape fits no other: the first of no such width, else the last."""
+def misfit(item: StoredFFN, spec: FFNSpec, at: str) -> Disagreement:
+    """The difference for a matrix whose shape fits no other: the first of an unexpected width, else the last."""
     widths = [{spec.d_model, parts * d_ff} for d_ff in (spec.d_ff, spec.shared_width) for parts in (1, 2)]
     wrong = [(name, shape) for name, shape in item.misfit if {*shape[-2:]} not in widths]
     name, shape = (wrong or item.misfit[-1:])[0]
-    told = f"d_model {spec.d_model}, d_ff {spec.d_ff}"
-    return Disagreement("shape", "shape", told, shown(list(shape)), f"{at}.{name}".replace("#", "0"))
+    config = f"d_model {spec.d_model}, d_ff {spec.d_ff}"
+    return Disagreement("shape", "shape", config, shown(list(shape)), f"{at}.{name}".replace("#", "0"))
 
 
 @cache
@@ -194,13 +196,13 @@ def params_of(spec: FFNSpec) -> int:
     return cost(steps(spec)).params
 
 
-def _said_as(model: Model, name: str, spec: FFNSpec) -> str:
-    """The config's own name for one of ours; what no field holds follows from model_type."""
-    own = model.names.get(f"moe.{name}" if spec.moe else name) or model.names.get(name)
-    return own or (name if name == IN_ALL else f"{name} (by model_type {model.model_type})")
+def _config_name(model: Model, name: str, spec: FFNSpec) -> str:
+    """The config's name for one of ours; what no field holds follows from model_type."""
+    label = model.names.get(f"moe.{name}" if spec.moe else name) or model.names.get(name)
+    return label or (name if name == IN_ALL else f"{name} (by model_type {model.model_type})")
 
 
-def _evidence(model: Model, spec: FFNSpec, item: Found, tensor: str) -> Iterator[str]:
+def _evidence(model: Model, spec: FFNSpec, item: StoredFFN, tensor: str) -> Iterator[str]:
     if item.gated is not None:
         fused = "gate and up in " if item.fused else ""
         yield f"{'gated' if item.gated else 'plain'}: {fused}tensor {shown(tensor, 120)}"
@@ -227,9 +229,9 @@ def _corrected(model: Model, agreement: ConfigAgreement) -> TensorBlocks:
 
 
 def not_counted(left: Layers, why: str = "") -> list[str]:
-    """Notes of FFNs that are in no layer of the model: each prefix, or how many there are and the first of them."""
+    """Notes on FFNs that are in no layer of the model: each prefix, or how many there are and the first few."""
     params = {
-        prefix: sum(item.params for items in seen.values() for item in items) for prefix, seen in left.items()
+        prefix: sum(item.params for items in by_layer.values() for item in items) for prefix, by_layer in left.items()
     }  # fmt: skip
     if len(left) <= _MOST_NOTES:
         sizes = {prefix: f", FFN of {n:,} parameters" if n else "" for prefix, n in params.items()}

@@ -1,8 +1,8 @@
 """A GGUF file as a model that can be run: where its tensors' values lie, and what its architecture fixes.
 
-The metadata say neither norm nor routing: llama.cpp's code does, by the architecture's name. For those that are a known
-family's under another name, the metadata are put into that family's config fields and its row says the rest; whatever
-its tensors do not confirm is left as it was, unknown.
+The metadata give neither norm nor routing: llama.cpp's code has them, by the architecture's name. Where that is a known
+family under another name, the metadata are put into that family's config fields and its row supplies the rest; what
+the tensors do not confirm stays unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FAMILIES: Mapping[str, str] = {
     "olmo2": "olmo2", "olmoe": "olmoe", "smollm3": "smollm3", "seed_oss": "seed_oss", "gpt2": "gpt2",
     "starcoder2": "starcoder2", "gpt-oss": "gpt_oss",
 }  # fmt: skip
-_RENORMALISED = {"qwen3moe": True}  # in llama.cpp's code, where no metadata say it; others as the family has it
+_RENORMALISED = {"qwen3moe": True}  # fixed in llama.cpp's code, absent from the metadata; others as the family has it
 
 
 def checkpoint_of(file: GGUFFile) -> Checkpoint:
@@ -47,22 +47,22 @@ def checkpoint_of(file: GGUFFile) -> Checkpoint:
 
 def described(file: GGUFFile) -> Model | None:
     """The model by its metadata alone, read as the config of its family; None where they do not describe one."""
-    told = gguf_config(file)
+    config = gguf_config(file)
     model_type = _FAMILIES.get(file.architecture)
-    if model_type == "llama" and told.get("experts"):
+    if model_type == "llama" and config.get("experts"):
         model_type = "mixtral"
     family = family_of(model_type)
     if family is None:
         return None
-    values: dict[str, Any] = {"model_type": model_type, **_sizes(told, file)}
+    values: dict[str, Any] = {"model_type": model_type, **_sizes(config, file)}
     layers = family.stacks[0].layers
-    for usual, own in (
+    for usual, theirs in (
         ("hidden_size", family.d_model),
         ("intermediate_size", family.d_ff),
         ("num_hidden_layers", layers),
     ):
-        if isinstance(own, str) and usual in values:
-            values[own.partition("|")[0]] = values.pop(usual)
+        if isinstance(theirs, str) and usual in values:
+            values[theirs.partition("|")[0]] = values.pop(usual)
     if family.eps[0] and (eps := _epsilon(file)) is not None:
         values[family.eps[0].partition("|")[0]] = eps
     try:
@@ -71,11 +71,11 @@ def described(file: GGUFFile) -> Model | None:
         return None
 
 
-def confirmed(groups: Sequence[Group], known: Model | None) -> list[Group] | None:
-    """Groups that the tensors show, with the norms and the routing of `known`; None where a layer is not as it says."""
-    if known is None:
+def confirmed(groups: Sequence[Group], model: Model | None) -> list[Group] | None:
+    """Groups that the tensors show, with the norms and the routing of `model`; None where a layer contradicts it."""
+    if model is None:
         return None
-    by_layer = {layer: group.spec for group in known.groups for layer in group.layers}
+    by_layer = {layer: group.spec for group in model.groups for layer in group.layers}
     out: list[Group] = []
     for group in groups:
         specs = {layer: _agreed(group.spec, by_layer.get(layer)) for layer in group.layers}
@@ -85,27 +85,27 @@ def confirmed(groups: Sequence[Group], known: Model | None) -> list[Group] | Non
     return out
 
 
-def _sizes(told: Mapping[str, Any], file: GGUFFile) -> dict[str, Any]:
+def _sizes(config: Mapping[str, Any], file: GGUFFile) -> dict[str, Any]:
     """Widths and experts under the usual config names, only what is there."""
-    experts = told.get("experts")
+    experts = config.get("experts")
     names = {
         "hidden_size": "d_model", "intermediate_size": "d_ff", "num_hidden_layers": "layers",
         "num_experts_per_tok": "top_k", "moe_intermediate_size": "expert_d_ff",
         "shared_expert_intermediate_size": "shared_d_ff",
     }  # fmt: skip
-    out = {theirs: told[ours] for theirs, ours in names.items() if ours in told}
+    out = {theirs: config[ours] for theirs, ours in names.items() if ours in config}
     out |= {name: list(value) for name, value in out.items() if isinstance(value, tuple)}
     if experts:
         out |= dict.fromkeys(("num_experts", "num_local_experts"), experts)
-        said = file.metadata.get(f"{file.architecture}.expert_weights_norm", _RENORMALISED.get(file.architecture))
-        out |= {"norm_topk_prob": said} if isinstance(said, bool) else {}
-        if (width := told.get("expert_d_ff")) and file.architecture in ("gpt-oss", "olmoe", "llama"):
+        flag = file.metadata.get(f"{file.architecture}.expert_weights_norm", _RENORMALISED.get(file.architecture))
+        out |= {"norm_topk_prob": flag} if isinstance(flag, bool) else {}
+        if (width := config.get("expert_d_ff")) and file.architecture in ("gpt-oss", "olmoe", "llama"):
             out["intermediate_size"] = width
     return out
 
 
 def _epsilon(file: GGUFFile) -> float | None:
-    """The norm's epsilon, which llama.cpp keeps as a float32: the shortest decimal that is it."""
+    """The norm's epsilon, which llama.cpp stores as a float32: the shortest decimal that rounds to it."""
     fields = Fields(file.metadata, file.where)
     for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
         value = fields.get(f"{file.architecture}.attention.{name}", None)
@@ -114,14 +114,14 @@ def _epsilon(file: GGUFFile) -> float | None:
     return None
 
 
-def _agreed(seen: FFNSpec, known: FFNSpec | None) -> FFNSpec | None:
-    """`known` where the tensors confirm it, else None. Converters add the 1 of Gemma's norms to their weights."""
-    if known is None or (seen.moe is None) != (known.moe is None):
+def _agreed(stored: FFNSpec, spec: FFNSpec | None) -> FFNSpec | None:
+    """`spec` where the tensors confirm it, else None. Converters add the 1 of Gemma's norms to their weights."""
+    if spec is None or (stored.moe is None) != (spec.moe is None):
         return None
-    same = (seen.d_model, seen.d_ff, seen.gated, seen.bias) == (known.d_model, known.d_ff, known.gated, known.bias)
-    if seen.moe and known.moe:
-        same = same and seen.moe.experts == known.moe.experts
-        same = same and bool(seen.moe.shared_experts) == bool(known.moe.shared_experts)
+    same = (stored.d_model, stored.d_ff, stored.gated, stored.bias) == (spec.d_model, spec.d_ff, spec.gated, spec.bias)
+    if stored.moe and spec.moe:
+        same = same and stored.moe.experts == spec.moe.experts
+        same = same and bool(stored.moe.shared_experts) == bool(spec.moe.shared_experts)
     if not same:
         return None
-    return replace(known, norm_weight="plain") if known.norm_weight == "one_plus" else known
+    return replace(spec, norm_weight="plain") if spec.norm_weight == "one_plus" else spec

@@ -1,7 +1,7 @@
-"""Models that no family's row describes: their blocks as the tensors show them, and what a config adds by usual names.
+"""Models that no family's row describes: blocks from the tensors, and what a config adds under the usual names.
 
-Such are a checkpoint whose model_type is not known, one without a config.json, and every GGUF file, whose metadata say
-the widths but neither gatedness nor activation.
+These are checkpoints of an unknown model_type or without a config.json, and every GGUF file: its metadata give the
+widths, but neither gatedness nor activation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ffncli.models.files.inventory import take_inventory
 from ffncli.models.model import IN_ALL, Disagreement, Group, Model, Resolved, StoredSize, grouped, unknown_note
 from ffncli.models.tensors.items import items_of
 from ffncli.models.tensors.matching import spots_by_name, stacks_of
-from ffncli.models.tensors.recognise import Found, Layers, layer_numbers
+from ffncli.models.tensors.recognise import Layers, StoredFFN, layer_numbers
 from ffncli.models.tensors.shapes import Item
 
 _ACTIVATION = "hidden_act|hidden_activation|activation_function|activation|dense_act_fn|ffn_act_fn|hidden_activation_fn"
@@ -42,13 +42,13 @@ _KEYS = {"d_model": "embedding_length", "layers": "block_count", "experts": "exp
 
 @dataclass(frozen=True)
 class Metadata:
-    """What is known but for the tensors: by a config's usual field names, or a GGUF file's metadata.
+    """What is known apart from the tensors: from a config's usual field names, or a GGUF file's metadata.
 
-    `checks` are what the tensors are held to: our name → (its name there, its value); `width` is a dense d_ff that may
-    mean gate and up together, or one of them. `extra_layers` may be stored beyond the number that is given. What is not
-    `binding` is a config of an unknown model_type, whose fields may mean other things: it is noted where it differs.
-    `known` has the norms and the routing, for blocks that are as it says.
-    `refused` is why its blocks cannot be said.
+    `checks` are what the tensors are compared with: our name → (its name there, its value); `width` is a dense d_ff
+    that may mean gate and up together, or one of them. `extra_layers` may be stored beyond the stated number. A config
+    of an unknown model_type is not `binding`: its fields may mean other things, so a difference is only noted.
+    `model` has the norms and the routing, used where the blocks match it.
+    `refused` is why its blocks cannot be run.
     """
 
     d_model: int | None = None
@@ -61,15 +61,15 @@ class Metadata:
     tied: bool | None = None
     teller: str = "the config says"
     binding: bool = False
-    known: Model | None = None
+    model: Model | None = None
     refused: str = ""
 
 
 def from_tensors(checkpoint: Checkpoint, config: Fields | None, source: str, name: str) -> Resolved:
     """The model whose tensors these are; `config` is that of a model_type without a row, or None.
 
-    Raises FFNError, saying what was looked for, where no FFN is recognised, and naming a file that is not here where
-    it has what is needed.
+    Raises FFNError, with the names looked for, where no FFN is recognised, and naming the file where a needed one is
+    missing.
     """
     inventory = take_inventory(checkpoint)
     metadata = _from_config(config) if config else Metadata(evidence=("no config.json: everything from the tensors",))
@@ -81,7 +81,7 @@ def from_tensors(checkpoint: Checkpoint, config: Fields | None, source: str, nam
 
 
 def from_gguf(file: GGUFFile, source: str) -> Resolved:
-    """The model in a GGUF file. What its metadata contradict is a difference, as between a config and tensors."""
+    """The model in a GGUF file. Where its metadata contradict the tensors, that is a difference, as with a config."""
     items = {t.name: Item(t.shape, t.params, t.bytes, 1, t.format) for t in file.tensors}
     path = Path(source).absolute()
     name = path.stem if path.suffix == ".gguf" else path.name
@@ -100,7 +100,7 @@ def _from_config(config: Fields) -> Metadata:
         _positive(config, _D_MODEL),
         _positive(config, TOP_K),
         activations.CANONICAL.get(act.lower()) if isinstance(act, str) else None,
-        checks={ours: said for ours, said in checks.items() if type(said[1]) is int and said[1] > 0},
+        checks={ours: check for ours, check in checks.items() if type(check[1]) is int and check[1] > 0},
         evidence=(f"model_type {shown(kind)} {why}: widths, gate and biases from the tensors",),
         notes=(f"model_type {kind} is not covered: {reason}",) if reason else (),
         refused=reason,
@@ -115,27 +115,27 @@ def _positive(config: Fields, names: str) -> int | None:
 
 
 def _from_metadata(file: GGUFFile) -> Metadata:
-    """A GGUF architecture is a family's name but for a hyphen or an underscore; the activation is that family's."""
-    told = gguf_config(file)
+    """A GGUF architecture is a family's name, apart from hyphens and underscores; the activation is the family's."""
+    config = gguf_config(file)
     family = family_of(BY_TYPE.get(file.architecture) or file.architecture.replace("moe", "_moe"))
     act = family.default_activation if family and family.default_activation is not REQUIRED else None
-    moe = "expert_d_ff" in told
+    moe = "expert_d_ff" in config
     keys = {"d_model": "d_model", "layers": "layers", "experts": "experts", "d_ff": "expert_d_ff" if moe else "d_ff"}
-    checks = {ours: (f"{file.architecture}.{_KEYS[theirs]}", told[theirs]) for ours, theirs in keys.items()
-              if theirs in told}  # fmt: skip
+    checks = {ours: (f"{file.architecture}.{_KEYS[theirs]}", config[theirs]) for ours, theirs in keys.items()
+              if theirs in config}  # fmt: skip
     evidence = [f"GGUF of architecture {file.architecture}: widths, gate and biases from the tensors"]
-    evidence += [f"activation: {act}, that of the family {file.architecture}; GGUF does not say it"] if act else []
+    evidence += [f"activation: {act}, from the family {file.architecture}; GGUF does not store it"] if act else []
     canonical = activations.CANONICAL.get(act) if act else None
     return Metadata(
-        told.get("d_model"),
-        told.get("top_k"),
+        config.get("d_model"),
+        config.get("top_k"),
         canonical,
         checks,
         tuple(evidence),
         tied=all(tensor.name != "output.weight" for tensor in file.tensors),  # llama.cpp's rule
         teller="the metadata say",
         binding=True,
-        known=described(file),
+        model=described(file),
     )
 
 
@@ -145,7 +145,7 @@ def _from_metadata(file: GGUFFile) -> Metadata:
 def _resolved(
     tensors: RecognisedTensors, metadata: Metadata, source: str, name: str, checkpoint: Checkpoint
 ) -> Resolved:
-    """Of a checkpoint with absent files, only what has all its tensors can be a model."""
+    """A checkpoint with absent files can be a model only if all tensors of its FFNs are here."""
     layers, where = tensors.layers, tensors.where
     ffns = [ffn for numbered in layers.values() for several in numbered.values() for ffn in several]
     if tensors.absent and not all(ffn.whole for ffn in ffns):
@@ -156,10 +156,10 @@ def _resolved(
     unknown = {"norm"} | ({"activation"} if metadata.activation is None else set())
     unknown |= {"top_k"} if any(ffn.experts for ffn in ffns) and metadata.top_k is None else set()
     stacks = stacks_of(layers)
-    groups = [g for prefix, seen in layers.items() for g in _groups(prefix, stacks[prefix], seen, metadata, where)]
+    groups = [g for prefix in layers for g in _groups(prefix, stacks[prefix], layers[prefix], metadata, where)]
     evidence, model_type = metadata.evidence, ""
-    if (agreed := confirmed(groups, metadata.known)) and metadata.known:
-        groups, unknown, model_type = agreed, set(), metadata.known.model_type
+    if (agreed := confirmed(groups, metadata.model)) and metadata.model:
+        groups, unknown, model_type = agreed, set(), metadata.model.model_type
         evidence += (f"norms, routing and activation: those of {model_type}, as in llama.cpp",)
     model = Model(
         name, tuple(groups), model_type, tied=metadata.tied, unknown=frozenset(unknown), refused=metadata.refused
@@ -168,105 +168,106 @@ def _resolved(
         model, source, evidence=evidence, notes=metadata.notes, from_tensors=True, checkpoint=checkpoint
     )  # fmt: skip
     blocks = _blocks(model, tensors, metadata, ffns)
-    # What lies outside the FFNs is told apart in one plain stack only.
+    # What lies outside the FFNs can be counted only where there is one plain stack.
     plain = not tensors.absent and len(layers) == 1 and not blocks.differences
     return with_tensors(resolved, blocks, tensors, outside=plain)
 
 
-def _blocks(model: Model, tensors: RecognisedTensors, metadata: Metadata, ffns: Sequence[Found]) -> TensorBlocks:
-    """The blocks of a model that its tensors made, with what its metadata say otherwise."""
+def _blocks(model: Model, tensors: RecognisedTensors, metadata: Metadata, ffns: Sequence[StoredFFN]) -> TensorBlocks:
+    """The blocks of a model read from its tensors, with the differences from its metadata."""
     layers = tensors.layers
     prefix, numbered = next(iter(layers.items()))
     layer, first = min(numbered.items(), key=lambda item: item[0])
     tensor = f"{prefix}.{layer}.{first[0].tensor}".replace("#", "0")
-    told = tuple(_differences(model.groups, layers, tensors.items, metadata, tensor))
-    doubts = () if metadata.binding else tuple(f"{difference}: the tensors count" for difference in told)
+    differences = tuple(_differences(model.groups, layers, tensors.items, metadata, tensor))
+    doubts = () if metadata.binding else tuple(f"{difference}: the tensors count" for difference in differences)
     unknown = [unknown_note(model.unknown)] if model.unknown else []
     formats = tuple(dict.fromkeys(form for ffn in ffns for form in ffn.formats))
     return TensorBlocks(
         model.groups,
         spots_by_name(layers),
         StoredSize(sum(ffn.params for ffn in ffns), sum(ffn.bytes for ffn in ffns), formats),
-        (*_uncounted(layers, metadata), *(told if metadata.binding else ())),
+        (*_uncounted(layers, metadata), *(differences if metadata.binding else ())),
         (f"{'gated' if first[0].gated else 'plain'}: tensor {shown(tensor, 120)}",),
         (*doubts, *unknown, *not_counted(tensors.others)),
     )
 
 
 def _groups(
-    prefix: str, stack: str, seen: Mapping[int, tuple[Found, ...]], metadata: Metadata, where: str
+    prefix: str, stack: str, by_layer: Mapping[int, tuple[StoredFFN, ...]], metadata: Metadata, where: str
 ) -> list[Group]:
     """The layers under one prefix, in groups; a layer's several FFNs one after the other."""
-    per_layer = max(map(len, seen.values()))
+    per_layer = max(map(len, by_layer.values()))
     specs = {
-        layer * per_layer + i: _spec(found, metadata, f"{where}: {prefix}.{layer}")
-        for layer, founds in sorted(seen.items())
-        for i, found in enumerate(founds)
+        layer * per_layer + i: _spec(ffn, metadata, f"{where}: {prefix}.{layer}")
+        for layer, ffns in sorted(by_layer.items())
+        for i, ffn in enumerate(ffns)
     }
     return grouped(stack, specs, 1, per_layer)
 
 
-def _spec(found: Found, metadata: Metadata, where: str) -> FFNSpec:
-    if found.uneven:
-        raise FFNError(f"{where} has {found.uneven}", NOT_WHOLE)
-    if found.d_model is None or found.d_ff is None:
-        what = " and ".join(f"{shown(name)} {shown(list(shape))}" for name, shape in found.misfit)
-        problem = f"{what} do not fit each other" if what else f"the shapes of {shown(found.tensor)} do not show widths"
+def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
+    if ffn.uneven:
+        raise FFNError(f"{where} has {ffn.uneven}", NOT_WHOLE)
+    if ffn.d_model is None or ffn.d_ff is None:
+        what = " and ".join(f"{shown(name)} {shown(list(shape))}" for name, shape in ffn.misfit)
+        problem = f"{what} do not fit each other" if what else f"the shapes of {shown(ffn.tensor)} do not show widths"
         raise FFNError(f"{where}: {problem}", "" if what else "give a config.json, which says d_model and d_ff")
     moe = None
-    if found.experts:
+    if ffn.experts:
         moe = MoE(
-            experts=found.experts,
-            top_k=min(metadata.top_k or 1, found.experts),
-            shared_experts=1 if found.shared_d_ff else 0,
-            shared_d_ff=found.shared_d_ff or None,
-            shared_gate=found.shared_gate,
-            router_bias=found.router_bias,
-            correction=found.correction,
-            latent=found.latent or None,
+            experts=ffn.experts,
+            top_k=min(metadata.top_k or 1, ffn.experts),
+            shared_experts=1 if ffn.shared_d_ff else 0,
+            shared_d_ff=ffn.shared_d_ff or None,
+            shared_gate=ffn.shared_gate,
+            router_bias=ffn.router_bias,
+            correction=ffn.correction,
+            latent=ffn.latent or None,
         )
-    down_bias = found.down_bias if found.down_bias != found.bias else None
+    down_bias = ffn.down_bias if ffn.down_bias != ffn.bias else None
     activation = metadata.activation or "silu"
     return FFNSpec(
-        found.d_model, found.d_ff, activation, bool(found.gated), found.bias, down_bias=down_bias, moe=moe
+        ffn.d_model, ffn.d_ff, activation, bool(ffn.gated), ffn.bias, down_bias=down_bias, moe=moe
     )  # fmt: skip
 
 
-# --- what does not agree ----------------------------------------------------------------------------------------------
+# --- differences ------------------------------------------------------------------------------------------------------
 
 
 def _uncounted(layers: Layers, metadata: Metadata) -> list[Disagreement]:
-    """What an FFN's tensors hold beyond what its block has: the block would be counted short."""
+    """Parameters that an FFN's tensors have and its block does not, which would go uncounted."""
     out: dict[tuple[str, str, str], Disagreement] = {}
-    for prefix, seen in layers.items():
-        for layer, founds in seen.items():
-            for found in founds:
-                for new in _unlike(found, _spec(found, metadata, prefix), f"{prefix}.{layer}"):
+    for prefix, by_layer in layers.items():
+        for layer, ffns in by_layer.items():
+            for ffn in ffns:
+                for new in _unlike(ffn, _spec(ffn, metadata, prefix), f"{prefix}.{layer}"):
                     key = (new.name, new.config, new.tensors)
                     out[key] = replace(out[key], layers=out[key].layers + 1) if key in out else new
     return list(out.values())
 
 
-def _unlike(found: Found, spec: FFNSpec, at: str) -> Iterator[Disagreement]:
+def _unlike(ffn: StoredFFN, spec: FFNSpec, at: str) -> Iterator[Disagreement]:
     counted = params_of(spec)
-    if counted != found.params:
-        name = found.loose[0] if found.loose else found.tensor
+    if counted != ffn.params:
+        name = ffn.loose[0] if ffn.loose else ffn.tensor
         yield Disagreement(
-            IN_ALL, IN_ALL, str(counted), str(found.params), f"{at}.{name}".replace("#", "0"), teller="the block has"
+            IN_ALL, IN_ALL, str(counted), str(ffn.params), f"{at}.{name}".replace("#", "0"), teller="the block has"
         )
-    if found.misfit:
-        yield replace(misfit(found, spec, at), teller="the block has")
+    if ffn.misfit:
+        yield replace(misfit(ffn, spec, at), teller="the block has")
 
 
 def _differences(
     groups: Sequence[Group], layers: Layers, items: Mapping[str, Item], metadata: Metadata, tensor: str
 ) -> Iterator[Disagreement]:
-    """What the config or the metadata say otherwise than the tensors."""
+    """Where the config or the metadata differ from the tensors."""
     main = max(groups, key=lambda group: len(group.layers)).spec
     most = max((g for g in groups if g.spec.moe), key=lambda group: len(group.layers), default=None)
     experts = most.spec if most else None
     d_ff = (experts if "expert" in metadata.checks.get("d_ff", ("",))[0] and experts else main).d_ff
-    seen = {"d_model": main.d_model, "d_ff": d_ff, "experts": experts.moe.experts if experts and experts.moe else 0}
+    routed = experts.moe.experts if experts and experts.moe else 0
+    by_tensors = {"d_model": main.d_model, "d_ff": d_ff, "experts": routed}
     numbered = layer_numbers(items)
     numbers = {len(numbered.get(prefix, (0,))) for prefix in layers}
     for name, (theirs, value) in metadata.checks.items():
@@ -274,11 +275,12 @@ def _differences(
             continue
         if name == "layers":
             wrong = not any(value <= number <= value + metadata.extra_layers for number in numbers)
-            found = max(numbers)
+            stored = max(numbers)
         elif name == "width":
-            found = main.d_ff
-            wrong = experts is None and len(groups) == 1 and value not in (found, 2 * found, found / 2)
+            stored = main.d_ff
+            wrong = experts is None and len(groups) == 1 and value not in (stored, 2 * stored, stored / 2)
         else:
-            found, wrong = seen[name], value != seen[name] and not (name == "experts" and value + seen[name] <= 1)
+            stored = by_tensors[name]
+            wrong = value != stored and not (name == "experts" and value + stored <= 1)
         if wrong:
-            yield Disagreement(name, theirs, str(value), str(found), tensor, teller=metadata.teller)
+            yield Disagreement(name, theirs, str(value), str(stored), tensor, teller=metadata.teller)

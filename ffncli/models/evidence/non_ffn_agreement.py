@@ -23,7 +23,7 @@ OTHER_TOWERS = "the numbers are the text model's"
 
 @dataclass(frozen=True)
 class NonFFNAgreement:
-    """The parameters outside the FFNs as config and tensors have them together, and what is to be said of that.
+    """The parameters outside the FFNs by config and tensors together, and notes about them.
 
     `towers` are the modules of other towers that are left out, in words; empty where there are none.
     """
@@ -36,7 +36,7 @@ class NonFFNAgreement:
 
 
 def non_ffn_agreement(model: Model, items: Mapping[str, Item], layers: Layers) -> NonFFNAgreement:
-    """What all of a checkpoint's tensors hold outside the FFNs, and every difference from what the config says."""
+    """What a complete checkpoint has outside the FFNs, and every difference from its config."""
     measured, config = measure(model, items, layers), model.non_ffn
     towers = ", ".join(words(measured.left_out))
     if config is None:
@@ -62,9 +62,9 @@ def _evidence(measured: MeasuredNonFFN) -> Iterator[str]:
 
 
 def _attention(config: NonFFN, measured: MeasuredNonFFN, stack: str) -> Iterator[Disagreement]:
-    """One difference for all layers of a stack that have another attention than the config's.
+    """One difference for all layers of a stack whose attention is not the config's.
 
-    Writers of quantized files give each module a bias, all zeros where the model has none: such may have more.
+    Writers of quantized files give each module a bias, all zeros where the model has none: those may have more.
     """
     expected = next(iter(config.layers[stack].values())).attention
     other = {

@@ -15,7 +15,7 @@ from ffncli.models.tensors.names import looked_for
 from ffncli.models.tensors.recognise import Layers, recognise_all
 from ffncli.models.tensors.shapes import Item
 
-NOT_WHOLE = "every expert needs all of its matrices; is the file whole?"
+NOT_WHOLE = "every expert needs all of its matrices; is the file complete?"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A model that its config described, held to its checkpoint's tensors: they confirm it, overrule it, contradict it."""
+"""A model from its config, checked against its checkpoint's tensors: they confirm, overrule or contradict it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _MOST_LOOKS = 16  # each goes through all names once
 
 
 def with_evidence(resolved: Resolved) -> Resolved:
-    """The model as its tensors have it, where there are any, with what differs from its config."""
+    """The model as its tensors have it, if it has any, with the differences from its config."""
     checkpoint = resolved.checkpoint
     if checkpoint is None:
         return _config_alone(resolved)
-    known = with_inventory(resolved, take_inventory(checkpoint))
-    for difference in islice(filter(_may_be_the_files, known.differences), _MOST_LOOKS):
-        _require_all(known, checkpoint, difference)
+    compared = with_inventory(resolved, take_inventory(checkpoint))
+    for difference in islice(filter(_may_be_the_files, compared.differences), _MOST_LOOKS):
+        _require_all(compared, checkpoint, difference)
         if difference.name == UNEVEN:
             raise FFNError(f"{checkpoint.where}: {difference.where} has {difference.tensors}", NOT_WHOLE)
-    return known
+    return compared
 
 
 def _may_be_the_files(difference: Disagreement) -> bool:
@@ -39,7 +39,7 @@ def _may_be_the_files(difference: Disagreement) -> bool:
 
 def _config_alone(resolved: Resolved) -> Resolved:
     """The model with a note that there are no tensors to compare with."""
-    if resolved.location is None or resolved.source.endswith(".json"):  # the config is what was asked for
+    if resolved.location is None or resolved.source.endswith(".json"):  # the source is the config itself
         return resolved
     pickled = any(any(resolved.location.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.pth"))
     also = " (pickled weights are not read: save them as safetensors)" if pickled else ""
@@ -47,10 +47,7 @@ def _config_alone(resolved: Resolved) -> Resolved:
 
 
 def _require_all(resolved: Resolved, checkpoint: Checkpoint, difference: Disagreement) -> None:
-    """Raises FFNError where a block differs because one of its tensors is missing, or alone has another shape.
-
-    Then the file is at fault.
-    """
+    """Raises FFNError where the file is at fault: a block differs as a tensor is missing, or alone has another shape."""
     alike = [g.spec for g in resolved.groups if g.stack == difference.stack]
     spec = next(g.spec for g in resolved.groups if g.stack == difference.stack and difference.index in g.layers)
     name = difference.name
@@ -65,7 +62,7 @@ def _require_all(resolved: Resolved, checkpoint: Checkpoint, difference: Disagre
 
 
 def with_inventory(resolved: Resolved, inventory: Inventory) -> Resolved:
-    """The same for tensors that were listed already. Raises FFNError where none of them belongs to an FFN."""
+    """As `with_evidence`, for tensors already listed. Raises FFNError where none of them belongs to an FFN."""
     items, complete = items_of(inventory, resolved.quantization), not inventory.missing
     tensors = recognised(items, resolved.main.spec.d_model, inventory.where, absent_files(inventory), complete)
     if tensors.layers:

@@ -1,4 +1,4 @@
-"""What names and shapes do not say of a family's FFN tensors: which half comes first, how a square lies, which norm.
+"""What names and shapes do not show of a family's FFN tensors: which half is first, how squares are stored, which norm.
 
 Facts: the modeling code of transformers 5.23; a test reads every architecture and compares.
 """
@@ -52,7 +52,7 @@ class Arrangement:
         return Order(True, False, "gate before up", f"{naming.up}: the gate's half is read as the first")
 
 
-_GATE_FIRST = {"gate_up_proj", "w13_weight", "ffn_up"}  # as the names say; llama.cpp (Phi-3's) has it so too
+_GATE_FIRST = {"gate_up_proj", "w13_weight", "ffn_up"}  # as the names say; so in llama.cpp too (Phi-3)
 _UP_FIRST = {"up_gate_proj", "ff_proj"}  # GTE, Molmo
 _INTERLEAVED = {"mlp1_weight"}  # OpenAI's own gpt-oss files
 
@@ -86,14 +86,14 @@ _ROWS: Mapping[str, Arrangement] = {
 
 
 def arrangement(model_type: str) -> Arrangement:
-    """The row of a family; the usual, under its name, for one without a row; nameless for one that is not known."""
+    """The row of a family; without a row the usual one under its name, nameless for an unknown family."""
     if row := _row(model_type):
         return row
     return Arrangement(model_type if family_of(model_type) is not None else "")
 
 
 def norm_modules(step: str, spec: FFNSpec, rules: Arrangement) -> Sequence[str]:
-    """What the module of a norm may be called, the likeliest first."""
+    """The names that a norm's module may have, the likeliest first."""
     usual = {"norm": _SHARED if spec.shared_norm else _PRE, "post_norm": _POST, "sub_norm": _SUB}
     return (*rules.norms.get(step, ()), *usual[step])
 

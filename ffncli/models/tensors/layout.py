@@ -1,7 +1,7 @@
 """Where every parameter of a block lies among the tensors of a file, or of a model in memory, and its canonical view.
 
-How a layer's tensors are read is `slices`; here their names are held to what is there, what is missing is named, and
-so is a tensor whose shape is not the one that its parameter needs.
+`slices` says how a layer's tensors are read; here their names are looked up, and a tensor that is missing, or whose
+shape is not the one that its parameter needs, is reported.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def locate(layer: LayerTensors, spec: FFNSpec) -> tuple[Located, ...]:
     norms, parts = _norms(block), _slices(layer, spec)
     if not parts.keys() - norms:
         kind = "experts" if spec.moe else "FFN tensors"
-        known = f"a {layer.family} checkpoint" if layer.family else "this checkpoint"
-        advice = f"drop the option that asks for them, if {known} has no such layers; else: is the file whole?"
+        checkpoint = f"a {layer.family} checkpoint" if layer.family else "this checkpoint"
+        advice = f"drop the option that needs them if {checkpoint} has no such layers; otherwise, is the file complete?"
         raise FFNError(f"{layer.where}: no {kind} under {shown(layer.stem, 120)}", advice)
     out: list[Located] = []
     for parameter, axes in parameters(block).items():
@@ -110,7 +110,7 @@ def _inside(tensor: str) -> str:
 
 
 def _full(layer: LayerTensors, tensor: str) -> str:
-    """The whole name, `{e}` left as it stands."""
+    """The whole name, with `{e}` left in it."""
     spelled = _inside(tensor)
     full = layer.full.get(spelled, layer.stem + spelled)
     return full.replace("#", "expert_{e}" if "expert_{e}" in tensor else "{e}")
@@ -120,9 +120,9 @@ def _full(layer: LayerTensors, tensor: str) -> str:
 
 
 def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
-    """Raises FFNError where a stored shape is not what the config's widths make of it; shards not here are passed over.
+    """Raises FFNError where a stored shape contradicts the config's widths; missing shards are skipped.
 
-    Tensors of packed formats are passed over too: their shapes say nothing plain.
+    Tensors of packed formats are skipped too: their shapes are not those of the matrices.
     """
     for item in located:
         expected = item.stored_shape()

@@ -8,12 +8,11 @@ from itertools import takewhile
 from typing import TypeAlias
 
 from ffncli.models.model import Layer, Model, Resolved, Spot
-from ffncli.models.tensors.recognise import Found, Layers
+from ffncli.models.tensors.recognise import Layers, StoredFFN
 
 _CALLED = {"low": "L_module", "high": "H_module"}  # stacks whose tensors have another name (HRM)
 
-Spotted: TypeAlias = tuple[Spot, Found]
-Seen: TypeAlias = Mapping[int, Sequence[Spotted]]  # layer → its FFNs, and where they are
+Spotted: TypeAlias = tuple[Spot, StoredFFN]
 
 
 def blocks(model: Model) -> dict[str, list[Layer]]:
@@ -25,18 +24,18 @@ def blocks(model: Model) -> dict[str, list[Layer]]:
 
 
 def prefixes(model: Model, layers: Layers) -> dict[str, str]:
-    """Stack → the prefix of its tensors. A stack of its own name, else the one with as many layers, else the longest.
+    """Stack → the prefix of its tensors: the one named after it, else the one with as many layers, else the longest.
 
     The first name in a prefix counts: `decoder.bert.encoder.layer` is the decoder's. Stacks of one model that share
     their layers (LongCat's dense and MoE blocks) share a prefix.
     """
-    told = blocks(model)
+    by_stack = blocks(model)
     out: dict[str, str] = {}
-    named = {p: _stack_in(p, told) for p in layers}
-    for stack in told:
+    named = {p: _stack_in(p, by_stack) for p in layers}
+    for stack in by_stack:
         fitting = [p for p in layers if named[p] == stack]
         free = [p for p in layers if named[p] is None]
-        wanted = len({block.index // model.per_layer(stack) for block in told[stack]})
+        wanted = len({block.index // model.per_layer(stack) for block in by_stack[stack]})
         candidates = fitting or free
         if candidates:
             out[stack] = max(candidates, key=lambda p: (len(layers[p]) == wanted, len(layers[p])))
@@ -50,34 +49,34 @@ def _stack_in(prefix: str, stacks: Iterable[str]) -> str | None:
 
 
 def side_by_side(
-    model: Model, told: Sequence[Layer], prefix: str, seen: Mapping[int, Sequence[Found]]
+    model: Model, blocks: Sequence[Layer], prefix: str, ffns: Mapping[int, Sequence[StoredFFN]]
 ) -> tuple[dict[int, list[Layer]], dict[int, list[Spotted]]]:
     """The blocks that share a prefix and the FFNs under it, each by the number of their layer.
 
     Where the same FFNs go by other numbers, both are numbered in order.
     """
-    spotted = {i: [(Spot(prefix, i, n), item) for n, item in enumerate(items)] for i, items in seen.items()}
+    spotted = {i: [(Spot(prefix, i, n), item) for n, item in enumerate(items)] for i, items in ffns.items()}
     by_layer: dict[int, list[Layer]] = {}
-    for block in told:
+    for block in blocks:
         by_layer.setdefault(block.index // model.per_layer(block.stack), []).append(block)
-    if set(by_layer) != set(seen) and _numbered_otherwise(told, seen):
+    if set(by_layer) != set(ffns) and _numbered_otherwise(blocks, ffns):
         every = [item for _, items in sorted(spotted.items()) for item in items]
-        return dict(enumerate([block] for block in told)), dict(enumerate([item] for item in every))
+        return dict(enumerate([block] for block in blocks)), dict(enumerate([item] for item in every))
     return by_layer, spotted
 
 
-def _numbered_otherwise(told: Sequence[Layer], seen: Mapping[int, Sequence[Found]]) -> bool:
-    """Whether the same FFNs go by other numbers: names that nest (Funnel's blocks of layers, ALBERT's groups), or one
-    that is stored under the first layer that runs it (Zamba)."""
-    if len(told) != sum(map(len, seen.values())):
+def _numbered_otherwise(blocks: Sequence[Layer], ffns: Mapping[int, Sequence[StoredFFN]]) -> bool:
+    """Whether the same FFNs have other numbers: names that nest (Funnel's blocks of layers, ALBERT's groups), or one
+    FFN stored under the first layer that runs it (Zamba)."""
+    if len(blocks) != sum(map(len, ffns.values())):
         return False
-    return any(len(items) > 1 for items in seen.values()) or told[0].stack == "shared"
+    return any(len(items) > 1 for items in ffns.values()) or blocks[0].stack == "shared"
 
 
-def pairs(told: Sequence[Layer], seen: Sequence[Spotted]) -> Iterator[tuple[Layer, Spotted]]:
+def pairs(blocks: Sequence[Layer], ffns: Sequence[Spotted]) -> Iterator[tuple[Layer, Spotted]]:
     """The blocks and the FFNs of one layer: mixtures of experts with those, dense ones with dense ones."""
-    ordered = sorted(told, key=lambda block: block.spec.moe is None)
-    return zip(ordered, sorted(seen, key=lambda item: item[1].experts == 0), strict=False)
+    ordered = sorted(blocks, key=lambda block: block.spec.moe is None)
+    return zip(ordered, sorted(ffns, key=lambda item: item[1].experts == 0), strict=False)
 
 
 def spots(resolved: Resolved, layers: Layers) -> dict[tuple[str, int], Spot]:
@@ -87,19 +86,19 @@ def spots(resolved: Resolved, layers: Layers) -> dict[tuple[str, int], Spot]:
     model = resolved.model
     out: dict[tuple[str, int], Spot] = {}
     under = prefixes(model, layers)
-    told = blocks(model)
+    by_stack = blocks(model)
     for prefix in dict.fromkeys(under.values()):
-        mine = [block for stack in told if under.get(stack) == prefix for block in told[stack]]
-        by_layer, seen = side_by_side(model, mine, prefix, layers[prefix])
+        mine = [block for stack in by_stack if under.get(stack) == prefix for block in by_stack[stack]]
+        by_layer, ffns = side_by_side(model, mine, prefix, layers[prefix])
         for layer, several in by_layer.items():
-            for block, (spot, _) in pairs(several, seen.get(layer, ())):
+            for block, (spot, _) in pairs(several, ffns.get(layer, ())):
                 out[block.stack, block.index] = spot
     return out
 
 
 def stacks_of(layers: Iterable[str]) -> dict[str, str]:
-    """Prefix → what its stack is called where no config says it: encoder or decoder, as the prefix does; where several
-    would have the same name, by what tells their prefixes apart."""
+    """Prefix → the name of its stack without a config: encoder or decoder, as in the prefix; where several would have
+    the same name, the part in which their prefixes differ."""
     every = [*layers]
     named = {prefix: _stack_in(prefix, ("encoder", "decoder")) or "decoder" for prefix in every}
     for stack in {*named.values()}:
@@ -108,8 +107,8 @@ def stacks_of(layers: Iterable[str]) -> dict[str, str]:
             parts = [prefix.split(".") for prefix in alike]
             before, after = _shared(parts), _shared([part[::-1] for part in parts])
             for n, (prefix, part) in enumerate(zip(alike, parts, strict=True)):
-                own = ".".join(part[before : len(part) - after])
-                named[prefix] = own if re.fullmatch(r"[\w.-]{1,40}", own, re.ASCII) else f"{stack}{n}"
+                label = ".".join(part[before : len(part) - after])
+                named[prefix] = label if re.fullmatch(r"[\w.-]{1,40}", label, re.ASCII) else f"{stack}{n}"
     return named
 
 
@@ -119,12 +118,12 @@ def _shared(several: Sequence[Sequence[str]]) -> int:
 
 
 def spots_by_name(layers: Layers) -> dict[tuple[str, int], Spot]:
-    """The same for blocks that are the tensors' own: a layer's several FFNs are numbered one after the other."""
+    """The same for blocks read from the tensors: several FFNs of a layer are numbered one after the other."""
     out: dict[tuple[str, int], Spot] = {}
     named = stacks_of(layers)
-    for prefix, seen in layers.items():
-        per_layer = max(map(len, seen.values()))
-        for layer, founds in seen.items():
-            for n in range(len(founds)):
+    for prefix, by_layer in layers.items():
+        per_layer = max(map(len, by_layer.values()))
+        for layer, ffns in by_layer.items():
+            for n in range(len(ffns)):
                 out[named[prefix], layer * per_layer + n] = Spot(prefix, layer, n)
     return out

@@ -30,41 +30,41 @@ class Misreading:
 
 
 def misreadings(located: Sequence[Located]) -> list[Misreading]:
-    """Each single mistake that the shapes allow."""
-    own = tuple(located)
-    found = [Misreading(name, changed) for name, change in _changes(own) if (changed := change(own)) is not None]
-    return [*found, *_experts_elsewhere(own)]
+    """Each single mistake that the shapes allow, one at a time."""
+    items = tuple(located)
+    single = [Misreading(name, changed) for name, change in _changes(items) if (changed := change(items)) is not None]
+    return [*single, *_experts_elsewhere(items)]
 
 
 def mixed_misreadings(located: Sequence[Located]) -> Iterator[Misreading]:
     """The single ones first, then every two and three of them together."""
-    own = tuple(located)
-    yield from misreadings(own)
-    changes = list(_changes(own))
-    seen = {own, *(single for _, change in changes if (single := change(own)) is not None)}
+    items = tuple(located)
+    yield from misreadings(items)
+    changes = list(_changes(items))
+    earlier = {items, *(single for _, change in changes if (single := change(items)) is not None)}
     for several in (2, 3):
         for chosen in combinations(changes, several):
-            made: Readings | None = own
+            made: Readings | None = items
             for _, change in chosen:
                 made = change(made) if made is not None else None
-            if made is not None and made not in seen:
-                seen.add(made)
+            if made is not None and made not in earlier:
+                earlier.add(made)
                 yield Misreading(" and ".join(name for name, _ in chosen), made)
 
 
-def _changes(own: Readings) -> Iterator[tuple[str, _Change]]:
-    """Every mistake by name. What they do must not depend on the order in which they are made."""
+def _changes(items: Readings) -> Iterator[tuple[str, _Change]]:
+    """Every mistake by name. Their effects must not depend on the order in which they are applied."""
     for prefix in ("", "shared."):
         where = f" in the {prefix.rstrip('.')} experts" if prefix else ""
         for one, two in (("gate", "up"), ("up", "down"), ("gate", "down")):
             yield f"{one} and {two} swapped{where}", partial(_swapped, one=prefix + one, two=prefix + two)
     for how, interleaved in (("as halves", True), ("by turns", False)):
         yield f"gate and up {how}", partial(_regrouped, interleaved=interleaved)
-        fused = {item.parameter.startswith("shared.") for item in own if item.slice.parts > 1}
+        fused = {item.parameter.startswith("shared.") for item in items if item.slice.parts > 1}
         for shared in (False, True) if len(fused) > 1 else ():
             where = "shared" if shared else "routed"
             yield f"gate and up {how} in the {where} experts", partial(_regrouped, interleaved=interleaved, only=shared)
-    square = [item.parameter for item in own if _turned(item) is not None]
+    square = [item.parameter for item in items if _turned(item) is not None]
     if len(square) > 1:
         yield "all square matrices transposed", partial(_transposed, names=square)
     for name in square:
@@ -74,12 +74,12 @@ def _changes(own: Readings) -> Iterator[tuple[str, _Change]]:
 
 
 def _swapped(items: Readings, one: str, two: str) -> Readings | None:
-    """One where the other lies, where their matrices are equally large."""
+    """One read in the place of the other, if their matrices have the same size."""
     by, other = {item.parameter: item for item in items}, {one: two, two: one}
     out = []
     for item in items:
-        step, _, own = item.parameter.rpartition(".")
-        there = by.get(f"{other.get(step)}.{own}")
+        step, _, kind = item.parameter.rpartition(".")
+        there = by.get(f"{other.get(step)}.{kind}")
         moved = item if there is None else replace(there, parameter=item.parameter, axes=item.axes)
         if there is not None and moved.stored_shape() != there.stored_shape():
             return None
@@ -88,7 +88,7 @@ def _swapped(items: Readings, one: str, two: str) -> Readings | None:
 
 
 def _regrouped(items: Readings, interleaved: bool, only: bool | None = None) -> Readings | None:
-    """Rows that alternate read as halves, or halves as rows that alternate; `only` in the shared experts, or others."""
+    """Interleaved rows read as halves, or halves as interleaved rows; `only` in the shared experts, or the others."""
 
     def fused(item: Located) -> bool:
         shared = item.parameter.startswith("shared.")
@@ -102,7 +102,7 @@ def _regrouped(items: Readings, interleaved: bool, only: bool | None = None) -> 
 
 
 def _turned(item: Located) -> Located | None:
-    """A matrix read the other way round, where its shape is the same so."""
+    """A matrix read the other way round, if its shape stays the same."""
     if item.parameter.endswith(".bias") or len(item.axes) < 2 or item.slice.stacked:
         return None
     turned = replace(item, slice=replace(item.slice, transposed=not item.slice.transposed))
@@ -115,7 +115,7 @@ def _transposed(items: Readings, names: Sequence[str]) -> Readings | None:
 
 
 def _sorted_as_text(items: Readings, written: bool) -> Readings | None:
-    """experts.10 before experts.2, as a sort of names has it; `written`: when the file was written, to be undone."""
+    """experts.10 before experts.2, as a sort of names puts them; `written`: sorted when written, so the inverse."""
 
     def sort(names: tuple[str, ...]) -> tuple[str, ...]:
         order = sorted(names)
@@ -126,15 +126,15 @@ def _sorted_as_text(items: Readings, written: bool) -> Readings | None:
 
 
 def _experts_elsewhere(items: Readings) -> Iterator[Misreading]:
-    """Tensors of all experts in which another axis is as long as that of the experts."""
+    """Tensors of all experts in which another axis is as long as the experts axis."""
     together = [item for item in items if item.axes[0].name == "experts" and len(item.axes) == 3]
     together = [item for item in together if not item.slice.per_expert and not item.slice.stacked]
     for width in ("d_model", "d_ff", "latent"):
-        found = [
+        exchanged = [
             (item.parameter, at)
             for item in together
             for at, axis in enumerate(item.axes)
             if axis.name == width and axis.size == item.axes[0].size and (item.slice.parts == 1 or at == 2)
         ]
-        if found:
-            yield Misreading(f"the experts axis taken for {width}", items, tuple(found))
+        if exchanged:
+            yield Misreading(f"the experts axis taken for {width}", items, tuple(exchanged))

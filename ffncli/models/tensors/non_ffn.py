@@ -1,7 +1,7 @@
 """What a checkpoint holds outside its FFNs, by its tensors' names and shapes alone: attention, norms, embeddings, head.
 
-A layer is cut in three: its FFN (`recognise`), its norms, and what lies in a module of attention or of another sequence
-mixer. Where these three do not add up to the layer, something in it is neither, and nothing is said of that layer.
+A layer has three parts: its FFN (`recognise`), its norms, and what lies in a module of attention or of another sequence
+mixer. A layer that has more than these three parts is left out.
 Norms of queries, keys and latents belong to the attention (`non_ffn_rows`), those of the residual stream to the layer.
 """
 
@@ -17,7 +17,7 @@ from ffncli.models.model import Model
 from ffncli.models.non_ffn import Embedding, MeasuredLayer, MeasuredNonFFN
 from ffncli.models.tensors.ffns import is_norm
 from ffncli.models.tensors.matching import prefixes
-from ffncli.models.tensors.recognise import Found, Layers, is_parameter, of_other_tower, placed
+from ffncli.models.tensors.recognise import Layers, StoredFFN, is_parameter, of_other_tower, placed
 from ffncli.models.tensors.shapes import Item
 
 # A module that mixes tokens: attention under its many names, state spaces, recurrences, short convolutions.
@@ -54,17 +54,17 @@ def measure(model: Model, items: Mapping[str, Item], layers: Layers) -> Measured
     """
     stored = {name: item for name, item in items.items() if not _is_buffer(name, item)}
     ours = prefixes(model, layers)
-    held = _held(stored, set(ours.values()))
+    by_layer = _by_layer(stored, set(ours.values()))
     blocks = {stack: _blocks(model, stack, layers[prefix]) for stack, prefix in ours.items()}
     rests = {
-        stack: _stack(prefix, blocks[stack], held.get(prefix, {}), layers[prefix]) for stack, prefix in ours.items()
+        stack: _stack(prefix, blocks[stack], by_layer.get(prefix, {}), layers[prefix]) for stack, prefix in ours.items()
     }
-    told = {(ours[stack], layer) for stack, numbers in blocks.items() for layer in numbers.values()}
-    text, left_out = _text_model(stored, layers, told)
+    counted = {(ours[stack], layer) for stack, numbers in blocks.items() for layer in numbers.values()}
+    text, left_out = _text_model(stored, layers, counted)
     embedding = _embedding(text) if text is not None else None
     if text is None:
         return MeasuredNonFFN(rests, left_out=left_out)
-    params = _total(model, text, layers, told)
+    params = _total(model, text, layers, counted)
     return MeasuredNonFFN(rests, embedding, params, _lookup(model, embedding), left_out)
 
 
@@ -79,7 +79,7 @@ def _is_buffer(name: str, item: Item) -> bool:
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
-def _held(items: Mapping[str, Item], wanted: set[str]) -> dict[str, dict[int, dict[str, Item]]]:
+def _by_layer(items: Mapping[str, Item], wanted: set[str]) -> dict[str, dict[int, dict[str, Item]]]:
     """Prefix → layer → its tensors, by their names in it."""
     out: dict[str, dict[int, dict[str, Item]]] = {}
     for name, item in items.items():
@@ -89,38 +89,38 @@ def _held(items: Mapping[str, Item], wanted: set[str]) -> dict[str, dict[int, di
     return out
 
 
-def _blocks(model: Model, stack: str, seen: Mapping[int, tuple[Found, ...]]) -> dict[int, int]:
+def _blocks(model: Model, stack: str, by_layer: Mapping[int, tuple[StoredFFN, ...]]) -> dict[int, int]:
     """FFN block of a stack → the layer that holds it, by their numbers, else one after the other."""
     blocks = sorted(i for group in model.groups if group.stack == stack for i in group.layers)
     per_layer = model.per_layer(stack)
     numbered = {block: block // per_layer for block in blocks}
-    if set(numbered.values()) <= set(seen):
+    if set(numbered.values()) <= set(by_layer):
         return numbered
-    one_by_one = [layer for layer, founds in sorted(seen.items()) for _ in founds]
+    one_by_one = [layer for layer, ffns in sorted(by_layer.items()) for _ in ffns]
     return dict(zip(blocks, one_by_one, strict=True)) if len(one_by_one) == len(blocks) else {}
 
 
 def _stack(
-    prefix: str, blocks: Mapping[int, int], held: Mapping[int, Mapping[str, Item]],
-    seen: Mapping[int, tuple[Found, ...]],
+    prefix: str, blocks: Mapping[int, int], items: Mapping[int, Mapping[str, Item]],
+    by_layer: Mapping[int, tuple[StoredFFN, ...]],
 ) -> dict[int, MeasuredLayer]:  # fmt: skip
     """FFN block → its layer, for the layers that have one FFN and nothing of an unknown kind."""
-    known: dict[object, MeasuredLayer | None] = {}
+    cache: dict[object, MeasuredLayer | None] = {}
     out: dict[int, MeasuredLayer] = {}
     for block, layer in blocks.items():
-        inside, founds = held.get(layer, {}), seen.get(layer, ())
-        signature = (tuple(inside.items()), founds)
-        if signature not in known:
-            known[signature] = _rest(inside, founds, f"{prefix}.{layer}")
-        if rest := known[signature]:
+        inside, ffns = items.get(layer, {}), by_layer.get(layer, ())
+        signature = (tuple(inside.items()), ffns)
+        if signature not in cache:
+            cache[signature] = _rest(inside, ffns, f"{prefix}.{layer}")
+        if rest := cache[signature]:
             out[block] = rest
     everywhere = len(out) > 1 and all(rest.table for rest in out.values())  # UMT5 has one in each layer: no positions
     return {i: replace(r, attention=r.attention + r.table, table=0) if everywhere else r for i, r in out.items()}
 
 
-def _rest(inside: Mapping[str, Item], founds: tuple[Found, ...], at: str) -> MeasuredLayer | None:
-    """One layer cut in three; None where the parts do not make the whole, or it has no attention or several FFNs."""
-    if len(founds) != 1:
+def _rest(inside: Mapping[str, Item], ffns: tuple[StoredFFN, ...], at: str) -> MeasuredLayer | None:
+    """One layer in three parts; None where they do not add up to it, or it has no attention or several FFNs."""
+    if len(ffns) != 1:
         return None
     norms: dict[str, Item] = {}
     mixer: dict[str, Item] = {}
@@ -130,10 +130,10 @@ def _rest(inside: Mapping[str, Item], founds: tuple[Found, ...], at: str) -> Mea
             table[name] = item
         elif _in_mixer(name):
             mixer[name] = item
-        elif is_norm(name) and len(item.shape or ()) == 1:  # one that a small MLP makes is no norm alone
+        elif is_norm(name) and len(item.shape or ()) == 1:  # not one computed by a small MLP
             norms[name] = item
     attention, of_norms, of_table = (_sum(part.values()) for part in (mixer, norms, table))
-    if not attention or attention + of_norms + of_table + founds[0].params != _sum(inside.values()):
+    if not attention or attention + of_norms + of_table + ffns[0].params != _sum(inside.values()):
         return None
     packed = any("-" in item.format for item in mixer.values())  # `gptq-4bit`; a plain tensor has a dtype's code
     tensor = next((name for name in mixer if re.search(r"k_proj|key|kv|_k\b", name)), next(iter(mixer)))
@@ -159,16 +159,16 @@ def _sum(items: Iterable[Item]) -> int:
 
 
 def _text_model(
-    items: Mapping[str, Item], layers: Layers, told: set[tuple[str, int]]
+    items: Mapping[str, Item], layers: Layers, counted: set[tuple[str, int]]
 ) -> tuple[dict[str, Item] | None, dict[str, int]]:
     """(the text model's tensors, module left out → its parameters); None where names do not set it apart.
 
     Layers beyond the config's (multi-token prediction) and other towers are left out.
     """
-    ours = {prefix for prefix, _ in told}
-    beyond = {(prefix, layer) for prefix in ours for layer in layers[prefix]} - told
+    ours = {prefix for prefix, _ in counted}
+    beyond = {(prefix, layer) for prefix in ours for layer in layers[prefix]} - counted
     apart = {prefix.rpartition(".")[0] + "." for prefix in layers if prefix not in ours}
-    if not told or any(module == "." or prefix.startswith(module) for module in apart for prefix in ours):
+    if not counted or any(module == "." or prefix.startswith(module) for module in apart for prefix in ours):
         return None, {}
     text = {
         name: item for name, item in items.items()
@@ -178,18 +178,18 @@ def _text_model(
     root = roots.pop() if len(roots) == 1 else ""
     if not root:
         return (None if any(map(of_other_tower, text)) else text), {}
-    own = {name: item for name, item in text.items() if name.startswith((root, "lm_head."))}
+    tower = {name: item for name, item in text.items() if name.startswith((root, "lm_head."))}
     left: dict[str, int] = {}
-    for name in text.keys() - own.keys():
+    for name in text.keys() - tower.keys():
         module = name.removeprefix("model.").partition(".")[0]
         left[module] = left.get(module, 0) + _sum([text[name]])
     unclear = not all(of_other_tower(module) or _BRIDGE.search(module) for module in left)
-    return (None, {}) if unclear else (own, dict(sorted(left.items())))
+    return (None, {}) if unclear else (tower, dict(sorted(left.items())))
 
 
-def _total(model: Model, text: Mapping[str, Item], layers: Layers, told: set[tuple[str, int]]) -> int | None:
-    """Every parameter of the text model outside its FFNs, tied ones once; None where that cannot be told."""
-    ffn = sum(found.params for prefix, layer in told for found in layers[prefix][layer])
+def _total(model: Model, text: Mapping[str, Item], layers: Layers, counted: set[tuple[str, int]]) -> int | None:
+    """Every parameter of the text model outside its FFNs, tied ones once; None where that is unclear."""
+    ffn = sum(item.params for prefix, layer in counted for item in layers[prefix][layer])
     if ffn != sum(cost(group.steps).params * len(group.layers) for group in model.groups):
         return None  # shared or left out in the file
     twice = _twice(model, text)
@@ -209,10 +209,10 @@ def _twice(model: Model, text: Mapping[str, Item]) -> set[str] | None:
 
 def _embedding(text: Mapping[str, Item]) -> Embedding | None:
     """The one table of token embeddings that names show, or None."""
-    found = {name: item for name, item in text.items() if _EMBEDDING.search(name) and not placed(name)}
-    shapes = {item.shape for item in found.values()}
+    tables = {name: item for name, item in text.items() if _EMBEDDING.search(name) and not placed(name)}
+    shapes = {item.shape for item in tables.values()}
     shape = shapes.pop() if len(shapes) == 1 else None
-    return Embedding(next(iter(found)), shape[0], shape[0] * shape[1]) if shape and len(shape) == 2 else None
+    return Embedding(next(iter(tables)), shape[0], shape[0] * shape[1]) if shape and len(shape) == 2 else None
 
 
 def _lookup(model: Model, embedding: Embedding | None) -> int | None:

@@ -1,7 +1,7 @@
-"""One layer's weights in canonical form: of the files, only their bytes are read, each once, a few MB at a time.
+"""One layer's weights in canonical form: only their bytes are read from the files, each once, a few MB at a time.
 
-A stored tensor comes in blocks of rows (`dequantize.py`). Each block goes straight to where the canonical parameters
-have it: gate and up of a fused matrix are filled side by side, so that it is read once.
+A stored tensor comes in blocks of rows (`dequantize.py`). Each block is copied straight into the canonical parameters:
+gate and up of a fused matrix are filled together, so that it is read once.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def read_weights(
     """
     import torch
 
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     wanted: dict[str, list[tuple[Located, int]]] = defaultdict(list)
     for item in located:
         for expert, name in enumerate(item.names):
-            found[name] = _fitting(found.get(name) or stored(checkpoint, name, quantization), name, item)
+            tensors[name] = _fitting(tensors.get(name) or stored(checkpoint, name, quantization), name, item)
             wanted[name].append((item, expert))
     out = {
         item.parameter: torch.empty([axis.size for axis in item.axes], dtype=dtype, device=device) for item in located
     }
     work: _Work = []
-    for name in sorted(wanted, key=lambda name: found[name].place[:2]):  # as they lie on disk
+    for name in sorted(wanted, key=lambda name: tensors[name].place[:2]):  # as they lie on disk
         targets = [_destination(out[item.parameter], item, expert) for item, expert in wanted[name]]
-        work.append((found[name], _matrices(wanted[name][0][0]), targets))
+        work.append((tensors[name], _matrices(wanted[name][0][0]), targets))
     _fill(work, sum(tensor.nbytes for tensor in out.values()))
     return out
 
@@ -141,7 +141,7 @@ def _read_pieces(pieces: Iterator[_Rows], lock: Lock, stop: Event) -> None:
 
 @dataclass(frozen=True)
 class _Destination:
-    """A canonical parameter, seen as the stored tensor is laid out: [matrices, rows, columns], less its other parts.
+    """A canonical parameter in the layout of the stored tensor: [matrices, rows, columns], without the other parts.
 
     `by_rows`: the parts share the rows, not the columns.
     """
@@ -151,10 +151,10 @@ class _Destination:
     by_rows: bool
 
     def fill(self, matrix: int, start: int, block: Tensor) -> None:
-        """Copy what is this parameter's of some stored rows."""
+        """Copy this parameter's share of some stored rows."""
         piece, place = self.item.slice, self.place[matrix]
         if piece.parts > 1 and self.by_rows:
-            block, start = self._own_rows(start, block)
+            block, start = self._rows_of_part(start, block)
         elif piece.parts > 1:
             width = place.shape[1]
             block = (
@@ -162,8 +162,8 @@ class _Destination:
             )
         place[start : start + len(block)].copy_(block)
 
-    def _own_rows(self, start: int, block: Tensor) -> tuple[Tensor, int]:
-        """Those of the stored rows from `start` on that are this parameter's, and its row that they begin with."""
+    def _rows_of_part(self, start: int, block: Tensor) -> tuple[Tensor, int]:
+        """(This parameter's rows among the stored ones from `start` on, the first of them counted in the parameter)."""
         piece, height = self.item.slice, self.place.shape[1]
         if piece.interleaved:
             first = (piece.part - start) % piece.parts

@@ -1,9 +1,9 @@
-"""FFNs found by their tensors' names and shapes alone, whatever the model calls itself.
+"""FFNs recognised by their tensors' names and shapes alone, whatever the model calls itself.
 
-Families differ in what they call their layers; the matrices of an FFN have few names. NAMINGS lists those. Two matrices
-that go by one of its rows and fit each other are an FFN: up takes d_model to d_ff and down takes it back. Twice d_ff in
-the first one means that gate and up are stored in one. This is a second opinion: of a config it takes d_model alone,
-and only to tell how a matrix lies where nothing in the file does.
+Families name their layers in many ways, but the matrices of an FFN in few; NAMINGS lists those. Two matrices that match
+one of its rows and fit each other are an FFN: up takes d_model to d_ff and down takes it back. Twice d_ff in the first
+one means that gate and up are stored in one. This is a second opinion: from a config it takes only d_model, and only
+where nothing in the file shows which way round a matrix is stored.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _LEARNED = {frozenset(row.learned): name for name, row in activations.TABLE.item
 
 
 @dataclass(frozen=True)
-class Found:
-    """One FFN: its widths by the shapes (None where those do not show), what it holds, how much that is.
+class StoredFFN:
+    """One FFN by its tensors: widths from the shapes (None where these do not show them), parts, parameters, bytes.
 
-    `gated` is None where a file that would show it is not here; `whole` False where any tensor's is not. `params` are
-    all numbers of the FFN without norms, `bytes` what they take in the file. `tensor` decided gatedness.
+    `gated` is None where the file that would show it is missing; `whole` is False where any file of it is. `params`
+    counts the FFN without norms, `bytes` is its size in the file. `tensor` decided gatedness.
     `latent` is the narrower width that its experts read and write, 0 where that is d_model.
     `loose` names tensors inside the FFN that fit no role and are counted all the same. `activation` is the function
-    whose learned parameters are among them, None where there are none. `misfit` are matrices, name and shape, that do
-    not fit one another. `uneven` says which matrix some experts lack; empty where none does.
+    whose learned parameters are among them, None without any. `misfit` are matrices, name and shape, that do not fit
+    one another. `uneven` says which matrix some experts lack; empty where none does.
     """
 
     tensor: str
@@ -66,11 +66,11 @@ class Found:
     uneven: str = ""
 
 
-Layers = Mapping[str, Mapping[int, tuple[Found, ...]]]  # prefix → layer → its FFNs
+Layers = Mapping[str, Mapping[int, tuple[StoredFFN, ...]]]  # prefix → layer → its FFNs
 
 
 def recognise(items: Mapping[str, Item], d_model: int | None = None, where: str = "") -> Layers:
-    """Every FFN of the text model in a checkpoint. `d_model` settles how a matrix lies where nothing in the file does.
+    """Every FFN of the text model in a checkpoint. `d_model` settles a matrix's orientation where the file does not.
 
     Raises FFNError, naming `where`, for a layer of more FFNs than any has.
     """
@@ -82,21 +82,21 @@ def recognise_all(items: Mapping[str, Item], d_model: int | None, where: str) ->
 
     Raises FFNError as `recognise`.
     """
-    known: dict[tuple[tuple[str, Item], ...], tuple[Found, ...]] = {}
-    out: dict[str, dict[int, tuple[Found, ...]]] = {}
+    cache: dict[tuple[tuple[str, Item], ...], tuple[StoredFFN, ...]] = {}
+    out: dict[str, dict[int, tuple[StoredFFN, ...]]] = {}
     for prefix, numbered in _by_layer(items).items():
-        for layer, held in numbered.items():
-            signature = tuple(held.items())
-            if signature not in known:
-                known[signature] = tuple(_ffns(held, d_model, f"{where}: {shown(prefix, 80)}, layer {layer}"))
-            if known[signature]:
-                out.setdefault(prefix, {})[layer] = known[signature]
+        for layer, tensors in numbered.items():
+            signature = tuple(tensors.items())
+            if signature not in cache:
+                cache[signature] = tuple(_ffns(tensors, d_model, f"{where}: {shown(prefix, 80)}, layer {layer}"))
+            if cache[signature]:
+                out.setdefault(prefix, {})[layer] = cache[signature]
     text, others = _text(out)
-    return {p: found for p, found in out.items() if p in text}, {p: found for p, found in out.items() if p in others}
+    return {p: out[p] for p in out if p in text}, {p: out[p] for p in out if p in others}
 
 
 def layer_numbers(names: Iterable[str]) -> Mapping[str, set[int]]:
-    """Prefix → the numbers of all layers under it, whatever they hold."""
+    """Prefix → the numbers of all layers under it, with or without an FFN."""
     out: dict[str, set[int]] = {}
     for name in names:
         if match := _LAYER.search(name):
@@ -105,7 +105,7 @@ def layer_numbers(names: Iterable[str]) -> Mapping[str, set[int]]:
 
 
 def _by_layer(items: Mapping[str, Item]) -> Mapping[str, Mapping[int, Mapping[str, Item]]]:
-    """Prefix → layer → what lies there, but attention and what is no parameter."""
+    """Prefix → layer → its tensors, without attention and tensors that are not parameters."""
     layers: dict[str, dict[int, dict[str, Item]]] = {}
     for name, item in items.items():
         match = _LAYER.search(name) or _ONLY_LAYER.search(name)
@@ -116,7 +116,7 @@ def _by_layer(items: Mapping[str, Item]) -> Mapping[str, Mapping[int, Mapping[st
 
 
 def _in_layer(name: str, start: int) -> str:
-    """The name inside the layer; empty for attention's and for what is no parameter."""
+    """The name inside the layer; empty for attention and for what is not a parameter."""
     rest = name[start:].replace(".base_layer.", ".")
     return "" if _NOT_PARAMETER.search(name) or (_NOT_FFN.search(rest) and not is_norm(rest)) else rest
 
@@ -139,7 +139,7 @@ def inside(names: Iterable[str], stem: str) -> dict[str, str]:
 
 
 def _text(prefixes: Iterable[str]) -> tuple[set[str], set[str]]:
-    """(Those of the text model, other text): what is called so, else whatever is not called otherwise, else all."""
+    """(Prefixes of the text model, of other text): those named so, else all not named otherwise, else all."""
     every = set(prefixes)
     plain = {p for p in every if not _NOT_TEXT.search(p)}
     text = {p for p in every if "language_model" in p} or plain
@@ -151,47 +151,47 @@ def _text(prefixes: Iterable[str]) -> tuple[set[str], set[str]]:
 # --- one layer --------------------------------------------------------------------------------------------------------
 
 
-def _ffns(held: Mapping[str, Item], d_model: int | None, where: str) -> Iterator[Found]:
+def _ffns(items: Mapping[str, Item], d_model: int | None, where: str) -> Iterator[StoredFFN]:
     """The FFNs of one layer."""
-    seen = list(islice(projections(held), MOST_FFNS + 1))
-    if len(seen) > MOST_FFNS:
-        raise FFNError(f"{where} has more than {MOST_FFNS} FFNs", "experts alike count as one, whatever their number")
-    if seen:
-        locations = ffn_locations(held, seen)
-        hints = Hints(_norm_widths(held), d_model)
-        for location, own in zip(locations, members(held, locations), strict=True):
-            yield _found(held, location, own, hints)
+    candidates = list(islice(projections(items), MOST_FFNS + 1))
+    if len(candidates) > MOST_FFNS:
+        raise FFNError(f"{where} has more than {MOST_FFNS} FFNs", "identical experts count as one")
+    if candidates:
+        locations = ffn_locations(items, candidates)
+        hints = Hints(_norm_widths(items), d_model)
+        for location, tensors in zip(locations, members(items, locations), strict=True):
+            yield _record(items, location, tensors, hints)
 
 
-def _found(held: Mapping[str, Item], location: FFNLocation, members: Mapping[str, Item], hints: Hints) -> Found:
+def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[str, Item], hints: Hints) -> StoredFFN:
     """The record of one FFN, its shared experts included."""
-    p, matrices = location.own, location.own.matrices(held)
-    up, down = held[p.name(p.naming.up)], held[p.name(p.naming.down)]
+    p, matrices = location.projections, location.projections.matrices(items)
+    up, down = items[p.name(p.naming.up)], items[p.name(p.naming.down)]
     fused = not p.naming.gate and 0 < up.params == 2 * down.params
     shown_here = bool(up.params and down.params)  # their shapes are
-    d_model, d_ff = widths(up, down, 2 if fused else 1, hints, held.get(p.bias(p.naming.up)), location.experts)
+    d_model, d_ff = widths(up, down, 2 if fused else 1, hints, items.get(p.bias(p.naming.up)), location.experts)
     misfit = unlike(matrices, d_ff)
-    shared = [(q.matrices(held), _shared_width(held, q, d_model)) for q in location.shared]
+    shared = [(q.matrices(items), _shared_width(items, q, d_model)) for q in location.shared]
     for theirs, width in shared:
         misfit = misfit or unlike(theirs, width)
     others = set(members).difference(matrices, *(theirs for theirs, _ in shared))
     others -= {q.bias(leaf) for q in location.all for leaf in q.naming.names}
     roles = {name: kind for name in sorted(others) if (kind := role(name))}
     around = [name for name, kind in roles.items() if kind == "latent"]
-    latent = held[around[0]].shape if around else None
-    if around:  # d_model as seen so far is theirs
+    latent = items[around[0]].shape if around else None
+    if around:  # `d_model` so far is the latent width
         d_model = latent[1] if latent and len(latent) == 2 else hints.hint
-    known = set(roles) - set(around)
-    biases = {name for name in others - known if name.removesuffix("bias") + "weight" in known}
+    with_role = set(roles) - set(around)
+    biases = {name for name in others - with_role if name.removesuffix("bias") + "weight" in with_role}
     uneven, alone = _uneven(p, matrices, members)
-    activation, learned = _learned(members, others - known - biases)
-    return Found(
+    activation, learned = _learned(members, others - with_role - biases)
+    return StoredFFN(
         tensor=p.name(p.naming.gate or p.naming.up),
         d_model=d_model,
         d_ff=d_ff,
         gated=True if p.naming.gate else (fused if shown_here else None),
-        bias=p.bias(p.naming.up) in held,
-        down_bias=p.bias(p.naming.down) in held,
+        bias=p.bias(p.naming.up) in items,
+        down_bias=p.bias(p.naming.down) in items,
         experts=location.experts,
         shared_d_ff=sum(width or 0 for _, width in shared),
         router_bias=bool(biases),
@@ -201,7 +201,7 @@ def _found(held: Mapping[str, Item], location: FFNLocation, members: Mapping[str
         bytes=sum(item.bytes for item in members.values()),
         formats=tuple(dict.fromkeys(item.format for theirs in (matrices, *(t for t, _ in shared))
                                     for item in theirs.values())),
-        loose=tuple(sorted(others - known - biases - learned - set(around))),
+        loose=tuple(sorted(others - with_role - biases - learned - set(around))),
         fused=fused,
         whole=all(item.params for item in members.values()),
         latent=latent[0] if latent else 0,
@@ -212,15 +212,15 @@ def _found(held: Mapping[str, Item], location: FFNLocation, members: Mapping[str
 
 
 def _learned(members: Mapping[str, Item], names: Iterable[str]) -> tuple[str | None, set[str]]:
-    """(The activation, its tensors) whose learned numbers, one each, are among these: xielu's `act_fn.alpha_p`, ..."""
+    """(The activation, its tensors) whose learned scalars are among these names: xielu's `act_fn.alpha_p`, ..."""
     leaves: dict[str, set[str]] = {}
     for name in names:
         parent, _, leaf = name.rpartition(".")
         if members[name].params == 1 and "act" in parent:
             leaves.setdefault(parent, set()).add(leaf)
-    for parent, held in leaves.items():
-        if activation := _LEARNED.get(frozenset(held)):
-            return activation, {f"{parent}.{leaf}" for leaf in held}
+    for parent, learned in leaves.items():
+        if activation := _LEARNED.get(frozenset(learned)):
+            return activation, {f"{parent}.{leaf}" for leaf in learned}
     return None, set()
 
 
@@ -236,18 +236,18 @@ def _uneven(p: Projections, matrices: Mapping[str, Item], members: Mapping[str, 
     return f"{fewest} for {counts[fewest]:,} of {most:,} experts", ()
 
 
-def _shared_width(held: Mapping[str, Item], q: Projections, d_model: int | None) -> int | None:
+def _shared_width(items: Mapping[str, Item], q: Projections, d_model: int | None) -> int | None:
     """d_ff of shared experts, all together; None where their shapes do not show it."""
-    up, down = held[q.name(q.naming.up)], held[q.name(q.naming.down)]
+    up, down = items[q.name(q.naming.up)], items[q.name(q.naming.down)]
     parts = 2 if not q.naming.gate and up.params == 2 * down.params else 1
     several = down.shape[0] if down.shape and len(down.shape) == 3 else 1
     width = widths(up, down, parts, Hints(Counter(), d_model))[1]
     return None if width is None else several * width
 
 
-def _norm_widths(held: Mapping[str, Item]) -> Counter[int]:
+def _norm_widths(items: Mapping[str, Item]) -> Counter[int]:
     """The lengths of the layer's norms, most of which are d_model."""
-    norms = (item.shape for name, item in held.items() if is_norm(name))
+    norms = (item.shape for name, item in items.items() if is_norm(name))
     return Counter(shape[0] for shape in norms if shape and len(shape) == 1)
 
 
@@ -263,7 +263,7 @@ def placed(name: str) -> tuple[str, int, str] | None:
 
 
 def is_parameter(name: str) -> bool:
-    """Whether a tensor of an FFN is a parameter of it: no adapter, no constant."""
+    """Whether a tensor of an FFN is a parameter of it, not an adapter or a constant."""
     return not _NOT_PARAMETER.search(name)
 
 

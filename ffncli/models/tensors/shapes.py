@@ -30,13 +30,13 @@ class Item:
 
 @dataclass(frozen=True)
 class Hints:
-    """What settles how a matrix lies where both ways fit: the lengths of the layer's norms, and d_model as said."""
+    """What settles a matrix's orientation where both fit: the lengths of the layer's norms, a `hint` for d_model."""
 
     norms: Counter[int]
     hint: int | None
 
     def d_model(self) -> int | None:
-        """What was said, else the length that most norms have."""
+        """The hint, else the length that most norms have."""
         return self.hint or max(self.norms, key=self.norms.__getitem__, default=None)
 
 
@@ -45,7 +45,7 @@ def widths(
 ) -> tuple[int | None, int | None]:
     """(d_model, d_ff) of up [parts·d_ff, d_model] and down [d_model, d_ff], or of both the other way round.
 
-    Where both fit, up's bias tells them apart, else the norms beside them, else what was said. None: nothing tells.
+    Where both fit, up's bias decides, else the layer's norms, else the hint. None: nothing decides.
     """
     a, b = matrix(up), matrix(down)
     if a is None or b is None:
@@ -77,9 +77,9 @@ def unlike(matrices: Mapping[str, Item], d_ff: int | None) -> Misfit:
 
     `d_ff` is None where up and down agree on none. Shapes that are not here fit everything.
     """
-    seen = [(name, item.shape) for name, item in matrices.items() if item.shape]
-    if len(seen) < len(matrices):
+    shapes = [(name, item.shape) for name, item in matrices.items() if item.shape]
+    if len(shapes) < len(matrices):
         return ()
     if d_ff is None:
-        return tuple(seen[-2:])
-    return tuple(seen[:1]) if len(seen) == 3 and seen[0][1] != seen[1][1] else ()
+        return tuple(shapes[-2:])
+    return tuple(shapes[:1]) if len(shapes) == 3 and shapes[0][1] != shapes[1][1] else ()

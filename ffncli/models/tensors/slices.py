@@ -1,9 +1,9 @@
 """How the tensors of one layer are read: names and shapes → the slice of every canonical parameter.
 
-The matrices are found as `recognise` finds them. A StoredSlice says where one canonical parameter is, and how it lies.
+The matrices are those of `recognise`. A StoredSlice says where one canonical parameter is, and how it is stored.
 Canonical is torch's `[out, in]`; a file's matrix may be transposed (GPT-2's Conv1D), hold gate and up one after the
 other (Phi-3) or interleaved (gpt-oss), be one tensor per expert, one for all, or all experts' rows in one matrix. What
-names and shapes do not say is in `arrangement.py`, family by family; what nothing says is taken as usual, and said.
+names and shapes do not show is in `arrangement.py`, family by family; beyond that the usual is assumed, with a note.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class StoredSlice:
 
     The stored matrix holds `parts` parameters along its output axis, of which this is number `part`, either one after
     the other or `interleaved`; `transposed` means stored as `[in, out]`; `stacked`: the experts' matrices lie one below
-    the other in a single one. `format` is how the tensor is stored (`F32`, `gptq-4bit`); `evidence` says by what it is
-    read so, `assumed` what of that nothing in the file or its family says, so that the usual was taken.
+    the other in a single one. `format` is how the tensor is stored (`F32`, `gptq-4bit`); `evidence` is why it is read
+    this way, `assumed` what neither the file nor its family shows and is taken to be as usual.
     """
 
     tensor: str
@@ -45,7 +45,7 @@ class StoredSlice:
 
     @property
     def words(self) -> str:
-        """How the layout reads to a person."""
+        """The layout in words."""
         how = [] if self.parts == 1 else ["interleaved" if self.interleaved else "concatenated"]
         how = [f"{h} {self.part + 1} of {self.parts}" for h in how]
         how += ["experts one below the other"] if self.stacked else []
@@ -56,11 +56,11 @@ class StoredSlice:
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """The tensors among which one layer's parameters are looked for, FFN `number` of those that the layer has.
+    """The tensors in which one layer's parameters are looked up, for FFN `number` of that layer.
 
     `items` are the layer's by their names inside it, `#` for an expert's number, `full` their whole names; `../` begins
-    the name of one outside of the layer (XLM's norms). `stored` are all names of the file `where`; `alike` gives a
-    layer of the same stack, which tells what this one lacks. `family` is the model_type, "" where there is none.
+    the name of one outside of the layer (XLM's norms). `stored` are all names of the file `where`; `alike` returns a
+    layer of the same stack, to see what this one lacks. `family` is the model_type, "" without one.
     """
 
     stem: str
@@ -95,10 +95,10 @@ def slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:
             return {}
         number = kind[0]
     location, inner = locations[number], members(items, locations)[number]
-    if spec.gated and not location.own.naming.gate and not _fused(items, location.own):
+    if spec.gated and not location.projections.naming.gate and not _fused(items, location.projections):
         return {}  # its gate is missing
     rules = arrangement(layer.family)
-    out = dict(_matrices(layer, location.own, spec, rules))
+    out = dict(_matrices(layer, location.projections, spec, rules))
     shared = replace(spec, d_ff=spec.shared_width, moe=None) if spec.shared_width else spec
     for several in location.shared:
         out |= {f"shared.{name}": part for name, part in _matrices(layer, several, shared, rules)}
@@ -108,7 +108,7 @@ def slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:
 
 
 def _fused(items: Mapping[str, Item], p: Projections) -> bool:
-    """Whether gate and up are in one matrix, as far as shapes that are here can say."""
+    """Whether gate and up are in one matrix, as far as the known shapes show."""
     up, down = (matrix(items[p.name(leaf)]) for leaf in (p.naming.up, p.naming.down))
     return up is None or down is None or up[0] * up[1] == 2 * down[0] * down[1]
 
@@ -137,7 +137,7 @@ def _matrices(
 
 @dataclass(frozen=True)
 class Orientation:
-    """How up (and gate) and down lie: transposed or not, experts one below the other; why, and what was assumed."""
+    """How up (and gate) and down are stored: transposed, experts one below the other; why, and what was assumed."""
 
     turned: bool = False
     down_turned: bool = False
@@ -147,7 +147,7 @@ class Orientation:
 
 
 def _orientation(up: Item, down: Item, parts: int, spec: FFNSpec, rules: Arrangement) -> Orientation:
-    """By both shapes together; where they fit both ways, as the family has it, else as nn.Linear has it."""
+    """From both shapes together; where both orientations fit, the family's, else nn.Linear's."""
     d_model = (spec.moe.latent if spec.moe else None) or spec.d_model
     width, experts = parts * spec.d_ff, spec.moe.experts if spec.moe else 0
     a, b = matrix(up), matrix(down)
@@ -155,14 +155,14 @@ def _orientation(up: Item, down: Item, parts: int, spec: FFNSpec, rules: Arrange
         return Orientation(because="as nn.Linear has it: its shape is not known")
     if experts and len(up.shape or ()) == 2 and up.count == 1 and a == b == (experts * spec.d_ff, d_model):
         return Orientation(False, True, True, "[experts · d_ff, d_model] by its shape")
-    # of the two matrices, how many lie each way: one may be square, or too short to tell
+    # how many of the two matrices fit each orientation: one may be square, or too short to show it
     linear = (a == (width, d_model)) + (b == (d_model, spec.d_ff))
     turned = (a == (d_model, width)) + (b == (spec.d_ff, d_model))
     if linear != turned:
         way = "[in, out]" if turned > linear else "[out, in]"
         return Orientation(turned > linear, turned > linear, False, f"{way} by the shapes {list(a)} and {list(b)}")
     way = "[in, out]" if rules.transposed else "[out, in]"
-    because = f"{way} as {rules.family or 'nn.Linear'} has it: the shapes {list(a)} and {list(b)} do not tell"
+    because = f"{way} as {rules.family or 'nn.Linear'} has it: the shapes {list(a)} and {list(b)} fit both ways"
     assumed = "" if rules.family or linear < 2 else "square matrices are read as nn.Linear's [out, in]"
     return Orientation(rules.transposed, rules.transposed, False, because, assumed)
 
@@ -197,9 +197,9 @@ def _vectors(layer: LayerTensors, location: FFNLocation, inner: Mapping[str, Ite
 
 
 def _norms(layer: LayerTensors, location: FFNLocation, spec: FFNSpec, rules: Arrangement) -> dict[str, StoredSlice]:
-    """The norms of the block, by the first of their usual names that is there in the width they need."""
+    """The norms of the block: for each the first of its usual names that exists with the right width."""
     out: dict[str, StoredSlice] = {}
-    inside = location.own.parent.removesuffix("#.").split(".")[:-1]
+    inside = location.projections.parent.removesuffix("#.").split(".")[:-1]
     number = next((part for part in inside[::-1] if part.isdigit()), "0")
     around = [".".join(inside[:n]) + "." if n else "" for n in range(len(inside), -1, -1)]
     for step in steps(spec):

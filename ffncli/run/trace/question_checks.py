@@ -146,7 +146,7 @@ def _first_option(values: Mapping[str, object]) -> str:
 
 def _has_block(chosen: Dimensions) -> bool:
     """Whether any option speaks of a block before the final layer."""
-    return replace(chosen, d_model=None, bias=None).said()
+    return replace(chosen, d_model=None, bias=None).any_set()
 
 
 # --- what its layer can answer ----------------------------------------------------------------------------------------

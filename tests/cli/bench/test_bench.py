@@ -413,7 +413,7 @@ def test_strict_leaves_nothing_open():
 
 def test_what_a_model_has_to_say_is_said(bench):
     _, _, err = bench("--d-model", "8", "--kernel", "eager", "--save", "a.csv")
-    assert "not said, so taken: d_ff = 4x" in err
+    assert "assuming d_ff = 4x" in err
 
 
 def test_reasons_that_are_visible():

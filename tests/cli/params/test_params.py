@@ -42,7 +42,7 @@ def test_a_block_from_dimensions_shows_each_matrix(call):
 def test_defaults_are_said(call):
     code, out, err = call("params", "--d-model", "64")
     assert code == 0
-    assert err == "note: not said, so taken: d_ff = 4x, activation relu, biases\n"
+    assert err == "note: assuming d_ff = 4x, activation relu, biases\n"
     assert "d_ff 256" in out
     assert call("params", "--d-model", "64", "-q")[2] == ""
 

@@ -424,7 +424,7 @@ def test_unembedding_without_a_prompt(call):
         ("gpt2", ["--input-ids", ",".join("1" * 33)], "the prompt has 33 tokens, gpt2 has 32 positions; shorten it"),
         ("roberta", ["--input-ids", ",".join("4" * 31)], "the prompt has 31 tokens, roberta has 30 positions"),
         ("llama", ["--prompt", "Hello", "--layer", "2"], "--layer 2 is out of range; "),
-        ("t5-relu", ["--prompt", "Hello", "--layer", "1"], "--layer '1' is ambiguous; say encoder.1 or decoder.1"),
+        ("t5-relu", ["--prompt", "Hello", "--layer", "1"], "--layer '1' is ambiguous; write encoder.1 or decoder.1"),
         ("llama", ["--prompt", "Hello", "--input", "ones"], "--input contradicts --prompt; the model makes"),
         ("llama", ["--input-ids", "1", "--tokens", "3"], "--tokens contradicts --input-ids"),
         ("llama", ["--prompt", "Hello", "--d-ff", "3"], "--d-ff contradicts --prompt; the model is run as it is"),
@@ -455,8 +455,8 @@ def test_dimensions_cannot_be_run(call, typed):
     for option in (["--prompt", "Hello"], ["--unembed"]):
         code, _, err = call("trace", typed, *option)
         assert (code, err.count("\n")) == (2, 1)
-        assert f"error: {option[0]}: '{typed}' is no directory with weights; give a directory with config.json" in err
-    assert "error: --prompt: the block is no directory with weights" in call("trace", "--prompt", "Hello")[2]
+        assert f"error: {option[0]}: '{typed}' is not a directory with weights; give a directory with config.json" in err
+    assert "error: --prompt: the block is not a directory with weights" in call("trace", "--prompt", "Hello")[2]
 
 
 def test_a_directory_that_has_a_known_models_name(call, tmp_path, monkeypatch):
@@ -528,7 +528,7 @@ def test_a_config_of_another_model(call, copied):
 def test_pickled_weights(call, copied):
     (copied / "model.safetensors").unlink()
     (copied / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
-    expect_refused(call, copied, 2, "/model has pickled weights alone, which are never loaded; use safetensors")
+    expect_refused(call, copied, 2, "/model has only pickled weights, which are never loaded; use safetensors")
 
 
 def test_weights_that_are_not_read_are_named_before_the_model_runs(call, copied):
@@ -584,7 +584,7 @@ def test_a_gguf_file(call, tmp_path):
     for typed in (tmp_path / "m.gguf", tmp_path):
         code, _, err = call("trace", str(typed), "--prompt", "Hello")
         assert code == 2
-        assert "is a GGUF file, which transformers is not given" in err
+        assert "is a GGUF file, which this option does not support yet" in err
 
 
 def test_without_transformers(call, monkeypatch):

@@ -232,7 +232,7 @@ def test_what_was_run_is_said(call):
 
 
 def test_notes_of_the_model_are_said_too(call):
-    assert call("trace", "--d-model", "4")[2] == "note: not said, so taken: d_ff = 4x, activation relu, biases\n"
+    assert call("trace", "--d-model", "4")[2] == "note: assuming d_ff = 4x, activation relu, biases\n"
 
 
 def test_few_tokens_are_listed(call):

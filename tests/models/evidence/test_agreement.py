@@ -374,4 +374,4 @@ def test_biases_that_gptq_writers_left_are_no_difference(call, tmp_path: Path):
     (row,) = json.loads(out)["rows"]
     assert (code, row["differences"], row["bias"]) == (0, [], False)
     assert row["ffn_params_total"] == row["ffn_params_stored"] == 2 * 3 * 16 * 32
-    assert "biases beside GPTQ's matrices" in err
+    assert "biases stored with GPTQ's matrices" in err

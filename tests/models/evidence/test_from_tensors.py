@@ -344,7 +344,7 @@ def test_a_gguf_file(kind: Q, dtype: str, experts: int, call, tmp_path: Path):
     assert (other.pop("name"), other.pop("source"), bool(other.pop("costs"))) == ("Name-3.1", str(beside), True)
     assert other == {key: row[key] for key in other}
     written(beside / "other.gguf")
-    row_of(call("params", str(beside), "--json"), "model.gguf is taken, of 2")
+    row_of(call("params", str(beside), "--json"), "model.gguf, one of 2")
 
 
 @pytest.mark.parametrize(

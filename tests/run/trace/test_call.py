@@ -94,7 +94,7 @@ def test_an_argument_that_there_is_not():
         ({"tokens": 3, "batch": 2}, "--tokens contradicts --batch and --seq-len"),
         ({"position": 1}, "--position needs --prompt"),
         ({"neuron": 1}, "--neuron needs --unembed"),
-        ({"prompt": "a"}, "is no directory with weights"),
+        ({"prompt": "a"}, "is not a directory with weights"),
         ({"prompt": "a", "tokens": 3}, "--tokens contradicts --prompt"),
         ({"terms": 3}, "--terms needs --explain"),
         ({"explain": "up"}, "is no place in a tensor"),
@@ -152,4 +152,4 @@ def test_remarks_come_when_they_arise():
     notes: list[str] = []
     with pytest.raises(FFNError, match="no step 'nope'"):
         call.session_for(Question(None, Dimensions(d_model="4"), explain=("nope[0,1]",)), notes.append)
-    assert notes == ["not said, so taken: d_ff = 4x, activation relu, biases"]
+    assert notes == ["assuming d_ff = 4x, activation relu, biases"]
