@@ -39,7 +39,7 @@ def test_the_notebook_may_be_changed(call):
 
 def test_the_notebooks_weights_and_mask_are_used_only_where_they_fit(call):
     code, out, err = call("trace", "--d-ff", "16", "--json")
-    assert (code, err) == (0, "note: the example's weights do not fit these dimensions: drawn at random\n")
+    assert (code, err) == (0, "note: the example's weights do not fit these dimensions, so random ones are used\n")
     found = {step["name"]: step for step in json.loads(out)["steps"]}
     assert (found["up"]["shape"], found["up"]["params"]) == ([2, 3, 16], 16 * 4 + 16)
     assert len(found["dropout"]["values_index"][-1]) == 8
@@ -79,7 +79,7 @@ def test_parallel_blocks_say_that_attention_is_drawn(call):
     code, out, err = call("trace", "palm-540b", "--d-model", "8", "--d-ff", "16")
     assert code == 0
     assert "attention" in out
-    assert err == "note: 'attention', the layer's other branch, is drawn at random\n"
+    assert err == "note: 'attention', the output of the layer's other branch, is random\n"
 
 
 def test_csv_has_a_row_per_step(call):
