@@ -198,7 +198,7 @@ def test_what_compiles_is_run_where_it_is_named(call, monkeypatch):
     found = {row["subject"]: row for row in rows(call, "8x24:swiglu", "--check", "kernels")}
     assert list(found) == ["eager", "module", "packed", "inplace", "conv1x1", "numpy", "compiled"]
     assert (found["compiled"]["passed"], seen) == (None, [])
-    assert found["compiled"]["note"].startswith("not run unless it is named")
+    assert found["compiled"]["note"].startswith("not run by default")
     (named,) = rows(call, "8x24:swiglu", "--check", "kernels", "--kernel", "compiled")
     assert (named["subject"], named["passed"], len(seen)) == ("compiled", True, 1)
     (former,) = rows(call, "8x24:swiglu", "--check", "kernels", "--kernel", "conv")
