@@ -71,7 +71,7 @@ def out_of_memory(error: BaseException | None) -> bool:
             return True
         if isinstance(error, (RuntimeError, FFNError)) and any(word in str(error) for word in _OUT_OF_MEMORY):
             return True
-        if isinstance(error, FFNError) and "of memory are free" in error.message:
+        if isinstance(error, FFNError) and "of memory is free" in error.message:
             return True
         error = error.__cause__
     return False

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Annotated
 
 from ffncli.cli.common import values
-from ffncli.cli.common.option import SOURCE, option
+from ffncli.cli.common.option import OUTPUT, SOURCE, option
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, PlaceOptions, Source, TokenOptions
 from ffncli.cli.common.parsers import from_zero
 from ffncli.cli.common.spread import spread

@@ -1,4 +1,4 @@
-"""What `ffn activations --source` does, as a call: what can be wrong without torch is said before it is loaded."""
+"""What `ffn activations --source` does, as a call; errors that need no torch are raised before it is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ffncli.run.user.load import load
 if TYPE_CHECKING:
     from ffncli.run.activations.on_data import ActivationData
 
-_NEEDED = {"activation": "its activation", "top_k": "how many experts a token goes to"}  # for want of which none is run
+_NEEDED = {"activation": "its activation", "top_k": "how many experts a token goes to"}  # without these no model runs
 
 
 def activations_of(
@@ -34,37 +34,39 @@ def activations_of(
     seed: int | None = None,
     threads: int | None = None,
 ) -> ActivationData:
-    """What enters the activations of a SOURCE's layer (`all`: of every one), and what `others` would make of it.
+    """The inputs of the activations of a SOURCE's layer (`all`: of every one), and the outputs of `others` for them.
 
     `others` are canonical names, `leading` the input's axes before d_model, the rest the command line's names. Raises
-    FFNError as `activations_on_data`, and for a source that does not say all that it needs to be run.
+    FFNError as `activations_on_data`, and for a source that lacks something that it needs to run.
     """
-    with sleep_while_waiting():  # a module of the user's own imports torch
-        model = _model(source, seed or 0)
+    with sleep_while_waiting():  # a user's module imports torch
+        resolved = _model(source, seed or 0)
     if layer != "all":
-        model.layer(layer)
-    given = prompt_of(prompt, input_ids, position)
-    if given:
-        folder_of(model, given.option)
+        resolved.layer(layer)
+    model_input = prompt_of(prompt, input_ids, position)
+    if model_input:
+        folder_of(resolved, model_input.option)
 
-    # From here on torch is needed; what can be wrong without it has been said.
+    # From here on torch is needed; every error that can be raised without it has been raised.
     set_threads(threads)
     from ffncli.run.activations.on_data import activations_on_data
     from ffncli.run.engine.prepare import LayerRequest
 
     request = LayerRequest(layer, input, leading, dtype, device, seed)
-    return activations_on_data(model, request, given, others)
+    return activations_on_data(resolved, request, model_input, others)
 
 
 def _model(source: str, seed: int) -> Resolved:
-    """The model of a source; all it is, it says itself. Raises FFNError where it needs to be told something."""
+    """The model of a source, which has to describe itself fully. Raises FFNError where it would need an option."""
     try:
-        model = load(source, None, seed)
+        resolved = load(source, None, seed)
     except FFNError as error:
         if is_user_module(source) and error.hint.startswith("give --"):
-            raise FFNError(error.message, "here it cannot be told: give it a default") from None
+            raise FFNError(error.message, "no option sets it here: give it a default") from None
         raise
-    if lacking := [words for name, words in _NEEDED.items() if name in model.model.unknown and not model.model.refused]:
-        what = f"{shown(model.source)} does not say {' and '.join(lacking)}, so it cannot be run"
-        raise FFNError(what, "its config.json has to; `ffn trace` can be told")
-    return model
+    if lacking := [
+        words for name, words in _NEEDED.items() if name in resolved.model.unknown and not resolved.model.refused
+    ]:
+        what = f"{shown(resolved.source)} does not say {' and '.join(lacking)}, so it cannot be run"
+        raise FFNError(what, "add it to its config.json; `ffn trace` has options for it")
+    return resolved

@@ -1,4 +1,4 @@
-"""What truly enters the activations of a model's layers, and what others would have made of it."""
+"""The actual inputs of the activations of a model's layers, and the outputs of other activations for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ffncli.run.pretrained.capture import prepared, run_model
 from ffncli.run.pretrained.layers import layers_of, reached
 from ffncli.run.pretrained.prompt import Prompt
 
-_CHUNK = 1 << 21  # values of an activation that are looked at together: 16 MB in float64
+_CHUNK = 1 << 21  # values of an activation per chunk: 16 MB in float64
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class LayerData:
 
 @dataclass(frozen=True)
 class ActivationData:
-    """The layers of the model that were asked for, each stack's tokens, and what there is to say of the run."""
+    """The requested layers of the model, each stack's tokens, and notes on the run."""
 
     model: Resolved
     layers: tuple[LayerData, ...]
@@ -48,45 +48,45 @@ class ActivationData:
 
 
 def activations_on_data(
-    model: Resolved, request: LayerRequest, prompt: Prompt | None, others: Sequence[str]
+    resolved: Resolved, request: LayerRequest, prompt: Prompt | None, others: Sequence[str]
 ) -> ActivationData:
-    """What enters the activations of `request.layer` (`all`: of every layer) and what `others` would make of it.
+    """The inputs of the activations of `request.layer` (`all`: of every layer) and the outputs of `others` for them.
 
-    With a prompt the model runs once, and each layer is looked at as soon as it has run; else every layer gets the
+    With a prompt the model runs once, and each layer is processed as soon as it has run; else every layer gets the
     request's input. `others` are canonical names. Raises FFNError as `prepare` and `run_model` do.
     """
-    layers = layers_of(model) if request.layer == "all" else [model.layer(request.layer)]
+    layers = layers_of(resolved) if request.layer == "all" else [resolved.layer(request.layer)]
     if prompt is None:
-        return _without_prompt(model, layers, request, others)
-    layers, silent = reached(model, layers) if request.layer == "all" else (layers, ())
-    found: dict[Layer, LayerData] = {}
+        return _without_prompt(resolved, layers, request, others)
+    layers, silent = reached(resolved, layers) if request.layer == "all" else (layers, ())
+    data: dict[Layer, LayerData] = {}
     tokens: dict[str, tuple[Token, ...]] = {}
     doubts: dict[str, None] = {}
 
-    def reached_layer(layer: Layer, given: tuple[Token, ...], enters: Tensor, leaves: Tensor) -> None:
-        ready = prepared(model, layer, request, given, enters, leaves)
-        found[layer] = look(ready, enters, others)
-        tokens[layer.stack] = given
+    def reached_layer(layer: Layer, layer_tokens: tuple[Token, ...], enters: Tensor, leaves: Tensor) -> None:
+        ready = prepared(resolved, layer, request, layer_tokens, enters, leaves)
+        data[layer] = look(ready, enters, others)
+        tokens[layer.stack] = layer_tokens
         doubts.update(dict.fromkeys(ready.notes))
 
-    said = run_model(model, layers, prompt, request, reached_layer)
-    seen = tuple(found[layer] for layer in layers if layer in found)
-    return ActivationData(model, seen, tokens, (*silent, *said, *doubts))
+    run_notes = run_model(resolved, layers, prompt, request, reached_layer)
+    ordered = tuple(data[layer] for layer in layers if layer in data)
+    return ActivationData(resolved, ordered, tokens, (*silent, *run_notes, *doubts))
 
 
 def _without_prompt(
-    model: Resolved, layers: Sequence[Layer], request: LayerRequest, others: Sequence[str]
+    resolved: Resolved, layers: Sequence[Layer], request: LayerRequest, others: Sequence[str]
 ) -> ActivationData:
-    found, notes = [], dict[str, None]()
+    data, notes = [], dict[str, None]()
     for layer in layers:
-        ready = prepare(model, replace(request, layer=f"{layer.stack}.{layer.index}"))
-        found.append(look(ready, _ffn_input(ready), others))
+        ready = prepare(resolved, replace(request, layer=f"{layer.stack}.{layer.index}"))
+        data.append(look(ready, _ffn_input(ready), others))
         notes |= dict.fromkeys(ready.notes)
-    return ActivationData(model, tuple(found), {}, tuple(notes))
+    return ActivationData(resolved, tuple(data), {}, tuple(notes))
 
 
 def _ffn_input(ready: Prepared) -> Tensor:
-    """What enters the FFN: the block's input, or what its steps up to there make of that."""
+    """The FFN's input: the block's input, or the output of the steps before the FFN."""
     start, _ = ffn_span(ready.steps)
     if start in ready.inputs:
         return ready.inputs[start]
@@ -104,8 +104,8 @@ def look(ready: Prepared, enters: Tensor, others: Sequence[str]) -> LayerData:
     steps, layer, flat = ffn_steps(ready.steps), ready.layer, enters.reshape(-1, enters.shape[-1])
     start, _ = ffn_span(steps)
     acts = [step for _, step in walk(steps) if is_act(step)]
-    own = next(step.op.function for step in acts if isinstance(step.op, Activation))
-    statistics = SwapStatistics(tuple(dict.fromkeys((own, *others))), _most(steps, flat.shape[0]))
+    original = next(step.op.function for step in acts if isinstance(step.op, Activation))
+    statistics = SwapStatistics(tuple(dict.fromkeys((original, *others))), _most(steps, flat.shape[0]))
     ours: list[Tensor] = []
     with torch.no_grad():
         for rows in _chunks(flat, steps):
@@ -114,14 +114,14 @@ def look(ready: Prepared, enters: Tensor, others: Sequence[str]) -> LayerData:
             if ready.reference is not None:
                 ours.append(outs[0])
     if not statistics.places:
-        raise FFNError(f"no token reaches an activation of {layer.stack} layer {layer.index}", "give more of them")
-    found = agreement(torch.cat(ours), ready.reference) if ready.reference is not None else None
+        raise FFNError(f"no token reaches an activation of {layer.stack} layer {layer.index}", "give more tokens")
+    model_agreement = agreement(torch.cat(ours), ready.reference) if ready.reference is not None else None
     bad = (*where_not_finite("input", {start: flat}), *where_not_finite("weight", ready.weights))
-    return LayerData(layer.stack, layer.index, flat.shape[0], ready.origin, statistics.inputs(), found, bad)
+    return LayerData(layer.stack, layer.index, flat.shape[0], ready.origin, statistics.inputs(), model_agreement, bad)
 
 
 def _chunks(flat: Tensor, steps: Sequence[Step]) -> Iterator[Tensor]:
-    """Some tokens at a time, by what is d_ff wide."""
+    """Some tokens at a time, by the width of d_ff."""
     widest = max(axis.size for axes in parameters(steps).values() for axis in axes if axis.name == "d_ff")
     size = max(1, _CHUNK // widest)
     for at in range(0, flat.shape[0], size):
@@ -129,7 +129,7 @@ def _chunks(flat: Tensor, steps: Sequence[Step]) -> Iterator[Tensor]:
 
 
 def _most(steps: Sequence[Step], tokens: int) -> Mapping[str, int]:
-    """Rows that an activation can get at most: a token goes to several experts."""
+    """The most rows that an activation can receive: a token goes to several experts."""
     most = {"": tokens}
     for step in steps:
         if isinstance(step.op, Experts):

@@ -16,8 +16,8 @@ from ffncli.run.engine.functions import NAMESPACE, function
 from ffncli.run.engine.threads import one_thread
 from ffncli.run.measure.ulp import ulp, ulp_each
 
-_STRIDE = 16_381  # of fp32's numbers one in so many; prime, so that their low bits differ
-_REACH = 10.0  # standard deviations: what a normal input has
+_STRIDE = 16_381  # one in this many of fp32's numbers; prime, so that their low bits differ
+_REACH = 10.0  # standard deviations: the range of a normal input
 _CORRECT = 0.5 + 1e-9  # ulps: the reference itself has an error
 
 
@@ -54,9 +54,9 @@ def rounding_errors(
 ) -> list[RoundingError]:
     """Every way of every activation (canonical names) in every dtype (fp16, bf16, fp32), in this order.
 
-    Each is computed for all numbers in one tensor; for a handful of them torch may round otherwise.
+    Each is computed for all numbers in one tensor; for a handful of them torch may round differently.
     """
-    with one_thread():  # for so few numbers threads cost more than they bring
+    with one_thread():  # for so few numbers threads cost more than they save
         return [_measured(name, dtype, way, std, device) for name in names for dtype in formats for way in _ways(name)]
 
 
@@ -81,29 +81,29 @@ def _measured(name: str, dtype: str, way: str, std: float, device: str) -> Round
     learned = {n: torch.tensor(v, dtype=form) for n, v in TABLE[name].learned.items()}
     moved = {n: v.to(device) for n, v in learned.items()}
     if way == "native":
-        got = function(name, moved)(x.to(device))
+        computed = function(name, moved)(x.to(device))
     else:
-        got = TABLE[name].f(x.to(device), with_learned(NAMESPACE, moved))
-    # What is learned is a number of the dtype, in the reference too: the error is the activation's own.
+        computed = TABLE[name].f(x.to(device), with_learned(NAMESPACE, moved))
+    # Learned parameters are numbers of the dtype, in the reference too, so that the error is the activation's alone.
     wide = with_learned(NAMESPACE, {n: v.double() for n, v in learned.items()})
     exact = TABLE[name].accurate(x.double(), wide)
-    return _judged(name, dtype, way, std, x.double(), got.cpu().double(), exact)
+    return _judged(name, dtype, way, std, x.double(), computed.cpu().double(), exact)
 
 
-def _judged(name: str, dtype: str, way: str, std: float, x: Tensor, got: Tensor, exact: Tensor) -> RoundingError:
-    """What was `got` at each x, against what is `exact` there; an infinity that rounding calls for is no error."""
+def _judged(name: str, dtype: str, way: str, std: float, x: Tensor, computed: Tensor, exact: Tensor) -> RoundingError:
+    """The `computed` value at each x against the `exact` one; an infinity from correct rounding is not an error."""
     largest = torch.finfo(_torch(dtype)).max
     overflow = exact.abs() >= largest + 0.5 * ulp(largest, _torch(dtype))
-    right = overflow & got.isinf() & (got.sign() == exact.sign())
-    lost = ~got.isfinite() & ~right
-    error = torch.where(right, 0.0, (got - exact).abs())
+    right = overflow & computed.isinf() & (computed.sign() == exact.sign())
+    lost = ~computed.isfinite() & ~right
+    error = torch.where(right, 0.0, (computed - exact).abs())
     ulps = error / ulp_each(exact, _torch(dtype))
-    seen = torch.where(lost, -1.0, ulps)
-    worst, largest_error = _first(seen, x), _first(torch.where(lost | (x.abs() > _REACH * std), -1.0, error), x)
-    infinite = x[got.isinf()].abs()
+    finite_ulps = torch.where(lost, -1.0, ulps)
+    worst, largest_error = _first(finite_ulps, x), _first(torch.where(lost | (x.abs() > _REACH * std), -1.0, error), x)
+    infinite = x[computed.isinf()].abs()
     lost_x = x[lost]
     return RoundingError(
-        name, dtype, way, len(x), float(ulps[worst]), float(x[worst]), float(got[worst]), float(exact[worst]),
+        name, dtype, way, len(x), float(ulps[worst]), float(x[worst]), float(computed[worst]), float(exact[worst]),
         float(error[largest_error]), float(x[largest_error]),
         float(_mass(x, std)[~lost & (ulps <= _CORRECT)].sum()),
         float(infinite.min()) if len(infinite) else None,
@@ -112,7 +112,7 @@ def _judged(name: str, dtype: str, way: str, std: float, x: Tensor, got: Tensor,
 
 
 def _first(sizes: Tensor, x: Tensor) -> int:
-    """Where the size is largest, of several places the one nearest to 0."""
+    """The index of the largest size; of several, the one whose x is nearest to 0."""
     among = (sizes == sizes.max()).nonzero().flatten()
     return int(among[x[among].abs().argmin()])
 
@@ -126,5 +126,5 @@ def _mass(x: Tensor, std: float) -> Tensor:
 
 
 def _torch(dtype: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, dtypes.dtype(dtype).torch)
-    return found
+    torch_dtype: torch.dtype = getattr(torch, dtypes.dtype(dtype).torch)
+    return torch_dtype

@@ -1,4 +1,4 @@
-"""What each activation makes of what enters, counted piece by piece: nothing as wide as d_ff is kept."""
+"""Statistics of each activation's output for the same input, chunk by chunk: nothing as wide as d_ff is kept."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ffncli.block.steps import Activation, Step, right_hand_side
 from ffncli.run.measure.distribution import Distribution, Moments, Sampler
 from ffncli.run.measure.statistics import near_zero
 
-_BLOCK = 1 << 15  # values looked at together: small for a cache, and below what torch gives to several threads
+_BLOCK = 1 << 15  # values per block: fits a cache, and is too small for torch to use several threads
 _BLOCK_ON_GPU = 1 << 24
 
 
 @dataclass(frozen=True)
 class ActivationOutput:
-    """What one activation makes of what enters: the block's own, or another in its place.
+    """One activation's output: the block's own, or another in its place.
 
     `mean` and `variance` (divisor n) are of the finite values. `zero_share` have |y| ≤ NEAR_ZERO, `exact_zero_share`
-    are 0. `dead_units` are 0 for every token, `near_dead_units` within NEAR_ZERO of 0. Against the own y₀, where both
-    are finite: `max_difference` = max|y - y₀|, `max_difference_at` the input there, `relative_difference` = ‖y - y₀‖ /
-    ‖y₀‖. `output_change` is the same of the FFN's output, with all of the layer's activations replaced at once; None
-    where the own is 0 throughout.
+    are 0. `dead_units` are 0 for every token, `near_dead_units` within NEAR_ZERO of 0. Against the block's own y₀,
+    where both are finite: `max_difference` = max|y - y₀|, `max_difference_at` the input there, `relative_difference` =
+    ‖y - y₀‖ / ‖y₀‖. `output_change` is the same of the FFN's output, with all of the layer's activations replaced at
+    once; None where the block's own is 0 throughout.
     """
 
     name: str
@@ -47,8 +47,8 @@ class ActivationOutput:
 class ActivationInput:
     """One activation of a layer: of a dense FFN `act`, of all routed experts together `experts.act`, `shared.act`.
 
-    `input` is of what reaches the function, after the step's clip, which changed `clipped` of the values. Of the
-    `units` each of `experts` (those that got a token; None outside of them) has its own. `made` has the own first.
+    `input` describes the function's input, after the step's clip, which changed `clipped` of the values. `units` are
+    over all `experts` (those that received a token; None outside of them). `made` has the block's own first.
     """
 
     step: str
@@ -62,34 +62,34 @@ class ActivationInput:
 
 @dataclass
 class _Differences:
-    """Σ(y - y₀)² and Σy₀², where both are finite."""
+    """Σ(y - y₀)² (`apart`) and Σy₀² (`reference`), where both are finite."""
 
     apart: float = 0.0
-    own: float = 0.0
+    reference: float = 0.0
     any: bool = False
 
-    def add(self, y: Tensor, own: Tensor) -> Tensor:
-        """Count two tensors in float64; returns y - y₀, 0 where one is not finite."""
-        apart, own = (y - own).flatten(), own.flatten()
-        squares = torch.dot(apart, apart).item(), torch.dot(own, own).item()
+    def add(self, y: Tensor, reference: Tensor) -> Tensor:
+        """Add two tensors in float64; returns y - y₀, 0 where one is not finite."""
+        apart, reference = (y - reference).flatten(), reference.flatten()
+        squares = torch.dot(apart, apart).item(), torch.dot(reference, reference).item()
         if not isfinite(sum(squares)):
-            both = y.isfinite().flatten() & own.isfinite()
-            apart, own = torch.where(both, apart, 0.0), torch.where(both, own, 0.0)
-            squares = torch.dot(apart, apart).item(), torch.dot(own, own).item()
+            both = y.isfinite().flatten() & reference.isfinite()
+            apart, reference = torch.where(both, apart, 0.0), torch.where(both, reference, 0.0)
+            squares = torch.dot(apart, apart).item(), torch.dot(reference, reference).item()
             self.any |= bool(both.any())
         else:
             self.any = True
         self.apart += squares[0]
-        self.own += squares[1]
+        self.reference += squares[1]
         return apart
 
     @property
     def relative(self) -> float | None:
         """‖y - y₀‖ / ‖y₀‖; None where y₀ is 0 throughout and y is not, and where nothing was finite."""
-        if not self.own:
+        if not self.reference:
             return None if self.apart or not self.any else 0.0
-        found = sqrt(self.apart) / sqrt(self.own)
-        return found if found < inf else None
+        ratio = sqrt(self.apart) / sqrt(self.reference)
+        return ratio if ratio < inf else None
 
 
 @dataclass
@@ -102,14 +102,14 @@ class _OutputStatistics:
     largest: float = 0.0
     at: float | None = None
 
-    def add(self, expert: int | None, z: Tensor, y: Tensor, own: Tensor) -> None:
-        """Count y = f(z) [rows, d_ff], beside the own activation's in float64."""
+    def add(self, expert: int | None, z: Tensor, y: Tensor, reference: Tensor) -> None:
+        """Add y = f(z) [rows, d_ff] and its difference from the block's own activation, `reference` in float64."""
         wide = y.double()
         size = wide.abs()
         self.moments.merge(wide, size, near_zero(y.dtype))
         loud = size.amax(0)
         self.loudest[expert] = torch.maximum(self.loudest[expert], loud) if expert in self.loudest else loud
-        apart = self.differences.add(wide, own)
+        apart = self.differences.add(wide, reference)
         low, high = (end.item() for end in apart.aminmax())
         if max(-low, high) > self.largest:
             self.largest = max(-low, high)
@@ -139,8 +139,8 @@ class _SwappedStep:
 
 
 class SwapStatistics:
-    """What is known so far of a layer: its activations by name, and what each of `names`, the own first, does to its
-    output. `most` rows can get to an activation: of the experts of that name, "" to any other.
+    """The statistics of a layer so far: its activations by name, and how each of `names`, the block's own first,
+    changes its output. An activation can receive `most` rows: by the experts' name, "" for any other.
     """
 
     def __init__(self, names: tuple[str, ...], most: Mapping[str, int]) -> None:
@@ -149,7 +149,7 @@ class SwapStatistics:
         self.changes = {name: _Differences() for name in names}
 
     def add(self, name: str, step: Step, expert: int | None, z: Tensor, made: Sequence[Tensor]) -> None:
-        """An activation that runs (`variants.Watch`)."""
+        """Add one run of an activation (`variants.Watch`)."""
         if name not in self.places:
             rows = self.most[name.partition(".")[0] if expert is not None else ""]
             outputs = {other: _OutputStatistics() for other in self.names}
@@ -164,19 +164,19 @@ class SwapStatistics:
         for at in range(0, z.shape[0], size):
             block = slice(at, at + size)
             place.sampler.add(z[block])
-            own = made[0][block].double()
+            reference = made[0][block].double()
             for other, y in zip(self.names, made, strict=True):
-                place.outputs[other].add(expert, z[block], y[block], own)
+                place.outputs[other].add(expert, z[block], y[block], reference)
 
     def add_outputs(self, outs: Sequence[Tensor]) -> None:
-        """What left the FFN with each activation."""
-        own = outs[0].double()
+        """Add the FFN's output with each activation."""
+        reference = outs[0].double()
         for name, out in zip(self.names, outs, strict=True):
-            self.changes[name].add(out.double(), own)
+            self.changes[name].add(out.double(), reference)
 
     def inputs(self) -> tuple[ActivationInput, ...]:
         """The record of every place."""
-        found = []
+        records = []
         for place in self.places.values():
             bound = near_zero(place.dtype)
             made = tuple(m.made(name, bound, self.changes[name].relative) for name, m in place.outputs.items())
@@ -184,5 +184,7 @@ class SwapStatistics:
             units = place.sampler.width * (len(experts) or 1)
             formula = right_hand_side(place.step, ())
             values = place.sampler.distribution()
-            found.append(ActivationInput(place.name, formula, units, len(experts) or None, place.clipped, values, made))
-        return tuple(found)
+            records.append(
+                ActivationInput(place.name, formula, units, len(experts) or None, place.clipped, values, made)
+            )
+        return tuple(records)

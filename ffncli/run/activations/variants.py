@@ -1,6 +1,6 @@
-"""A block run once for several activations at a time: what does not depend on the activation is computed once.
+"""A block run once for several activations: what does not depend on the activation is computed once.
 
-The tensors that enter and leave each activation are shown on the way. Experts are run one after the other.
+A callback receives the input and the outputs of each activation. Experts are run one after the other.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ffncli.block.activations import TABLE
 from ffncli.block.steps import Activation, Experts, Step, block_inputs
 from ffncli.run.engine.execute import activation, apply, mix, possible, received, unmixed
 
-# (the step's whole name, the step, the expert or None, what enters it [rows, d_ff], what each activation makes of that)
+# (the step's whole name, the step, the expert or None, its input [rows, d_ff], each activation's output for that)
 Watch = Callable[[str, Step, int | None, Tensor, Sequence[Tensor]], None]
 
 
 def is_act(step: Step) -> bool:
-    """Whether a step is the block's own activation: no clip of the other half, no score of a router or of a mix."""
+    """Whether a step is the block's own activation, not a clip of the other half or a score of a router or a mix."""
     return isinstance(step.op, Activation) and step.output.rpartition(".")[2] == "act"
 
 
@@ -30,36 +30,37 @@ def run_variants(
 ) -> list[Tensor]:  # fmt: skip
     """The last step's output with each activation of `names` in the place of the block's own, in eval mode.
 
-    `inputs` are flat, [tokens, d_model]. The block's own activation keeps what it has learned, others have their
-    initial values. `watch` sees every activation as it runs; `place` is the prefix of its name, and its expert.
+    `inputs` are flat, [tokens, d_model]. The block's own activation keeps its learned parameters, others have their
+    initial values. `watch` is called for every activation as it runs; `place` is the prefix of its name, and its
+    expert.
     """
-    known = {name: [tensor] for name, tensor in inputs.items()}
+    tensors = {name: [tensor] for name, tensor in inputs.items()}
     last_use = {name: at for at, step in enumerate(steps) for name in step.inputs}
     for at, step in enumerate(steps):
-        x = [known[name] for name in step.inputs]
+        x = [tensors[name] for name in step.inputs]
         if isinstance(step.op, Experts):
             out = _experts(step, step.op, x[0][0], x[1][0], weights, names, watch)
         else:
-            own = {name.rpartition(".")[2]: weights[name] for name in step.parameters()}
+            params = {name.rpartition(".")[2]: weights[name] for name in step.parameters()}
             with possible(step, x[0][0]):
                 if isinstance(step.op, Activation) and is_act(step):
-                    out = [_instead(step.op, name, own, x[0][0]) for name in names]
+                    out = [_instead(step.op, name, params, x[0][0]) for name in names]
                     watch(place[0] + step.output, step, place[1], x[0][0], out)
                 else:
                     several = max(len(versions) for versions in x)
-                    out = [apply(step, own, [v[min(i, len(v) - 1)] for v in x]) for i in range(several)]
-        known[step.output] = out
+                    out = [apply(step, params, [v[min(i, len(v) - 1)] for v in x]) for i in range(several)]
+        tensors[step.output] = out
         for name in {*step.inputs}:
             if last_use[name] == at:
-                del known[name]
+                del tensors[name]
         del x, out
-    return known[steps[-1].output]
+    return tensors[steps[-1].output]
 
 
-def _instead(op: Activation, name: str, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """What the activation of that name makes of x in the place of `op`, with its clip and its plus."""
+def _instead(op: Activation, name: str, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """The output for x of the activation of that name in the place of `op`, with its clip and its plus."""
     if name == op.function:
-        return activation(op, own, x)
+        return activation(op, params, x)
     learned = {key: torch.tensor(value, dtype=x.dtype, device=x.device) for key, value in TABLE[name].learned.items()}
     return activation(replace(op, function=name), learned, x)
 

@@ -25,12 +25,12 @@ _OVERFITS = 1.1  # times the least held-out error
 
 @dataclass(frozen=True)
 class FitRow:
-    """What was found for one block, over its seeds. `None` where every seed diverged.
+    """The figures of one block, over its seeds. `None` where every seed diverged.
 
     `activation` names the unit (`swiglu` where it is gated by `function` silu). `rmse`, `median_rmse` and `max_error`
-    (at the input `worst`) are errors against the target itself, at points that are no samples; `train_rmse` is the
-    median over the samples as they were given, `held_out_rmse` with noise `median_rmse` again. `floor` is the rmse of
-    the best straight line. Errors of a block are of its best seed unless they are medians.
+    (at the input `worst`) are errors against the target itself, at points other than the samples; `train_rmse` is the
+    median over the samples, their noise included, `held_out_rmse` with noise `median_rmse` again. `floor` is the rmse
+    of the best straight line. Errors of a block are of its best seed unless they are medians.
     """
 
     target: str
@@ -95,14 +95,14 @@ class _TrainingData:
     floor: float
 
 
-def fits(question: FitQuestion, asked: Iterable[FitCase], tick: Advance = lambda steps: None) -> Iterator[Fit]:
-    """A Fit for each case in order, as soon as it is there; `tick` is told the steps of training that are done.
+def fits(question: FitQuestion, cases: Iterable[FitCase], tick: Advance = lambda steps: None) -> Iterator[Fit]:
+    """A Fit for each case in order, as soon as it is done; `tick` is called with the number of training steps done.
 
     One thread computes, so that the figures depend on nothing but the question's seeds, target, width and samples.
     """
     data = lru_cache(maxsize=1)(lambda target: _data(question, target))
     done: dict[object, Fit] = {}
-    for case in asked:
+    for case in cases:
         key = (case.target, case.name, case.spec.d_ff)
         if key in done:  # a narrow gated block stands for two plain widths
             tick(question.steps)
@@ -114,11 +114,13 @@ def fits(question: FitQuestion, asked: Iterable[FitCase], tick: Advance = lambda
 
 
 def overfitting(rows: Sequence[FitRow]) -> list[Overfitting]:
-    """What the widths of each target and activation say, medians over seeds; nothing where there is one width."""
+    """Overfitting by target and activation over their widths, medians over seeds; nothing for a single width."""
     out = []
     for target, name in dict.fromkeys((row.target, row.activation) for row in rows):
-        own = [row for row in rows if (row.target, row.activation) == (target, name) and row.held_out_rmse is not None]
-        widths = {row.d_ff: (row.held_out_rmse or 0.0, row.train_rmse or 0.0) for row in own}
+        series = [
+            row for row in rows if (row.target, row.activation) == (target, name) and row.held_out_rmse is not None
+        ]
+        widths = {row.d_ff: (row.held_out_rmse or 0.0, row.train_rmse or 0.0) for row in series}
         if len(widths) < 2:
             continue
         best = min(widths, key=lambda d_ff: (widths[d_ff][0], d_ff))
@@ -137,7 +139,7 @@ def _fit(question: FitQuestion, case: FitCase, data: _TrainingData, tick: Advanc
     seeds = range(question.seed, question.seed + question.seeds)
     start = [drawn(steps, _mixed(seed, case.spec.d_ff)) for seed in seeds]
     trained = train(steps, start, (data.x - middle) / scale, data.y, question.steps, tick)
-    found = []
+    seed_fits = []
     for at, seed in enumerate(seeds):
         weights = unscaled(steps, trained[at], middle, scale)
         if not finite(weights):
@@ -147,28 +149,34 @@ def _fit(question: FitQuestion, case: FitCase, data: _TrainingData, tick: Advanc
         error = run(steps, weights, {"x": data.points}) - data.values
         missed = run(steps, weights, {"x": data.x[at]}) - data.y[at]
         if finite({"error": error, "missed": missed}):
-            found.append((_rms(error), seed, error, _rms(missed), weights))
-    return _judged(question, case, data, found)
+            seed_fits.append((_rms(error), seed, error, _rms(missed), weights))
+    return _judged(question, case, data, seed_fits)
 
 
 def _judged(
     question: FitQuestion,
     case: FitCase,
     data: _TrainingData,
-    found: Sequence[tuple[float, int, Tensor, float, Weights]],
+    seed_fits: Sequence[tuple[float, int, Tensor, float, Weights]],
 ) -> Fit:
     """The row of one block: its best seed, and medians over all that did not diverge."""
     spec, name = case.spec, case.target.name
-    asked = (name, case.name, spec.activation, bool(spec.gated), spec.d_ff, case.d_ff_plain, case.params)
-    diverged = question.seeds - len(found)
+    columns = (name, case.name, spec.activation, bool(spec.gated), spec.d_ff, case.d_ff_plain, case.params)
+    diverged = question.seeds - len(seed_fits)
     rest = (data.floor, question.noise, question.samples_of(case.target), question.seeds, diverged)
-    if not found:
-        return Fit(FitRow(*asked, None, None, None, None, None, None, *rest, None), case, {})
-    best, seed, error, _, weights = min(found, key=lambda one: one[:2])
+    if not seed_fits:
+        return Fit(FitRow(*columns, None, None, None, None, None, None, *rest, None), case, {})
+    best, seed, error, _, weights = min(seed_fits, key=lambda one: one[:2])
     at = int(error.abs().argmax())
-    middle = median(one[0] for one in found)
-    errors = (best, middle, float(error[at].abs()), tuple(data.points[at].tolist()), median(one[3] for one in found))
-    return Fit(FitRow(*asked, *errors, middle if question.noise else None, *rest, seed), case, weights)
+    middle = median(one[0] for one in seed_fits)
+    errors = (
+        best,
+        middle,
+        float(error[at].abs()),
+        tuple(data.points[at].tolist()),
+        median(one[3] for one in seed_fits),
+    )
+    return Fit(FitRow(*columns, *errors, middle if question.noise else None, *rest, seed), case, weights)
 
 
 def _again(fit: Fit, case: FitCase) -> Fit:
@@ -189,7 +197,7 @@ def _data(question: FitQuestion, target: Target) -> _TrainingData:
 
 
 def _samples(question: FitQuestion, target: Target, domain: Domain, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """x [samples, inputs] and y [samples, 1] that one seed is trained on."""
+    """The training samples of one seed: x [samples, inputs] and y [samples, 1]."""
     low, high = domain
     if not question.noise:
         x = low + (high - low) * _evenly(count, target.inputs)

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def approximate(question: FitQuestion | None = None, **choices: Any) -> tuple[Fit, ...]:
-    """Train every block that is asked for: `approximate(targets=("sin",), activations=("gelu",), widths=("1", "16"))`.
+    """Train every requested block: `approximate(targets=("sin",), activations=("gelu",), widths=("1", "16"))`.
 
     Raises FFNError as `FitQuestion` and `cases`.
     """
     question = question or FitQuestion(**choices)
-    asked = cases(question)
+    fit_cases = cases(question)
     set_threads()
     from ffncli.run.approximate.approximate import fits
 
-    return tuple(fits(question, asked))
+    return tuple(fits(question, fit_cases))

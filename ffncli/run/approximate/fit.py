@@ -19,12 +19,12 @@ Weights = dict[str, Tensor]
 Advance = Callable[[int], None]
 SPREAD = math.sqrt(3)  # half the width of a uniform variable of unit variance
 SLOPES = (0.5, 3.0)
-RCOND = 1e-14  # of the largest singular value: smaller ones are rounding's
-_TICK = 50  # steps of training between two signs of progress
+RCOND = 1e-14  # of the largest singular value: smaller ones are rounding error
+_TICK = 50  # training steps between two progress reports
 
 
 def drawn(steps: Sequence[Step], seed: int) -> Weights:
-    """One seed's weights, for inputs spread evenly over [-√3, √3]: every hidden unit bends somewhere in there.
+    """One seed's weights, for inputs spread evenly over [-√3, √3]: every hidden unit bends inside that range.
 
     A unit is v·(x - p) with a direction v of length 0.5 to 3 and a bend p in the domain; with one input the bends of a
     layer are stratified. Depends on the steps and the seed alone.
@@ -61,13 +61,15 @@ def train(
 ) -> list[Weights]:
     """Each seed's weights after `count` steps of Adam on its own samples; the seeds do not touch each other.
 
-    x [seeds, samples, inputs] is of about unit variance, y [seeds, samples, 1]. In float32: what is left of rounding
-    is far below what training leaves. Where it overflows, that seed's weights end as NaN or Inf.
+    x [seeds, samples, inputs] is of about unit variance, y [seeds, samples, 1]. In float32: its rounding
+    error is far below the training error. Where it overflows, that seed's weights end as NaN or Inf.
     """
     unit = y.std((1, 2), keepdim=True)
     unit = torch.where(unit == 0, torch.ones_like(unit), unit)  # a constant is left as it is
     x, y = x.float(), (y / unit).float()
-    weights = {name: torch.stack([own[name] for own in start]).float().requires_grad_() for name in start[0]}
+    weights = {
+        name: torch.stack([seed_weights[name] for seed_weights in start]).float().requires_grad_() for name in start[0]
+    }
     most = min(0.1, 0.2 / math.sqrt(weights[f"{steps[-1].output}.weight"].shape[-1]))  # by d_ff
     adam = torch.optim.Adam(list(weights.values()), lr=most, fused=True)
     for at in range(count):
@@ -78,15 +80,15 @@ def train(
         adam.step()
         if (at + 1) % _TICK == 0 or at + 1 == count:
             tick(at % _TICK + 1)
-    found = {name: tensor.detach().double() for name, tensor in weights.items()}
-    last = steps[-1].output  # back to the target's own unit
-    found[f"{last}.weight"] *= unit
-    found[f"{last}.bias"] *= unit.squeeze(2)
-    return [{name: tensor[i] for name, tensor in found.items()} for i in range(len(start))]
+    trained = {name: tensor.detach().double() for name, tensor in weights.items()}
+    last = steps[-1].output  # back to the target's unit
+    trained[f"{last}.weight"] *= unit
+    trained[f"{last}.bias"] *= unit.squeeze(2)
+    return [{name: tensor[i] for name, tensor in trained.items()} for i in range(len(start))]
 
 
 def _rate(at: int, count: int) -> float:
-    """What the learning rate is of its largest: it rises over a twentieth of the steps, then falls as a cosine."""
+    """The learning rate as a share of its largest: it rises over a twentieth of the steps, then falls as a cosine."""
     rise = max(1, count // 20)
     if at < rise:
         return (at + 1) / rise
@@ -94,7 +96,7 @@ def _rate(at: int, count: int) -> float:
 
 
 def unscaled(steps: Sequence[Step], weights: Weights, middle: float, scale: float) -> Weights:
-    """The weights of the block that reads x itself, where the given one reads (x - middle) / scale."""
+    """The weights of the block that reads x, from those of the block that reads (x - middle) / scale."""
     out = dict(weights)
     for step in steps:
         if isinstance(step.op, Linear) and step.inputs == ("x",):
@@ -107,34 +109,34 @@ def unscaled(steps: Sequence[Step], weights: Weights, middle: float, scale: floa
 def refitted(steps: Sequence[Step], weights: Weights, x: Tensor, y: Tensor) -> Weights:
     """The weights, the last step's by least squares on x [samples, inputs] and y [samples, 1]."""
     last = steps[-1]
-    seen = {event.name: event.tensor for event in execute(steps[:-1], _owned(steps[:-1], weights), {"x": x})}
-    hidden = seen[last.inputs[0]]
+    tensors = {event.name: event.tensor for event in execute(steps[:-1], _weights_of(steps[:-1], weights), {"x": x})}
+    hidden = tensors[last.inputs[0]]
     table = torch.cat([hidden, torch.ones_like(hidden[:, :1])], 1)
-    size = table.norm(dim=0)  # columns of one size, or the small ones were cut off as rounding
+    size = table.norm(dim=0)  # columns of one size, or small ones would be cut off as rounding error
     size = torch.where(size == 0, torch.ones_like(size), size)
-    found = torch.linalg.lstsq(table / size, y, rcond=RCOND, driver="gelsd").solution / size.unsqueeze(1)
-    return weights | {f"{last.output}.weight": found[:-1].T.contiguous(), f"{last.output}.bias": found[-1]}
+    solution = torch.linalg.lstsq(table / size, y, rcond=RCOND, driver="gelsd").solution / size.unsqueeze(1)
+    return weights | {f"{last.output}.weight": solution[:-1].T.contiguous(), f"{last.output}.bias": solution[-1]}
 
 
-def _owned(steps: Sequence[Step], weights: Weights) -> Weights:
+def _weights_of(steps: Sequence[Step], weights: Weights) -> Weights:
     return {name: weights[name] for name in parameters(steps)}
 
 
 def finite(weights: Mapping[str, Tensor]) -> bool:
-    """Whether nothing in them is NaN or Inf."""
+    """Whether no weight is NaN or Inf."""
     return all(bool(tensor.isfinite().all()) for tensor in weights.values())
 
 
 def _together(steps: Sequence[Step], weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """The block on [seeds, samples, inputs], every weight with a leading axis of seeds.
 
-    `execute` has no such axis, and under vmap it takes twice as long, which in blocks this small is all the time there
-    is. What was trained is measured through `execute`.
+    `execute` has no such axis, and under vmap it takes twice as long, which dominates in blocks this small.
+    The trained block is measured through `execute`.
     """
-    known = {"x": x}
+    tensors = {"x": x}
     for step in steps:
-        known[step.output] = _apply(step, weights, [known[name] for name in step.inputs])
-    return known[steps[-1].output]
+        tensors[step.output] = _apply(step, weights, [tensors[name] for name in step.inputs])
+    return tensors[steps[-1].output]
 
 
 def _apply(step: Step, weights: Mapping[str, Tensor], x: Sequence[Tensor]) -> Tensor:

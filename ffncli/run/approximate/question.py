@@ -1,4 +1,4 @@
-"""What `ffn approximate` is asked, checked and spread into cases, a block each; torch is not imported for it."""
+"""The question of `ffn approximate`, checked and expanded into cases, a block each; torch is not imported for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_WIDTH, MAX_SEEDS, MAX_SAMPLES, MAX_STEPS, MAX_ROWS = 4096, 100, 100_000, 100
 MAX_VALUES = 1 << 24  # of one hidden tensor, all seeds together: 64 MB in float32, and training keeps a dozen of them
 MAX_REFIT = (
     1 << 32
-)  # samples × d_ff × the smaller of them, of least squares, in one call that no Ctrl-C can stop: a second or two
+)  # samples × d_ff × the smaller of them, of least squares, in one call that Ctrl-C cannot stop: a second or two
 MAX_END, MIN_EXTENT = 1e6, 1e-6
 
 CONVENTIONS: Mapping[str, str] = {
@@ -37,7 +37,7 @@ CONVENTIONS: Mapping[str, str] = {
     " the domain; Adam in float32 on all samples at once, learning rate 0.2/√d_ff, at most 0.1, rising over a"
     " twentieth of the steps, then falling as a cosine;"
     " without noise the output layer is then refitted in float64 by least squares, which with noise would fit that",
-    "samples": "256 (1,024 for two inputs), with noise 32, unless told; without noise evenly over the domain, its ends"
+    "samples": "256 (1,024 for two inputs), with noise 32, by default; without noise evenly over the domain, its ends"
     " included (two inputs: Roberts' R2 sequence); with noise drawn uniformly by each seed, and normal noise of that"
     " width added to the target",
     "errors": "in float64 against the target without noise, at points evenly over the domain that are not the samples"
@@ -49,11 +49,11 @@ CONVENTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class FitQuestion:
-    """What is asked: every target with every activation in every width.
+    """The question: every target with every activation in every width.
 
     `widths` are of plain blocks, numbers or multiples of the inputs (`4x`). `samples` None: 256, of two inputs
     1,024, with noise 32. `domain` None: each target's own. Seeds are `seed`, `seed` + 1, ... Raises
-    FFNError for what cannot be.
+    FFNError for impossible values.
     """
 
     targets: tuple[str, ...] = ("sin",)
@@ -74,7 +74,7 @@ class FitQuestion:
         if not 0 <= self.noise <= MAX_END:
             raise FFNError(f"--noise must be a number from 0 to {MAX_END:g}, got {shown(self.noise)}")
         if self.samples is not None and size("--samples", self.samples, MAX_SAMPLES) < 2:
-            raise FFNError("--samples must be at least 2", "one point does not say how a function runs")
+            raise FFNError("--samples must be at least 2", "one point does not show the shape of a function")
         if self.domain is not None:
             _check_domain(self.domain)
 
@@ -111,7 +111,7 @@ def one_value(spec: FFNSpec) -> tuple[Step, ...]:
 
 
 def cases(question: FitQuestion) -> tuple[FitCase, ...]:
-    """All blocks to train, by target, activation, width. Raises FFNError for what is unknown or too much."""
+    """All blocks to train, by target, activation, width. Raises FFNError for unknown names and for too many blocks."""
     targets = [find(name) for name in dict.fromkeys(question.targets)]
     names = list(dict.fromkeys(map(_named, question.activations)))
     rows = len(targets) * len(names) * len(question.widths)
@@ -126,7 +126,7 @@ def cases(question: FitQuestion) -> tuple[FitCase, ...]:
 
 
 def parse_domain(text: str) -> Domain:
-    """`-3:3` or `-pi:2pi`. Raises FFNError for what is no range of numbers with a width."""
+    """`-3:3` or `-pi:2pi`. Raises FFNError for text that is not a range of numbers."""
     ends = text.split(":")
     if len(ends) != 2:
         raise FFNError(f"--domain is A:B, got {shown(text)}", "for example -3:3 or -pi:pi")
@@ -143,7 +143,9 @@ def _end(text: str, whole: str) -> float:
     try:
         return pi * float(number)
     except ValueError:
-        raise FFNError(f"--domain {shown(whole)}: {shown(text)} is no number", "for example -3:3 or -pi:pi") from None
+        raise FFNError(
+            f"--domain {shown(whole)}: {shown(text)} is not a number", "for example -3:3 or -pi:pi"
+        ) from None
 
 
 def _check_domain(domain: Domain) -> None:
@@ -163,13 +165,13 @@ def _named(text: str) -> str:
 
 
 def _width(text: str, target: Target) -> int:
-    found = width("--d-ff", str(text), target.inputs)
-    if found > MAX_WIDTH:
+    d_ff = width("--d-ff", str(text), target.inputs)
+    if d_ff > MAX_WIDTH:
         raise FFNError(
             f"--d-ff {shown(text)} is above the limit of {MAX_WIDTH:,}",
-            "wider blocks train for minutes and show no more",
+            "wider blocks train for minutes and add nothing",
         )
-    return found
+    return d_ff
 
 
 def _bounded(seeds: int, samples: int, widest: int, refit: bool) -> None:

@@ -1,4 +1,4 @@
-"""The functions that `ffn approximate` asks blocks to fit. A target is one row; torch is not imported for it."""
+"""The functions that `ffn approximate` fits blocks to. A target is one row; torch is not imported for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CIRCLE: Domain = (-math.pi, math.pi)
 
 @dataclass(frozen=True)
 class Target:
-    """One function of `inputs` numbers, each from `domain` unless told otherwise.
+    """One function of `inputs` numbers, each from `domain` by default.
 
     `f(m, *x)` is written over a namespace `m` with torch's names, as in `block/activations.py`; one x per input.
     """

@@ -1,4 +1,4 @@
-"""What block ran, in what a page says of it: names, sizes, where its weights come from, in which mode."""
+"""Which block ran, as a page describes it: names, sizes, where its weights come from, in which mode."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class BlockSummary:
     shared_experts: int
 
 
-def block_summary(model: Resolved, ready: Prepared, device: str) -> BlockSummary:
+def block_summary(resolved: Resolved, ready: Prepared, device: str) -> BlockSummary:
     """The summary of a layer that is ready to run on a device."""
     spec = ready.layer.spec
     alone, moe = ready.steps[0].output == "logits", spec.moe  # alone: a final layer without any block
     return BlockSummary(
-        name=model.name if model.bare else f"{model.name}, {ready.layer.stack} layer {ready.layer.index}",
-        source=model.source,
-        layer=None if model.bare else ready.layer.index,
-        stack=None if model.bare else ready.layer.stack,
+        name=resolved.name if resolved.bare else f"{resolved.name}, {ready.layer.stack} layer {ready.layer.index}",
+        source=resolved.source,
+        layer=None if resolved.bare else ready.layer.index,
+        stack=None if resolved.bare else ready.layer.stack,
         d_model=spec.d_model,
         d_ff=None if alone else spec.d_ff,
         activation=None if alone else spec.activation,
@@ -55,7 +55,7 @@ def block_summary(model: Resolved, ready: Prepared, device: str) -> BlockSummary
         mode="train" if ready.mode.train else "eval",
         mask=_mask(ready),
         device=device,
-        evidence=_evidence(model, ready.layer),
+        evidence=_evidence(resolved, ready.layer),
         random_weights=ready.origin.startswith(RANDOM),
         norm=None if alone or spec.norm == "none" else spec.norm,
         experts=moe.experts if moe else 0,

@@ -1,7 +1,7 @@
 """The reference reader: runs the steps in torch, one after the other, and yields every intermediate.
 
 It is written to be read, not to be fast; kernels are checked against it. Each tensor is freed after its last use, or
-overwritten by a step that is elementwise, where the caller allows it: of three wide intermediates two are alive then.
+overwritten by an elementwise step where the caller allows it, so that only two of three wide intermediates are alive.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Mode:
 EVAL = Mode()
 
 _ELEMENTWISE = (Activation, Multiply, Add)
-_CHUNK = 1 << 20  # values of a chunk that is computed, then written over what it was computed from
+_CHUNK = 1 << 20  # values per chunk when a step overwrites its argument
 
 
 @dataclass(frozen=True)
@@ -74,38 +74,38 @@ def execute(
     mode: Mode = EVAL,
     keep: frozenset[str] | None = None,
 ) -> Iterator[Event]:
-    """Yield every step's output in order, those inside experts before the experts' own.
+    """Yield every step's output in order, the steps inside experts before the Experts step.
 
     `inputs` maps each input of the block to a tensor [..., d_model]; `weights` are canonical, in the inputs' dtype.
     Inputs, and the tensors of the steps named in `keep` (None: all), are not changed after they are yielded; others may
-    be overwritten once the next event is asked for. Raises FFNError for a weight that is missing or of another shape.
+    be overwritten once the next event is requested. Raises FFNError for a weight that is missing or of another shape.
     """
     for name, axes in parameters(steps).items():
-        found = tuple(weights[name].shape) if name in weights else None
-        if found != tuple(axis.size for axis in axes):
-            raise FFNError(f"weight {name} has shape {found}, the block needs {[axis.size for axis in axes]}")
+        shape = tuple(weights[name].shape) if name in weights else None
+        if shape != tuple(axis.size for axis in axes):
+            raise FFNError(f"weight {name} has shape {shape}, the block needs {[axis.size for axis in axes]}")
     last_use = {name: at for at, step in enumerate(steps) for name in step.inputs}
-    known = dict(inputs)
-    free: set[str] = set()  # names of tensors that nobody else holds
+    tensors = dict(inputs)
+    free: set[str] = set()  # names of tensors without another reference
     for at, step in enumerate(steps):
-        arguments = [known[name] for name in step.inputs]
+        arguments = [tensors[name] for name in step.inputs]
         if isinstance(step.op, Experts):
             result, fresh = (yield from _experts(step, step.op, arguments, weights, mode, keep)), True
         else:
-            own = {name.rpartition(".")[2]: weights[name] for name in step.parameters()}
-            last = [known[name] for name in step.inputs if name in free and last_use[name] == at]
+            params = {name.rpartition(".")[2]: weights[name] for name in step.parameters()}
+            last = [tensors[name] for name in step.inputs if name in free and last_use[name] == at]
             with possible(step, arguments[0]):
-                result, fresh = _result(step, own, arguments, mode, last)
+                result, fresh = _result(step, params, arguments, mode, last)
             del last
         if not fresh:
             free -= set(step.inputs)
         elif keep is not None and step.output not in keep:
             free.add(step.output)
-        known[step.output] = result
+        tensors[step.output] = result
         del arguments
         for name in {*step.inputs, step.output}:
             if last_use.get(name, at) == at:
-                del known[name]
+                del tensors[name]
         yield Event(step.output, step, result)
         del result
 
@@ -123,32 +123,32 @@ def run(
 
 @contextmanager
 def possible(step: Step, x: Tensor) -> Iterator[None]:
-    """Says as an FFNError what torch cannot compute in this dtype on this device."""
+    """Raise an FFNError for what torch cannot compute in this dtype on this device."""
     try:
         yield
     except NotImplementedError:  # torch: "…" not implemented for 'Half'
         dtype = str(x.dtype).removeprefix("torch.")
-        message = f"step '{step.output}' cannot be computed in {dtype} on {x.device.type}: torch has no code for it"
+        message = f"step '{step.output}' cannot be computed in {dtype} on {x.device.type}: torch does not implement it"
         raise FFNError(message, "use --dtype fp32", ExitCode.ENVIRONMENT) from None
 
 
 def _result(
-    step: Step, own: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode, last: Sequence[Tensor]
+    step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode, last: Sequence[Tensor]
 ) -> tuple[Tensor, bool]:
     """The step's output, and whether no other name has the same tensor. Those of `last` may be overwritten."""
     if isinstance(step.op, _ELEMENTWISE) and all(tensor.is_contiguous() for tensor in x):
         shape = step.op.shape(*(tuple(tensor.shape) for tensor in x))
         for over in last:
             if tuple(over.shape) == shape and all(tensor.dtype == over.dtype for tensor in x):
-                return _overwrite(over, step, own, x, mode), True
-    result = apply(step, own, x, mode)
+                return _overwrite(over, step, params, x, mode), True
+    result = apply(step, params, x, mode)
     return result, not isinstance(step.op, AllReduce) and all(result is not tensor for tensor in x)
 
 
-def _overwrite(over: Tensor, step: Step, own: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode) -> Tensor:
+def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode) -> Tensor:
     """The step's output in the memory of an argument, a chunk at a time: no other tensor of that size is made.
 
-    Chunks begin at multiples of a vector's width: beside it, torch computes some functions another way, by an ulp.
+    Chunks begin at multiples of a vector's width: elsewhere torch computes some functions another way, off by an ulp.
     """
     width = 1 if all(tensor.shape == over.shape for tensor in x) else over.shape[-1]  # 1 wide: broadcast by rows
     parts = [tensor.reshape(-1, width if tensor.shape == over.shape else 1) for tensor in x]
@@ -156,18 +156,18 @@ def _overwrite(over: Tensor, step: Step, own: Mapping[str, Tensor], x: Sequence[
     size = max(1, _CHUNK // max(1, width))
     for start in range(0, out.shape[0], size):
         part = slice(start, start + size)
-        out[part] = apply(step, own, [tensor[part] for tensor in parts], mode)
+        out[part] = apply(step, params, [tensor[part] for tensor in parts], mode)
     return over
 
 
-def apply(step: Step, own: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode = EVAL) -> Tensor:
-    """The output of one step that is no Experts; `own` are its parameters by their last names."""
+def apply(step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode = EVAL) -> Tensor:
+    """The output of one step other than Experts; `params` are its parameters by their last names."""
     op: Op = step.op
     match op:
         case Linear():
-            return functional.linear(x[0], own["weight"], own.get("bias"))
+            return functional.linear(x[0], params["weight"], params.get("bias"))
         case Activation():
-            return activation(op, own, x[0])
+            return activation(op, params, x[0])
         case Multiply():
             out = x[0]
             for factor in x[1:]:
@@ -176,39 +176,39 @@ def apply(step: Step, own: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode
         case Add():
             return reduce(torch.add, (*x[:-1], x[-1] if op.scale == 1 else x[-1] * op.scale))
         case Norm():
-            return norm(op, own, x[0])
+            return norm(op, params, x[0])
         case Dropout():
             return _dropout(step.output, op, x[0], mode)
         case Route():
-            return route(op, own.get("correction"), x[0])
+            return route(op, params.get("correction"), x[0])
         case AllReduce():
             return mode.reduce(x[0])
         case _:
             raise AssertionError(f"execute has no arm for {type(op).__name__}")
 
 
-def activation(op: Activation, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """f(clip(x)) + plus, with what f learns in `own`."""
+def activation(op: Activation, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """f(clip(x)) + plus, with f's learned parameters in `params`."""
     if op.low is not None or op.high is not None:
         x = x.clamp(op.low, op.high)
-    y = function(op.function, own)(x)
+    y = function(op.function, params)(x)
     return y + op.plus if op.plus else y
 
 
-def norm(op: Norm, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def norm(op: Norm, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """LayerNorm as torch has it; RMSNorm x / √(mean(x²) + eps), in at least float32 (Zhang & Sennrich 2019)."""
-    weight = own.get("weight")
+    weight = params.get("weight")
     if op.kind == "layernorm":
         if op.weight == "one_plus" and weight is not None:
             weight = 1 + weight
-        return functional.layer_norm(x, (x.shape[-1],), weight, own.get("bias"), op.eps)
+        return functional.layer_norm(x, (x.shape[-1],), weight, params.get("bias"), op.eps)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + op.eps)
     if op.weight == "one_plus" and weight is not None:  # Gemma multiplies before it rounds, Llama after
         normed = (wide * (1 + weight.to(wide.dtype))).to(x.dtype)
     else:
         normed = wide.to(x.dtype) if weight is None else wide.to(x.dtype) * weight
-    return normed + own["bias"] if "bias" in own else normed
+    return normed + params["bias"] if "bias" in params else normed
 
 
 def _dropout(name: str, op: Dropout, x: Tensor, mode: Mode) -> Tensor:
@@ -280,9 +280,9 @@ def _experts(
 
 @dataclass(frozen=True)
 class Received:
-    """What one expert gets: flat indices of its tokens, their rows, its own weights.
+    """One expert's work: the flat indices of its tokens, their rows, its weights.
 
-    `share` [rows, 1] multiplies what it makes of them; None where the rows have been multiplied by it.
+    `share` [rows, 1] multiplies its output; None where the rows have been multiplied by it already.
     """
 
     expert: int
@@ -293,19 +293,19 @@ class Received:
 
 
 def received(op: Experts, x: Tensor, route: Tensor, weights: Mapping[str, Tensor]) -> Iterator[Received]:
-    """One after the other, the experts that get any of the tokens x [tokens, d] by their route [tokens, experts]."""
+    """One after the other, the experts that receive any of the tokens x [tokens, d]; route is [tokens, experts]."""
     for e in route[:, : op.experts.size].any(0).nonzero().flatten().tolist():
         tokens = route[:, e].nonzero().flatten()
         share = route[tokens, e, None]
-        own = {name: weights[name][e] for name in op.parameters()}
+        params = {name: weights[name][e] for name in op.parameters()}
         if op.weigh == "input":
-            yield Received(e, tokens, x[tokens] * share, None, own)
+            yield Received(e, tokens, x[tokens] * share, None, params)
         else:
-            yield Received(e, tokens, x[tokens], share, own)
+            yield Received(e, tokens, x[tokens], share, params)
 
 
 def unmixed(op: Experts, x: Tensor, route: Tensor) -> Tensor:
-    """The output [tokens, d] before any expert: zeros, and what goes to those experts that are identities."""
+    """The output [tokens, d] before any expert: zeros, plus the share of the experts that are identities."""
     out = torch.zeros(x.shape[0], op.shape(tuple(x.shape))[-1], dtype=x.dtype, device=x.device)
     if op.identity:
         out += x * route[:, op.experts.size :].sum(-1, keepdim=True)
@@ -313,5 +313,5 @@ def unmixed(op: Experts, x: Tensor, route: Tensor) -> Tensor:
 
 
 def mix(out: Tensor, one: Received, result: Tensor) -> None:
-    """Add what an expert made of its rows to the output of its tokens."""
+    """Add an expert's result to the output of its tokens."""
     out.index_add_(0, one.tokens, result if one.share is None else result * one.share)

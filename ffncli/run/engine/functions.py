@@ -19,7 +19,7 @@ NAMESPACE = SimpleNamespace(**{name: getattr(torch, name) for name in vars(SCALA
 
 
 def function(name: str, learned: Mapping[str, Tensor] | None = None) -> Callable[[Tensor], Tensor]:
-    """f for tensors of any shape; `learned` holds the row's learned parameters (one element each), if it has any."""
+    """f for tensors of any shape; `learned` has the row's learned parameters (one element each), if any."""
     row = TABLE[name]
     if row.native is not None:
         call, options = row.native

@@ -24,7 +24,7 @@ def make_input(
 ) -> Tensor:
     """The input [*leading, d_model] that `text` names; `leading` None takes a file's own shape.
 
-    Raises FFNError for an unknown name, numbers that do not fill tokens of d_model, or a file that holds no numbers.
+    Raises FFNError for an unknown name, numbers that do not fill tokens of d_model, or a file without numbers.
     """
     shape = (*(leading or (4,)), d_model)
     if text in NAMED:
@@ -53,7 +53,7 @@ def _stdin() -> str:
     try:
         text = sys.stdin.read(MOST_TEXT_BYTES)
         if not text.isascii():
-            text.encode()  # where the locale is C, bytes that are no text come as halves of surrogate pairs
+            text.encode()  # where the locale is C, bytes that are not text come as halves of surrogate pairs
     except UnicodeError:
         raise no_text from None
     except OSError as error:
@@ -67,7 +67,7 @@ def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Te
     if values.dim() > 1 and values.shape[-1] != d_model:
         raise FFNError(f"--input has shape {list(values.shape)}, its last axis must be d_model = {d_model}")
     if values.numel() == 0 or values.numel() % d_model:
-        raise FFNError(f"--input has {values.numel()} values, which make no tokens of d_model = {d_model}")
+        raise FFNError(f"--input has {values.numel()} values, which is not a multiple of d_model = {d_model}")
     if leading is None:
         return (values if values.dim() > 1 else values.reshape(-1, d_model)).contiguous()
     if values.numel() != math.prod(leading) * d_model:
@@ -80,7 +80,7 @@ def _parse(text: str, where: str) -> Tensor:
     """Numbers from JSON (nested lists, or an object with x or one list) or from text: commas, semicolons, white space.
 
     A line is a row, one number per line a flat list. A byte order mark, and a first line without any number (a
-    table's header), are passed over.
+    table's header), are skipped.
     """
     text = text.removeprefix("\ufeff")
     if text.lstrip()[:1] in ("[", "{"):
@@ -91,13 +91,16 @@ def _parse(text: str, where: str) -> Tensor:
     if wrong := next((word for words in rows for word in words if not _is_float(word)), None):
         raise FFNError(f"{where}: {shown(wrong)} is not a number")
     if len({len(words) for words in rows}) > 1:
-        raise FFNError(f"{where}: its lines have {len(rows[0])} and other numbers of values", "give one token per line")
+        raise FFNError(
+            f"{where}: its lines have different numbers of values (the first has {len(rows[0])})",
+            "give one token per line",
+        )
     numbers = torch.tensor([[float(word) for word in words] for words in rows], dtype=torch.float64)
     return numbers if len(rows) > 1 and len(rows[0]) > 1 else numbers.flatten()
 
 
 def _input_entry(value: object, where: str) -> object:
-    """The list itself, or the one of an object that is named x or stands alone."""
+    """The list itself, or an object's entry x, or its only entry."""
     if not isinstance(value, dict):
         return value
     if "x" not in value and len(value) != 1:
@@ -116,7 +119,7 @@ def _nested(values: object, where: str) -> Tensor:
     try:
         return torch.tensor(values, dtype=torch.float64)
     except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError):
-        raise FFNError(f"{where} is no regular array of numbers", "give nested lists of equal lengths") from None
+        raise FFNError(f"{where} is not a regular array of numbers", "give nested lists of equal lengths") from None
 
 
 def _is_float(word: str) -> bool:
@@ -132,10 +135,10 @@ def _file(path: Path, text: str) -> Tensor:
     if not text or not os.path.isfile(path):
         if "/" in text or path.suffix in (".npy", ".json", ".csv", ".safetensors", ".txt"):
             raise FFNError(
-                f"--input: {shown(text)} does not exist" + (", or is no file" if os.path.exists(path) else "")
+                f"--input: {shown(text)} does not exist" + (", or is not a file" if os.path.exists(path) else "")
             )
         hint = did_you_mean(text, list(NAMED), f"use {', '.join(NAMED)}, numbers like 0.1,0.2, a file, or -")
-        raise FFNError(f"--input: {shown(text)} is no name and no file", hint)
+        raise FFNError(f"--input: {shown(text)} is neither a name nor a file", hint)
     try:
         if path.suffix == ".npy":
             return _npy(path, where)
@@ -147,7 +150,7 @@ def _file(path: Path, text: str) -> Tensor:
     except OSError as error:
         raise FFNError(f"cannot read {where}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise FFNError(f"{where} is not text", "known: .npy, .safetensors, .json, .csv") from None
+        raise FFNError(f"{where} is not text", "supported: .npy, .safetensors, .json, .csv") from None
 
 
 def _npy(path: Path, where: str) -> Tensor:
@@ -159,7 +162,7 @@ def _npy(path: Path, where: str) -> Tensor:
     except OSError:
         raise
     except Exception as error:  # numpy raises a dozen kinds for a malformed header
-        raise FFNError(f"{where} is no .npy array: {str(error)[:60]}") from None
+        raise FFNError(f"{where} is not a .npy array: {str(error)[:60]}") from None
     if array.dtype.kind not in "fiub":
         raise FFNError(f"{where} holds {array.dtype}, not real numbers")
     exact = array.dtype in (numpy.float16, numpy.float32)  # as they are: float64 would take twice the memory
@@ -173,7 +176,7 @@ def _safetensors(path: Path, where: str) -> Tensor:
     names = list(read_header(path))
     if len(names) != 1 and "x" not in names:
         raise FFNError(f"{where} holds {len(names)} tensors", "it should hold one, or one named x")
-    found = named_tensor(path, "x" if "x" in names else names[0])
-    if found.is_complex():
+    tensor = named_tensor(path, "x" if "x" in names else names[0])
+    if tensor.is_complex():
         raise FFNError(f"{where} holds complex numbers, not real ones")
-    return found
+    return tensor

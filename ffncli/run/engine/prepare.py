@@ -1,4 +1,4 @@
-"""From what was asked to what can run: steps, weights, inputs and mode of one layer."""
+"""From a request to what can run: steps, weights, inputs and mode of one layer."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ RANDOM = "random weights"
 
 @dataclass(frozen=True)
 class LayerRequest:
-    """What a run may choose. None takes the source's own: its example's input and mask, tokens 4, fp32, eval.
+    """The choices of a run. None means the source's default: its example's input and mask, 4 tokens, fp32, eval.
 
-    `vocab` puts a final layer of that width behind the block; its weights are drawn.
+    `vocab` adds a final layer of that width after the block; its weights are random.
     """
 
     layer: str | None = None
@@ -43,7 +43,7 @@ class LayerRequest:
 
 @dataclass(frozen=True)
 class Token:
-    """One token of what a model was given. `text` is None where there is no tokenizer to say it."""
+    """One token of a model's input. `text` is None without a tokenizer."""
 
     position: int
     id: int
@@ -52,10 +52,10 @@ class Token:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything `trace` needs. `layer` is the one that was chosen; `origin` says where the weights come from.
+    """Everything `trace` needs. `layer` is the chosen one; `origin` says where the weights come from.
 
-    Where a model was run to get the input, `tokens` are those of its tokens that are looked at, one per row of the
-    flattened input, and `reference` is what the model's own FFN made of them, shaped as ffn_output.
+    Where a model was run to get the input, `tokens` are the selected tokens, one per row of the flattened input, and
+    `reference` is the output of the model's own FFN for them, shaped as ffn_output.
     """
 
     layer: Layer
@@ -69,25 +69,25 @@ class Prepared:
     reference: Tensor | None = None
 
 
-def prepare(model: Resolved, request: LayerRequest = LayerRequest(), example: Example | None = None) -> Prepared:
+def prepare(resolved: Resolved, request: LayerRequest = LayerRequest(), example: Example | None = None) -> Prepared:
     """Weights first, then inputs, from one generator seeded with `request.seed` (0): so torch users can repeat it.
 
-    Raises FFNError for a layer, dtype, device or input that cannot be.
+    Raises FFNError for an impossible layer, dtype, device or input.
     """
-    layer = model.layer(request.layer)
+    layer = resolved.layer(request.layer)
     block = steps(layer.spec) if example is None or example.block is None else example.block
     dtype, device = dtype_of(request.dtype), device_of(request.device)
-    require_known(model)
+    require_runnable(resolved)
     generator = torch.Generator().manual_seed(request.seed or 0)
     notes: list[str] = []
-    weights, origin, doubts = _weights(model, layer, block, example, generator, dtype, device)
-    block, lost = known_part(block, weights)
+    weights, origin, doubts = _weights(resolved, layer, block, example, generator, dtype, device)
+    block, lost = steps_with_weights(block, weights)
     notes += [*doubts, *lost]
-    if model.from_tensors and not model.model_type and layer.spec.moe:
-        notes.append("assumed, since nothing says it: softmax over all experts, the chosen weights normalised")
+    if resolved.from_tensors and not resolved.model_type and layer.spec.moe:
+        notes.append("assumed, because the files do not say: softmax over all experts, the chosen weights normalised")
     if example and example.weights and not _fits(example, block):
-        notes.append("the example's weights do not fit these dimensions: drawn at random")
-    own = block
+        notes.append("the example's weights do not fit these dimensions, so random ones are used")
+    layer_steps = block
     if vocab := request.vocab or (example.vocab if example else 0):
         final = final_layer(block[-1].output, layer.spec.d_model, vocab, bool(layer.spec.bias))
         weights = {**weights, **random_weights(final, generator, dtype, device)}
@@ -99,45 +99,47 @@ def prepare(model: Resolved, request: LayerRequest = LayerRequest(), example: Ex
     _require_working_memory(prod(leading or (4,)), block, dtype)
     names = block_inputs(block)
     first = make_input(text, leading, layer.spec.d_model, dtype, generator).to(device)
-    _require_working_memory(prod(first.shape[:-1]), block, dtype)  # a file has as many tokens as it has
+    _require_working_memory(prod(first.shape[:-1]), block, dtype)  # a file may have more tokens than expected
     if example and request.input is None:
         first = _example_input(example, first)
     inputs = {names[0]: first}
-    for name in names[1:]:  # a parallel block's other branch: nothing is known of it
+    for name in names[1:]:  # a parallel block's other branch is unknown
         inputs[name] = torch.randn(first.shape, generator=generator).to(device, dtype)
-        notes.append(f"'{name}', the layer's other branch, is drawn at random")
+        notes.append(f"'{name}', the output of the layer's other branch, is random")
     train = bool(example and example.dropped) if request.train is None else request.train
     if request.train and not any(isinstance(step.op, Dropout) for _, step in walk(block)):
         notes.append("--train changes nothing: the block has no dropout")
-    mode = Mode(train, _masks(example, request, own, first), generator)
+    mode = Mode(train, _masks(example, request, layer_steps, first), generator)
     return Prepared(layer, block, weights, inputs, mode, origin, tuple(notes))
 
 
 def _require_working_memory(tokens: int, block: tuple[Step, ...], dtype: torch.dtype) -> None:
-    """FFNError where memory will not do: two of the widest intermediates at once, and what is d_model wide."""
+    """FFNError where memory is too small for two of the widest intermediates at once and three tensors of d_model."""
     axis = feature_axis(block)
     widest = max(axis.size for axes in parameters(block).values() for axis in axes)
     size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
     require_memory(size, "the input and its intermediates", "give fewer tokens")
 
 
-def require_known(resolved: Resolved) -> None:
-    """Raises FFNError where nothing says what a model's blocks compute; of an unknown one an option may say it."""
+def require_runnable(resolved: Resolved) -> None:
+    """Raises FFNError where the source does not say what the model's blocks compute; an option may say it instead."""
     if resolved.model.refused:
         raise FFNError(f"{shown(resolved.source)} cannot be run: {resolved.model.refused}", "`ffn params` counts it")
     options = {"activation": "--activation silu", "top_k": "--top-k 2"}
     if lacking := [name for name in options if name in resolved.model.unknown]:
-        asked = " ".join(options[name] for name in lacking)
+        flags = " ".join(options[name] for name in lacking)
         raise FFNError(
             f"{shown(resolved.source)} does not say its {' and '.join(lacking)}, so it cannot be run",
-            f"say it, as in {asked}",
+            f"pass {flags}, for example",
         )
 
 
-def known_part(block: tuple[Step, ...], weights: Mapping[str, Tensor]) -> tuple[tuple[Step, ...], tuple[str, ...]]:
-    """(the steps whose weights are known, notes): the block, or what is left without the norms that are not known.
+def steps_with_weights(
+    block: tuple[Step, ...], weights: Mapping[str, Tensor]
+) -> tuple[tuple[Step, ...], tuple[str, ...]]:
+    """(the steps that have weights, notes): the block, or what is left of it without the norms that have none.
 
-    Without the norm before the FFN only the FFN itself is left, because its input is what the norm would have given.
+    Without the norm before the FFN only the FFN itself is left, because its input would be that norm's output.
     """
     lost = [s.output for s in block if isinstance(s.op, Norm) and s.parameters().keys() - weights.keys()]
     if not lost:
@@ -145,44 +147,44 @@ def known_part(block: tuple[Step, ...], weights: Mapping[str, Tensor]) -> tuple[
     start, end = ffn_span(block)
     if start in lost:
         where = f"the trace begins at ffn_input, which is '{start}', and ends at ffn_output"
-        return ffn_steps(block), (f"the norm before the FFN is not known in this file: {where}",)
+        return ffn_steps(block), (f"this file does not describe the norm before the FFN: {where}",)
     names = [step.output for step in block]
     where = f"the trace ends at ffn_output, which is '{end}'"
-    return block[: names.index(end) + 1], (f"the norm after the FFN is not known in this file: {where}",)
+    return block[: names.index(end) + 1], (f"this file does not describe the norm after the FFN: {where}",)
 
 
 def _weights(
-    model: Resolved, layer: Layer, block: tuple[Step, ...], example: Example | None, generator: torch.Generator,
+    resolved: Resolved, layer: Layer, block: tuple[Step, ...], example: Example | None, generator: torch.Generator,
     dtype: torch.dtype, device: str,
 ) -> tuple[Mapping[str, Tensor], str, tuple[str, ...]]:  # fmt: skip
-    """(the weights, where they come from, what was assumed of them)."""
+    """(the weights, where they come from, what was assumed about them)."""
     if example and _fits(example, block):
-        given = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
-        return {name: tensor.to(device, dtype) for name, tensor in given.items()}, "the notebook's weights", ()
-    if model.weights is not None:
-        return {n: tensor.to(device, dtype) for n, tensor in model.weights.items()}, "the module's own weights", ()
-    found = stored_layer(model, layer, dtype, device)
-    if found is not None:
-        return found
+        tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
+        return {name: tensor.to(device, dtype) for name, tensor in tensors.items()}, "the notebook's weights", ()
+    if resolved.weights is not None:
+        return {n: tensor.to(device, dtype) for n, tensor in resolved.weights.items()}, "the module's own weights", ()
+    stored = stored_layer(resolved, layer, dtype, device)
+    if stored is not None:
+        return stored
     return random_weights(block, generator, dtype, device), f"{RANDOM}, seed {generator.initial_seed()}", ()
 
 
 def stored_layer(
-    model: Resolved, layer: Layer, dtype: torch.dtype, device: str
+    resolved: Resolved, layer: Layer, dtype: torch.dtype, device: str
 ) -> tuple[Mapping[str, Tensor], str, tuple[str, ...]] | None:
-    """(one layer's weights from the model's files, what they are, what was assumed of them); None without files."""
-    located = located_weights(model, layer)
-    if located is None or model.checkpoint is None:
+    """(one layer's weights from the model's files, what they are, what was assumed about them); None without files."""
+    located = located_weights(resolved, layer)
+    if located is None or resolved.checkpoint is None:
         return None
     assumed = tuple(dict.fromkeys(item.slice.assumed for item in located if item.slice.assumed))
-    doubts = tuple(f"assumed, since nothing says it: {text}" for text in assumed)
+    doubts = tuple(f"assumed, because the files do not say: {text}" for text in assumed)
     packed = " and ".join(packed_formats(located))
     origin = f"weights of {layer.stack} layer {layer.index}" + (f", unpacked from {packed}" if packed else "")
-    return read_located(model.checkpoint, located, dtype, device, model.quantization), origin, doubts
+    return read_located(resolved.checkpoint, located, dtype, device, resolved.quantization), origin, doubts
 
 
 def _example_input(example: Example, first: Tensor) -> Tensor:
-    """The drawn input with the numbers that the example gives."""
+    """The random input, with the example's values in place."""
     if example.scale == 1 and not example.given:
         return first
     out = first * example.scale
@@ -192,9 +194,9 @@ def _example_input(example: Example, first: Tensor) -> Tensor:
 
 
 def _fits(example: Example, block: tuple[Step, ...]) -> bool:
-    """Whether the example's weights are just the block's parameters, shapes included."""
-    given = {name: tuple(torch.tensor(values).shape) for name, values in example.weights.items()}
-    return given == {name: tuple(axis.size for axis in axes) for name, axes in parameters(block).items()}
+    """Whether the example's weights are exactly the block's parameters, shapes included."""
+    shapes = {name: tuple(torch.tensor(values).shape) for name, values in example.weights.items()}
+    return shapes == {name: tuple(axis.size for axis in axes) for name, axes in parameters(block).items()}
 
 
 def _masks(example: Example | None, request: LayerRequest, block: tuple[Step, ...], first: Tensor) -> dict[str, Tensor]:
@@ -214,8 +216,8 @@ def _masks(example: Example | None, request: LayerRequest, block: tuple[Step, ..
 
 def dtype_of(text: str | None) -> torch.dtype:
     """torch's dtype of a name (None: fp32). Raises FFNError for one that is unknown."""
-    found: torch.dtype = getattr(torch, dtypes.dtype("fp32" if text is None else text).torch)
-    return found
+    torch_dtype: torch.dtype = getattr(torch, dtypes.dtype("fp32" if text is None else text).torch)
+    return torch_dtype
 
 
 def device_of(text: str) -> str:

@@ -29,24 +29,27 @@ def output_and_experts(
 
 def in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) -> tuple[Tensor, Tensor | None]:
     """The same in float64: the reference. One step's weights are widened at a time, so that memory stays bounded."""
-    known = {name: tensor.double() for name, tensor in inputs.items()}
+    tensors = {name: tensor.double() for name, tensor in inputs.items()}
     experts = None
     for step in steps:
-        own, given = {name: weights[name] for name in step.parameters()}, {name: known[name] for name in step.inputs}
+        params, arguments = (
+            {name: weights[name] for name in step.parameters()},
+            {name: tensors[name] for name in step.inputs},
+        )
         if isinstance(step.op, Experts):
-            step, own, given[step.inputs[1]] = _used_experts(step, step.op, own, given[step.inputs[1]])
-        own = {name: tensor.double() for name, tensor in own.items()}
-        known[step.output], found = output_and_experts([step], own, given)
-        experts = found if found is not None else experts
-    return known[steps[-1].output], experts
+            step, params, arguments[step.inputs[1]] = _used_experts(step, step.op, params, arguments[step.inputs[1]])
+        params = {name: tensor.double() for name, tensor in params.items()}
+        tensors[step.output], choices = output_and_experts([step], params, arguments)
+        experts = choices if choices is not None else experts
+    return tensors[steps[-1].output], experts
 
 
-def _used_experts(step: Step, op: Experts, own: Weights, share: Tensor) -> tuple[Step, dict[str, Tensor], Tensor]:
+def _used_experts(step: Step, op: Experts, weights: Weights, share: Tensor) -> tuple[Step, dict[str, Tensor], Tensor]:
     """The same step over those experts alone that any token goes to: (step, weights, route)."""
     used = share[:, : op.experts.size].any(0).nonzero().flatten()
     fewer = replace(step, op=replace(op, experts=Axis(op.experts.name, len(used))))
     rest = share[:, op.experts.size :]  # identity experts have no weights
-    return fewer, {name: tensor[used] for name, tensor in own.items()}, torch.cat([share[:, used], rest], 1)
+    return fewer, {name: tensor[used] for name, tensor in weights.items()}, torch.cat([share[:, used], rest], 1)
 
 
 def same_experts(a: Tensor | None, b: Tensor | None, tokens: int) -> tuple[Tensor, str]:
@@ -62,7 +65,7 @@ def same_experts(a: Tensor | None, b: Tensor | None, tokens: int) -> tuple[Tenso
 
 
 def routing_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps that come to the choice of experts; none in a dense block."""
+    """The steps up to the choice of experts; none in a dense block."""
     at = next((n for n, step in enumerate(steps) if isinstance(step.op, Route)), -1)
     return tuple(steps[: at + 1])
 
@@ -70,17 +73,17 @@ def routing_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
 def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtype: torch.dtype) -> tuple[Tensor, str]:
     """(which tokens go to the same experts however another program rounds, a remark where some do not).
 
-    The router runs in the dtype, in float64, and there with numbers that are off by what a few roundings make of them.
+    The router runs in the dtype, in float64, and in float64 with every number off by a few roundings.
     """
     before, (first, *_) = routing_steps(steps), inputs.values()
     same, remark = torch.ones(first.shape[0], dtype=torch.bool), ""
     if before:
         _, here = output_and_experts(before, weights, inputs)
         generator, off = torch.Generator().manual_seed(0), 4 * torch.finfo(dtype).eps
-        own = {name: weights[name] for step in before for name in step.parameters()}
+        params = {name: weights[name] for step in before for name in step.parameters()}
         for scale in (0.0, *(off,) * 16):
-            given = {n: _off(t, scale, generator) for n, t in inputs.items()}
-            _, there = in_float64(before, {n: _off(t, scale, generator) for n, t in own.items()}, given)
+            noisy = {n: _off(t, scale, generator) for n, t in inputs.items()}
+            _, there = in_float64(before, {n: _off(t, scale, generator) for n, t in params.items()}, noisy)
             same &= same_experts(here, there, len(same))[0]
         apart = int((~same).sum())
         remark = f"{apart} of {len(same)} tokens left out: rounding decides to which experts they go" if apart else ""
@@ -88,5 +91,5 @@ def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtyp
 
 
 def _off(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
-    """In float64, every number off by about that share of itself."""
+    """In float64, every number off by a random share of itself, about `scale`."""
     return tensor.double() * (1 + scale * torch.randn(tensor.shape, generator=generator).to(tensor.device))

@@ -14,18 +14,18 @@ from ffncli.run.engine.execute import Mode, run
 
 @dataclass
 class _Collective:
-    """The all-reduces of one run: those whose sum is known hand it out, the next one takes this rank's part."""
+    """The all-reduces of one run: the first ones return their sums, the next one records this rank's part."""
 
-    known: list[Tensor]
+    sums: list[Tensor]
     parts: list[Tensor] = field(default_factory=list)
     at: int = 0
 
     def reduce(self, part: Tensor) -> Tensor:
-        """The sum over ranks where it is known."""
+        """The sum over ranks, where the ranks have computed it."""
         self.at += 1
-        if self.at <= len(self.known):
-            return self.known[self.at - 1]
-        if self.at == len(self.known) + 1:
+        if self.at <= len(self.sums):
+            return self.sums[self.at - 1]
+        if self.at == len(self.sums) + 1:
             self.parts.append(part)
         return part
 
@@ -36,22 +36,22 @@ def summed(
     weights: Mapping[str, Tensor],
     inputs: Mapping[str, Tensor],
 ) -> Tensor:
-    """The output after the last all-reduce: all ranks run once for each of them, and rank 0 once more."""
+    """The output after the last all-reduce: all ranks run once per all-reduce, and rank 0 once more."""
     shares = [share_of(weights, steps, program, rank) for rank, program in enumerate(programs)]
-    known: list[Tensor] = []
+    sums: list[Tensor] = []
     for _ in [step for step in programs[0] if isinstance(step.op, AllReduce)]:
-        collective = _Collective(known)
+        collective = _Collective(sums)
         for program, share in zip(programs, shares, strict=True):
             collective.at = 0
             run(program, share, inputs, Mode(reduce=collective.reduce))
-        known = [*known, torch.stack(collective.parts).sum(0)]
-    return run(programs[0], shares[0], inputs, Mode(reduce=_Collective(known).reduce))
+        sums = [*sums, torch.stack(collective.parts).sum(0)]
+    return run(programs[0], shares[0], inputs, Mode(reduce=_Collective(sums).reduce))
 
 
 def share_of(
     weights: Mapping[str, Tensor], steps: tuple[Step, ...], program: tuple[Step, ...], rank: int
 ) -> dict[str, Tensor]:
-    """One rank's weights: along every axis that became smaller, its own part."""
+    """One rank's weights: its part along every axis that became smaller."""
     whole, out = parameters(steps), {}
     for name, axes in parameters(program).items():
         tensor = weights[name]

@@ -1,4 +1,4 @@
-"""How torch's threads wait, and how many compute: asked here, by every command and call that computes.
+"""How torch's threads wait, and how many compute: set here for every command and call that computes.
 
 torch is imported inside the functions: OpenMP reads how to wait once, when torch loads it.
 """
@@ -18,7 +18,7 @@ def sleep_while_waiting() -> Iterator[None]:
     """Where torch is first imported within, its threads sleep while they wait: spinning takes four times as long on a
     busy machine.
 
-    A user who has set OMP_WAIT_POLICY is obeyed. Afterwards it is as before: what is started later is told nothing.
+    A user's OMP_WAIT_POLICY is kept. Afterwards the variable is as before: processes started later do not inherit it.
     """
     ours = "torch" not in sys.modules and _POLICY not in os.environ
     if ours:
@@ -35,14 +35,14 @@ def set_threads(count: int | None = None) -> None:
     with sleep_while_waiting():
         import torch
 
-        torch.get_num_threads()  # LLVM's OpenMP (macOS) reads how to wait when it is first asked for anything
+        torch.get_num_threads()  # LLVM's OpenMP (macOS) reads how to wait at its first call
     if count:
         torch.set_num_threads(count)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes in one thread within; afterwards in as many as before, whatever happened."""
+    """torch computes in one thread within; afterwards in as many as before, after errors too."""
     import torch
 
     before = torch.get_num_threads()

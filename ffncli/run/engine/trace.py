@@ -46,10 +46,10 @@ class StepRecord:
     """One line of a trace. Statistics are over finite values (None where there are none), std with divisor n.
 
     `zeros`, `near_zeros` (|x| ≤ NEAR_ZERO) and `negatives` count values, `near_zero_share` of all. `histogram` counts
-    finite values in equal bins from min to max, every `histogram_stride`-th of them (1: all). `params` is what the step
-    owns, `flops` its forward work on this input. Inside an expert, `tokens` are the flat indices of the tokens that it
-    received, one per row; else None. Where dropout was active, `live` counts the values that were not zero before it,
-    `dropped` those of them that are now. `units` tells of hidden units, where the step is theirs (`unit_steps`).
+    finite values in equal bins from min to max, every `histogram_stride`-th of them (1: all). `params` counts the
+    step's parameters, `flops` its forward work on this input. Inside an expert, `tokens` are the flat indices of its
+    tokens, one per row; else None. Where dropout was active, `live` counts the values that were not zero before it,
+    `dropped` those of them that are now. `units` describes hidden units, where the step has them (`unit_steps`).
     """
 
     name: str
@@ -85,7 +85,7 @@ class StepRecord:
 class Trace:
     """A block's trace: where its FFN begins and ends, and every step, the block's inputs first.
 
-    `tensors` are the intermediates that were asked to be kept, by their printed names.
+    `tensors` are the intermediates to keep, by their printed names.
     """
 
     ffn_input: str
@@ -127,17 +127,17 @@ def trace(
             if keep is not None and event.name in keep:
                 kept[event.name] = event.tensor
             if isinstance(event.step.op, Dropout) and not mode.train and event.expert is None:
-                found = _handed_on(event, records, steps, costs[event.name])
-                if top_units:  # what reads it is another
-                    found = replace(found, units=_units(event, steps, weights, top_units))
+                record = _handed_on(event, records, steps, costs[event.name])
+                if top_units:  # another step reads it
+                    record = replace(record, units=_units(event, steps, weights, top_units))
             elif event.expert is None:
                 units = _units(event, steps, weights, top_units)
-                found = _record(event.name, event.tensor, look, event.step, steps, costs[event.name], units)
+                record = _record(event.name, event.tensor, look, event.step, steps, costs[event.name], units)
             elif inside is None or event.expert in inside:
-                found = _inner(event, steps, weights, look)
+                record = _inner(event, steps, weights, look)
             else:
                 continue
-            records.append(_with_drops(found, records) if mode.train and found.op == "dropout" else found)
+            records.append(_with_drops(record, records) if mode.train and record.op == "dropout" else record)
             if keep is None:
                 kept[event.name] = event.tensor
     return Trace(*ffn_span(steps), tuple(records), kept)
@@ -162,13 +162,13 @@ def _handed_on(event: Event, records: Sequence[StepRecord], steps: Sequence[Step
 
 
 def _with_drops(after: StepRecord, records: Sequence[StepRecord]) -> StepRecord:
-    """A dropout's record with what it dropped, seen against its input's."""
+    """A dropout's record with what it dropped, compared with its input."""
     before = next(record for record in records if record.name == after.inputs[0])
     return replace(after, live=prod(before.shape) - before.zeros, dropped=after.zeros - before.zeros)
 
 
 def _inner(event: Event, steps: Sequence[Step], weights: Mapping[str, Tensor], look: _Look) -> StepRecord:
-    """A step inside an expert: its rows are the tokens routed there, its inputs go by the names of the whole block."""
+    """A step inside an expert: its rows are the tokens routed there, its inputs have the names of the whole block."""
     outer, _, _ = event.name.rpartition(".")
     experts = next(s for s in steps if s.output == outer.split(".")[0])
     assert isinstance(experts.op, Experts)
@@ -177,30 +177,30 @@ def _inner(event: Event, steps: Sequence[Step], weights: Mapping[str, Tensor], l
     (entry,) = block_inputs(program)
     renamed = tuple(experts.inputs[0] if name == entry else name for name in event.step.inputs)
     units = _units(event, program, weights, look.top_units)
-    found = _record(event.name, event.tensor, look, replace(event.step, inputs=renamed), program, cost, units)
+    record = _record(event.name, event.tensor, look, replace(event.step, inputs=renamed), program, cost, units)
     inner = {step.output for step in program}
-    names = tuple(f"{outer}.{name}" if name in inner else name for name in found.inputs)
-    return replace(found, inputs=names, tokens=tuple(event.tokens.tolist()) if event.tokens is not None else None)
+    names = tuple(f"{outer}.{name}" if name in inner else name for name in record.inputs)
+    return replace(record, inputs=names, tokens=tuple(event.tokens.tolist()) if event.tokens is not None else None)
 
 
 def _units(event: Event, program: Sequence[Step], weights: Mapping[str, Tensor], top: int) -> Units | None:
-    """What the step's hidden units do over its tokens; None where it has none."""
-    known = unit_steps(program)
-    if event.step.output not in known or not event.tensor.numel():
+    """Statistics of the step's hidden units over its tokens; None where it has none."""
+    readers = unit_steps(program)
+    if event.step.output not in readers or not event.tensor.numel():
         return None
-    reader = known[event.step.output]
+    reader = readers[event.step.output]
     down = weights[f"{reader}.weight"] if reader is not None else None
     if down is not None and event.expert is not None:
         down = down[event.expert]
-    found = unit_statistics(event.tensor, top, down)
+    units = unit_statistics(event.tensor, top, down)
     if event.tokens is None:
-        return found
+        return units
     tokens = event.tokens.tolist()
     largest, active = (
         tuple(replace(unit, token=tokens[unit.token]) for unit in order)
-        for order in (found.largest_norm, found.most_active)
+        for order in (units.largest_norm, units.most_active)
     )
-    return replace(found, largest_norm=largest, most_active=active)
+    return replace(units, largest_norm=largest, most_active=active)
 
 
 def _record(
@@ -214,7 +214,7 @@ def _record(
 ) -> StepRecord:
     """The record of one tensor; without a step it is an input of the block."""
     index, values = _excerpt(tensor, look.show)
-    found = statistics(tensor)
+    summary = statistics(tensor)
     return StepRecord(
         name=name,
         op=type(step.op).__name__.lower() if step else "input",
@@ -222,8 +222,8 @@ def _record(
         inputs=step.inputs if step else (),
         shape=tuple(tensor.shape),
         dtype=str(tensor.dtype).removeprefix("torch."),
-        **vars(found),
-        near_zero_share=found.near_zeros / tensor.numel() if tensor.numel() else None,
+        **vars(summary),
+        near_zero_share=summary.near_zeros / tensor.numel() if tensor.numel() else None,
         params=cost.params + cost.norm_params,
         flops=cost.flops,
         parameters=_parameters(step, steps) if step else (),
@@ -238,8 +238,8 @@ def _parameters(step: Step, steps: Sequence[Step]) -> tuple[Parameter, ...]:
         steps = step.op.program
     out = []
     for name, axes in step.parameters().items():
-        owner, _, own = name.rpartition(".")
-        out.append(Parameter(name, weight_symbol(owner, own, steps), tuple(axis.size for axis in axes)))
+        owner, _, kind = name.rpartition(".")
+        out.append(Parameter(name, weight_symbol(owner, kind, steps), tuple(axis.size for axis in axes)))
     return tuple(out)
 
 
@@ -248,15 +248,15 @@ def _excerpt(tensor: Tensor, show: int | None) -> tuple[tuple[tuple[int, ...], .
     index = tuple(edges(size, size if show is None else show) for size in tensor.shape)
     if any(len(kept) < size for kept, size in zip(index, tensor.shape, strict=True)):
         axes = [torch.tensor(kept, dtype=torch.long, device=tensor.device) for kept in index]
-        tensor = tensor[torch.meshgrid(*axes, indexing="ij")]  # these values alone: no axis is copied whole
+        tensor = tensor[torch.meshgrid(*axes, indexing="ij")]  # only these values: no axis is copied whole
     return index, tensor.double().cpu().tolist()
 
 
 def find_not_finite(result: Trace, weights: Mapping[str, Tensor]) -> tuple[NotFinite, ...]:
-    """Every input and weight that has NaN or Inf, and the first step that has; empty where all values are finite."""
-    found = [NotFinite("input", r.name, r.nan, r.inf) for r in result.steps if r.op == "input" and r.nan + r.inf]
-    found += where_not_finite("weight", weights)
+    """Every input and weight with NaN or Inf, and the first step with any; empty where all values are finite."""
+    not_finite = [NotFinite("input", r.name, r.nan, r.inf) for r in result.steps if r.op == "input" and r.nan + r.inf]
+    not_finite += where_not_finite("weight", weights)
     first = next((r for r in result.steps if r.op != "input" and r.nan + r.inf), None)
     if first:
-        found.append(NotFinite("step", first.name, first.nan, first.inf))
-    return tuple(found)
+        not_finite.append(NotFinite("step", first.name, first.nan, first.inf))
+    return tuple(not_finite)

@@ -1,4 +1,4 @@
-"""Weights for a block: drawn as torch draws them, or read from where the model lies. Canonical names and shapes."""
+"""Weights for a block: drawn as torch draws them, or read from the model's files. Canonical names and shapes."""
 
 from __future__ import annotations
 
@@ -73,17 +73,17 @@ def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> 
     return tensor
 
 
-def located_weights(model: Resolved, layer: Layer) -> tuple[layout.Located, ...] | None:
-    """Where one layer's parameters lie in the model's files, norms that are not known left out; None without files.
+def located_weights(resolved: Resolved, layer: Layer) -> tuple[layout.Located, ...] | None:
+    """Where one layer's parameters lie in the model's files, without norms it does not describe; None without files.
 
     Raises FFNError naming what is missing.
     """
-    checkpoint = model.checkpoint
+    checkpoint = resolved.checkpoint
     if checkpoint is None:
         return None
-    named = block_tensors(model, checkpoint, layer.stack, layer.index)
+    named = block_tensors(resolved, checkpoint, layer.stack, layer.index)
     if named is None:
-        raise FFNError(f"{checkpoint.where}: no FFN tensors of the {layer.stack}", "is the file whole?")
+        raise FFNError(f"{checkpoint.where}: no FFN tensors of the {layer.stack}", "is the file complete?")
     return layout.locate(named, layer.spec)
 
 
@@ -92,15 +92,17 @@ def packed_formats(located: Sequence[layout.Located]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(item.slice.format for item in located if item.slice.format not in ("", *PLAIN)))
 
 
-def stored_weights(model: Resolved, layer: Layer, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor] | None:
+def stored_weights(
+    resolved: Resolved, layer: Layer, dtype: torch.dtype, device: str = "cpu"
+) -> dict[str, Tensor] | None:
     """One layer's weights from the model's files, no other tensor read; None where the model has no files.
 
-    A norm whose tensors are not known is left out.
+    A norm whose tensors are unknown is left out.
     """
-    located = located_weights(model, layer)
-    if located is None or model.checkpoint is None:
+    located = located_weights(resolved, layer)
+    if located is None or resolved.checkpoint is None:
         return None
-    return read_located(model.checkpoint, located, dtype, device, model.quantization)
+    return read_located(resolved.checkpoint, located, dtype, device, resolved.quantization)
 
 
 def read_located(
@@ -110,9 +112,9 @@ def read_located(
     device: str = "cpu",
     quantization: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """The same for what was located already; `quantization` is the config's quantization_config.
+    """The same for tensors located already; `quantization` is the config's quantization_config.
 
-    Raises FFNError (exit 3) where memory does not suffice.
+    Raises FFNError (exit 3) where memory is too small.
     """
     require_memory(sum(math.prod(axis.size for axis in item.axes) for item in located) * dtype.itemsize)
     return read_weights(checkpoint, tuple(located), dtype, device, quantization)
@@ -126,9 +128,9 @@ def require_memory(
 ) -> None:
     """Raises FFNError (exit 3) where `size` bytes are more than this machine has free: better than the OOM killer.
 
-    `root` is where the file system begins that says how much is free.
+    `root` is the root of the file system that says how much is free.
     """
     available = available_memory(root)
     if available is not None and size > available:
         need, free = f"{size / 1e9:,.1f} GB", f"{available / 1e9:,.1f} GB"
-        raise FFNError(f"{what} would need {need}, and {free} of memory are free", advice, ExitCode.ENVIRONMENT)
+        raise FFNError(f"{what} would need {need}, but only {free} of memory is free", advice, ExitCode.ENVIRONMENT)

@@ -1,1 +1,1 @@
-"""How one number of a trace came about."""
+"""How one number of a trace was computed."""

@@ -1,7 +1,7 @@
-"""The arithmetic behind one number of a step, made again in float64: one arm per op.
+"""The arithmetic behind one number of a step, repeated in float64: one arm per op.
 
-What an arm is given are the numbers that the step truly read (inputs and weights, as they were rounded), so what is
-left between its result and the step's is the rounding of that step alone.
+An arm gets the numbers that the step read (inputs and weights, as rounded), so the difference between its result and
+the step's is the rounding of that step alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Kind = TypeVar("_Kind")
 
 @dataclass(frozen=True)
 class Factor:
-    """A number that was used: where it stands (`x[0,3]`, `up.weight[5,3]`, torch's order) and its value.
+    """An operand: its place (`x[0,3]`, `up.weight[5,3]`, torch's order) and its value.
 
     `symbol` is the same place as formulas print it, `W1[3,5]`, whose indices are [in,out]; empty for activations.
     """
@@ -50,7 +50,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number on the way, by what it is called; `place` says where it stands in a tensor, if it does."""
+    """A named intermediate number; `place` is where it is in a tensor, if it is in one."""
 
     name: str
     value: float
@@ -59,7 +59,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Choice:
-    """One expert as the router saw it: its logit, its score, what it was chosen by, and the weight it got."""
+    """The router's numbers for one expert: its logit, its score, the value it was chosen by, and its weight."""
 
     expert: int
     logit: float
@@ -72,9 +72,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Derivation:
-    """How a number is made: the largest terms, the others' sum, numbers on the way, and the result in float64.
+    """How a number is computed: the largest terms, the others' sum, intermediate numbers, and the result in float64.
 
-    `origin` is the number that weighs most among those it is made of, as (printed name, index).
+    `origin` is the operand that contributes most, as (printed name, index).
     """
 
     computed: float
@@ -90,9 +90,9 @@ class Derivation:
 def linear(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
     """Σ x[i] · W[out,i] + b[out], the `most` largest products by absolute value written out (NaN counts as largest)."""
     read, unit = scene.read(place, 0, index[:-1]), index[-1]
-    found = scene.weight(place, "weight")
-    assert found is not None
-    name, weight, share, symbol = found
+    parameter = scene.weight(place, "weight")
+    assert parameter is not None
+    name, weight, share, symbol = parameter
     row = weight[unit].double()
     products = read.row * row
     order = _largest(products)
@@ -120,7 +120,7 @@ def activation(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: i
     read = scene.read(place, 0, index[:-1])
     x = read.row[index[-1]]
     assert place.step is not None
-    learned = {p: found[1].double() for p in op.parameters() if (found := scene.weight(place, p))}
+    learned = {p: parameter[1].double() for p in op.parameters() if (parameter := scene.weight(place, p))}
     clipped = x if op.low is None and op.high is None else x.clamp(op.low, op.high)
     y = function(op.function, learned)(clipped)
     inside = bool(clipped == x) or bool(x.isnan())
@@ -187,12 +187,12 @@ def norm(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) ->
         total = total + bias[1][feature].double()
     at = _largest(centred)[0]
     part = centred[at].square() / centred.square().sum()
-    notes = (f"{read.at(at)} = {read.row[at].item():.6g} alone makes {100 * part.item():.3g} % of the {name}",)
+    notes = (f"{read.at(at)} = {read.row[at].item():.6g} alone is {100 * part.item():.3g} % of the {name}",)
     return Derivation(total.item(), quantities=tuple(quantities), notes=notes, origin=origin_of(read, feature))
 
 
 def dropout(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """x in eval mode; in training x / (1 - p) where it is kept, else 0. The mask is read off the result."""
+    """x in eval mode; in training x / (1 - p) where it is kept, else 0. Without a mask, the result shows which."""
     op = op_of(place, Dropout)
     read = scene.read(place, 0, index[:-1])
     x, origin = read.row[index[-1]].item(), origin_of(read, index[-1])
@@ -201,13 +201,13 @@ def dropout(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int)
         return Derivation(x, quantities=quantities, notes=("eval mode: dropout changes nothing",), origin=origin)
     assert place.step is not None
     mask = scene.mode.masks.get(place.step.output)
-    known = bool(mask[index]) if mask is not None else None
-    kept = bool(scene.tensors[place.name][index] != 0) if known is None else known
-    if x == 0 and known is None:
+    mask_value = bool(mask[index]) if mask is not None else None
+    kept = bool(scene.tensors[place.name][index] != 0) if mask_value is None else mask_value
+    if x == 0 and mask_value is None:
         return Derivation(0.0, quantities=quantities, notes=("x is zero: kept or dropped, it stays 0",), origin=origin)
     if not kept:
         return Derivation(
-            0.0, quantities=quantities, notes=(f"dropped (each value is, with p = {op.p:g})",), origin=origin
+            0.0, quantities=quantities, notes=(f"dropped (each value is dropped with p = {op.p:g})",), origin=origin
         )
     scale = 1 / (1 - op.p)
     quantities += (Quantity("1 / (1 - p)", scale),)
@@ -237,7 +237,7 @@ def experts(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int)
         by, token = Factor("weights of identity experts", identity), Factor(x.at(feature), x.row[feature].item())
         terms.append(_product(by, token))
         origins.append((x.name, (*x.leading, feature)))
-    notes = () if op.weigh == "output" else ("the route's weights are inside: they multiply what the experts read",)
+    notes = () if op.weigh == "output" else ("the route's weights multiply the experts' inputs, not their outputs",)
     order = _largest(torch.tensor([term.value for term in terms], dtype=torch.float64))
     total = exact_sum([term.value for term in terms])
     ranked = tuple(terms[at] for at in order)
@@ -245,10 +245,10 @@ def experts(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int)
 
 
 def all_reduce(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """The sum over ranks: what this rank had, and what the others brought."""
+    """The sum over ranks: this rank's part, and the sum of the others."""
     read = scene.read(place, 0, index[:-1])
-    own, total = read.row[index[-1]].item(), scene.tensors[place.name][index].double().item()
-    quantities = (Quantity("of this rank", own, read.at(index[-1])), Quantity("of the other ranks", total - own))
+    part, total = read.row[index[-1]].item(), scene.tensors[place.name][index].double().item()
+    quantities = (Quantity("of this rank", part, read.at(index[-1])), Quantity("of the other ranks", total - part))
     return Derivation(total, quantities=quantities, origin=origin_of(read, index[-1]))
 
 
@@ -266,7 +266,7 @@ def _elements(scene: Scene, place: TensorPlace, index: tuple[int, ...]) -> tuple
 def _largest_of(
     reads: Sequence[Read], factors: Sequence[Factor], index: tuple[int, ...]
 ) -> tuple[str, tuple[int, ...]]:
-    """The input that weighs most, as (printed name, index)."""
+    """The input that contributes most, as (printed name, index)."""
     best = _largest(torch.tensor([factor.value for factor in factors], dtype=torch.float64))[0]
     return origin_of(reads[best], index[-1] if reads[best].row.shape[0] > 1 else 0)
 
@@ -281,7 +281,7 @@ def _largest(values: Tensor) -> list[int]:
 
 
 def origin_of(read: Read, feature: int) -> tuple[str, tuple[int, ...]]:
-    """Where a number that was read stands, as (printed name, index)."""
+    """The place of an operand, as (printed name, index)."""
     return read.name.rpartition(" · ")[2], (*read.leading, feature)
 
 

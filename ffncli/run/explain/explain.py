@@ -1,4 +1,4 @@
-"""explain: how one number of a trace came about, read off the step that made it; it ends with the trace's own value."""
+"""explain: how one number of a trace was computed, from the step that computed it; it ends with the trace's value."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _ARMS: dict[type[Op], Callable[[Scene, TensorPlace, tuple[int, ...], int], Deriv
 
 @dataclass(frozen=True)
 class Explanation:
-    """One number of a trace: `value` is the very one that the step has at `index`, `computed` the same in float64.
+    """One number of a trace: `value` is exactly the step's at `index`, `computed` the same in float64.
 
     `terms` are the summands by size, `others` how many are not listed and `others_sum` their sum, `quantities` the
-    numbers on the way (bias, mean square, slope ...), `experts` a router's choice. `rounding` is value - computed,
+    intermediate numbers (bias, mean square, slope ...), `experts` a router's choice. `rounding` is value - computed,
     `ulps` its size in units in the last place of the step's `dtype`. Inside an expert `token` is the row's flat token.
     `origin` is the number it mostly comes from (`x[0,3]`), None for an input of the block.
     """
@@ -70,10 +70,11 @@ class Explanation:
 def explain(
     scene: Scene, name: str, index: tuple[int, ...], most: int = 8, depth: int = 1, option: str = "explain"
 ) -> list[Explanation]:
-    """How `name[index]` came about, with its `most` largest terms; then its largest term's origin, `depth` steps deep.
+    """How `name[index]` was computed, with its `most` largest terms; then its largest term's origin, `depth` steps
+    deep.
 
-    `scene` must hold the tensors that `scene.needed` names. Negative indices count from the end. Raises FFNError for a
-    step that is not there and for an index that does not fit; `option` is what the message calls the question.
+    `scene` must have the tensors that `scene.needed` names. Negative indices count from the end. Raises FFNError for an
+    unknown step and for an index that does not fit; messages begin with `option`.
     """
     place = find(scene.steps, name)
     at = checked(scene, place, index, option)
@@ -90,7 +91,7 @@ def explain(
 def _made(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
     if place.step is None:
         value = scene.tensors[place.name][index].double().item()
-        return Derivation(value, notes=("an input of the block: nothing here made it",))
+        return Derivation(value, notes=("an input of the block, not computed by it",))
     return _ARMS[type(place.step.op)](scene, place, index, most)
 
 

@@ -13,20 +13,20 @@ from ffncli.run.explain.scene import Scene, TensorPlace, written
 def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
     """An expert's weight: its score over the sum of the chosen ones' (where they are renormalised), times the scale.
 
-    Who was chosen is read off the result. `experts` lists them by weight, and the expert that was asked for; of a
-    softmax over its whole axis, which chooses nobody, the `most` with the largest weights.
+    The choice is read from the result. `experts` lists the chosen ones by weight, and the requested expert; for a
+    softmax over its whole axis, which chooses none, the `most` with the largest weights.
     """
     op, expert = op_of(place, Route), index[-1]
     read = scene.read(place, 0, index[:-1])
-    given = scene.tensors[place.name][index[:-1]].double()
-    chosen = [e for e in given.argsort(descending=True, stable=True).tolist() if given[e] != 0]
+    weights = scene.tensors[place.name][index[:-1]].double()
+    chosen = [e for e in weights.argsort(descending=True, stable=True).tolist() if weights[e] != 0]
     scores, choice = _scores(scene, place, op, read.row, chosen)
     listed = chosen if op.chooses else chosen[:most]
     listed = [*listed, *([] if expert in listed else [expert])]
     took = {*chosen}
     made = tuple(
-        Choice(e, read.row[e].item(), _number(scores[e]), choice[e].item(), _group(op, given, e), e in took,
-               given[e].item())
+        Choice(e, read.row[e].item(), _number(scores[e]), choice[e].item(), _group(op, weights, e), e in took,
+               weights[e].item())
         for e in listed
     )  # fmt: skip
     quantities = [Quantity("logit", read.row[expert].item(), read.at(expert))]
@@ -53,7 +53,7 @@ def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -
 
 
 def _scores(scene: Scene, place: TensorPlace, op: Route, logits: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
-    """(each expert's score, NaN where it gets none; what the experts are chosen by)."""
+    """(each expert's score, NaN where it has none; the values by which experts are chosen)."""
     correction = scene.weight(place, "correction")
     shift = correction[1].double() if correction else torch.zeros_like(logits)
     if op.order == "score_first":
@@ -71,8 +71,8 @@ def _notes(op: Route, expert: int, chosen: list[int], choice: Tensor) -> list[st
         best = choice.reshape(op.groups, -1).topk(min(op.group_best, choice.numel() // op.groups), -1).values.sum(-1)
         mine = expert // (choice.numel() // op.groups)
         rank = int((best > best[mine]).sum()) + 1
-        verdict = "may be chosen from" if rank <= op.top_groups else "is left out"
-        out.append(f"group {mine} is number {rank} of {op.groups} (judged {best[mine].item():.6g}): it {verdict}")
+        verdict = "can be chosen" if rank <= op.top_groups else "are left out"
+        out.append(f"group {mine} ranks {rank} of {op.groups} (score {best[mine].item():.6g}): its experts {verdict}")
     by = "logit" if op.order == "choose_first" else "score"
     by += " + correction" if op.correction else ""
     if expert in chosen:
@@ -84,8 +84,8 @@ def _notes(op: Route, expert: int, chosen: list[int], choice: Tensor) -> list[st
     return [*out, f"not chosen by its {by}, {choice[expert].item():.6g}: the last one chosen has {least:.6g}"]
 
 
-def _group(op: Route, given: Tensor, expert: int) -> int | None:
-    return expert // (given.numel() // op.groups) if op.groups > 1 else None
+def _group(op: Route, weights: Tensor, expert: int) -> int | None:
+    return expert // (weights.numel() // op.groups) if op.groups > 1 else None
 
 
 def _number(value: Tensor) -> float | None:

@@ -1,4 +1,4 @@
-"""Places in a trace: `up[0,3]`, `experts.3.gate[0,5]`; the step that made them and the numbers that it read."""
+"""Places in a trace: `up[0,3]`, `experts.3.gate[0,5]`; the step that computed them and the numbers that it read."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ffncli.run.engine.execute import EVAL, Mode
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A step by its printed name, in the program it stands in; `step` is None for an input of the block.
+    """A step by its printed name, and the program that contains it; `step` is None for an input of the block.
 
-    For a step inside an expert, `outer` is the step that holds the program and `expert` the expert's number.
+    For a step inside an expert, `outer` is the Experts step and `expert` the expert's number.
     """
 
     name: str
@@ -27,7 +27,7 @@ class TensorPlace:
     expert: int | None = None
 
     def printed(self, name: str) -> str:
-        """The printed name of one of the step's inputs: within an expert, its own or what enters all of them."""
+        """The printed name of one of the step's inputs: within an expert, its step or the experts' input."""
         if self.outer is None:
             return name
         inside = any(step.output == name for step in self.program)
@@ -36,7 +36,7 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class Read:
-    """What a step read of one input for one token: the input's printed name, the leading indices, float64 values."""
+    """One input of a step for one token: the input's printed name, the leading indices, float64 values."""
 
     name: str
     leading: tuple[int, ...]
@@ -49,7 +49,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Scene:
-    """A traced block: its steps and weights, the tensors that were kept by their printed names, and the mode."""
+    """A traced block: its steps and weights, the kept tensors by their printed names, and the mode."""
 
     steps: Sequence[Step]
     weights: Mapping[str, Tensor]
@@ -104,24 +104,24 @@ def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 def find(steps: Sequence[Step], name: str) -> TensorPlace:
     """The place of a printed name. Raises FFNError, with the nearest names, where the block has no such step."""
-    known = [*block_inputs(steps), *(step.output for step in steps)]
-    if name in known:
+    names = [*block_inputs(steps), *(step.output for step in steps)]
+    if name in names:
         return TensorPlace(name, next((step for step in steps if step.output == name), None), steps)
     for step in steps:
         if not isinstance(step.op, Experts) or not (inner := _inner(step.output, name)):
             continue
-        expert, own = int(inner[1]), inner[2]
+        expert, inner_name = int(inner[1]), inner[2]
         program = step.op.program
         if expert >= step.op.experts.size:
             raise FFNError(f"no expert {expert}", f"{step.output} has experts 0 to {step.op.experts.size - 1}")
-        for found in program:
-            if found.output == own:
-                return TensorPlace(name, found, program, step, expert)
-        known = [f"{step.output}.{expert}.{found.output}" for found in program]
+        for inner_step in program:
+            if inner_step.output == inner_name:
+                return TensorPlace(name, inner_step, program, step, expert)
+        names = [f"{step.output}.{expert}.{inner_step.output}" for inner_step in program]
     inside = [f"{s.output}.0.{i.output}" for s in steps if isinstance(s.op, Experts) for i in s.op.program]
-    ending = [full for full in (*known, *inside) if full.endswith(f".{name}")]
+    ending = [full for full in (*names, *inside) if full.endswith(f".{name}")]
     either = "did you mean " + " or ".join(f"'{full}'" for full in ending) + "?"
-    hint = either if ending else did_you_mean(name, [*known, *inside], "steps: " + ", ".join(known))
+    hint = either if ending else did_you_mean(name, [*names, *inside], "steps: " + ", ".join(names))
     raise FFNError(f"no step {shown(name)}", hint)
 
 
@@ -130,7 +130,7 @@ def _inner(output: str, name: str) -> re.Match[str] | None:
 
 
 def sources(place: TensorPlace) -> tuple[str, ...]:
-    """The printed names of all that a place's number is made of."""
+    """The printed names of all operands of a place's number."""
     if place.step is None:
         return ()
     names = tuple(place.printed(name) for name in place.step.inputs)
@@ -153,28 +153,28 @@ def needed(steps: Sequence[Step], names: Sequence[str], depth: int = 1) -> froze
 
 def checked(scene: Scene, place: TensorPlace, index: tuple[int, ...], option: str) -> tuple[int, ...]:
     """The index with negatives counted from the end. Raises FFNError, saying the shape, where it does not fit."""
-    asked = f"{option} {written(place.name, index)}"
+    request = f"{option} {written(place.name, index)}"
     tensor = scene.tensors.get(place.name)
     if tensor is None:
-        raise FFNError(f"{asked}: no token is routed to expert {place.expert}")
-    return fitted(tuple(tensor.shape), place.name, index, asked, _rows(scene, place))
+        raise FFNError(f"{request}: no token is routed to expert {place.expert}")
+    return fitted(tuple(tensor.shape), place.name, index, request, _rows(scene, place))
 
 
 def _rows(scene: Scene, place: TensorPlace) -> str:
-    """What the rows of an expert's tensor are, in words."""
+    """A description of the rows of an expert's tensor."""
     if place.outer is None:
         return ""
     tokens = ", ".join(map(str, scene.tokens(place)[:8]))
     return f"; its rows are the tokens routed to expert {place.expert}: {tokens}"
 
 
-def fitted(shape: tuple[int, ...], name: str, index: tuple[int, ...], asked: str, rows: str = "") -> tuple[int, ...]:
+def fitted(shape: tuple[int, ...], name: str, index: tuple[int, ...], request: str, rows: str = "") -> tuple[int, ...]:
     """The index into `shape` with negatives counted from the end; FFNError where it does not fit."""
     has = f"{name} has shape {list(shape)}{rows}"
     if len(index) != len(shape):
         example = written(name, [0] * len(shape))
-        raise FFNError(f"{asked}: {has}, so it takes {len(shape)} indices, not {len(index)}", f"such as {example}")
+        raise FFNError(f"{request}: {has}, so it takes {len(shape)} indices, not {len(index)}", f"such as {example}")
     for at, size in zip(index, shape, strict=True):
         if not -size <= at < size:
-            raise FFNError(f"{asked}: {at} is out of range, {has}")
+            raise FFNError(f"{request}: {at} is out of range, {has}")
     return tuple(at % size for at, size in zip(index, shape, strict=True))

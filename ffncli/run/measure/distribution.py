@@ -1,4 +1,4 @@
-"""Figures of values that come piece by piece and are not kept: moments about their mean, extremes, counts, a sample."""
+"""Statistics of values that arrive in pieces and are not kept: central moments, extremes, counts, a sample."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PERCENTS = (1, 5, 50, 95, 99)
 class Moments(Counts):
     """Counts of all values, extremes and central moments of the finite ones, in float64.
 
-    `sums` are Σ(x - mean)², ³ and ⁴; the last two, and `negatives`, where `shape` asks for them. Pieces are merged
-    as Pébay 2008 (SAND2008-6212) has it, so that nothing cancels however far the values are from zero.
+    `sums` are Σ(x - mean)², ³ and ⁴; the last two, and `negatives`, only with `shape`. Pieces are merged after
+    Pébay 2008 (SAND2008-6212), so that nothing cancels however far the values are from zero.
     """
 
     shape: bool = False
@@ -27,7 +27,7 @@ class Moments(Counts):
     sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def merge(self, wide: Tensor, size: Tensor, bound: float) -> None:
-        """Count a piece in float64 of any shape; `size` is its absolute value, of which up to `bound` is near zero."""
+        """Add a piece in float64 of any shape; `size` is its absolute value, of which up to `bound` is near zero."""
         self.values += wide.numel()
         self.zeros += int(torch.count_nonzero(size == 0))
         self.near_zeros += int(torch.count_nonzero(size <= bound))
@@ -39,7 +39,7 @@ class Moments(Counts):
             self._merge_sums(before, finite)
 
     def _merge_sums(self, a: int, x: Tensor) -> None:
-        """Of `a` values there are moments so far; x are the next."""
+        """Merge the next values x into the moments of `a` earlier ones."""
         b = x.numel()
         mean = x.sum().item() / b
         x = x - mean
@@ -58,13 +58,13 @@ class Moments(Counts):
 
     @property
     def variance(self) -> float:
-        """Of the finite values, divisor n; exactly 0 where they are all one."""
+        """Of the finite values, divisor n; exactly 0 where they are all equal."""
         return self.sums[0] / self.finite if self.low < self.high else 0.0
 
 
 @dataclass(frozen=True)
 class Percentile:
-    """The value that `percent` of a hundred values are below; between two of them on the line that joins them."""
+    """The value that `percent` % of the values are below, interpolated linearly between two of them."""
 
     percent: int
     value: float
@@ -72,7 +72,7 @@ class Percentile:
 
 @dataclass(frozen=True)
 class Distribution:
-    """What values are like. Figures are of the finite ones, None where there are none; std with divisor n.
+    """Statistics of values. They are of the finite ones, None where there are none; std with divisor n.
 
     `rms` is √(mean²+std²), the std of the N(0, std²) that fits best (maximum likelihood). `skewness` and
     `excess_kurtosis` are those of a normal where they are 0; `normal_distance` is the largest difference between the
@@ -111,13 +111,13 @@ class Sampler:
         self.moments, self.kept = Moments(shape=True), list[Tensor]()
 
     def add(self, piece: Tensor) -> None:
-        """Count a piece [..., width]."""
+        """Add a piece [..., width]."""
         wide = piece.double()
         self.kept.append(wide.flatten()[-self.moments.values % self.stride :: self.stride].clone())
         self.moments.merge(wide, wide.abs(), near_zero(piece.dtype))
 
     def distribution(self) -> Distribution:
-        """What was seen, in figures."""
+        """The statistics of all pieces."""
         t = self.moments
         counts = (t.negatives, t.zeros, t.near_zeros, t.nan, t.inf)
         sample = torch.cat(self.kept) if self.kept else torch.empty(0, dtype=torch.float64)
@@ -129,17 +129,17 @@ class Sampler:
         skewness = _finite(t.sums[1] / t.finite, std, std, std) if several else None
         kurtosis = _finite(t.sums[2] / t.finite, std, std, std, std) if several else None
         percents = torch.tensor(PERCENTS, dtype=torch.float64, device=sample.device) / 100
-        found = torch.quantile(sample, percents).tolist()
+        quantiles = torch.quantile(sample, percents).tolist()
         return Distribution(
             t.values, t.low, t.high, t.mean, std, sqrt(t.mean * t.mean + t.variance), skewness,
             None if kurtosis is None else kurtosis - 3, _distance(sample, t.mean, std) if several else None, *counts,
-            tuple(Percentile(p, v) for p, v in zip(PERCENTS, found, strict=True)),
+            tuple(Percentile(p, v) for p, v in zip(PERCENTS, quantiles, strict=True)),
             histogram(sample, t.low, t.high) if several else (), self.stride,
         )  # fmt: skip
 
 
 def _finite(value: float, *divisors: float) -> float | None:
-    """`value` over all of these, None where float64 cannot say it."""
+    """`value` divided by all of these, None where float64 overflows."""
     for divisor in divisors:
         value = value / divisor if divisor else inf
     return value if isfinite(value) else None

@@ -1,4 +1,4 @@
-"""How far two tensors are from each other: looked at once, piece by piece, and told in the project's three figures."""
+"""How far apart two tensors are: read once, piece by piece, and given in the project's three figures."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 from ffncli.errors import FFNError
 from ffncli.run.measure.ulp import ulp
 
-_PIECE = 2**22  # values looked at together: what is compared is not copied whole
+_PIECE = 2**22  # values compared together: tensors are not copied whole
 
 
 @dataclass(frozen=True)
 class Gap:
     """`largest` = max|a-b| where both are finite, first at flat element `at`, where |b| is `there`; `size` = max|b|.
 
-    `unlike` counts places where one is NaN or infinite and the other is not the same, `first_unlike` is the first of
-    them. Two NaNs are the same, and so are two infinities of one sign. Without a place, `at` and `first_unlike` are -1.
+    `unlike` counts places where one is NaN or infinite and the other differs, `first_unlike` is the first of them. Two
+    NaNs are equal, and so are two infinities of one sign. Without a place, `at` and `first_unlike` are -1.
     """
 
     largest: float = 0.0
@@ -35,7 +35,7 @@ class Gap:
         return self.largest / self.size if self.size else (math.inf if self.largest else 0.0)
 
     def ulps(self, dtype: torch.dtype) -> float | None:
-        """`largest` in units in the last place of b there; None where b is 0, whose last place says nothing."""
+        """`largest` in units in the last place of b there; None where b is 0, which has no last place."""
         if not self.largest:
             return 0.0
         return self.largest / ulp(self.there, dtype) if self.there else None
@@ -43,7 +43,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Agreement:
-    """`max_error` = max|a-b|, `relative_error` = max|a-b| / max|b|, `ulps` as `Gap.ulps` has it.
+    """`max_error` = max|a-b|, `relative_error` = max|a-b| / max|b|, `ulps` as in `Gap.ulps`.
 
     Equal values, two NaNs too, have no error; where only one of two is finite the error is infinite.
     """
@@ -54,13 +54,13 @@ class Agreement:
 
 
 def agreement(ours: Tensor, theirs: Tensor) -> Agreement:
-    """How far `ours` is from `theirs`, of one shape, in units of the dtype of `ours`. FFNError for two shapes."""
+    """How far `ours` is from `theirs`, in units of the dtype of `ours`. FFNError for two shapes."""
     if ours.shape != theirs.shape:
         raise FFNError(f"shapes {list(ours.shape)} and {list(theirs.shape)} cannot be compared")
-    found = gap(ours, theirs)
-    if found.unlike:
+    difference = gap(ours, theirs)
+    if difference.unlike:
         return Agreement(math.inf, math.inf, math.inf)
-    return Agreement(found.largest, found.relative, found.ulps(ours.dtype))
+    return Agreement(difference.largest, difference.relative, difference.ulps(ours.dtype))
 
 
 def gap(a: Tensor, b: Tensor) -> Gap:

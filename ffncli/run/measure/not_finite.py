@@ -12,7 +12,7 @@ from ffncli.run.measure.statistics import not_finite
 
 @dataclass(frozen=True)
 class NotFinite:
-    """A tensor with NaN or Inf. `kind` is input, weight or step; of the steps only the first one is named."""
+    """A tensor with NaN or Inf. `kind` is input, weight or step; of the steps only the first one is listed."""
 
     kind: str
     name: str

@@ -1,7 +1,7 @@
-"""What a tensor holds, in numbers: one reading of memory, in chunks that stay in the processor's cache.
+"""Statistics of a tensor's values: memory is read once, in chunks that stay in the processor's cache.
 
-A wide intermediate is gigabytes, and reading it is what costs: every chunk is copied, compared and counted while it
-lies in the cache, and nothing as large as the tensor is ever made.
+A wide intermediate is gigabytes, and reading it dominates the cost: every chunk is copied, compared and counted while
+it is in the cache, and nothing as large as the tensor is ever allocated.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ffncli.block.units import NEAR_ZERO
 
-BINS = 24  # of a histogram that fits 80 columns beside the statistics
-# Values read at once. With its float64 copy a chunk is 12 MB: small for a last-level cache, large beside the cost of a
+BINS = 24  # of a histogram that fits 80 columns together with the statistics
+# Values read at once. With its float64 copy a chunk is 12 MB: small for a last-level cache, large against the cost of a
 # call. Never above 2²⁴, up to which float32 counts exactly.
 _CHUNK = 1 << 20
 _CHUNK_ON_GPU = 1 << 24
-_MOST_IN_HISTOGRAM = 1 << 17  # a bar is then right within a hundredth of the highest
+_MOST_IN_HISTOGRAM = 1 << 17  # a bar is then accurate to a hundredth of the highest
 _SAMPLE = 4096
 
 
@@ -48,16 +48,16 @@ class Statistics:
 def statistics(tensor: Tensor) -> Statistics:
     """The statistics of a tensor of any shape and floating type, in float64, infinite values counted as such."""
     flat = tensor.detach().reshape(-1)
-    found = _read(flat, _pivot(flat))
-    if found.low < found.high:
-        if not 1e-280 < found.squares < inf:  # float64's range did not do
-            largest = max(abs(found.low), abs(found.high))
-            found = _read(flat, found.pivot, 2.0 ** max(min(-frexp(largest)[1], 1000), -1000))
-        if found.spread * 1000 < abs(found.shifted_mean):  # the few values of the pivot were unlike the others
-            found = _read(flat, found.mean, found.scale)
-    low, high, mean, std = (found.low, found.high, found.mean, found.std) if found.finite else (None,) * 4
-    histogram, stride = _histogram(flat, tensor.shape[-1] if tensor.dim() else 1, found.low, found.high)
-    counts = (found.zeros, found.near_zeros, found.negatives, found.nan, found.inf)
+    sums = _read(flat, _pivot(flat))
+    if sums.low < sums.high:
+        if not 1e-280 < sums.squares < inf:  # outside float64's range
+            largest = max(abs(sums.low), abs(sums.high))
+            sums = _read(flat, sums.pivot, 2.0 ** max(min(-frexp(largest)[1], 1000), -1000))
+        if sums.spread * 1000 < abs(sums.shifted_mean):  # the pivot's sample was unlike the other values
+            sums = _read(flat, sums.mean, sums.scale)
+    low, high, mean, std = (sums.low, sums.high, sums.mean, sums.std) if sums.finite else (None,) * 4
+    histogram, stride = _histogram(flat, tensor.shape[-1] if tensor.dim() else 1, sums.low, sums.high)
+    counts = (sums.zeros, sums.near_zeros, sums.negatives, sums.nan, sums.inf)
     return Statistics(low, high, mean, std, *counts, histogram, stride)
 
 
@@ -70,7 +70,7 @@ def not_finite(tensor: Tensor) -> tuple[int, int]:
 
 
 def chunk_size(tensor: Tensor) -> int:
-    """How many values to take at once where this tensor lies."""
+    """How many values to process at once on this tensor's device."""
     return _CHUNK_ON_GPU if tensor.is_cuda else _CHUNK
 
 
@@ -82,7 +82,7 @@ def _chunks(flat: Tensor) -> Iterator[Tensor]:
 
 @dataclass
 class Counts:
-    """Counts of what has been read so far, and the extremes of the finite values."""
+    """Counts of the values read so far, and the extremes of the finite ones."""
 
     finite: int = 0
     low: float = inf
@@ -94,9 +94,9 @@ class Counts:
     inf: int = 0
 
     def add(self, piece: Tensor) -> tuple[Tensor, float, float]:
-        """Count what is not finite, -Inf as a negative too; returns the finite values and their extremes.
+        """Count values that are not finite, -Inf as a negative too; returns the finite values and their extremes.
 
-        Zeros and finite negatives are the caller's to count: how is fastest depends on what else it computes.
+        The caller counts zeros and finite negatives: the fastest way depends on what else it computes.
         """
         low, high = (end.item() for end in piece.aminmax())  # NaN where any value is
         if not (isfinite(low) and isfinite(high)):
@@ -159,7 +159,7 @@ def _read(flat: Tensor, pivot: float, scale: float = 1.0) -> _Sums:
 
 
 def _add(sums: _Sums, piece: Tensor, wide: Tensor, scratch: Tensor) -> None:
-    """One chunk, in a few operations that find it in the cache."""
+    """Add one chunk, in a few operations while it is in the cache."""
     piece, low, high = sums.add(piece)
     n = piece.numel()
     if not n:
@@ -177,8 +177,8 @@ def _add(sums: _Sums, piece: Tensor, wide: Tensor, scratch: Tensor) -> None:
 def _count(sums: _Sums, piece: Tensor, low: float, high: float, scratch: Tensor) -> None:
     """Zeros, near zeros, negatives: signs are summed as floats.
 
-    That is four times as fast as a mask that is made and counted, and where zeros are many, ten times as
-    `count_nonzero` of floats, which branches.
+    That is four times as fast as making and counting a mask, and ten times as fast as `count_nonzero` of floats,
+    which branches, where there are many zeros.
     """
     n = piece.numel()
     if low > 0 or high < 0:
@@ -196,12 +196,12 @@ def _count(sums: _Sums, piece: Tensor, low: float, high: float, scratch: Tensor)
 
 
 def near_zero(dtype: torch.dtype) -> float:
-    """NEAR_ZERO as a value of this type: what prints as 0.001 is near."""
+    """NEAR_ZERO as a value of this type: a value printed as 0.001 is near zero."""
     return torch.tensor(NEAR_ZERO, dtype=dtype).item()
 
 
 def _pivot(flat: Tensor) -> float:
-    """A value of the tensor's where its values are far from zero beside their spread, else zero.
+    """One of the tensor's values where they are far from zero compared with their spread, else zero.
 
     A sum of squares of x would leave no digit of their spread; a constant tensor has a std of exactly zero.
     """
@@ -216,14 +216,14 @@ def _pivot(flat: Tensor) -> float:
 def _histogram(flat: Tensor, width: int, low: float, high: float) -> tuple[tuple[int, ...], int]:
     """(counts in equal bins from `low` to `high`, stride). In large tensors every stride-th value stands for all.
 
-    Binning costs more than all else together.
+    Binning costs more than everything else together.
     """
     stride = stride_of(flat.numel(), width)
     return (histogram(flat[::stride], low, high) if low < high else ()), stride
 
 
 def stride_of(values: int, width: int) -> int:
-    """The stride at which so many values are binned. It shares no factor with the rows' width: all columns are met."""
+    """The stride at which so many values are binned: coprime to the rows' width, so that all columns are sampled."""
     stride = max(1, -(-values // _MOST_IN_HISTOGRAM))
     while stride > 1 and gcd(stride, width) > 1:
         stride += 1
@@ -231,7 +231,7 @@ def stride_of(values: int, width: int) -> int:
 
 
 def histogram(sample: Tensor, low: float, high: float) -> tuple[int, ...]:
-    """How many finite values of a flat tensor lie in each of BINS equal bins from `low` to `high`, the last with it."""
+    """How many finite values of a flat tensor lie in each of BINS equal bins from `low` to `high`, included."""
     sample = sample.double()
     sample = sample[sample.isfinite()]
     half = 1.0 if isfinite(high - low) else 0.5

@@ -36,12 +36,12 @@ def ulps(value: float, reference: float, dtype: torch.dtype) -> float:
 
 
 def narrower(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    """Of two formats the one that rounds more coarsely."""
+    """The coarser of two formats."""
     return a if torch.finfo(a).eps >= torch.finfo(b).eps else b
 
 
 def exact_sum(values: list[float]) -> float:
-    """The sum, rounded once (math.fsum); where that refuses infinities, what adding one by one gives."""
+    """The sum, rounded once (math.fsum); where that refuses infinities, the sum one by one."""
     try:
         return math.fsum(values)
     except (OverflowError, ValueError):

@@ -1,4 +1,4 @@
-"""The hidden units of a step, each seen over all tokens: which never act, which are the largest, which act most."""
+"""The hidden units of a step, each over all tokens: which never act, which are the largest, which act most."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from ffncli.run.measure.statistics import chunk_size
 class HiddenUnit:
     """One hidden unit over the tokens: L2 norm, mean |x|, its largest value in size and the token (flat) that has it.
 
-    `writes` is the norm times that of the unit's column of the down projection, where the step enters it: the norm of
-    what the unit adds to the output (a product of one column and one row). Values that are not finite count as zero.
+    `writes` is the norm times that of the unit's column of the down projection, where that reads the step: the norm of
+    the unit's contribution to the output (a product of one column and one row). Values that are not finite count as
+    zero.
     """
 
     unit: int
@@ -32,7 +33,7 @@ class HiddenUnit:
 class Units:
     """All units of a step: `dead` are zero for every token, `near_dead` within NEAR_ZERO of it (dead ones included).
 
-    `largest_norm` and `most_active` (by mean |x|) hold as many units as were asked for, first the largest.
+    `largest_norm` and `most_active` (by mean |x|) have the requested number of units, the largest first.
     """
 
     units: int
@@ -44,7 +45,7 @@ class Units:
 
 
 def unit_statistics(tensor: Tensor, top: int = 0, down: Tensor | None = None) -> Units:
-    """The units of a tensor [..., d_ff]; `top` of them one by one, with `down` [d_model, d_ff] also what they write."""
+    """The units of a tensor [..., d_ff]; `top` of them one by one, with `down` [d_model, d_ff] also their `writes`."""
     rows = tensor.detach().reshape(-1, tensor.shape[-1])
     every = torch.arange(rows.shape[1], device=rows.device)
     near = _quiet(rows, every, NEAR_ZERO)
@@ -54,8 +55,8 @@ def unit_statistics(tensor: Tensor, top: int = 0, down: Tensor | None = None) ->
         return counts
     norms, means = _sizes(rows)
     by_norm, by_mean = (sizes.sort(descending=True, stable=True).indices[:top].tolist() for sizes in (norms, means))
-    known = {unit: _unit(rows[:, unit], unit, norms, means, down) for unit in {*by_norm, *by_mean}}
-    largest, active = (tuple(known[unit] for unit in order) for order in (by_norm, by_mean))
+    by_number = {unit: _unit(rows[:, unit], unit, norms, means, down) for unit in {*by_norm, *by_mean}}
+    largest, active = (tuple(by_number[unit] for unit in order) for order in (by_norm, by_mean))
     return Units(counts.units, counts.tokens, counts.dead, counts.near_dead, largest, active)
 
 
@@ -67,7 +68,7 @@ def _blocks(rows: Tensor) -> Iterator[Tensor]:
 
 
 def _quiet(rows: Tensor, columns: Tensor, bound: float) -> Tensor:
-    """Those of `columns` whose values are all within `bound` of zero. Most drop out after a few rows."""
+    """Those of `columns` whose values are all within `bound` of zero. Most are ruled out after a few rows."""
     for block in _blocks(rows):
         if not columns.numel():
             break

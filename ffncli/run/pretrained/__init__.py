@@ -1,1 +1,1 @@
-"""A real model loaded by transformers, run on a prompt, and listened to."""
+"""A real model, loaded by transformers and run on a prompt, with hooks on its FFNs."""

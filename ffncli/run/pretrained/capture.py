@@ -1,6 +1,6 @@
-"""What truly enters and leaves an FFN: a model is run by transformers, its FFNs are listened to.
+"""The actual input and output of an FFN: transformers runs the model, with hooks on its FFNs.
 
-The run ends right after the last FFN that was asked for. What lies behind is neither loaded nor computed.
+The run ends right after the last requested FFN. Later layers are neither loaded nor computed.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from ffncli.models.files.dequantize import stored
 from ffncli.models.model import Layer, Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.run.engine.execute import Mode
-from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, device_of, dtype_of, require_known, stored_layer
+from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, device_of, dtype_of, require_runnable, stored_layer
 from ffncli.run.engine.weights import located_weights
 from ffncli.run.pretrained.loading import Pretrained, cannot, demanding, load, offline, read_config
 from ffncli.run.pretrained.locate import LiveFFN, live_ffn
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.pretrained.tokens import positions, tokenizer_of, tokens_of, with_texts
 
-# What is known to be wrong in transformers itself, in the MoE layers of a model_type.
+# Bugs of transformers itself in the MoE layers of a model_type.
 FAULTS: Mapping[str, str] = {
-    "nllb-moe": "transformers (5.23 at least) encodes this router's choice twice, so its own output is another"
+    "nllb-moe": "transformers (5.23 at least) encodes this router's choice twice, so its output differs"
 }
-Seen = Callable[[Layer, tuple[Token, ...], Tensor, Tensor], None]
+Receiver = Callable[[Layer, tuple[Token, ...], Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
-class Given:
-    """What the model is run on: the arguments of its forward, and each stack's tokens."""
+class ForwardInput:
+    """The model's input: the arguments of its forward, and each stack's tokens."""
 
     arguments: Mapping[str, Any]
     tokens: Mapping[str, tuple[Token, ...]]
@@ -49,94 +49,94 @@ class Given:
         return self.tokens.get(stack) or self.tokens[""]
 
 
-def capture(model: Resolved, prompt: Prompt, request: LayerRequest) -> Prepared:
-    """One layer's FFN, prepared to run on what enters it in the model, beside what the model makes of that.
+def capture(resolved: Resolved, prompt: Prompt, request: LayerRequest) -> Prepared:
+    """One layer's FFN, prepared to run on its actual input in the model, with the model's output for reference.
 
-    The weights of ours are read from the files on their own. Raises FFNError where the model cannot be run.
+    Our weights are read from the files, not taken from the loaded model. Raises FFNError where the model cannot be run.
     """
-    layer = model.layer(request.layer)
-    found: list[tuple[tuple[Token, ...], Tensor, Tensor]] = []
-    notes = run_model(model, [layer], prompt, request, lambda _, *seen: found.append(seen))
-    ((tokens, entering, leaving),) = found
-    return prepared(model, layer, request, tokens, entering, leaving, notes)
+    layer = resolved.layer(request.layer)
+    passes: list[tuple[tuple[Token, ...], Tensor, Tensor]] = []
+    notes = run_model(resolved, [layer], prompt, request, lambda _, *tensors: passes.append(tensors))
+    ((tokens, entering, leaving),) = passes
+    return prepared(resolved, layer, request, tokens, entering, leaving, notes)
 
 
 def prepared(
-    model: Resolved, layer: Layer, request: LayerRequest, tokens: tuple[Token, ...], entering: Tensor, leaving: Tensor,
-    notes: tuple[str, ...] = (),
+    resolved: Resolved, layer: Layer, request: LayerRequest, tokens: tuple[Token, ...], entering: Tensor,
+    leaving: Tensor, notes: tuple[str, ...] = (),
 ) -> Prepared:  # fmt: skip
-    """Our steps from ffn_input to ffn_output with the layer's own weights, on a captured input [tokens, d_model]."""
+    """Our steps from ffn_input to ffn_output with the layer's weights, on a captured input [tokens, d_model]."""
     block = steps(layer.spec)
     start, _ = ffn_span(block)
-    found = stored_layer(model, layer, dtype_of(request.dtype), request.device)
-    assert found is not None  # folder_of has seen the checkpoint
-    weights, origin, doubts = found
+    stored_weights = stored_layer(resolved, layer, dtype_of(request.dtype), request.device)
+    assert stored_weights is not None  # folder_of requires the checkpoint
+    weights, origin, doubts = stored_weights
     return Prepared(
         layer, ffn_steps(block), weights, {start: entering}, Mode(), origin, (*notes, *doubts), tokens, leaving,
     )  # fmt: skip
 
 
 def run_model(
-    model: Resolved, layers: Sequence[Layer], prompt: Prompt, request: LayerRequest, seen: Seen
+    resolved: Resolved, layers: Sequence[Layer], prompt: Prompt, request: LayerRequest, receive: Receiver
 ) -> tuple[str, ...]:
-    """Run the model once up to the last of `layers`; `seen` gets each layer's FFN as soon as it has run.
+    """Run the model once up to the last of `layers`; `receive` is called for each layer as soon as its FFN has run.
 
-    It is given the layer, the tokens asked for, ffn_input and ffn_output [tokens, d_model]. The answer is what there is
-    to say of the run. Raises FFNError for all that keeps a model from running.
+    Its arguments are the layer, the selected tokens, ffn_input and ffn_output [tokens, d_model]. Returns notes on the
+    run. Raises FFNError for everything that keeps a model from running.
     """
-    require_known(model)
-    folder = folder_of(model, prompt.option)
-    _require_readable(model, layers[0])
+    require_runnable(resolved)
+    folder = folder_of(resolved, prompt.option)
+    _require_readable(resolved, layers[0])
     device, dtype = device_of(request.device), dtype_of(request.dtype)
     with offline() as transformers:
         config = read_config(transformers, folder)
         tokenizer = tokenizer_of(transformers, folder)
         tokens = tokens_of(prompt, tokenizer, folder)
-        if not config.is_encoder_decoder:  # said before anything large is loaded
+        if not config.is_encoder_decoder:  # before anything large is loaded
             positions(prompt.positions, len(tokens))
-        found: dict[Layer, LiveFFN] = {}
+        live: dict[Layer, LiveFFN] = {}
 
         def shrink(module: Any, lean: bool) -> None:
-            with suppress(FFNError):  # what shares weights is recognised when it has them (Zamba)
-                found.update({layer: live_ffn(module, model, layer) for layer in layers})
-            if lean and len(found) == len(layers):
-                _cut_behind(module, model, found)
+            with suppress(FFNError):  # layers that share weights are recognised once they have them (Zamba)
+                live.update({layer: live_ffn(module, resolved, layer) for layer in layers})
+            if lean and len(live) == len(layers):
+                _cut_behind(module, resolved, live)
 
         loaded = load(transformers, folder, config, dtype, device, shrink)
-        found = found or {layer: live_ffn(loaded.module, model, layer) for layer in layers}
-        given = _forward_arguments(loaded, tokens, tokenizer, layers)
-        idle = _listen(loaded, found, given, prompt, seen)
-    fault = FAULTS.get(model.model_type or "") if any(layer.spec.moe for layer in layers) else None
-    return (*given.notes, *idle, *([fault] if fault else []))
+        live = live or {layer: live_ffn(loaded.module, resolved, layer) for layer in layers}
+        inputs = _forward_arguments(loaded, tokens, tokenizer, layers)
+        idle = _listen(loaded, live, inputs, prompt, receive)
+    fault = FAULTS.get(resolved.model_type or "") if any(layer.spec.moe for layer in layers) else None
+    return (*inputs.notes, *idle, *([fault] if fault else []))
 
 
-def _require_readable(model: Resolved, layer: Layer) -> None:
-    """FFNError for weights that are not read here (GPTQ), by headers alone, before the model is loaded for nothing."""
-    assert model.checkpoint is not None  # folder_of has seen it
-    for item in located_weights(model, layer) or ():
-        stored(model.checkpoint, item.names[0], model.quantization)
+def _require_readable(resolved: Resolved, layer: Layer) -> None:
+    """FFNError for weights in an unsupported format (GPTQ), by headers alone, before the model is loaded in vain."""
+    assert resolved.checkpoint is not None  # folder_of requires it
+    for item in located_weights(resolved, layer) or ():
+        stored(resolved.checkpoint, item.names[0], resolved.quantization)
 
 
 # --- what is loaded ---------------------------------------------------------------------------------------------------
 
 
-def _cut_behind(module: Any, model: Resolved, found: Mapping[Layer, LiveFFN]) -> None:
-    """Take out of a model that is still whole and empty the layers that lie behind the asked ones.
+def _cut_behind(module: Any, resolved: Resolved, live: Mapping[Layer, LiveFFN]) -> None:
+    """Remove the layers after the requested ones from a model that is still whole and empty.
 
-    Each stack that runs ends with its last asked layer; a decoder that nobody asked for does not run at all.
+    Each stack that runs ends with its last requested layer; a decoder without a requested layer does not run at all.
     """
-    last = {layer.stack: layer for layer in sorted(found, key=lambda layer: layer.index)}
-    ends = [(found[layer].layer, 1) for layer in last.values() if layer.stack == "decoder" or "decoder" not in last]
-    decoder = next((g for g in model.groups if g.stack == "decoder"), None)
+    last = {layer.stack: layer for layer in sorted(live, key=lambda layer: layer.index)}
+    ends = [(live[layer].layer, 1) for layer in last.values() if layer.stack == "decoder" or "decoder" not in last]
+    decoder = next((g for g in resolved.groups if g.stack == "decoder"), None)
     if module.config.is_encoder_decoder and decoder and "decoder" not in last:
         first = Layer("decoder", min(decoder.layers), decoder.spec)
-        ends.append((live_ffn(module, model, first).layer, 0))
+        ends.append((live_ffn(module, resolved, first).layer, 0))
     for name, kept in ends:
         cut(module, name, kept)
 
 
 def cut(module: Any, layer: str, kept: int) -> None:
-    """Delete what follows a layer in its list (with `kept` 0 the layer too), unless anything shares its weights."""
+    """Delete the layers after one in its list (with `kept` 0 that layer too), unless others share their weights."""
     path = layer.split(".")
     for at, part in enumerate(path):
         name = ".".join(path[:at])
@@ -150,10 +150,12 @@ def cut(module: Any, layer: str, kept: int) -> None:
             return
 
 
-# --- what is given ----------------------------------------------------------------------------------------------------
+# --- the model's input ------------------------------------------------------------------------------------------------
 
 
-def _forward_arguments(loaded: Pretrained, tokens: tuple[Token, ...], tokenizer: Any, layers: Sequence[Layer]) -> Given:
+def _forward_arguments(
+    loaded: Pretrained, tokens: tuple[Token, ...], tokenizer: Any, layers: Sequence[Layer]
+) -> ForwardInput:
     """The arguments of the model's forward. Raises FFNError for tokens that it has no embedding or position for."""
     module, config = loaded.module, loaded.config
     ids = torch.tensor([[token.id for token in tokens]], device=module.device)
@@ -161,24 +163,26 @@ def _forward_arguments(loaded: Pretrained, tokens: tuple[Token, ...], tokenizer:
     _check_length(module, config, len(tokens))
     takes = inspect.signature(module.forward).parameters
     if "input_ids" in takes and not config.is_encoder_decoder:
-        return Given({"input_ids": ids}, {"": tokens})
+        return ForwardInput({"input_ids": ids}, {"": tokens})
     start = _decoder_start(module)
     if "input_ids" in takes:
         decoder = with_texts([start], tokenizer)
         starts = torch.full((_codebooks(module), 1), start, device=module.device)
         arguments = {"input_ids": ids, "decoder_input_ids": starts}
         decoded = any(layer.stack == "decoder" for layer in layers)
-        note = ("the prompt goes to the encoder; the decoder gets its start token alone",) if decoded else ()
-        return Given(arguments, {"": tokens, "decoder": decoder}, note)
+        note = ("the prompt goes to the encoder; the decoder gets only its start token",) if decoded else ()
+        return ForwardInput(arguments, {"": tokens, "decoder": decoder}, note)
     if config.model_type == "whisper" and all(layer.stack == "decoder" for layer in layers):
         arguments = {"input_features": _silence(module, config, 1), "decoder_input_ids": ids}
-        return Given(arguments, {"": tokens}, ("the prompt goes to the decoder; the encoder gets zeros for sound",))
+        return ForwardInput(
+            arguments, {"": tokens}, ("the prompt goes to the decoder; the encoder gets zeros for sound",)
+        )
     also = "; its decoder layers do" if config.model_type == "whisper" else ""
     raise FFNError(f"{config.model_type} takes {module.main_input_name}, not text{also}")
 
 
 def stand_in(loaded: Pretrained, count: int) -> dict[str, Tensor]:
-    """Arguments for a forward pass of one token each in a batch of `count`, of which nothing is kept."""
+    """Arguments for a forward pass of one token each in a batch of `count`, whose output is not used."""
     module, config = loaded.module, loaded.config
     ids = torch.zeros(count, 1, dtype=torch.long, device=module.device)
     takes = inspect.signature(module.forward).parameters
@@ -187,12 +191,12 @@ def stand_in(loaded: Pretrained, count: int) -> dict[str, Tensor]:
 
 
 def _codebooks(module: Any) -> int:
-    """How many tokens stand side by side at one position of the decoder: Musicgen has several of sound."""
+    """How many tokens the decoder has at each position: Musicgen has several, of sound."""
     return int(getattr(getattr(module, "decoder", None), "num_codebooks", 1))
 
 
 def _silence(module: Any, config: Any, count: int) -> Tensor:
-    """What Whisper's encoder takes, [count, mel bins, frames], as zeros. FFNError for models that take other things."""
+    """What Whisper's encoder takes, [count, mel bins, frames], as zeros. FFNError for models that take other inputs."""
     if config.model_type != "whisper":
         raise FFNError(f"{config.model_type} takes {module.main_input_name}, not text")
     shape = (count, config.num_mel_bins, 2 * config.max_source_positions)
@@ -200,11 +204,11 @@ def _silence(module: Any, config: Any, count: int) -> Tensor:
 
 
 def _decoder_start(module: Any) -> int:
-    """The token that a decoder begins with: what generation or config says, else begin of sequence, else padding."""
+    """The token that a decoder begins with: from either config, else begin of sequence, else padding."""
     places = (getattr(module, "generation_config", None), module.config)
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
-    found = [getattr(place, name, None) for name in names for place in places]
-    return next((number for number in found if isinstance(number, int)), 0)
+    numbers = [getattr(place, name, None) for name in names for place in places]
+    return next((number for number in numbers if isinstance(number, int)), 0)
 
 
 def _check_ids(module: Any, tokens: Sequence[Token]) -> None:
@@ -224,9 +228,9 @@ def _check_length(module: Any, config: Any, count: int) -> None:
     except ValueError:  # it has several
         text = config
     limits = [limit for limit in (getattr(text, "max_position_embeddings", None),) if type(limit) is int and limit > 0]
-    for name, found in module.named_modules():
-        if isinstance(found, nn.Embedding) and name.endswith("embeddings.position_embeddings") and found.padding_idx:
-            limits.append(found.num_embeddings - found.padding_idx - 1)  # RoBERTa counts from behind the padding
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Embedding) and name.endswith("embeddings.position_embeddings") and part.padding_idx:
+            limits.append(part.num_embeddings - part.padding_idx - 1)  # RoBERTa counts from behind the padding
     if limits and count > min(limits):
         what = f"the prompt has {count:,} tokens, {config.model_type} has {min(limits):,} positions"
         raise FFNError(what, "shorten it")
@@ -236,25 +240,25 @@ def _check_length(module: Any, config: Any, count: int) -> None:
 
 
 class _Stop(Exception):
-    """All that was asked for has been seen."""
+    """All requested layers have run."""
 
 
 def _listen(
-    loaded: Pretrained, found: Mapping[Layer, LiveFFN], given: Given, prompt: Prompt, seen: Seen
+    loaded: Pretrained, live: Mapping[Layer, LiveFFN], inputs: ForwardInput, prompt: Prompt, receive: Receiver
 ) -> tuple[str, ...]:
-    """Run the forward pass with every asked layer listened to, until the last of them has run; notes of those that did
-    not. FFNError where none did.
+    """Run the forward pass with a hook on every requested layer, until the last of them has run; returns notes on those
+    that did not. FFNError where none did.
     """
-    waiting, kind, ours = dict(found), loaded.config.model_type, False
+    waiting, kind, ours = dict(live), loaded.config.model_type, False
 
     def done(layer: Layer, entering: Tensor, leaving: Tensor) -> None:
         nonlocal ours
-        tokens = given.of(layer.stack)
+        tokens = inputs.of(layer.stack)
         chosen = positions(prompt.positions, len(tokens))
         rows = torch.tensor(chosen, device=entering.device)
         flat = (_rows(t, len(tokens), kind)[rows] for t in (entering, leaving))
         ours = True  # what goes wrong in there is not transformers'
-        seen(layer, tuple(tokens[i] for i in chosen), *flat)
+        receive(layer, tuple(tokens[i] for i in chosen), *flat)
         ours = False
         del waiting[layer]
         if not waiting:
@@ -263,10 +267,10 @@ def _listen(
     with ExitStack() as stack:
         stack.enter_context(demanding(loaded))
         stack.enter_context(torch.no_grad())
-        for layer, live in found.items():
-            stack.callback(_hook(loaded.module, live, layer, done))
+        for layer, ffn in live.items():
+            stack.callback(_hook(loaded.module, ffn, layer, done))
         try:
-            loaded.module(**given.arguments)
+            loaded.module(**inputs.arguments)
         except _Stop:
             return ()
         except FFNError:
@@ -276,7 +280,7 @@ def _listen(
                 raise
             raise cannot(f"transformers cannot run {kind} on this prompt", error, ExitCode.ENVIRONMENT) from None
     left = ", ".join(f"{layer.stack} layer {layer.index}" for layer in waiting)
-    if len(waiting) < len(found):  # Mllama's layers that look at a picture
+    if len(waiting) < len(live):  # Mllama's layers that look at a picture
         return (f"{left} did not run on this prompt",)
     raise FFNError(f"{kind}: {left} did not run on this prompt", code=ExitCode.ENVIRONMENT)
 
@@ -290,19 +294,19 @@ def _rows(tensor: Tensor, tokens: int, kind: str) -> Tensor:
     """One row per token: a model may pad at the end (Longformer). FFNError where it pools them (Funnel)."""
     if tensor.shape[0] < tokens:
         count = f"{tensor.shape[0]} rows enter this FFN for {tokens} tokens"
-        raise FFNError(f"{kind}: {count}, so they cannot be told apart", "trace it without a prompt")
+        raise FFNError(f"{kind}: {count}, so rows cannot be matched to tokens", "trace it without a prompt")
     return tensor[:tokens]
 
 
 def _hook(
     module: Any, live: LiveFFN, layer: Layer, done: Callable[[Layer, Tensor, Tensor], None]
 ) -> Callable[[], None]:
-    """Listen to one layer's first run; returns what ends the listening."""
+    """Hook one layer's first run; returns a function that removes the hooks."""
     entered: list[Tensor] = []
     left: dict[str, Tensor] = {}
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not entered:  # a copy: what follows may write into it
+        if not entered:  # a copy: later code may write into it
             entered.append(next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)).detach().clone())
 
     def after(name: str) -> Callable[[nn.Module, Any, Any], None]:

@@ -1,7 +1,7 @@
-"""A model as transformers runs it, from a directory: offline, from safetensors alone, without any code of its own.
+"""A model as transformers runs it, from a directory: offline, from safetensors alone, without any custom code.
 
-Only what the asked-for layers need is read: the layers behind them and an untied head are taken out of the module
-before any weight is loaded, and what it would need is held against the free memory.
+Only what the requested layers need is read: later layers and an untied head are removed from the module before any
+weight is loaded, and the memory that the rest needs is compared with the free memory.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
 from ffncli.run.engine.weights import require_memory
 
-_LONGEST = 200  # characters of somebody else's exception
+_LONGEST = 200  # characters of another library's exception
 _HEADS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """`module` in eval mode, its config, and the parameters that the files did not have: name → its owner's name."""
+    """`module` in eval mode, its config, and the names of the parameters that the files do not have."""
 
     module: Any
     config: Any
@@ -74,7 +74,7 @@ def read_config(transformers: Any, folder: Path) -> Any:
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         if "auto_map" in values:
-            raise FFNError(f"{where}: {shown(kind)} runs by code of its own alone, which is never run")
+            raise FFNError(f"{where}: {shown(kind)} needs custom code, which is never run")
         raise FFNError(
             f"{where}: transformers {transformers.__version__} does not know the model_type {shown(kind)}",
             "`ffn trace` without a prompt may run its layers", ExitCode.ENVIRONMENT,
@@ -96,10 +96,10 @@ def load(
     transformers: Any, folder: Path, config: Any, dtype: torch.dtype, device: str,
     shrink: Callable[[Any, bool], None], with_head: bool = False,
 ) -> Pretrained:  # fmt: skip
-    """The model in eval mode, in `dtype` on `device`, after `shrink` took out of the empty module what is not needed.
+    """The model in eval mode, in `dtype` on `device`, after `shrink` removed unneeded parts from the empty module.
 
-    Where transformers stumbles over what is missing, it is done again with `shrink(module, False)` and everything left.
-    Raises FFNError where transformers has no such class, where memory is short, or where loading fails.
+    Where transformers fails over the missing parts, it is loaded again with `shrink(module, False)`, which keeps them.
+    Raises FFNError where transformers has no such class, where memory is too small, or where loading fails.
     """
     kind = _class(transformers, config, with_head)
 
@@ -126,15 +126,15 @@ def load(
                 continue
             code = ExitCode.ENVIRONMENT if isinstance(error, (ImportError, MemoryError)) else ExitCode.USAGE
             raise cannot(f"{shown_path(folder)}: transformers cannot load it", error, code) from None
-    if unlike := sorted(info["mismatched_keys"]):  # asked to ignore them, transformers says which; else only that
-        name, found, expected = unlike[0]
-        what = f"{shown_path(folder)}: tensor {shown(name, 120)} has shape {list(found)}, its model {list(expected)}"
+    if unlike := sorted(info["mismatched_keys"]):  # only with ignore_mismatched_sizes does transformers say which
+        name, shape, expected = unlike[0]
+        what = f"{shown_path(folder)}: tensor {shown(name, 120)} has shape {list(shape)}, its model {list(expected)}"
         raise FFNError(what, "config.json and the tensors are not of the same model")
     return Pretrained(module.eval().to(device), config, tuple(sorted(info["missing_keys"])))
 
 
 def cannot(what: str, error: BaseException, code: ExitCode = ExitCode.USAGE) -> FFNError:
-    """One line of somebody else's exception."""
+    """Another library's exception in one line."""
     text = " ".join(str(error).split())  # the reason is often in the second line
     text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
     return FFNError(": ".join(filter(None, (what, type(error).__name__, text))), code=code)
@@ -142,9 +142,9 @@ def cannot(what: str, error: BaseException, code: ExitCode = ExitCode.USAGE) -> 
 
 @contextmanager
 def demanding(loaded: Pretrained) -> Iterator[None]:
-    """While it runs: FFNError as soon as a module is called some of whose parameters the files do not have.
+    """Within it: FFNError as soon as a module is called with parameters that the files do not have.
 
-    transformers gives those random values and says so in a log. A pooler that is never called does no harm.
+    transformers fills those with random values and only logs it. A pooler that is never called does no harm.
     """
     handles = []
     for name in loaded.missing:
@@ -155,7 +155,7 @@ def demanding(loaded: Pretrained) -> Iterator[None]:
 
         try:
             handles.append(loaded.module.get_submodule(owner).register_forward_pre_hook(refuse))
-        except AttributeError:  # of a part that was taken out
+        except AttributeError:  # of a part that was removed
             continue
     try:
         yield
@@ -165,7 +165,7 @@ def demanding(loaded: Pretrained) -> Iterator[None]:
 
 
 def _prepared(kind: Any, prepare: Callable[[Any], None]) -> Any:
-    """The class with `prepare` done at the end of its making, when the module is still empty."""
+    """The class, calling `prepare` at the end of its constructor, when the module is still empty."""
 
     def make(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, config, *args, **kwargs)
@@ -192,7 +192,7 @@ def _class(transformers: Any, config: Any, with_head: bool) -> Any:
 
 
 def _has_head(kind: Any, config: Any) -> bool:
-    """Whether a class has a head. One of a model's text alone cannot be made of the whole model's config."""
+    """Whether a class has a head. A text-only class cannot be built from the whole model's config."""
     try:
         with torch.device("meta"):
             return kind(config).get_output_embeddings() is not None
@@ -201,13 +201,13 @@ def _has_head(kind: Any, config: Any) -> bool:
 
 
 def _without_head(module: Any) -> None:
-    """Take an untied head away: it may be a gigabyte, and the run stops before it.
+    """Remove an untied head: it may be a gigabyte, and the run stops before it.
 
     FSMT calls its decoder's embedding its head; that one stays.
     """
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
     tied = {part for pair in (getattr(module, "all_tied_weights_keys", None) or {}).items() for part in pair}
-    for name, found in module.named_modules():
-        if found is head and isinstance(head, nn.Linear) and not any(key.startswith(f"{name}.") for key in tied):
+    for name, child in module.named_modules():
+        if child is head and isinstance(head, nn.Linear) and not any(key.startswith(f"{name}.") for key in tied):
             module.set_submodule(name, nn.Identity())
             return

@@ -1,7 +1,7 @@
-"""Where a layer's FFN lies in a transformers model in memory, and its weights there.
+"""Where a layer's FFN and its weights are in a transformers model in memory.
 
 Names in memory are not those on disk (from transformers 5 on, experts share one parameter, and modules are renamed), so
-the FFN is recognised anew, among the model's own tensors.
+the FFN is recognised again, among the tensors in memory.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from ffncli.models.tensors.recognise import recognise_all
 
 @dataclass(frozen=True)
 class LiveFFN:
-    """Where a layer's FFN lies in a transformers model in memory; module names relative to the model."""
+    """Where a layer's FFN is in a transformers model in memory; module names relative to the model."""
 
     enters: str  # the module whose first tensor argument is ffn_input
     leaves: tuple[str, ...]  # modules whose outputs (first of a tuple) added together are ffn_output
     layer: str  # the layer's own module
-    norms: Mapping[str, str] = field(default_factory=dict)  # `norm`, `post_norm` → its module, where that is known
+    norms: Mapping[str, str] = field(default_factory=dict)  # `norm`, `post_norm` → its module, where there is one
 
 
 def live_ffn(module: nn.Module, resolved: Resolved, layer: Layer) -> LiveFFN:
     """The modules at which a layer's ffn_input enters and its ffn_output leaves.
 
-    A dense FFN is entered at its first projection and left at its down projection: so it is with or without a module of
-    its own, and whatever that module adds (BLOOM's residual). Experts are entered and left at the module that also
-    holds their router; shared experts that stand beside that module (Granite) leave apart from it. Their input may be
+    A dense FFN is entered at its first projection and left at its down projection, with or without a module around
+    it, and whatever that module adds (BLOOM's residual). Experts are entered and left at the module that also contains
+    their router; shared experts outside that module (Granite) leave separately. Their input may be
     flattened to [tokens, d_model]. Raises FFNError where no FFN of that layer is found.
     """
     at, located = live_parameters(module, resolved, layer)
@@ -63,36 +63,36 @@ def _boundary(
     whole, root = _common([*routed, *shared]), _common(routed)
     if not whole.startswith(at) or whole == at:
         return root, (root, _common(shared))
-    if any(name.startswith(f"{whole}.") for name in norms.values()):  # it gives what that norm made of it (A.X-K1)
+    if any(name.startswith(f"{whole}.") for name in norms.values()):  # its output is after that norm (A.X-K1)
         return whole, (owners["down.weight"], *([_common(shared)] if shared else []))
     return whole, (whole,)
 
 
 def _without_parameters(module: nn.Module, resolved: Resolved, layer: Layer, at: str) -> dict[str, str]:
-    """The norms that own nothing (OLMo's), by the names that their modules usually have."""
+    """The norms without parameters (OLMo's), by the usual names of their modules."""
     there, rules = {name for name, _ in module.named_modules()}, arrangement(resolved.model_type)
     out: dict[str, str] = {}
     for step in steps(layer.spec):
         if isinstance(step.op, Norm) and not step.parameters():
             names = [f"{at}.{name}" for name in norm_modules(step.output, layer.spec, rules)]
-            if found := next((name for name in names if name in there), None):
-                out[step.output] = found
+            if path := next((name for name in names if name in there), None):
+                out[step.output] = path
     return out
 
 
 def live_parameters(module: nn.Module, resolved: Resolved, layer: Layer) -> tuple[str, tuple[Located, ...]]:
-    """(the layer's own module, where its parameters lie in the state_dict). Raises FFNError as `live_ffn`."""
+    """(the layer's module, where its parameters are in the state_dict). Raises FFNError as `live_ffn`."""
     tensors = live_tensors(module)
     where = f"the model in memory ({type(module).__name__})"
     kinds = [str(t.dtype).removeprefix("torch.") for t in tensors.values()]
     shapes = [tuple(t.shape) for t in tensors.values()]
     columns = Columns([*tensors], kinds, shapes, [t.nbytes for t in tensors.values()])
     items = items_of(Inventory(where, *collect([columns])), None)
-    found, _ = recognise_all(items, layer.spec.d_model, where)
-    under = spots(resolved, found)
+    ffns, _ = recognise_all(items, layer.spec.d_model, where)
+    under = spots(resolved, ffns)
     spot = under.get((layer.stack, layer.index))
     if spot is None:
-        raise FFNError(f"no FFN of {layer.stack} layer {layer.index} is recognised in {where}")
+        raise FFNError(f"no FFN of {layer.stack} layer {layer.index} was recognised in {where}")
     named = layer_tensors(items, spot, resolved.model_type, tensors, where)
     return named.stem.removesuffix("."), layout.locate(named, layer.spec)
 
@@ -100,11 +100,11 @@ def live_parameters(module: nn.Module, resolved: Resolved, layer: Layer) -> tupl
 def live_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and stored buffers in the order of their names, as files have them; a shared one (Zamba's) once."""
     kept = module.state_dict()
-    own = dict((*module.named_parameters(), *module.named_buffers()))
-    return {name: own[name].detach() for name in sorted(own) if name in kept}
+    tensors = dict((*module.named_parameters(), *module.named_buffers()))
+    return {name: tensors[name].detach() for name in sorted(tensors) if name in kept}
 
 
 def _common(modules: Iterable[str]) -> str:
-    """The innermost module that holds all of these."""
+    """The innermost module that contains all of these."""
     shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*(name.split(".") for name in modules), strict=False))
     return ".".join(parts[0] for parts in shared)

@@ -1,4 +1,4 @@
-"""Tokens of a prompt: their numbers, their texts, and which of them are looked at."""
+"""Tokens of a prompt: their ids, their texts, and which of them are traced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ffncli.run.engine.prepare import Token
 from ffncli.run.pretrained.loading import cannot
 from ffncli.run.pretrained.prompt import Prompt
 
-# One of these is there where a tokenizer is. transformers makes an empty one of a directory that has none.
+# Every tokenizer has one of these. Without any, transformers would make an empty tokenizer.
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm", "vocab.json",
           "vocab.txt", "tekken.json", "sentencepiece.model", "tiktoken.model", "bpe.codes", "vocab.bpe")  # fmt: skip
 
@@ -28,9 +28,9 @@ def tokenizer_of(transformers: Any, folder: Path) -> Any:
 
 
 def tokens_of(prompt: Prompt, tokenizer: Any, folder: Path) -> tuple[Token, ...]:
-    """The tokens to give to the model, with the special ones that the tokenizer puts around a prompt.
+    """The model's input tokens, with the special ones that the tokenizer puts around a prompt.
 
-    Raises FFNError for an empty prompt, and where there is no tokenizer to read one.
+    Raises FFNError for an empty prompt, and where there is no tokenizer.
     """
     if prompt.ids is not None:
         return with_texts(prompt.ids, tokenizer)
@@ -42,7 +42,7 @@ def tokens_of(prompt: Prompt, tokenizer: Any, folder: Path) -> tuple[Token, ...]
         )
     try:
         ids = tokenizer(prompt.text)["input_ids"]
-    except Exception as error:  # surrogates that no UTF-8 has, and whatever a tokenizer does not like
+    except Exception as error:  # surrogates that UTF-8 cannot encode, and whatever else a tokenizer refuses
         raise cannot(f"the tokenizer cannot read the prompt {shown(prompt.text)}", error) from None
     if not ids:
         raise FFNError(f"--prompt {shown(prompt.text)} has no tokens", "give some text, or --input-ids 1,2,3")
@@ -50,12 +50,12 @@ def tokens_of(prompt: Prompt, tokenizer: Any, folder: Path) -> tuple[Token, ...]
 
 
 def with_texts(ids: Sequence[int], tokenizer: Any) -> tuple[Token, ...]:
-    """Tokens of these numbers, at positions 0, 1, ..."""
+    """Tokens with these ids, at positions 0, 1, ..."""
     return tuple(Token(at, int(number), token_text(tokenizer, int(number))) for at, number in enumerate(ids))
 
 
 def token_text(tokenizer: Any, number: int) -> str | None:
-    """What one token stands for, a leading space included; None where nothing says it."""
+    """One token's text, a leading space included; None where there is none."""
     raw = None if tokenizer is None or number >= len(tokenizer) else tokenizer.convert_ids_to_tokens(number)
     if raw is None:
         return None
@@ -67,7 +67,7 @@ def token_text(tokenizer: Any, number: int) -> str | None:
 def positions(text: str | None, count: int) -> tuple[int, ...]:
     """The positions that `-1`, `0,3` or `2:5` mean among `count` tokens, each once; None: all of them.
 
-    Raises FFNError for one that is out of range, and for what is no position.
+    Raises FFNError for one that is out of range, and for text that is not a position.
     """
     if text is None or text == "all":
         return tuple(range(count))
@@ -79,14 +79,14 @@ def positions(text: str | None, count: int) -> tuple[int, ...]:
         if match[1] is None:
             chosen = range(count)[slice(*(int(n) if n else None for n in (match[2], match[3])))]
             if not chosen:
-                raise FFNError(f"--position {word} is empty", _known(count))
+                raise FFNError(f"--position {word} is empty", _range_text(count))
             out += chosen
         elif not -count <= int(match[1]) < count:
-            raise FFNError(f"--position {match[1]} is out of range", _known(count))
+            raise FFNError(f"--position {match[1]} is out of range", _range_text(count))
         else:
             out.append(int(match[1]) % count)
     return tuple(dict.fromkeys(out))
 
 
-def _known(count: int) -> str:
+def _range_text(count: int) -> str:
     return f"the {count} tokens have positions 0 to {count - 1}" if count > 1 else "the one token has position 0"

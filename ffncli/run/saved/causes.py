@@ -1,7 +1,7 @@
-"""Why a step departs, told from saved numbers: weights swapped, transposed, cut wrongly, permuted, scaled, negated.
+"""Why a step differs, from saved numbers: weights swapped, transposed, cut wrongly, permuted, scaled, negated.
 
-Matrices are looked at as [units, values]: a weight's rows, or a step's features over some tokens. BASE is what NEW is
-held to.
+Matrices are viewed as [units, values]: a weight's rows, or a step's features over some tokens. BASE is the reference
+for NEW.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from ffncli.run.engine.fused import halves_by_turns, turns_as_halves
 from ffncli.run.measure.gap import gap
 from ffncli.run.saved.saved import Saved, SavedStep
 
-_MOST_VALUES = 64  # values per unit that are looked at: enough to tell units apart
+_MOST_VALUES = 64  # values compared per unit: enough to distinguish units
 
 
 def causes(base: Saved, new: Saved, first: str, differing: frozenset[str], tolerance: float) -> list[str]:
-    """What explains that step `first` departs, the most telling first; `differing` are the weights that differ."""
+    """The causes of the difference in step `first`, the likeliest first; `differing` are the weights that differ."""
     step = next(s for s in base.steps if s.name == first)
     if step.op == "input":
-        return ["the inputs already differ: what follows says nothing about the block"]
+        return ["the inputs already differ, so later steps say nothing about the block"]
     search = _CauseSearch(base, new, step, differing, tolerance)
-    found = list(dict.fromkeys([*search.by_weights(), *search.by_values()]))
-    return found or search.nothing()
+    texts = list(dict.fromkeys([*search.by_weights(), *search.by_values()]))
+    return texts or search.nothing()
 
 
 class _CauseSearch:
-    """The looks at one departing step, each yielding what it recognises."""
+    """The searches on one differing step, each yielding the causes that it recognises."""
 
     def __init__(self, base: Saved, new: Saved, step: SavedStep, differing: frozenset[str], tolerance: float) -> None:
         self.base, self.new, self.step, self.tolerance = base, new, step, tolerance
         both = [name for name in base.weights if name in new.weights]
         tops = {s.name for s in base.steps if not s.inner}
         prefix = step.name.rpartition(".")[2] if step.inner else step.name
-        if step.op == "experts":  # the program's weights have no step of their own outside
-            self.own = [name for name in both if name.rpartition(".")[0] not in tops]
+        if step.op == "experts":  # the program's weights belong to no step outside it
+            self.weight_names = [name for name in both if name.rpartition(".")[0] not in tops]
         else:
-            self.own = [name for name in both if name.rpartition(".")[0] == prefix]
-        self.differing = [name for name in self.own if name in differing]
+            self.weight_names = [name for name in both if name.rpartition(".")[0] == prefix]
+        self.differing = [name for name in self.weight_names if name in differing]
 
     def by_weights(self) -> Iterator[str]:
-        """What the weights themselves show."""
+        """Causes that the weights show."""
         for name in self.differing:
             stem, _, parameter = name.rpartition(".")
             partner = _partner(stem)
@@ -54,23 +54,23 @@ class _CauseSearch:
             ):
                 gate, up = (
                     (_units(self.base.weight(n), n), _units(self.new.weight(n), n))
-                    for n in (f"{_named(stem, own)}.{parameter}" for own in ("gate", "up"))
+                    for n in (f"{_named(stem, part)}.{parameter}" for part in ("gate", "up"))
                 )
-                if said := _pair(gate, up, stem, self.tolerance):
-                    yield said
+                if cause := _pair(gate, up, stem, self.tolerance):
+                    yield cause
                     continue
             b, n = self.base.weight(name).double(), self.new.weight(name).double()
             if b.dim() > 1 and b.shape[-1] == b.shape[-2] and self._same(n, b.transpose(-1, -2)):
                 yield f"{name} is transposed"
-            elif said := _single(_units(b, name), _units(n, name), name, "rows", self.tolerance):
-                yield said
+            elif cause := _single(_units(b, name), _units(n, name), name, "rows", self.tolerance):
+                yield cause
             elif b.dim() == 2 and _permuted(b.T[:, :_MOST_VALUES], n.T[:, :_MOST_VALUES], self.tolerance):
                 yield f"the columns (inputs) of {name} are in another order"
             else:
                 yield f"{name} differs"
 
     def by_values(self) -> Iterator[str]:
-        """What the step's own values show, where the weights do not."""
+        """Causes that the step's values show, where the weights show none."""
         if self.differing:
             return
         name = self.step.name
@@ -80,18 +80,18 @@ class _CauseSearch:
         if partner and partner in both and self.step.op == "linear":
             gate, up = (
                 (_values(self.base.tensor(s)), _values(self.new.tensor(s)))
-                for s in (_named(name, own) for own in ("gate", "up"))
+                for s in (_named(name, part) for part in ("gate", "up"))
             )
-            if said := _pair(gate, up, name, self.tolerance):
-                yield said
+            if cause := _pair(gate, up, name, self.tolerance):
+                yield cause
                 return
         if self.step.op == "linear" and self._transposed():
             yield f"{name}.weight is transposed"
-        elif (said := self._norm_weight(b, n)) or (said := _single(b, n, name, "features", self.tolerance)):
-            yield said
+        elif (cause := self._norm_weight(b, n)) or (cause := _single(b, n, name, "features", self.tolerance)):
+            yield cause
 
     def _transposed(self) -> bool:
-        """Whether the weight that one side kept, transposed, makes the other side's values."""
+        """Whether one side's saved weight, transposed, gives the other side's values."""
         name, inputs = f"{self.step.name}.weight", self.step.inputs
         if self.step.inner or len(inputs) != 1:
             return False
@@ -125,12 +125,12 @@ class _CauseSearch:
         return None
 
     def nothing(self) -> list[str]:
-        """What to say where nothing was recognised."""
-        if self.own:
+        """The answer where no cause was recognised."""
+        if self.weight_names:
             return [f"the weights of {self.step.name} are the same in both: the arithmetic differs"]
         if self.step.op in ("linear", "norm", "experts"):
-            return ["no known pattern; saved with --save-weights, its weights are compared too"]
-        return [f"what {self.step.name} reads agrees: {self.step.op} itself differs"]
+            return ["no known pattern; save with --save-weights to compare its weights too"]
+        return [f"the inputs of {self.step.name} agree: its {self.step.op} itself differs"]
 
     def _same(self, a: Tensor, b: Tensor) -> bool:
         return _same(a, b, self.tolerance)
@@ -154,15 +154,15 @@ def _pair(gate: Pair, up: Pair, name: str, tolerance: float) -> str | None:
             f"interleaved columns were read as halves{order}": turns_as_halves(first, second),
             f"halves were read as interleaved columns{order}": halves_by_turns(first, second),
         }
-        for said, (as_gate, as_up) in cuts.items():
+        for cut, (as_gate, as_up) in cuts.items():
             if _same(new_gate, as_gate, tolerance) and _same(new_up, as_up, tolerance):
-                return f"{names} come from one fused matrix: {said}"
+                return f"{names} come from one fused matrix: {cut}"
             if _same(new_gate, as_up, tolerance) and _same(new_up, as_gate, tolerance):
-                return f"{names} come from one fused matrix: {said}, and swapped"
+                return f"{names} come from one fused matrix: {cut}, and swapped"
     if _permuted(torch.cat((base_gate, base_up)), torch.cat((new_gate, new_up)), tolerance):
         if _permuted(base_gate, new_gate, tolerance):
-            return None  # each within itself: said of each alone
-        return f"{names} hold the same columns in another order: one fused matrix was cut in another way"
+            return None  # each within itself: reported for each alone
+        return f"{names} have the same columns in another order: one fused matrix was cut in another way"
     return None
 
 
@@ -181,15 +181,15 @@ def _single(base: Tensor, new: Tensor, name: str, units: str, tolerance: float) 
         return None
     factors = (new * base).sum(1, keepdim=True) / base.square().sum(1, keepdim=True)
     if factors.isfinite().all() and _same(new, factors * base, tolerance):
-        return f"each of the {units} of {name} is scaled by a number of its own, such as {factors[0].item():.6g}"
+        return f"each of the {units} of {name} is scaled by its own factor, such as {factors[0].item():.6g}"
     shifts = (new - base).mean(1, keepdim=True)
     if _same(new, base + shifts, tolerance):
-        return f"each of the {units} of {name} is shifted by a number of its own, as a bias does"
+        return f"each of the {units} of {name} is shifted by its own amount, as by a bias"
     return None
 
 
 def _permuted(base: Tensor, new: Tensor, tolerance: float) -> bool:
-    """Whether NEW has BASE's rows in another order; rows are told apart by a fixed random projection."""
+    """Whether NEW has BASE's rows in another order; rows are identified by a fixed random projection."""
     if base.shape != new.shape or not (base.isfinite().all() and new.isfinite().all()):
         return False
     generator = torch.Generator().manual_seed(0)
@@ -198,7 +198,7 @@ def _permuted(base: Tensor, new: Tensor, tolerance: float) -> bool:
 
 
 def _same(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Whether two matrices are one, but for rounding. What is not finite is like nothing: beside Inf all is small."""
+    """Whether two matrices are equal up to rounding; never with NaN or Inf, against which all is small."""
     if a.shape != b.shape or not (a.isfinite().all() and b.isfinite().all()):
         return False
     return gap(a, b).relative <= max(tolerance, 1e-12)
@@ -222,7 +222,7 @@ def _partner(name: str) -> str | None:
     return None if other is None else _named(name, other)
 
 
-def _named(name: str, own: str) -> str:
-    """`own` under the prefix of `name`: `shared.up`, `gate` → `shared.gate`."""
+def _named(name: str, part: str) -> str:
+    """`part` under the prefix of `name`: `shared.up`, `gate` → `shared.gate`."""
     stem, dot, _ = name.rpartition(".")
-    return stem + dot + own
+    return stem + dot + part

@@ -1,4 +1,4 @@
-"""Two saved traces side by side: where the numbers part, by how much, and what is the likely cause."""
+"""Two saved traces side by side: where the numbers differ first, by how much, and the likely cause."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ CONVENTIONS = {
     + ", ".join(f"{limit:g} {dtypes.dtype(str(dtype)).name}" for dtype, limit in TOLERANCE.items())
     + ", by the narrower dtype of a step",
 }
-_SAID = ("source", "name", "layer", "stack", "weights", "mode", "device", "dtype", "seed")
+_RUN_KEYS = ("source", "name", "layer", "stack", "weights", "mode", "device", "dtype", "seed")
 
 
 @dataclass(frozen=True)
 class TensorRow:
-    """One step, or one weight, of both: BASE is the reference, NEW is held to it.
+    """One step, or one weight, of both: BASE is the reference, NEW is compared with it.
 
     `max_error` is the largest |new - base| of the places where both are finite, `relative_error` that over the largest
     finite |base|, `ulps` |new - base| at the worst element in units in the last place of base's value there, in the
     narrower `dtype` of the two; None where that value is 0. `nonfinite` counts places where one is NaN or infinite and
-    the other is not the same: the first of them is then `worst`, and the step departs. NaN in both, or the same
-    infinity, agrees. `worst` is None where all is equal. It `agrees` where relative_error ≤ tolerance.
+    the other differs: the first of them is then `worst`, and the step differs. NaN in both, or the same
+    infinity, agrees. `worst` is None where all values are equal. It `agrees` where relative_error ≤ tolerance.
     """
 
     step: str
@@ -59,7 +59,7 @@ class TensorRow:
 
 @dataclass(frozen=True)
 class TraceMismatch:
-    """Something that the two say of themselves and that is not the same."""
+    """A field in which the records of the two traces differ."""
 
     field: str
     base: str
@@ -68,7 +68,7 @@ class TraceMismatch:
 
 @dataclass(frozen=True)
 class TraceComparison:
-    """`first` is the first step that departs, `causes` why. Where the inputs differ it is not `comparable`."""
+    """`first` is the first step that differs, `causes` why. Where the inputs differ it is not `comparable`."""
 
     comparable: bool
     mismatches: tuple[TraceMismatch, ...]
@@ -100,8 +100,8 @@ def compare(base: Saved, new: Saved, tolerance: float | None = None) -> TraceCom
             mismatches.append(TraceMismatch(f"{step.name}: tokens", _tokens(base, step), _tokens(new, step)))
         else:
             rows.append(_step_row(base, new, step, tolerance))
-    known = {step.name for step in base.steps}
-    mismatches += [TraceMismatch(step.name, "not saved", "saved") for step in new.steps if step.name not in known]
+    names = {step.name for step in base.steps}
+    mismatches += [TraceMismatch(step.name, "not saved", "saved") for step in new.steps if step.name not in names]
     weights = tuple(_weight_row(base, new, name, tolerance) for name in base.weights if name in new.weights)
     first = next((row for row in rows if not row.agrees), None)
     inputs = first is not None and first.op == "input"
@@ -120,8 +120,8 @@ def compare(base: Saved, new: Saved, tolerance: float | None = None) -> TraceCom
 def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> TensorRow:
     """Two tensors of one shape as a TensorRow without names."""
     dtype = narrower(new.dtype, base.dtype)
-    found = gap(new, base)
-    at = found.first_unlike if found.unlike else found.at
+    distance = gap(new, base)
+    at = distance.first_unlike if distance.unlike else distance.at
     limit = TOLERANCE[dtype] if tolerance is None else tolerance
     values = (base.flatten()[at].double().item(), new.flatten()[at].double().item()) if at >= 0 else None
     return TensorRow(
@@ -130,25 +130,25 @@ def difference(new: Tensor, base: Tensor, tolerance: float | None = None) -> Ten
         formula="",
         shape=tuple(base.shape),
         dtype=str(dtype).removeprefix("torch."),
-        max_error=found.largest,
-        relative_error=found.relative,
+        max_error=distance.largest,
+        relative_error=distance.relative,
         ulps=0.0 if values is None else ulps(values[1], values[0], dtype) if values[0] else None,
         worst=written("", unravel(at, base.shape)) if values else None,
         base=values[0] if values else None,
         new=values[1] if values else None,
-        nonfinite=found.unlike,
+        nonfinite=distance.unlike,
         tolerance=limit,
-        agrees=found.unlike == 0 and found.relative <= limit,
+        agrees=distance.unlike == 0 and distance.relative <= limit,
     )
 
 
 def _step_row(base: Saved, new: Saved, step: SavedStep, tolerance: float | None) -> TensorRow:
-    found = difference(new.tensor(step.name), base.tensor(step.name), tolerance)
-    return _named(found, step.name, step.op, step.formula)
+    row = difference(new.tensor(step.name), base.tensor(step.name), tolerance)
+    return _named(row, step.name, step.op, step.formula)
 
 
 def _weight_row(base: Saved, new: Saved, name: str, tolerance: float | None) -> TensorRow:
-    """A weight of both; where shapes differ it departs, and nothing is said of values."""
+    """The row of a weight of both. Raises FFNError where shapes differ."""
     a, b = new.weight(name), base.weight(name)
     if a.shape != b.shape:
         raise FFNError(
@@ -167,13 +167,13 @@ def _tokens(saved: Saved, step: SavedStep) -> str:
 
 
 def _check_same_block(base: Saved, new: Saved) -> None:
-    """Raises FFNError where the steps outside of experts are not the same ones, or not of the same shapes."""
+    """Raises FFNError where the steps outside experts are not the same, or have other shapes."""
     ours, theirs = ([s for s in saved.steps if not s.inner] for saved in (base, new))
     where = f"{new.where} was saved from another block than {base.where}"
     for a, b in zip(ours, theirs, strict=False):
         if (a.name, a.op) != (b.name, b.op):
             mine, other = _assignment(a), _assignment(b)
-            if mine == other:  # the formula does not tell them apart
+            if mine == other:  # the formulas are the same
                 mine, other = f"{mine} is {_kind(a, b)}", _kind(b, a)
             raise FFNError(f"{where}: {mine} in {base.where}, {other} in {new.where}")
         if a.shape != b.shape:
@@ -191,16 +191,16 @@ def _assignment(step: SavedStep) -> str:
 
 
 def _kind(step: SavedStep, other: SavedStep) -> str:
-    """The step's op with those of its fields that the other has not: `linear (into d_model 8, bias False)`."""
-    own = ", ".join(f"{key} {value}" for key, value in step.detail.items() if other.detail.get(key) != value)
-    return f"{step.op} ({own})" if own else step.op
+    """The step's op with those of its fields that the other lacks: `linear (into d_model 8, bias False)`."""
+    details = ", ".join(f"{key} {value}" for key, value in step.detail.items() if other.detail.get(key) != value)
+    return f"{step.op} ({details})" if details else step.op
 
 
 def _mismatches(base: Saved, new: Saved) -> list[TraceMismatch]:
-    """What the records say differently: of the run, then of each step."""
+    """The differences between the records: on the run, then on each step."""
     out = [
         TraceMismatch(key, str(base.block.get(key)), str(new.block.get(key)))
-        for key in _SAID
+        for key in _RUN_KEYS
         if base.block.get(key) != new.block.get(key)
     ]
     if base.fingerprint == new.fingerprint:
@@ -213,6 +213,6 @@ def _mismatches(base: Saved, new: Saved) -> list[TraceMismatch]:
         if a.formula != b.formula:
             out.append(TraceMismatch(f"{a.name}: formula", a.formula, b.formula))
             continue  # the formula says it all
-        said = [(key, a.detail[key], b.detail.get(key)) for key in a.detail]
-        out += [TraceMismatch(f"{a.name}: {key}", mine, str(other)) for key, mine, other in said if mine != other]
+        details = [(key, a.detail[key], b.detail.get(key)) for key in a.detail]
+        out += [TraceMismatch(f"{a.name}: {key}", mine, str(other)) for key, mine, other in details if mine != other]
     return out

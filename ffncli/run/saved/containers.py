@@ -1,8 +1,8 @@
-"""Named tensors and a record beside them in one file: .safetensors, .npz or .json, written and read one by one.
+"""Named tensors and a record in one file: .safetensors, .npz or .json, written and read one by one.
 
-No tensor is copied whole while it is written, but for those whose format a file cannot hold (bf16 in .npz and .json is
-float32 there, which is exact). What is read is checked first: sizes before anything is allocated, never a pickle, never
-anything compressed.
+No tensor is copied whole while it is written, except where the file cannot store its dtype (bf16 in .npz and .json
+becomes float32, which is exact). Files are checked before they are read: sizes before anything is allocated, never a
+pickle, never anything compressed.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ _NUMPY_KINDS = {"f8", "f4", "f2", "i8"}
 
 
 class Container(Protocol):
-    """A file that was opened: its record, the shape of every tensor, and each tensor's values on demand."""
+    """An open file: its record, the shape of every tensor, and each tensor's values on demand."""
 
     record: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
 
     def tensor(self, name: str) -> Tensor:
-        """The values; in .npz and .json bf16 comes as the float32 that it is stored in."""
+        """The values; from .npz and .json, bf16 comes as the stored float32."""
         ...
 
 
 def write(file: BinaryIO, suffix: str, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """All of it into an open file. Raises FFNError for more values than a JSON file should have."""
+    """Write everything into an open file. Raises FFNError for more values than a JSON file should have."""
     {".safetensors": _write_safetensors, ".npz": _write_npz, ".json": _write_json}[suffix](file, tensors, record)
 
 
 def open_container(path: Path) -> Container:
     """A file that `write` made. Raises FFNError, naming it, for anything else."""
     if path.suffix not in TENSOR_SUFFIXES:
-        raise FFNError(f"{shown_path(path)} is no saved trace", f"known: {', '.join(TENSOR_SUFFIXES)}")
+        raise FFNError(f"{shown_path(path)} is not a saved trace", f"supported: {', '.join(TENSOR_SUFFIXES)}")
     try:
         openers: dict[str, Callable[[Path], Container]] = {
             ".safetensors": _open_safetensors, ".npz": _Npz, ".json": _open_json,
@@ -67,11 +67,11 @@ def open_container(path: Path) -> Container:
 
 
 def _no_trace(path: Path) -> FFNError:
-    return FFNError(f"{shown_path(path)} is no saved trace", "make one with ffn trace --save FILE")
+    return FFNError(f"{shown_path(path)} is not a saved trace", "make one with ffn trace --save FILE")
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """A tensor's bytes in order, without a copy where it lies so on the CPU."""
+    """A tensor's bytes in order, without a copy where it is contiguous on the CPU."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
@@ -79,7 +79,7 @@ def _bytes(tensor: Tensor) -> Any:
 
 
 def _write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """As the format's description has it: length, JSON header padded to 8 bytes, then the data without a gap.
+    """After the format's specification: length, JSON header padded to 8 bytes, then the data without a gap.
 
     The library's own writer takes all tensors as bytes at once, which doubles the memory.
     """
@@ -142,14 +142,14 @@ def _write_npz(file: BinaryIO, tensors: Mapping[str, Tensor], record: Mapping[st
 
 
 class _Npz:
-    """A zip of arrays. Each array is held to its own header and to the size that the zip gives it."""
+    """A zip of arrays. Each array is checked against its header and its size in the zip."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             self.archive = zipfile.ZipFile(path)
         except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-            raise FFNError(f"{shown_path(path)} is no .npz file: {str(error)[:60]}") from None
+            raise FFNError(f"{shown_path(path)} is not a .npz file: {str(error)[:60]}") from None
         self.members = _members(self.archive, path)
         if _RECORD not in self.members:
             raise _no_trace(path)
@@ -173,17 +173,17 @@ class _Npz:
             raise self._broken(name, f"is damaged: {str(error)[:60]}") from None
 
     def _header(self, name: str, member: BinaryIO) -> tuple[tuple[int, ...], Any, int]:
-        """(shape, numpy's dtype, bytes of data) as the array's own header says."""
+        """(shape, numpy's dtype, bytes of data) from the array's header."""
         import numpy
 
         readers = {(1, 0): numpy.lib.format.read_array_header_1_0, (2, 0): numpy.lib.format.read_array_header_2_0}
         try:
             shape, fortran, dtype = readers[numpy.lib.format.read_magic(member)](member)
         except (ValueError, KeyError, SyntaxError, TypeError, RecursionError) as error:
-            raise self._broken(name, f"is no array: {str(error)[:60]}") from None
+            raise self._broken(name, f"is not an array: {str(error)[:60]}") from None
         size = self.members[name].file_size - member.tell()
         if fortran or dtype.hasobject or any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize != size:
-            raise self._broken(name, f"has {size} bytes of data, which are no {dtype} {shown(list(shape))}")
+            raise self._broken(name, f"has {size} bytes of data, which do not fit {dtype} {shown(list(shape))}")
         return shape, dtype, size
 
     def _read(self, name: str, allowed: Callable[[str], bool]) -> Any:
@@ -194,7 +194,7 @@ class _Npz:
             if not allowed(dtype.str.lstrip("<|")):
                 raise self._broken(name, f"holds {dtype}, which no trace has")
             data, at = bytearray(size), 0
-            while at < size and (piece := member.read(_PIECE)):  # read at once it would be in memory twice
+            while at < size and (piece := member.read(_PIECE)):  # read all at once, it would be in memory twice
                 data[at : at + len(piece)] = piece
                 at += len(piece)
         return numpy.frombuffer(data, dtype).reshape(shape) if data else numpy.zeros(shape, dtype)
@@ -206,16 +206,16 @@ class _Npz:
 def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
     """The arrays by name. Raises FFNError for a compressed one, which could be of any size, and for two of one name."""
     total = path.stat().st_size
-    found: dict[str, zipfile.ZipInfo] = {}
+    members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
         where = f"{shown_path(path)}: array {shown(name, 120)}"
         if member.compress_type != zipfile.ZIP_STORED or member.file_size > total or member.flag_bits & 1:
             raise FFNError(f"{where} is compressed or encrypted", "ffn trace --save stores arrays as they are")
-        if name in found:
-            raise FFNError(f"{where} is there twice")
-        found[name] = member
-    return found
+        if name in members:
+            raise FFNError(f"{where} is duplicated")
+        members[name] = member
+    return members
 
 
 # --- .json ------------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def _write_json(file: BinaryIO, tensors: Mapping[str, Tensor], record: Mapping[s
     count = sum(tensor.numel() for tensor in tensors.values())
     if count > MOST_JSON_VALUES:
         advice = "save as .safetensors or .npz"
-        raise FFNError(f"a .json of {count:,} values is more than the {MOST_JSON_VALUES:,} that are written", advice)
+        raise FFNError(f"{count:,} values are too many for a .json (the limit is {MOST_JSON_VALUES:,})", advice)
     file.write(f'{{"{_RECORD}": {json.dumps(record)},\n"tensors": {{'.encode())
     for at, (name, tensor) in enumerate(tensors.items()):
         head = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
@@ -269,13 +269,13 @@ class _Json:
         integer = entry["dtype"] == "int64"
         wanted = (int,) if integer else (int, float)
         if len(flat) != math.prod(self.shapes[name]) or not all(type(v) in wanted for v in flat):
-            raise FFNError(f"{shown_path(self.path)}: the values of {shown(name, 120)} do not make up its shape")
+            raise FFNError(f"{shown_path(self.path)}: the values of {shown(name, 120)} do not fill its shape")
         kind = torch.int64 if integer else torch.float64
         try:
-            found = torch.tensor(flat, dtype=kind).reshape(self.shapes[name])
-        except (OverflowError, RuntimeError, ValueError):  # JSON's whole numbers have no end
+            values = torch.tensor(flat, dtype=kind).reshape(self.shapes[name])
+        except (OverflowError, RuntimeError, ValueError):  # JSON's whole numbers have no limit
             raise FFNError(f"{shown_path(self.path)}: a value of {shown(name, 120)} is too large for {kind}") from None
-        return found if integer else found.to(getattr(torch, entry["dtype"]))
+        return values if integer else values.to(getattr(torch, entry["dtype"]))
 
 
 def _open_json(path: Path) -> _Json:

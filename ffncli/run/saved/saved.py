@@ -1,4 +1,4 @@
-"""Saved traces: every step's whole tensor in one file, with what the block was, so that two can be compared."""
+"""Saved traces: every step's whole tensor in one file, with the block's description, so that two can be compared."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ffncli.run.saved.containers import Container, open_container, write
 from ffncli.system.files import written_whole
 from ffncli.version import __version__
 
-SMALL_WEIGHTS = 64_000_000  # bytes of weights that are saved without being asked for
+SMALL_WEIGHTS = 64_000_000  # bytes of weights that are saved by default
 _FORMAT = 1
 _WEIGHTS, _TOKENS = "weights/", "tokens/"
 
 
 @dataclass(frozen=True)
 class SavedStep:
-    """A step as it was saved: what it was, and its tensor's shape and dtype. `detail` are the op's fields in words."""
+    """A saved step: its op and formula, and its tensor's shape and dtype. `detail` are the op's fields in words."""
 
     name: str
     op: str
@@ -37,13 +37,13 @@ class SavedStep:
 
     @property
     def inner(self) -> bool:
-        """Whether it stands inside an expert: such steps are saved where --expert asks for them."""
+        """Whether it is inside an expert: such steps are saved with --expert."""
         return self.detail.get("inside") == "expert"
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A saved trace that was opened. Values are read when they are asked for.
+    """An open saved trace. Values are read on demand.
 
     `block` is what was run (docs/json.md: trace, `block`), with its `seed` and `dtype`.
     """
@@ -55,17 +55,17 @@ class Saved:
     container: Container
 
     def tensor(self, step: str) -> Tensor:
-        """A step's values in the dtype that it had."""
+        """A step's values in its dtype."""
         dtype: torch.dtype = getattr(torch, next(s.dtype for s in self.steps if s.name == step))
         return self.container.tensor(step).to(dtype)
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """The canonical names of the weights that are in the file."""
+        """The canonical names of the weights in the file."""
         return tuple(name.removeprefix(_WEIGHTS) for name in self.container.shapes if name.startswith(_WEIGHTS))
 
     def weight(self, name: str) -> Tensor:
-        """A weight by its canonical name, in the dtype of the block's inputs, as it was when it was used."""
+        """A weight by its canonical name, in the dtype of the block's inputs, as in the run."""
         dtype: torch.dtype = getattr(torch, self.steps[0].dtype)
         return self.container.tensor(_WEIGHTS + name).to(dtype)
 
@@ -78,7 +78,7 @@ class Saved:
 def kept_for_saving(
     steps: Sequence[Step], inputs: Mapping[str, Tensor], inside: frozenset[int] | None
 ) -> frozenset[str]:
-    """The tensors that a trace must keep to be saved: all of the block, and those inside the experts asked for."""
+    """The tensors that a trace must keep to be saved: all of the block, and those inside the requested experts."""
     names = {*inputs, *(step.output for step in steps)}
     for step in steps:
         if isinstance(step.op, Experts):
@@ -90,7 +90,7 @@ def kept_for_saving(
 def save(
     path: Path, steps: Sequence[Step], result: Trace, block: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> None:
-    """Write the trace whole or not at all, with these weights. `result` must hold every recorded tensor.
+    """Write the trace whole or not at all, with these weights. `result` must have every recorded tensor.
 
     Raises FFNError (exit 3) where it cannot be written.
     """
@@ -121,7 +121,7 @@ def save(
 
 
 def fingerprint(steps: Sequence[Step]) -> str:
-    """What tells one block from another: a sha256 over its steps as text, sizes included."""
+    """An identifier of the block: a sha256 over its steps as text, sizes included."""
     text = "\n".join(f"{s.output} = {right_hand_side(s, steps)} {s.inputs} {_fields(s)}" for s in steps)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -156,11 +156,11 @@ def open_saved(path: Path) -> Saved:
         raise FFNError(f"{where} is a saved trace of format {version}", f"this version reads format {_FORMAT}")
     steps, block, mark = record.get("steps"), record.get("block"), record.get("fingerprint")
     if not isinstance(steps, list) or not steps or not isinstance(block, dict) or not isinstance(mark, str):
-        raise FFNError(f"{where} is no saved trace: it does not say its steps")
-    found = tuple(_step(entry, container, where) for entry in steps)
-    if len({step.name for step in found}) != len(found):
-        raise FFNError(f"{where}: a step is there twice")
-    return Saved(where, block, mark, found, container)
+        raise FFNError(f"{where} is not a saved trace: it does not list its steps")
+    saved_steps = tuple(_step(entry, container, where) for entry in steps)
+    if len({step.name for step in saved_steps}) != len(saved_steps):
+        raise FFNError(f"{where}: a step is duplicated")
+    return Saved(where, block, mark, saved_steps, container)
 
 
 def _step(entry: Any, container: Container, where: str) -> SavedStep:
@@ -173,7 +173,7 @@ def _step(entry: Any, container: Container, where: str) -> SavedStep:
     except (KeyError, TypeError, AttributeError):
         plain = False
     if not plain or len(step.shape) < 2 or step.dtype not in ("float64", "float32", "bfloat16", "float16"):
-        raise FFNError(f"{where}: a step is not described as ffn trace --save does")
+        raise FFNError(f"{where}: a step is not in the format of ffn trace --save")
     if container.shapes.get(step.name) != step.shape:
-        raise FFNError(f"{where}: step {shown(step.name)} says shape {shown(list(step.shape))}, its tensor is not so")
+        raise FFNError(f"{where}: step {shown(step.name)} has shape {shown(list(step.shape))}, its tensor another")
     return step

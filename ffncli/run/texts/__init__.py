@@ -1,4 +1,4 @@
-"""The founding texts, run: what each says of its block, computed, and whether it holds."""
+"""The founding texts, run: what each states about its block, computed, and whether it holds."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def facts(name: str, ready: Prepared) -> tuple[Fact, ...]:
     import torch
 
     with torch.no_grad():
-        found: tuple[Fact, ...] = import_module(f"ffncli.run.texts.{name}").facts(ready)
-    return found
+        text_facts: tuple[Fact, ...] = import_module(f"ffncli.run.texts.{name}").facts(ready)
+    return text_facts

@@ -1,4 +1,4 @@
-"""Questions and answers on the Transformer: BERT's block, its size beside attention, widths, slopes, its place."""
+"""Questions and answers on the Transformer: BERT's block, its size against attention, widths, slopes, its place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ffncli.run.texts.fact import Fact, Verdict, compared, drawn, number
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Parameters, the share of the layer, wider and narrower blocks, ReLU beside GELU, the place in the layer."""
+    """Parameters, the share of the layer, wider and narrower blocks, ReLU against GELU, the place in the layer."""
     models = [model for name in catalog.names() if (model := catalog.find(name))]
     return (*_parameters(ready), *_share(models), *_widths(ready), _balance(models), *_slopes(), _and(), _place(ready))
 
@@ -79,10 +79,10 @@ def _widths(ready: Prepared) -> list[Fact]:
     """d_ff of 1, 4 and 8 times d_model."""
     spec = ready.layer.spec
     sizes = {n: cost(ffn_steps(steps(replace(spec, d_ff=n * spec.d_model)))).params for n in (1, 4, 8)}
-    found = ", ".join(f"{n}x {size:,}" for n, size in sizes.items())
+    figure = ", ".join(f"{n}x {size:,}" for n, size in sizes.items())
     return [
         Fact(
-            "parameters at d_ff of 1, 4 and 8 times d_model", found, note=f"8x has {sizes[8] / sizes[4]:.2f} times 4x"
+            "parameters at d_ff of 1, 4 and 8 times d_model", figure, note=f"8x has {sizes[8] / sizes[4]:.2f} times 4x"
         ),
         _overfitting(),
     ]
@@ -97,18 +97,18 @@ def _overfitting(d_model: int = 8) -> Fact:
     test, direction = drawn(4000, d_model, seed=3), drawn(d_model, 1, seed=4) / d_model**0.5
     few, many = 10 * d_model, 400 * d_model
     x, noise = drawn(many, d_model, seed=5), 0.3 * drawn(many, 1, seed=6)
-    found: dict[int, dict[int, float]] = {few: {}, many: {}}
-    for samples in found:
+    rmse: dict[int, dict[int, float]] = {few: {}, many: {}}
+    for samples in rmse:
         for times in (1, 4, 8):
             width = times * d_model
             hidden, unseen = ((part @ up[:, :width] + bias[:width]).relu() for part in (x[:samples], test))
             fit = torch.linalg.lstsq(hidden, (x[:samples] @ direction).sin() + noise[:samples]).solution
-            found[samples][times] = float((unseen @ fit - (test @ direction).sin()).square().mean().sqrt())
+            rmse[samples][times] = float((unseen @ fit - (test @ direction).sin()).square().mean().sqrt())
     texts = [
         f"{', '.join(f'{error:.2f} at {times}x' for times, error in errors.items())} after {samples:,} noisy samples"
-        for samples, errors in found.items()
+        for samples, errors in rmse.items()
     ]
-    overfits = {samples: errors[8] > errors[4] for samples, errors in found.items()}
+    overfits = {samples: errors[8] > errors[4] for samples, errors in rmse.items()}
     verdict: Verdict = "depends" if len(set(overfits.values())) == 2 else "holds" if overfits[many] else "wrong"
     return Fact(
         "8x overfits", "; ".join(texts), "", verdict,
@@ -134,19 +134,19 @@ def _balance(models: Sequence[Resolved]) -> Fact:
 def _slopes() -> list[Fact]:
     """f and its slope around 0."""
     points = (-1.0, -0.1, 0.1, 1.0)
-    found = {
+    slopes = {
         name: ", ".join(f"{number(float(TABLE[name].slope(x, SCALAR)), 3)} at {x:g}" for x in points)
         for name in ("relu", "gelu")
     }
     tiny = 1e-9
-    jumps = {n: abs(float(TABLE[n].slope(tiny, SCALAR)) - float(TABLE[n].slope(-tiny, SCALAR))) for n in found}
+    jumps = {n: abs(float(TABLE[n].slope(tiny, SCALAR)) - float(TABLE[n].slope(-tiny, SCALAR))) for n in slopes}
     return [
         Fact(
-            "relu has no gradient below 0", f"slope {found['relu']}", "",
+            "relu has no gradient below 0", f"slope {slopes['relu']}", "",
             "holds" if TABLE["relu"].slope(-1.0, SCALAR) == 0 else "wrong",
         ),
         Fact(
-            "gelu has one below 0 too", f"slope {found['gelu']}", "",
+            "gelu has one below 0 too", f"slope {slopes['gelu']}", "",
             "holds" if TABLE["gelu"].slope(-1.0, SCALAR) != 0 else "wrong",
         ),
         Fact(
@@ -159,7 +159,7 @@ def _slopes() -> list[Fact]:
 
 
 def _and() -> Fact:
-    """One unit makes `and` of two truth values, which no linear map can."""
+    """One unit computes `and` of two truth values, which no linear map can."""
     cases = [(a, b) for a in (0.0, 1.0) for b in (0.0, 1.0)]
     unit = [float(TABLE["relu"].f(a + b - 1, SCALAR)) for a, b in cases]
     inputs = torch.tensor([[a, b, 1.0] for a, b in cases], dtype=torch.float64)

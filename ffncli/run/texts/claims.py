@@ -21,7 +21,7 @@ _ORDER: tuple[Verdict, ...] = ("wrong", "depends", "holds")
 
 @dataclass(frozen=True)
 class TextClaim:
-    """One claim of one text. `figure` is computed and stands in what `command` prints; `why` says what it means."""
+    """One claim of one text. `figure` is computed and is in the output of `command`; `why` says what it means."""
 
     text: str
     claim: str
@@ -33,12 +33,12 @@ class TextClaim:
 
 def claims() -> tuple[TextClaim, ...]:
     """Every claim that can be checked: runs all five texts. Raises FFNError where this machine cannot."""
-    found: list[tuple[str, str, Fact]] = []
+    items: list[tuple[str, str, Fact]] = []
     for name, text in TEXTS.items():
         example = find(name)
-        found += [(name, text, fact) for fact in facts(name, prepare(example.model, example=example)) if fact.verdict]
-    found.sort(key=lambda item: _rank(item[2]))
-    return tuple(_claim(*item) for item in found)
+        items += [(name, text, fact) for fact in facts(name, prepare(example.model, example=example)) if fact.verdict]
+    items.sort(key=lambda item: _rank(item[2]))
+    return tuple(_claim(*item) for item in items)
 
 
 def _rank(fact: Fact) -> tuple[int, int]:

@@ -35,11 +35,11 @@ WIDTHS = (4, 16, 64, 256)
 def facts(ready: Prepared) -> tuple[Fact, ...]:
     """The block, its collapse without a non-linearity, approximation, convolutions, the final layer."""
     ready = doubled(ready)
-    seen = intermediates(ready)
+    tensors = intermediates(ready)
     steps = ffn_steps(ready.steps)
     return (
-        _widths(steps), *_convolutions(ready, seen), *_collapse(steps, ready.weights),
-        *map(_approximation, ("relu", "sigmoid", "tanh", "identity")), *_final(ready, seen),
+        _widths(steps), *_convolutions(ready, tensors), *_collapse(steps, ready.weights),
+        *map(_approximation, ("relu", "sigmoid", "tanh", "identity")), *_final(ready, tensors),
     )  # fmt: skip
 
 
@@ -48,13 +48,13 @@ def _widths(steps: Sequence[Step]) -> Fact:
     return compared("widths", "512 → 2048 → 512", f"{into[1].size} → {into[0].size} → {out[0].size}")
 
 
-def _convolutions(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
+def _convolutions(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
     """Two Conv1d of kernel size 1 over (B, d_model, L), against the block's steps."""
-    weights, rows = ready.weights, seen["x"]
+    weights, rows = ready.weights, tensors["x"]
     x = (rows if rows.dim() == 3 else rows.unsqueeze(0)).transpose(1, 2)
     hidden = functional.conv1d(x, weights["up.weight"].unsqueeze(-1), weights["up.bias"]).relu()
     y = functional.conv1d(hidden, weights["down.weight"].unsqueeze(-1), weights["down.bias"])
-    apart = gap(y.transpose(1, 2).reshape(seen["down"].shape), seen["down"]).relative
+    apart = gap(y.transpose(1, 2).reshape(tensors["down"].shape), tensors["down"]).relative
     flops = cost(ffn_steps(ready.steps)).flops
     return [
         Fact(
@@ -76,10 +76,10 @@ def _collapse(steps: Sequence[Step], weights: Mapping[str, Tensor]) -> list[Fact
     blocks = [weights, *(random_weights(steps, generator, torch.float64) for _ in range(2))]
     x, bent = drawn(4, 512), function(steps, weights)
     deep, matrix, bias, out = x, torch.eye(512, dtype=torch.float64), torch.zeros(512, dtype=torch.float64), []
-    for own in blocks:
-        deep = function(linear, own)(deep)
-        matrix = own["down.weight"] @ own["up.weight"] @ matrix
-        bias = own["down.weight"] @ (own["up.weight"] @ bias + own["up.bias"]) + own["down.bias"]
+    for block in blocks:
+        deep = function(linear, block)(deep)
+        matrix = block["down.weight"] @ block["up.weight"] @ matrix
+        bias = block["down.weight"] @ (block["up.weight"] @ bias + block["up.bias"]) + block["down.bias"]
         out.append(gap(x @ matrix.T + bias, deep).relative)
     curved = departure(bent, x, drawn(4, 512, seed=1))
     note = f"one matrix [512, 512] and one bias; with relu max |f(a+b) − f(a) − f(b) + f(0)| is {number(curved)}"
@@ -103,7 +103,7 @@ def _approximation(name: str) -> Fact:
     and less than training could reach.
     """
     x = torch.linspace(-3, 3, 400, dtype=torch.float64).unsqueeze(-1)
-    target, found = (2 * x).sin(), []
+    target, rmse = (2 * x).sin(), []
     for width in WIDTHS:
         # Slopes drawn, and every unit bends somewhere on the interval.
         slopes, bends = (
@@ -112,11 +112,9 @@ def _approximation(name: str) -> Fact:
         )
         hidden = torch.cat([activation(name)(slopes * (x - bends)), torch.ones_like(x)], 1)
         fit = torch.linalg.lstsq(hidden, target, rcond=1e-10, driver="gelsd").solution
-        found.append(float((hidden @ fit - target).square().mean().sqrt()))
-    near = found[-1] < 0.01
-    errors = ", ".join(
-        f"{'below 0.001' if e < 1e-3 else f'{e:.2g}'} at {w}" for e, w in zip(found, WIDTHS, strict=True)
-    )
+        rmse.append(float((hidden @ fit - target).square().mean().sqrt()))
+    near = rmse[-1] < 0.01
+    errors = ", ".join(f"{'below 0.001' if e < 1e-3 else f'{e:.2g}'} at {w}" for e, w in zip(rmse, WIDTHS, strict=True))
     if name == "identity":
         return Fact("the same with identity units", f"rmse {errors}", note="one line is all that they can make")
     return Fact(
@@ -127,14 +125,14 @@ def _approximation(name: str) -> Fact:
     )  # fmt: skip
 
 
-def _final(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
+def _final(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
     """logits = W·h + b and their softmax."""
-    if "probs" not in seen:
+    if "probs" not in tensors:
         return []
     weight = ready.weights["logits.weight"]
     vocab = weight.shape[0]
-    apart = gap(seen["probs"].sum(-1), torch.ones(seen["probs"].shape[:-1], dtype=torch.float64)).largest
-    same = bool((seen["probs"].argmax(-1) == seen["logits"].argmax(-1)).all())
+    apart = gap(tensors["probs"].sum(-1), torch.ones(tensors["probs"].shape[:-1], dtype=torch.float64)).largest
+    same = bool((tensors["probs"].argmax(-1) == tensors["logits"].argmax(-1)).all())
     return [
         compared("W of the final layer", f"V×512 = [{vocab}, 512]", f"V×512 = {list(weight.shape)}"),
         Fact(

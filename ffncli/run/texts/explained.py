@@ -32,22 +32,22 @@ WORKED = (
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Shapes and counts, the dot product of one unit, the worked values, what is said of positions and attention."""
+    """Shapes and counts, the dot product of one unit, the worked values, the claims on positions and attention."""
     ready = doubled(ready)
     return (
-        *_sizes(ready), *_dot_product(ready), *(_gelu(x, said) for x, said in WORKED), _phi(), _positions(ready),
+        *_sizes(ready), *_dot_product(ready), *(_gelu(x, stated) for x, stated in WORKED), _phi(), _positions(ready),
         _attention(),
     )  # fmt: skip
 
 
 def _sizes(ready: Prepared) -> list[Fact]:
     up, down = ready.weights["up.weight"], ready.weights["down.weight"]
-    found = f"{list(up.T.shape)} and {list(down.T.shape)}"
+    shapes = f"{list(up.T.shape)} and {list(down.T.shape)}"
     note = f"torch stores the transposed: up.weight {list(up.shape)}, down.weight {list(down.shape)}"
     matrices, whole = up.numel(), cost(ready.steps).params
     biases = f"{matrices:,} in each matrix, {whole - 2 * matrices:,} in the biases"
     return [
-        compared("shapes of W1[in, out] and W2[in, out]", "[512, 2048] and [2048, 512]", found, note),
+        compared("shapes of W1[in, out] and W2[in, out]", "[512, 2048] and [2048, 512]", shapes, note),
         compared("d_ff over d_model", "4", f"{up.shape[0] / up.shape[1]:g}"),
         Fact("parameters", f"{whole:,}", note=biases),
         Fact("inputs of 'Hello'", "0.146, 0.108, 0.192, ..., 0.11 are the text's, the 508 between them ours"),
@@ -56,11 +56,11 @@ def _sizes(ready: Prepared) -> list[Fact]:
 
 def _dot_product(ready: Prepared) -> list[Fact]:
     """One hidden unit written out, with torch's index and with the text's, and with its numbers."""
-    seen = intermediates(ready)
-    x, w, bias = seen["x"].flatten(0, -2)[0], ready.weights["up.weight"][0], ready.weights["up.bias"][0]
+    tensors = intermediates(ready)
+    x, w, bias = tensors["x"].flatten(0, -2)[0], ready.weights["up.weight"][0], ready.weights["up.bias"][0]
     terms = [f"{x[i]:.3f}·{number(float(w[i]))}" for i in (0, 1)]
     last = f"{x[-1]:.3f}·{number(float(w[-1]))}"
-    total, printed = float(x @ w + bias), float(seen["up"].flatten(0, -2)[0, 0])
+    total, printed = float(x @ w + bias), float(tensors["up"].flatten(0, -2)[0, 0])
     return [
         Fact("one unit, torch's W[out, in]", "up[0] = x[0]·W[0,0] + x[1]·W[0,1] + ... + x[511]·W[0,511] + b[0]"),
         Fact(
@@ -75,15 +75,15 @@ def _dot_product(ready: Prepared) -> list[Fact]:
     ]  # fmt: skip
 
 
-def _gelu(x: float, said: str) -> Fact:
-    """One worked value, to as many digits as the text gives, with what f(x)/x has to be."""
+def _gelu(x: float, stated: str) -> Fact:
+    """One worked value, to as many digits as the text gives, with the correct f(x)/x."""
     exact = float(TABLE["gelu"].f(x, SCALAR))
-    holds = number(exact, len(said.rpartition(".")[2])) == said
+    holds = number(exact, len(stated.rpartition(".")[2])) == stated
     note = f"f(x)/x = Φ(x) = {number(exact / x)}"
     if not holds:
-        note += f", and {said}/{x:g} = {number(float(said) / x)}"
-    return Fact(f"gelu({x:g})", number(exact), said, "holds" if holds else "wrong", note,
-                f"ffn activations gelu --expect {x:g}={said}")  # fmt: skip
+        note += f", and {stated}/{x:g} = {number(float(stated) / x)}"
+    return Fact(f"gelu({x:g})", number(exact), stated, "holds" if holds else "wrong", note,
+                f"ffn activations gelu --expect {x:g}={stated}")  # fmt: skip
 
 
 def _phi() -> Fact:

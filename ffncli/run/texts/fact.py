@@ -15,15 +15,15 @@ from ffncli.run.engine.prepare import Prepared
 
 Verdict = Literal["", "holds", "depends", "wrong"]
 Block = Callable[[Tensor], Tensor]
-ROUNDING = 1e-12  # what is below is rounding's alone, in float64
+ROUNDING = 1e-12  # smaller errors are rounding alone, in float64
 
 
 @dataclass(frozen=True)
 class Fact:
-    """`found` is computed. `verdict` is on what the text says, "" where it says nothing that can be checked.
+    """`found` is computed. `verdict` is on the text's statement, "" where it has none that can be checked.
 
-    `said` are the text's own words or numbers, "" where `topic` already states them. `command` shows `found` too, where
-    another does than the text's own example.
+    `said` are the text's own words or numbers, "" where `topic` already states them. `command` is one that shows
+    `found`, where the text's example does not.
     """
 
     topic: str
@@ -34,9 +34,9 @@ class Fact:
     command: str = ""
 
 
-def compared(topic: str, said: str, found: str, note: str = "", command: str = "") -> Fact:
-    """A fact whose verdict is whether the text's words are what is found, to the digits that it gives."""
-    return Fact(topic, found, said, "holds" if said == found else "wrong", note, command)
+def compared(topic: str, stated: str, figure: str, note: str = "", command: str = "") -> Fact:
+    """A fact that holds where the text's statement equals the computed figure, to the digits that the text gives."""
+    return Fact(topic, figure, stated, "holds" if stated == figure else "wrong", note, command)
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -45,17 +45,17 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def error(value: float, bound: float) -> str:
-    """An error that rounding alone makes reads `below 1e-12`: what exactly it is depends on the machine."""
+    """An error due to rounding alone is shown as `below 1e-12`: its exact value depends on the machine."""
     return f"below {bound:g}" if value < bound else f"{value:.3g}"
 
 
 def agrees(value: float, bound: float) -> Verdict:
-    """Whether an error is rounding's alone."""
+    """Whether an error is due to rounding alone."""
     return "holds" if value < bound else "wrong"
 
 
 def doubled(ready: Prepared) -> Prepared:
-    """The same run in float64 on the CPU, so that what is shown is the block's and not rounding's."""
+    """The same run in float64 on the CPU, so that the figures are free of rounding."""
     masks = {name: mask.cpu() for name, mask in ready.mode.masks.items()}
     return replace(
         ready,
@@ -78,7 +78,7 @@ def intermediates(ready: Prepared) -> dict[str, Tensor]:
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal numbers in float64, the same in every run."""
+    """Standard normal random numbers in float64, the same in every run."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 

@@ -36,30 +36,30 @@ ROUNDING = 1e-5  # of float32 sums of 11008 terms
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """Names, the merge-add, the norm, the split over nodes with what it sends, ratios, formats, what Q80 changes."""
-    seen = intermediates(ready)
+    """Names, the merge-add, the norm, the split over nodes and the bytes sent, ratios, formats, the effect of Q80."""
+    tensors = intermediates(ready)
     return (
-        *_names(ready.steps), *_order(ready, seen), *_slices(ready), _whole(ready, seen), _collectives(ready),
-        *_ratios(), _at_equal_parameters(ready), _bends(), _experts(), *_formats(), _between_the_steps(ready, seen),
+        *_names(ready.steps), *_order(ready, tensors), *_slices(ready), _whole(ready, tensors), _collectives(ready),
+        *_ratios(), _at_equal_parameters(ready), _bends(), _experts(), *_formats(), _between_the_steps(ready, tensors),
     )  # fmt: skip
 
 
 def _names(steps: Sequence[Step]) -> list[Fact]:
-    found = ", ".join(f"{weight_symbol(name, 'weight', steps)} {name}" for name in ("gate", "up", "down"))
+    symbols = ", ".join(f"{weight_symbol(name, 'weight', steps)} {name}" for name in ("gate", "up", "down"))
     return [
-        compared("what W1, W3 and W2 are", "W1 gate, W3 up, W2 down", found),
+        compared("what W1, W3 and W2 are", "W1 gate, W3 up, W2 down", symbols),
         Fact("the text's D, L, H, Y", "gate, up, hidden, down", note="D = X·W1, L = X·W3, H = SiLU(D) ⊙ L, Y = H·W2"),
     ]
 
 
-def _order(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
+def _order(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
     """The merge-add first, then the norm as the text writes it, then the shapes."""
     first, norm = ready.steps[0], next(s for s in ready.steps if isinstance(s.op, Norm))
     assert isinstance(norm.op, Norm)
-    merged, eps = seen["merged"], norm.op.eps
-    said = merged / (merged.square().mean(-1, keepdim=True) + eps).sqrt() * ready.weights["norm.weight"]
-    apart = gap(seen["norm"], said).relative
-    start, wide, end = (list(seen[name].shape) for name in ("norm", "gate", "down"))
+    merged, eps = tensors["merged"], norm.op.eps
+    expected = merged / (merged.square().mean(-1, keepdim=True) + eps).sqrt() * ready.weights["norm.weight"]
+    apart = gap(tensors["norm"], expected).relative
+    start, wide, end = (list(tensors[name].shape) for name in ("norm", "gate", "down"))
     same = start == end and wide == [*start[:-1], parameters(ready.steps)["gate.weight"][0].size]
     return [
         compared("the block begins with", "x + attention", " + ".join(first.inputs), f"{first.output} has two inputs"),
@@ -72,12 +72,12 @@ def _order(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
 
 
 def _slices(ready: Prepared) -> list[Fact]:
-    """One node's part of each matrix, by the real split, and what both schools call it."""
+    """One node's part of each matrix, by the real split, and the two names in use for it."""
     part = {n: [axis.size for axis in axes] for n, axes in parameters(shard(ready.steps, 0, NODES)).items()}
-    found = f"{part['gate.weight'][::-1]} and {part['down.weight'][::-1]}"
+    shapes = f"{part['gate.weight'][::-1]} and {part['down.weight'][::-1]}"
     return [
         compared(
-            "slices of W1 (and W3) and of W2 on 4 nodes", "[4096, 2752] and [2752, 4096]", found,
+            "slices of W1 (and W3) and of W2 on 4 nodes", "[4096, 2752] and [2752, 4096]", shapes,
             f"as W[in, out]; torch's gate.weight is {part['gate.weight']}, down.weight {part['down.weight']}",
         ),
         Fact(
@@ -89,17 +89,17 @@ def _slices(ready: Prepared) -> list[Fact]:
 
 
 def _place(name: str) -> str:
-    """What a tensor's split over ranks is called, by the model's own count."""
-    known = catalog.find("llama-2-7b")
-    assert known is not None
-    parts = split(known.model, NODES, dtypes.dtype("fp32")).groups[0].slices
+    """The name of a tensor's split over ranks, from the model's own count."""
+    resolved = catalog.find("llama-2-7b")
+    assert resolved is not None
+    parts = split(resolved.model, NODES, dtypes.dtype("fp32")).groups[0].slices
     return next(part.place for part in parts if part.name == name)
 
 
-def _whole(ready: Prepared, seen: Mapping[str, Tensor]) -> Fact:
+def _whole(ready: Prepared, tensors: Mapping[str, Tensor]) -> Fact:
     """Every node runs its own steps on its own slices; only the sum needs the others."""
     partial = [_node(ready, rank) for rank in range(NODES)]
-    apart = gap(torch.stack(partial).sum(0), seen["down"]).relative
+    apart = gap(torch.stack(partial).sum(0), tensors["down"]).relative
     shape = list(partial[0].shape)
     return Fact(
         "partial sums of 4 nodes, each of full width, summed = whole",
@@ -121,10 +121,10 @@ def _collectives(ready: Prepared) -> Fact:
     width = dtypes.dtype("fp32").block_bytes
     gather = all_gather_bytes(sizes["gate.weight"] * width, NODES)
     reduce = ring_all_reduce_bytes(sizes["down.weight"] * width, NODES)
-    found = f"collectives: {count}; the All-Gather is not needed, it would cost {gather:,} bytes"
+    figure = f"collectives: {count}; the All-Gather is not needed, it would cost {gather:,} bytes"
     verdict: Verdict = "wrong" if count != 2 else "holds"
     return Fact(
-        "collectives of one block", found, "an All-Gather after W1 and W3, an All-Reduce after W2", verdict,
+        "collectives of one block", figure, "an All-Gather after W1 and W3, an All-Reduce after W2", verdict,
         f"sent by each of {NODES} nodes for each token of one gathered tensor in fp32, on top of the ring all-reduce's "
         f"{reduce:,.0f}; SiLU and ⊙ need the node's own slice alone, and W2's inputs are split the same way",
     )  # fmt: skip
@@ -132,13 +132,13 @@ def _collectives(ready: Prepared) -> Fact:
 
 def _ratios() -> list[Fact]:
     out = []
-    for name, said, digits in (("llama-2-7b", "2.7", 1), ("gpt2", "4", 0)):
+    for name, stated, digits in (("llama-2-7b", "2.7", 1), ("gpt2", "4", 0)):
         model = catalog.find(name)
         assert model is not None
         spec = model.main.spec
         ratio = spec.d_ff / spec.d_model
         topic = f"d_ff over d_model of {name}"
-        out.append(compared(topic, said, f"{ratio:.{digits}f}", f"{spec.d_ff:,} / {spec.d_model:,} = {ratio:g}"))
+        out.append(compared(topic, stated, f"{ratio:.{digits}f}", f"{spec.d_ff:,} / {spec.d_model:,} = {ratio:g}"))
     return out
 
 
@@ -171,9 +171,9 @@ def bends(d_model: int) -> dict[str, float]:
 
 
 def _bends() -> Fact:
-    found = ", ".join(f"{name} {value:.2f}" for name, value in bends(96).items())
+    ratios = ", ".join(f"{name} {value:.2f}" for name, value in bends(96).items())
     return Fact(
-        "departure from a linear map at equal parameters, max |f(a+b) − f(a) − f(b) + f(0)| / max |f|", found,
+        "departure from a linear map at equal parameters, max |f(a+b) − f(a) − f(b) + f(0)| / max |f|", ratios,
         note="d_model 96, gated d_ff 256, plain d_ff 384, drawn weights; the gate multiplies, so it grows as x²",
     )  # fmt: skip
 
@@ -191,22 +191,22 @@ def _experts() -> Fact:
 
 def _formats() -> list[Fact]:
     out = []
-    for name, ours, said in (("Q40", "q4_0", "4.5"), ("Q80", "q8_0", "8.5")):
+    for name, ours, stated in (("Q40", "q4_0", "4.5"), ("Q80", "q8_0", "8.5")):
         form = dtypes.storage(ours)
         note = f"{form.block} weights and one fp16 scale in {form.block_bytes} bytes ({ours})"
-        out.append(compared(f"bits per weight of {name}", said, f"{form.bits_per_weight:g}", note))
+        out.append(compared(f"bits per weight of {name}", stated, f"{form.bits_per_weight:g}", note))
     return out
 
 
-def _between_the_steps(ready: Prepared, seen: Mapping[str, Tensor]) -> Fact:
-    """The engine rounds what enters W1 and W3, and H before W2, to Q80: how far that moves Y."""
+def _between_the_steps(ready: Prepared, tensors: Mapping[str, Tensor]) -> Fact:
+    """The engine rounds the input of W1 and W3, and H before W2, to Q80: how far that moves Y."""
     names = [step.output for step in ready.steps]
     after_norm, after_hidden = names.index("norm") + 1, names.index("hidden") + 1
-    hidden = run(ready.steps[after_norm:after_hidden], ready.weights, {"norm": q80(seen["norm"])})
+    hidden = run(ready.steps[after_norm:after_hidden], ready.weights, {"norm": q80(tensors["norm"])})
     down = run(ready.steps[after_hidden:], ready.weights, {"hidden": q80(hidden)})
     return Fact(
         "activations quantized to Q80 between the steps",
-        f"Y moves by {100 * gap(down, seen['down']).relative:.1f} %",
+        f"Y moves by {100 * gap(down, tensors['down']).relative:.1f} %",
         note="what enters W1 and W3, and H: max difference over max |Y|, with weights in full",
     )
 

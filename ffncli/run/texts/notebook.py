@@ -35,26 +35,27 @@ P = 0.1
 
 
 def facts(ready: Prepared) -> tuple[Fact, ...]:
-    """What it prints and what it concludes."""
+    """The numbers that the notebook prints, and its conclusions."""
     ready = doubled(ready)
-    seen = intermediates(ready)
+    tensors = intermediates(ready)
     return (
-        *_printed(seen), *_counts(seen), *_calls(ready, seen), *_nonlinear(ready, seen), *_bias(ready), _line(),
+        *_printed(tensors), *_counts(tensors), *_calls(ready, tensors), *_nonlinear(ready, tensors), *_bias(ready),
+        _line(),
     )  # fmt: skip
 
 
-def _printed(seen: Mapping[str, Tensor]) -> list[Fact]:
+def _printed(tensors: Mapping[str, Tensor]) -> list[Fact]:
     """The slices that it prints, and the ranges."""
-    first = " ".join(number(v) for v in seen["up"][0, 0].tolist())
-    said = "-2.2255 -0.1673 1.5966 -1.5649 -0.1716 0.4000 0.1738 -0.5781"
-    out = [compared("pre-activations up[0, 0]", said, first)]
-    out += [Fact(f"{name}[:, :, :2]", table(seen[name][:, :, :2])) for name in ("x", "up", "act", "dropout", "down")]
-    low, high = (f"{number(float(seen[n].min()))} … {number(float(seen[n].max()))}" for n in ("x", "down"))
+    first = " ".join(number(v) for v in tensors["up"][0, 0].tolist())
+    stated = "-2.2255 -0.1673 1.5966 -1.5649 -0.1716 0.4000 0.1738 -0.5781"
+    out = [compared("pre-activations up[0, 0]", stated, first)]
+    out += [Fact(f"{name}[:, :, :2]", table(tensors[name][:, :, :2])) for name in ("x", "up", "act", "dropout", "down")]
+    low, high = (f"{number(float(tensors[n].min()))} … {number(float(tensors[n].max()))}" for n in ("x", "down"))
     return [*out, Fact("range of the input", low), compared("range of the output", "-2.1799 … 8.1412", high)]
 
 
-def _counts(seen: Mapping[str, Tensor]) -> list[Fact]:
-    up, act, after = seen["up"], seen["act"], seen["dropout"]
+def _counts(tensors: Mapping[str, Tensor]) -> list[Fact]:
+    up, act, after = tensors["up"], tensors["act"], tensors["dropout"]
     live = int((act != 0).sum())
     dropped = int(((act != 0) & (after == 0)).sum())
     zeros, of = int((after == 0).sum()), after.numel()
@@ -78,16 +79,16 @@ def _counts(seen: Mapping[str, Tensor]) -> list[Fact]:
     ]  # fmt: skip
 
 
-def _calls(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
+def _calls(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
     """Step by step against one call of nn.Module, with and without dropout, with the same mask and without."""
-    x = seen["x"]
+    x = tensors["x"]
     with torch.random.fork_rng(devices=[]):  # nn.Linear draws weights, nn.Dropout masks, from torch's own generator
         module = _module(ready.weights)
         quiet = gap(module.eval()(x), run(ready.steps, ready.weights, {"x": x})).largest
         torch.manual_seed(0)
         once, again = module.train()(x), module(x)
         torch.manual_seed(0)  # the same draws, so the same mask
-        mask = functional.dropout(torch.ones_like(seen["act"]), P) != 0
+        mask = functional.dropout(torch.ones_like(tensors["act"]), P) != 0
     same = gap(once, run(ready.steps, ready.weights, {"x": x}, Mode(True, {"dropout": mask}))).largest
     naive = gap(once, again).largest
     why = "each call draws its own mask; two calls agree in eval mode, or where both have the same mask"
@@ -114,9 +115,9 @@ def _module(weights: Mapping[str, Tensor]) -> nn.Module:
     return module.requires_grad_(False)
 
 
-def _nonlinear(ready: Prepared, seen: Mapping[str, Tensor]) -> list[Fact]:
-    """What shows a non-linearity, beside what the text takes for it."""
-    a, b = seen["x"], drawn(2, 3, 4)
+def _nonlinear(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
+    """Evidence of a non-linearity, and what the text takes for it."""
+    a, b = tensors["x"], drawn(2, 3, 4)
     f, linear = function(ready.steps, ready.weights), function(without_nonlinearity(ready.steps), ready.weights)
     bent, straight = departure(f, a, b), departure(linear, a, b)
     y = linear(a)
@@ -162,7 +163,7 @@ def _row(f: Block, zero: Tensor) -> Tensor:
 
 
 def _not(row: Tensor) -> Verdict:
-    """Whether it is something else than zero."""
+    """Whether it differs from zero."""
     return "holds" if float(row.abs().max()) > ROUNDING else "wrong"
 
 
@@ -171,7 +172,7 @@ POINTS = (((0.0, 0.0), 0), ((1.0, 1.0), 0), ((2.0, 2.0), 1), ((3.0, 1.0), 1))
 
 
 def _line() -> Fact:
-    """For which b the line w·x + b = 0 has the classes on its two sides."""
+    """The b for which the line w·x + b = 0 separates the classes."""
     low = max(x + y for (x, y), label in POINTS if label == 0)
     high = min(x + y for (x, y), label in POINTS if label == 1)
     wrong = [point for point, label in POINTS if (sum(point) - 1 > 0) != bool(label)]

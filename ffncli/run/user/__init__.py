@@ -1,1 +1,1 @@
-"""A user's own Python: modules, kernels, and what they compute."""
+"""A user's Python files: modules, kernels, and what they compute."""

@@ -1,4 +1,4 @@
-"""A library call's arguments as the options they are: of the types that are accepted, or an error naming them."""
+"""A library call's arguments as options: of the accepted types, or an error that names those."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def converted(arguments: Mapping[str, Any], call: str) -> dict[str, Any]:
     options = {name: value for name, value in arguments.items() if name != "dimensions"}
     names, sizes = list(DimensionNames.__annotations__), arguments["dimensions"]
     if unknown := next((name for name in sizes if name not in names), None):
-        known = [name for name in (*options, *names) if name != "source"]
-        raise FFNError(f"no argument {shown(unknown)}", did_you_mean(unknown, known, f"see help(ffncli.{call})"))
+        candidates = [name for name in (*options, *names) if name != "source"]
+        raise FFNError(f"no argument {shown(unknown)}", did_you_mean(unknown, candidates, f"see help(ffncli.{call})"))
     chosen = Dimensions(**{name: _converted(name, value) for name, value in sizes.items()})
     return {name: _converted(name, value) for name, value in options.items()} | {"dimensions": chosen}
 
@@ -74,7 +74,7 @@ def _flag(value: Any) -> bool:
 
 
 def _whole(value: Any) -> int:
-    """A whole number of any kind that counts (numpy's too); True is none."""
+    """A whole number of any integer type (numpy's too), but not a bool."""
     if isinstance(value, bool):
         raise TypeError
     return operator.index(value)
@@ -101,7 +101,7 @@ def _numbers(value: Any) -> str:
 
 
 def _several(value: Any) -> bool:
-    return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0  # an array of no axis is one number
+    return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0  # an array without axes is one number
 
 
 def _ids(value: Any) -> tuple[int, ...]:

@@ -21,14 +21,14 @@ Form = Callable[[str], Any]  # an activation's name → what the constructor is 
 
 @dataclass(frozen=True)
 class Role:
-    """What an argument may be for: the option that fills it, its usual names, its value where nothing is said."""
+    """The role of an argument: the option that fills it, its usual names, its value without the option."""
 
     option: str
     names: tuple[str, ...]
     otherwise: Any = None
 
 
-# Spellings are compared without case and underscores. The first row that has a name decides, but for `_EITHER`.
+# Spellings are compared without case and underscores. The first row that has a name decides, except for `_EITHER`.
 ROLES = (
     Role("d_model", (
         "d_model", "hidden_size", "dim", "n_embd", "embed_dim", "emb_dim", "embedding_dim", "d", "in_features",
@@ -65,9 +65,9 @@ _EITHER = ("hidden_size", "hidden_dim", "hidden", "d_hidden")
 
 @dataclass
 class Filled:
-    """Arguments for one call, the options that filled any, the defaults that had to be taken.
+    """Arguments for one call, the options that filled any, the defaults that had to be assumed.
 
-    `formed` says that an activation is among them.
+    `formed`: an activation is among them.
     """
 
     positional: list[Any] = field(default_factory=list)
@@ -81,17 +81,17 @@ class NotTaken(FFNError):
     """A dimension option that a user's module has no argument for."""
 
 
-def calls(cls: type[nn.Module], said: Dimensions) -> list[Filled]:
+def calls(cls: type[nn.Module], dimensions: Dimensions) -> list[Filled]:
     """The arguments to build `cls` with; several where an activation can be given as name, as function, as class.
 
-    The first that works is meant: which one a class wants is seen when it is built or runs. Raises FFNError for an
-    argument that nothing fills, NotTaken for an option that fills none.
+    The first that works counts: which one a class expects shows when it is built or runs. Raises FFNError for an
+    argument that no option fills, NotTaken for an option that fills none.
     """
-    values = _values(said)
+    values = _values(dimensions)
     forms: tuple[Form, ...] = (str, _function, lambda name: lambda *_, **__: _function(name))
     first = _fill(cls, values, forms[0])
-    given = [f.name for f in fields(said) if getattr(said, f.name) is not None]
-    if unused := [option(name) for name in given if name not in first.used and name != "d_model"]:
+    set_options = [f.name for f in fields(dimensions) if getattr(dimensions, f.name) is not None]
+    if unused := [option(name) for name in set_options if name not in first.used and name != "d_model"]:
         raise NotTaken(f"{' and '.join(unused)}: no argument of {signature_text(cls)} takes it", "leave it out")
     return [first, *(_fill(cls, values, form) for form in forms[1:])] if first.formed else [first]
 
@@ -108,33 +108,33 @@ def signature_text(cls: type[Any]) -> str:
     return text if len(text) <= 160 else text[:159] + "…"
 
 
-def _values(said: Dimensions) -> dict[str, Any]:
-    """What the options said, by role; d_ff stays text until d_model is known."""
-    out = {f.name: getattr(said, f.name) for f in fields(said) if getattr(said, f.name) is not None}
-    if said.d_model is not None:
-        out["d_model"] = whole("--d-model", said.d_model)
-    if said.activation is not None:
-        activations.resolve(said.activation)  # a wrong one is said before the user's code runs
+def _values(dimensions: Dimensions) -> dict[str, Any]:
+    """The options' values, by role; d_ff stays text until d_model is known."""
+    out = {f.name: getattr(dimensions, f.name) for f in fields(dimensions) if getattr(dimensions, f.name) is not None}
+    if dimensions.d_model is not None:
+        out["d_model"] = whole("--d-model", dimensions.d_model)
+    if dimensions.activation is not None:
+        activations.resolve(dimensions.activation)  # a wrong one is an error before the user's code runs
     return out
 
 
 def _fill(cls: type[Any], values: Mapping[str, Any], form: Form) -> Filled:
-    """Arguments for `cls`: what was said, else its own defaults, else ours for an argument that must have a value."""
+    """Arguments for `cls`: the options, else its defaults, else ours for an argument without a default."""
     parameters = [p for p in _signature(cls).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     roles = _roles([p.name for p in parameters])
-    known = _with_widths(values, {role: p.default for p in parameters if (role := roles[p.name])})
+    by_role = _with_widths(values, {role: p.default for p in parameters if (role := roles[p.name])})
     out = Filled()
     for p in parameters:
         role = roles[p.name]
-        if role is not None and role in known:
-            value = known[role]
+        if role is not None and role in by_role:
+            value = by_role[role]
             out.used.add("d_ff" if role == "ratio" else role)
         elif p.default is not p.empty:
             continue
         elif role is None and _plain(p.name) in map(_plain, _CONFIG):
             value = _config(p, values, form, out)
         else:
-            value = _otherwise(cls, p.name, role, known, out)
+            value = _otherwise(cls, p.name, role, by_role, out)
         if role == "activation":
             value, out.formed = form(value), True
         if p.kind is p.POSITIONAL_ONLY:
@@ -158,15 +158,15 @@ def _with_widths(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict
     return out
 
 
-def _otherwise(cls: type[Any], name: str, role: str | None, known: Mapping[str, Any], out: Filled) -> Any:
-    """Our value for a required argument that no option filled; what was taken is noted."""
-    if role in ("d_ff", "ratio") and "d_model" in known:
+def _otherwise(cls: type[Any], name: str, role: str | None, by_role: Mapping[str, Any], out: Filled) -> Any:
+    """Our value for a required argument that no option filled; it is noted in `out.taken`."""
+    if role in ("d_ff", "ratio") and "d_model" in by_role:
         out.taken.append("d_ff = 4x")
-        return 4 * known["d_model"] if role == "d_ff" else 4
+        return 4 * by_role["d_model"] if role == "d_ff" else 4
     row = next((row for row in ROLES if row.option == role), None)
     if row is None:
-        usual = "no dimension option has that name: give it a default, or name an instance, as in my.py:block"
-        raise FFNError(f"{signature_text(cls)} needs {name}, which nothing fills", usual)
+        usual = "give it a default, or name an instance, as in my.py:block"
+        raise FFNError(f"{signature_text(cls)} needs {name}, which no option sets", usual)
     if row.otherwise is None:
         needed = "--d-model N" if role == "ratio" else f"{option(row.option)} N"
         raise FFNError(f"{signature_text(cls)} needs {name}", f"give {needed}")
@@ -175,7 +175,7 @@ def _otherwise(cls: type[Any], name: str, role: str | None, known: Mapping[str, 
 
 
 def _config(p: Parameter, values: Mapping[str, Any], form: Form, out: Filled) -> Any:
-    """An object for a `config` argument: of the class it is annotated with, else one that answers to every name."""
+    """An object for a `config` argument: of its annotated class, else one with every usual name."""
     if inspect.isclass(p.annotation) and p.annotation not in (p.empty, object, dict, SimpleNamespace, Any):
         inner = _fill(p.annotation, values, form)
         out.used |= inner.used
@@ -184,17 +184,17 @@ def _config(p: Parameter, values: Mapping[str, Any], form: Form, out: Filled) ->
         return p.annotation(*inner.positional, **inner.named)
     if "d_model" not in values:
         raise FFNError(f"the argument {p.name} needs a width", "give --d-model N")
-    known = _with_widths({"d_ff": "4x", **values}, {})
+    by_role = _with_widths({"d_ff": "4x", **values}, {})
     out.used |= {role.option for role in ROLES}
     out.taken += [] if "d_ff" in values else ["d_ff = 4x"]
-    found = {role.option: known.get(role.option, role.otherwise) for role in ROLES}
-    found["activation"], out.formed = form(found["activation"]), "activation" in values
-    names = {name: found[role.option] for role in ROLES for name in role.names if found[role.option] is not None}
+    settings = {role.option: by_role.get(role.option, role.otherwise) for role in ROLES}
+    settings["activation"], out.formed = form(settings["activation"]), "activation" in values
+    names = {name: settings[role.option] for role in ROLES for name in role.names if settings[role.option] is not None}
     return SimpleNamespace(**names)
 
 
 def _roles(names: list[str]) -> dict[str, str | None]:
-    """The role of each argument. A name that could mean either width means the one that no other argument has."""
+    """The role of each argument. A name that could be either width is the one that no other argument is."""
     table = {_plain(name): row.option for row in reversed(ROLES) for name in row.names}
     roles = {name: table.get(_plain(name)) for name in names}
     either = [name for name in names if _plain(name) in map(_plain, _EITHER)]
@@ -218,5 +218,5 @@ def _function(name: str) -> Any:
 def _signature(cls: type[Any]) -> inspect.Signature:
     try:
         return inspect.signature(cls, eval_str=True)
-    except Exception:  # an annotation that cannot be evaluated is the user's own business
+    except Exception:  # an annotation that cannot be evaluated is not our concern
         return inspect.signature(cls)

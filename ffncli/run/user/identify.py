@@ -1,4 +1,4 @@
-"""Which block a module computes: found by matching its outputs, one arrangement of its parameters after the other."""
+"""Which block a module computes: its outputs are matched with one arrangement of its parameters after the other."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ffncli.run.engine.functions import function
 from ffncli.run.user.wiring import Norms, Wiring, norms, wirings
 
 ACTIVATIONS = tuple(name for name, row in TABLE.items() if not row.learned)
-_SCREENED = 4  # tokens on which every arrangement is tried; one that fits is tried on all
+_SCREENED = 4  # tokens for the first try of every arrangement; one that fits is tried on all
 _ROWS = 16  # outputs compared then, where no norm needs all of them
 
 
 @dataclass(frozen=True)
 class ModuleSample:
-    """What a module gave: `y` for `x`, both [tokens, d_model], with these parameters, in x's dtype.
+    """A module's output `y` for `x`, both [tokens, d_model], with these parameters, in x's dtype.
 
     `tolerance` is the relative error up to which another computation counts as the same; `eps` are those to try.
-    `residual` and `pre` say whether it adds its input and norms what enters, where that is known.
+    `residual` and `pre` say whether it adds its input and norms its input, where that is known.
     """
 
     parameters: Mapping[str, Tensor]
@@ -40,7 +40,7 @@ class ModuleSample:
     pre: bool | None = None
 
     def allows(self, choice: Norms) -> bool:
-        """Whether a block so normed may still be the module."""
+        """Whether a block with these norms may be the module."""
         return self.pre in (None, choice.pre) and not (self.residual and choice.position == "post")
 
 
@@ -60,7 +60,7 @@ class Match:
 
     @property
     def next_best(self) -> tuple[str, float]:
-        """The activation that comes nearest among the others."""
+        """The nearest of the other activations."""
         name = min((n for n in self.errors if n != self.activation), key=lambda n: self.errors[n])
         return name, self.errors[name]
 
@@ -92,14 +92,14 @@ class Match:
 def identify(probe: ModuleSample) -> Match | None:
     """The first arrangement whose block gives the module's outputs within the tolerance, else the nearest one.
 
-    None where no two matrices of the module can be a block at all. The search knows nothing of names but biases'.
+    None where no two matrices of the module can form a block. The search ignores names, except those of biases.
     """
     search = _ArrangementSearch(probe)
     shapes = {name: tuple(tensor.shape) for name, tensor in probe.parameters.items()}
     d_model = probe.x.shape[-1]
-    found = list(wirings(shapes, d_model))
+    arrangements = list(wirings(shapes, d_model))
     best: Match | None = None
-    for choice, wiring in product(filter(probe.allows, norms(shapes, d_model, probe.eps)), found):
+    for choice, wiring in product(filter(probe.allows, norms(shapes, d_model, probe.eps)), arrangements):
         match = search.best(wiring, choice, _SCREENED)
         if match.error <= probe.tolerance:
             match = search.best(wiring, choice, len(probe.x))
@@ -119,7 +119,7 @@ def confirmed(match: Match, probe: ModuleSample) -> float:
 @dataclass
 class _ArrangementSearch:
     """Errors of all activations at once. What arrangements share is computed once: `plain` is for blocks without a
-    norm on what enters, `normed` for those with the norm of `choice`.
+    norm on the input, `normed` for those with the norm of `choice`.
     """
 
     probe: ModuleSample
@@ -132,7 +132,7 @@ class _ArrangementSearch:
         x, y = self.probe.x[:tokens], self.probe.y[:tokens]
         rows = len(x[0]) if choice.closes else _ROWS
         down = self._down(wiring, choice, tokens, rows)
-        found: list[Match] = []
+        matches: list[Match] = []
         for residual in (False, True):
             out = _normed(down, "post_norm", choice, self.probe) if choice.position.endswith("branch") else down
             out = out + x[:, :rows] if residual else out
@@ -140,28 +140,28 @@ class _ArrangementSearch:
             errors = dict(zip(ACTIVATIONS, _error(out, y[:, :rows]), strict=True))
             fitting = [name for name in ACTIVATIONS if errors[name] <= self.probe.tolerance]
             name = fitting[0] if fitting else min(errors, key=lambda n: errors[n])  # gelu before gelu_10
-            found.append(Match(name, wiring, choice, residual, errors[name], errors))
-        return min(found, key=lambda match: match.error)
+            matches.append(Match(name, wiring, choice, residual, errors[name], errors))
+        return min(matches, key=lambda match: match.error)
 
     def _down(self, wiring: Wiring, choice: Norms, tokens: int, rows: int) -> Tensor:
         """The down projection's first `rows` outputs for every activation: [activations, tokens, rows]."""
         if self.choice != choice:
             self.choice, self.normed = choice, {}
-        known = self.normed if choice.pre else self.plain
+        cache = self.normed if choice.pre else self.plain
         key = (*wiring.values(), tokens, rows)
-        if key not in known:
+        if key not in cache:
             x = _normed(self.probe.x[:tokens], "norm", choice, self.probe) if choice.pre else self.probe.x[:tokens]
-            raised = {role: self._rise(x, role, wiring, known) for role in ("gate", "up") if f"{role}.weight" in wiring}
+            raised = {role: self._rise(x, role, wiring, cache) for role in ("gate", "up") if f"{role}.weight" in wiring}
             hidden = torch.stack([function(name)(raised.get("gate", raised["up"])) for name in ACTIVATIONS])
             hidden = hidden * raised["up"] if "gate" in raised else hidden
-            known[key] = self._linear(hidden, "down", wiring, rows)
-        return known[key]
+            cache[key] = self._linear(hidden, "down", wiring, rows)
+        return cache[key]
 
-    def _rise(self, x: Tensor, role: str, wiring: Wiring, known: dict[tuple[object, ...], Tensor]) -> Tensor:
+    def _rise(self, x: Tensor, role: str, wiring: Wiring, cache: dict[tuple[object, ...], Tensor]) -> Tensor:
         key = (wiring[f"{role}.weight"], wiring.get(f"{role}.bias"), len(x))
-        if key not in known:
-            known[key] = self._linear(x, role, wiring)
-        return known[key]
+        if key not in cache:
+            cache[key] = self._linear(x, role, wiring)
+        return cache[key]
 
     def _linear(self, x: Tensor, role: str, wiring: Wiring, rows: int | None = None) -> Tensor:
         bias = wiring.get(f"{role}.bias")
@@ -174,8 +174,8 @@ def _normed(x: Tensor, step: str, choice: Norms, probe: ModuleSample) -> Tensor:
     if choice.kind == "none":
         return x
     op = Norm(choice.kind, Axis("d_model", x.shape[-1]), choice.eps, choice.weight, choice.bias)
-    own = {p: choice.views[f"{step}.{p}"].of(probe.parameters) for p in op.parameters()}
-    return norm(op, own, x)
+    params = {p: choice.views[f"{step}.{p}"].of(probe.parameters) for p in op.parameters()}
+    return norm(op, params, x)
 
 
 def _error(candidates: Tensor, y: Tensor) -> list[float]:

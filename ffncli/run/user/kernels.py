@@ -1,8 +1,8 @@
-"""Kernels that users bring: `[label=]file.py:name`, a plain function, an nn.Module (its class, or one), or a Kernel.
+"""Users' kernels: `[label=]file.py:name`, a plain function, an nn.Module (its class, or one), or a Kernel.
 
 A function's first argument is x, the others are named after the block's weights: `def mlp(x, gate, up, down)`; a bias
-is `up_bias`, what an activation learned `act_weight`, a shared expert's `shared__up`. Whether gradients are wanted is
-the caller's to say: functions and modules are differentiable with respect to x and to their params.
+is `up_bias`, an activation's learned parameter `act_weight`, a shared expert's `shared__up`. The caller decides
+about gradients: functions and modules are differentiable with respect to x and to their params.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ffncli.kernels.choice import KernelChoice, require_unlike
 from ffncli.kernels.kernel import Computes, Kernel, Params, Steps
 from ffncli.models.dimensions import Dimensions
 from ffncli.run.user.construct import NotTaken
-from ffncli.run.user.module import OwnModule, load_module
+from ffncli.run.user.module import LoadedModule, load_module
 from ffncli.run.user.python_file import import_file, user_code
 
 
 def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
     """The kernel of a choice, called by its label; a user's file is executed. `steps` are the kernel steps of `spec`.
 
-    Raises FFNError for a file that does not run, and for a kernel that asks for other weights than the block has.
+    Raises FFNError for a file that does not run, and for a kernel with arguments that the block has no weight for.
     """
     return built_in(choice.kernel) if choice.file is None else _user_kernel(choice, choice.file, steps, spec)
 
@@ -41,17 +41,17 @@ def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
 def kernels_of(
     choices: Sequence[KernelChoice], steps: Steps, spec: FFNSpec, compiling: bool = True
 ) -> tuple[Kernel, ...]:
-    """All kernels to be verified: those of the package (each of them where none is chosen), then the user's own.
+    """All kernels to be verified: the built-in ones (all of them where none is chosen), then the user's.
 
     Without `compiling` those that compile refuse every block unless they are chosen: one takes longer than all the
     others together. Raises FFNError as `kernel_of` does, and for a slowed kernel: it computes what that kernel does.
     """
     if slow := next((choice for choice in choices if choice.factor is not None), None):
-        raise FFNError(f"--kernel: {shown(slow.text)} can be timed only", f"verify {shown(slow.kernel)} itself")
+        raise FFNError(f"--kernel: {shown(slow.text)} can only be timed", f"verify {shown(slow.kernel)} itself")
     named = [kernel_of(choice, steps, spec) for choice in choices if choice.file is None]
-    own = [kernel_of(choice, steps, spec) for choice in choices if choice.file is not None]
+    user_kernels = [kernel_of(choice, steps, spec) for choice in choices if choice.file is not None]
     every = [built_in(name) for name in BUILT_IN]
-    kernels = [*(named or (every if compiling else map(_unless_named, every))), *own]
+    kernels = [*(named or (every if compiling else map(_unless_named, every))), *user_kernels]
     require_unlike([kernel.name for kernel in kernels])
     return tuple(kernels)
 
@@ -60,7 +60,7 @@ def _unless_named(kernel: Kernel) -> Kernel:
     """The kernel; one that compiles refuses every block."""
     if not kernel.compiles:
         return kernel
-    why = f"not run unless it is named, for it compiles some seconds: --kernel {kernel.name}"
+    why = f"not run by default, because it takes seconds to compile: --kernel {kernel.name}"
     return replace(kernel, needs=(), refuses=lambda steps: why)
 
 
@@ -70,37 +70,39 @@ def _user_kernel(choice: KernelChoice, path: Path, steps: Steps, spec: FFNSpec) 
     label = choice.with_attribute(name).label
     origin = f"{shown_path(Path(choice.kernel))}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
     if isinstance(target, Kernel):
-        return _own_kernel(target, path, label, origin)
+        return _guarded_kernel(target, path, label, origin)
     if inspect.isclass(target) or isinstance(target, nn.Module):
         return replace(_module_kernel(f"{path}:{name}", path, label, steps, spec), origin=origin)
     return replace(_function_kernel(target, path, label, steps), origin=origin)
 
 
 def argument(parameter: str) -> str:
-    """How a function names a weight: `up.weight` is up, `up.bias` up_bias, `shared.up.weight` shared__up."""
-    step, _, own = parameter.rpartition(".")
-    return step.replace(".", "__") + ("" if own == "weight" and step != "act" else f"_{own}")
+    """A weight's name as a function's argument: `up.weight` is up, `up.bias` up_bias, `shared.up.weight` shared__up."""
+    step, _, kind = parameter.rpartition(".")
+    return step.replace(".", "__") + ("" if kind == "weight" and step != "act" else f"_{kind}")
 
 
 def _target(path: Path, name: str | None) -> tuple[Any, str]:
-    """(what the file has under the name, the name); without a name the only kernel that it has."""
+    """(the object of that name in the file, the name); without a name the file's only kernel."""
     module = import_file(path, "file.py:name")
     homes = (module.__name__, Kernel.__module__)
-    own = [n for n, v in vars(module).items() if _is_kernel(v) and v.__module__ in homes and v is not Kernel]
-    there = "it has " + (", ".join(own) or "no function, no nn.Module class and no Kernel")
+    names = [n for n, v in vars(module).items() if _is_kernel(v) and v.__module__ in homes and v is not Kernel]
+    there = "it has " + (", ".join(names) or "no function, no nn.Module class and no Kernel")
     if name is None:
-        public = [n for n in own if not n.startswith("_")]
+        public = [n for n in names if not n.startswith("_")]
         if len(public) != 1:
             why = f"{shown_path(path)} has {len(public)} kernels"
             raise FFNError(why, f"say which, as in {path.name}:name; {there}")
         (name,) = public
     if name not in vars(module):
-        raise FFNError(f"{shown_path(path)} has no {shown(name)}", did_you_mean(name, own, there))
-    found = vars(module)[name]
-    if not (_is_kernel(found) or (callable(found) and not inspect.isclass(found))):
-        kind = type(found).__name__
-        raise FFNError(f"{shown_path(path)}: {name} is no kernel (it is a {kind})", "a function, a class or a Kernel")
-    return found, name
+        raise FFNError(f"{shown_path(path)} has no {shown(name)}", did_you_mean(name, names, there))
+    target = vars(module)[name]
+    if not (_is_kernel(target) or (callable(target) and not inspect.isclass(target))):
+        kind = type(target).__name__
+        raise FFNError(
+            f"{shown_path(path)}: {name} is not a kernel (it is a {kind})", "a function, a class or a Kernel"
+        )
+    return target, name
 
 
 def _is_kernel(value: object) -> bool:
@@ -112,8 +114,8 @@ def _is_kernel(value: object) -> bool:
 # --- the three kinds --------------------------------------------------------------------------------------------------
 
 
-def _own_kernel(kernel: Kernel, path: Path, label: str, origin: str) -> Kernel:
-    """A Kernel as it is, its exceptions made one line."""
+def _guarded_kernel(kernel: Kernel, path: Path, label: str, origin: str) -> Kernel:
+    """A user's Kernel, its exceptions made one line."""
 
     def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
         with user_code(path, "raised by its prepare"):
@@ -128,7 +130,7 @@ def _own_kernel(kernel: Kernel, path: Path, label: str, origin: str) -> Kernel:
 
 @dataclass(frozen=True)
 class _Guarded:
-    """A user's function whose exceptions are one line and whose writing goes to stderr, at each call."""
+    """A user's function; at each call its exceptions are made one line and its output goes to stderr."""
 
     compute: Computes
     path: Path
@@ -139,7 +141,7 @@ class _Guarded:
 
 
 def unguarded(compute: Computes) -> Computes:
-    """The function as the user wrote it, for whoever times it: the guard takes tens of microseconds at each call."""
+    """The function as the user wrote it, for timing: the guard takes tens of microseconds per call."""
     return compute.compute if isinstance(compute, _Guarded) else compute
 
 
@@ -148,10 +150,10 @@ def _function_kernel(call: Callable[..., Any], path: Path, label: str, steps: St
 
     def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
         names = list(parameters(steps))
-        places = [(own, names.index(name)) for own, name in _arguments(call, path, steps).items()]
+        places = [(keyword, names.index(name)) for keyword, name in _arguments(call, path, steps).items()]
 
         def compute(x: Tensor, params: Params) -> Tensor:
-            out: Tensor = call(x, **{own: params[at] for own, at in places})
+            out: Tensor = call(x, **{keyword: params[at] for keyword, at in places})
             return out
 
         return _Guarded(compute, path)
@@ -160,33 +162,35 @@ def _function_kernel(call: Callable[..., Any], path: Path, label: str, steps: St
 
 
 def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, str]:
-    """Argument → the parameter that fills it. Raises FFNError for one that the block has not."""
-    known = {argument(name): name for name in parameters(steps)}
+    """Argument → the parameter that fills it. Raises FFNError for one that the block has no weight for."""
+    by_argument = {argument(name): name for name in parameters(steps)}
     try:
-        own = list(inspect.signature(call).parameters.values())
+        declared = list(inspect.signature(call).parameters.values())
     except (ValueError, TypeError):
-        raise FFNError(f"{shown_path(path)}: the arguments of {shown(call)} cannot be seen", "give a def") from None
-    label = f"{shown_path(path)}: {getattr(call, '__name__', 'it')}({', '.join(map(str, own))})"
+        raise FFNError(f"{shown_path(path)}: the arguments of {shown(call)} cannot be read", "use a def") from None
+    label = f"{shown_path(path)}: {getattr(call, '__name__', 'it')}({', '.join(map(str, declared))})"
     takes = ("positional-only", "positional or keyword")
-    if not own or own[0].kind.description not in takes:
-        raise FFNError(f"{label} takes no x", f"the first argument is the input, the others {', '.join(known)}")
-    if any(p.kind is p.VAR_KEYWORD for p in own):
-        return known
-    unknown = [p.name for p in own[1:] if p.name not in known and p.default is p.empty]
+    if not declared or declared[0].kind.description not in takes:
+        raise FFNError(
+            f"{label} has no argument for x", f"the first argument is the input, the others {', '.join(by_argument)}"
+        )
+    if any(p.kind is p.VAR_KEYWORD for p in declared):
+        return by_argument
+    unknown = [p.name for p in declared[1:] if p.name not in by_argument and p.default is p.empty]
     if unknown:
-        near = f"this block has {', '.join(known)}"
+        near = f"this block has {', '.join(by_argument)}"
         raise FFNError(f"{label} asks for {unknown[0]}, which this block does not have", near)
-    return {p.name: known[p.name] for p in own[1:] if p.name in known}
+    return {p.name: by_argument[p.name] for p in declared[1:] if p.name in by_argument}
 
 
 class _ModuleOnParams:
-    """A user's module with other tensors in place of its parameters, which are written where the module has them.
+    """A user's module with other tensors in place of its parameters.
 
-    That takes no time where they are the last call's; torch.func.functional_call takes some 20 µs at every call.
+    Setting them costs nothing where they are the last call's; torch.func.functional_call takes some 20 µs per call.
     """
 
-    def __init__(self, own: OwnModule, module: nn.Module) -> None:
-        self._layout, self._module = own.runner.layout, module
+    def __init__(self, loaded: LoadedModule, module: nn.Module) -> None:
+        self._layout, self._module = loaded.runner.layout, module
         self._params: Params = ()
         self._places = [_places(module, parameter) for parameter in module.parameters()]
 
@@ -202,45 +206,45 @@ class _ModuleOnParams:
 
 
 def _places(module: nn.Module, parameter: nn.Parameter) -> list[tuple[dict[str, Any], str]]:
-    """Every dict and key under which a parameter is found: several where modules share it."""
+    """Every dict and key of a parameter: several where modules share it."""
     homes = [part._parameters for part in module.modules()]
-    return [(home, name) for home in homes for name, found in home.items() if found is parameter]
+    return [(home, name) for home in homes for name, value in home.items() if value is parameter]
 
 
 def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpec) -> Kernel:
-    """A class, built with the block's dimensions; which of its parameters is which is found by matching its outputs."""
-    own = _built(text, spec)
-    views, wanted = own.match.views, list(parameters(steps))
+    """A class, built with the block's dimensions; its parameters are identified by matching its outputs."""
+    loaded = _built(text, spec)
+    views, wanted = loaded.match.views, list(parameters(steps))
     if set(views) != set(wanted):
-        has = f"{shown_path(path)}: {type(own.module).__name__} computes a block with {', '.join(sorted(views))}"
+        has = f"{shown_path(path)}: {type(loaded.module).__name__} computes a block with {', '.join(sorted(views))}"
         raise FFNError(has, f"this one has {', '.join(sorted(wanted))}")
 
     def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
         like = weights["down.weight"]
-        state = {n: p.detach().to(like.device, like.dtype, copy=True) for n, p in own.module.named_parameters()}
+        state = {n: p.detach().to(like.device, like.dtype, copy=True) for n, p in loaded.module.named_parameters()}
         for name, view in views.items():
             view.of(state).copy_(weights[name])
         return tuple(state.values())
 
     def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-        return _Guarded(_ModuleOnParams(own, copy.deepcopy(own.module).to(device, dtype)), path)
+        return _Guarded(_ModuleOnParams(loaded, copy.deepcopy(loaded.module).to(device, dtype)), path)
 
     return Kernel(label, build, prepare)
 
 
-def _built(text: str, spec: FFNSpec) -> OwnModule:
-    """The module in the block's widths, given what its constructor takes of them, of the bias and of the activation."""
+def _built(text: str, spec: FFNSpec) -> LoadedModule:
+    """The module in the block's widths, with as many of them, bias and activation as its constructor takes."""
     every = {"d_model": str(spec.d_model), "d_ff": str(spec.d_ff), "bias": spec.bias, "activation": spec.activation}
     fewer = (("d_model", "d_ff", "activation"), ("d_model", "d_ff", "bias"), ("d_model", "d_ff"), ("d_model",))
     for names in (tuple(every), *fewer):
-        said: dict[str, Any] = {name: every[name] for name in names}
+        options: dict[str, Any] = {name: every[name] for name in names}
         try:
-            own = load_module(text, Dimensions(**said))
+            loaded = load_module(text, Dimensions(**options))
         except NotTaken as error:
             failure = error
             continue
-        found = own.model.main.spec
-        if (found.d_model, found.d_ff) != (spec.d_model, spec.d_ff):
-            raise FFNError(f"{text} is {found.d_model}x{found.d_ff}, this block {spec.d_model}x{spec.d_ff}")
-        return own
+        built_spec = loaded.model.main.spec
+        if (built_spec.d_model, built_spec.d_ff) != (spec.d_model, spec.d_ff):
+            raise FFNError(f"{text} is {built_spec.d_model}x{built_spec.d_ff}, this block {spec.d_model}x{spec.d_ff}")
+        return loaded
     raise failure

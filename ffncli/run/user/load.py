@@ -1,4 +1,4 @@
-"""One string from the user → the model it means, modules in the user's own Python files included."""
+"""One string from the user → the model it means, modules in the user's Python files included."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ffncli.models.model import Resolved
 def load(source: str | Resolved | None = None, dimensions: Dimensions | None = None, seed: int = 0) -> Resolved:
     """The model for a SOURCE and dimension options; `my.py:Name` is executed, its weights drawn under `seed`.
 
-    A model that is loaded already is changed by the options. Everything else is `models.source.load`'s, and imports no
-    torch. Raises FFNError for whatever cannot be a block.
+    A loaded model is changed by the options. Everything else is left to `models.source.load`, without torch. Raises
+    FFNError if the source does not describe an FFN block.
     """
     if isinstance(source, Resolved):
         return with_dimensions(source, dimensions or Dimensions())
     if source is None or not model_source.is_user_module(source):
         return model_source.load(source, dimensions)
     path = Path(os.path.expanduser(source.rpartition(":")[0] if ":" in source else source))
-    if not path.exists():  # said before torch is imported
+    if not path.exists():  # before torch is imported
         raise FFNError(f"{shown_path(path)} does not exist", "give my.py:ClassName")
     from ffncli.run.user.module import load_module
 

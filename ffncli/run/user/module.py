@@ -1,4 +1,4 @@
-"""A user's own nn.Module as a source: `my.py:FeedForwardBlock`, built, run, recognised, with its own weights."""
+"""A user's nn.Module as a source: `my.py:FeedForwardBlock`, built, run, recognised, with its weights."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ffncli.run.engine.execute import execute
 from ffncli.run.engine.weights import require_memory
 from ffncli.run.user.construct import NotTaken, calls
 from ffncli.run.user.identify import Match, ModuleSample, confirmed, identify
-from ffncli.run.user.probe import Runner, own_dtype, probes, runner_for, same_eps
+from ffncli.run.user.probe import Runner, parameter_dtype, probes, runner_for, same_eps
 from ffncli.run.user.python_file import import_file, pick, user_code
 from ffncli.run.user.wiring import MOST_MATRICES, matrices
 
 
 @dataclass(frozen=True)
-class OwnModule:
-    """The model that a module turned out to be, its weights (canonical, [out, in], own dtype), and the module.
+class LoadedModule:
+    """The model that matches a module, its weights (canonical, [out, in], the module's dtype), and the module.
 
-    `runner` runs it on tokens [tokens, d_model], `match` says which of its parameters is which.
+    `runner` runs it on tokens [tokens, d_model], `match` maps its parameters to the block's.
     """
 
     model: Resolved
@@ -40,12 +40,12 @@ class OwnModule:
     match: Match
 
 
-def load_module(text: str, dimensions: Dimensions, seed: int = 0) -> OwnModule:
+def load_module(text: str, dimensions: Dimensions, seed: int = 0) -> LoadedModule:
     """The block that `my.py:Name` computes, with the weights its constructor draws under `torch.manual_seed(seed)`.
 
     The file is executed. Constructor arguments are filled by name from the dimension options; what the module computes
-    is found by matching its outputs. Raises FFNError (exit 2) for whatever goes wrong in the user's code, and for a
-    module that is none of the blocks that can be described.
+    is identified by matching its outputs. Raises FFNError (exit 2) for errors in the user's code, and for a module
+    that matches no block that can be described.
     """
     path_text, _, name = text.partition(".py:") if ".py:" in text else (text.removesuffix(".py"), "", None)
     name = name or None
@@ -57,31 +57,31 @@ def load_module(text: str, dimensions: Dimensions, seed: int = 0) -> OwnModule:
         match, dropout, remarks = _recognised(module, runner, path)
     shown_name = name if name and isinstance(target, nn.Module) else type(module).__name__
     model, weights = _record(text, shown_name, module, match, dimensions, (dropout, taken, remarks))
-    return OwnModule(model, weights, module, runner, match)
+    return LoadedModule(model, weights, module, runner, match)
 
 
 def _built(
-    target: type[nn.Module] | nn.Module, said: Dimensions, path: Path, seed: int
+    target: type[nn.Module] | nn.Module, dimensions: Dimensions, path: Path, seed: int
 ) -> tuple[nn.Module, Runner, tuple[str, ...]]:
-    """The module in eval mode, how to run it, and the defaults its constructor was given."""
+    """The module in eval mode, how to run it, and the assumed values of its constructor's arguments."""
     if isinstance(target, nn.Module):
-        if said != Dimensions(d_model=said.d_model):
+        if dimensions != Dimensions(d_model=dimensions.d_model):
             raise NotTaken("the dimension options cannot change a module that is already built", "name its class")
-        return target.eval(), runner_for(target, said, path), ()
+        return target.eval(), runner_for(target, dimensions, path), ()
     failures: list[FFNError] = []
-    for call in calls(target, said):
+    for call in calls(target, dimensions):
         try:
             torch.manual_seed(seed)
             with user_code(path, f"raised while {target.__name__} was built"):
                 module = target(*call.positional, **call.named).eval()
-            return module, runner_for(module, said, path), tuple(call.taken)
+            return module, runner_for(module, dimensions, path), tuple(call.taken)
         except FFNError as error:
             failures.append(error)
     raise failures[0]
 
 
 def _recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float, tuple[str, ...]]:
-    """The block that the module computes, its dropout, and remarks. Raises FFNError where it is none."""
+    """The block that the module computes, its dropout, and remarks. Raises FFNError where it matches none."""
     parameters = dict(module.named_parameters())
     total = sum(p.numel() for p in parameters.values())
     label, hint = f"{shown_path(path)}: {type(module).__name__}", f"it has {total:,} parameters in all"
@@ -91,46 +91,46 @@ def _recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, floa
     require_memory(2 * 8 * total, "matching the module's outputs", "give smaller dimensions")
     with user_code(path, "raised while the module was copied"):
         twin = copy.deepcopy(module)
-    same_eps(twin, own_dtype(module))
-    own, drawn, captured = probes(twin, run)
+    same_eps(twin, parameter_dtype(module))
+    original, drawn, captured = probes(twin, run)
     match = identify(drawn)
     if match is None:
-        raise FFNError(f"{label} has no two matrices between d_model {run.d_model} and one other width", hint)
+        raise FFNError(f"{label} has no pair of matrices between d_model {run.d_model} and another width", hint)
     if match.error <= drawn.tolerance and match.mixed_bias:
-        raise FFNError(f"{label} has a bias on some projections only", f"this version has it on all or none; {hint}")
-    if match.error > drawn.tolerance or max(confirmed(match, probe) for probe in (own, drawn)) > drawn.tolerance:
-        raise FFNError(f"{label} matches no block that this version describes: nearest {_nearest_block(match)}", hint)
-    p, remarks = _dropout(match, own, captured)
+        raise FFNError(f"{label} has a bias on some projections only", f"this version supports all or none; {hint}")
+    if match.error > drawn.tolerance or max(confirmed(match, probe) for probe in (original, drawn)) > drawn.tolerance:
+        raise FFNError(f"{label} matches no block that this version knows; nearest: {_nearest_block(match)}", hint)
+    p, remarks = _dropout(match, original, captured)
     return match, p, remarks
 
 
-def _dropout(match: Match, own: ModuleSample, captured: list[tuple[float, Tensor]]) -> tuple[float, tuple[str, ...]]:
-    """The probability of the dropout before the down projection, where the module has one; others are remarked on."""
-    block = steps(match.spec(own.parameters))
+def _dropout(match: Match, sample: ModuleSample, captured: list[tuple[float, Tensor]]) -> tuple[float, tuple[str, ...]]:
+    """The probability of the dropout before the down projection, where the module has one; others get a remark."""
+    block = steps(match.spec(sample.parameters))
     entering = next(step.inputs[0] for step in block if step.output == "down")
-    events = execute(block, match.weights(own.parameters), {"x": own.x})
+    events = execute(block, match.weights(sample.parameters), {"x": sample.x})
     hidden = next(event.tensor for event in events if event.name == entering)
-    found, remarks = 0.0, []
+    probability, remarks = 0.0, []
     for p, received in captured:
         if received.shape == hidden.shape and torch.allclose(received.to(hidden.dtype), hidden, 1e-4) and p < 1:
-            found = p
+            probability = p
         else:
-            remarks.append(f"dropout {p:g} elsewhere than before the down projection: it takes no part here")
-    return found, tuple(dict.fromkeys(remarks))
+            remarks.append(f"dropout {p:g} in another place than before the down projection is ignored")
+    return probability, tuple(dict.fromkeys(remarks))
 
 
 def _record(
-    text: str, name: str, module: nn.Module, match: Match, said: Dimensions,
+    text: str, name: str, module: nn.Module, match: Match, dimensions: Dimensions,
     extras: tuple[float, tuple[str, ...], tuple[str, ...]],
 ) -> tuple[Resolved, Mapping[str, Tensor]]:  # fmt: skip
     dropout, taken, remarks = extras
     parameters = {n: p.detach() for n, p in module.named_parameters()}
     spec = replace(match.spec(parameters), dropout=dropout)
-    notes = [f"not said, so taken: {', '.join(taken)}"] if taken else []
+    notes = [f"assuming {', '.join(taken)}"] if taken else []
     notes += [*remarks, *_unused(match, parameters)]
-    if said.activation is not None and activations.resolve(said.activation)[0] != spec.activation:
-        notes.append(f"--activation {said.activation} was asked for, the module computes {spec.activation}")
-    row = dtypes.find(str(own_dtype(module)))
+    if dimensions.activation is not None and activations.resolve(dimensions.activation)[0] != spec.activation:
+        notes.append(f"--activation is {dimensions.activation}, but the module computes {spec.activation}")
+    row = dtypes.find(str(parameter_dtype(module)))
     weights = match.weights(parameters)
     block = block_model(spec, text, name, tuple(notes))
     model = replace(block.model, dtype=row.name if row else None)
@@ -139,7 +139,7 @@ def _record(
 
 
 def _evidence(match: Match, parameters: Mapping[str, Tensor], d_ff: int) -> Iterator[str]:
-    """What decided the block, in order."""
+    """The evidence for the block, in order."""
     other, off = match.next_best
     yield f"activation: {match.activation} matches its outputs to {match.error:.1e} (next best: {other}, {off:.1e})"
     where = ", ".join(f"{n.removesuffix('.weight')} = {v}" for n, v in match.wiring.items() if n.endswith(".weight"))
@@ -147,23 +147,23 @@ def _evidence(match: Match, parameters: Mapping[str, Tensor], d_ff: int) -> Iter
     down = match.wiring["down.weight"]
     yield f"d_ff: {d_ff}, from {down.parameter} {list(parameters[down.parameter].shape)}"
     if match.norms.kind != "none":
-        own = ", ".join(f"{name} = {view}" for name, view in match.norms.views.items()) or "no parameters"
-        yield f"norm: {match.norms.kind}, {match.norms.position}, eps {match.norms.eps:g}: {own}"
+        parts = ", ".join(f"{name} = {view}" for name, view in match.norms.views.items()) or "no parameters"
+        yield f"norm: {match.norms.kind}, {match.norms.position}, eps {match.norms.eps:g}: {parts}"
     if match.residual:
         yield "residual: the input is added to what the block computes"
 
 
 def _unused(match: Match, parameters: Mapping[str, Tensor]) -> Iterator[str]:
-    """Parameters that take no part in the block, and those that play two parts."""
+    """Notes on parameters that the block does not use, and on those it uses twice."""
     used = [view.parameter for view in match.views.values()]
     idle = [f"{name} [{', '.join(map(str, p.shape))}]" for name, p in parameters.items() if name not in used]
     if idle:
         names = ", ".join(idle[:4]) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")
-        yield f"parameters that take no part in this block, not counted: {names}"
+        yield f"parameters that this block does not use, not counted: {names}"
     counted = sum(prod(view.of(parameters).shape) for view in match.views.values())
-    own = sum(parameters[name].numel() for name in set(used))
-    if counted != own:
-        yield f"a tensor plays two parts: {counted:,} parameters are counted, the module has {own:,} of them"
+    total = sum(parameters[name].numel() for name in set(used))
+    if counted != total:
+        yield f"a tensor is used twice: {counted:,} parameters are counted, {total:,} of them different"
 
 
 def _nearest_block(match: Match) -> str:

@@ -1,4 +1,4 @@
-"""Running a module whose inside is unknown: the input it wants, and what it gives with known parameters."""
+"""Running a module of unknown structure: the input layout it takes, and its output with known parameters."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ffncli.run.user.identify import ModuleSample
 from ffncli.run.user.python_file import user_code
 from ffncli.run.user.wiring import EPS, biases
 
-_SCALES = (0.02, 1.0, 5.0, 0.3)  # of the probe's tokens in turn: near the kinks, and far out where gelu_10 is flat
+_SCALES = (0.02, 1.0, 5.0, 0.3)  # of the probe's tokens in turn: near the kinks, and far out, where gelu_10 is flat
 _EXACT, _NARROW = 1e-9, 2e-5  # tolerances: all in float64, or partly in float32 (an RMSNorm that says x.float())
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """How a module wants its input: `there` from [tokens, d_model], `back` from its output."""
+    """A module's input layout: `there` converts [tokens, d_model] to it, `back` converts the output."""
 
     name: str
     there: Callable[[Tensor], Tensor]
@@ -47,25 +47,25 @@ class Runner:
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
         """Outputs [tokens, d_model]; of several outputs the first. Raises FFNError for another shape."""
-        given = self.layout.there(x)
-        with user_code(self.path, f"raised by its forward on an input {self.layout.name} = {list(given.shape)}"):
+        inputs = self.layout.there(x)
+        with user_code(self.path, f"raised by its forward on an input {self.layout.name} = {list(inputs.shape)}"):
             with torch.no_grad():
-                out: Any = module(given)
+                out: Any = module(inputs)
             out = out[0] if isinstance(out, (tuple, list)) and out else out
-        if not isinstance(out, Tensor) or out.shape != given.shape:
-            got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        if not isinstance(out, Tensor) or out.shape != inputs.shape:
+            kind = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise FFNError(
-                f"{shown_path(self.path)}: {type(module).__name__} makes {got} of an input {list(given.shape)}",
-                "an FFN block gives back what it takes: a tensor of the same shape",
+                f"{shown_path(self.path)}: {type(module).__name__} returns {kind} for input {list(inputs.shape)}",
+                "an FFN block returns a tensor of its input's shape",
             )
         return self.layout.back(out)
 
 
-def runner_for(module: nn.Module, said: Dimensions, path: Path) -> Runner:
-    """The first layout and width of input that the module takes; the widths its parameters have are tried."""
-    known = [parameter.shape for parameter in module.parameters() if not nn.parameter.is_lazy(parameter)]
-    sizes = dict.fromkeys(size for shape in known if len(shape) > 1 for size in reversed(shape))
-    widths = [whole("--d-model", said.d_model)] if said.d_model is not None else list(sizes)
+def runner_for(module: nn.Module, dimensions: Dimensions, path: Path) -> Runner:
+    """The first layout and width of input that the module takes, of the widths of its parameters."""
+    shapes = [parameter.shape for parameter in module.parameters() if not nn.parameter.is_lazy(parameter)]
+    sizes = dict.fromkeys(size for shape in shapes if len(shape) > 1 for size in reversed(shape))
+    widths = [whole("--d-model", dimensions.d_model)] if dimensions.d_model is not None else list(sizes)
     if not widths:
         raise FFNError(f"{shown_path(path)}: {type(module).__name__} has no weight matrix", "an FFN block has two")
     failures: list[FFNError] = []
@@ -73,42 +73,44 @@ def runner_for(module: nn.Module, said: Dimensions, path: Path) -> Runner:
         for layout in _LAYOUTS:
             runner = Runner(path, layout, d_model)
             try:
-                runner(module, torch.zeros(_tokens(d_model), d_model, dtype=own_dtype(module)))
+                runner(module, torch.zeros(_tokens(d_model), d_model, dtype=parameter_dtype(module)))
                 return runner
             except FFNError as error:
                 failures.append(error)
-    raise next((error for error in failures if error.__cause__ is None), failures[0])  # one that ran says most
+    raise next(
+        (error for error in failures if error.__cause__ is None), failures[0]
+    )  # one from our check, after the forward ran, says most
 
 
 def probes(twin: nn.Module, run: Runner) -> tuple[ModuleSample, ModuleSample, list[tuple[float, Tensor]]]:
-    """What the module gives with its own weights and with drawn ones, and what its own dropouts received.
+    """The module's output with its own weights and with random ones, and the inputs of its dropouts.
 
-    Drawn weights tell apart what fresh ones hide: a norm's ones, a bias's zeros. In float64 where the module can.
+    Random weights show what initial ones hide: a norm's ones, a bias's zeros. In float64 where the module can.
     """
-    dtype = own_dtype(twin)
+    dtype = parameter_dtype(twin)
     generator = torch.Generator().manual_seed(0)
     scales = torch.tensor(_SCALES, dtype=torch.float64).repeat(_tokens(run.d_model))[: _tokens(run.d_model), None]
     x = torch.randn(len(scales), run.d_model, generator=generator, dtype=torch.float64) * scales
     captured: list[tuple[float, Tensor]] = []
     try:
-        own = _probe(twin.double(), run, x, captured)
-    except FFNError:  # a tensor of its own in float32: it runs only as it is
+        original = _probe(twin.double(), run, x, captured)
+    except FFNError:  # it creates a float32 tensor itself, so it runs only in its dtype
         captured.clear()
-        own = _probe(twin.to(torch.promote_types(dtype, torch.float32)), run, x.float(), captured)
-    kept = replace(own, parameters={name: tensor.clone() for name, tensor in own.parameters.items()})
+        original = _probe(twin.to(torch.promote_types(dtype, torch.float32)), run, x.float(), captured)
+    kept = replace(original, parameters={name: tensor.clone() for name, tensor in original.parameters.items()})
     with torch.no_grad():
         for parameter in twin.parameters():
             drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.copy_(drawn * (4 / run.d_model**0.5) if parameter.dim() > 1 else drawn)
-    drawn_probe = _probe(twin, run, own.x, [])
+    drawn_probe = _probe(twin, run, original.x, [])
     return kept, replace(drawn_probe, **_traits(twin, run, drawn_probe)), captured
 
 
 def _traits(twin: nn.Module, run: Runner, probe: ModuleSample) -> dict[str, Any]:
-    """Whether the module adds its input at the end, and whether it norms what enters; None where it cannot be told.
+    """Whether the module adds its input at the end, and whether it norms its input; None where that is unclear.
 
-    With all matrices and their biases zero, a residual block gives back its input. A norm on what enters makes the rest
-    blind to the input's scale.
+    With all matrices and their biases zero, a residual block returns its input. A norm on the input makes the branch
+    independent of the input's scale.
     """
     large = probe.x[probe.x.abs().amax(-1) > 1]
     scaled = run(twin, 4 * large)
@@ -153,7 +155,7 @@ def _axes(run: Runner) -> int:
 
 
 class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees whether anything but single numbers is computed in less than float64."""
+    """Records whether anything but single numbers is computed in less than float64."""
 
     narrow = False
 
@@ -165,7 +167,7 @@ class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _eps(module: nn.Module) -> Iterator[float]:
-    """The numbers that the module's parts keep under a name with `eps` in it."""
+    """The numbers of the module's parts whose name contains `eps`."""
     for part in module.modules():
         for name, value in vars(part).items():
             if "eps" in name and type(value) is float and 0 <= value < 1:
@@ -173,7 +175,7 @@ def _eps(module: nn.Module) -> Iterator[float]:
 
 
 def same_eps(twin: nn.Module, dtype: torch.dtype) -> None:
-    """nn.RMSNorm without an eps takes its dtype's: the twin in float64 shall take the module's own."""
+    """nn.RMSNorm without an eps takes its dtype's: the twin in float64 gets the module's."""
     for part in twin.modules():
         if isinstance(part, nn.RMSNorm) and part.eps is None:
             part.eps = torch.finfo(dtype).eps
@@ -184,9 +186,9 @@ def _tokens(d_model: int) -> int:
     return 24 if d_model != 24 else 28
 
 
-def own_dtype(module: nn.Module) -> torch.dtype:
-    """The dtype of the module's parameters, by the first one. Raises FFNError where it is no floating one."""
-    found = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    if not found.is_floating_point:
-        raise FFNError(f"{type(module).__name__} has parameters of dtype {shown(str(found))}")
-    return found
+def parameter_dtype(module: nn.Module) -> torch.dtype:
+    """The dtype of the module's parameters, by the first one. Raises FFNError where it is not a floating-point type."""
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    if not dtype.is_floating_point:
+        raise FFNError(f"{type(module).__name__} has parameters of dtype {shown(str(dtype))}")
+    return dtype

@@ -1,4 +1,4 @@
-"""A Python file that the user named: executed, because that was asked for; what goes wrong in it is one line."""
+"""A Python file that the user named: it is executed, and its errors are made one line."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from ffncli.errors import FFNError, Terminated, did_you_mean, shown, shown_path
 
 @contextmanager
 def user_code(path: Path, doing: str) -> Iterator[None]:
-    """Run what the user wrote in `path`: neighbours import, what it writes goes to stderr, exceptions are one FFNError.
+    """Run the user's code in `path`: neighbouring files can be imported, output goes to stderr, exceptions become one
+    FFNError.
 
-    That holds for file descriptor 1 too, to which C code writes, and the programs that it starts. Nothing stays behind:
-    neither the directory on sys.path nor the neighbours in sys.modules, whose names another source's neighbours may
-    have too. A lack of memory stays what it is.
+    That includes file descriptor 1, to which C code and child processes write. Nothing remains afterwards: neither the
+    directory on sys.path nor the neighbours in sys.modules, whose names another source's neighbours may have too. A
+    lack of memory is not converted.
     """
     folder, before = str(path.parent), set(sys.modules)
     sys.path.insert(0, folder)
@@ -34,7 +35,7 @@ def user_code(path: Path, doing: str) -> Iterator[None]:
             yield
     except (MemoryError, FFNError, KeyboardInterrupt, Terminated):
         raise
-    except BaseException as error:  # SystemExit, and whatever else the file makes up
+    except BaseException as error:  # SystemExit, and whatever else the file raises
         if "can't allocate memory" in str(error):
             raise
         raise FFNError(_located(error, path), doing) from error
@@ -46,10 +47,10 @@ def user_code(path: Path, doing: str) -> Iterator[None]:
 
 @contextmanager
 def _descriptor_1_to_2() -> Iterator[None]:
-    """Make file descriptor 1 mean what 2 means, or nothing where 2 is closed; then what it was, closed included."""
+    """Redirect file descriptor 1 to 2, or to nothing where 2 is closed; afterwards restore it, closed included."""
     _flush()
     open_1, open_2 = _is_open(1), _is_open(2)
-    if not open_2:  # first, so that the copy below is not given this number
+    if not open_2:  # first, so that the copy below does not get this number
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 2)
         if nowhere != 2:
@@ -78,9 +79,9 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _flush() -> None:
-    """Write out what Python and C hold back for descriptor 1, to wherever it leads now."""
+    """Write out what Python and C have buffered for descriptor 1, to its present target."""
     for stream in (sys.stdout, sys.__stdout__):
-        with suppress(OSError, ValueError):  # what cannot be written now is said where the answer is written
+        with suppress(OSError, ValueError):  # reported where the answer is written
             if stream is not None:
                 stream.flush()
     if os.name == "posix":
@@ -88,9 +89,9 @@ def _flush() -> None:
 
 
 def import_file(path: Path, form: str = "my.py:ClassName") -> ModuleType:
-    """The file as a module, under a name that no import statement can ask for.
+    """The file as a module, under a name that no import statement can use.
 
-    Raises FFNError for any failure; where there is no such file, it says in which `form` one is named.
+    Raises FFNError for any failure; for a missing file the hint shows the `form` of a name.
     """
     where = shown_path(path)
     if not path.is_file():
@@ -107,29 +108,29 @@ def import_file(path: Path, form: str = "my.py:ClassName") -> ModuleType:
 
 
 def pick(module: ModuleType, name: str | None, path: Path) -> type[nn.Module] | nn.Module:
-    """What `name` is in the user's file; without a name, its one nn.Module class.
+    """The object `name` in the user's file; without a name, its one nn.Module class.
 
-    Raises FFNError, with the names there are, for a name that is not there or is no nn.Module.
+    Raises FFNError, with the file's names, for an unknown name or one that is not an nn.Module.
     """
     where = shown_path(path)
-    own = [n for n, value in vars(module).items() if _is_class(value) and value.__module__ == module.__name__]
-    there = "its nn.Module classes: " + ", ".join(own) if own else "it has no nn.Module class"
+    classes = [n for n, value in vars(module).items() if _is_class(value) and value.__module__ == module.__name__]
+    there = "its nn.Module classes: " + ", ".join(classes) if classes else "it has no nn.Module class"
     if name is None:
-        if not own:
+        if not classes:
             raise FFNError(f"{where} has no nn.Module class", "give my.py:ClassName")
-        if len(own) > 1:
+        if len(classes) > 1:
             raise FFNError(
-                f"{where} has {len(own)} nn.Module classes", f"say which, as in {path.name}:{own[0]}; {there}"
+                f"{where} has {len(classes)} nn.Module classes", f"say which, as in {path.name}:{classes[0]}; {there}"
             )
-        name = own[0]
+        name = classes[0]
     if name not in vars(module):
-        lower = {n.lower(): n for n in own}
+        lower = {n.lower(): n for n in classes}
         near = did_you_mean(name, list(lower), there)
         raise FFNError(f"{where} has no {shown(name)}", re.sub(r"'(\w+)'", lambda m: f"'{lower[m[1]]}'", near))
-    found = vars(module)[name]
-    if not (_is_class(found) or isinstance(found, nn.Module)):
-        raise FFNError(f"{where}: {name} is no nn.Module class (it is a {type(found).__name__})", there)
-    return found  # type: ignore[no-any-return]
+    target = vars(module)[name]
+    if not (_is_class(target) or isinstance(target, nn.Module)):
+        raise FFNError(f"{where}: {name} is not an nn.Module class (it is a {type(target).__name__})", there)
+    return target  # type: ignore[no-any-return]
 
 
 def _is_class(value: object) -> bool:
@@ -148,7 +149,7 @@ def _located(error: BaseException, path: Path) -> str:
 
 
 def _forget_neighbours(folder: Path, before: set[str]) -> None:
-    """Take new modules that lie right in `folder` out of sys.modules, with their submodules; nothing deeper."""
+    """Remove new modules directly in `folder` from sys.modules, with their submodules; nothing deeper."""
     new = {name for name in set(sys.modules) - before if name.partition(".")[0] not in before}
     tops = {name for name in new if "." not in name and _home(sys.modules[name]) == folder}
     for name in new:
@@ -157,7 +158,7 @@ def _forget_neighbours(folder: Path, before: set[str]) -> None:
 
 
 def _home(module: ModuleType) -> Path | None:
-    """The directory from which a module was imported: of a package, the one that holds it."""
+    """The directory from which a module was imported: of a package, its parent."""
     file = getattr(module, "__file__", None)
     if not isinstance(file, str):
         return None

@@ -12,7 +12,7 @@ from torch import Tensor
 from ffncli.block.recipe import NormKind, NormPosition, NormWeight
 from ffncli.block.steps import Shape
 
-MOST_MATRICES = 6  # more are no dense block; the arrangements of three grow with the cube
+MOST_MATRICES = 6  # more are not a dense block; the arrangements of three grow with the cube
 _MOST_VECTORS = 4
 EPS = (1e-5, 1e-6, 1e-8, 1e-12)
 
@@ -39,12 +39,12 @@ class View:
         return self.parameter + ("ᵀ" if self.transposed else "") + rows
 
 
-Wiring = Mapping[str, View]  # canonical name (`up.weight`) → where it lies
+Wiring = Mapping[str, View]  # canonical name (`up.weight`) → its place
 
 
 @dataclass(frozen=True)
 class Norms:
-    """One way in which a block may be normed; `views` says where the norms' parameters lie."""
+    """One way in which a block may be normed; `views` are the places of the norms' parameters."""
 
     kind: NormKind = "none"
     position: NormPosition = "pre"
@@ -55,12 +55,12 @@ class Norms:
 
     @property
     def pre(self) -> bool:
-        """Whether it norms what enters."""
+        """Whether it norms the input."""
         return self.kind != "none" and self.position in ("pre", "pre+branch")
 
     @property
     def closes(self) -> bool:
-        """Whether it norms what leaves."""
+        """Whether it norms the output."""
         return self.kind != "none" and self.position != "pre"
 
 
@@ -71,7 +71,7 @@ class _Projection:
 
 
 def matrices(shapes: Mapping[str, Shape], d_model: int) -> dict[str, tuple[int, int]]:
-    """The parameters that can be a projection: [out, in], or [out, in, 1, ...] as 1×1 convolutions have it."""
+    """The parameters that can be a projection: [out, in], or [out, in, 1, ...] as in 1×1 convolutions."""
     out = {}
     for name, shape in shapes.items():
         if len(shape) >= 2 and set(shape[2:]) <= {1} and d_model in shape[:2]:
@@ -80,15 +80,15 @@ def matrices(shapes: Mapping[str, Shape], d_model: int) -> dict[str, tuple[int, 
 
 
 def wirings(shapes: Mapping[str, Shape], d_model: int) -> Iterator[Wiring]:
-    """Every arrangement of the module's matrices as a plain or gated block, biases beside them.
+    """Every arrangement of the module's matrices as a plain or gated block, with their biases.
 
-    A matrix plays one part, unless there is only one. Biases go with their matrix by name; where none is found, the
-    block has none there.
+    A matrix has one role, unless there is only one. Biases belong to their matrix by name; a matrix without one has
+    no bias in the block.
     """
-    found = matrices(shapes, d_model)
-    rises, falls = _projections(found, d_model), _projections(found, d_model, fall=True)
+    sizes = matrices(shapes, d_model)
+    rises, falls = _projections(sizes, d_model), _projections(sizes, d_model, fall=True)
     for up, down in product(rises, falls):
-        if up.view.parameter == down.view.parameter and len(found) > 1:
+        if up.view.parameter == down.view.parameter and len(sizes) > 1:
             continue
         if up.width == down.width:
             yield _with_biases({"up": up.view, "down": down.view}, shapes)
@@ -124,24 +124,24 @@ def norms(shapes: Mapping[str, Shape], d_model: int, eps: Sequence[float]) -> li
     places: dict[NormPosition, tuple[str, ...]] = {
         "pre": ("norm",), "post": ("post_norm",), "branch": ("post_norm",), "pre+branch": ("norm", "post_norm"),
     }  # fmt: skip
-    owned: tuple[tuple[NormWeight, bool], ...] = (
+    parameter_sets: tuple[tuple[NormWeight, bool], ...] = (
         ("plain", True), ("plain", False), ("one_plus", True), ("one_plus", False), ("none", False),
     )  # fmt: skip
     kinds: tuple[NormKind, ...] = ("layernorm", "rmsnorm")
     out = []
-    for (position, steps), kind, (weight, bias) in product(places.items(), kinds, owned):
-        own = (*(["weight"] if weight != "none" else []), *(["bias"] if bias else []))
-        names = [f"{step}.{parameter}" for step in steps for parameter in own]
+    for (position, steps), kind, (weight, bias) in product(places.items(), kinds, parameter_sets):
+        param_names = (*(["weight"] if weight != "none" else []), *(["bias"] if bias else []))
+        names = [f"{step}.{parameter}" for step in steps for parameter in param_names]
         for chosen in permutations(vectors, len(names)):
             views = {name: View(vector) for name, vector in zip(names, chosen, strict=True)}
             out += [Norms(kind, position, e, weight, bias, views) for e in eps]
     return [Norms(), *sorted(out, key=lambda choice: -len(choice.views))]
 
 
-def _projections(found: Mapping[str, tuple[int, int]], d_model: int, fall: bool = False) -> list[_Projection]:
-    """Every reading of a matrix as one from d_model (or, `fall`, to d_model), as stored first."""
+def _projections(sizes: Mapping[str, tuple[int, int]], d_model: int, fall: bool = False) -> list[_Projection]:
+    """Every reading of a matrix as one from d_model (or, with `fall`, to d_model), the stored order first."""
     out = []
-    for name, (first, second) in found.items():
+    for name, (first, second) in sizes.items():
         for transposed in (False, True):
             rows, columns = (second, first) if transposed else (first, second)
             width, fixed = (columns, rows) if fall else (rows, columns)

@@ -17,7 +17,7 @@ from ffncli.run.user.arguments import DimensionNames, Number, Source, converted
 from ffncli.run.user.load import load
 
 if TYPE_CHECKING:
-    from ffncli.run.verify.checks.case import Own
+    from ffncli.run.verify.checks.case import UserModule
     from ffncli.run.verify.verify import Verdict
 
 
@@ -47,72 +47,75 @@ def verify(
     ((), 'torch.nn, eval')
 
     The arguments are the command line's options by their names, and mean the same (`ffn verify --help`); `source`, the
-    dimensions and `threads` are those of `ffncli.trace`. A module of one's own is run beside ours where `source` is its
-    text, `my.py:Class`. Raises FFNError for what the command line refuses, and for an argument of another type.
+    dimensions and `threads` are those of `ffncli.trace`. Where `source` is a module in a
+    Python file, `my.py:Class`, that module is run and compared too. Raises FFNError for what the command line refuses,
+    and for an argument of another type.
     """
     options = converted(locals(), "verify")
     chosen, seed = options["dimensions"], options["seed"] or 0
     names, compared = _names(options["check"], options["kernel"]), choices(options["kernel"])
     leading = leading_axes(tokens, batch, seq_len)
     example = notebook() if source is None and chosen.d_model is None else None
-    with sleep_while_waiting():  # a module of the user's own imports torch
+    with sleep_while_waiting():  # a user's module imports torch
         if example:
-            model, own = with_dimensions(example.model, chosen), None
+            resolved, user_module = with_dimensions(example.model, chosen), None
         else:
-            model, own = _model(options["source"], chosen, seed)
-            _require_tensors(model)
-        other = None if against is None else _reference(options["against"], model, seed)
+            resolved, user_module = _model(options["source"], chosen, seed)
+            _require_tensors(resolved)
+        other = None if against is None else _reference(options["against"], resolved, seed)
 
-    # From here on torch is needed; what can be wrong without it has been said.
+    # From here on torch is needed; every error that can be raised without it has been raised.
     set_threads(threads)
     from ffncli.run.engine.prepare import LayerRequest
     from ffncli.run.verify.verify import VerifyQuestion, verify_layer
 
     place = (options[name] for name in ("dtype", "device", "seed"))
     request = LayerRequest(options["layer"], options["input"], leading, *place)
-    return verify_layer(model, VerifyQuestion(request, names, compared, options["tolerance"], own, other), example)
+    return verify_layer(
+        resolved, VerifyQuestion(request, names, compared, options["tolerance"], user_module, other), example
+    )
 
 
 def _names(checks: Sequence[str], kernels: Sequence[str]) -> tuple[str, ...] | None:
-    """The checks asked for, None for all. Raises FFNError where kernels are named and their check is left out."""
+    """The names of the checks to run, None for all. Raises FFNError for kernels without the check that runs them."""
     if not checks:
         return None
     names = tuple(name.strip() for text in checks for name in text.split(","))
     if kernels and "kernels" not in names:
         raise FFNError(
             f"--kernel contradicts --check {shown(','.join(names))}",
-            "no kernel would be looked at: add kernels to --check",
+            "no kernel would be checked: add kernels to --check",
         )
     return names
 
 
-def _model(source: str | Resolved | None, chosen: Dimensions, seed: int) -> tuple[Resolved, Own | None]:
+def _model(source: str | Resolved | None, chosen: Dimensions, seed: int) -> tuple[Resolved, UserModule | None]:
     """The model, and the user's module where the source is one."""
     if not isinstance(source, str) or not is_user_module(source):
         return load(source, chosen), None
     from ffncli.run.user.module import load_module
-    from ffncli.run.verify.checks.case import Own
+    from ffncli.run.verify.checks.case import UserModule
 
-    found = load_module(source, chosen, seed)
-    return found.model, Own(found.module, found.runner)
+    loaded = load_module(source, chosen, seed)
+    return loaded.model, UserModule(loaded.module, loaded.runner)
 
 
-def _reference(against: str | Resolved, model: Resolved, seed: int) -> Resolved:
-    """The model to compare with; a module of one's own is run at the width that is compared."""
+def _reference(against: str | Resolved, resolved: Resolved, seed: int) -> Resolved:
+    """The model to compare with; a user's module is built with the d_model of the model under test."""
     named = isinstance(against, str) and is_user_module(against)
-    return load(against, Dimensions(d_model=str(model.main.spec.d_model) if named else None), seed)
+    return load(against, Dimensions(d_model=str(resolved.main.spec.d_model) if named else None), seed)
 
 
-def _require_tensors(model: Resolved) -> None:
-    """Raises FFNError for a directory without tensors: what holds for random weights proves nothing of its own.
+def _require_tensors(resolved: Resolved) -> None:
+    """Raises FFNError for a directory without tensors: random weights would prove nothing about its own.
 
-    A config.json that was named as such is asked about with random weights.
+    A config.json that was named itself is verified with random weights.
     """
-    folder = model.location
-    if model.checkpoint is not None or folder is None or model.source.endswith(".json"):
+    folder = resolved.location
+    if resolved.checkpoint is not None or folder is None or resolved.source.endswith(".json"):
         return
     pickled = any(any(folder.glob(f"*{end}")) for end in (".bin", ".pt", ".pth"))
-    there = "pickled weights alone, which are never loaded" if pickled else "no safetensors"
+    there = "only pickled weights, which are never loaded" if pickled else "no safetensors"
     config = shown_path(folder / "config.json")
     raise FFNError(
         f"nothing to verify: {shown_path(folder)} has {there}", f"{config} can be verified with random weights"

@@ -31,8 +31,8 @@ class Act(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
-        for own, value in TABLE[name].learned.items():
-            self.register_parameter(own, nn.Parameter(torch.full((1,), value)))
+        for parameter, value in TABLE[name].learned.items():
+            self.register_parameter(parameter, nn.Parameter(torch.full((1,), value)))
 
     def forward(self, x: Tensor) -> Tensor:
         """The activation of x."""
@@ -137,7 +137,7 @@ class BlockModule(nn.Module):
 
 
 class NormModule(nn.Module):
-    """A norm with such parameters as torch's modules do not have: weights that are 1 + weight, a bias alone."""
+    """A norm with parameters that torch's modules do not have: weights that are 1 + weight, a bias without a weight."""
 
     def __init__(self, spec: FFNSpec, width: int) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class NormModule(nn.Module):
 
 
 def norm_module(spec: FFNSpec, width: int) -> nn.Module:
-    """torch's own norm where it can say it."""
+    """torch's own norm where it has the same parameters."""
     plain = spec.norm_weight == "plain"
     if plain and spec.norm == "layernorm":
         return nn.LayerNorm(width, spec.norm_eps, bias=bool(spec.norm_bias))

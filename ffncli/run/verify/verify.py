@@ -19,7 +19,7 @@ from ffncli.run.engine.block_summary import BlockSummary, block_summary
 from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
 from ffncli.run.user.kernels import kernels_of
 from ffncli.run.verify.checks import kernels, layouts, linearity, modules, positions, shards, values, zero
-from ffncli.run.verify.checks.case import CheckedBlock, Own
+from ffncli.run.verify.checks.case import CheckedBlock, UserModule
 from ffncli.run.verify.checks.row import CheckRow
 from ffncli.run.verify.names import CHECK_STATEMENTS
 
@@ -28,7 +28,7 @@ _TOKENS, _FEW_TOKENS, _LARGE = 16, 4, 50_000_000
 
 @dataclass(frozen=True)
 class VerifyCheck:
-    """`states` is what must hold, in words; `rows` looks whether it does."""
+    """`states` is what must be true, in words; `rows` checks it."""
 
     states: str
     rows: Callable[[CheckedBlock], Iterator[CheckRow]]
@@ -52,16 +52,16 @@ CHECKS: Mapping[str, VerifyCheck] = {name: VerifyCheck(text, _ROWS[name]) for na
 
 @dataclass(frozen=True)
 class VerifyQuestion:
-    """What to verify. None takes every check, the built-in kernels that need not compile, the dtype's tolerance.
+    """What to verify. None means every check, the built-in kernels that need no compiling, the dtype's tolerance.
 
-    `run` says which layer, input, dtype and device; `own` is the user's module where the model is one.
+    `run` says which layer, input, dtype and device; `user_module` is set where the source is one.
     """
 
     run: LayerRequest = field(default_factory=LayerRequest)
     checks: tuple[str, ...] | None = None
     kernels: tuple[KernelChoice, ...] = ()
     tolerance: float | None = None
-    own: Own | None = None
+    user_module: UserModule | None = None
     against: Resolved | None = None
 
 
@@ -81,7 +81,7 @@ class Verdict:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What there is to say of the model, and of how it ran."""
+        """Notes on the model, and on how it ran."""
         return (*self.model.notes, *map(str, self.model.differences), *self.ready.notes)
 
 
@@ -93,7 +93,7 @@ def verify_layer(
     >>> verify_layer(load("64x256:gelu")).failed
     ()
 
-    Raises FFNError for a request that cannot be; a check that fails is a row.
+    Raises FFNError for an impossible request; a check that fails is a row.
     """
     names = check_names(question.checks)
     case, ready = _case(model, question, example)
@@ -103,20 +103,20 @@ def verify_layer(
     return Verdict(rows, model, ready, block_summary(model, ready, question.run.device))
 
 
-def check_names(said: Sequence[str] | None) -> tuple[str, ...]:
-    """The checks by name, in the table's order; all of them where none is said. Raises FFNError for an unknown one."""
-    for name in said or ():
+def check_names(names: Sequence[str] | None) -> tuple[str, ...]:
+    """The checks by name, in the table's order; None means all. Raises FFNError for an unknown one."""
+    for name in names or ():
         if name not in CHECKS:
-            raise FFNError(f"--check: unknown check {shown(name)}", did_you_mean(name, list(CHECKS), _known()))
-    return tuple(name for name in CHECKS if said is None or name in said)
+            raise FFNError(f"--check: unknown check {shown(name)}", did_you_mean(name, list(CHECKS), _check_list()))
+    return tuple(name for name in CHECKS if names is None or name in names)
 
 
-def _known() -> str:
+def _check_list() -> str:
     return "checks: " + ", ".join(CHECKS)
 
 
 def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
-    """The rows of the checks; where the values are no numbers, that alone is judged."""
+    """The rows of the checks; where values are NaN or Inf, only that is judged."""
     broken = [row for row in values.finite(case) if row.passed is False]
     for name in names:
         if broken and name not in ("finite", "layout"):
@@ -127,7 +127,7 @@ def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
         except (RuntimeError, NotImplementedError) as error:
             if "not implemented" not in str(error):
                 raise
-            yield CheckRow(name, "all", note=f"torch cannot do it here: {str(error).splitlines()[0][:120]}")
+            yield CheckRow(name, "all", note=f"torch does not support it here: {str(error).splitlines()[0][:120]}")
 
 
 def _case(model: Resolved, question: VerifyQuestion, example: Example | None) -> tuple[CheckedBlock, Prepared]:
@@ -138,13 +138,13 @@ def _case(model: Resolved, question: VerifyQuestion, example: Example | None) ->
     compared = kernels_of(question.kernels, kernel_steps(ready.steps), spec, compiling=False)
     case = CheckedBlock(
         model, ready.layer, ready.steps, ready.weights, flat, dtype, question.run.device, question.run.seed or 0,
-        question.tolerance, compared, question.own, question.against,
+        question.tolerance, compared, question.user_module, question.against,
     )  # fmt: skip
     return case, ready
 
 
 def _with_tokens(model: Resolved, run: LayerRequest, example: Example | None) -> LayerRequest:
-    """The request with a number of tokens where none is said: few where the block is large."""
+    """The request with a default number of tokens: few where the block is large."""
     if run.leading is not None or run.input is not None or example is not None:
         return run
     large = cost(steps(model.layer(run.layer).spec)).params > _LARGE

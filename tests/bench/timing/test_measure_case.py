@@ -172,7 +172,7 @@ def test_no_memory_for_an_arm_s_copies(monkeypatch):
 def test_no_memory_for_the_weights_is_every_kernel_s():
     unit = measured("eager", "packed", spec=FFNSpec(2**30, 2**30))
     assert [o.status for o in unit.outcomes] == ["oom", "oom"]
-    assert "of memory are free" in unit.outcomes[0].note
+    assert "of memory is free" in unit.outcomes[0].note
 
 
 def test_what_cannot_be_done_here_is_skipped():

@@ -268,7 +268,7 @@ def test_tensors_that_no_trace_saved(call, tmp_path):
     np.savez(tmp_path / "x.npz", x=np.zeros(3))
     (tmp_path / "x.json").write_text('{"x": [1, 2]}')
     for path in sorted(tmp_path.iterdir()):
-        expect_refusal(call("compare", str(path), str(path)), "is no saved trace", "ffn trace --save FILE")
+        expect_refusal(call("compare", str(path), str(path)), "is not a saved trace", "ffn trace --save FILE")
 
 
 def test_names_that_are_no_files(call, tmp_path):

@@ -164,7 +164,7 @@ def test_all_layers(call):
     assert all(row["relative_error"] <= 1e-6 for row in found["layers"])
     assert [token["text"] for token in found["model"]["tokens"]["encoder"]] == PROMPT.split()
     code, out, err = call("trace", source("t5-gated-gelu"), "--prompt", PROMPT, "--layer", "all")
-    assert (code, err) == (0, "note: the prompt goes to the encoder; the decoder gets its start token alone\n")
+    assert (code, err) == (0, "note: the prompt goes to the encoder; the decoder gets only its start token\n")
     assert "\nencoder.1 " in out
     table = out[out.index("\nlayer ") : out.index("\n  zeros")]
     assert max(map(len, table.splitlines())) <= 80
@@ -425,7 +425,7 @@ def test_unembedding_without_a_prompt(call):
         ("roberta", ["--input-ids", ",".join("4" * 31)], "the prompt has 31 tokens, roberta has 30 positions"),
         ("llama", ["--prompt", "Hello", "--layer", "2"], "--layer 2 is out of range; "),
         ("t5-relu", ["--prompt", "Hello", "--layer", "1"], "--layer '1' is ambiguous; write encoder.1 or decoder.1"),
-        ("llama", ["--prompt", "Hello", "--input", "ones"], "--input contradicts --prompt; the model makes"),
+        ("llama", ["--prompt", "Hello", "--input", "ones"], "--input contradicts --prompt; the model computes"),
         ("llama", ["--input-ids", "1", "--tokens", "3"], "--tokens contradicts --input-ids"),
         ("llama", ["--prompt", "Hello", "--d-ff", "3"], "--d-ff contradicts --prompt; the model is run as it is"),
         ("llama", ["--prompt", "Hello", "--train"], "--train contradicts --prompt"),
@@ -498,7 +498,7 @@ def test_an_architecture_that_transformers_does_not_know(call, copied):
 def test_remote_code_alone(call, copied):
     rewrite(copied, model_type="from-tomorrow", auto_map={"AutoModel": "evil.Model"})
     (copied / "evil.py").write_text("raise SystemExit(9)")
-    expect_refused(call, copied, 2, "'from-tomorrow' runs by code of its own alone, which is never run")
+    expect_refused(call, copied, 2, "'from-tomorrow' needs custom code, which is never run")
 
 
 def test_an_architecture_that_transformers_cannot_run(call, monkeypatch):

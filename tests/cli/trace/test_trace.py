@@ -117,7 +117,7 @@ def test_parallel_blocks_say_that_attention_is_drawn(call):
     code, out, err = call("trace", "palm-540b", "--d-model", "8", "--d-ff", "16")
     assert code == 0
     assert "attention" in out
-    assert err == "note: 'attention', the layer's other branch, is drawn at random\n"
+    assert err == "note: 'attention', the output of the layer's other branch, is random\n"
 
 
 def test_csv_has_a_row_per_step(call):

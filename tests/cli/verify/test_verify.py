@@ -132,7 +132,7 @@ def test_a_checkpoints_layer(call, checkpoint):
     layout = {row["subject"]: row for row in found if row["check"] == "layout"}
     assert layout["with gate and up swapped"]["relative_error"] > 0.1
     assert layout["gate.weight"]["note"].startswith("model.layers.1.mlp.gate_proj.weight [6, 4]")
-    assert "not proven by its module" in layout["transformers"]["note"]  # the file has an FFN and nothing else
+    assert "not checked against its module" in layout["transformers"]["note"]  # the file has an FFN and nothing else
     code, out, _ = call("verify", checkpoint, "--layer", "1", "--check", "module,layout")
     assert code == 0
     assert out.startswith("llama, decoder layer 1  weights of decoder layer 1\n")
@@ -222,7 +222,7 @@ def test_nan_in_weights_fails_once(call, tmp_path):
         (["--against", "nowhere/at/all"], 2, ["does not exist"]),
         (["--against", "gpt2"], 2, ["--against 'gpt2' has no weights of its own"]),
         (["--tokens", "3", "--batch", "2"], 2, ["contradicts"]),
-        (["--input", "1,2,3"], 2, ["make no tokens of d_model = 4"]),
+        (["--input", "1,2,3"], 2, ["not a multiple of d_model = 4"]),
     ],
 )
 def test_what_cannot_be_is_one_line(call, arguments, code, parts):
@@ -230,7 +230,7 @@ def test_what_cannot_be_is_one_line(call, arguments, code, parts):
 
 
 @pytest.mark.parametrize(
-    ("file", "why"), [("pytorch_model.bin", "has pickled weights alone"), (None, "has no safetensors")]
+    ("file", "why"), [("pytorch_model.bin", "has only pickled weights"), (None, "has no safetensors")]
 )
 def test_a_directory_without_tensors_is_not_verified(call, tmp_path, file, why):
     """Random weights agree with themselves, whatever the directory was to hold."""
@@ -252,7 +252,7 @@ def test_what_compiles_is_run_where_it_is_named(call, monkeypatch):
     found = {row["subject"]: row for row in rows(call, "8x24:swiglu", "--check", "kernels")}
     assert list(found) == ["eager", "module", "packed", "inplace", "conv1x1", "numpy", "compiled"]
     assert (found["compiled"]["passed"], seen) == (None, [])
-    assert found["compiled"]["note"].startswith("not run unless it is named")
+    assert found["compiled"]["note"].startswith("not run by default")
     (named,) = rows(call, "8x24:swiglu", "--check", "kernels", "--kernel", "compiled")
     assert (named["subject"], named["passed"], len(seen)) == ("compiled", True, 1)
     (former,) = rows(call, "8x24:swiglu", "--check", "kernels", "--kernel", "conv")
@@ -315,5 +315,5 @@ def test_a_layer_with_nan_is_told_apart_from_nothing(call, tmp_path):
     stored["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.nan
     save_file(stored, broken / "model.safetensors", {"format": "pt"})
     found = {row["subject"]: row for row in rows(call, str(broken), "--layer", "1", "--check", "layout")}
-    assert found["with gate and up swapped"]["note"] == "the output has NaN or Inf, so nothing is told apart"
+    assert found["with gate and up swapped"]["note"] == "the output has NaN or Inf, so readings cannot be compared"
     assert found["as read = transformers' llama"]["note"].startswith("no other reading agrees; the reference has ")

@@ -143,7 +143,7 @@ def test_experts_of_an_unknown_model_need_their_top_k(call, tmp_path: Path):
     source = folder(tmp_path, config, tensors("mixtral"))
     expect_refusal(call("trace", source), "does not say its top_k", "--top-k 2")
     code, _, err = call("trace", source, "--top-k", "3")
-    assert (code, "assumed, since nothing says it: softmax over all experts" in err) == (0, True)
+    assert (code, "assumed, because the files do not say: softmax over all experts" in err) == (0, True)
 
 
 def test_top_k_is_said_of_the_experts_where_dense_layers_are_more(call, tmp_path: Path):

@@ -66,7 +66,7 @@ def test_one_number_per_line_is_a_flat_list(monkeypatch, tmp_path):
     assert torch.equal(made(tmp_path / "x.csv", (2, 3)), wanted.reshape(2, 3, 4))
     assert made(tmp_path / "x.csv", d_model=1).shape == (24, 1)
     (tmp_path / "x.csv").write_text("1\n2\n3\n")
-    with pytest.raises(FFNError, match="3 values, which make no tokens of d_model = 4"):
+    with pytest.raises(FFNError, match="3 values, which is not a multiple of d_model = 4"):
         made(tmp_path / "x.csv")
 
 
@@ -81,12 +81,12 @@ def test_stdin_that_is_not_text(monkeypatch, errors, head):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1,2,3", "3 values, which make no tokens of d_model = 4"),
-        ("", "is no name and no file"),
+        ("1,2,3", "3 values, which is not a multiple of d_model = 4"),
+        ("", "is neither a name nor a file"),
         ("rand", "did you mean 'randn'"),
-        ("1,2,x,4", "is no name and no file"),
+        ("1,2,x,4", "is neither a name nor a file"),
         ("1,2,e,4", "'e' is not a number"),
-        ("[[1,2],[3]]", "no regular array"),
+        ("[[1,2],[3]]", "not a regular array"),
         ("[1,2", "not JSON"),
     ],
 )
@@ -105,7 +105,7 @@ def test_files_keep_their_rows(tmp_path):
     with pytest.raises(FFNError, match=r"shape \[4, 2\], its last axis must be d_model = 4"):
         made(tmp_path / "x.npy")
     (tmp_path / "x.csv").write_text("1,2,3\n4,5,6,7,8\n")
-    with pytest.raises(FFNError, match="lines have 3 and other numbers of values"):
+    with pytest.raises(FFNError, match=r"lines have different numbers of values \(the first has 3\)"):
         made(tmp_path / "x.csv")
 
 
@@ -149,7 +149,7 @@ def test_json_may_name_its_list(tmp_path):
     assert made(tmp_path / "x.json").tolist() == [[1, 2, 3, 4]]
     for text, message in (
         ('{"a": 1, "b": 2}', "object of 2 entries"),
-        ('{"x": {"y": 1}}', "no regular array"),
+        ('{"x": {"y": 1}}', "not a regular array"),
         ("{}", "0"),
     ):
         (tmp_path / "x.json").write_text(text)

@@ -77,7 +77,7 @@ def test_without_the_norm_before_it_the_ffn_alone_is_run(tmp_path: Path):
     assert [step.output for step in ready.steps] == ["gate", "up", "act", "hidden", "down"]
     assert set(ready.inputs) == {"norm"}
     (note,) = ready.notes
-    assert "norm before the FFN is not known" in note
+    assert "this file does not describe the norm before the FFN" in note
     assert "begins at ffn_input, which is 'norm'" in note
 
 
@@ -87,10 +87,10 @@ def test_without_the_norm_after_it_the_block_ends_with_the_ffn(tmp_path: Path):
     ready = prepare(load(folder(tmp_path, config, stored)), LayerRequest())
     assert [step.output for step in ready.steps] == ["norm", "gate", "up", "act", "hidden", "down"]
     (note,) = ready.notes
-    assert "norm after the FFN is not known in this file: the trace ends at ffn_output, which is 'down'" in note
+    assert "this file does not describe the norm after the FFN: the trace ends at ffn_output, which is 'down'" in note
 
 
 def test_what_is_assumed_is_noted(tmp_path: Path):
     stored = {f"layers.0.mlp.{n}.weight": torch.randn(shape) for n, shape in {"Wi": (12, 4), "Wo": (4, 6)}.items()}
     ready = prepare(load(folder(tmp_path, None, stored), Dimensions(activation="gelu")), LayerRequest())
-    assert ready.notes == ("assumed, since nothing says it: Wi: the gate's half is read as the first",)
+    assert ready.notes == ("assumed, because the files do not say: Wi: the gate's half is read as the first",)

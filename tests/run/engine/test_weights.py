@@ -52,7 +52,7 @@ def test_stored_weights_must_fit_too(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_intermediates_must_fit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(weights, "available_memory", lambda _: 1_000_000)
     prepare(load("4x8"), LayerRequest(leading=(10,)))
-    with pytest.raises(FFNError, match=r"intermediates would need .*, and 0\.0 GB"):
+    with pytest.raises(FFNError, match=r"intermediates would need .*, but only 0\.0 GB"):
         prepare(load("4x8"), LayerRequest(leading=(50_000,)))  # 50,000 × (2 × 8 + 3 × 4) values of 4 bytes
 
 
@@ -82,17 +82,17 @@ def test_what_may_be_taken_is_what_the_machine_and_every_group_leave(group, free
     for name, content in group.items():
         put(tmp_path, name if name.startswith("proc") else f"sys/fs/cgroup/{name}", content)
     require_memory(int(free * 1e9), root=tmp_path)
-    with pytest.raises(FFNError, match=rf"would need .*, and {free} GB of memory are free") as refused:
+    with pytest.raises(FFNError, match=rf"would need .*, but only {free} GB of memory is free") as refused:
         require_memory(int(free * 1e9) + 1, root=tmp_path)
     assert refused.value.code == 3
 
 
 def test_the_refusal_says_how_much(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(weights, "available_memory", lambda _: 2 * 10**9)
-    with pytest.raises(FFNError, match=r"it would need 3\.0 GB, and 2\.0 GB of memory are free"):
+    with pytest.raises(FFNError, match=r"it would need 3\.0 GB, but only 2\.0 GB of memory is free"):
         require_memory(3 * 10**9, "it")
     monkeypatch.setattr(weights, "available_memory", lambda _: 0)
-    with pytest.raises(FFNError, match="of memory are free"):
+    with pytest.raises(FFNError, match="of memory is free"):
         require_memory(1)
 
 

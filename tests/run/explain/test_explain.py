@@ -230,7 +230,7 @@ def test_a_router_by_torch():
         assert (mine.choice, mine.group) == (pytest.approx(corrected[expert].item(), rel=1e-6), expert // 2)
         expected = 2.5 * scores[expert] / scores[best].sum() if expert in best else torch.tensor(0.0)
         assert one.computed == pytest.approx(expected.item(), rel=1e-6)
-        assert any("is left out" in note for note in one.notes) == (expert // 2 not in allowed)
+        assert any("are left out" in note for note in one.notes) == (expert // 2 not in allowed)
 
 
 def test_a_router_that_chooses_first_scores_the_chosen_alone():

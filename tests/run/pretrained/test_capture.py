@@ -93,7 +93,7 @@ def test_a_decoder_gets_its_start_token() -> None:
     assert ready.reference is not None
     assert close(ready.reference, seen["output"])
     assert [token.id for token in ready.tokens] == start[0].tolist()
-    assert ready.notes == ("the prompt goes to the encoder; the decoder gets its start token alone",)
+    assert ready.notes == ("the prompt goes to the encoder; the decoder gets only its start token",)
 
 
 def test_bart_starts_with_what_its_config_says(tmp_path: Path) -> None:

@@ -102,5 +102,5 @@ def test_a_layer_or_an_ffn_that_is_not_there():
     model = described(build("llama", cases()["llama"], meta=True), "llama")
     shorter = build("llama", replace(cases()["llama"], values={"num_hidden_layers": 2}), meta=True)
     for module in (shorter, nn.Linear(4, 4)):
-        with pytest.raises(FFNError, match="no FFN of decoder layer 3 is recognised in the model in memory"):
+        with pytest.raises(FFNError, match="no FFN of decoder layer 3 was recognised in the model in memory"):
             live_ffn(module, model, model.layer("3"))

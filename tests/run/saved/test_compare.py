@@ -117,15 +117,15 @@ CASES = [
     (GATED, lambda w: {"gate.weight": w["gate.weight"][ORDER]}, "gate", "the {rows} of {} are in another order", True),
     (GATED, lambda w: {"gate.weight": 0 * w["gate.weight"]}, "gate", "{} is zero everywhere in NEW", True),
     (GATED, lambda w: {"gate.weight": w["gate.weight"] * torch.arange(2.0, 14)[:, None]}, "gate",
-     "each of the {rows} of {} is scaled by a number of its own, such as 2", True),
+     "each of the {rows} of {} is scaled by its own factor, such as 2", True),
     (PLAIN, lambda w: {"up.weight": w["up.weight"].T}, "up", "up.weight is transposed", False),
     (PLAIN, lambda w: {"up.bias": 0 * w["up.bias"]}, "up",
-     "each of the features of up is shifted by a number of its own, as a bias does", None),
+     "each of the features of up is shifted by its own amount, as by a bias", None),
     (MIXED, lambda w: swapped(w, "shared."), "shared.gate", "shared.gate and shared.up are swapped", True),
     (GATED, lambda w: {"norm.weight": w["norm.weight"] + 1}, "norm",
-     "each of the features of norm is scaled by a number of its own, such as ", None),
+     "each of the features of norm is scaled by its own factor, such as ", None),
     (PLAIN, lambda w: {"down.weight": w["down.weight"] + torch.eye(8)}, "down",
-     "no known pattern; saved with --save-weights, its weights are compared too", None),
+     "no known pattern; save with --save-weights to compare its weights too", None),
 ]  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def test_columns_of_a_fused_matrix_in_any_other_order(tmp_path):
         base = saved(tmp_path / "base.npz", GATED, keep_weights=kept)
         new = saved(tmp_path / "new.npz", GATED, cut, keep_weights=kept)
         (cause, *_) = compare(base, new).causes
-        assert cause == "gate and up hold the same columns in another order: one fused matrix was cut in another way"
+        assert cause == "gate and up have the same columns in another order: one fused matrix was cut in another way"
 
 
 def test_input_columns_in_another_order(tmp_path):
@@ -196,7 +196,7 @@ def test_equal_weights_leave_the_arithmetic(tmp_path):
         ("the weights of down are the same in both: the arithmetic differs",),
     )
     wrong = replace(new, container=_Changed(new.container, "hidden"))
-    assert compare(base, wrong).causes == ("what hidden reads agrees: multiply itself differs",)
+    assert compare(base, wrong).causes == ("the inputs of hidden agree: its multiply itself differs",)
 
 
 def test_weights_that_differ_without_a_known_pattern_are_named(tmp_path):

@@ -108,7 +108,7 @@ def test_nothing_is_copied_whole_for_writing(tmp_path, monkeypatch):
 
 def test_a_json_of_too_many_values_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(containers, "MOST_JSON_VALUES", 10)
-    with pytest.raises(FFNError, match="10 that are written"):
+    with pytest.raises(FFNError, match=r"too many for a \.json \(the limit is 10\)"):
         saved(tmp_path / "t.json")
     assert list(tmp_path.iterdir()) == []
 
@@ -150,29 +150,29 @@ def edited(path: Path, change) -> Path:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda w: w.pop("ffn_trace"), "is no saved trace"),
-        (lambda w: w.pop("tensors"), "is no saved trace"),
+        (lambda w: w.pop("ffn_trace"), "is not a saved trace"),
+        (lambda w: w.pop("tensors"), "is not a saved trace"),
         (lambda w: w["ffn_trace"].update(format=2), "of format 2; this version reads format 1"),
         (lambda w: w["ffn_trace"].pop("steps"), "does not say its steps"),
         (lambda w: w["ffn_trace"].update(steps=[]), "does not say its steps"),
-        (lambda w: w["ffn_trace"].update(steps=[3]), "a step is not described"),
-        (lambda w: w["ffn_trace"]["steps"][0].update(shape=None), "a step is not described"),
-        (lambda w: w["ffn_trace"]["steps"][0].update(name=["x"]), "a step is not described"),
-        (lambda w: w["ffn_trace"]["steps"][0].update(dtype="int8"), "a step is not described"),
-        (lambda w: w["ffn_trace"]["steps"][0].update(shape=[20]), "a step is not described"),
-        (lambda w: w["ffn_trace"]["steps"][0].update(shape=[5, 5]), "its tensor is not so"),
-        (lambda w: w["ffn_trace"]["steps"].append(w["ffn_trace"]["steps"][0]), "a step is there twice"),
-        (lambda w: w["tensors"].pop("x"), "its tensor is not so"),
+        (lambda w: w["ffn_trace"].update(steps=[3]), "a step is not in the format"),
+        (lambda w: w["ffn_trace"]["steps"][0].update(shape=None), "a step is not in the format"),
+        (lambda w: w["ffn_trace"]["steps"][0].update(name=["x"]), "a step is not in the format"),
+        (lambda w: w["ffn_trace"]["steps"][0].update(dtype="int8"), "a step is not in the format"),
+        (lambda w: w["ffn_trace"]["steps"][0].update(shape=[20]), "a step is not in the format"),
+        (lambda w: w["ffn_trace"]["steps"][0].update(shape=[5, 5]), "its tensor another"),
+        (lambda w: w["ffn_trace"]["steps"].append(w["ffn_trace"]["steps"][0]), "a step is duplicated"),
+        (lambda w: w["tensors"].pop("x"), "its tensor another"),
         (lambda w: w["tensors"]["x"].pop("shape"), "has no shape or no values"),
         (lambda w: w["tensors"]["x"].update(shape=[-1, 4]), "has no shape or no values"),
         (lambda w: w["tensors"]["x"].update(dtype="object"), "has dtype 'object'"),
         (lambda w: w["tensors"]["x"].update(dtype=["float32"]), "has dtype ['float32']"),
         (lambda w: w["tensors"]["x"]["values"][0].__setitem__(0, 10**400), "a value of 'x' is too large"),
-        (lambda w: w["tensors"]["x"]["values"][0].pop(), "do not make up its shape"),
-        (lambda w: w["tensors"]["x"]["values"][0].__setitem__(0, "zero"), "do not make up its shape"),
-        (lambda w: w["tensors"]["x"]["values"][0].__setitem__(0, True), "do not make up its shape"),
-        (lambda w: w["tensors"]["x"].update(values={}), "do not make up its shape"),
-        (lambda w: w["tensors"]["x"].update(values=[[1] * 5] * 4), "do not make up its shape"),
+        (lambda w: w["tensors"]["x"]["values"][0].pop(), "do not fill its shape"),
+        (lambda w: w["tensors"]["x"]["values"][0].__setitem__(0, "zero"), "do not fill its shape"),
+        (lambda w: w["tensors"]["x"]["values"][0].__setitem__(0, True), "do not fill its shape"),
+        (lambda w: w["tensors"]["x"].update(values={}), "do not fill its shape"),
+        (lambda w: w["tensors"]["x"].update(values=[[1] * 5] * 4), "do not fill its shape"),
     ],
 )  # fmt: skip
 def test_json_that_was_changed(tmp_path, change, words):
@@ -208,7 +208,7 @@ RECORD = npy(np.array(json.dumps({"format": 1})))
 @pytest.mark.parametrize(
     ("members", "words"),
     [
-        ({"x.npy": npy(np.zeros(3))}, "is no saved trace"),
+        ({"x.npy": npy(np.zeros(3))}, "is not a saved trace"),
         ({"ffn_trace.npy": npy(np.zeros(3))}, "which no trace has"),
         ({"ffn_trace.npy": npy(np.array([{}], dtype=object))}, "array 'ffn_trace'"),
         ({"ffn_trace.npy": RECORD, "x.npy": b"no array"}, "is no array"),
@@ -244,7 +244,7 @@ def test_a_zip_with_a_name_twice_or_damage(tmp_path):
         archive.writestr("ffn_trace.npy", RECORD)
         with pytest.warns(UserWarning, match="Duplicate"):
             archive.writestr("ffn_trace.npy", RECORD)
-    with pytest.raises(FFNError, match="is there twice"):
+    with pytest.raises(FFNError, match="is duplicated"):
         open_saved(path)
     saved(path)
     raw = bytearray(path.read_bytes())

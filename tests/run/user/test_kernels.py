@@ -116,11 +116,11 @@ def test_biases(file):
     [
         ("raises", "mine.py, line 14: ValueError: no such luck"),
         ("leaves", "SystemExit: 3"),
-        ("shape", "gives shape [16, 24], expected [16, 8]"),
+        ("shape", "returns shape [16, 24], expected [16, 8]"),
         ("changes_x", "changes its input x"),
         ("changes_w", "changes the weight gate.weight"),
-        ("halves", "gives float16, expected float32"),
-        ("nothing", "gives a NoneType, not a tensor"),
+        ("halves", "returns float16, expected float32"),
+        ("nothing", "returns a NoneType, not a tensor"),
         ("nan", "its output has 128 NaN"),
         ("packed", "KeyError: 'nope'"),
     ],
@@ -181,9 +181,9 @@ def refusal(file, text: str, spec: FFNSpec = GATED) -> str:
     ("text", "why"),
     [
         ("FILE:biased", "asks for up_bias, which this block does not have; this block has gate, up, down"),
-        ("FILE:no_x", "no_x() takes no x"),
-        ("FILE:Callable", "Callable is no kernel (it is a type)"),
-        ("FILE:number", "number is no kernel (it is a int)"),
+        ("FILE:no_x", "no_x() has no argument for x"),
+        ("FILE:Callable", "Callable is not a kernel (it is a type)"),
+        ("FILE:number", "number is not a kernel (it is a int)"),
         ("FILE:goood", "did you mean 'good'"),
         ("FILE", "kernels; say which, as in mine.py:name"),
         ("FILE:", "is no kernel; write it as file.py:name"),
@@ -192,7 +192,7 @@ def refusal(file, text: str, spec: FFNSpec = GATED) -> str:
         ("eagr", "did you mean 'eager'"),
         ("FILE:Fused", "computes a block with down.bias"),
         ("FILE:BadForward", "RuntimeError"),
-        ("FILE:Wants", "needs flavour, which nothing fills"),
+        ("FILE:Wants", "needs flavour, which no option sets"),
     ],
 )
 def test_what_cannot_be_a_kernel_is_one_line(file, text, why):
@@ -280,7 +280,7 @@ def test_what_compiles_is_run_where_it_is_named():
         return [k.refuses(block) for k in kernels_of(choices(texts), block, GATED, compiling=False)]
 
     assert why()[:-1] == [None] * 6
-    assert why()[-1] == "not run unless it is named, for it compiles some seconds: --kernel compiled"
+    assert why()[-1] == "not run by default, because it takes seconds to compile: --kernel compiled"
     assert why("eager,compiled") == [None, None]
     assert kernels_of((), block, GATED)[-1].refuses(block) is None
 

@@ -15,7 +15,7 @@ from ffncli.errors import FFNError
 from ffncli.models.counting.count import count
 from ffncli.models.dimensions import Dimensions
 from ffncli.run.engine.execute import run
-from ffncli.run.user.module import OwnModule, load_module
+from ffncli.run.user.module import LoadedModule, load_module
 from tests.oracles.own_modules import HEAD, MODULES
 
 SMALL = {"d_model": "8", "d_ff": "20"}
@@ -28,7 +28,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def _assert_same(found: OwnModule) -> None:
+def _assert_same(found: LoadedModule) -> None:
     """The block's float64 outputs with the reported weights are the module's, which has just the counted parameters."""
     module, spec = found.module.double(), found.model.main.spec
     x = torch.randn(2, 5, spec.d_model, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
@@ -101,9 +101,9 @@ def test_weights_are_those_that_the_constructor_draws_under_the_seed(zoo: str):
 @pytest.mark.parametrize(
     ("name", "options", "note"),
     [
-        ("FeedForwardBlock", {"d_model": "8"}, "not said, so taken: d_ff = 4x, dropout = 0.0"),
-        ("Raw", {}, "parameters that take no part in this block, not counted: spare [3]"),
-        ("GPT2MLP", {**SMALL, "dropout": 0.5}, "dropout 0.5 elsewhere than before the down projection"),
+        ("FeedForwardBlock", {"d_model": "8"}, "assuming d_ff = 4x, dropout = 0.0"),
+        ("Raw", {}, "parameters that this block does not use, not counted: spare [3]"),
+        ("GPT2MLP", {**SMALL, "dropout": 0.5}, "dropout 0.5 in another place than before the down projection is ignored"),
     ],
 )
 def test_notes(zoo: str, name: str, options: dict, note: str):
@@ -115,9 +115,9 @@ def test_notes(zoo: str, name: str, options: dict, note: str):
     [
         (":Deep", {}, r"Deep matches no block .* nearest .*, off by .*; it has 552 parameters in all"),
         (":HalfBias", {}, "HalfBias has a bias on some projections only; .* 272 parameters"),
-        (":Head", {}, r"Head makes \[1, 24, 3\] of an input \[1, 24, 8\]"),
-        (":RawHead", {}, r"RawHead makes \[1, 24, 3\] of an input \[1, 24, 8\]"),
-        (":Wants", SMALL, r"Wants\(d_model, d_ff, flavour\) needs flavour, which nothing fills"),
+        (":Head", {}, r"Head returns \[1, 24, 3\] for input \[1, 24, 8\]"),
+        (":RawHead", {}, r"RawHead returns \[1, 24, 3\] for input \[1, 24, 8\]"),
+        (":Wants", SMALL, r"Wants\(d_model, d_ff, flavour\) needs flavour, which no option sets"),
         (":SwiGLU", {"d_ff": "8"}, r"SwiGLU\(dim, hidden_dim\) needs dim; give --d-model N"),
         (
             ":SwiGLU",
@@ -130,7 +130,7 @@ def test_notes(zoo: str, name: str, options: dict, note: str):
         (":BadForward", {}, r"zoo.py, line \d+: RuntimeError: .*; raised by its forward on an input \[batch, tokens"),
         (":swiglu", {}, "zoo.py has no 'swiglu'; did you mean 'SwiGLU'"),
         (":zzz", {}, "zoo.py has no 'zzz'; its nn.Module classes: FeedForwardBlock, "),
-        (":number", {}, "number is no nn.Module class .it is a int"),
+        (":number", {}, "number is not an nn.Module class .it is a int"),
         ("", {}, "zoo.py has 24 nn.Module classes; say which, as in zoo.py:FeedForwardBlock"),
         (":PostNorm", {**SMALL, "activation": "rleu"}, "unknown activation 'rleu'; did you mean 'relu'"),
         (":SwiGLU", {"d_model": "8", "d_ff": "1.3x"}, "not a whole number"),

@@ -1,4 +1,4 @@
-"""What is checked: one layer's block with its weights and input, and the pieces that several checks look at."""
+"""What is checked: one layer's block with its weights and input, and the parts that several checks use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Own:
+class UserModule:
     """A user's own nn.Module, and how it is run on tokens [tokens, d_model]."""
 
     module: nn.Module
@@ -30,9 +30,9 @@ class Own:
 
 @dataclass(frozen=True)
 class DenseFFN:
-    """A dense FFN inside the block: the block's own, or that of its first routed expert; `label` says which.
+    """A dense FFN inside the block: the block's FFN, or its first routed expert; `label` says which.
 
-    `x` [tokens, d_model] is what enters it (all of it, in an expert); experts may work in a narrower space.
+    `x` [tokens, d_model] is its input (every token, in an expert too); experts may work in a narrower space.
     """
 
     steps: tuple[Step, ...]
@@ -50,7 +50,7 @@ class DenseFFN:
 class CheckedBlock:
     """One block to be checked. `inputs` are [tokens, d_model]; `tolerance` None takes the dtype's.
 
-    `kernels` are those to be held to float64, `against` is the model whose weights are the reference, if any.
+    `kernels` are those to compare with float64, `against` is the model whose weights are the reference, if any.
     """
 
     model: Resolved
@@ -63,11 +63,11 @@ class CheckedBlock:
     seed: int = 0
     tolerance: float | None = None
     kernels: tuple[Kernel, ...] = ()
-    own: Own | None = None
+    user_module: UserModule | None = None
     against: Resolved | None = None
 
     def judge(self, check: str, dtype: torch.dtype | None = None) -> Judge:
-        """What counts as equal in the block's dtype, or in another for what has no router."""
+        """What counts as equal in the block's dtype, or in another one for checks without a router."""
         spec, scores = self.layer.spec, self._scores() if dtype is None else None
         dtype = dtype or self.dtype
         allowed = tolerance_for(dtype, max(spec.d_model, spec.d_ff, spec.shared_width), scores)
@@ -78,7 +78,7 @@ class CheckedBlock:
         return torch.float32 if fixed else None
 
     def generator(self) -> torch.Generator:
-        """A source of random numbers that is not the weights' nor the input's."""
+        """A source of random numbers separate from those of the weights and the input."""
         return torch.Generator().manual_seed(self.seed + 1)
 
     @property
@@ -98,12 +98,12 @@ class CheckedBlock:
 
     @cached_property
     def entry(self) -> str:
-        """The name of what enters the FFN."""
+        """The name of the FFN's input."""
         return ffn_span(self.steps)[0]
 
     @cached_property
     def x(self) -> Tensor:
-        """What enters the FFN, [tokens, d_model]: the input, after a norm where the block begins with one."""
+        """The FFN's input, [tokens, d_model]: the block's input, after a norm where the block begins with one."""
         if self.entry in self.inputs:
             return self.inputs[self.entry]
         before = self.steps[: self.steps.index(ffn_steps(self.steps)[0])]
@@ -114,8 +114,8 @@ class CheckedBlock:
         """The dense FFN that statements about one are checked on."""
         for step in self.ffn:
             if isinstance(step.op, Experts):
-                own = {name: self.weights[name][0] for name in step.op.parameters()}
-                return DenseFFN(step.op.program, own, self._within(step.inputs[0]), "expert 0")
+                weights = {name: self.weights[name][0] for name in step.op.parameters()}
+                return DenseFFN(step.op.program, weights, self._within(step.inputs[0]), "expert 0")
         return DenseFFN(self.ffn, self.ffn_weights, self.x, "the FFN")
 
     def _within(self, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Kernels against the reference in float64, and the packed one against the one that is not."""
+"""Kernels against the reference in float64, and the packed kernel against the eager one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BrokenContract(Exception):
 
 
 def fused(case: CheckedBlock) -> Iterator[CheckRow]:
-    """gate and up in one matrix, against gate and up apart, in the same dtype."""
+    """gate and up in one matrix, against gate and up separate, in the same dtype."""
     judge, packed = case.judge("fused"), built_in("packed")
     reason = packed.refuses(case.ffn) or built_in("eager").refuses(case.ffn)
     if reason:
@@ -42,17 +42,19 @@ def kernels(case: CheckedBlock) -> Iterator[CheckRow]:
             yield judge.skips(kernel.name, reason)
             continue
         try:
-            found = compute(case, kernel)
+            output = compute(case, kernel)
         except (FFNError, BrokenContract) as error:
             yield judge.fails(kernel.name, error.message if isinstance(error, FFNError) else str(error))
             continue
-        yield judge.equal(kernel.name, found[same], reference[same], "; ".join(filter(None, (kernel.origin, left_out))))
+        yield judge.equal(
+            kernel.name, output[same], reference[same], "; ".join(filter(None, (kernel.origin, left_out)))
+        )
 
 
 def compute(case: CheckedBlock, kernel: Kernel) -> Tensor:
-    """What a kernel makes of the case's x [tokens, d_model]. Raises BrokenContract where it breaks its contract.
+    """A kernel's output for the case's x [tokens, d_model]. Raises BrokenContract where it breaks its contract.
 
-    It is called with other tokens first, so that one that keeps its first result is found out.
+    It is called with other tokens first, so that a kernel that caches its first result is caught.
     """
     weights = dict(case.ffn_weights)
     if kernel.origin:  # a user's, which may write where it should not
@@ -61,17 +63,17 @@ def compute(case: CheckedBlock, kernel: Kernel) -> Tensor:
     params = kernel.prepare(case.ffn, weights)
     call = kernel.build(case.ffn, case.device, case.dtype)
     call(case.x.flip(0), params)
-    given = case.x.clone()
-    out: object = call(given, params)
+    x = case.x.clone()
+    out: object = call(x, params)
     if not isinstance(out, Tensor):
-        raise BrokenContract(f"gives a {type(out).__name__}, not a tensor")
+        raise BrokenContract(f"returns a {type(out).__name__}, not a tensor")
     if out.shape != case.x.shape:
-        raise BrokenContract(f"gives shape {list(out.shape)}, expected {list(case.x.shape)}")
+        raise BrokenContract(f"returns shape {list(out.shape)}, expected {list(case.x.shape)}")
     if out.dtype != case.dtype:
         raise BrokenContract(
-            f"gives {str(out.dtype).removeprefix('torch.')}, expected {str(case.dtype).removeprefix('torch.')}"
+            f"returns {str(out.dtype).removeprefix('torch.')}, expected {str(case.dtype).removeprefix('torch.')}"
         )
-    if not torch.equal(given, case.x):
+    if not torch.equal(x, case.x):
         raise BrokenContract("changes its input x")
     changed = [name for name, tensor in weights.items() if tensor._version != before[name]]
     if changed:

@@ -1,8 +1,8 @@
-"""The layout doctor: how the file's tensors were read, by what evidence, and what each misreading would do.
+"""The layout check: how the file's tensors were read, on what evidence, and what each misreading would do.
 
-The proof that our reading is right is another program's result: transformers' own module of the layer, run on what
-enters it, or the same layer of another checkpoint (`--against`). Where ours departs from it and a misreading agrees,
-that one is named.
+The proof that our reading is right is another program's result: transformers' module for the layer, run on its actual
+input, or the same layer of another checkpoint (`--against`). Where ours differs from it and a misreading agrees, that
+misreading is named.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from ffncli.run.verify.checks.case import CheckedBlock
 from ffncli.run.verify.checks.reach import reached, reaching, unreached
 from ffncli.run.verify.checks.row import CheckRow, Judge, errors
 
-_IDS = tuple(range(5, 13))  # tokens that any vocabulary has, and that mean nothing special
+_IDS = tuple(range(5, 13))  # tokens that every vocabulary has, none of them special
 _WHERE = 120  # letters of a tensor's name
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What another program makes of `x` [tokens, d_model] with the same layer; `name` says which program.
+    """What another program computes from `x` [tokens, d_model] with the same layer; `name` says which program.
 
-    `weights` are its canonical ones, where they can be compared with ours, and `norms` what its norms make of x. It is
-    `single` if it computes parts in float32 whatever the dtype. `same` are the tokens that are compared; None: all.
-    `fault` is what is known to be wrong with it.
+    `weights` are its canonical weights, where they can be compared with ours, and `norms` the outputs of its norms for
+    x. It is `single` if it computes parts in float32 whatever the dtype. `same` are the tokens that are compared; None:
+    all. `fault` is a known bug in it.
     """
 
     name: str
@@ -61,7 +61,7 @@ def layout(case: CheckedBlock) -> Iterator[CheckRow]:
     judge = case.judge("layout")
     located = _located(case)
     if located is None and case.against is None:
-        yield judge.skips("file", "the weights come from no file, so nothing was read")
+        yield judge.skips("file", "the weights do not come from a file, so nothing was read")
         return
     for item in located or ():
         yield judge.skips(item.parameter, _words(item, case.model))
@@ -70,47 +70,51 @@ def layout(case: CheckedBlock) -> Iterator[CheckRow]:
         proof, reason = transformers_module(case)
         proofs += [proof] if proof else []
         if reason:
-            yield judge.skips("transformers", f"not proven by its module, the evidence above decided: {reason}")
+            yield judge.skips("transformers", f"not checked against its module; the evidence above decided: {reason}")
     proofs += [_other(case)] if case.against is not None else []
     for proof in proofs:
-        yield from _held_to(case, _judge(case, proof), located or (), proof)
-        yield from _beside(case, judge, proof)
+        yield from _agreement(case, _judge(case, proof), located or (), proof)
+        yield from _uncovered_parts(case, judge, proof)
     if located is not None:
         yield from _misread(case, judge, located, proofs[0].x if proofs else case.x)
 
 
 def transformers_module(case: CheckedBlock) -> tuple[Proof | None, str]:
-    """transformers' own FFN of the layer, run within its model on token ids; or why that cannot be."""
-    found: list[tuple[Tensor, Tensor]] = []
+    """transformers' own FFN for the layer, run inside its model on token ids; or why that is not possible."""
+    passes: list[tuple[Tensor, Tensor]] = []
     request = LayerRequest(dtype=str(case.dtype), device=case.device)
     try:
-        run_model(case.model, [case.layer], Prompt(ids=_IDS), request, lambda _, __, *seen: found.append(seen))
+        run_model(case.model, [case.layer], Prompt(ids=_IDS), request, lambda _, __, *tensors: passes.append(tensors))
     except FFNError as error:
         return None, error.message.removeprefix("--input-ids: ")
-    ((entering, leaving),) = found
+    ((entering, leaving),) = passes
     name = f"transformers' {case.model.model_type or 'model'}"
     same, left_out = steady_tokens(case.ffn, case.ffn_weights, {case.entry: entering}, case.dtype)
-    seen = reached(case, entering)
-    some = f"they go to {int(seen.sum())} of {len(seen)} experts" if seen is not None and not seen.all() else ""
-    remarks = (f"on what enters it for tokens {_IDS[0]} to {_IDS[-1]}", some, left_out)
+    covered = reached(case, entering)
+    some = (
+        f"they go to {int(covered.sum())} of {len(covered)} experts"
+        if covered is not None and not covered.all()
+        else ""
+    )
+    remarks = (f"on its input for tokens {_IDS[0]} to {_IDS[-1]}", some, left_out)
     fault = FAULTS.get(case.model.model_type or "", "") if case.layer.spec.moe else ""
-    said = "; ".join(filter(None, remarks))
-    return Proof(name, entering, leaving, said, single=True, same=same, fault=fault), ""
+    remark = "; ".join(filter(None, remarks))
+    return Proof(name, entering, leaving, remark, single=True, same=same, fault=fault), ""
 
 
 def _located(case: CheckedBlock) -> tuple[Located, ...] | None:
     """Where the FFN's parameters lie in the model's files; None where it has none."""
-    found = located_weights(case.model, case.layer)
-    return None if found is None else tuple(item for item in found if item.parameter in case.ffn_weights)
+    located = located_weights(case.model, case.layer)
+    return None if located is None else tuple(item for item in located if item.parameter in case.ffn_weights)
 
 
-def _words(item: Located, model: Resolved) -> str:
+def _words(item: Located, resolved: Resolved) -> str:
     """`model.layers.0.mlp.gate_up_proj.weight [80, 16], concatenated 1 of 2; stored as mxfp4, ...; named ...`."""
     many = f" and {len(item.names) - 1} more" if len(item.names) > 1 else ""
     shape = f"[{', '.join(map(str, item.stored_shape()))}]"
     how = ", ".join(filter(None, (f"{item.names[0][:_WHERE]}{many} {shape}", item.slice.words)))
     packed = " and ".join(packed_formats((item,)))
-    blocks = model.checkpoint is not None and model.checkpoint.gguf  # which hold their scales themselves
+    blocks = resolved.checkpoint is not None and resolved.checkpoint.gguf  # which hold their scales themselves
     stored = packed and f"stored as {packed}, unpacked" + ("" if blocks else " with its scales")
     return "; ".join(
         filter(None, (how, stored, item.slice.evidence, item.slice.assumed and f"assumed: {item.slice.assumed}"))
@@ -119,18 +123,18 @@ def _words(item: Located, model: Resolved) -> str:
 
 def _other(case: CheckedBlock) -> Proof:
     """The same layer of the model that `--against` names. Raises FFNError where it cannot be compared."""
-    other, own = case.against, case.layer
+    other, layer = case.against, case.layer
     assert other is not None
     label = f"--against {shown(other.source)}"
     if other.checkpoint is None and other.weights is None:
         raise FFNError(f"{label} has no weights of its own", "give a directory, a file or my.py:Class")
-    text = None if other.bare else (f"{own.stack}.{own.index}" if _stacks(other) > 1 else str(own.index))
+    text = None if other.bare else (f"{layer.stack}.{layer.index}" if _stacks(other) > 1 else str(layer.index))
     ready = prepare(
         other, LayerRequest(layer=text, dtype=str(case.dtype), device=case.device, input="zeros", leading=(1,))
     )
     spec = ready.layer.spec
-    if spec.d_model != own.spec.d_model:
-        raise FFNError(f"{label} has d_model {spec.d_model}, {shown(case.model.source)} has {own.spec.d_model}")
+    if spec.d_model != layer.spec.d_model:
+        raise FFNError(f"{label} has d_model {spec.d_model}, {shown(case.model.source)} has {layer.spec.d_model}")
     block = kernel_steps(ready.steps)
     names = {name for step in block for name in step.parameters()}
     weights = {name: tensor for name, tensor in ready.weights.items() if name in names}
@@ -142,34 +146,34 @@ def _other(case: CheckedBlock) -> Proof:
         for step in ready.steps
         if isinstance(step.op, Norm) and step not in block and step.op.axis.name == "d_model"
     }
-    return Proof(other.source, x, reference, _differences(own.spec, spec), weights, norms)
+    return Proof(other.source, x, reference, _differences(layer.spec, spec), weights, norms)
 
 
-def _stacks(model: Resolved) -> int:
-    return len({group.stack for group in model.groups})
+def _stacks(resolved: Resolved) -> int:
+    return len({group.stack for group in resolved.groups})
 
 
-def _differences(own: FFNSpec, other: FFNSpec) -> str:
-    """What the two blocks are described to differ in, in words."""
+def _differences(spec: FFNSpec, other: FFNSpec) -> str:
+    """How the two blocks' specs differ, in words."""
     names = ("d_ff", "activation", "gated", "bias", "clamp", "up_plus", "gate_scale", "sub_norm", "moe")
-    apart = [name for name in names if getattr(own, name) != getattr(other, name)]
-    said = [f"{n} {getattr(own, n)} here, {getattr(other, n)} there" for n in apart if n != "moe"]
-    return "; ".join([*said, *(["other experts or another router"] if "moe" in apart else [])])
+    apart = [name for name in names if getattr(spec, name) != getattr(other, name)]
+    texts = [f"{n} {getattr(spec, n)} here, {getattr(other, n)} there" for n in apart if n != "moe"]
+    return "; ".join([*texts, *(["other experts or another router"] if "moe" in apart else [])])
 
 
 # --- readings against a reference -------------------------------------------------------------------------------------
 
 
 def _judge(case: CheckedBlock, proof: Proof) -> Judge:
-    """What counts as equal to a proof: in float64 no more than float32 gives, where it computes in that."""
-    own = case.judge("layout")
+    """What counts as equal to a proof: float32's tolerance at least, where the other program computes in float32."""
+    judge = case.judge("layout")
     if case.tolerance is not None or not proof.single:
-        return own
-    return replace(own, tolerance=max(own.tolerance, case.judge("layout", torch.float32).tolerance))
+        return judge
+    return replace(judge, tolerance=max(judge.tolerance, case.judge("layout", torch.float32).tolerance))
 
 
-def _beside(case: CheckedBlock, judge: Judge, proof: Proof) -> Iterator[CheckRow]:
-    """What the tokens do not reach of another model, and the norms beside the FFN, which no output of it shows."""
+def _uncovered_parts(case: CheckedBlock, judge: Judge, proof: Proof) -> Iterator[CheckRow]:
+    """What the FFN's output does not cover: experts that no token goes to, and the norms outside the FFN."""
     if proof.weights and (row := unreached(case, judge, proof.x, proof.name, proof.weights)) is not None:
         yield row
     for step in case.steps:
@@ -178,10 +182,10 @@ def _beside(case: CheckedBlock, judge: Judge, proof: Proof) -> Iterator[CheckRow
             yield judge.equal(f"{step.output} = {proof.name}", ours, proof.norms[step.output])
 
 
-def _held_to(case: CheckedBlock, judge: Judge, located: Sequence[Located], proof: Proof) -> Iterator[CheckRow]:
-    """Our reading against a proof; where it fails, the misreading that agrees, or the one that comes nearest."""
+def _agreement(case: CheckedBlock, judge: Judge, located: Sequence[Located], proof: Proof) -> Iterator[CheckRow]:
+    """Our reading against a proof; where it fails, the misreading that agrees, or the nearest one."""
     if proof.same is not None and not proof.same.any():
-        yield judge.skips(f"as read = {proof.name}", f"not proven by its module: {proof.remark}")
+        yield judge.skips(f"as read = {proof.name}", f"not checked against its module: {proof.remark}")
         return
     same = slice(None) if proof.same is None else proof.same
     ours, theirs = _computed(case, case.ffn_weights, proof.x)[same], proof.reference[same]
@@ -190,46 +194,50 @@ def _held_to(case: CheckedBlock, judge: Judge, located: Sequence[Located], proof
         yield row
         return
     if proof.fault:
-        yield judge.skips(row.subject, f"not proven by its module: {proof.fault}")
+        yield judge.skips(row.subject, f"not checked against its module: {proof.fault}")
         return
     tried: list[CheckRow] = []
     for name, weights in _readings(case, located):
         tried.append(judge.equal(name, _computed(case, weights, proof.x)[same], theirs))
         if tried[-1].passed:
             break
-    agreeing = next((found for found in tried if found.passed), None)
+    agreeing = next((candidate for candidate in tried if candidate.passed), None)
     nearest = min(tried, key=lambda r: r.relative_error if r.relative_error is not None else float("inf"), default=None)
     if agreeing is not None:
-        said = f"read with {agreeing.subject}, it agrees with {proof.name}"
+        verdict = f"read with {agreeing.subject}, it agrees with {proof.name}"
     elif nearest is not None and nearest.relative_error is not None:
-        said = f"no other reading agrees; nearest: {nearest.subject}, off by {nearest.relative_error:.2g}"
+        verdict = f"no other reading agrees; nearest: {nearest.subject}, off by {nearest.relative_error:.2g}"
     elif nearest is not None:
-        said = "no other reading agrees"
+        verdict = "no other reading agrees"
     else:
-        said = "there is no other reading that fits its shapes"
-    notes = "; ".join(filter(None, (said, row.note)))
+        verdict = "no other reading fits its shapes"
+    notes = "; ".join(filter(None, (verdict, row.note)))
     yield CheckRow(row.check, row.subject, row.max_error, row.relative_error, row.ulps, row.tolerance, False, notes)
     if agreeing is not None:
         size = (agreeing.max_error, agreeing.relative_error, agreeing.ulps, agreeing.tolerance)
         yield CheckRow(row.check, f"with {agreeing.subject} = {proof.name}", *size, True, "the reading that agrees")
     for name, theirs in proof.weights.items():
         if name in case.ffn_weights and case.ffn_weights[name].shape == theirs.shape:
-            yield judge.figure(f"{name} beside {proof.name}", case.ffn_weights[name], theirs)
+            yield judge.figure(f"{name} vs {proof.name}", case.ffn_weights[name], theirs)
 
 
 def _misread(case: CheckedBlock, judge: Judge, located: Sequence[Located], x: Tensor) -> Iterator[CheckRow]:
-    """How far each misreading would put the FFN's output from where our reading has it."""
+    """How far each misreading would move the FFN's output from our reading's."""
     ours = _computed(case, case.ffn_weights, x)
-    found = misreadings(located)
-    if not found:
+    others = misreadings(located)
+    if not others:
         yield judge.skips("misreadings", "no other reading fits these shapes")
-    for other in found:
+    for other in others:
         theirs = _computed(case, _reread(case, located, other), x)
         _, relative, _ = errors(theirs, ours, case.dtype)
-        told = relative is None or relative > judge.tolerance
-        note = "read so, the output would be off by this" if told else "makes no difference with these weights"
+        differs = relative is None or relative > judge.tolerance
+        note = (
+            "read this way, the output would be off by this much"
+            if differs
+            else "makes no difference with these weights"
+        )
         if not bool(ours.isfinite().all()):
-            note = "the output has NaN or Inf, so nothing is told apart"
+            note = "the output has NaN or Inf, so readings cannot be compared"
         yield judge.figure(f"with {other.name}", theirs, ours, note)
 
 
@@ -238,22 +246,22 @@ def _computed(case: CheckedBlock, weights: dict[str, Tensor], x: Tensor) -> Tens
 
 
 def _readings(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The weights as every misreading has them: of the file, and of whoever made gate and up out of one tensor."""
+    """The weights as every misreading has them: of the file, and of a program that splits one fused tensor."""
     axes = parameters(case.ffn)
-    own = located or [Located(name, axes[name], StoredSlice(name), (name,)) for name in case.ffn_weights]
-    for other in mixed_misreadings(own):
-        yield other.name, _reread(case, own, other)
+    items = located or [Located(name, axes[name], StoredSlice(name), (name,)) for name in case.ffn_weights]
+    for other in mixed_misreadings(items):
+        yield other.name, _reread(case, items, other)
     fused = any(item.slice.parts > 1 for item in located)
     for prefix in ("", "shared.") if not fused else ():
         yield from resplit(case.ffn_weights, prefix)
 
 
 def resplit(weights: Mapping[str, Tensor], prefix: str = "") -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """gate and up as they would be, had they been split otherwise out of one tensor; nothing where there is no gate.
+    """gate and up as another split of one fused tensor would have them; nothing where there is no gate.
 
-    A tensor [2 · d_ff, d_model] with gate and up by turns that was cut into halves, or halves that were taken by turns.
+    A tensor [2 · d_ff, d_model] with alternating rows that was cut into halves, or halves read as alternating rows.
     """
-    pairs = [(f"{prefix}gate.{own}", f"{prefix}up.{own}", axis) for own, axis in (("weight", -2), ("bias", -1))]
+    pairs = [(f"{prefix}gate.{kind}", f"{prefix}up.{kind}", axis) for kind, axis in (("weight", -2), ("bias", -1))]
     pairs = [(gate, up, axis) for gate, up, axis in pairs if gate in weights]
     where = f" in the {prefix.rstrip('.')} experts" if prefix else ""
     for name, split in (("taken by turns", halves_by_turns), ("cut into halves", turns_as_halves)) if pairs else ():
@@ -268,9 +276,9 @@ def resplit(weights: Mapping[str, Tensor], prefix: str = "") -> Iterator[tuple[s
 
 
 def _reread(case: CheckedBlock, located: Sequence[Located], other: Misreading) -> dict[str, Tensor]:
-    """The weights as the misreading has them; only what it reads otherwise is read again."""
-    own, checkpoint = {item.parameter: item for item in located}, case.model.checkpoint
-    changed = [item for item in other.located if item != own[item.parameter]]
+    """The weights as the misreading has them; only what it reads differently is read again."""
+    items, checkpoint = {item.parameter: item for item in located}, case.model.checkpoint
+    changed = [item for item in other.located if item != items[item.parameter]]
     if checkpoint is not None:
         again = read_located(checkpoint, changed, case.dtype, case.device, case.model.quantization)
     else:

@@ -20,7 +20,10 @@ from ffncli.run.verify.checks.case import CheckedBlock, DenseFFN
 from ffncli.run.verify.checks.row import CheckRow, errors
 
 _TOKENS = 4
-_FAR_TOKENS, _FAR = 64, 64.0  # where units bend that do not bend among a few tokens: those of a block of one unit, say
+_FAR_TOKENS, _FAR = (
+    64,
+    64.0,
+)  # far out, units saturate that a few small tokens leave linear: in a block of one unit, say
 _ROWS = 64  # of the one matrix: all of it would take d_model / 64 times as long
 _STACK = 3
 
@@ -29,7 +32,9 @@ def collapse(case: CheckedBlock) -> Iterator[CheckRow]:
     """With identity as its activation a plain block, and a stack of three, is one matrix; a gated one is quadratic."""
     judge, dense = case.judge("collapse", torch.float64), case.dense
     if case.layer.spec.moe:
-        yield judge.skips("mixture", "the router chooses by the input, so the mixture is no matrix; below: one expert")
+        yield judge.skips(
+            "mixture", "the router depends on the input, so the mixture is not a matrix; below: one expert"
+        )
     if any(isinstance(step.op, Norm) for step in dense.steps):
         yield judge.skips(dense.label, "its norm over d_ff is not linear")
         return
@@ -41,17 +46,17 @@ def collapse(case: CheckedBlock) -> Iterator[CheckRow]:
         return
     for depth in (1, _STACK):
         matrix, offset = _one_matrix(linear.steps, weights, depth)
-        found = x
+        output = x
         for _ in range(depth):
-            found = run(linear.steps, weights, {linear.entry: found})
+            output = run(linear.steps, weights, {linear.entry: output})
         label = "one block" if depth == 1 else f"a stack of {depth}"
-        some = "" if len(matrix) == found.shape[-1] else f"the first {len(matrix)} rows of "
-        note = f"{some}one matrix [{found.shape[-1]}, {x.shape[-1]}] and one vector"
-        yield judge.equal(label, found[:, : len(matrix)], x @ matrix.T + offset, note)
+        some = "" if len(matrix) == output.shape[-1] else f"the first {len(matrix)} rows of "
+        note = f"{some}one matrix [{output.shape[-1]}, {x.shape[-1]}] and one vector"
+        yield judge.equal(label, output[:, : len(matrix)], x @ matrix.T + offset, note)
 
 
 def _quadratic(case: CheckedBlock, linear: DenseFFN, weights: dict[str, Tensor], x: Tensor) -> Iterator[CheckRow]:
-    """A gate times an up: no matrix, but a polynomial of degree 2, whose third differences are 0."""
+    """A gate times an up: not a matrix but a polynomial of degree 2, whose third differences are 0."""
     judge = case.judge("collapse", torch.float64)
 
     def f(points: Tensor) -> Tensor:
@@ -59,19 +64,19 @@ def _quadratic(case: CheckedBlock, linear: DenseFFN, weights: dict[str, Tensor],
 
     zero = torch.zeros_like(x)
     a, b = x, x.flip(0)
-    note = "a gated block does not collapse: gate ⊙ up is quadratic; this is f(a) + f(b) - f(0) beside f(a + b)"
+    note = "a gated block does not collapse: gate ⊙ up is quadratic; this is f(a) + f(b) - f(0) vs f(a + b)"
     yield judge.figure("gated, as a matrix", f(a) + f(b) - f(zero), f(a + b), note)
     note = "f(3x) = 3 f(2x) - 3 f(x) + f(0): a polynomial of degree 2"
     yield judge.equal("gated, as a quadratic", 3 * f(2 * x) - 3 * f(x) + f(zero), f(3 * x), note)
 
 
 def _drawn(dense: DenseFFN, generator: torch.Generator, tokens: int = _TOKENS) -> Tensor:
-    """Random tokens, as wide as what enters."""
+    """Random tokens, as wide as the FFN's input."""
     return torch.randn(tokens, dense.x.shape[-1], generator=generator).to(dense.x.device, torch.float64)
 
 
 def _linear(dense: DenseFFN) -> DenseFFN:
-    """The dense FFN with identity in place of its activation and of its limits; what was learned takes no part."""
+    """The dense FFN with identity for its activation and no limits; the activation's learned parameters are dropped."""
     steps = without_nonlinearity(dense.steps)
     names = {name for step in steps for name in step.parameters()}
     return replace(dense, steps=steps, weights={n: t for n, t in dense.weights.items() if n in names})
@@ -94,7 +99,7 @@ def _one_matrix(steps: tuple[Step, ...], weights: dict[str, Tensor], depth: int)
 
 
 def nonlinearity(case: CheckedBlock) -> Iterator[CheckRow]:
-    """max |f(a + b) - f(a) - f(b) + f(0)|: 0 for every linear map with a bias, and for no other function here."""
+    """max |f(a + b) - f(a) - f(b) + f(0)|: 0 for every linear map with a bias, and for nothing else here."""
     judge, dense = case.judge("nonlinearity", torch.float64), case.dense
     generator = case.generator()
     near = _defects(dense, *(_drawn(dense, generator) for _ in range(2)))
@@ -119,12 +124,12 @@ def nonlinearity(case: CheckedBlock) -> Iterator[CheckRow]:
 
 def _defects(dense: DenseFFN, a: Tensor, b: Tensor) -> list[tuple[float, float | None]]:
     """For each activation of the table max |f(a + b) - f(a) - f(b) + f(0)|, and that over max |f(a + b)|."""
-    found = []
+    defects = []
     for output in _with_every_activation(dense, torch.cat([a + b, a, b, torch.zeros_like(a)])):
         whole, one, other, zero = output.chunk(4)
         _, relative, _ = errors(one + other - zero, whole, torch.float64)
-        found.append((float((whole - one - other + zero).abs().max()), relative))
-    return found
+        defects.append((float((whole - one - other + zero).abs().max()), relative))
+    return defects
 
 
 def _is_small(defect: float, relative: float | None, tolerance: float) -> bool:
@@ -135,18 +140,18 @@ def _with_every_activation(dense: DenseFFN, points: Tensor) -> list[Tensor]:
     """The FFN's output for each activation of the table: the projections run once, for all of them."""
     at = next(i for i, step in enumerate(dense.steps) if step.output == "act")
     weights = {n: t.double() for n, t in dense.weights.items()}
-    known = {dense.entry: points}
+    tensors = {dense.entry: points}
     for step in dense.steps[:at]:
-        own = {name: weights[name] for name in step.parameters()}
-        known[step.output] = run([step], own, {name: known[name] for name in step.inputs})
-    driven = known[dense.steps[at].inputs[0]]
+        params = {name: weights[name] for name in step.parameters()}
+        tensors[step.output] = run([step], params, {name: tensors[name] for name in step.inputs})
+    driven = tensors[dense.steps[at].inputs[0]]
     acts = []
     for name, row in TABLE.items():
         learned = {
             n: torch.tensor([value], dtype=driven.dtype, device=driven.device) for n, value in row.learned.items()
         }
         acts.append(function(name, learned)(driven))
-    after = {"act": torch.cat(acts)} | {n: t.repeat(len(TABLE), 1) for n, t in known.items() if n != dense.entry}
+    after = {"act": torch.cat(acts)} | {n: t.repeat(len(TABLE), 1) for n, t in tensors.items() if n != dense.entry}
     names = {name for step in dense.steps[at + 1 :] for name in step.parameters()}
     rest = {n: t for n, t in weights.items() if n in names}
     return list(run(dense.steps[at + 1 :], rest, after).chunk(len(TABLE)))

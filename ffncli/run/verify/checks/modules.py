@@ -23,7 +23,7 @@ _NAIVE = "each call draws its own dropout mask, so two calls in train mode diffe
 
 @dataclass(frozen=True)
 class Subject:
-    """A module that should be the block: what it is called, itself, and how it is run on the block's inputs."""
+    """A module that should equal the block: its label, the module, and how it is run on the block's inputs."""
 
     label: str
     module: nn.Module
@@ -38,9 +38,9 @@ def module(case: CheckedBlock) -> Iterator[CheckRow]:
     else:
         built = block_module(spec, case.weights)
         subjects.append(Subject("torch.nn", built, lambda m: m(*case.inputs.values())))
-    if case.own is not None:
-        own, runner = copy.deepcopy(case.own.module).to(case.device, case.dtype), case.own.runner
-        subjects.append(Subject(type(own).__name__, own.eval(), lambda m: runner(m, case.inputs["x"])))
+    if case.user_module is not None:
+        twin, runner = copy.deepcopy(case.user_module.module).to(case.device, case.dtype), case.user_module.runner
+        subjects.append(Subject(type(twin).__name__, twin.eval(), lambda m: runner(m, case.inputs["x"])))
     for subject in subjects:
         try:
             yield from _eval(case, subject)
@@ -50,12 +50,14 @@ def module(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def _spec_of(case: CheckedBlock) -> FFNSpec | None:
-    """The spec whose steps the case runs: the layer's, without the norms that its file does not say."""
+    """The spec whose steps the case runs: the layer's, without norms that its file does not describe."""
     spec = case.layer.spec
     bare = replace(spec, residual=False, parallel=False)
     if case.steps == ffn_steps(steps(spec)) and not spec.sub_norm:
         return replace(bare, norm="none")
-    return next((found for found in (spec, replace(bare, norm_position="pre")) if steps(found) == case.steps), None)
+    return next(
+        (candidate for candidate in (spec, replace(bare, norm_position="pre")) if steps(candidate) == case.steps), None
+    )
 
 
 def _eval(case: CheckedBlock, subject: Subject) -> Iterator[CheckRow]:
@@ -70,15 +72,15 @@ def _eval(case: CheckedBlock, subject: Subject) -> Iterator[CheckRow]:
 
 
 def _train(case: CheckedBlock, subject: Subject) -> Iterator[CheckRow]:
-    """The module's own nn.Dropout draws, and the steps are given the mask that it drew."""
+    """The module's nn.Dropout draws a mask, and the steps run with the same mask."""
     judge, label = case.judge("module"), f"{subject.label}, train"
     dropouts = [step for step in case.steps if isinstance(step.op, Dropout)]
     parts = [part for part in subject.module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
     if case.layer.spec.moe and case.layer.spec.dropout:
-        yield judge.skips(label, "every expert draws a mask of its own")
+        yield judge.skips(label, "every expert draws its own mask")
         return
     if len(dropouts) != len(parts):
-        yield judge.skips(label, "the module has dropout elsewhere than before the down projection")
+        yield judge.skips(label, "the module has dropout in another place than before the down projection")
         return
     if not dropouts:
         yield judge.skips(label, "the block has no dropout: train is eval")

@@ -22,24 +22,24 @@ def convolution(case: CheckedBlock) -> Iterator[CheckRow]:
     """Every Linear is a Conv1d with kernel 1 over [1, d_in, tokens], and so is the whole FFN."""
     judge, dense = case.judge("convolution"), case.dense
     inside = "" if dense.label == "the FFN" else f"{dense.label}, "
-    known = {dense.entry: dense.x}
-    for event in execute(dense.steps, dense.weights, known):
-        known[event.name] = event.tensor
+    tensors = {dense.entry: dense.x}
+    for event in execute(dense.steps, dense.weights, tensors):
+        tensors[event.name] = event.tensor
         if isinstance(event.step.op, Linear):
             weight, bias = dense.weights[f"{event.name}.weight"], dense.weights.get(f"{event.name}.bias")
-            turned = functional.conv1d(known[event.step.inputs[0]].T[None], weight[..., None], bias)
+            turned = functional.conv1d(tensors[event.step.inputs[0]].T[None], weight[..., None], bias)
             yield judge.equal(f"{inside}{event.name}", turned[0].T, event.tensor)
     conv = built_in("conv1x1")
     reason = conv.refuses(case.ffn)
     if reason:
         yield judge.skips("whole FFN", f"conv1x1 {reason}")
         return
-    found = conv.build(case.ffn, case.device, case.dtype)(case.x, conv.prepare(case.ffn, case.ffn_weights))
-    yield judge.equal("whole FFN", found, run(case.ffn, case.ffn_weights, {case.entry: case.x}))
+    output = conv.build(case.ffn, case.device, case.dtype)(case.x, conv.prepare(case.ffn, case.ffn_weights))
+    yield judge.equal("whole FFN", output, run(case.ffn, case.ffn_weights, {case.entry: case.x}))
 
 
 def tokens(case: CheckedBlock) -> Iterator[CheckRow]:
-    """What a token becomes depends on no other token and not on its place."""
+    """A token's output depends neither on other tokens nor on its position."""
     judge, n = case.judge("tokens"), case.tokens
     if n < 2:
         yield judge.skips("permuted", "one token alone: give --tokens 2 or more")
@@ -51,10 +51,10 @@ def tokens(case: CheckedBlock) -> Iterator[CheckRow]:
         made = [
             output_and_experts(case.steps, case.weights, {k: t[part] for k, t in case.inputs.items()}) for part in parts
         ]
-        found = torch.cat([tensor for tensor, _ in made])
+        output = torch.cat([tensor for tensor, _ in made])
         there = torch.cat([e for _, e in made if e is not None]) if went is not None else None
         same, note = same_experts(there, None if went is None else went[order], len(order))
-        return judge.equal(subject, found[same], whole[order][same], note)
+        return judge.equal(subject, output[same], whole[order][same], note)
 
     shuffled = torch.randperm(n, generator=case.generator()).to(case.device)
     every = torch.arange(n, device=case.device)

@@ -1,4 +1,4 @@
-"""Tokens that reach every expert: what no token goes to is not compared by any output."""
+"""Tokens that reach every expert: an expert that no token goes to does not show in any output."""
 
 from __future__ import annotations
 
@@ -17,54 +17,54 @@ _ROUNDS, _AT_ONCE, _SHOWN, _FEW = 32, 256, 8, 4
 
 
 def reached(case: CheckedBlock, x: Tensor) -> Tensor | None:
-    """Which experts of the block any of the tokens `x` [tokens, d_model] goes to, as booleans; None in a dense one."""
+    """Which experts at least one of the tokens `x` [tokens, d_model] goes to, as booleans; None in a dense block."""
     before = routing_steps(case.ffn)
-    found = output_and_experts(before, case.ffn_weights, {case.entry: x})[1] if before else None
-    return None if found is None else found.any(0)
+    choices = output_and_experts(before, case.ffn_weights, {case.entry: x})[1] if before else None
+    return None if choices is None else choices.any(0)
 
 
 def reaching(case: CheckedBlock) -> Tensor:
-    """The case's tokens and, after them, random ones for the experts that those leave out."""
+    """The case's tokens and, after them, random ones for the experts that none of those goes to."""
     x, before = case.x, routing_steps(case.ffn)
-    seen = reached(case, x)
-    if seen is None:
+    covered = reached(case, x)
+    if covered is None:
         return x
     generator, extra = case.generator(), []
     for _ in range(_ROUNDS):
-        if seen.all():
+        if covered.all():
             break
         tokens = torch.randn(_AT_ONCE, x.shape[-1], generator=generator).to(x)
-        found = output_and_experts(before, case.ffn_weights, {case.entry: tokens})[1]
-        assert found is not None
-        for expert in (found.any(0) & ~seen).nonzero().flatten().tolist():
-            if not seen[expert]:
-                token = int(found[:, expert].nonzero()[0])
+        choices = output_and_experts(before, case.ffn_weights, {case.entry: tokens})[1]
+        assert choices is not None
+        for expert in (choices.any(0) & ~covered).nonzero().flatten().tolist():
+            if not covered[expert]:
+                token = int(choices[:, expert].nonzero()[0])
                 extra.append(tokens[token])
-                seen = seen | found[token]
+                covered = covered | choices[token]
     return torch.cat([x, torch.stack(extra)]) if extra else x
 
 
 def unreached(case: CheckedBlock, judge: Judge, x: Tensor, label: str, theirs: Mapping[str, Tensor]) -> CheckRow | None:
-    """A row on the experts that no token of `x` goes to, each run beside `theirs`; None where there are none."""
-    seen = reached(case, x)
+    """A row for the experts that no token of `x` goes to, each compared with `theirs`; None where there are none."""
+    covered = reached(case, x)
     step = next((step for step in case.ffn if isinstance(step.op, Experts)), None)
-    if seen is None or step is None or not isinstance(step.op, Experts):
+    if covered is None or step is None or not isinstance(step.op, Experts):
         return None
-    left = (~seen[: step.op.experts.size]).nonzero().flatten().tolist()
+    left = (~covered[: step.op.experts.size]).nonzero().flatten().tolist()
     if not left:
         return None
     weights = {name: case.ffn_weights[name] for name in step.op.parameters()}
-    if any(name not in theirs or theirs[name].shape != own.shape for name, own in weights.items()):
-        return judge.skips(f"{_experts(left)} = {label}", "no token goes there, and their shapes are not alike")
+    if any(name not in theirs or theirs[name].shape != weight.shape for name, weight in weights.items()):
+        return judge.skips(f"{_experts(left)} = {label}", "no token goes there, and their shapes differ")
     width = parameters(step.op.program)["up.weight"][1].size
-    given = {"x": torch.randn(_FEW, width, generator=case.generator()).to(x)}
+    inputs = {"x": torch.randn(_FEW, width, generator=case.generator()).to(x)}
     made = {
-        e: [run(step.op.program, {name: one[name][e] for name in weights}, given) for one in (weights, theirs)]
+        e: [run(step.op.program, {name: one[name][e] for name in weights}, inputs) for one in (weights, theirs)]
         for e in left
     }
     differ = [e for e, (ours, other) in made.items() if not judge.equal("", ours, other).passed]
     ours, other = (torch.stack([made[e][n] for e in differ or left]) for n in (0, 1))
-    return judge.equal(f"{_experts(differ or left)} = {label}", ours, other, "no token goes there: run by themselves")
+    return judge.equal(f"{_experts(differ or left)} = {label}", ours, other, "no token goes there: run separately")
 
 
 def _experts(several: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""One line of `ffn verify`: two tensors that should be equal, how far they are apart, and how far they may be."""
+"""One line of `ffn verify`: two tensors that should be equal, how far apart they are, and how far they may be."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ffncli.run.measure.not_finite import in_words
 
 CONVENTIONS = {
     "relative_error": "max|a - b| / max|b| over the whole tensor, b the reference; null where the reference is all 0",
-    "ulps": "|a - b| where it is largest, in units in the last place of the reference's value there, in the dtype that"
-    " is computed in; null where that value is 0",
+    "ulps": "|a - b| where it is largest, in units in the last place of the reference's value there, in the dtype of"
+    " the computation; null where that value is 0",
     "tolerance": "for relative_error: 4 × (eps + eps_sum × √width), width the larger of d_model and d_ff, eps that of"
     " the dtype (each step rounds its result), eps_sum that of its sums, float32 for 16-bit dtypes (the rounding errors"
     " of a sum of n products grow as √n); a router that scores in float32 makes it float32's at least",
@@ -24,9 +24,9 @@ CONVENTIONS = {
 
 @dataclass(frozen=True)
 class CheckRow:
-    """`passed` is None where the check does not apply, or where the row shows a figure and judges nothing.
+    """`passed` is None where the check does not apply, or where the row only shows a figure.
 
-    `subject` says of what; errors are as in CONVENTIONS; `note` says why, and what the figure means.
+    `subject` is what was checked; errors are as in CONVENTIONS; `note` says why, and what the figure means.
     """
 
     check: str
@@ -47,24 +47,24 @@ class Judge:
     tolerance: float
     dtype: torch.dtype
 
-    def equal(self, subject: str, found: Tensor, reference: Tensor, note: str = "") -> CheckRow:
-        """A row that passes where `found` is `reference` within the tolerance; anything not finite fails."""
-        if found.shape != reference.shape:
-            return self.fails(subject, f"shape {list(found.shape)}, expected {list(reference.shape)}")
-        for whose, tensor in (("the reference", reference), ("its output", found)):
+    def equal(self, subject: str, output: Tensor, reference: Tensor, note: str = "") -> CheckRow:
+        """A row that passes where `output` is `reference` within the tolerance; anything not finite fails."""
+        if output.shape != reference.shape:
+            return self.fails(subject, f"shape {list(output.shape)}, expected {list(reference.shape)}")
+        for whose, tensor in (("the reference", reference), ("its output", output)):
             if not tensor.isfinite().all():
                 return self.fails(subject, _joined(f"{whose} has {not_finite(tensor)}", note))
-        row = self.figure(subject, found, reference, note)
+        row = self.figure(subject, output, reference, note)
         within = row.max_error == 0 or (row.relative_error is not None and row.relative_error <= self.tolerance)
         return CheckRow(self.check, subject, row.max_error, row.relative_error, row.ulps, self.tolerance, within, note)
 
-    def figure(self, subject: str, found: Tensor, reference: Tensor, note: str = "") -> CheckRow:
-        """How far two tensors of one shape are apart, without a judgement."""
-        largest, relative, ulps = errors(found, reference, self.dtype)
+    def figure(self, subject: str, output: Tensor, reference: Tensor, note: str = "") -> CheckRow:
+        """How far apart two tensors of one shape are, without a verdict."""
+        largest, relative, ulps = errors(output, reference, self.dtype)
         return CheckRow(self.check, subject, largest, relative, ulps, note=note)
 
     def fails(self, subject: str, why: str) -> CheckRow:
-        """A row that fails for a reason that is no number."""
+        """A row that fails for a reason other than a number."""
         return CheckRow(self.check, subject, tolerance=self.tolerance, passed=False, note=why)
 
     def skips(self, subject: str, why: str) -> CheckRow:
@@ -72,9 +72,9 @@ class Judge:
         return CheckRow(self.check, subject, note=why)
 
 
-def errors(found: Tensor, reference: Tensor, dtype: torch.dtype) -> tuple[float, float | None, float | None]:
-    """(max_error, relative_error, ulps) as in CONVENTIONS; not a number where only one of two values is finite."""
-    apart = gap(found, reference)
+def errors(output: Tensor, reference: Tensor, dtype: torch.dtype) -> tuple[float, float | None, float | None]:
+    """(max_error, relative_error, ulps) as in CONVENTIONS; NaN where only one of two values is finite."""
+    apart = gap(output, reference)
     if apart.unlike:
         return math.nan, math.nan, math.nan
     if apart.at < 0:

@@ -1,4 +1,4 @@
-"""Tensor parallelism: what n ranks compute, summed, is the whole."""
+"""Tensor parallelism: the sum over n ranks is the whole."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def shards(case: CheckedBlock) -> Iterator[CheckRow]:
         reduced = [step.inputs[0] for step in programs[0] if isinstance(step.op, AllReduce)]
         widths = f"d_ff {case.layer.spec.d_ff:,} → {case.layer.spec.d_ff // ranks:,}"
         note = f"collectives: {len(reduced)} (all-reduce of {', '.join(reduced)})"
-        found = summed(programs, case.steps, case.weights, case.inputs)
-        yield judge.equal(f"{ranks} ranks, {widths}", found, whole, note)
+        output = summed(programs, case.steps, case.weights, case.inputs)
+        yield judge.equal(f"{ranks} ranks, {widths}", output, whole, note)

@@ -1,4 +1,4 @@
-"""A zero input: nothing comes out without biases, something with them, and the same for every token."""
+"""A zero input: the output is 0 without biases, not 0 with them, and the same for every token."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def zero(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def _without_biases(case: CheckedBlock, out: Tensor) -> tuple[Tensor, str]:
-    """What must come out, and why: 0, unless f(0) is not 0 and no gate stands beside it."""
+    """The expected output, and why: 0, unless f(0) is not 0 and there is no gate to multiply it by."""
     act = next((step for step in case.ffn if step.output == "act"), None)
     expected, note = torch.zeros_like(out), "0, exactly"
     if act is None or case.layer.spec.gated or case.layer.spec.sub_norm:

@@ -103,7 +103,7 @@ def test_module_without_dropout_has_no_train_row():
     (row,) = [row for row in verified(SPECS["gated"], "module").rows if row.passed is None]
     assert (row.subject, row.note) == ("torch.nn, train", "the block has no dropout: train is eval")
     mixed = replace(SPECS["mixture"], dropout=0.1)
-    assert "every expert draws a mask of its own" in [row.note for row in verified(mixed, "module").rows]
+    assert "every expert draws its own mask" in [row.note for row in verified(mixed, "module").rows]
 
 
 def test_convolution_sees_a_transposed_weight(monkeypatch):
@@ -145,7 +145,7 @@ def test_collapse_of_a_gated_block_is_a_figure_and_it_is_quadratic(monkeypatch):
 def test_collapse_says_what_it_cannot():
     assert verified(SPECS["norm inside"], "collapse").rows[0].note == "its norm over d_ff is not linear"
     mixed = verified(SPECS["mixture"], "collapse").rows
-    assert "the mixture is no matrix" in mixed[0].note
+    assert "the mixture is not a matrix" in mixed[0].note
     assert mixed[2].passed is True
 
 
@@ -350,7 +350,7 @@ def test_what_torch_does_not_have_is_no_failure(monkeypatch):
 
     monkeypatch.setitem(CHECKS, "zero", replace(CHECKS["zero"], rows=lacks))
     (row,) = verified(SPECS["gated"], "zero").rows
-    assert (row.passed, row.note) == (None, "torch cannot do it here: \"conv\" not implemented for 'Half'")
+    assert (row.passed, row.note) == (None, "torch does not support it here: \"conv\" not implemented for 'Half'")
 
     def broken(case):
         raise RuntimeError("a bug")

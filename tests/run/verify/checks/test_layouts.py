@@ -200,7 +200,7 @@ def test_a_wrong_port_is_named_against_its_original(zoo, tmp_path, name, change,
     assert found[f"with {named} = {zoo(name)}"].passed is True
     model_type = json.loads((port / "config.json").read_text())["model_type"]
     assert found[f"as read = transformers' {model_type}"].passed is True  # it too reads the file as it is
-    assert found[f"down.weight beside {zoo(name)}"].max_error == (0 if name != SQUARE else pytest.approx(2.2, abs=1))
+    assert found[f"down.weight vs {zoo(name)}"].max_error == (0 if name != SQUARE else pytest.approx(2.2, abs=1))
 
 
 def test_experts_in_the_order_of_text(zoo, tmp_path):
@@ -226,8 +226,8 @@ def test_equal_ports_agree_and_unequal_ones_say_where(zoo, tmp_path):
     failed = found[f"as read = {zoo('llama')}"]
     assert failed.relative_error == pytest.approx(0.01, rel=1e-3)
     assert failed.note.startswith("no other reading agrees; nearest: gate and up swapped, off by ")
-    assert found[f"down.weight beside {zoo('llama')}"].max_error > 0
-    assert found[f"gate.weight beside {zoo('llama')}"].max_error == 0
+    assert found[f"down.weight vs {zoo('llama')}"].max_error > 0
+    assert found[f"gate.weight vs {zoo('llama')}"].max_error == 0
 
 
 def test_what_cannot_be_compared_is_one_line(zoo):
@@ -273,7 +273,7 @@ def test_an_architecture_that_transformers_does_not_have(zoo, tmp_path):
 
 def test_no_file_no_layout():
     (row,) = rows("8x16", layer=None).values()
-    assert (row.passed, row.note) == (None, "the weights come from no file, so nothing was read")
+    assert (row.passed, row.note) == (None, "the weights do not come from a file, so nothing was read")
 
 
 # --- a port that made gate and up out of one tensor -------------------------------------------------------------------
@@ -428,7 +428,7 @@ def test_an_expert_that_no_token_reaches_is_run_by_itself(zoo, tmp_path, expert)
     found = rows(port, base)
     assert found[f"as read = {base}"].passed is (expert == 0)
     row = next(row for subject, row in found.items() if subject.startswith("experts 0"))
-    assert (row.passed, row.note) == (expert != 0, "no token goes there: run by themselves")
+    assert (row.passed, row.note) == (expert != 0, "no token goes there: run separately")
     if expert == 0:
         assert row.relative_error == pytest.approx(1)
 
@@ -484,7 +484,7 @@ def test_a_known_fault_of_transformers_is_no_misreading(tmp_path):
     verdict = verify_layer(load(str(tmp_path)), VerifyQuestion(LayerRequest(layer="encoder.1"), ("layout",)))
     (row,) = [row for row in verdict.rows if row.subject.startswith("as read")]
     assert (row.passed, verdict.failed) == (None, ())
-    assert "not proven by its module: transformers (5.23 at least) encodes" in row.note
+    assert "not checked against its module: transformers (5.23 at least) encodes" in row.note
 
 
 def test_the_sum_that_renormalises_has_its_epsilon(tmp_path):
