@@ -30,6 +30,7 @@ class Advance:
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, description=what)
 
+
 from ffncli.show.color import ColorChoice, is_colored
 
 

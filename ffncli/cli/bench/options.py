@@ -112,7 +112,9 @@ class MethodOptions:
         Count, _how("--processes", metavar="N", parser=positive("--processes", 1000),
                     help="Fresh processes; the interval is computed across them. [default: 5]"),
     ] = None  # fmt: skip
-    quick: Annotated[bool, _how("--quick", daily=True, help="--processes 3 --precision 3%, unless either is given too.")] = False
+    quick: Annotated[
+        bool, _how("--quick", daily=True, help="--processes 3 --precision 3%, unless either is given too.")
+    ] = False
     seed: Annotated[
         Count, _compute("--seed", metavar="N", parser=natural("--seed"),
                         help="Seed of weights, inputs and the order of timing. [default: 0]"),

@@ -138,7 +138,8 @@ class TokenListOptions:
     """--tokens as a list, or --batch and --seq-len."""
 
     tokens: Annotated[
-        list[Any] | None, _tokens(metavar="N,...", parser=numbers("--tokens"), help="Number of tokens; several give a row each.")
+        list[Any] | None,
+        _tokens(metavar="N,...", parser=numbers("--tokens"), help="Number of tokens; several give a row each."),
     ] = None
     batch: _Batch = None
     seq_len: _SeqLen = None

@@ -67,7 +67,8 @@ class GivenOptions:
         ),
     ] = None
     input_ids: Annotated[
-        list[Any] | None, _input("--input-ids", metavar="N,...", parser=_ids, help="Run the model on these token ids instead.")
+        list[Any] | None,
+        _input("--input-ids", metavar="N,...", parser=_ids, help="Run the model on these token ids instead."),
     ] = None
     position: Annotated[
         list[str] | None,

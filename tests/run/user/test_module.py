@@ -103,7 +103,11 @@ def test_weights_are_those_that_the_constructor_draws_under_the_seed(zoo: str):
     [
         ("FeedForwardBlock", {"d_model": "8"}, "assuming d_ff = 4x, dropout = 0.0"),
         ("Raw", {}, "parameters that this block does not use, not counted: spare [3]"),
-        ("GPT2MLP", {**SMALL, "dropout": 0.5}, "dropout 0.5 in another place than before the down projection is ignored"),
+        (
+            "GPT2MLP",
+            {**SMALL, "dropout": 0.5},
+            "dropout 0.5 in another place than before the down projection is ignored",
+        ),
     ],
 )
 def test_notes(zoo: str, name: str, options: dict, note: str):
