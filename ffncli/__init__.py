@@ -23,6 +23,7 @@ _WHERE = {
     "benchmark": ("ffncli.bench.benchmark", "benchmark"),
     "cost": ("ffncli.block.cost", "cost"),
     "count": ("ffncli.models.counting.count", "count"),
+    "explain": ("ffncli.run.topics.call", "explain"),
     "load": ("ffncli.run.user.load", "load"),
     "read_results": ("ffncli.bench.results.csv_file", "read_results"),
     "steps": ("ffncli.block.recipe", "steps"),
@@ -40,6 +41,7 @@ __all__ = [
     "benchmark",
     "cost",
     "count",
+    "explain",
     "load",
     "read_results",
     "steps",
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from ffncli.errors import FFNError
     from ffncli.models.counting.count import count
     from ffncli.run.approximate.call import approximate
+    from ffncli.run.topics.call import explain
     from ffncli.run.trace.call import survey, trace
     from ffncli.run.user.load import load
     from ffncli.run.verify.call import verify

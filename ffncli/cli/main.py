@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("ffncli.cli.models", "List the known models, with their sources."),
     "compare": ("ffncli.cli.compare.command", "Compare two results of ffn bench, or two saved traces."),
     "doctor": ("ffncli.cli.doctor", "Show what this machine can do, and what it can tell apart."),
+    "explain": ("ffncli.cli.explain.command", "Explain a part of the block: gelu, gate, 4x, neuron, moe, ..."),
 }
 
 
@@ -96,7 +97,7 @@ def _app(names: Collection[str], asked_for: str | None) -> Any:
     app = typer.Typer(
         name="ffn",
         help="Inspect the transformer's feed-forward network (FFN).",
-        epilog="Try: ffn params llama-2-7b mixtral-8x7b · ffn trace",
+        epilog="New here? ffn explain · Try: ffn trace · ffn params llama-2-7b mixtral-8x7b",
         no_args_is_help=True,
         add_completion=len(names) > 1,
         pretty_exceptions_enable=False,
@@ -199,6 +200,9 @@ def _usage(error: Any, args: list[str]) -> int:
         if _is_source(name):
             print_error(f"error: {text}; to count that model: ffn params {name}")
             return ExitCode.USAGE
+        if _is_topic(name):
+            print_error(f"error: {text}; to read about it: ffn explain {name}")
+            return ExitCode.USAGE
         text += f"; {did_you_mean(name, list(COMMANDS), 'commands: ' + ', '.join(COMMANDS))}"
     asked_for = _asked_for(args)
     program = f"ffn {asked_for}" if asked_for in COMMANDS else "ffn"
@@ -211,6 +215,13 @@ def _is_source(name: str) -> bool:
     from ffncli.models import catalog
 
     return catalog.find(name) is not None or os.path.exists(name)
+
+
+def _is_topic(name: str) -> bool:
+    """Whether the user put a topic of `ffn explain` where a command belongs."""
+    from ffncli.run.topics.call import find_topic
+
+    return find_topic(name) is not None
 
 
 def _is_output(error: OSError) -> bool:

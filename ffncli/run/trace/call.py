@@ -66,7 +66,7 @@ def trace(
     the same (`ffn trace --help`); numbers and lists may be numbers and lists: `layer=1` or `"decoder.3"`,
     `position=-1` or `[0, 3]`, `input_ids=[1, 2]`, `expert=[0, 3]` or `"all"`, `show=None` for all values,
     `explain=["up[0,3]"]`. `keep` names the steps whose whole tensors the answer holds (True: all). `threads` sets
-    torch's number of threads for the process. Dimensions are keywords too: `d_model=8, d_ff="4x", activation="swiglu", experts=4`.
+    torch's number of threads for the process. Dimensions are keywords too: `d_model=8, d_ff="4x", activation="swiglu"`.
 
     Raises FFNError for what the command line refuses, and for an argument of another type; it says what is accepted.
     """

@@ -1,0 +1,1 @@
+"""`ffn explain`: its command and its page."""

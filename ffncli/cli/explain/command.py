@@ -1,0 +1,28 @@
+"""`ffn explain`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ffncli.cli.common.options import OutputOptions
+from ffncli.cli.common.spread import spread
+from ffncli.cli.explain.page import list_answer, topic_answer
+from ffncli.run.topics.call import explain, topics
+
+
+@spread
+def command(
+    *,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="ffn, gate, 4x, neuron, moe, gelu, ...; default: list all.")
+    ] = None,
+    show: OutputOptions,
+) -> None:
+    """Explain a part of the block: gelu, gate, 4x, neuron, moe, ...; a few sentences and computed numbers.
+
+    Try: ffn explain ffn, ffn explain gelu
+    """
+    output = show.output()
+    output.show(list_answer(topics()) if topic is None else topic_answer(explain(topic)))

@@ -1,0 +1,247 @@
+"""The parts of a block: what each is for, on a few numbers of a real run. torch is loaded by the runs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import TYPE_CHECKING, Any
+
+from ffncli.block.cost import cost
+from ffncli.block.recipe import FFNSpec, steps
+from ffncli.run.topics.topic import NumberTable, Topic, TopicLine, fixed
+from ffncli.show.text import percent
+
+if TYPE_CHECKING:
+    from ffncli.models.counting.count import ModelCount
+    from ffncli.run.trace.session import Session
+
+_ATTENTION_IS_ALL = "Vaswani et al. 2017, arXiv:1706.03762"
+
+
+def block_topic(line: TopicLine) -> Topic:
+    """What a feed-forward network is."""
+    run, llama = _trace(tokens=1), _model("llama-2-7b")
+    return line.explained(
+        (
+            "A transformer layer has two halves: attention mixes tokens; the feed-forward network (FFN, MLP) works on "
+            "each one alone.",
+            "W1 makes d_ff numbers of a token's d_model, an activation function is applied to each, "
+            "and W2 leads back to d_model.",
+            f"Most parameters are here: in llama-2-7b {percent(llama.ffn_share_of_layer or 0)} of a layer.",
+            "Each weight costs one multiplication and one addition per token: "
+            f"{cost(run.prepared.steps).matmul_flops} of the {sum(step.flops for step in run.steps)} operations below.",
+        ),
+        NumberTable(
+            "ffn trace --tokens 1",
+            ("step", "formula", "numbers", "first four"),
+            tuple((s.name, s.formula, s.shape[-1], "  ".join(map(fixed, s.values[0][:4]))) for s in run.steps),
+        ),
+        "ffn trace",
+        (_ATTENTION_IS_ALL,),
+    )
+
+
+def width_topic(line: TopicLine) -> Topic:
+    """Why d_ff is 4 times d_model."""
+    plain = [one for one in _known_models() if not one.gated and not one.experts]
+    kept = [one for one in plain if one.d_ff == 4 * one.d_model]
+    specs = {ratio: FFNSpec(512, 512 * ratio, "gelu") for ratio in (1, 2, 4, 8)}
+    costs = {ratio: cost(steps(spec)) for ratio, spec in specs.items()}
+    base, gpt2, llama, gemma = map(_model, ("transformer-base", "gpt2", "llama-2-7b", "gemma-7b"))
+    return line.explained(
+        (
+            f"The first Transformer has d_model {base.d_model} and d_ff {base.d_ff}, and {len(kept)} of the "
+            f"{len(plain)} plain models in `ffn models` keep that ratio.",
+            "It is a convention, not a law; it sets how much of a layer is FFN: 8 d_model² next to the attention's "
+            f"4 d_model², two thirds (gpt2: {percent(gpt2.ffn_share_of_layer or 0)}).",
+            "Parameters and operations grow in proportion to d_ff, as the table shows.",
+            "At the same total size the loss depends only weakly on the ratio (Kaplan et al. 2020).",
+            "A gated block has three matrices, so 8/3 ≈ 2.67x costs what 4x costs a plain one: "
+            f"llama-2-7b has {llama.d_ff / llama.d_model:.4g}x, but gemma-7b {gemma.d_ff / gemma.d_model:g}x.",
+        ),
+        NumberTable(
+            "ffn params 512x2048:gelu --sweep d_ff=1x,2x,4x,8x",
+            ("ratio", "d_ff", "parameters", "matmul FLOPs per token"),
+            tuple((f"{r}x", specs[r].d_ff, one.params, one.matmul_flops) for r, one in costs.items()),
+        ),
+        "ffn params gpt2 llama-2-7b gemma-7b",
+        (_ATTENTION_IS_ALL, "Kaplan et al. 2020, arXiv:2001.08361, section 3.1"),
+    )
+
+
+def gate_topic(line: TopicLine) -> Topic:
+    """What a gate is."""
+    source = "4x6:swiglu"
+    run = _trace(source, tokens=1)
+    names = ("gate", "act", "up", "hidden")
+    units = _columns(run, names)
+    models = _known_models()
+    closed = min(units, key=lambda unit: abs(unit[1]))
+    return line.explained(
+        (
+            "A gated block projects the token twice, gate = x · W1 and up = x · W3, and hidden = f(gate) ⊙ up.",
+            "So each token decides, unit by unit, how much of up passes: where f(gate) is near zero, the unit is off.",
+            f"Below, unit {closed[0]} has up {fixed(closed[3])} and silu(gate) {fixed(closed[2])}: "
+            f"{fixed(closed[4])} passes.",
+            "A product can multiply one number of the token by another; a plain relu or gelu block only approximates "
+            "that.",
+            "In T5, gated blocks reached a lower perplexity than plain ones of the same size (Shazeer 2020); "
+            f"{sum(one.gated for one in models)} of the {len(models)} models in `ffn models` are gated.",
+            "f names the block: swiglu has silu, geglu gelu, reglu relu, glu the sigmoid.",
+        ),
+        NumberTable(f"ffn trace {source} --tokens 1", ("unit", "gate", "silu(gate)", "up", "hidden"), tuple(units)),
+        "ffn activations swiglu geglu reglu",
+        ("Shazeer 2020, arXiv:2002.05202", "Dauphin et al. 2016, arXiv:1612.08083"),
+    )
+
+
+def neuron_topic(line: TopicLine) -> Topic:
+    """What one hidden unit does."""
+    run, gpt2 = _trace(tokens=1), _model("gpt2")
+    weights = {name: tensor.tolist() for name, tensor in run.prepared.weights.items()}
+    strength, out, width = run["act"].values[0], run["down"].values[0], gpt2.d_ff
+    written = [[fires * row[unit] for row in weights["down.weight"]] for unit, fires in enumerate(strength)]
+    rows = [(str(i), up, fires, *written[i]) for i, (_, up, fires) in enumerate(_columns(run, ("up", "act")))]
+    most = max(range(len(strength)), key=lambda unit: strength[unit])
+    layers = gpt2.layers or 0
+    return line.explained(
+        (
+            "Neuron i is column i of W1, its bias, the activation, and row i of W2.",
+            "It reads: the dot product of the token with its column says how well the token fits its pattern.",
+            "It fires: the activation turns that into a strength, with relu zero where the pattern does not fit.",
+            "It writes: the strength times its row of W2; what all neurons write, plus b2, is the output.",
+            f"Below, neuron {most} fires most, {fixed(strength[most])}, and writes {fixed(written[most][-1])} "
+            f"to out 3; the sum with b2 there is {fixed(out[-1])}.",
+            f"gpt2 has {layers} layers of {width:,} neurons, {layers * width:,} patterns with what each one writes: "
+            "a kind of memory (Geva et al. 2021).",
+        ),
+        NumberTable(
+            "ffn trace --tokens 1 --explain 'down[0,3]'",
+            ("neuron", "reads", "fires", *(f"out {i}" for i in range(len(out)))),
+            (*rows, ("b2", None, None, *weights["down.bias"]), ("sum", None, None, *out)),
+        ),
+        "ffn trace 64x256:swiglu --tokens 100 --top-units 3",
+        ("Geva et al. 2021, arXiv:2012.14913",),
+    )
+
+
+def moe_topic(line: TopicLine) -> Topic:
+    """What a mixture of experts is."""
+    source = "4x8:swiglu"
+    run, mixtral = _trace(source, experts=4), _model("mixtral-8x7b")
+    total, active = mixtral.ffn_params_total, mixtral.ffn_params_active or 0
+    rows = tuple(
+        (one.token, ", ".join(map(str, one.experts)), ", ".join(map(fixed, one.weights))) for one in run.routes
+    )
+    return line.explained(
+        (
+            "A mixture of experts (MoE) has several FFNs in a layer; a router picks top_k of them for each token.",
+            "The router is one small matrix: x · W_router scores the experts; softmax turns the best scores into the "
+            "weights with which those experts' outputs are added.",
+            f"So a model has many parameters and uses few per token: mixtral-8x7b uses {mixtral.top_k} of "
+            f"{mixtral.experts} experts, {active / 1e9:.1f} of {total / 1e9:.1f} billion FFN parameters.",
+            "The price is memory: all experts stay loaded, because the next token may choose others.",
+            "Some models add shared experts, which every token uses besides the chosen ones.",
+        ),
+        NumberTable(f"ffn trace {source} --experts 4", ("token", "experts", "weights"), rows),
+        "ffn params mixtral-8x7b deepseek-v3",
+        ("Shazeer et al. 2017, arXiv:1701.06538", "Jiang et al. 2024, arXiv:2401.04088"),
+    )
+
+
+def norm_topic(line: TopicLine) -> Topic:
+    """What a norm does."""
+    x = (1.0, 2.0, 3.0, 4.0)
+    text = ",".join(f"{value:g}" for value in x)
+    layer, rms = (_trace("4x8", norm=kind, input=text)["norm"].values[0] for kind in ("layernorm", "rmsnorm"))
+    mean, rms_of_x = sum(x) / len(x), sqrt(sum(value * value for value in x) / len(x))
+    return line.explained(
+        (
+            "A norm rescales each token's vector, so that the matrices read numbers of one size at every depth.",
+            f"LayerNorm subtracts the mean (below {mean:g}) and divides by the standard deviation.",
+            f"RMSNorm only divides by the root mean square (below {fixed(rms_of_x)}), which is cheaper.",
+            "Both then multiply by a learned weight per dimension; LayerNorm also adds a learned bias.",
+            "Pre-norm (GPT-2, Llama) rescales what enters the block; post-norm (the first Transformer, BERT) the sum "
+            "after it.",
+        ),
+        NumberTable(
+            f"ffn trace 4x8 --norm layernorm --input {text}",
+            ("dimension", "x", "layernorm", "rmsnorm"),
+            tuple((i, *values) for i, values in enumerate(zip(x, layer, rms, strict=True))),
+        ),
+        f"ffn trace 4x8 --norm rmsnorm --input {text}",
+        ("Ba et al. 2016, arXiv:1607.06450", "Zhang & Sennrich 2019, arXiv:1910.07467"),
+    )
+
+
+def residual_topic(line: TopicLine) -> Topic:
+    """What the residual connection is."""
+    run = _trace("4x8", tokens=1, residual=True, norm="rmsnorm")
+    names = ("x", "down", "out")
+    lengths = {name: sqrt(sum(value * value for value in run[name].values[0])) for name in names}
+    return line.explained(
+        (
+            "The block does not replace the token's vector: its result is added to it, out = x + down.",
+            "So a block of zero weights changes nothing: each layer learns a correction, not the whole.",
+            f"Below, x has length {fixed(lengths['x'])} and a correction of length {fixed(lengths['down'])} is added.",
+            "Gradients pass an addition unchanged, which lets very deep stacks be trained (He et al. 2015).",
+            "The sum that runs through all layers is called the residual stream.",
+        ),
+        NumberTable(
+            "ffn trace 4x8 --residual --norm rmsnorm --tokens 1", ("dimension", *names), tuple(_columns(run, names))
+        ),
+        "ffn explain norm",
+        ("He et al. 2015, arXiv:1512.03385",),
+    )
+
+
+def dropout_topic(line: TopicLine) -> Topic:
+    """What dropout does."""
+    p = 0.5
+    run = _trace("4x8:gelu", tokens=1, dropout=p, train=True)
+    record = run["dropout"]
+    return line.explained(
+        (
+            "In training each hidden number becomes zero with probability p, so that no single unit can be relied on.",
+            f"The others are divided by 1 - p (p = {p:g}: times {1 / (1 - p):g}), which keeps the mean as it was.",
+            f"Below, {record.dropped} of {record.live} numbers are dropped; another seed drops others.",
+            "At inference nothing is dropped: the step passes everything on.",
+            "ffn runs blocks as at inference; --train turns dropout on.",
+        ),
+        NumberTable(
+            f"ffn trace 4x8:gelu --dropout {p:g} --train --tokens 1",
+            ("unit", "act", "dropout"),
+            tuple(_columns(run, ("act", "dropout"))),
+        ),
+        "ffn trace --example notebook",
+        ("Srivastava et al. 2014, JMLR 15:1929",),
+    )
+
+
+def _columns(run: Session, names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """The first token's numbers at these steps, a row for each."""
+    return [(i, *row) for i, row in enumerate(zip(*(run[name].values[0] for name in names), strict=True))]
+
+
+def _trace(source: str | None = None, **options: Any) -> Session:
+    """`ffncli.trace`, loaded for the topics that run a block."""
+    from ffncli.run.trace.call import trace
+
+    return trace(source, **options)
+
+
+def _known_models() -> list[ModelCount]:
+    """The catalog, counted."""
+    from ffncli.models import catalog
+
+    return list(map(_model, catalog.names()))
+
+
+def _model(name: str) -> ModelCount:
+    """A model of the catalog, counted."""
+    from ffncli.models import catalog
+    from ffncli.models.counting.count import count
+
+    found = catalog.find(name)
+    assert found is not None, name
+    return count(found)

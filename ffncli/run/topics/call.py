@@ -1,0 +1,103 @@
+"""`ffncli.explain`: the topics by name, and what to read of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ffncli.block.activations import CANONICAL, LIMITED, TABLE
+from ffncli.block.analysis.gated import UNITS
+from ffncli.errors import FFNError, did_you_mean, shown
+from ffncli.run.topics import blocks
+from ffncli.run.topics.functions import activation_topic, function_topic, unit_topic
+from ffncli.run.topics.topic import Topic, TopicLine
+
+# topic → (what explains it, what it is in one line, other names)
+_Builder = Callable[[TopicLine], Topic]
+_PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
+    "ffn": (
+        blocks.block_topic,
+        "the half of a transformer layer that works on each token by itself",
+        ("mlp", "block", "feed-forward", "feedforward"),
+    ),
+    "activation": (
+        activation_topic,
+        "the non-linear function between the two matrices",
+        ("activations", "non-linearity"),
+    ),
+    "gate": (blocks.gate_topic, "a second projection that decides how much of the first passes", ("gated", "gating")),
+    "4x": (
+        blocks.width_topic,
+        "why d_ff is four times d_model, and when it is not",
+        ("d_ff", "width", "expansion", "4", "hidden"),
+    ),
+    "neuron": (
+        blocks.neuron_topic,
+        "one of the d_ff hidden units: it reads a pattern, fires, and writes",
+        ("unit", "neurons", "units"),
+    ),
+    "moe": (
+        blocks.moe_topic,
+        "a mixture of experts: many blocks, of which each token uses a few",
+        ("experts", "expert", "router", "mixture", "top_k", "routing"),
+    ),
+    "norm": (
+        blocks.norm_topic,
+        "rescales every token's vector to a standard size",
+        ("layernorm", "rmsnorm", "normalisation", "normalization"),
+    ),
+    "residual": (
+        blocks.residual_topic,
+        "the block's output is added to its input: out = x + down",
+        ("skip", "shortcut", "residual-stream"),
+    ),
+    "dropout": (blocks.dropout_topic, "in training, random hidden numbers are set to zero", ()),
+}
+
+
+def explain(topic: str) -> Topic:
+    """Explain a part of the block or an activation function, as `ffn explain` does.
+
+    >>> import ffncli
+    >>> ffncli.explain("gelu").sentences[0]
+    'gelu(x) = x Φ(x): each number is multiplied by the chance that a standard normal number is below it.'
+
+    Its numbers are computed here and now; other statements name their source. Raises FFNError for an unknown topic.
+    """
+    name = find_topic(topic)
+    if name is None:
+        known = [*_PARTS, *_ALIASES]
+        hint = did_you_mean(_key(topic), known, "topics: " + ", ".join([*_PARTS, "gelu, relu, silu, swiglu, ..."]))
+        raise FFNError(f"unknown topic {shown(topic)}", hint)
+    build = _PARTS[name][0] if name in _PARTS else unit_topic if name in UNITS else function_topic
+    return build(next(line for line in topics() if line.topic == name))
+
+
+def topics() -> tuple[TopicLine, ...]:
+    """Every topic: the parts of a block, then the functions."""
+    parts = [TopicLine(name, title, aliases) for name, (_, title, aliases) in _PARTS.items()]
+    units = [TopicLine(name, f"a gated unit: {unit.formula}", _spellings(name)) for name, unit in UNITS.items()]
+    plain = [TopicLine(name, f"an activation function: {row.formula}", row.aliases) for name, row in TABLE.items()]
+    return (*parts, *units, *plain)
+
+
+def find_topic(text: str) -> str | None:
+    """The topic that a text names; None for none."""
+    key = _key(text)
+    return key if key in _PARTS else _ALIASES.get(key)
+
+
+def _key(text: str) -> str:
+    return text.strip().lower()
+
+
+def _spellings(unit: str) -> tuple[str, ...]:
+    """Other spellings of a gated unit."""
+    return tuple(text for text, name in LIMITED.items() if name == unit != text)
+
+
+_FUNCTIONS = {**CANONICAL, **{name: name for name in UNITS}, **LIMITED}
+_ALIASES: Mapping[str, str] = {
+    **_FUNCTIONS,
+    **{text.replace("_", "-"): name for text, name in _FUNCTIONS.items()},
+    **{alias: name for name, (_, _, aliases) in _PARTS.items() for alias in aliases},
+}
