@@ -76,7 +76,7 @@ def gate_topic(line: TopicLine) -> Topic:
     names = ("gate", "act", "up", "hidden")
     units = _columns(run, names)
     models = _known_models()
-    closed = min(units, key=lambda unit: abs(unit[1]))
+    closed = min(units, key=lambda unit: abs(unit[2]))
     return line.explained(
         (
             "A gated block projects the token twice, gate = x · W1 and up = x · W3, and hidden = f(gate) ⊙ up.",
@@ -242,6 +242,6 @@ def _model(name: str) -> ModelCount:
     from ffncli.models import catalog
     from ffncli.models.counting.count import count
 
-    found = catalog.find(name)
-    assert found is not None, name
-    return count(found)
+    model = catalog.find(name)
+    assert model is not None, name
+    return count(model)
