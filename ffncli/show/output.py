@@ -97,12 +97,20 @@ def print_error(text: str) -> None:
         text = text[: _LONGEST_LINE - 1] + "…"
     text = clean(text)
     try:
-        if sys.stderr.isatty():
-            text = folded(text, os.get_terminal_size(sys.stderr.fileno()).columns or 80)
+        if sys.stderr.isatty() and (columns := _columns()):
+            text = folded(text, columns)
         sys.stderr.write(encodable(text, getattr(sys.stderr, "encoding", None) or "utf-8") + "\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         pass
+
+
+def _columns() -> int:
+    """The width of the terminal behind stderr; 0 where it does not say."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except OSError:
+        return 0
 
 
 # --- machines ---------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def command(
     ] = None,
     show: OutputOptions,
 ) -> None:
-    """Explain a part of the block in a few sentences, with computed numbers.
+    """Explain a part of the block: gelu, gate, 4x, neuron, moe, ...; a few sentences and computed numbers.
 
     Try: ffn explain ffn, ffn explain gelu
     """

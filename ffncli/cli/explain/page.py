@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ffncli.run.topics.topic import Topic, TopicLine
-from ffncli.show.parts import Answer, Heading, Line
+from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Fixed, Table
 
-_CONVENTIONS = {"example": "computed by this package for this answer; `command` prints the same numbers"}
+_CONVENTIONS = {"example": "computed for this answer; `command` runs the same block or functions"}
 
 
 class _FourDecimals(Fixed):
@@ -23,10 +23,10 @@ def topic_answer(topic: Topic) -> Answer:
     """One topic."""
     example = topic.example
     rows = [tuple(_FourDecimals(cell) if isinstance(cell, float) else cell for cell in row) for row in example.rows]
-    parts = [
+    parts: list[Part] = [
         Heading(topic.topic, topic.title),
         *map(Line, topic.sentences),
-        Table(example.columns, rows, f"$ {example.command}"),
+        Table(example.columns, rows, f"in full: {example.command}"),
         Heading("next", topic.next),
         *(Line(f"source: {source}", quiet=True) for source in topic.sources),
     ]
@@ -37,4 +37,10 @@ def list_answer(lines: Sequence[TopicLine]) -> Answer:
     """All topics, one line each."""
     rows = Table(("topic", "title", "aliases"), [(one.topic, one.title, one.aliases) for one in lines])
     table = Table(("topic", "what it explains"), [(one.topic, one.title) for one in lines])
-    return Answer("explain", {"rows": [asdict(one) for one in lines]}, rows, [table], _CONVENTIONS)
+    return Answer(
+        "explain",
+        {"rows": [asdict(one) for one in lines]},
+        rows,
+        [table, Heading("next", "ffn explain ffn")],
+        _CONVENTIONS,
+    )

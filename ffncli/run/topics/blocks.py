@@ -8,24 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.models import catalog
-from ffncli.models.counting.count import ModelCount, count
-from ffncli.run.topics.topic import NumberTable, Topic, fixed
-from ffncli.run.trace.call import trace
+from ffncli.run.topics.topic import NumberTable, Topic, TopicLine, fixed
 from ffncli.show.text import percent
 
 if TYPE_CHECKING:
+    from ffncli.models.counting.count import ModelCount
     from ffncli.run.trace.session import Session
 
 _ATTENTION_IS_ALL = "Vaswani et al. 2017, arXiv:1706.03762"
 
 
-def block_topic() -> Topic:
+def block_topic(line: TopicLine) -> Topic:
     """What a feed-forward network is."""
-    run, llama = trace(tokens=1), _model("llama-2-7b")
-    return Topic(
-        "ffn",
-        "the half of a transformer layer that works on each token by itself",
+    run, llama = _trace(tokens=1), _model("llama-2-7b")
+    return line.explained(
         (
             "A transformer layer has two halves: attention mixes tokens; the feed-forward network (FFN, MLP) works on "
             "each one alone.",
@@ -45,19 +41,17 @@ def block_topic() -> Topic:
     )
 
 
-def width_topic() -> Topic:
+def width_topic(line: TopicLine) -> Topic:
     """Why d_ff is 4 times d_model."""
     plain = [one for one in _known_models() if not one.gated and not one.experts]
     kept = [one for one in plain if one.d_ff == 4 * one.d_model]
     specs = {ratio: FFNSpec(512, 512 * ratio, "gelu") for ratio in (1, 2, 4, 8)}
     costs = {ratio: cost(steps(spec)) for ratio, spec in specs.items()}
     base, gpt2, llama, gemma = map(_model, ("transformer-base", "gpt2", "llama-2-7b", "gemma-7b"))
-    return Topic(
-        "4x",
-        "why d_ff is four times d_model, and when it is not",
+    return line.explained(
         (
-            f"The first Transformer has d_model {base.d_model} and d_ff {base.d_ff}, and plain blocks have kept the "
-            f"ratio: {len(kept)} of the {len(plain)} in `ffn models`.",
+            f"The first Transformer has d_model {base.d_model} and d_ff {base.d_ff}, and {len(kept)} of the "
+            f"{len(plain)} plain models in `ffn models` keep that ratio.",
             "It is a convention, not a law; it sets how much of a layer is FFN: 8 d_model² next to the attention's "
             f"4 d_model², two thirds (gpt2: {percent(gpt2.ffn_share_of_layer or 0)}).",
             "Parameters and operations grow in proportion to d_ff, as the table shows.",
@@ -75,17 +69,15 @@ def width_topic() -> Topic:
     )
 
 
-def gate_topic() -> Topic:
+def gate_topic(line: TopicLine) -> Topic:
     """What a gate is."""
     source = "4x6:swiglu"
-    run = trace(source, tokens=1)
+    run = _trace(source, tokens=1)
     names = ("gate", "act", "up", "hidden")
     units = _columns(run, names)
     models = _known_models()
-    closed = min(units, key=lambda unit: abs(unit[1]))
-    return Topic(
-        "gate",
-        "a second projection that decides how much of the first passes",
+    closed = min(units, key=lambda unit: abs(unit[2]))
+    return line.explained(
         (
             "A gated block projects the token twice, gate = x · W1 and up = x · W3, and hidden = f(gate) ⊙ up.",
             "So each token decides, unit by unit, how much of up passes: where f(gate) is near zero, the unit is off.",
@@ -103,18 +95,16 @@ def gate_topic() -> Topic:
     )
 
 
-def neuron_topic() -> Topic:
+def neuron_topic(line: TopicLine) -> Topic:
     """What one hidden unit does."""
-    run, gpt2 = trace(tokens=1), _model("gpt2")
+    run, gpt2 = _trace(tokens=1), _model("gpt2")
     weights = {name: tensor.tolist() for name, tensor in run.prepared.weights.items()}
     strength, out, width = run["act"].values[0], run["down"].values[0], gpt2.d_ff
     written = [[fires * row[unit] for row in weights["down.weight"]] for unit, fires in enumerate(strength)]
     rows = [(str(i), up, fires, *written[i]) for i, (_, up, fires) in enumerate(_columns(run, ("up", "act")))]
     most = max(range(len(strength)), key=lambda unit: strength[unit])
     layers = gpt2.layers or 0
-    return Topic(
-        "neuron",
-        "one of the d_ff hidden units: it reads a pattern, fires, and writes",
+    return line.explained(
         (
             "Neuron i is column i of W1, its bias, the activation, and row i of W2.",
             "It reads: the dot product of the token with its column says how well the token fits its pattern.",
@@ -135,21 +125,19 @@ def neuron_topic() -> Topic:
     )
 
 
-def moe_topic() -> Topic:
+def moe_topic(line: TopicLine) -> Topic:
     """What a mixture of experts is."""
     source = "4x8:swiglu"
-    run, mixtral = trace(source, experts=4), _model("mixtral-8x7b")
+    run, mixtral = _trace(source, experts=4), _model("mixtral-8x7b")
     total, active = mixtral.ffn_params_total, mixtral.ffn_params_active or 0
     rows = tuple(
         (one.token, ", ".join(map(str, one.experts)), ", ".join(map(fixed, one.weights))) for one in run.routes
     )
-    return Topic(
-        "moe",
-        "a mixture of experts: many blocks, of which each token uses a few",
+    return line.explained(
         (
             "A mixture of experts (MoE) has several FFNs in a layer; a router picks top_k of them for each token.",
-            "The router is one small matrix: x · W_router scores the experts, softmax makes weights of the best scores, "
-            "and the outputs of those experts are added with these weights.",
+            "The router is one small matrix: x · W_router scores the experts; softmax turns the best scores into the "
+            "weights with which those experts' outputs are added.",
             f"So a model has many parameters and uses few per token: mixtral-8x7b uses {mixtral.top_k} of "
             f"{mixtral.experts} experts, {active / 1e9:.1f} of {total / 1e9:.1f} billion FFN parameters.",
             "The price is memory: all experts stay loaded, because the next token may choose others.",
@@ -161,15 +149,13 @@ def moe_topic() -> Topic:
     )
 
 
-def norm_topic() -> Topic:
+def norm_topic(line: TopicLine) -> Topic:
     """What a norm does."""
     x = (1.0, 2.0, 3.0, 4.0)
     text = ",".join(f"{value:g}" for value in x)
-    layer, rms = (trace("4x8", norm=kind, input=text)["norm"].values[0] for kind in ("layernorm", "rmsnorm"))
+    layer, rms = (_trace("4x8", norm=kind, input=text)["norm"].values[0] for kind in ("layernorm", "rmsnorm"))
     mean, rms_of_x = sum(x) / len(x), sqrt(sum(value * value for value in x) / len(x))
-    return Topic(
-        "norm",
-        "rescales every token's vector to a standard size",
+    return line.explained(
         (
             "A norm rescales each token's vector, so that the matrices read numbers of one size at every depth.",
             f"LayerNorm subtracts the mean (below {mean:g}) and divides by the standard deviation.",
@@ -179,23 +165,21 @@ def norm_topic() -> Topic:
             "after it.",
         ),
         NumberTable(
-            f"ffn trace 4x8 --norm rmsnorm --input {text}",
+            f"ffn trace 4x8 --norm layernorm --input {text}",
             ("dimension", "x", "layernorm", "rmsnorm"),
             tuple((i, *values) for i, values in enumerate(zip(x, layer, rms, strict=True))),
         ),
-        "ffn trace gpt2 --tokens 1",
+        f"ffn trace 4x8 --norm rmsnorm --input {text}",
         ("Ba et al. 2016, arXiv:1607.06450", "Zhang & Sennrich 2019, arXiv:1910.07467"),
     )
 
 
-def residual_topic() -> Topic:
+def residual_topic(line: TopicLine) -> Topic:
     """What the residual connection is."""
-    run = trace("4x8", tokens=1, residual=True, norm="rmsnorm")
+    run = _trace("4x8", tokens=1, residual=True, norm="rmsnorm")
     names = ("x", "down", "out")
     lengths = {name: sqrt(sum(value * value for value in run[name].values[0])) for name in names}
-    return Topic(
-        "residual",
-        "the block's output is added to its input: out = x + down",
+    return line.explained(
         (
             "The block does not replace the token's vector: its result is added to it, out = x + down.",
             "So a block of zero weights changes nothing: each layer learns a correction, not the whole.",
@@ -211,14 +195,12 @@ def residual_topic() -> Topic:
     )
 
 
-def dropout_topic() -> Topic:
+def dropout_topic(line: TopicLine) -> Topic:
     """What dropout does."""
     p = 0.5
-    run = trace("4x8:gelu", tokens=1, dropout=p, train=True)
+    run = _trace("4x8:gelu", tokens=1, dropout=p, train=True)
     record = run["dropout"]
-    return Topic(
-        "dropout",
-        "in training, random hidden numbers are set to zero",
+    return line.explained(
         (
             "In training each hidden number becomes zero with probability p, so that no single unit can be relied on.",
             f"The others are divided by 1 - p (p = {p:g}: times {1 / (1 - p):g}), which keeps the mean as it was.",
@@ -241,13 +223,25 @@ def _columns(run: Session, names: Sequence[str]) -> list[tuple[Any, ...]]:
     return [(i, *row) for i, row in enumerate(zip(*(run[name].values[0] for name in names), strict=True))]
 
 
+def _trace(source: str | None = None, **options: Any) -> Session:
+    """`ffncli.trace`, loaded for the topics that run a block."""
+    from ffncli.run.trace.call import trace
+
+    return trace(source, **options)
+
+
 def _known_models() -> list[ModelCount]:
     """The catalog, counted."""
+    from ffncli.models import catalog
+
     return list(map(_model, catalog.names()))
 
 
 def _model(name: str) -> ModelCount:
     """A model of the catalog, counted."""
-    found = catalog.find(name)
-    assert found is not None, name
-    return count(found)
+    from ffncli.models import catalog
+    from ffncli.models.counting.count import count
+
+    model = catalog.find(name)
+    assert model is not None, name
+    return count(model)

@@ -12,16 +12,45 @@ from ffncli.run.topics.functions import activation_topic, function_topic, unit_t
 from ffncli.run.topics.topic import Topic, TopicLine
 
 # topic → (what explains it, what it is in one line, other names)
-_PARTS: Mapping[str, tuple[Callable[[], Topic], str, tuple[str, ...]]] = {
-    "ffn": (blocks.block_topic, "what a feed-forward network is", ("mlp", "block", "feed-forward", "feedforward")),
-    "activation": (activation_topic, "what the non-linear function is for", ("activations", "non-linearity")),
-    "gate": (blocks.gate_topic, "why blocks have a second projection", ("gated", "gating")),
-    "4x": (blocks.width_topic, "why d_ff is four times d_model", ("d_ff", "width", "expansion", "4", "hidden")),
-    "neuron": (blocks.neuron_topic, "what one hidden unit does", ("unit", "neurons", "units")),
-    "moe": (blocks.moe_topic, "mixtures of experts", ("experts", "expert", "router", "mixture", "top_k", "routing")),
-    "norm": (blocks.norm_topic, "LayerNorm and RMSNorm", ("layernorm", "rmsnorm", "normalisation", "normalization")),
-    "residual": (blocks.residual_topic, "why the input is added again", ("skip", "shortcut", "residual-stream")),
-    "dropout": (blocks.dropout_topic, "random zeros in training", ()),
+_Builder = Callable[[TopicLine], Topic]
+_PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
+    "ffn": (
+        blocks.block_topic,
+        "the half of a transformer layer that works on each token by itself",
+        ("mlp", "block", "feed-forward", "feedforward"),
+    ),
+    "activation": (
+        activation_topic,
+        "the non-linear function between the two matrices",
+        ("activations", "non-linearity"),
+    ),
+    "gate": (blocks.gate_topic, "a second projection that decides how much of the first passes", ("gated", "gating")),
+    "4x": (
+        blocks.width_topic,
+        "why d_ff is four times d_model, and when it is not",
+        ("d_ff", "width", "expansion", "4", "hidden"),
+    ),
+    "neuron": (
+        blocks.neuron_topic,
+        "one of the d_ff hidden units: it reads a pattern, fires, and writes",
+        ("unit", "neurons", "units"),
+    ),
+    "moe": (
+        blocks.moe_topic,
+        "a mixture of experts: many blocks, of which each token uses a few",
+        ("experts", "expert", "router", "mixture", "top_k", "routing"),
+    ),
+    "norm": (
+        blocks.norm_topic,
+        "rescales every token's vector to a standard size",
+        ("layernorm", "rmsnorm", "normalisation", "normalization"),
+    ),
+    "residual": (
+        blocks.residual_topic,
+        "the block's output is added to its input: out = x + down",
+        ("skip", "shortcut", "residual-stream"),
+    ),
+    "dropout": (blocks.dropout_topic, "in training, random hidden numbers are set to zero", ()),
 }
 
 
@@ -30,7 +59,7 @@ def explain(topic: str) -> Topic:
 
     >>> import ffncli
     >>> ffncli.explain("gelu").sentences[0]
-    'gelu(x) = x Φ(x).'
+    'gelu(x) = x Φ(x): each number is multiplied by the chance that a standard normal number is below it.'
 
     Its numbers are computed here and now; other statements name their source. Raises FFNError for an unknown topic.
     """
@@ -39,16 +68,15 @@ def explain(topic: str) -> Topic:
         known = [*_PARTS, *_ALIASES]
         hint = did_you_mean(_key(topic), known, "topics: " + ", ".join([*_PARTS, "gelu, relu, silu, swiglu, ..."]))
         raise FFNError(f"unknown topic {shown(topic)}", hint)
-    if name in _PARTS:
-        return _PARTS[name][0]()
-    return unit_topic(name) if name in UNITS else function_topic(name)
+    build = _PARTS[name][0] if name in _PARTS else unit_topic if name in UNITS else function_topic
+    return build(next(line for line in topics() if line.topic == name))
 
 
 def topics() -> tuple[TopicLine, ...]:
     """Every topic: the parts of a block, then the functions."""
     parts = [TopicLine(name, title, aliases) for name, (_, title, aliases) in _PARTS.items()]
     units = [TopicLine(name, f"a gated unit: {unit.formula}", _spellings(name)) for name, unit in UNITS.items()]
-    plain = [TopicLine(name, f"an activation: {row.formula}", row.aliases) for name, row in TABLE.items()]
+    plain = [TopicLine(name, f"an activation function: {row.formula}", row.aliases) for name, row in TABLE.items()]
     return (*parts, *units, *plain)
 
 

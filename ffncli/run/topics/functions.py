@@ -10,7 +10,7 @@ from ffncli.block.analysis.facts import Facts, facts
 from ffncli.block.analysis.gated import UNITS
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, steps
-from ffncli.run.topics.topic import NumberTable, Topic, fixed
+from ffncli.run.topics.topic import NumberTable, Topic, TopicLine, fixed
 from ffncli.show.text import percent
 
 AT = (-3.0, -2.0, -1.0, -0.75, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0)
@@ -18,23 +18,28 @@ _AT = ",".join(f"{x:g}" for x in AT)
 _GATES, _UPS = (-2.0, -1.0, 0.0, 1.0, 2.0), (1.0, 3.0)
 # symbols of the table's formulas → what they mean
 _SYMBOLS = {
-    "Φ(": "Φ(x) is the probability that a standard normal number is below x: 0.5 at 0, nearly 0 far left, nearly 1 far "
-    "right.",
+    "Φ(": "Φ(x), the normal distribution's cumulative function, rises from 0 to 1 and is 0.5 at 0.",
     "σ(": "σ(x) = 1 / (1 + e⁻ˣ), the sigmoid, rises from 0 to 1 and is 0.5 at 0.",
     "softplus(": "softplus(x) = log(1 + eˣ) is a smooth relu.",
     "erf(": "erf is the error function, the integral of the bell curve, scaled to run from -1 to 1.",
     "tanh(": "tanh rises from -1 to 1 and is 0 at 0.",
 }
+# what a formula does, for those that most blocks have
+_IN_WORDS = {
+    "relu": ": negative numbers become 0, positive ones pass unchanged",
+    "gelu": ": each number is multiplied by the chance that a standard normal number is below it",
+    "gelu_tanh": ", close to gelu and computed without the error function",
+    "silu": ": each number is multiplied by its own sigmoid",
+}
+_DEAD = "Its slope is 0 below 0, so a unit that is negative for every token learns nothing: it is dead."
 _JUMPS = ("it jumps", "its slope jumps", "its curvature jumps")  # by the order of the derivative
 
 
-def activation_topic() -> Topic:
+def activation_topic(line: TopicLine) -> Topic:
     """What an activation function is for."""
     f = {name: curve(name).f for name in ("relu", "gelu", "silu")}
     far, near = (", ".join(f"{name} {fixed(g(x))}" for name, g in f.items()) for x in (3.0, -1.0))
-    return Topic(
-        "activation",
-        "the non-linear function between the two matrices",
+    return line.explained(
         (
             "An activation function is applied to every hidden number by itself: act = f(up).",
             "It is the only step of a plain block that is not linear: without it, x · W1 · W2 is one matrix, W1 · W2.",
@@ -50,22 +55,22 @@ def activation_topic() -> Topic:
     )
 
 
-def function_topic(name: str) -> Topic:
-    """One plain activation function by its canonical name."""
+def function_topic(line: TopicLine) -> Topic:
+    """One plain activation function; the topic is its canonical name."""
+    name = line.topic
     known = facts(name, AT)
     other = "gelu" if name == "relu" else "relu"
     sentences = (
-        f"{name}(x) = {known.formula}.",
+        f"{name}(x) = {known.formula}{_IN_WORDS.get(name, '')}.",
         *[text for symbol, text in _SYMBOLS.items() if symbol in known.formula][:1],
         *_keeps(name, known),
         _range(name, known),
         _zeros(known),
+        *([_DEAD] if name == "relu" else []),
         *([f"It is used by {known.used_by}."] if known.used_by else []),
     )
     values = tuple((one.x, one.value, one.slope, curve(other).f(one.x)) for one in known.values)
-    return Topic(
-        name,
-        f"an activation function: {known.formula}",
+    return line.explained(
         sentences,
         NumberTable(f"ffn activations {name} {other} --at={_AT}", ("x", name, "slope", other), values),
         f"ffn activations {name} {other} --plot",
@@ -73,15 +78,14 @@ def function_topic(name: str) -> Topic:
     )
 
 
-def unit_topic(name: str) -> Topic:
-    """One gated unit by its name."""
+def unit_topic(line: TopicLine) -> Topic:
+    """One gated unit; the topic is its name."""
+    name = line.topic
     unit, width = UNITS[name], FFNSpec(512, 2048, "relu", bias=False)
     gated = width.d_ff * 2 // 3
     open_, shut = (fixed(unit.value(gate, 3.0)) for gate in (2.0, -2.0))
     sizes = [cost(steps(spec)).params for spec in (width, FFNSpec(512, gated, "swiglu"))]
-    return Topic(
-        name,
-        f"a gated unit: {unit.formula}",
+    return line.explained(
         (
             f"{name} makes the hidden numbers out of two projections of a token: hidden = {unit.formula}.",
             "gate = x · W1 and up = x · W3; then W2 leads back to d_model, as in a plain block.",
@@ -125,6 +129,9 @@ def _range(name: str, known: Facts) -> str:
 
 def _zeros(known: Facts) -> str:
     """What becomes of a normal input, and how smooth the function is."""
-    jumps = " and ".join(f"{_JUMPS[order]} at {x:g}" for x, order in TABLE[known.name].kinks)
+    places: dict[int, list[str]] = {}
+    for x, order in TABLE[known.name].kinks:
+        places.setdefault(order, []).append(f"{x:g}")
+    jumps = " and ".join(f"{_JUMPS[order]} at {' and '.join(xs)}" for order, xs in places.items())
     zeros = percent(known.exact_zero_share)
     return f"Of standard normal inputs {zeros} become exactly zero; {jumps or 'it is smooth everywhere'}."

@@ -9,23 +9,11 @@ Value = float | int | str | None
 
 @dataclass(frozen=True)
 class NumberTable:
-    """A few computed numbers: `command` prints them too, in its own form."""
+    """A few computed numbers: `command` runs the same block or functions."""
 
     command: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
-
-
-@dataclass(frozen=True)
-class Topic:
-    """The keys of docs/json.md: at most six sentences, a table, the command to go on with, citations."""
-
-    topic: str
-    title: str
-    sentences: tuple[str, ...]
-    example: NumberTable
-    next: str
-    sources: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -35,6 +23,22 @@ class TopicLine:
     topic: str
     title: str
     aliases: tuple[str, ...]
+
+    def explained(
+        self, sentences: tuple[str, ...], example: NumberTable, go_on: str, sources: tuple[str, ...]
+    ) -> Topic:
+        """The whole topic."""
+        return Topic(self.topic, self.title, self.aliases, sentences, example, go_on, sources)
+
+
+@dataclass(frozen=True)
+class Topic(TopicLine):
+    """A topic with at most six sentences, a table, the command to go on with (`next`), citations."""
+
+    sentences: tuple[str, ...]
+    example: NumberTable
+    next: str
+    sources: tuple[str, ...]
 
 
 def fixed(value: float) -> str:

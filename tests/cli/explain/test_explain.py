@@ -1,0 +1,77 @@
+"""`ffn explain` as a user asks it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+import ffncli
+from ffncli.run.topics.call import topics
+from tests.oracles.checkpoints import expect_refusal
+
+
+def test_a_topic_on_its_page(call):
+    code, out, err = call("explain", "gelu")
+    topic = ffncli.explain("gelu")
+    assert (code, err) == (0, "")
+    assert out.startswith("gelu  an activation function: x Φ(x)\n  gelu(x) = x Φ(x): each number is")
+    assert all(f"  {sentence}\n" in out for sentence in topic.sentences)
+    assert f"\nin full: {topic.example.command}\n" in out
+    assert "-0.7500  -0.1700   0.0008  0.0000\n" in out  # a slope of 0.00077 reads like the others
+    assert out.endswith(
+        "\nnext  ffn activations gelu relu --plot\n  source: Hendrycks & Gimpel 2016, arXiv:1606.08415\n"
+    )
+
+
+def test_the_library_gives_the_same(call):
+    for name in ("gelu", "moe"):
+        found = json.loads(call("explain", name, "--json")[1])
+        topic = ffncli.explain(name)
+        assert (found["command"], found["topic"], found["title"]) == ("explain", topic.topic, topic.title)
+        assert (found["sentences"], found["next"]) == (list(topic.sentences), topic.next)
+        assert found["example"] == {
+            "command": topic.example.command,
+            "columns": list(topic.example.columns),
+            "rows": [list(row) for row in topic.example.rows],
+        }
+        assert (found["sources"], found["aliases"]) == (list(topic.sources), list(topic.aliases))
+
+
+def test_csv_has_the_numbers_in_full(call):
+    rows = list(csv.DictReader(io.StringIO(call("explain", "gelu", "--csv")[1])))
+    assert [float(row["gelu"]) for row in rows] == [row[1] for row in ffncli.explain("gelu").example.rows]
+
+
+def test_alone_it_lists_the_topics(call):
+    code, out, err = call("explain")
+    assert (code, err) == (0, "")
+    listed = [line.split()[0] for line in out.splitlines()[1:] if line]
+    assert listed == [*(line.topic for line in topics()), "next"]
+    assert listed[:6] == ["ffn", "activation", "gate", "4x", "neuron", "moe"]
+    rows = json.loads(call("explain", "--json")[1])["rows"]
+    assert [row["topic"] for row in rows] == listed[:-1]
+    assert rows[5]["aliases"][0] == "experts"
+
+
+def test_markdown_and_a_file(call, tmp_path):
+    path = tmp_path / "gate.md"
+    assert call("explain", "gate", "--format", "md", "-o", str(path))[:2] == (0, "")
+    assert path.read_text("utf-8").startswith("### gate\n")
+
+
+@pytest.mark.parametrize("name", ["gleu", "", "x" * 5000, "\x1b[2J"])
+def test_an_unknown_topic(call, name):
+    expect_refusal(call("explain", name), "unknown topic")
+
+
+def test_a_topic_where_a_command_belongs(call):
+    for name in ("gelu", "neuron", "SwiGLU"):
+        expect_refusal(call(name), f"No such command '{name}'; to read about it: ffn explain {name}")
+    assert "did you mean 'explain'" in call("explian")[2]
+
+
+def test_a_newcomer_is_sent_here(call):
+    assert "New here? ffn explain" in call()[2]

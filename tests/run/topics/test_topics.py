@@ -1,0 +1,287 @@
+"""Every number of a topic against torch, a closed form or a published figure; every topic against the rules for all."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+
+import pytest
+import torch
+
+import ffncli
+from ffncli.block.activations import known_names
+from ffncli.errors import FFNError
+from ffncli.models import catalog
+from ffncli.run.topics.call import topics
+from ffncli.run.topics.topic import Topic
+from tests.oracles.activations import ORACLES
+from tests.oracles.counts import MOE
+
+PARTS = ["ffn", "activation", "gate", "4x", "neuron", "moe", "norm", "residual", "dropout"]
+
+
+def text(topic: Topic) -> str:
+    return " ".join(topic.sentences)
+
+
+def column(topic: Topic, name: str) -> list:
+    return [row[topic.example.columns.index(name)] for row in topic.example.rows]
+
+
+def phi(x: float) -> float:
+    return 0.5 * (1 + math.erf(x / math.sqrt(2)))
+
+
+def silu(x: float) -> float:
+    return x / (1 + math.exp(-x))
+
+
+def drawn(*layers: tuple[int, int], bias: bool = False, tokens: int = 1) -> tuple[list[torch.nn.Linear], torch.Tensor]:
+    """The layers and then the input as torch draws them with seed 0."""
+    torch.manual_seed(0)
+    return [torch.nn.Linear(*sizes, bias=bias) for sizes in layers], torch.randn(tokens, layers[0][0])
+
+
+# --- all topics -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [line.topic for line in topics()])
+def test_a_topic_is_short_and_its_commands_run(call, name):
+    topic = ffncli.explain(name)
+    assert 3 <= len(topic.sentences) <= 6
+    assert all(sentence.endswith(".") and len(sentence) <= 170 for sentence in topic.sentences)
+    assert 3 <= len(topic.example.rows) <= 12
+    assert all(len(row) == len(topic.example.columns) for row in topic.example.rows)
+    for command in (topic.example.command, topic.next):
+        assert call(*shlex.split(command)[1:])[0] == 0, command
+
+
+def test_what_cites_a_paper_lists_it():
+    for name in PARTS:
+        topic = ffncli.explain(name)
+        for author, year in re.findall(r"(\w+)(?: et al\.)? (\d{4})\)", text(topic)):
+            assert any(source.startswith(author) and year in source for source in topic.sources), (name, author)
+
+
+def test_every_name_of_an_activation_is_a_topic():
+    for name in [*known_names(), "swiglu_oai"]:
+        topic = ffncli.explain(name)
+        assert name in (topic.topic, *topic.aliases), name
+    assert ffncli.explain(" GELU-new ").topic == "gelu_tanh"
+
+
+@pytest.mark.parametrize(("alias", "topic"), [("mlp", "ffn"), ("router", "moe"), ("rmsnorm", "norm"), ("d_ff", "4x")])
+def test_other_names_lead_there(alias, topic):
+    assert ffncli.explain(alias).topic == topic
+
+
+def test_no_name_means_two_topics():
+    names = [name for line in topics() for name in (line.topic, *line.aliases)]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize(("name", "hint"), [("gleu", "did you mean 'glu' or 'gelu'"), ("zzzz", "topics: ffn, activat")])
+def test_an_unknown_topic(name, hint):
+    with pytest.raises(FFNError, match=re.escape(f"unknown topic '{name}'; {hint}")) as error:
+        ffncli.explain(name)
+    assert error.value.code == 2
+
+
+# --- functions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_the_values_and_statements_of_a_function(name):
+    topic, f = ffncli.explain(name), ORACLES[name]
+    xs = torch.tensor(column(topic, "x"), dtype=torch.float64, requires_grad=True)
+    values = f(xs)
+    (slopes,) = torch.autograd.grad(values.sum(), xs)
+    assert column(topic, name) == pytest.approx(values.tolist(), abs=1e-6)
+    assert column(topic, "slope") == pytest.approx(slopes.tolist(), abs=1e-6)
+    other = topic.example.columns[-1]
+    assert column(topic, other) == pytest.approx(ORACLES[other](xs).tolist(), abs=1e-12)
+    grid = torch.linspace(-40, 40, 800_001, dtype=torch.float64, requires_grad=True)
+    made = f(grid)
+    if low := re.search(r"Its least value is (\S+?)(,|\.)( |$)", text(topic)):
+        assert float(low[1]) == pytest.approx(float(made.detach().min()), rel=5e-4, abs=5e-5)
+    else:
+        assert "It has no least value." in text(topic)
+        far = f(torch.tensor([-1e3, -1e2], dtype=torch.float64)).tolist()
+        assert far[0] < far[1] < 0
+    if at := re.search(r"at x = (-?[\d.]+\d)", text(topic)):
+        assert float(grid[made.argmin()].detach()) == pytest.approx(float(at[1]), abs=1e-3)
+    zeros = {"relu": 0.5, "relu2": 0.5, "relu6": 0.5, "hardswish": phi(-3)}  # elsewhere no interval is zero
+    assert f"Of standard normal inputs {100 * zeros.get(name, 0):.3g} % become exactly zero" in text(topic)
+    (steep,) = torch.autograd.grad(made.sum(), grid)
+    jumps = [float(grid[i].detach()) for i in ((steep[1:] - steep[:-1]).abs() > 1e-3).nonzero().flatten()]
+    stated = [
+        float(x)
+        for x in re.findall(r"its slope jumps at ([^.;]+?)(?: and it|\.$|\. )", text(topic))
+        for x in x.split(" and ")
+    ]
+    assert all(any(abs(jump - x) < 1e-3 for x in stated) for jump in jumps), (jumps, stated)
+    assert len(stated) >= min(1, len(jumps))
+
+
+def test_what_is_said_of_gelu_relu_and_silu():
+    gelu, relu, silu_topic = (text(ffncli.explain(name)) for name in ("gelu", "relu", "silu"))
+    assert f"So it lets {100 * phi(2):.1f} % of 2 through ({2 * phi(2):.4f}) and {100 * phi(-2):.2f} % of -2" in gelu
+    assert "the chance that a standard normal number is below it. Φ(x), the normal distribution's cumulative" in gelu
+    assert dict(zip(*(column(ffncli.explain("gelu"), c) for c in ("x", "gelu")), strict=True))[-0.75] == pytest.approx(
+        -0.75 * phi(-0.75), abs=1e-15
+    )
+    assert "So it lets 100 % of 2 through (2.0000) and 0 % of -2 (0.0000). Its least value is 0, for all neg" in relu
+    assert "50 % become exactly zero; its slope jumps at 0. Its slope is 0 below 0, so" in relu
+    assert f"lets {100 * silu(2) / 2:.1f} % of 2 through ({silu(2):.4f}) and {-100 * silu(-2) / 2:.1f} %" in silu_topic
+    assert "it is smooth everywhere" in silu_topic
+
+
+def test_an_activation_in_general():
+    topic = ffncli.explain("activation")
+    assert f"at 3: relu 3.0000, gelu {3 * phi(3):.4f}, silu {silu(3):.4f}." in text(topic)
+    assert f"at -1: relu 0.0000, gelu {-phi(-1):.4f}, silu {silu(-1):.4f}." in text(topic)
+    assert [row[1:] for row in topic.example.rows] == [
+        pytest.approx((max(x, 0), x * phi(x), silu(x)), abs=1e-12) for x in column(topic, "x")
+    ]
+    specs = {name: catalog.find(name).model.main.spec for name in ("transformer-base", "bert-base", "llama-2-7b")}
+    assert {name: (spec.activation, spec.gated) for name, spec in specs.items()} == {
+        "transformer-base": ("relu", False), "bert-base": ("gelu", False), "llama-2-7b": ("silu", True),
+    }  # fmt: skip
+    assert "The first Transformer has relu, BERT gelu, Llama silu, in a gate." in topic.sentences
+
+
+def test_a_gated_unit():
+    topic = ffncli.explain("swiglu")
+    assert f"of up = 3 it makes {3 * silu(2):.4f} where gate = 2, and {3 * silu(-2):.4f} where gate = -2." in text(
+        topic
+    )
+    assert f"512x2048 plain ({2 * 512 * 2048:,} weights) to 512x1365 gated ({3 * 512 * 1365:,})" in text(topic)
+    assert [row[1:] for row in topic.example.rows] == [
+        pytest.approx((silu(g), 3 * silu(g))) for g in column(topic, "gate")
+    ]
+
+
+# --- the parts of a block ---------------------------------------------------------------------------------------------
+
+
+def layer_share(ffn: int, d_model: int, biases: bool) -> str:
+    """The FFN's share of a layer with plain attention: four square matrices, two norms."""
+    others = 4 * d_model**2 + (4 * d_model + 4 * d_model if biases else 2 * d_model)
+    return f"{100 * ffn / (ffn + others):.1f} %"
+
+
+def test_the_block(call):
+    topic = ffncli.explain("ffn")
+    assert f"in llama-2-7b {layer_share(3 * 4096 * 11008, 4096, False)} of a layer." in text(topic)
+    assert f"{2 * 2 * 4 * 8} of the {2 * 2 * 4 * 8 + 8 + 8 + 4} operations below." in text(topic)
+    (up, down), _ = drawn((4, 8), (8, 4), bias=True)
+    with torch.no_grad():
+        x = torch.arange(4.0)
+        states = [x, up(x), up(x).relu(), down(up(x).relu())]
+    assert column(topic, "first four") == ["  ".join(f"{v:.4f}" for v in s[:4].tolist()) for s in states]
+    assert column(topic, "numbers") == [4, 8, 8, 4]
+
+
+def test_why_four_times():
+    topic = ffncli.explain("4x")
+    assert "d_model 512 and d_ff 2048" in text(topic)
+    assert f"(gpt2: {layer_share(8 * 768**2 + 5 * 768, 768, True)})" in text(topic)
+    assert f"llama-2-7b has {11008 / 4096:.4g}x, but gemma-7b {24576 / 3072:g}x" in text(topic)
+    specs = [catalog.find(name).model.main.spec for name in catalog.names()]
+    plain = [spec for spec in specs if not spec.gated and not spec.moe]
+    assert f"{sum(s.d_ff == 4 * s.d_model for s in plain)} of the {len(plain)} plain models" in text(topic)
+    assert [row[1:] for row in topic.example.rows] == [
+        (512 * r, 2 * 512 * 512 * r + 512 * r + 512, 4 * 512 * 512 * r) for r in (1, 2, 4, 8)
+    ]
+
+
+def test_the_gate():
+    topic = ffncli.explain("gate")
+    (gate, up, _), x = drawn((4, 6), (4, 6), (6, 4))
+    with torch.no_grad():
+        g, u = gate(x)[0], up(x)[0]
+        act = torch.nn.functional.silu(g)
+    expected = list(zip(range(6), *(t.tolist() for t in (g, act, u, act * u)), strict=True))
+    assert [pytest.approx(row, abs=1e-6) for row in expected] == list(topic.example.rows)
+    unit = int(act.abs().argmin())
+    said = (
+        f"unit {unit} has up {float(u[unit]):.4f} and silu(gate) {float(act[unit]):.4f}: {float((act * u)[unit]):.4f}"
+    )
+    assert said in text(topic)
+    specs = [catalog.find(name).model.main.spec for name in catalog.names()]
+    assert f"{sum(spec.gated for spec in specs)} of the {len(specs)} models" in text(topic)
+
+
+def test_a_neuron():
+    topic = ffncli.explain("neuron")
+    (up, down), _ = drawn((4, 8), (8, 4), bias=True)
+    with torch.no_grad():
+        read = up(torch.arange(4.0))
+        fires = read.relu()
+        out = down(fires)
+        written = down.weight.T * fires[:, None]
+    for i, row in enumerate(topic.example.rows[:8]):
+        assert row == (str(i), *map(pytest.approx, [float(read[i]), float(fires[i])], [1e-6] * 2),
+                       *(pytest.approx(v, abs=1e-6) for v in written[i].tolist()))  # fmt: skip
+    bias, total = (row[3:] for row in topic.example.rows[8:])
+    assert bias == pytest.approx(down.bias.tolist(), abs=1e-7)
+    assert total == pytest.approx(out.tolist(), abs=1e-6)
+    sums = [math.fsum(row[3 + i] for row in topic.example.rows[:9]) for i in range(4)]
+    assert sums == pytest.approx(total, abs=1e-6)
+    most = int(fires.argmax())
+    said = (
+        f"neuron {most} fires most, {float(fires[most]):.4f}, and writes {float(written[most][3]):.4f} to out 3; the "
+    )
+    assert f"{said}sum with b2 there is {float(out[3]):.4f}." in text(topic)
+    assert f"12 layers of 3,072 neurons, {12 * 3072:,} patterns" in text(topic)
+
+
+def test_a_mixture_of_experts():
+    topic = ffncli.explain("moe")
+    *_, experts, top_k, _, total, active = MOE["mixtral-8x7b"][1:]
+    assert f"uses {top_k} of {experts} experts, {active / 1e9:.1f} of {total / 1e9:.1f} billion" in text(topic)
+    logits = torch.tensor(ffncli.trace("4x8:swiglu", experts=4)["router"].values)
+    best = logits.topk(2, dim=-1)
+    weights = best.values.softmax(-1)  # of the chosen scores alone: the same as all of them, normalised
+    for token, row in enumerate(topic.example.rows):
+        assert row[:2] == (token, ", ".join(map(str, best.indices[token].tolist())))
+        assert row[2] == ", ".join(f"{w:.4f}" for w in weights[token].tolist())
+
+
+def test_norms():
+    topic = ffncli.explain("norm")
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    assert column(topic, "x") == x.tolist()
+    assert column(topic, "layernorm") == pytest.approx(torch.nn.functional.layer_norm(x, (4,)).tolist(), abs=1e-5)
+    assert column(topic, "rmsnorm") == pytest.approx(torch.nn.functional.rms_norm(x, (4,)).tolist(), abs=1e-5)
+    assert "the mean (below 2.5)" in text(topic)
+    assert f"root mean square (below {math.sqrt(30 / 4):.4f})" in text(topic)
+    specs = {
+        name: catalog.find(name).model.main.spec for name in ("gpt2", "llama-2-7b", "transformer-base", "bert-base")
+    }
+    assert [spec.norm_position for spec in specs.values()] == ["pre", "pre", "post", "post"]
+
+
+def test_the_residual():
+    topic = ffncli.explain("residual")
+    (up, down), x = drawn((4, 8), (8, 4), bias=True)
+    with torch.no_grad():
+        added = down(up(torch.nn.functional.rms_norm(x, (4,), eps=1e-5)).relu())
+    expected = [
+        (i, *values) for i, values in enumerate(zip(*((t[0].tolist()) for t in (x, added, x + added)), strict=True))
+    ]
+    assert list(topic.example.rows) == [pytest.approx(row, abs=1e-5) for row in expected]
+    assert f"x has length {float(x.norm()):.4f} and a correction of length {float(added.norm()):.4f}" in text(topic)
+
+
+def test_dropout():
+    topic = ffncli.explain("dropout")
+    (up, _), x = drawn((4, 8), (8, 4), bias=True)
+    with torch.no_grad():
+        act = torch.nn.functional.gelu(up(x))[0].tolist()
+    assert column(topic, "act") == pytest.approx(act, abs=1e-6)
+    kept = [after for after in column(topic, "dropout") if after]
+    assert all(after in (0.0, pytest.approx(2 * before, abs=1e-6)) for _, before, after in topic.example.rows)
+    assert f"Below, {8 - len(kept)} of 8 numbers are dropped" in text(topic)
+    assert "(p = 0.5: times 2)" in text(topic)
