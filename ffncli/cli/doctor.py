@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ffncli.bench.doctor.noise import Noise
 
 CONVENTIONS = {
-    "status": "ok; note: worth knowing; missing: can be installed; bad: is here and does not work",
+    "status": "ok; note: worth knowing; missing: can be installed; bad: installed and does not work",
     "resolvable_difference": "half-width of the 95 % interval, over fresh processes, of the ratio of a small product to"
     " itself, or how far its end is from 1 where it does not hold 1; of 1: 0.01 is 1 %",
 }
@@ -37,7 +37,9 @@ _SECONDS = 10.0
 Without = Annotated[bool, typer.Option("--no-noise", help="Skip the noise test.")]
 Seconds = Annotated[
     float | None,
-    typer.Option("--seconds", metavar="N", parser=above_zero("--seconds"), help="Of the noise test, default 10."),
+    typer.Option(
+        "--seconds", metavar="N", parser=above_zero("--seconds"), help="Length of the noise test, default 10."
+    ),
 ]
 Threads = Annotated[
     int | None,
@@ -54,7 +56,7 @@ Threads = Annotated[
 def command(
     *, no_noise: Without = False, seconds: Seconds = None, threads: Threads = None, show: OutputOptions
 ) -> None:
-    """Show what this machine can do, and what difference it can resolve: versions, processor, caches, compiler,
+    """Show what this machine can do, and how small a difference it can measure: versions, processor, caches, compiler,
     GPU, extras with the command that installs them, and a noise test of 10 seconds.
 
     Try: ffn doctor --no-noise
@@ -98,7 +100,7 @@ def answer(checks: Sequence[DoctorCheck], noise: Noise | None) -> Answer:
     if advised := [check for check in checks if check.advice]:
         parts += [Heading("What to do"), *(Line(f"{check.name}: {check.advice}") for check in advised)]
     if noise:
-        parts += [Heading("What this machine can tell apart"), *map(Line, _in_words(noise))]
+        parts += [Heading("How small a difference this machine can measure"), *map(Line, _in_words(noise))]
     return Answer("doctor", body, flat, parts, CONVENTIONS)
 
 
@@ -122,8 +124,8 @@ def _in_words(noise: Noise) -> list[str]:
     ]
     if noise.sequential_times_longer > 1.5 and isfinite(noise.sequential_times_longer):
         lines.append(
-            f"Timed one after the other in the same time, only {percent(noise.sequential_difference, 2)} could be told:"
-            f" {noise.sequential_times_longer:.2g} times the time, if those errors average out."
+            f"Timed one after the other in the same time, only {percent(noise.sequential_difference, 2)} could be"
+            f" resolved: {noise.sequential_times_longer:.2g} times the time, if those errors average out."
         )
     if noise.is_troubled:
         lines.append(f"{percent(noise.troubled, 2)} of the blocks were preempted, throttled or stolen from.")

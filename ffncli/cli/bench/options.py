@@ -45,7 +45,7 @@ def _words(texts: _Texts) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class GridOptions:
-    """--dtype, --kernel and what else says which cases and which kernels."""
+    """--dtype, --kernel and the other options for cases and kernels."""
 
     dtype: Annotated[_Texts, _grid("--dtype", metavar="NAME,...", help="fp32 (default), bf16, fp16, fp64.")] = None
     passes: Annotated[
@@ -79,7 +79,7 @@ class GridOptions:
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """--precision, --max-time and what else says how long and how."""
+    """--precision, --max-time and the other options for how and how long."""
 
     precision: Annotated[
         float | None, _how("--precision", metavar="1%", parser=percentage("--precision", 0.5),
