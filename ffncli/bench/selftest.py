@@ -49,15 +49,15 @@ class SelfTest:
 
 
 def selftest_request(grid: Grid, method: Method) -> BenchRequest:
-    """The question whose answer is known: eager, the same once more, and the same slower by 5 %; on one thread if no
-    number is said.
+    """A request whose answer is known: eager, the same once more, and the same slower by 5 %; on one thread by
+    default.
 
     Raises FFNError for a method that it cannot follow.
     """
     if set(grid.passes) - {"forward"}:
         raise FFNError("--selftest slows the forward pass, and times no other", "leave out --pass")
     if method.processes == 1:
-        raise FFNError("--selftest needs several --processes", "one process says nothing about the next")
+        raise FFNError("--selftest needs several --processes", "one process cannot show process-to-process variation")
     grid = replace(grid, threads=grid.threads or (1,))
     return build_request(grid, KERNELS, "eager", method, fail_if_slower=ALLOWED)[0]
 
@@ -67,7 +67,7 @@ def selftest(
     tell: Tell = lambda process, case: None,
     watch: Watch = lambda stage, seconds: None,
 ) -> SelfTest:
-    """Measure what is known, and say whether it was found; listeners as in `suite.run`, no results are kept.
+    """Measure known differences: does the gate find them? `tell` and `watch` as in `suite.run`; nothing is kept.
 
     Raises FFNError where a kernel could not be measured, or is wrong.
     """

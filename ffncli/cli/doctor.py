@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ffncli.bench.doctor.noise import Noise
 
 CONVENTIONS = {
-    "status": "ok; note: worth knowing; missing: can be installed; bad: is here and does not work",
+    "status": "ok; note: worth knowing; missing: can be installed; bad: installed and does not work",
     "resolvable_difference": "half-width of the 95 % interval, over fresh processes, of the ratio of a small product to"
     " itself, or how far its end is from 1 where it does not hold 1; of 1: 0.01 is 1 %",
 }
@@ -107,7 +107,7 @@ def answer(checks: Sequence[DoctorCheck], noise: Noise | None) -> Answer:
     if advised := [check for check in checks if check.advice]:
         parts += [Heading("What to do"), *(Line(f"{check.name}: {check.advice}") for check in advised)]
     if noise:
-        parts += [Heading("What this machine can tell apart"), *map(Line, _in_words(noise))]
+        parts += [Heading("How small a difference this machine can measure"), *map(Line, _in_words(noise))]
     return Answer("doctor", body, flat, parts, CONVENTIONS)
 
 
@@ -131,8 +131,8 @@ def _in_words(noise: Noise) -> list[str]:
     ]
     if noise.sequential_times_longer > 1.5 and isfinite(noise.sequential_times_longer):
         lines.append(
-            f"Timed one after the other in the same time, only {percent(noise.sequential_difference, 2)} could be told:"
-            f" {noise.sequential_times_longer:.2g} times the time, if those errors average out."
+            f"Timed one after the other in the same time, only {percent(noise.sequential_difference, 2)} could be"
+            f" resolved: {noise.sequential_times_longer:.2g} times the time, if those errors average out."
         )
     if noise.is_troubled:
         lines.append(f"{percent(noise.troubled, 2)} of the blocks were preempted, throttled or stolen from.")

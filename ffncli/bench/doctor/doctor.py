@@ -1,4 +1,5 @@
-"""doctor: what is here to measure with, row by row, and what to do about what is not. torch is imported inside."""
+"""doctor: what this machine has to measure with, row by row, and what to do about what is missing; torch is imported
+inside."""
 
 from __future__ import annotations
 
@@ -46,9 +47,9 @@ _FOR = {
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One thing that was looked at. `advice` says what to do, empty where there is nothing to do.
+    """One thing that was checked. `advice` says what to do, empty where there is nothing to do.
 
-    `missing` is what could be installed, `bad` what is here and does not work, `note` what is worth knowing.
+    `missing` can be installed, `bad` is installed and does not work, `note` is worth knowing.
     """
 
     name: str
@@ -162,7 +163,7 @@ def _cores(found: host.Cores) -> DoctorCheck:
     allowed = f"{found.affinity} {plural('CPU', found.affinity)} allowed"
     value = f"{found.threads}, of {allowed}, {found.physical} {plural('core', found.physical)}, {quota}"
     if found.quota is not None and found.quota < found.affinity:
-        return DoctorCheck("threads", value, "note", "a quota stops all threads at once when it is spent: expect noise")
+        return DoctorCheck("threads", value, "note", "all threads stop when the quota is used up: expect noise")
     return DoctorCheck("threads", value)
 
 
@@ -243,7 +244,7 @@ def _gpu() -> Iterator[DoctorCheck]:
             yield DoctorCheck("gpu", "none")
         elif not built:
             yield DoctorCheck(
-                "gpu", "one is here, torch was built without CUDA", "missing", "https://pytorch.org/get-started"
+                "gpu", "present, but torch was built without CUDA", "missing", "https://pytorch.org/get-started"
             )
         else:
             yield DoctorCheck(
@@ -301,7 +302,7 @@ def _quiet(root: Path, load: Callable[[], float | None] = host.load) -> Iterator
         yield DoctorCheck("load", f"{now:.2f} in the last minute", "note" if busy else "ok", advice)
     if (stolen := host.steal(root)) is not None:
         much = stolen > _STOLEN
-        advice = "neighbours on this host take time; try --threads 1, or another host" if much else ""
+        advice = "the hypervisor takes CPU time: expect noise; try fewer threads, or another host" if much else ""
         yield DoctorCheck("steal", f"{100 * stolen:.2g} % since boot", "note" if much else "ok", advice)
     if governor := host.governor(root):
         steady = governor == "performance"
@@ -324,12 +325,12 @@ def noise_check(noise: Noise | None) -> DoctorCheck:
     if noise is None:
         advice = "its processes failed; python -m ffncli.bench.doctor.noise 0 1 0 says why"
         return DoctorCheck("noise", "not measured", "bad", advice)
-    value = f"differences of {percent(noise.resolvable_difference, 2)} and more can be told"
+    value = f"can resolve differences of {percent(noise.resolvable_difference, 2)} or more"
     if noise.resolvable_difference <= _MARGIN:
         return DoctorCheck("noise", value)
     advice = f"ffn bench decides at {percent(_MARGIN, 2)}: expect `inconclusive`"
     if noise.is_troubled:
-        advice += "; end other work, or try --threads 1"
+        advice += "; stop other work" + (", or try --threads 1" if noise.threads > 1 else "")
     else:
         advice += "; give it more processes or a larger --max-time"
     return DoctorCheck("noise", value, "note", advice)

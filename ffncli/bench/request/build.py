@@ -56,4 +56,6 @@ def require_gate(request: BenchRequest) -> None:
     if request.method.by_step:
         raise FFNError("--by-step contradicts --fail-if-slower", "it times steps, not kernels")
     if request.method.processes == 1:
-        raise FFNError("--fail-if-slower needs several --processes", "one process says nothing about the next")
+        raise FFNError(
+            "--fail-if-slower needs several --processes", "one process cannot show process-to-process variation"
+        )

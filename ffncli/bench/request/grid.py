@@ -113,7 +113,7 @@ def load_block(source: str | None, said: Dimensions, seed: int = 0) -> Resolved:
             f"{resolved.name} cannot be run: {resolved.model.refused}", "give dimensions: ffn bench 512x2048:swiglu"
         )
     if missing := " and ".join(sorted(resolved.model.unknown & {"activation", "top_k"})):
-        raise FFNError(f"{resolved.name}: nothing says its {missing}", "say it: --activation NAME, --top-k K")
+        raise FFNError(f"{resolved.name}: its {missing} is unknown", "pass --activation NAME, --top-k K")
     return resolved
 
 

@@ -31,7 +31,7 @@ def choose_kernels(texts: Sequence[str] | None, baseline: str | None) -> ChosenK
     """What --kernel and --baseline mean. None: all built-in kernels that need no compiling.
 
     The baseline is eager where that is measured, else the first one named; a single kernel is compared with eager.
-    Raises FFNError for what is no kernel, and for a file that is not there, is no Python or lacks the name.
+    Raises FFNError for an unknown kernel, and for a file that does not exist, is not Python or lacks the name.
     """
     files: dict[str, str] = {}
     kernels = tuple(_named(choice, files) for choice in choices(texts or BY_DEFAULT))
@@ -67,7 +67,7 @@ def _named(choice: KernelChoice, files: dict[str, str]) -> KernelChoice:
         files[str(choice.file)] = hashlib.sha256(raw).hexdigest()
         choice = choice.with_attribute(_attribute(choice.file, choice.attribute, tree))
     if choice.label in OWN_ARMS:
-        raise FFNError(f"--kernel: {shown(choice.label)} is a kernel of ffn's own", "give another label")
+        raise FFNError(f"--kernel: {shown(choice.label)} is the name of one of ffn's arms", "give another label")
     return choice
 
 
@@ -78,13 +78,13 @@ def _read(path: Path) -> tuple[bytes, ast.Module]:
     except OSError as error:
         raise FFNError(f"--kernel: cannot read {shown_path(path)}: {error.strerror}", "give file.py:name") from None
     except ValueError:
-        raise FFNError(f"--kernel: {shown(str(path))} is no file's name") from None
+        raise FFNError(f"--kernel: {shown(str(path))} is not a file name") from None
     try:
         return raw, ast.parse(raw)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         where = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise FFNError(f"{shown_path(path)}{where}: {why}", "it is no Python") from None
+        raise FFNError(f"{shown_path(path)}{where}: {why}", "it is not valid Python") from None
 
 
 _Code = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
@@ -131,6 +131,6 @@ def _attribute(path: Path, name: str | None, tree: ast.Module) -> str:
     public = [n for n in defined if not n.startswith("_")]
     if len(public) != 1:
         there = ", ".join(public) or "no function and no class"
-        hint = f"say which, as in {path.name}:name; it has {there}"
+        hint = f"name one, as in {path.name}:name; it has {there}"
         raise FFNError(f"{shown_path(path)} has {len(public)} kernels", hint)
     return public[0]

@@ -120,7 +120,7 @@ def _block(line: tuple[str, dict[str, str]]) -> tuple[str, TimedBlock]:
     )
     seconds, flags = _number(where, "seconds", record["seconds"], float), _list(record["flags"])
     if inner < 1 or seconds < 0:
-        raise FFNError(f"{where}: {inner} calls in {seconds} seconds is no measurement")
+        raise FFNError(f"{where}: {inner} calls in {seconds} seconds is not a measurement")
     case, kernel = _text(record["case"]), _text(record["kernel"])
     return record["run_id"], TimedBlock(process, case, placement, at, position, kernel, inner, seconds, flags)
 
@@ -157,7 +157,7 @@ def _records(
         try:
             (cells,) = csv.reader([text], strict=True) if text else ([],)
         except (csv.Error, ValueError) as error:
-            raise FFNError(f"{where}: {error}", "it is no CSV") from None
+            raise FFNError(f"{where}: {error}", "it is not a CSV file") from None
         if not columns or cells[:1] == [needed[0]]:
             columns = _header(where, cells, needed)
         elif len(cells) != len(columns):
@@ -198,13 +198,13 @@ def _split(raw: bytes, name: str) -> Iterator[tuple[str, str]]:
         if b"\0" in one:
             raise FFNError(f"{where} holds a NUL byte", "the file is damaged")
         if len(one) > _LONGEST_LINE:
-            raise FFNError(f"{where} is too long", "it is no CSV of `ffn bench`")
+            raise FFNError(f"{where} is too long", "it is not a CSV file of `ffn bench`")
         if number > len(lines):
             raise FFNError(f"{where} is cut off (it has no line end)", "the file is damaged, or its run unfinished")
         try:
             yield where, one.decode().removesuffix("\r")
         except UnicodeDecodeError:
-            raise FFNError(f"{where} is no UTF-8", "the file is damaged") from None
+            raise FFNError(f"{where} is not UTF-8", "the file is damaged") from None
 
 
 def _value(where: str, column: str, text: str) -> Any:
@@ -237,7 +237,7 @@ def _number(where: str, column: str, text: str, kind: Any) -> Any:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise FFNError(f"{where}: {column} is no {'whole ' if kind is int else ''}number: {shown(text)}")
+        raise FFNError(f"{where}: {column} is not a {'whole ' if kind is int else ''}number: {shown(text)}")
     return value
 
 

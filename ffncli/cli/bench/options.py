@@ -51,7 +51,7 @@ def _words(texts: _Texts) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class GridOptions:
-    """--dtype, --kernel and what else says which cases and which kernels."""
+    """--dtype, --kernel and the other options for cases and kernels."""
 
     dtype: Annotated[
         _Texts, _compute("--dtype", metavar="NAME,...", daily=True, values=values.dtypes,
@@ -94,7 +94,7 @@ class GridOptions:
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """--precision, --max-time and what else says how long and how."""
+    """--precision, --max-time and the other options for how and how long."""
 
     precision: Annotated[
         float | None, _how("--precision", metavar="X%", parser=percentage("--precision", 0.5), daily=True,

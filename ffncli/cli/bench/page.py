@@ -118,7 +118,7 @@ def _gate(judged: Gate, rows: Sequence[ResultRow], request: BenchRequest) -> lis
     if failed:
         summary = f"{failed} {plural('kernel', failed)} slower than allowed"
     elif open_:
-        summary = "no kernel is shown to be slower than allowed, but not all are shown to be within"
+        summary = "no kernel is shown to be slower than allowed, but some are inconclusive"
     else:
         summary = f"no kernel is more than {allowed} slower" if judged.passed else "nothing could be gated"
     if left and (failed or open_ or judged.passed):
@@ -138,11 +138,11 @@ def _judged(judged: GatedRow, many: bool) -> str:
 
 def _reason(row: ResultRow) -> str:
     """A reason that is visible: page faults, other work, a cache that does not hold all arms."""
-    seen = [part for part in row.note.split("; ") if "page fault" in part]
+    reasons = [part for part in row.note.split("; ") if "page fault" in part]
     if row.cache == "shared":
-        seen.append("cache: the kernels' weights do not all fit into the last-level cache")
-    seen += [str(warning) for warning in row.warnings if warning.code in (Code.PREEMPTED, Code.THROTTLED)]
-    return f" ({'; '.join(seen)})" if seen else ""
+        reasons.append("cache: the kernels' weights do not all fit into the last-level cache")
+    reasons += [str(warning) for warning in row.warnings if warning.code in (Code.PREEMPTED, Code.THROTTLED)]
+    return f" ({'; '.join(reasons)})" if reasons else ""
 
 
 def _gate_json(judged: Gate, allowed: float | None) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles
             "inconclusive: the interval is neither within 2 % of 1 nor wholly beyond, or the machine was busy; try a"
             " longer --max-time"
         )
-    if any(row.roof_fraction is not None for row in rows):
+    if len(request.cases) == 1 and any(row.roof_fraction is not None for row in rows):
         lines.append("of roof: of the best matrix product (or copy) that this machine reached in this run")
     lines.append(f"every kernel was checked against float64 first; results: {shown_path(files.csv)}")
     return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]

@@ -69,11 +69,11 @@ class UnitProgress:
 
 @contextmanager
 def unit_progress(request: BenchRequest, done: int, output: Output) -> Iterator[UnitProgress]:
-    """Shows how far a run is, of which `done` units are there already; it says first how long that can take."""
+    """Shows how far a run is, of which `done` units are there already; it says first how long that is to take."""
     method, count = request.method, len(request.cases)
     if left := request.units - done:
-        longest = left / request.units * (count * method.max_time + method.processes * _START)
-        most = f"at most about {seconds_text(longest)}, less where --precision is reached"
+        expected = left / request.units * (count * method.max_time + method.processes * _START)
+        most = f"about {seconds_text(expected)}; less where --precision is reached, more where kernels compile"
         processes = "1 process" if method.processes == 1 else f"{method.processes} processes"
         output.note(f"{count} {plural('case', count)} in {processes}: {most}")
     bar = shows_bar(output.quiet)

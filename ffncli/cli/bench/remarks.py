@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 
 from ffncli.bench.judge import warnings
-from ffncli.bench.judge.failure import name_in
 from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.show.parts import Line
 from ffncli.show.text import percent, plural
@@ -59,9 +58,11 @@ def warned(rows: Sequence[ResultRow]) -> list[Line]:
 
 
 def _first(rows: Sequence[ResultRow], warning: BenchWarning) -> str:
-    """Whose figures a warning shows; the case too where the rows are of several."""
+    """Whose figures a warning shows; the tokens too where the rows are of several cases."""
     row = next(row for row in rows if warning in row.warnings)
-    return name_in(row, len({row.case for row in rows}) > 1)
+    if len({row.case for row in rows}) == 1 or row.tokens is None:
+        return row.kernel
+    return f"{row.kernel}, {row.tokens} {plural('token', row.tokens)}"
 
 
 def _who(rows: Sequence[ResultRow], concerned: Sequence[ResultRow]) -> str:

@@ -20,14 +20,14 @@ _WORDS = {"again": "the same code again", "slowed": "the same code, made 5 % slo
 
 
 def request_for(grid: Grid, kernels: GridOptions, method: MethodOptions, result: ResultOptions) -> BenchRequest:
-    """The self-test's request, in 4 processes and 10 s a case if nothing else is said.
+    """The self-test's request, by default in 4 processes and 10 s per case.
 
-    Raises FFNError for options that it cannot follow.
+    Raises FFNError for options that contradict it.
     """
     from ffncli.bench.selftest import selftest_request
 
     if kernels.kernel or kernels.baseline or result != ResultOptions() or method.by_step:
-        raise FFNError("--selftest brings its own kernels, and writes no results", "leave the other options out")
+        raise FFNError("--selftest has its own kernels and writes no results", "leave the other options out")
     how = method.method()
     if method.processes is None and not method.quick:
         how = replace(how, processes=4)
@@ -37,7 +37,7 @@ def request_for(grid: Grid, kernels: GridOptions, method: MethodOptions, result:
 
 
 def show_selftest(request: BenchRequest, output: Output) -> None:
-    """Measure what is known, and say whether it was found; exit 1 where it was not."""
+    """Measure known differences and show whether the gate finds them; exit 1 where it does not."""
     from ffncli.bench.selftest import selftest
     from ffncli.cli.bench.progress import unit_progress
 
@@ -51,7 +51,7 @@ def show_selftest(request: BenchRequest, output: Output) -> None:
 
 
 def _answer(found: SelfTest) -> Answer:
-    parts: list[Part] = [Heading("selftest", f"--fail-if-slower {found.allowed:.0%}, on differences that are known")]
+    parts: list[Part] = [Heading("selftest", f"--fail-if-slower {found.allowed:.0%}, on known differences")]
     for case in dict.fromkeys(row.case for row in found.rows):
         parts += [Line(case, quiet=True)]
         parts += [Line(_verdict(row)) for row in found.rows if row.case == case]
@@ -68,6 +68,6 @@ def _table(rows: Sequence[KnownDifference]) -> Table:
 
 
 def _verdict(row: KnownDifference) -> str:
-    """`the same code, made 5 % slower: reads 1.051 [1.049, 1.053], and is flagged as it must be`."""
-    said = ("flagged" if row.flagged else "not flagged") + (", as it must be" if row.passed else ", which is wrong")
-    return f"{_WORDS[row.kernel]}: reads {row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}], {said}"
+    """`the same code, made 5 % slower: ratio 1.051 [1.049, 1.053], flagged, as it must be`."""
+    result = ("flagged" if row.flagged else "not flagged") + (", as it must be" if row.passed else ", which is wrong")
+    return f"{_WORDS[row.kernel]}: ratio {row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}], {result}"

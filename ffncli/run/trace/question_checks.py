@@ -77,7 +77,7 @@ def _check_save(question: Question) -> None:
     if question.save is None:
         if question.save_weights is not None:
             option = "--save-weights" if question.save_weights else "--no-save-weights"
-            raise FFNError(f"{option} says nothing without --save FILE")
+            raise FFNError(f"{option} has no effect without --save FILE")
         return
     if Path(question.save).suffix not in TENSOR_SUFFIXES:
         raise FFNError(f"--save {shown(question.save)}: the name must end in one of {', '.join(TENSOR_SUFFIXES)}")

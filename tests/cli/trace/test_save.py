@@ -45,7 +45,7 @@ def test_weights_are_saved_where_they_are_small_or_asked_for(call, tmp_path, mon
     assert "without weights (0 MB; --save-weights adds them)" in texts[0]
     assert ["without" in text for text in texts] == [True, False, True]
     for option in ("--save-weights", "--no-save-weights"):
-        expect_refusal(call("trace", option), f"{option} says nothing without --save FILE")
+        expect_refusal(call("trace", option), f"{option} has no effect without --save FILE")
 
 
 def test_what_was_run_is_recorded(call, tmp_path):
