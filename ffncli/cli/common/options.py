@@ -176,7 +176,7 @@ class OutputOptions:
     json: Annotated[bool, _show("--json", help="Short for --format json.")] = False
     csv: Annotated[bool, _show("--csv", help="Short for --format csv.")] = False
     out: Annotated[Text, _show("-o", "--output", metavar="FILE", help="Write there instead (- is stdout).")] = None
-    force: Annotated[bool, _show("--force", help="Let -o (and --save) replace an existing file.")] = False
+    force: Annotated[bool, _show("--force", help="Replace an existing file.")] = False
     no_color: Annotated[bool, _show("--no-color", help="No colour.")] = False
     quiet: Annotated[bool, _show("-q", "--quiet", help="No notes on stderr.")] = False
     debug: Annotated[bool, _show("--debug", help="Show tracebacks of errors.")] = False  # main.py reads it, from argv
