@@ -159,7 +159,7 @@ def test_a_path_that_is_not_there(source, hint):
 def test_every_source_of_a_row_is_cited():
     citation = catalog.find("bert-large").citation
     assert citation.startswith("[T] huggingface/transformers")
-    assert citation.endswith("; [P] the model's paper")
+    assert citation.endswith("; [P] the model's paper; [W] the dtype of the tensors in the released checkpoint")
 
 
 # --- models that no row can say ---------------------------------------------------------------------------------------
