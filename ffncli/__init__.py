@@ -22,7 +22,7 @@ _WHERE = {
     "approximate": ("ffncli.run.approximate.call", "approximate"),
     "benchmark": ("ffncli.bench.benchmark", "benchmark"),
     "cost": ("ffncli.block.cost", "cost"),
-    "count": ("ffncli.models.counting.count", "count"),
+    "count": ("ffncli.run.user.count", "count"),
     "explain": ("ffncli.run.topics.call", "explain"),
     "load": ("ffncli.run.user.load", "load"),
     "read_results": ("ffncli.bench.results.csv_file", "read_results"),
@@ -57,10 +57,10 @@ if TYPE_CHECKING:
     from ffncli.block.cost import cost
     from ffncli.block.recipe import FFNSpec, MoE, steps
     from ffncli.errors import FFNError
-    from ffncli.models.counting.count import count
     from ffncli.run.approximate.call import approximate
     from ffncli.run.topics.call import explain
     from ffncli.run.trace.call import survey, trace
+    from ffncli.run.user.count import count
     from ffncli.run.user.load import load
     from ffncli.run.verify.call import verify
     from ffncli.version import __version__ as __version__

@@ -56,3 +56,27 @@ def test_a_benchmark_as_a_call_gives_the_rows_of_the_csv(tmp_path, monkeypatch):
     frame = ffncli.read_results(path)
     assert list(frame["ratio"]) == [row.ratio for row in rows]
     assert ffncli.benchmark("8x16:relu", tokens=(4,), kernels=("packed",), method=Method(processes=2))[1].ratio
+
+
+def test_a_count_takes_what_a_trace_takes():
+    assert ffncli.count("gpt2") == ffncli.count(ffncli.load("gpt2"))
+    assert ffncli.count("llama-2-7b", "fp32").weight_bytes == 4 * 3 * 4096 * 11008 * 32
+    assert ffncli.count("64x256:gelu", tokens=3).matmul_flops_total == 3 * 4 * 64 * 256
+    assert ffncli.count(d_model=64, d_ff="4x", gated=True).ffn_params_total == 3 * 64 * 256
+    assert ffncli.count("gpt2", d_ff=100).d_ff == 100
+    for wrong in (
+        {"source": 3},
+        {"source": "no-such-model"},
+        {"tokens": 0},
+        {"dtype": 5},
+        {"layers": 3},
+        {"dtype": "f"},
+    ):
+        with pytest.raises(FFNError):
+            ffncli.count(**wrong)
+
+
+def test_what_a_call_refuses_is_one_kind_of_error():
+    for wrong in ({"source": "x"}, {"source": 3}, {"layer": "a.b.c"}, {"input": object()}, {"tokens": "x"}):
+        with pytest.raises(FFNError):
+            ffncli.trace(**{"source": "4x8:relu", **wrong})

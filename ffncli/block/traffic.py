@@ -1,10 +1,11 @@
 """How many bytes a forward pass moves between memory and the processor, and how many FLOPs it does per byte.
 
-From ffn_input to ffn_output, on an idle cache: every weight that is used is read once. In MoE those are the experts
+On an idle cache. Every weight that is used from ffn_input to ffn_output is read once. In MoE those are the experts
 that any token chose: under uniform and independent routing a token leaves an expert out with probability 1 - k/E, so
-that E · (1 - (1 - k/E)^T) of E experts are expected to be touched by T tokens. Activations are counted twice over:
-unfused, every step reads its inputs and writes its output; fused, only the block's input is read and its output
-written. Dropout moves nothing (a forward pass in eval mode), and a collective's bytes are the wire's, not memory's.
+that E · (1 - (1 - k/E)^T) of E experts are expected to be touched by T tokens. Activations, of all steps, norm and
+residual too as in `cost`, are counted twice over: unfused, every step reads its inputs and writes its output; fused,
+only the block's inputs are read and its output written. Dropout moves nothing (a forward pass in eval mode), and a
+collective's bytes are the wire's, not memory's.
 FLOPs per byte is the arithmetic intensity of the roofline model (Williams, Waterman, Patterson 2009).
 """
 
@@ -24,7 +25,8 @@ from ffncli.errors import FFNError, shown
 CONVENTIONS: Mapping[str, str] = {
     "weight_bytes_read": "every weight once; of E experts the E · (1 - (1 - top_k/E)^tokens) that uniform routing is"
     " expected to touch",
-    "activation_bytes": "unfused: every step's inputs read and output written; fused: the block's input and output",
+    "activation_bytes": "unfused: every step's inputs read and output written, norm and residual too, the steps of"
+    " elementwise_flops; fused: the block's inputs and output",
     "flops_per_byte": "matmul FLOPs over weight and activation bytes",
 }
 
@@ -56,14 +58,13 @@ class Traffic:
 
 def traffic(steps: Sequence[Step], weights: DType, activations: DType, tokens: int = 1) -> Traffic:
     """What one block moves on `tokens` tokens. Raises FFNError where a row does not divide into blocks."""
-    body = ffn_steps(steps)
-    inputs = input_shapes(body, (tokens,))
-    ends = sum(prod(shape) for shape in inputs.values()) + prod(shapes(body, inputs)[body[-1].output])
+    inputs = input_shapes(steps, (tokens,))
+    ends = sum(prod(shape) for shape in inputs.values()) + prod(shapes(steps, inputs)[steps[-1].output])
     return Traffic(
-        _weight_bytes_read(body, weights, tokens),
-        activations.block_bytes * _elements(body, inputs),
+        _weight_bytes_read(ffn_steps(steps), weights, tokens),
+        activations.block_bytes * _elements(steps, inputs),
         activations.block_bytes * ends,
-        cost(body, tokens).matmul_flops,
+        cost(steps, tokens).matmul_flops,
     )
 
 

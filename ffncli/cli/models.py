@@ -21,7 +21,7 @@ from ffncli.show.tables import Short, Table
 def command(
     *,
     search: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="Show only models whose name contains TEXT.")
+        str | None, typer.Argument(metavar="TEXT", help="Show only models with a name that contains TEXT.")
     ] = None,
     show: OutputOptions,
 ) -> None:
@@ -35,7 +35,7 @@ def command(
       ffn models --json       # every field
     """
     output = show.output()
-    names = [name for name in catalog.names() if search is None or search.lower() in name]
+    names = catalog.names() if search is None else catalog.search(search)
     if not names:
         raise FFNError(
             f"no known model matches {shown(search)}",
@@ -47,11 +47,13 @@ def command(
 
 def answer(counts: list[ModelCount]) -> Answer:
     """Rows as `ffn params` has them, without groups."""
-    rows = [{k: v for k, v in asdict(c).items() if k != "groups"} for c in counts]
+    rows = [
+        {k: v for k, v in asdict(c).items() if k != "groups"} | {"aliases": catalog.aliases(c.name)} for c in counts
+    ]
     flat = Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
     columns = ("model", "d_model", "d_ff", "activation", "gated", "layers", "FFN", "active")
     kept = len(columns) if any(c.experts for c in counts) else -1  # "active" says nothing of dense models
-    table = Table(columns[:kept], [_row(c)[:kept] for c in counts])
+    table = Table((*columns[:kept], "also"), [(*_row(c)[:kept], ", ".join(catalog.aliases(c.name))) for c in counts])
     return Answer("models", {"rows": rows}, flat, [table], CONVENTIONS)
 
 

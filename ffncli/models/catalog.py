@@ -38,6 +38,27 @@ def spellings() -> list[str]:
     return list(_aliases())
 
 
+def search(text: str) -> list[str]:
+    """Canonical names of models with `text` in one of their spellings, hyphens and points apart."""
+    return list(dict.fromkeys(name for alias, name in _aliases().items() if _letters(text) in _letters(alias)))
+
+
+def starting_with(text: str) -> list[str]:
+    """The same of those with a spelling that begins so."""
+    word = _letters(text)
+    found = (name for alias, name in _aliases().items() if word and _letters(alias).startswith(word))
+    return list(dict.fromkeys(found))
+
+
+def aliases(name: str) -> list[str]:
+    """The other names of a model."""
+    return list(_file()["models"][name].get("aliases", ()))
+
+
+def _letters(text: str) -> str:
+    return "".join(c for c in text.lower() if c.isalnum())
+
+
 def find(name: str) -> Resolved | None:
     """The model of that name (any case), or None."""
     canonical = _aliases().get(name.strip().lower())

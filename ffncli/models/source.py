@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ffncli.errors import FFNError, did_you_mean, shown, shown_path
+from ffncli.errors import FFNError, clean, did_you_mean, shown, shown_path
 from ffncli.models import catalog
 from ffncli.models.config.families import REFUSED, family_of
 from ffncli.models.config.read import from_config, read_config, text_tower
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 _INLINE = re.compile(r"(?P<d_model>[^x:/\\]+)x(?P<d_ff>[\d.]+x?|-?\w+?)(?::(?P<activation>[^:/\\]*))?")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_HUB_PAGE = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?!(?:datasets|spaces|docs|papers|collections)/)"
+    r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(?:/(?:tree|blob|raw|resolve)/(?P<revision>[\w.-]+)(?:/[^?#]*)?)?/?(?:[?#].*)?",
+    re.IGNORECASE,
+)
 _UNREAD = {
     ".bin": "pickled weights", ".pt": "pickled weights", ".pth": "pickled weights",
 }  # fmt: skip
@@ -59,6 +64,8 @@ def resolve(text: str) -> Resolved:
     """
     if text[:5].lower() == "hf://":
         return _from_hub("hf://" + text[5:])
+    if re.match(r"https?:", text, re.IGNORECASE):
+        return _from_hub(_hub_address(text))
     if "\0" in text:
         raise FFNError(f"source {shown(text)} holds a NUL character")
     path = Path(os.path.expanduser(text))
@@ -75,10 +82,25 @@ def resolve(text: str) -> Resolved:
         return _from_path(folder, text).noted(f"{text} is the model in the local Hub cache")
     if looks_like_path and text:
         raise FFNError(f"{shown_path(path)} does not exist", _path_hint(text))
-    hint = did_you_mean(
-        text, catalog.spellings(), "`ffn models` lists the known ones; a path or 512x2048:gelu works too"
-    )
-    raise FFNError(f"unknown model {shown(text)}", hint)
+    raise FFNError(f"unknown model {shown(text)}", _name_hint(text))
+
+
+def _name_hint(text: str) -> str:
+    """Known names that begin as `text` does, else those that look like it."""
+    near = catalog.starting_with(text)
+    if near:
+        more = f" `ffn models {clean(text)}` lists {len(near)}" if len(near) > 3 else ""
+        return "did you mean " + " or ".join(f"'{name}'" for name in near[:3]) + f"?{more}"
+    otherwise = "`ffn models` lists the known ones; a path or 512x2048:gelu works too"
+    return did_you_mean(text, catalog.spellings(), otherwise)
+
+
+def _hub_address(text: str) -> str:
+    """`hf://org/name@revision` for the address of a model's page on the Hub. Raises FFNError for any other address."""
+    match = _HUB_PAGE.fullmatch(text)
+    if match is None:
+        raise FFNError(f"{shown(text)} is not a model's page on the Hub", "write it as hf://org/name")
+    return f"hf://{match['name']}" + (f"@{match['revision']}" if match["revision"] else "")
 
 
 def _path_hint(text: str) -> str:

@@ -36,7 +36,8 @@ class Table:
     """`rows` hold raw values, one per column. `emphasis` names rows to set in bold (totals).
 
     `side_by_side` says that the first column names quantities and the others are things compared: where they do not fit
-    beside each other they are shown in several tables.
+    beside each other they are shown in several tables. So are other tables with `labels`, the
+    number of columns that name a row. `caption` stands below the title.
     """
 
     columns: tuple[str, ...]
@@ -44,15 +45,44 @@ class Table:
     title: str = ""
     emphasis: frozenset[int] = field(default_factory=frozenset)
     side_by_side: bool = False
+    labels: int = 0
+    caption: str = ""
 
-    def parts(self, columns: int) -> list[Table]:
-        """This table as several of at most `columns` columns, each with the first one."""
-        out = []
-        for start in range(1, len(self.columns), columns - 1):
-            kept = [0, *range(start, min(start + columns - 1, len(self.columns)))]
-            rows = [tuple(row[i] for i in kept) for row in self.rows]
-            out.append(Table(tuple(self.columns[i] for i in kept), rows, self.title, self.emphasis))
-        return out
+    def narrowed(self, widths: Sequence[int], room: int) -> list[Table]:
+        """This table as one or several that take at most `room`, its columns being so wide; none where it cannot be.
+
+        Columns that say the same in every row leave first: the caption names them. Those that stay are shown in several
+        tables, each with the labels, where the table has `labels`.
+        """
+        same = [] if self.side_by_side else self._constants()
+        kept, left = [*range(len(self.columns))], []
+        for i in same:
+            if _taken(widths, kept) > room:
+                kept.remove(i)
+                left += [f"{self.columns[i]} {text}"] if (text := self.texts()[0][i]) else []
+        caption = f"in every row: {', '.join(left)}" if left else self.caption
+        parts = [kept] if _taken(widths, kept) <= room else self._split(kept, widths, room)
+        return [self._with(part, "" if at else caption) for at, part in enumerate(parts)]
+
+    def _constants(self) -> list[int]:
+        """Columns, labels apart, with one text in all of several rows."""
+        texts = self.texts() if len(self.rows) > 1 else []
+        return [i for i in range(max(1, self.labels), len(self.columns)) if len({row[i] for row in texts}) == 1]
+
+    def _split(self, kept: Sequence[int], widths: Sequence[int], room: int) -> list[list[int]]:
+        """Columns in groups that fit, each after the labels; none without labels, or where one column is too wide."""
+        first = 1 if self.side_by_side else self.labels
+        parts: list[list[int]] = []
+        for i in kept[first:]:
+            if parts and _taken(widths, [*parts[-1], i]) <= room:
+                parts[-1].append(i)
+            else:
+                parts.append([*kept[:first], i])
+        return parts if first and all(_taken(widths, part) <= room for part in parts) else []
+
+    def _with(self, kept: Sequence[int], caption: str) -> Table:
+        rows = [tuple(row[i] for i in kept) for row in self.rows]
+        return Table(tuple(self.columns[i] for i in kept), rows, self.title, self.emphasis, caption=caption)
 
     def texts(self) -> list[list[str]]:
         """Every cell as it reads."""
@@ -110,6 +140,11 @@ def csv_text(value: Cell) -> str:
         return repr(value)
     text = clean(str(value))
     return "'" + text if text[:1] in ("=", "+", "-", "@") else text
+
+
+def _taken(widths: Sequence[int], columns: Sequence[int]) -> int:
+    """What these columns take beside each other."""
+    return sum(widths[i] + 2 for i in columns) - 2
 
 
 def _is_number(value: Cell) -> bool:

@@ -87,9 +87,8 @@ class Terminal:
         widest = [max([width(c), *(width(row[i]) for row in texts)]) for i, c in enumerate(names)]
         natural = sum(widest) + 2 * (len(widest) - 1)
         wide = natural > self.console.width and len(table.columns) > 2
-        fitting = self._fitting(widest) if wide and table.side_by_side else 1
-        if fitting > 1:
-            for part in table.parts(fitting):  # each with the title
+        if wide and (parts := table.narrowed(widest, self.console.width)):
+            for part in parts:  # each with the title
                 self._table(part, first)
                 first = False
             return
@@ -97,6 +96,8 @@ class Terminal:
             self.console.print()
         if table.title:
             self.console.print(Text(self._fit(table.title), "bold"))
+        if table.caption:
+            self.console.print(Text(self._fit(table.caption), "dim"))
         if wide:
             self._vertical(names, texts)
             return
@@ -127,16 +128,6 @@ class Terminal:
         for at, line in enumerate(aligned(texts, widths, right)):
             out.append(f"{line}\n", "bold" if at in table.emphasis else "")
         self.console.print(out, end="")
-
-    def _fitting(self, widest: list[int]) -> int:
-        """How many columns fit beside each other, the first included."""
-        total, fitting = 0, 0
-        for size in widest:
-            total += size + (2 if fitting else 0)
-            if total > self.console.width:
-                break
-            fitting += 1
-        return fitting
 
     def _vertical(self, names: list[str], texts: list[list[str]]) -> None:
         """A record per row, `name  value` per line."""

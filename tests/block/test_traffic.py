@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from math import ceil, inf, nan
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
+from ffncli.block.cost import cost
 from ffncli.block.dtypes import activation_dtype, storage
 from ffncli.block.recipe import FFNSpec, MoE, steps
 from ffncli.block.shard import shard
@@ -51,6 +53,30 @@ def test_unfused_bytes_are_those_of_torchs_functions(d_model, d_ff, tokens, gate
     assert found.activation_bytes_fused == 2 * x.nbytes
 
 
+@given(d_model=sizes, d_ff=sizes, tokens=st.integers(1, 9), kind=st.sampled_from(["rmsnorm", "layernorm"]))
+def test_norm_and_residual_count_in_bytes_as_they_do_in_flops(d_model, d_ff, tokens, kind):
+    """torch's own norm and add move, beside the block without them, what the block with them moves more."""
+    x = torch.empty(tokens, d_model, dtype=torch.bfloat16, device="meta")
+    with Moved() as moved:
+        if kind == "rmsnorm":
+            normed = torch.nn.functional.rms_norm(x, (d_model,))
+        else:
+            normed = torch.nn.functional.layer_norm(x, (d_model,))
+        torch.add(x, normed)
+    bare = FFNSpec(d_model, d_ff, "swiglu")
+    around = replace(bare, norm=kind, residual=True)
+    one, other = (traffic(steps(spec), BF16, BF16, tokens) for spec in (around, bare))
+    assert one.activation_bytes - other.activation_bytes == moved.activations
+    assert one == replace(other, activation_bytes=one.activation_bytes)  # a norm's weights are apart, as everywhere
+    more = cost(steps(around), tokens).elementwise_flops - cost(steps(bare), tokens).elementwise_flops
+    assert more == tokens * d_model * ((4 if kind == "rmsnorm" else 7) + 1)
+
+
+def test_a_parallel_block_reads_the_attentions_output_too():
+    alone, beside = (traffic(steps(FFNSpec(4, 8, residual=True, parallel=p)), BF16, BF16) for p in (False, True))
+    assert (alone.activation_bytes_fused, beside.activation_bytes_fused) == (2 * 2 * 4, 2 * 3 * 4)
+
+
 @given(d_model=sizes, d_ff=sizes, tokens=st.integers(1, 2**31))
 def test_gated_closed_form(d_model, d_ff, tokens):
     found = traffic(
@@ -58,6 +84,7 @@ def test_gated_closed_form(d_model, d_ff, tokens):
     )
     weights = 4 * 3 * d_model * d_ff
     values = 2 * (d_model + d_ff) + 2 * d_ff + 3 * d_ff + (d_ff + d_model)  # gate and up, act, hidden, down
+    values += 2 * d_model + 3 * d_model  # norm, residual
     assert found == Traffic(weights, 2 * tokens * values, 2 * tokens * 2 * d_model, tokens * 6 * d_model * d_ff)
     assert found.flops_per_byte() == tokens * 6 * d_model * d_ff / (weights + 2 * tokens * values)
     assert found.flops_per_byte(fused=True) == tokens * 6 * d_model * d_ff / (weights + 4 * tokens * d_model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
-from ffncli.models import catalog
+from ffncli.models import catalog, source
 from ffncli.models.config.families import COUNTED, REFUSED
 from ffncli.models.counting.count import count
 from ffncli.models.dimensions import Dimensions, with_dimensions
@@ -158,7 +159,7 @@ def test_a_path_that_is_not_there(source, hint):
 def test_every_source_of_a_row_is_cited():
     citation = catalog.find("bert-large").citation
     assert citation.startswith("[T] huggingface/transformers")
-    assert citation.endswith("; [P] the model's paper")
+    assert citation.endswith("; [P] the model's paper; [W] the dtype of the tensors in the released checkpoint")
 
 
 # --- models that no row can say ---------------------------------------------------------------------------------------
@@ -196,3 +197,31 @@ def test_what_is_counted_from_tensors_is_what_the_module_holds(model_type: str, 
     held = numbers(module, r".*layers\.\d+\.(mlp|block_sparse_moe)\.(?!.*tid2eid).*")
     model = load(str(tmp_path))
     assert (count(model).ffn_params_total, model.stored.params, model.differences) == (held, held, ())
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("https://huggingface.co/org/name", "hf://org/name"),
+        ("http://huggingface.co/org/name/", "hf://org/name"),
+        ("https://hf.co/Org-1/my.model_2?library=x#files", "hf://Org-1/my.model_2"),
+        ("https://www.huggingface.co/org/name/tree/main", "hf://org/name@main"),
+        ("HTTPS://huggingface.co/org/name/blob/v1.0/config.json", "hf://org/name@v1.0"),
+        ("https://huggingface.co/org/name/resolve/0abc/model.safetensors", "hf://org/name@0abc"),
+    ],
+)
+def test_the_address_of_a_models_page_is_its_name(address, name, monkeypatch):
+    asked = []
+    monkeypatch.setattr(source, "_from_hub", lambda text: asked.append(text) or catalog.find("gpt2"))
+    assert load(address).name == "gpt2"
+    assert asked == [name]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["https://example.org/org/name", "https://huggingface.co/datasets/org/name", "https://huggingface.co", "https://",
+     "https://huggingface.co/org/name/discussions/1", "https://huggingface.co.evil.org/org/name", "http:x"],
+)  # fmt: skip
+def test_another_address_is_refused_as_it_was_typed(address):
+    with pytest.raises(FFNError, match=re.escape(f"{address!r} is not a model's page on the Hub; write it as hf://")):
+        load(address)

@@ -254,7 +254,29 @@ def test_columns_side_by_side_become_several_tables(monkeypatch):
     assert heads == [["quantity", "one", "two"], ["quantity", "three", "four"]]
     titles = [line for line in screen(monkeypatch, 24, table, color=False).splitlines() if line == "T"]
     assert len(titles) == 2  # one each, and none before them
-    assert table.parts(3)[1].columns == ("quantity", "three", "four")
+    assert table.narrowed([8, 6, 6, 6, 6], 24)[1].columns == ("quantity", "three", "four")
+
+
+def test_columns_that_say_the_same_leave_before_a_table_falls_apart(monkeypatch):
+    names = ("d_ff", "tokens", "d_model", "activation", "parameters", "note")
+    rows = [(d_ff, tokens, 4096, "silu", d_ff * tokens, "") for d_ff in (1000, 2000) for tokens in (1, 32)]
+
+    def lines(columns: int, labels: int = 0) -> list[str]:
+        text = screen(monkeypatch, columns, Table(names, rows, labels=labels), color=False)
+        return [line.split() for line in text.splitlines() if line and "─" not in line]
+
+    assert lines(80)[0] == [*names]  # all of it fits
+    assert lines(44)[0] == "in every row: d_model 4,096".split()  # as many as it takes
+    assert lines(44)[1] == ["d_ff", "tokens", "activation", "parameters", "note"]
+    words = [word for line in lines(25) for word in line]
+    assert words[:7] == "in every row: d_model 4,096, activation silu".split()  # nothing to say of an empty column
+    assert words[7:13] == ["d_ff", "tokens", "parameters", "1,000", "1", "1,000"]
+    assert lines(20)[0] == ["d_ff", "1,000"]  # a record per row: not even those three fit
+    split = lines(17, labels=1)
+    assert [line for line in split if line[0] == "d_ff"] == [["d_ff", "tokens"], ["d_ff", "parameters"]]
+    assert sum(line[0] == "in" for line in split) == 1
+    assert lines(80)[1][2:4] == ["4,096", "silu"]
+    assert screen(monkeypatch, 24, Table(names, rows[:1]), color=False).splitlines()[2].split() == ["d_model", "4,096"]
 
 
 def test_terminal_colours_by_sign_unless_told_not_to():

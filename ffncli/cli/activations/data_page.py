@@ -172,19 +172,19 @@ def _own(entered: ActivationInput, tokens: int) -> tuple[str, ...]:
 
 _MEANING = {
     "zero %, near %": f"values that are 0, within {NEAR_ZERO:g} of 0",
-    "dead": f"units within {NEAR_ZERO:g} of 0 for every token",
+    "dead, near dead": f"units that are 0, within {NEAR_ZERO:g} of 0, for every token",
     "max |d|": "max |f(x) - own(x)|; d %: ||f(x) - own(x)|| / ||own(x)||",
     "out %": "the same of the FFN's output, all of the layer's activations replaced",
 }
 
 
 def _table(entered: ActivationInput) -> Table:
-    columns = ("activation", "mean", "var", "zero %", "near %", "dead", "max |d|", "d %", "out %")
+    columns = ("activation", "mean", "var", "zero %", "near %", "dead", "near dead", "max |d|", "d %", "out %")
     rows = []
     for made in entered.made:
         shares = map(_of_100, (made.exact_zero_share, made.zero_share))
         changes = (_short(made.max_difference), *map(_of_100, (made.relative_difference, made.output_change)))
-        cells = (made.name, _short(made.mean), _short(made.variance), *shares, made.near_dead_units)
+        cells = (made.name, _short(made.mean), _short(made.variance), *shares, made.dead_units, made.near_dead_units)
         rows.append((*cells, *((None,) * 3 if made is entered.made[0] else changes)))
     title = "In its place, on the same input; first the model's own"
     return Table(columns, rows, title, frozenset({0}), side_by_side=True)
@@ -225,11 +225,11 @@ def _all(found: ActivationData) -> list[Part]:
     return parts + [Line(f"{name}: {text}", quiet=True) for name, text in meaning.items()]
 
 
-_COLUMNS = ("mean", "std", "min", "max", "neg %", "kurt", "zero %", "near %", "dead", "from min to max")
+_COLUMNS = ("mean", "std", "min", "max", "neg %", "kurt", "zero %", "near %", "dead", "near dead", "from min to max")
 _ALL_MEANING: Mapping[str, str] = {
     "mean to kurt": "of what enters; kurt: its kurtosis above a normal's",
     "zero %, near %": f"of what leaves: values that are 0, that are within {NEAR_ZERO:g} of 0",
-    "dead": f"units within {NEAR_ZERO:g} of 0 for every token",
+    "dead, near dead": f"units that are 0, within {NEAR_ZERO:g} of 0, for every token",
 }
 _MEANING_OF_OUTPUT = "||output - own output|| / ||own output||"
 
@@ -239,4 +239,12 @@ def _cells(entered: ActivationInput) -> tuple[Any, ...]:
     negatives = _of_100(d.negatives / d.values)
     zeros = map(_of_100, (own.exact_zero_share, own.zero_share))
     moments = map(_short, (d.mean, d.std, d.min, d.max))
-    return (*moments, negatives, _short(d.excess_kurtosis), *zeros, own.near_dead_units, bars(d.histogram))
+    return (
+        *moments,
+        negatives,
+        _short(d.excess_kurtosis),
+        *zeros,
+        own.dead_units,
+        own.near_dead_units,
+        bars(d.histogram),
+    )

@@ -207,7 +207,7 @@ def sweep_table(found: Sequence[tuple[Point, CostReport]], tokens: bool) -> Tabl
     columns |= {"parameters": "ffn_params_total", "weight bytes": "weight_bytes"}
     kept = {label: key for label, key in columns.items() if label not in names}
     rows = [(*(text for _, text in point.values), *map(one.lines()[0].get, kept.values())) for point, one in found]
-    return Table((*names, *kept), rows)
+    return Table((*names, *kept), rows, labels=len(names))
 
 
 # --- costs and splits -------------------------------------------------------------------------------------------------

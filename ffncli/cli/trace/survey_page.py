@@ -75,7 +75,7 @@ def _place(unit: int, expert: int | None, shared: bool) -> str:
 
 
 def _table(found: Survey, units: int) -> Table:
-    columns = ["layer", "zeros %", "near %", "dead", "|in|", "|out|", "gain", "most active"]
+    columns = ["layer", "zeros %", "near %", "dead", "near dead", "|in|", "|out|", "gain", "most active"]
     ran = any(row.agreement for row in found.rows)
     several = len({row.stack for row in found.rows}) > 1
     rows = []
@@ -83,7 +83,7 @@ def _table(found: Survey, units: int) -> Table:
         name = f"{row.stack}.{row.layer}" if several else str(row.layer)
         cells = [
             name, in_percent(row.zero_share), in_percent(row.near_zero_share),
-            row.near_dead_units, row.input_norm, row.output_norm, row.gain,
+            row.dead_units, row.near_dead_units, row.input_norm, row.output_norm, row.gain,
             ", ".join(_place(unit.unit, unit.expert, unit.shared) for unit in row.most_active[:units]) or None,
         ]  # fmt: skip
         rows.append(tuple([*cells, row.agreement.relative_error if row.agreement else None] if ran else cells))
@@ -95,7 +95,8 @@ def _said(found: Survey, units: int) -> dict[str, str]:
     moe = any(unit.expert is not None for row in found.rows for unit in row.most_active)
     out = {
         "zeros, near": f"share of values after the activation that are 0, and within {NEAR_ZERO:g} of 0",
-        "dead": f"units within {NEAR_ZERO:g} of 0 for every token" + (", of the experts that have any" if moe else ""),
+        "dead, near dead": f"units that are 0, and that are within {NEAR_ZERO:g} of 0, for every token"
+        + (", of the experts that have any" if moe else ""),
         "most active": f"the {'unit' if units == 1 else 'units'} with the largest mean |act|"
         + (", as expert:unit" if moe else ""),
     }
