@@ -37,7 +37,7 @@ SAMPLES = {
     ],
     "activations": [
         "gelu relu", "gelu_tanh --against gelu", "gelu --rounding --dtype bf16", "swiglu swiglu_oai --iso-params",
-        "gelu --expect 1=1,0=0", f"relu --source ./my-model --layer all {PROMPT}", 
+        "gelu --expect 1=1,0=0", f"relu --source ./my-model --layer all {PROMPT}",
         "--all --against gelu --dtype bf16", "silu --rounding",
     ],
     "approximate": [
@@ -128,7 +128,7 @@ def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
     result = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"ffn {command} --json",
-        **shape.schema(_meanings(command)),
+        **shape.schema(meanings(command)),
         "$defs": {"numbers": _NUMBERS},
     }
     result["properties"]["schema_version"] = {"const": 1}
@@ -140,14 +140,14 @@ def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
     return result
 
 
-def _meanings(command: str) -> dict[str, list[str]]:
+def meanings(command: str) -> dict[str, list[str]]:
     """Key → its meanings in the tables of the command's section of docs/json.md."""
     sections = re.findall(rf"^## {command}\n(.*?)(?=^## |\Z)", (DOCS / "json.md").read_text("utf-8"), re.M | re.S)
-    meanings: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for keys, meaning in re.findall(r"^\| ([^|]+) \| (.+) \|$", "".join(sections), re.M):
         for key in re.findall(r"`(\w+)`", keys):
-            meanings.setdefault(key, []).append(f"{keys}: {meaning}".replace("&#124;", "|").replace("`", ""))
-    return meanings
+            found.setdefault(key, []).append(f"{keys}: {meaning}".replace("&#124;", "|").replace("`", ""))
+    return found
 
 
 def answers(command: str, samples: list[str]) -> Iterator[Any]:

@@ -68,6 +68,24 @@ def test_every_command_has_a_schema_that_refuses_something_else(name):
         jsonschema.validate({"schema_version": 1, "command": "other", "conventions": {}}, schema(name))
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_meanings_are_those_of_the_page(name):
+    """Of keys with one meaning; `make docs-update` writes them anew."""
+
+    def described(properties: dict[str, Any]) -> list[tuple[str, str]]:
+        pairs = []
+        for key, inner in properties.items():
+            pairs += [(key, inner["description"])] if "description" in inner else []
+            for place in (inner, inner.get("items", {})):
+                pairs += described(place.get("properties", {}))
+        return pairs
+
+    meanings = schemas.meanings(name)
+    found = described(schema(name)["properties"])
+    assert len(found) > 3
+    assert all(meanings.get(key) == [text] for key, text in found)
+
+
 def test_the_shape_of_values():
     answers = [{"a": 1, "b": [[1, 2]], "c": "x"}, {"a": None, "b": [3.5], "d": [{"e": True}]}]
     made = schemas.schema_of("nothing", answers)["properties"]
