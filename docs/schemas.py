@@ -142,7 +142,8 @@ def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
 
 def meanings(command: str) -> dict[str, list[str]]:
     """Key → its meanings in the tables of the command's section of docs/json.md."""
-    sections = re.findall(rf"^## {command}\n(.*?)(?=^## |\Z)", (DOCS / "json.md").read_text("utf-8"), re.M | re.S)
+    section = {"models": "params"}.get(command, command)  # the same rows
+    sections = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", (DOCS / "json.md").read_text("utf-8"), re.M | re.S)
     found: dict[str, list[str]] = {}
     for keys, meaning in re.findall(r"^\| ([^|]+) \| (.+) \|$", "".join(sections), re.M):
         for key in re.findall(r"`(\w+)`", keys):
