@@ -140,10 +140,11 @@ $(VENV)/.installed-docs: $(NEEDS)
 # Runs the commands that README.md and docs/ show, and compares; docs-update writes what they print, and the generated
 # pages, anew (ARGS=--measured: times too).
 test-docs: $(VENV)/.installed-test
-	@$(BIN)/python -m pytest -n 2 --dist worksteal tests/test_docs.py tests/test_claims.py
+	@$(BIN)/python -m pytest -n 2 --dist worksteal tests/test_docs.py tests/test_schemas.py tests/test_claims.py
 
 docs-update: $(VENV)/.installed-test
 	@$(BIN)/python -m docs.generated
+	@$(BIN)/python -m docs.schemas
 	@$(BIN)/python -m docs.blocks update $(ARGS)
 
 clean:

@@ -30,7 +30,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,14 +105,14 @@ def commands(body: str) -> list[Command]:
 def check(page: Path) -> list[Difference]:
     """Run a page's commands; where their output is not what the page shows."""
     text = page.read_text("utf-8")
-    with _folder():
+    with page_folder():
         return [difference for block in blocks(text) for difference in _checked(page.name, block)]
 
 
 def update(page: Path, measured: bool = False) -> bool:
     """Run a page's commands and write what they print into it; whether that changed the page."""
     text = page.read_text("utf-8")
-    with _folder():
+    with page_folder():
         bodies = [(block, _updated(block, measured)) for block in blocks(text)]
     new = text
     for block, body in reversed(bodies):
@@ -240,15 +240,22 @@ def in_process(arguments: Sequence[str]) -> tuple[str, str, int]:
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[None]:
-    """An empty working directory with `my-model`, without the network and without a terminal's size."""
+def page_folder() -> Iterator[Callable[[str], None]]:
+    """An empty working directory with `my-model`, without the network and without a terminal's size.
+
+    What it yields runs lines of a shell there; CalledProcessError where one fails.
+    """
     before, width = Path.cwd(), os.environ.pop("COLUMNS", None)
-    os.environ.update(HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT))
+    os.environ.update(HF_HUB_OFFLINE="1", PYTHONPATH=os.pathsep.join([str(ROOT), *sys.path]))
+
+    def run(lines: str) -> None:
+        subprocess.run(["bash", "-ec", _SHIM + lines], check=True, stdout=subprocess.DEVNULL)
+
     with tempfile.TemporaryDirectory(prefix="ffn-docs-") as name:
         os.chdir(name)
         write_model(Path("my-model"))
         try:
-            yield
+            yield run
         finally:
             os.chdir(before)
             if width is not None:

@@ -1,0 +1,178 @@
+"""A JSON Schema for every command, in docs/schema/: what its `--json` prints.
+
+    python -m docs.schemas [COMMAND ...]      write them anew; `bench` and `doctor` measure for some seconds
+
+A schema is what the samples below have in common: a key is required where each of them has it. Meanings come from
+docs/json.md. tests/test_schemas.py holds other outputs to the schemas and lets no key through that they do not have.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from docs.blocks import in_process, page_folder
+from ffncli.bench.records import Status, Verdict
+
+DOCS = Path(__file__).parent
+SCHEMAS = DOCS / "schema"
+PROMPT = '--prompt "The cat sat on the mat"'
+SAMPLES = {
+    "trace": [
+        "4x8:relu --tokens 2 --top-units 2", "8x16:swiglu --experts 4 --expert all --explain experts[0,1],route[0,0]",
+        "--example notebook --explain dropout[0,0,0]", "--example llama", "--d-model 8 --vocab 20 --tokens 2",
+        "4x8:relu --input nan,0,1,2", f"./my-model --layer 2 {PROMPT} --unembed", f"./my-model --layer all {PROMPT}",
+        "./my-model --layer 1 --unembed --neuron 3", "gpt2 --d-model 4 --d-ff 8 --layer all",
+        "8x16:swiglu --experts 4 --explain route[0,0] --depth 2",
+    ],
+    "params": [
+        "gpt2", "mixtral-8x7b --tokens 1,32", "deepseek-v3 --tp 8 --ridge 100", "gpt2 --sweep d_ff=1x,2x",
+        "gpt2 --iso-params", "./my-model", "4x8:relu", "./edited", "./unknown", "t5-v1.1-xxl",
+    ],
+    "activations": [
+        "gelu relu", "gelu_tanh --against gelu", "gelu --rounding --dtype bf16", "swiglu swiglu_oai --iso-params",
+        "gelu --expect 1=1,0=0", f"relu --source ./my-model --layer all {PROMPT}",
+        "--all --against gelu --dtype bf16", "silu --rounding",
+    ],
+    "approximate": [
+        "--target sin --d-ff 1,4 --activation gelu,swiglu --seeds 2 --steps 20",
+        "--noise 0.3 --samples 16 --d-ff 1x,4x --activation gelu --seeds 2 --steps 20",
+    ],
+    "verify": ["", "4x8:relu", "./my-model --layer 1", "8x16:swiglu --experts 4"],
+    "bench": [
+        "64x256:swiglu --kernel eager,packed --quick --fail-if-slower 500% --save a.csv --force",
+        "32x64:relu --kernel eager,packed --quick --threads 1 --save c.csv",
+    ],
+    "models": ["", "llama"],
+    "compare": ["a.json b.json", "a.json a.json", "a.json c.json", "a.csv b.csv --fail-if-slower 900%", "a.csv b.csv"],
+    "doctor": ["", "--no-noise"],
+}  # fmt: skip
+_PREPARE = """
+cp -r my-model unknown && sed -i 's/"model_type": "llama"/"model_type": "llamb"/' unknown/config.json
+cp -r my-model edited && sed -i 's/"intermediate_size": 176/"intermediate_size": 192/' edited/config.json
+ffn trace 8x16:swiglu --save a.json && ffn trace 8x16:geglu --save b.json
+ffn trace 8x16:swiglu --seed 1 --save c.json"""
+_BY_NAME = {"conventions", "sweep"}  # objects whose keys are data: text → value
+_NUMBERS = {"anyOf": [{"type": ["null", "number"]}, {"type": "array", "items": {"$ref": "#/$defs/numbers"}}]}
+
+
+@dataclass
+class Shape:
+    """What the values at one place have in common."""
+
+    types: set[str] = field(default_factory=set)
+    keys: dict[str, Shape] = field(default_factory=dict)
+    required: set[str] | None = None
+    items: Shape | None = None
+
+    def add(self, value: Any) -> None:
+        """Take one more value into account."""
+        self.types.add(_type(value))
+        if isinstance(value, dict):
+            self.required = set(value) if self.required is None else self.required & set(value)
+            for key, inner in value.items():
+                self.keys.setdefault(key, Shape()).add(inner)
+        elif isinstance(value, list):
+            self.items = self.items or Shape()
+            for inner in value:
+                self.items.add(inner)
+
+    def schema(self, meanings: Mapping[str, list[str]], name: str = "") -> dict[str, Any]:
+        """The JSON Schema of these values. Any number may be null: unknown, or not finite."""
+        meaning = meanings.get(name, [])
+        types = self.types | ({"null"} if "number" in self.types or any("null" in text for text in meaning) else set())
+        if types == {"null"}:  # no sample has a value
+            types = set()
+        if self.items and self._is_nested_numbers():
+            return {"$ref": "#/$defs/numbers"}
+        result: dict[str, Any] = {"type": sorted(types)[0] if len(types) == 1 else sorted(types)} if types else {}
+        if len(meaning) == 1:  # a key that means different things at two places is left to docs/json.md
+            result["description"] = meaning[0]
+        if "object" in types and name in _BY_NAME:
+            whole = Shape(set().union(*(inner.types for inner in self.keys.values())))
+            result["additionalProperties"] = whole.schema({})
+        elif "object" in types:
+            result["properties"] = {key: inner.schema(meanings, key) for key, inner in self.keys.items()}
+            result["required"] = [key for key in self.keys if key in (self.required or ())]
+        if self.items:
+            result["items"] = self.items.schema(meanings)
+        return result
+
+    def _is_nested_numbers(self) -> bool:
+        inner = self.items
+        while inner and "array" in inner.types and inner.types <= {"array", "number", "null"}:
+            inner = inner.items
+            if inner is None or (inner.types <= {"number", "null"} and not inner.items):
+                return True
+        return False
+
+
+def _type(value: Any) -> str:
+    for kind, name in ((bool, "boolean"), (int | float, "number"), (str, "string"), (list, "array"), (dict, "object")):
+        if isinstance(value, kind):
+            return name
+    return "null"
+
+
+def schema_of(command: str, answers: list[Any]) -> dict[str, Any]:
+    """The schema of these answers of a command."""
+    shape = Shape()
+    for answer in answers:
+        shape.add(answer)
+    result = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"ffn {command} --json",
+        **shape.schema(meanings(command)),
+        "$defs": {"numbers": _NUMBERS},
+    }
+    result["properties"]["schema_version"] = {"const": 1}
+    result["properties"]["command"] = {"const": command}
+    if command == "bench":
+        row = result["properties"]["rows"]["items"]["properties"]
+        row["verdict"]["enum"] = [*get_args(Verdict), None]
+        row["status"]["enum"] = list(get_args(Status))
+    return result
+
+
+def meanings(command: str) -> dict[str, list[str]]:
+    """Key → its meanings in the tables of the command's section of docs/json.md."""
+    section = {"models": "params"}.get(command, command)  # the same rows
+    sections = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", (DOCS / "json.md").read_text("utf-8"), re.M | re.S)
+    found: dict[str, list[str]] = {}
+    for keys, meaning in re.findall(r"^\| ([^|]+) \| (.+) \|$", "".join(sections), re.M):
+        for key in re.findall(r"`(\w+)`", keys):
+            found.setdefault(key, []).append(f"{keys}: {meaning}".replace("&#124;", "|").replace("`", ""))
+    return found
+
+
+def answers(command: str, samples: list[str]) -> Iterator[Any]:
+    """What the command prints for each sample, in the current folder."""
+    for sample in samples:
+        out, err, code = in_process([command, *shlex.split(sample), "--json"])
+        if code not in (0, 1):
+            raise RuntimeError(f"ffn {command} {sample} --json: exit {code}: {err}")
+        yield json.loads(out)
+
+
+def main() -> None:
+    """Write the schemas of the commands named, else of all."""
+    names = sys.argv[1:] or list(SAMPLES)
+    SCHEMAS.mkdir(exist_ok=True)
+    with page_folder() as run:
+        run(_PREPARE.strip())
+        if "compare" in names:
+            run("ffn bench 64x256:swiglu --kernel eager,packed --quick --save a.csv -q && cp a.csv b.csv")
+        for name in names:
+            text = json.dumps(schema_of(name, list(answers(name, SAMPLES[name]))), indent=1, ensure_ascii=False)
+            (SCHEMAS / f"{name}.schema.json").write_text(text + "\n", "utf-8")
+            print(f"docs/schema/{name}.schema.json")
+
+
+if __name__ == "__main__":
+    main()
