@@ -12,9 +12,9 @@ from ffncli.cli.common.options import DimensionOptions, OutputOptions, TokenList
 from ffncli.cli.common.spread import spread
 from ffncli.cli.params.options import (
     Asserted,
+    EqualSize,
     Everything,
     Formats,
-    IsoParams,
     MultipleOf,
     Ridge,
     Sources,
@@ -49,7 +49,7 @@ def command(
     everything: Everything = False,
     asserted: Asserted = None,
     sweep: Sweep = None,
-    iso_params: IsoParams = False,
+    iso_params: EqualSize = False,
     multiple_of: MultipleOf = None,
     tp: TensorParallel = None,
     ridge: Ridge = None,
