@@ -1,8 +1,9 @@
 """How long `ffn` takes to start, against the smallest program that Typer and rich allow.
 
-What: the wall time from starting a process to its end, for commands that need no tensor (`COMMANDS` below). The
-yardstick is a program of one Typer command that prints a rich table, written to a temporary directory and run by the
-same interpreter. A ratio of 1 means that `ffn` takes as long as its two libraries need for that.
+What: the wall time from starting a process to its end, for commands that need no tensor (`COMMANDS` below), and for
+completion on Tab (`TABS`). The yardstick is a program of one Typer command that prints a rich table, written to a
+temporary directory and run by the same interpreter. A ratio of 1 means that `ffn` takes as long as its two libraries
+need for that.
 
 How: every round runs every command once, in random order, and divides its time by that of the round's yardstick run, so
 that a machine that slows down slows both. The ratio is the median over rounds, with the order-statistic (sign) interval
@@ -32,12 +33,14 @@ import termios
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from common import BARE, machine, save
 
 AGAIN = "bare again"
 COMMANDS: dict[str, float | None] = {  # arguments → the most that its ratio may be
+    "-h": 1.35,
     "--help": 1.35,
     "--version": 1.35,
     "params llama-2-7b": 1.35,
@@ -52,6 +55,18 @@ COMMANDS: dict[str, float | None] = {  # arguments → the most that its ratio m
     "bench --help": 1.6,
     "compare --help": 1.6,
     "doctor --help": 1.6,
+    "trace -h": 1.6,
+    "params -h": 1.6,
+    "bench -h": 1.6,
+}
+TABS: dict[str, float] = {  # what stands before the cursor when Tab is pressed → the same; a shell reads it in a pipe
+    "ffn tr": 1.35,
+    "ffn trace gp": 1.35,
+    "ffn trace --d": 1.35,
+    "ffn activations ge": 1.35,
+    "ffn bench -k ea": 1.35,
+    "ffn verify --check m": 1.35,
+    "ffn params --dtype q": 1.35,
 }
 WARM_UPS = 3
 SIZE = (40, 100)  # of the pseudo-terminal
@@ -93,10 +108,11 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in drop} | {"TERM": "xterm-256color"}
 
 
-def in_pipe(command: Sequence[str]) -> float:
-    """Seconds until the end of `command`, whose output goes to a pipe."""
+def in_pipe(command: Sequence[str], tab: str = "") -> float:
+    """Seconds until the end of `command`, whose output goes to a pipe; of a completion where `tab` is the line."""
+    env = environment() | ({"_FFN_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": tab} if tab else {})
     start = time.perf_counter()
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment(), check=False)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=env, check=False)
     seconds = time.perf_counter() - start
     _must_work(command, done.returncode, done.stdout + done.stderr)
     return seconds
@@ -142,11 +158,14 @@ def measure(where: str, bare: Path, rounds: int) -> list[Result]:
     ffn, _ = launcher()
     yardstick = [sys.executable, str(bare)]
     commands = {text: [*ffn, *text.split()] for text in COMMANDS} | {AGAIN: yardstick, "": yardstick}
+    runs = {text: partial(run, command) for text, command in commands.items()}
+    if where == "pipe":
+        runs |= {f"{tab}<Tab>": partial(in_pipe, ffn, tab) for tab in TABS}
     order = random.Random(0)
-    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     for at in range(WARM_UPS + rounds):
-        for name in order.sample(list(commands), len(commands)):
-            taken = run(commands[name])
+        for name in order.sample(list(runs), len(runs)):
+            taken = runs[name]()
             if at >= WARM_UPS:
                 seconds[name].append(taken)
     base = seconds.pop("")
@@ -158,7 +177,8 @@ def _result(where: str, name: str, seconds: list[float], base: list[float]) -> R
     ratios = [a / b for a, b in zip(seconds, base, strict=True)]
     low, high = median_interval(ratios)
     medians = statistics.median(seconds), statistics.median(ratios)
-    return Result(where, name, *medians, low, high, COMMANDS.get(name), len(seconds))
+    limit = COMMANDS.get(name, TABS.get(name.removesuffix("<Tab>")))
+    return Result(where, name, *medians, low, high, limit, len(seconds))
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
@@ -180,13 +200,13 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
 
 def show(results: Sequence[Result]) -> None:
     """One place's results as a table."""
-    print(f"{'command':<22} {'median':>9}  {'ratio':>6}  {'95 % interval':<15}  {'limit':>5}")
+    print(f"{'command':<24} {'median':>9}  {'ratio':>6}  {'95 % interval':<15}  {'limit':>5}")
     for r in results:
-        name = r.command if r.command == AGAIN else f"ffn {r.command}"
+        name = f"ffn {r.command}" if r.command in COMMANDS else r.command
         limit = "" if r.limit is None else f"{r.limit:.2f}"
         interval = f"{r.ratio_low:.3f} to {r.ratio_high:.3f}"
         figures = f"{1000 * r.median_s:6.1f} ms  {r.ratio:6.3f}  {interval:<15}"
-        print(f"{name:<22} {figures}  {limit:>5}  {_verdict(r)}".rstrip())
+        print(f"{name:<24} {figures}  {limit:>5}  {_verdict(r)}".rstrip())
 
 
 def _verdict(r: Result) -> str:

@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("ffncli.cli.bench.command", "Verify, then time kernels: ratios that anyone can reproduce."),
     "models": ("ffncli.cli.models", "List the known models, with their sources."),
     "compare": ("ffncli.cli.compare.command", "Compare two results of ffn bench, or two saved traces."),
-    "doctor": ("ffncli.cli.doctor", "Show what this machine can do, and what it can tell apart."),
+    "doctor": ("ffncli.cli.doctor", "Show what this machine can do, and how noisy it is."),
     "explain": ("ffncli.cli.explain.command", "Explain a part of the block: gelu, gate, 4x, neuron, moe, ..."),
 }
 

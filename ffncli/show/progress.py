@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ffncli.show.color import ColorChoice, is_colored
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -31,7 +33,6 @@ class Advance:
             self.bar.update(self.task, description=what)
 
 
-from ffncli.show.color import ColorChoice, is_colored
 
 
 @contextmanager

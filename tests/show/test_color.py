@@ -8,6 +8,10 @@ import itertools
 import pytest
 
 from ffncli.show.color import COLORS, is_colored, painted
+from ffncli.show.output import Output
+from ffncli.show.parts import Answer, Heading, Line
+from ffncli.show.tables import Table
+from ffncli.show.tensors import Excerpt
 from tests.show.test_output import ESCAPE
 
 
@@ -63,6 +67,19 @@ def test_a_page_in_a_pipe_is_the_same_page_in_colour(call, command, monkeypatch)
     assert "\x1b" not in err
     monkeypatch.setenv("NO_COLOR", "1")
     assert call(*command.split()) == plain
+
+
+def test_which_parts_of_a_page_have_which_style(capsys):
+    """Names of columns and rows that stand out are bold, remarks and quiet lines dim, numbers by their sign."""
+    table = Table(("name", "n"), [("a", 1), ("sum", 22), ("b", 3)], "Title", frozenset({1}))
+    values = Excerpt((4,), ((0, 1, 2, 3),), [-1.0, 0.0, 2.0, float("nan")])
+    parts = (Heading("Head", "remark"), Line("loud"), Line("quiet", True), values, table)
+    Output(color="always").show(Answer("demo", {}, table, parts))
+    assert capsys.readouterr().out.splitlines() == [
+        "\x1b[1mHead\x1b[0m  \x1b[2mremark\x1b[0m", "  loud", "  \x1b[2mquiet\x1b[0m",
+        "  \x1b[31m-1.0000\x1b[0m  \x1b[2m 0.0000\x1b[0m  \x1b[32m 2.0000\x1b[0m  \x1b[2m    NaN\x1b[0m",
+        "", "\x1b[1mTitle\x1b[0m", "\x1b[1mname   n\x1b[0m", "a      1", "\x1b[1msum   22\x1b[0m", "b      3",
+    ]  # fmt: skip
 
 
 def test_the_option_in_a_pipe(call):

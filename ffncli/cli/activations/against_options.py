@@ -39,7 +39,8 @@ class AgainstOptions:
     dtypes: Annotated[
         list[str] | None,
         difference_option("--dtype", metavar="NAME,...", daily=True, values=values.rounding_formats,
-                          help=f"Formats to round to: bf16, fp16 or fp32. [default: {DEFAULT_FORMATS}]"),
+                          help="Formats to round to: bf16, fp16 or fp32; with --source, to compute in."
+                               f" [default: {DEFAULT_FORMATS}]"),
     ] = None  # fmt: skip
 
     @property

@@ -58,7 +58,8 @@ class DimensionOptions:
     """--d-model and its kin: the choices that make a block, or override a source's."""
 
     d_model: Annotated[
-        Text, _source("--d-model", metavar="N", help="Width of the model. These options override the SOURCE's.")
+        Text,
+        _source("--d-model", metavar="N", help="Width of the model. This option and those below override SOURCE's."),
     ] = None
     d_ff: Annotated[
         Text, _source("--d-ff", metavar="N|4x", help="Width of one projection: a number, or a multiple of d_model.")
@@ -72,7 +73,7 @@ class DimensionOptions:
     ] = None  # fmt: skip
     gated: Annotated[Flag, _source("--gated/--plain", help="With a gate projection, or without.")] = None
     bias: Annotated[
-        Flag, _source("--bias/--no-bias", help="Biases on the projections. [default: yes in plain blocks]")
+        Flag, _source("--bias/--no-bias", help="Add biases to the projections. [default: in plain blocks]")
     ] = None
     norm: Annotated[
         Text, _source("--norm", metavar="NAME", values=values.norms, help="Norm: none, layernorm or rmsnorm.")
@@ -225,7 +226,14 @@ class OutputOptions:
     json: Annotated[bool, _show("--json", daily=True, help="Same as --format json.")] = False
     csv: Annotated[bool, _show("--csv", help="Same as --format csv.")] = False
     out: Annotated[
-        Text, _show("-o", "--output", metavar="FILE", daily=True, help="Write the answer to FILE; - is stdout.")
+        Text,
+        _show(
+            "-o",
+            "--output",
+            metavar="FILE",
+            daily=True,
+            help="Write to FILE, in the format of its suffix (.json, .csv, .md); - is stdout.",
+        ),
     ] = None
     force: Annotated[bool, _show("--force", help="Replace a file that exists.")] = False
     color: Annotated[

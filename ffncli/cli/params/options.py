@@ -36,7 +36,7 @@ Sweep = Annotated[
     _count("--sweep", metavar="NAME=A,B,...", daily=True,
            help="A row for each value, as in d_ff=1x,2x,4x or tokens=1,32; repeatable."),
 ]  # fmt: skip
-IsoParams = Annotated[
+EqualSize = Annotated[
     bool, _count("--iso-params", daily=True, help="Add the gated or plain block with as many parameters.")
 ]
 MultipleOf = Annotated[

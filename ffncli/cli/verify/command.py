@@ -77,7 +77,7 @@ def command(
     dimensions: DimensionOptions,
     show: OutputOptions,
 ) -> None:
-    """Prove that ways of computing a block agree, and how a file was read; exit 1 where they do not.
+    """Prove that ways of computing a block agree, and that a file was read correctly; exit 1 if not.
 
     Examples:
       ffn verify 512x2048:swiglu               # every check
