@@ -1,4 +1,4 @@
-"""--iso-params of `ffn activations`: at which width a gated block is as large as a plain one."""
+"""--iso-params of `ffn activations`: the width at which a gated block is as large as a plain one."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ _D_MODEL, _D_FF = "512", "2048"  # the Transformer of 2017
 
 @dataclass(frozen=True)
 class IsoOptions:
-    """--iso-params, and the plain block that the gated one is to equal."""
+    """--iso-params, and the plain block that the gated one should equal."""
 
     iso_params: Annotated[
         bool, _iso("--iso-params", help="The width at which the gated block has a plain one's parameters.")
     ] = False
-    d_model: Annotated[Text, _iso("--d-model", metavar="N", help="Of both blocks, default 512.")] = None
+    d_model: Annotated[Text, _iso("--d-model", metavar="N", help="Width of both blocks, default 512.")] = None
     d_ff: Annotated[Text, _iso("--d-ff", metavar="N|4x", help="Of the plain block, default 2048 (or 4x).")] = None
     multiple_of: Annotated[
         Count,
         _iso("--multiple-of", metavar="M", parser=positive("--multiple-of"), help="Rounds the gated d_ff up."),
     ] = None
 
-    def found(self, gated: Sequence[str]) -> dict[str, IsoUnit]:
-        """For each gated unit; nothing where it was not asked for. Raises FFNError for what contradicts itself."""
-        said = {"--d-model": self.d_model, "--d-ff": self.d_ff, "--multiple-of": self.multiple_of}
+    def iso_units(self, gated: Sequence[str]) -> dict[str, IsoUnit]:
+        """The record of each gated unit; empty without --iso-params. Raises FFNError for contradictory options."""
+        options = {"--d-model": self.d_model, "--d-ff": self.d_ff, "--multiple-of": self.multiple_of}
         if not self.iso_params:
-            for option, value in said.items():
+            for option, value in options.items():
                 if value is not None:
-                    raise FFNError(f"{option} needs --iso-params", "it makes the blocks that are compared")
+                    raise FFNError(f"{option} needs --iso-params", "it compares blocks of equal size")
             return {}
         if not gated:
-            raise FFNError("--iso-params needs a gated unit to be compared", "name one: " + ", ".join(UNITS))
+            raise FFNError("--iso-params needs a gated unit to compare", "name one: " + ", ".join(UNITS))
         from ffncli.models.counting.iso_units import iso_unit
 
         d_model = whole("--d-model", self.d_model or _D_MODEL)

@@ -85,17 +85,17 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
 
 def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
     """tie_word_embeddings, as the text model's config and the whole one say it; None where neither does, or not so."""
-    said = {values.get("tie_word_embeddings") for values in (config.values, whole_values)} - {None}
-    one = said.pop() if len(said) == 1 else None
-    return one if isinstance(one, bool) else None
+    flags = {values.get("tie_word_embeddings") for values in (config.values, whole_values)} - {None}
+    flag = flags.pop() if len(flags) == 1 else None
+    return flag if isinstance(flag, bool) else None
 
 
 def _nearest_model_type(model_type: str) -> str:
     """The names one letter away, of the same version: others that look alike are other models."""
     otherwise = "give its tensors (a directory or .safetensors file): they are counted without it"
     version = re.findall(r"\d", model_type)
-    known = [name for name in BY_TYPE if re.findall(r"\d", name) == version]
-    return did_you_mean(model_type, known, otherwise, cutoff=1 - 1.5 / max(len(model_type[:80]), 6))
+    names = [name for name in BY_TYPE if re.findall(r"\d", name) == version]
+    return did_you_mean(model_type, names, otherwise, cutoff=1 - 1.5 / max(len(model_type[:80]), 6))
 
 
 def _names(config: Fields, family: Family) -> dict[str, str]:
@@ -115,17 +115,17 @@ def quantization_of(config: Fields) -> Mapping[str, Any] | None:
     for values in (config.values, config.values.get("text_config")):
         if isinstance(values, Mapping):
             for key in _QUANTIZATION:
-                if isinstance(found := values.get(key), Mapping):
-                    return found
+                if isinstance(quantization := values.get(key), Mapping):
+                    return quantization
     return None
 
 
 def _dtype(config: Fields) -> str | None:
     """The format that the config says its weights are stored in; None where it does not, or in none of ours."""
-    said = quantization_of(config) or {}
-    method, bits = said.get("quant_method"), said.get("bits")
+    quantization = quantization_of(config) or {}
+    method, bits = quantization.get("quant_method"), quantization.get("bits")
     if method == "bitsandbytes":
-        method, bits = "bitsandbytes", 4 if said.get("load_in_4bit") or said.get("_load_in_4bit") else 8
+        method, bits = "bitsandbytes", 4 if quantization.get("load_in_4bit") or quantization.get("_load_in_4bit") else 8
     packed = {"gptq": f"int{bits}", "awq": f"int{bits}", "bitsandbytes": "nf4" if bits == 4 else "int8"}
     row = dtypes.find_storage(packed.get(str(method), method)) or dtypes.find(config.get("dtype|torch_dtype", None))
     return row.name if row else None
@@ -175,7 +175,7 @@ def _stack(config: Fields, family: Family, stack: Stack) -> list[Group]:
     has_experts = family.moe.layers(fields, stack) if family.moe else lambda i: False
     extra = family.layer(fields, stack)
     runs = (stack.runs or family.runs)(fields)
-    known: dict[Any, FFNSpec] = {}
+    by_kind: dict[Any, FFNSpec] = {}
     by_runs: dict[int, dict[int, FFNSpec]] = {}
     for i in range(count):
         moe, more = has_experts(i), extra(i)
@@ -183,17 +183,17 @@ def _stack(config: Fields, family: Family, stack: Stack) -> list[Group]:
             continue
         dense = None if moe else _dense_width(fields, family, stack, i, count)
         key = (moe, dense, tuple(sorted(more.items(), key=lambda item: item[0])))
-        if key not in known:
-            known[key] = _experts(fields, family, more) if moe else _dense(fields, family, dense, more)
+        if key not in by_kind:
+            by_kind[key] = _experts(fields, family, more) if moe else _dense(fields, family, dense, more)
         often = runs if isinstance(runs, int) else runs[i]
-        by_runs.setdefault(often, {}).update(dict.fromkeys(range(i * times, (i + 1) * times), known[key]))
+        by_runs.setdefault(often, {}).update(dict.fromkeys(range(i * times, (i + 1) * times), by_kind[key]))
     return [group for often, specs in by_runs.items() for group in grouped(stack.name, specs, often, times)]
 
 
 def _common(config: Fields, family: Family) -> dict[str, Any]:
     """The keyword arguments of FFNSpec that dense and MoE layers share."""
     eps, default = family.eps
-    known: dict[str, Any] = {
+    choices: dict[str, Any] = {
         "d_model": config.integer(family.d_model),
         "gated": family.gated,
         "norm": family.norm,
@@ -203,15 +203,15 @@ def _common(config: Fields, family: Family) -> dict[str, Any]:
         "residual": True,
     }
     if family.activation:
-        known["activation"] = config.text(family.activation, family.default_activation)
-    known["bias"] = family.bias if isinstance(family.bias, bool) else config.flag(*family.bias)
-    known |= family.adjust(config)
+        choices["activation"] = config.text(family.activation, family.default_activation)
+    choices["bias"] = family.bias if isinstance(family.bias, bool) else config.flag(*family.bias)
+    choices |= family.adjust(config)
     label = config.name(family.activation or "activation")
-    said = known["activation"]
-    known["activation"], implied = activations.resolve(said, f"{config.where}: {label}")
-    if implied and not known["gated"]:
-        raise FFNError(f"{config.where}: {label} {shown(said)} is a gated unit", "this family's blocks have no gate")
-    return known
+    name = choices["activation"]
+    choices["activation"], implied = activations.resolve(name, f"{config.where}: {label}")
+    if implied and not choices["gated"]:
+        raise FFNError(f"{config.where}: {label} {shown(name)} is a gated unit", "this family's blocks have no gate")
+    return choices
 
 
 def _dense_width(config: Fields, family: Family, stack: Stack, layer: int, count: int) -> int | None:
@@ -228,27 +228,27 @@ def _dense_width(config: Fields, family: Family, stack: Stack, layer: int, count
 
 
 def _dense(config: Fields, family: Family, d_ff: int | None, extra: Extra) -> FFNSpec:
-    known = _common(config, family)
+    choices = _common(config, family)
     if d_ff is None and family.multiple is not None:
-        d_ff = family.multiple * known["d_model"]
+        d_ff = family.multiple * choices["d_model"]
     if d_ff is not None:
-        known["d_ff"] = d_ff
-    known |= extra
-    if "d_ff" not in known:
+        choices["d_ff"] = d_ff
+    choices |= extra
+    if "d_ff" not in choices:
         config.integer(family.d_ff or "intermediate_size")  # raises: it is missing
-    return _spec(config, **known)
+    return _spec(config, **choices)
 
 
 def _experts(config: Fields, family: Family, extra: Extra) -> FFNSpec:
     row = family.moe
     assert row is not None
-    known = _common(config, family)
+    choices = _common(config, family)
     if "d_ff" not in extra:
-        known["d_ff"] = config.integer(row.d_ff)
+        choices["d_ff"] = config.integer(row.d_ff)
     routing = dict(row.routing(config))
     experts = routing.pop("experts", None) or config.integer(row.experts)
     top_k = routing.pop("top_k", None) or config.integer(row.top_k, high=experts)
-    return _spec(config, **known | {"moe": MoE(experts, top_k, **routing)} | dict(extra))
+    return _spec(config, **choices | {"moe": MoE(experts, top_k, **routing)} | dict(extra))
 
 
 def _spec(config: Fields, **choices: Any) -> FFNSpec:
@@ -277,9 +277,9 @@ def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> 
             f"widths: d_ff = {family.multiple} × d_model, the family's rule"
             + (f" ({family.d_ff} not given)" if family.d_ff else "")
         )
-    said, runs = config.values.get("hidden_act"), groups[0].spec.activation
-    if isinstance(said, str) and activations.CANONICAL.get(said.lower()) != runs:
-        out.append(f"activation: {runs}; hidden_act says {shown(said)}, which this family's code does not run")
+    hidden_act, runs = config.values.get("hidden_act"), groups[0].spec.activation
+    if isinstance(hidden_act, str) and activations.CANONICAL.get(hidden_act.lower()) != runs:
+        out.append(f"activation: {runs}; hidden_act says {shown(hidden_act)}, which this family's code does not run")
     return out
 
 

@@ -74,8 +74,8 @@ REFUSED: Mapping[str, str] = dict.fromkeys(
 
 def _mllama(config: Fields, stack: Stack) -> Callable[[int], Extra]:
     """Where a layer attends to the image, a learned gate scales the FFN's output: the block ends before that."""
-    given = config.get("cross_attention_layers", None) is not None
-    crossed = config.integers("cross_attention_layers") if given else (3, 8, 13, 18, 23, 28, 33, 38)
+    listed = config.get("cross_attention_layers", None) is not None
+    crossed = config.integers("cross_attention_layers") if listed else (3, 8, 13, 18, 23, 28, 33, 38)
     return lambda i: {"residual": False} if i in crossed else {}
 
 

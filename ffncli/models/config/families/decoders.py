@@ -16,8 +16,8 @@ LAYER_NORM_EPS = ("layer_norm_epsilon|layer_norm_eps|layernorm_epsilon|norm_epsi
 
 def _not_covered(config: Fields, field: str, value: object, why: str) -> FFNError:
     """The refusal of a field's value that the family's row cannot describe."""
-    said = str(value).lower() if isinstance(value, bool) else shown(value)
-    return FFNError(f"{config.where}: {field} = {said} is not covered", why)
+    text = str(value).lower() if isinstance(value, bool) else shown(value)
+    return FFNError(f"{config.where}: {field} = {text} is not covered", why)
 
 
 def _opt(config: Fields) -> Extra:
@@ -176,15 +176,15 @@ def _cycles(names: Sequence[tuple[str, int]]) -> Callable[[Fields], int]:
     return lambda config: prod(config.integer(name, default) for name, default in names)
 
 
-def _silu(eps: float = 1e-6, **said: Any) -> Family:
+def _silu(eps: float = 1e-6, **fields: Any) -> Family:
     """Llama's block: SiLU-gated, RMSNorm before it."""
-    return Family(default_activation="silu", eps=("rms_norm_eps", eps), **said)
+    return Family(default_activation="silu", eps=("rms_norm_eps", eps), **fields)
 
 
-def _plain(activation: str | None, default: str = REQUIRED, **said: Any) -> Family:
+def _plain(activation: str | None, default: str = REQUIRED, **fields: Any) -> Family:
     """GPT's block: no gate, biases, LayerNorm before it."""
     defaults: dict[str, Any] = {"bias": True, "norm": "layernorm", "eps": LAYER_NORM_EPS}
-    return Family(gated=False, activation=activation, default_activation=default, **defaults | said)
+    return Family(gated=False, activation=activation, default_activation=default, **defaults | fields)
 
 
 _PARALLEL: dict[str, Any] = {"parallel": True, "shared_norm": True}

@@ -162,9 +162,9 @@ def _zamba_stored(config: Fields) -> int:
     return 1
 
 
-def _silu(eps: float = 1e-6, **said: Any) -> Family:
+def _silu(eps: float = 1e-6, **fields: Any) -> Family:
     """Llama's block: SiLU-gated, RMSNorm before it."""
-    return Family(default_activation="silu", eps=("rms_norm_eps", eps), **said)
+    return Family(default_activation="silu", eps=("rms_norm_eps", eps), **fields)
 
 
 _MLP_BIAS = ("mlp_bias", False)

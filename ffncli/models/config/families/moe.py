@@ -73,8 +73,8 @@ def _deepseek_v2(config: Fields) -> Extra:
 
 def _dots3(config: Fields) -> Extra:
     width: int = config.integer("moe_shared_expert_intermediate_size|shared_experts_intermediate_size", 1536)
-    known = corrected()(config)
-    return {**known, "shared_d_ff": width * known["shared_experts"]} if known["shared_experts"] else known
+    routing = corrected()(config)
+    return {**routing, "shared_d_ff": width * routing["shared_experts"]} if routing["shared_experts"] else routing
 
 
 def _cohere2(config: Fields) -> Extra:
@@ -135,8 +135,8 @@ def _laguna(config: Fields) -> Extra:
 
 def _mistral4(config: Fields) -> Extra:
     """DeepSeek-V3's choice among groups, by the probabilities themselves."""
-    known = corrected()(config)
-    return {**known, "score": "softmax", "correction": False}
+    routing = corrected()(config)
+    return {**routing, "score": "softmax", "correction": False}
 
 
 def _longcat(config: Fields) -> Extra:

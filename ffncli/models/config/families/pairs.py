@@ -65,8 +65,8 @@ def _nllb_widths(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 def _fixed(config: Fields, name: str, wanted: str, why: str) -> None:
     """FFNError where a field says anything but what a block of independent tokens can do."""
-    if (said := config.text(name, wanted)) != wanted:
-        raise FFNError(f"{config.where}: {name} = {shown(said)} is not covered", f"{why}; only {wanted} is")
+    if (text := config.text(name, wanted)) != wanted:
+        raise FFNError(f"{config.where}: {name} = {shown(text)} is not covered", f"{why}; only {wanted} is")
 
 
 def _switch_routing(config: Fields) -> Extra:

@@ -29,8 +29,8 @@ def only(config: Fields, name: str, allowed: object, why: str) -> None:
 def sparse_step(config: Fields, stack: Stack, dense_layers: tuple[int, ...] = ()) -> Callable[[int], bool]:
     """Qwen's rule: every `decoder_sparse_step`-th layer has experts, but for those listed as dense."""
     step: int = config.integer("decoder_sparse_step", 1)
-    said = config.get("mlp_only_layers", None) is not None
-    dense = frozenset(config.integers("mlp_only_layers") if said else dense_layers)
+    listed = config.get("mlp_only_layers", None) is not None
+    dense = frozenset(config.integers("mlp_only_layers") if listed else dense_layers)
     return lambda i: i not in dense and (i + 1) % step == 0
 
 
