@@ -125,7 +125,7 @@ def command(
 
 def _overfitting(question: FitQuestion, rows: Sequence[FitRow]) -> list[Overfitting]:
     """The verdicts on blocks that were fitted to noisy samples."""
-    from ffncli.run.approximate.approximate import overfitting  # torch, which finished the rows
+    from ffncli.run.approximate.approximate import overfitting  # torch, which fitted the rows
 
     return overfitting(rows) if question.noise else []
 

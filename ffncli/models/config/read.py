@@ -1,7 +1,7 @@
 """config.json → the model it describes. A family's row (families/) says which fields hold what, what the code fixes.
 
-Gatedness and most biases stand in no config field: the family's row says them (they follow from `model_type`), and
-tensor names, where there are any, overrule it (`evidence.py`). Facts: transformers 5.23
+Gatedness and most biases are in no config field: the family's row has them (they follow from `model_type`), and tensor
+names, where there are any, overrule it (`evidence/`). Facts: transformers 5.23
 `configuration_*.py` and `modeling_*.py`.
 """
 
@@ -84,14 +84,14 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
 
 
 def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
-    """tie_word_embeddings, as the text model's config and the whole one say it; None where neither does, or not so."""
+    """tie_word_embeddings of the text model's config or the whole one; None where neither has it, or they differ."""
     flags = {values.get("tie_word_embeddings") for values in (config.values, whole_values)} - {None}
     flag = flags.pop() if len(flags) == 1 else None
     return flag if isinstance(flag, bool) else None
 
 
 def _nearest_model_type(model_type: str) -> str:
-    """The names one letter away, of the same version: others that look alike are other models."""
+    """Names one letter away, with the same version number: other similar names are other models."""
     otherwise = "give its tensors (a directory or .safetensors file): they are counted without it"
     version = re.findall(r"\d", model_type)
     names = [name for name in BY_TYPE if re.findall(r"\d", name) == version]
@@ -99,7 +99,7 @@ def _nearest_model_type(model_type: str) -> str:
 
 
 def _names(config: Fields, family: Family) -> dict[str, str]:
-    """The config's own names of our fields, for messages: those it uses, else the usual ones."""
+    """The config's names of our fields, for messages: those it uses, else the usual ones."""
     moe, stack = family.moe, family.stacks[0] if family.stacks else Stack()
     fields = {
         "d_model": family.d_model, "d_ff": stack.d_ff or family.d_ff, "activation": family.activation,
@@ -111,7 +111,7 @@ def _names(config: Fields, family: Family) -> dict[str, str]:
 
 
 def quantization_of(config: Fields) -> Mapping[str, Any] | None:
-    """The quantization_config of a config, which its text_config may hold; None where there is none."""
+    """The quantization_config of a config or of its text_config; None where there is none."""
     for values in (config.values, config.values.get("text_config")):
         if isinstance(values, Mapping):
             for key in _QUANTIZATION:
@@ -121,7 +121,7 @@ def quantization_of(config: Fields) -> Mapping[str, Any] | None:
 
 
 def _dtype(config: Fields) -> str | None:
-    """The format that the config says its weights are stored in; None where it does not, or in none of ours."""
+    """The format of the stored weights by the config; None where it has none, or an unknown one."""
     quantization = quantization_of(config) or {}
     method, bits = quantization.get("quant_method"), quantization.get("bits")
     if method == "bitsandbytes":
@@ -132,7 +132,7 @@ def _dtype(config: Fields) -> str | None:
 
 
 def text_tower(config: Fields) -> tuple[Fields, list[str]]:
-    """The config itself, or the nested one that holds the text model's numbers, however deep."""
+    """The config itself, or the nested one with the text model's numbers, at any depth."""
     evidence: list[str] = []
     while name := next((n for n in TOWERS if config.values.get(n) is not None), None):
         family = family_of(config.values.get("model_type"))
@@ -152,19 +152,19 @@ def _part(config: Fields, part: str) -> tuple[list[Group], tuple[str, ...]]:
     fields = config.inside(part)
     family = family_of(fields.values.get("model_type"))
     if family is not None and (family.parts or len(family.stacks) != 1):
-        message = f"{fields.where}: model_type {shown(fields.values['model_type'])} is no single stack"
+        message = f"{fields.where}: model_type {shown(fields.values['model_type'])} is not a single stack"
         raise FFNError(message, "an encoder-decoder is made of one encoder and one decoder")
     inner = from_config(fields.values, part, fields.where)
     return [replace(group, stack=part) for group in inner.groups], inner.evidence
 
 
 def _layer_count(fields: Fields, stack: Stack) -> tuple[int, int]:
-    """(layers of the stack, FFNs in one layer). Raises FFNError where they cannot be."""
+    """(layers of the stack, FFNs in one layer). Raises FFNError for impossible numbers."""
     count = fields.integer(stack.layers, high=MOST_LAYERS) if isinstance(stack.layers, str) else stack.layers(fields)
     times = fields.integer(stack.times, high=MOST_LAYERS) if isinstance(stack.times, str) else stack.times
     if not 1 <= count * times <= MOST_LAYERS:
         most = f"a stack has from 1 to {MOST_LAYERS}"
-        raise FFNError(f"{fields.where}: {count * times} FFNs in the stack '{stack.name}' cannot be", most)
+        raise FFNError(f"{fields.where}: {count * times} FFNs in the stack '{stack.name}' are out of range", most)
     return count, times
 
 
@@ -215,7 +215,7 @@ def _common(config: Fields, family: Family) -> dict[str, Any]:
 
 
 def _dense_width(config: Fields, family: Family, stack: Stack, layer: int, count: int) -> int | None:
-    """d_ff of a dense layer; None where no field says it (the family's multiple of d_model, or `layer`, does)."""
+    """d_ff of a dense layer; None where no field has it (then the family's multiple of d_model, or `layer`)."""
     name = stack.d_ff or family.d_ff
     value = config.get(name, None) if name else None
     if value is None or name is None:
@@ -260,7 +260,7 @@ def _spec(config: Fields, **choices: Any) -> FFNSpec:
 
 
 def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> list[str]:
-    """Which fields the widths and the function came from, and which tempting one was not used."""
+    """Which fields the widths and the function came from, and which similar one was not used."""
     dense = [n for n in (family.d_ff, *(s.d_ff for s in family.stacks)) if n]
     kinds = {group.spec.moe is not None for group in groups}
     names = [
@@ -284,6 +284,6 @@ def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> 
 
 
 def _short_name(source: str) -> str:
-    """The directory's name: what a config says of its own name is often that of its parent model."""
+    """The directory's name: the name in a config is often that of its parent model."""
     path = Path(source)
     return (path.absolute().parent.name if path.suffix == ".json" else path.absolute().name) or source

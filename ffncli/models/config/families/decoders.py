@@ -87,7 +87,7 @@ def _gemma3n(config: Fields) -> Extra:
 
 def _gemma4(config: Fields) -> Extra:
     if config.flag("enable_moe_block", False):
-        why = "its MLP and its experts run side by side, each between norms of its own"
+        why = "its MLP and its experts run side by side, each between its own norms"
         raise _not_covered(config, "enable_moe_block", True, why)
     return {}
 
@@ -145,7 +145,7 @@ def _qwen(config: Fields) -> Extra:
 
 
 def _chatglm(config: Fields) -> Extra:
-    # The first ChatGLM has other fields (inner_hidden_size) and no gate: without ffn_hidden_size nothing is said.
+    # The first ChatGLM has other fields (inner_hidden_size) and no gate: without ffn_hidden_size it is refused.
     if config.flag("apply_residual_connection_post_layernorm", False):
         why = "its residual takes the norm's output, which no known ChatGLM checkpoint does"
         raise _not_covered(config, "apply_residual_connection_post_layernorm", True, why)
@@ -317,7 +317,7 @@ _GEMMAS = {
     ),
 }  # fmt: skip
 
-# Remote code, no class of transformers: from their published configs, held to their published totals.
+# Remote code, no class of transformers: from their published configs, checked against their published totals.
 _REMOTE = {
     "baichuan": _silu(),
     "internlm2": _silu(),  # its `bias` is the attention's
