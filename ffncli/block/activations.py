@@ -385,7 +385,7 @@ def known_names() -> list[str]:
 
 
 def resolve(name: str, field: str = "--activation") -> tuple[str, bool | None]:
-    """(canonical name, gated) for any spelling; gated is True for the name of a gated unit, else None (not said).
+    """(canonical name, gated) for any spelling; gated is True for the name of a gated unit, else None (open).
 
     Raises FFNError for an unknown name, with the nearest known ones, and for one of LIMITED. Names are looked up, never
     evaluated.

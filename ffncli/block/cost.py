@@ -3,8 +3,8 @@
 Conventions (also printed in every JSON answer): 1 multiply-add = 2 FLOPs. Elementwise work is 1 per element for bias,
 activation, multiply and add, 4 for RMSNorm, 7 for LayerNorm, 0 for dropout. A router costs 1 per logit for its score,
 1 per logit for a choice correction, top_k for a renormalisation and top_k for a scale; mixing the chosen experts is a
-multiply each and the adds between them. `params` are the FFN's own: weights, biases, the router, learned activation
-parameters; norms are counted apart, and only those that no other branch reads.
+multiply each and the adds between them. `params` are the FFN's: weights, biases, the router, learned activation
+parameters; norms are counted separately, and only those that no other branch reads.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ def cost(steps: Sequence[Step], tokens: int = 1) -> Cost:
 
 def step_costs(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> dict[str, Cost]:
     """Each step's cost, by its output's name, for inputs of these shapes."""
-    known = shapes(steps, inputs)
+    shapes_by_name = shapes(steps, inputs)
     top_k = {s.output: s.op.top_k for s in steps if isinstance(s.op, Route)}
-    return {s.output: _step(s, known, top_k) for s in steps}
+    return {s.output: _step(s, shapes_by_name, top_k) for s in steps}
 
 
-def _step(step: Step, known: Mapping[str, Shape], top_k: Mapping[str, int]) -> Cost:
-    op, out = step.op, known[step.output]
+def _step(step: Step, shapes: Mapping[str, Shape], top_k: Mapping[str, int]) -> Cost:
+    op, out = step.op, shapes[step.output]
     numbers = sum(prod(axis.size for axis in axes) for axes in step.parameters().values())
     elements, tokens = prod(out), prod(out[:-1])
     match op:
@@ -105,15 +105,15 @@ def _step(step: Step, known: Mapping[str, Shape], top_k: Mapping[str, int]) -> C
             adds = len(step.inputs) - 1 + (op.scale != 1)
             return Cost(elementwise_flops=elements * adds, elements=elements)
         case Norm():
-            own = 0 if op.shared else numbers
-            return Cost(0, 0, own, 0, elements * (4 if op.kind == "rmsnorm" else 7), elements)
+            norm_params = 0 if op.shared else numbers
+            return Cost(0, 0, norm_params, 0, elements * (4 if op.kind == "rmsnorm" else 7), elements)
         case Dropout():
             return Cost(elements=elements)
         case Route():
             chosen = tokens * op.top_k * ((op.renormalise and op.order == "score_first") + (op.scale != 1))
             return Cost(numbers, numbers, 0, 0, elements * (1 + op.correction) + chosen, elements)
         case Experts():
-            return _experts(op, top_k[step.inputs[1]], known[step.inputs[0]], out)
+            return _experts(op, top_k[step.inputs[1]], shapes[step.inputs[0]], out)
         case AllReduce():
             return Cost(elements=elements)
         case _:
@@ -121,7 +121,7 @@ def _step(step: Step, known: Mapping[str, Shape], top_k: Mapping[str, int]) -> C
 
 
 def _experts(op: Experts, top_k: int, x: Shape, out: Shape) -> Cost:
-    """Every expert's parameters; the work of top_k experts per token, and of mixing them."""
+    """The parameters of all experts; the work of top_k experts per token, and of mixing them."""
     one = cost(op.program, tokens=prod(x[:-1]))
     weighed = out if op.weigh == "output" else x
     mixing = top_k * prod(weighed) + (top_k - 1) * prod(out)

@@ -1,7 +1,7 @@
-"""The number formats a weight or an activation can have, by every name that is in use for them.
+"""The number formats a weight or an activation can have, by every name in use for them.
 
-`TABLE` holds the formats an FFN is computed in, `STORED` those that weights are only kept in, which count bytes. A
-stored format packs the projection matrices alone; biases, norms, routers and what an activation learns keep
+`TABLE` holds the formats an FFN is computed in, `STORED` those that weights are only stored in, which count bytes. A
+stored format packs only the projection matrices; biases, norms, routers and learned activation parameters keep
 `other_bytes` each (see `storage.py`).
 """
 
@@ -17,12 +17,12 @@ from ffncli.errors import FFNError, did_you_mean, shown
 
 @dataclass(frozen=True)
 class DType:
-    """One format: `block` weights, side by side along a row, lie in `block_bytes` bytes, their scales included.
+    """One format: `block` adjacent weights of a row take `block_bytes` bytes, their scales included.
 
-    `torch` is torch's attribute, `safetensors` the code in a header; empty where there is none. `other_bytes` is the
-    width of a number that the format leaves unpacked. The blocks of a `flat` format run on over the ends of rows, and
-    its last block counts in full; any other format takes no row that is not a whole number of blocks. `mean` is for
-    what a file was packed in: its bytes per weight, all scales and indices included, in place of `block_bytes`.
+    `torch` is torch's attribute, `safetensors` the code in a header; empty if there is none. `other_bytes` is the width
+    of a number that the format leaves unpacked. The blocks of a `flat` format continue across the ends of rows, and its
+    last block counts in full; any other format needs rows of a whole number of blocks. `mean` is for the format of a
+    file: its bytes per weight, all scales and indices included, in place of `block_bytes`.
     """
 
     name: str
@@ -60,7 +60,7 @@ class DType:
             return ceil(numbers * self.mean)
         if row % self.block and not self.flat:
             raise FFNError(
-                f"{self.name} stores {self.block} weights in a block, and a row of {row} is no whole number of them",
+                f"{self.name} stores {self.block} weights in a block, and a row of {row} is not a whole number of them",
                 "choose another --dtype",
             )
         return -(-numbers // self.block) * self.block_bytes
@@ -148,7 +148,7 @@ def find_storage(text: object) -> DType | None:
 
 
 def activation_dtype(weights: DType) -> DType:
-    """The format of the activations beside weights of this one: the same, or bf16 beside a stored one."""
+    """The format of the activations for weights in this one: the same, or bf16 for a stored one."""
     return weights if weights.computable else _BY_NAME["bf16"]
 
 

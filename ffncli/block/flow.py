@@ -23,23 +23,23 @@ from ffncli.block.steps import (
 
 
 def flow(steps: Sequence[Step], aliases: Mapping[str, str] = {}) -> tuple[str, ...]:
-    """Lines of the picture, one per unbranched run of steps: names with their widths, what happens on the arrows.
+    """Lines of the picture, one per unbranched run of steps: names with their widths, operations on the arrows.
 
-    A name that several steps read, and a step that reads several names, begin a line. `aliases` stand in brackets.
+    A name that several steps read, and a step that reads several names, start a line. `aliases` are in brackets.
     """
-    known = shapes(steps, input_shapes(steps, (1,)))
+    shapes_by_name = shapes(steps, input_shapes(steps, (1,)))
     readers = Counter(name for step in steps for name in step.inputs)
     lines: list[str] = []
     ending: dict[str, int] = {}  # name → the line that it ends
-    told: set[str] = set()
+    named: set[str] = set()
 
     def node(name: str) -> str:
         """A name, at its first mention with its width."""
-        if name in told:
+        if name in named:
             return name
-        told.add(name)
+        named.add(name)
         alias = f" ({aliases[name]})" if name in aliases else ""
-        return f"{name}{alias} {known[name][-1]}"
+        return f"{name}{alias} {shapes_by_name[name][-1]}"
 
     for step in steps:
         first = step.inputs[0]
@@ -54,7 +54,7 @@ def flow(steps: Sequence[Step], aliases: Mapping[str, str] = {}) -> tuple[str, .
 
 
 def _label(step: Step, steps: Sequence[Step]) -> str:
-    """What an arrow says: the weight's symbol, the function, the sign."""
+    """The label of an arrow: the weight's symbol, the function, the sign."""
     op = step.op
     match op:
         case Linear():

@@ -23,13 +23,13 @@ Weigh = Literal["output", "input"]
 
 @dataclass(frozen=True)
 class MoE:
-    """How tokens find experts, and what runs beside them. Meanings as in `steps.Route` and `steps.Experts`.
+    """How tokens are routed to experts, and what runs next to these. Meanings as in `steps.Route` and `steps.Experts`.
 
     `shared_d_ff` is the width of all shared experts together (None: shared_experts × d_ff); `shared_gate` multiplies
     them by a sigmoid of one logit per token (Qwen2-MoE), `shared_scale` by a number (Cohere 2 takes the mean).
-    `shared_clamp` False: the block's clamp is for the routed experts alone. `identity_experts` are routed to like
-    others and return the token as it is (LongCat-Flash); what is active is counted as if no token went there. `latent`
-    is the width of a narrower space in which the routed experts work, one projection leads there and one back
+    `shared_clamp` False: the block's clamp applies only to the routed experts. `identity_experts` are routed to like
+    others and return the token unchanged (LongCat-Flash); active parameters are counted as if no token went there.
+    `latent` is the width of a narrower space in which the routed experts work, with a projection into it and one back
     (Nemotron-H). `eps` is added to the sum of the chosen weights that renormalises them (LFM2).
     """
 
@@ -61,7 +61,7 @@ class FFNSpec:
     """One block. d_ff is the width of ONE projection (of one expert, in MoE).
 
     `activation` may be any known spelling and is stored canonically; `swiglu` and its kin also set `gated`. `bias` is
-    None for the default: biases iff not gated. `clamp` and `up_plus` are gpt-oss's limits: gate ≤ clamp,
+    None for the default: biases if and only if not gated. `clamp` and `up_plus` are gpt-oss's: gate ≤ clamp,
     |up| ≤ clamp, then up + up_plus. A parallel block adds `attention`, a second input, to its residual;
     `shared_norm` says that its norm is also the attention's. `down_bias` is the down projection's where it differs
     from the others' (GTE). `gate_scale` multiplies the gate before its activation (Falcon-H1). Raises FFNError for
@@ -142,8 +142,8 @@ def one_of(field: str, value: Any, literal: Any) -> Any:
     """`value` if it is one of the Literal's choices, else FFNError listing them."""
     choices = list(get_args(literal))
     if value not in choices:
-        known = "use one of " + ", ".join(choices)
-        raise FFNError(f"{field}: unknown choice {shown(value)}", did_you_mean(str(value), choices, known))
+        usage = "use one of " + ", ".join(choices)
+        raise FFNError(f"{field}: unknown choice {shown(value)}", did_you_mean(str(value), choices, usage))
     return value
 
 
@@ -154,7 +154,7 @@ def _number(field: str, value: Any) -> float:
 
 
 def check_moe(moe: MoE) -> None:
-    """Raises FFNError where the routing cannot work: more chosen than there are, groups that do not divide."""
+    """Raises FFNError where the routing cannot work: more experts chosen than exist, groups of unequal size."""
     for field, literal in (("score", Score), ("order", Order), ("score_dtype", ScoreDType), ("weigh", Weigh)):
         one_of(field, getattr(moe, field), literal)
     _number("scale", moe.scale)
@@ -244,7 +244,7 @@ def _moe(spec: FFNSpec, x: str) -> list[Step]:
 
 
 def _closing(spec: FFNSpec, d_model: Axis, last: str) -> list[Step]:
-    """What follows the FFN: a norm on the branch, the residual, a norm after it."""
+    """The steps after the FFN: a norm on the branch, the residual, a norm after it."""
     out: list[Step] = []
     normed = spec.norm != "none"
     if normed and spec.norm_position in ("branch", "pre+branch"):
@@ -275,4 +275,4 @@ def _negative(value: float | None) -> float | None:
 
 
 def _fill(spec: FFNSpec, field: str, value: object) -> None:
-    object.__setattr__(spec, field, value)  # frozen for everybody else
+    object.__setattr__(spec, field, value)  # frozen everywhere else

@@ -1,4 +1,4 @@
-"""A block as it would be otherwise: without a non-linearity, with biases or none, with a final layer behind it."""
+"""Variants of a block: without a non-linearity, with or without biases, with a final layer behind it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def with_biases(steps: Sequence[Step], bias: bool) -> tuple[Step, ...]:
 def final_layer(source: str, d_model: int, vocab: int, bias: bool) -> tuple[Step, ...]:
     """`logits = source · W (+ b)` over the vocabulary, and `probs = softmax(logits)`.
 
-    A softmax over an axis is a Route that chooses all of it. Raises FFNError for a vocabulary that is no size.
+    A softmax over an axis is a Route that chooses all of it. Raises FFNError for a vocabulary that is not a size.
     """
     axis = Axis("vocab", size("vocab", vocab))
     softmax = Route(axis, vocab, renormalise=False, score_dtype="input")
@@ -39,7 +39,7 @@ def final_layer(source: str, d_model: int, vocab: int, bias: bool) -> tuple[Step
 
 
 def merged_first(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The block behind `merged = x + attention`: how an engine runs it that keeps the attention's residual for it."""
+    """The block behind `merged = x + attention`: as run by an engine that defers the attention's residual to it."""
     (entry,) = block_inputs(steps)
     moved = [replace(s, inputs=tuple("merged" if name == entry else name for name in s.inputs)) for s in steps]
     return (Step("merged", Add(), (entry, "attention")), *moved)

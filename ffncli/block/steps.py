@@ -4,9 +4,9 @@
     act  = relu(up)          Step("act",  Activation("relu"),               ("up",))
     down = act · W2 + b2     Step("down", Linear(d_ff, d_model, bias=True), ("act",))
 
-An op says four things of itself: which parameters it owns (shapes over named axes, torch's `[out, in]`), how it maps
-shapes, how its formula prints, and which axis its input has. Everything else (costs, weights, execution, sharding) is a
-reader in a file of its own with one arm per op. A name that is used and never produced is an input of the block.
+An op defines four things: its parameters (shapes over named axes, torch's `[out, in]`), how it maps shapes, how its
+formula prints, and which axis its input has. Everything else (costs, weights, execution, sharding) is a reader in a
+separate file with one arm per op. A name that is used and never produced is an input of the block.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ONE = Axis("one", 1)
 
 
 class Op:
-    """What all nine share. `parameters` is empty and shapes pass through unless an op says otherwise."""
+    """What all nine share. By default `parameters` is empty and shapes pass through."""
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
         """Parameter name → its axes, in torch's order (`weight` of a Linear: out, in)."""
@@ -254,11 +254,11 @@ class Experts(Op):
     identity: int = 0
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
-        """The program's parameters under their own names ("up.weight"), each with a leading experts axis."""
+        """The program's parameters under their names in it ("up.weight"), each with a leading experts axis."""
         return {name: (self.experts, *axes) for name, axes in parameters(self.program).items()}
 
     def shape(self, *inputs: Shape) -> Shape:
-        """The program's own output shape."""
+        """The program's output shape."""
         (name,) = block_inputs(self.program)
         return shapes(self.program, {name: inputs[0]})[self.program[-1].output]
 
@@ -271,7 +271,7 @@ class Experts(Op):
         return f"Σ {route}[e] · expert_e({x}){rest}"
 
     def into_axis(self) -> Axis | None:
-        """What the program's first step demands."""
+        """The axis that the program's first step requires."""
         return feature_axis(self.program)
 
 
@@ -299,8 +299,8 @@ class Step:
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
         """Full parameter name → axes: `up.weight`; for Experts the names of its program (`gate.weight`)."""
-        own = self.op.parameters()
-        return own if isinstance(self.op, Experts) else {f"{self.output}.{name}": axes for name, axes in own.items()}
+        prefix = "" if isinstance(self.op, Experts) else f"{self.output}."
+        return {prefix + name: axes for name, axes in self.op.parameters().items()}
 
 
 def parameters(steps: Sequence[Step]) -> dict[str, tuple[Axis, ...]]:
@@ -315,21 +315,21 @@ def block_inputs(steps: Sequence[Step]) -> tuple[str, ...]:
 
 
 def feature_axis(steps: Sequence[Step]) -> Axis | None:
-    """The axis of the block's inputs (d_model): what the first step that minds demands."""
+    """The axis of the block's inputs (d_model): that of the first step that requires one."""
     return next((axis for step in steps if (axis := step.op.into_axis())), None)
 
 
 def shapes(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Every name's shape, given the inputs'. Raises FFNError for a name used too early, given twice, or a misfit."""
-    known = dict(inputs)
+    """Every name's shape, from the inputs'. Raises FFNError for a name used too early, assigned twice, or a misfit."""
+    by_name = dict(inputs)
     for step in steps:
         for name in step.inputs:
-            if name not in known:
+            if name not in by_name:
                 raise FFNError(f"step '{step.output}' uses '{name}' before anything produced it")
-        if step.output in known:
+        if step.output in by_name:
             raise FFNError(f"step '{step.output}' is assigned twice")
-        known[step.output] = step.op.shape(*(known[name] for name in step.inputs))
-    return known
+        by_name[step.output] = step.op.shape(*(by_name[name] for name in step.inputs))
+    return by_name
 
 
 def input_shapes(steps: Sequence[Step], leading: Shape) -> dict[str, Shape]:

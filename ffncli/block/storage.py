@@ -1,9 +1,9 @@
-"""What parameters weigh in a number format.
+"""The size of parameters in a number format.
 
 A stored format (q4_0, fp8 ...) packs the projection matrices, which map between d_model and d_ff, along their rows:
-d_model for up and gate, d_ff for down. Everything else, that is biases, norms, the router, a shared expert's gate and
-what an activation learns, keeps the format's `other_bytes`: 4 in ggml's formats (llama.cpp writes vectors and routers
-as F32), 2 in the others (checkpoints keep them in bf16).
+d_model for up and gate, d_ff for down. Everything else (biases, norms, the router, a shared expert's gate, learned
+activation parameters) keeps the format's `other_bytes`: 4 in ggml's formats (llama.cpp writes vectors and routers as
+F32), 2 in the others (checkpoints keep them in bf16).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONVENTIONS: Mapping[str, str] = {
 
 
 def weight_bytes(steps: Sequence[Step], dtype: DType, stack: tuple[Axis, ...] = ()) -> int:
-    """Bytes of the FFN's parameters, norms apart; `stack` are axes before each tensor's own, the experts'.
+    """Bytes of the FFN's parameters without norms; `stack` are axes before those of each tensor, the experts'.
 
     Raises FFNError where a row does not divide into blocks.
     """

@@ -1,9 +1,9 @@
 """How many bytes a forward pass moves between memory and the processor, and how many FLOPs it does per byte.
 
-On an idle cache. Every weight that is used from ffn_input to ffn_output is read once. In MoE those are the experts
-that any token chose: under uniform and independent routing a token leaves an expert out with probability 1 - k/E, so
+From ffn_input to ffn_output, with a cold cache: every used weight is read once. In MoE those are the experts that any
+token chose: under uniform and independent routing a token does not choose an expert with probability 1 - k/E, so
 that E · (1 - (1 - k/E)^T) of E experts are expected to be touched by T tokens. Activations, of all steps, norm and
-residual too as in `cost`, are counted twice over: unfused, every step reads its inputs and writes its output; fused,
+residual too as in `cost`, are counted in two ways: unfused, every step reads its inputs and writes its output; fused,
 only the block's inputs are read and its output written. Dropout moves nothing (a forward pass in eval mode), and a
 collective's bytes are the wire's, not memory's.
 FLOPs per byte is the arithmetic intensity of the roofline model (Williams, Waterman, Patterson 2009).
@@ -92,12 +92,12 @@ def tokens_at(flops_per_byte: float, measure: Callable[[int], Traffic], fused: b
     low, high = 0, max(1, ceil(goal * measure(_EVERY_EXPERT).weight_bytes_read / gain))
     while high - low > 1:
         middle = (low + high) // 2
-        found = measure(middle)
-        low, high = (low, middle) if found.matmul_flops >= goal * found.moved(fused) else (middle, high)
+        moved = measure(middle)
+        low, high = (low, middle) if moved.matmul_flops >= goal * moved.moved(fused) else (middle, high)
     return high
 
 
-_EVERY_EXPERT = 2**60  # tokens enough to touch all experts there can be
+_EVERY_EXPERT = 2**60  # enough tokens to touch all experts of any block
 
 
 def _weight_bytes_read(body: Sequence[Step], dtype: DType, tokens: int) -> int:
@@ -114,7 +114,7 @@ def _weight_bytes_read(body: Sequence[Step], dtype: DType, tokens: int) -> int:
 
 def _elements(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> int:
     """Values that unfused steps read and write."""
-    known = shapes(steps, inputs)
+    shapes_by_name = shapes(steps, inputs)
     top_k = {step.output: step.op.top_k for step in steps if isinstance(step.op, Route)}
     total = 0
     for step in steps:
@@ -123,16 +123,16 @@ def _elements(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> int:
                 pass
             case Experts():
                 x, route = step.inputs
-                total += _expert_elements(step.op, top_k[route], known[x]) + prod(known[route])
+                total += _expert_elements(step.op, top_k[route], shapes_by_name[x]) + prod(shapes_by_name[route])
             case _:
-                total += sum(prod(known[name]) for name in (*step.inputs, step.output))
+                total += sum(prod(shapes_by_name[name]) for name in (*step.inputs, step.output))
     return total
 
 
 def _expert_elements(op: Experts, top_k: int, x: Shape) -> int:
-    """The programs of all chosen experts, and mixing: it reads their outputs and writes the sum.
+    """The programs of all chosen experts, and mixing, which reads their outputs and writes the sum.
 
-    Where the route weighs their inputs, those are read, and written weighted, before.
+    Where the route weighs their inputs, these are read, weighted and written first.
     """
     chosen = prod(x[:-1]) * top_k
     program = _elements(op.program, input_shapes(op.program, (chosen,)))

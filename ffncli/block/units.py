@@ -1,4 +1,4 @@
-"""Which steps show a block's hidden units: read off the axes, so that any block says it, experts included.
+"""Which steps show a block's hidden units: read off the axes, for any block, experts included.
 
 And what counts as near zero there.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from ffncli.block.steps import Activation, Experts, Linear, Norm, Route, Step
 
-NEAR_ZERO = 1e-3  # |x| up to this is a near zero, rounded to float32 where values are
+NEAR_ZERO = 1e-3  # |x| up to this is near zero; rounded to float32 where the values are
 
 
 def unit_steps(steps: Sequence[Step]) -> Mapping[str, str | None]:
@@ -18,12 +18,12 @@ def unit_steps(steps: Sequence[Step]) -> Mapping[str, str | None]:
     `{"act": None, "hidden": "down"}` for a gated block. An activation that is the identity decides nothing.
     """
     wide: set[str] = set()
-    found: dict[str, str | None] = {}
+    readers: dict[str, str | None] = {}
     for step in steps:
         match step.op:
             case Linear(out=out):
-                for name in set(step.inputs) & set(found):
-                    found[name] = step.output
+                for name in set(step.inputs) & set(readers):
+                    readers[name] = step.output
                 wide |= {step.output} if out.name == "d_ff" else set()
             case Norm(axis=axis):
                 wide |= {step.output} if axis.name == "d_ff" else set()
@@ -32,6 +32,6 @@ def unit_steps(steps: Sequence[Step]) -> Mapping[str, str | None]:
             case _:
                 wide |= {step.output} if wide & set(step.inputs) else set()
         decides = isinstance(step.op, Activation) and step.op.function != "identity"
-        if step.output in wide and not isinstance(step.op, Linear) and (decides or set(found) & set(step.inputs)):
-            found[step.output] = None
-    return found
+        if step.output in wide and not isinstance(step.op, Linear) and (decides or set(readers) & set(step.inputs)):
+            readers[step.output] = None
+    return readers

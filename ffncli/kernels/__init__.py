@@ -1,4 +1,4 @@
-"""WAYS to compute a block: name → module, loaded when asked for. A new kernel is one file and one line here."""
+"""WAYS to compute a block: name → module, loaded on first use. A new kernel is one file and one line here."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ BUILT_IN: Mapping[str, str] = {
     "numpy": "ffncli.kernels.numpy_kernel",
     "compiled": "ffncli.kernels.compiled",
 }
-COMPILING = ("compiled",)  # take seconds to minutes before their first answer: run where they are named
-BY_DEFAULT = tuple(name for name in BUILT_IN if name not in COMPILING)  # what a benchmark times where none is named
+COMPILING = ("compiled",)  # take seconds to minutes before their first answer: run only when named
+BY_DEFAULT = tuple(name for name in BUILT_IN if name not in COMPILING)  # what a benchmark times when none is named
 ALIASES: Mapping[str, str] = {"conv": "conv1x1"}  # former names
 
 
 def full_name(name: str) -> str:
-    """The kernel's name for any name that it has had."""
+    """The kernel's current name for any of its names, former ones included."""
     return ALIASES.get(name, name)
 
 
 def unknown_kernel(name: str) -> FFNError:
-    """The error for a name that no kernel of the package has."""
-    hint = did_you_mean(name, list(BUILT_IN), f"known: {', '.join(BUILT_IN)}; your own: --kernel file.py:name")
+    """The error for an unknown kernel name."""
+    hint = did_you_mean(name, list(BUILT_IN), f"known: {', '.join(BUILT_IN)}; a file's: --kernel file.py:name")
     return FFNError(f"--kernel: unknown kernel {shown(name)}", hint)
 
 

@@ -1,7 +1,7 @@
 """Activations as one would write them in torch: the native call where there is one, else a line of torch.
 
-Written apart from the formulas of `block.activations`, so that each checks the other; a row that is in neither table
-here runs by its own formula.
+Written independently of the formulas of `block.activations`, so that each checks the other; a row that is in neither
+table here runs by its formula.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ffncli.block.steps import Activation
 Learned = Mapping[str, Tensor]
 
 
-def _xielu(x: Tensor, own: Learned) -> Tensor:
+def _xielu(x: Tensor, learned: Learned) -> Tensor:
     """Huang & Schlag 2024, as transformers' XIELUActivation computes it."""
-    positive, negative = functional.softplus(own["alpha_p"]), 0.5 + functional.softplus(own["alpha_n"])
+    positive, negative = functional.softplus(learned["alpha_p"]), 0.5 + functional.softplus(learned["alpha_n"])
     curve = torch.expm1(torch.clamp(x, max=-1e-6)) - x
     return torch.where(x > 0, positive * x * x, negative * curve) + 0.5 * x
 
 
 _WRITTEN: Mapping[str, Callable[[Tensor, Learned], Tensor]] = {
-    "identity": lambda x, own: x,
-    "relu2": lambda x, own: functional.relu(x).square(),
-    "quick_gelu": lambda x, own: x * torch.sigmoid(1.702 * x),
-    "gelu_10": lambda x, own: functional.gelu(x).clamp(max=10.0),
-    "sqrtsoftplus": lambda x, own: functional.softplus(x, threshold=40.0).sqrt(),
-    "laplace": lambda x, own: 0.5 * (1.0 + torch.erf((x - 0.707107) / (0.282095 * math.sqrt(2.0)))),
-    "prelu": lambda x, own: functional.prelu(x, own["weight"]),
+    "identity": lambda x, learned: x,
+    "relu2": lambda x, learned: functional.relu(x).square(),
+    "quick_gelu": lambda x, learned: x * torch.sigmoid(1.702 * x),
+    "gelu_10": lambda x, learned: functional.gelu(x).clamp(max=10.0),
+    "sqrtsoftplus": lambda x, learned: functional.softplus(x, threshold=40.0).sqrt(),
+    "laplace": lambda x, learned: 0.5 * (1.0 + torch.erf((x - 0.707107) / (0.282095 * math.sqrt(2.0)))),
+    "prelu": lambda x, learned: functional.prelu(x, learned["weight"]),
     "xielu": _xielu,
 }
 
@@ -47,10 +47,10 @@ def activation(op: Activation) -> Callable[[Tensor, Learned], Tensor]:
     if op.low is None and op.high is None and not op.plus:
         return call
 
-    def clipped(x: Tensor, own: Learned) -> Tensor:
+    def clipped(x: Tensor, learned: Learned) -> Tensor:
         if op.low is not None or op.high is not None:
             x = x.clamp(op.low, op.high)
-        return call(x, own) + op.plus
+        return call(x, learned) + op.plus
 
     return clipped
 
@@ -63,10 +63,10 @@ def _function(name: str) -> Callable[[Tensor, Learned], Tensor]:
     return _WRITTEN.get(name) or partial(_by_formula, row.f)
 
 
-def _ignoring(call: Callable[[Tensor], Tensor], x: Tensor, own: Learned) -> Tensor:
+def _ignoring(call: Callable[[Tensor], Tensor], x: Tensor, learned: Learned) -> Tensor:
     return call(x)
 
 
-def _by_formula(f: Callable[[Any, Any], Any], x: Tensor, own: Learned) -> Tensor:
-    out: Tensor = f(x, with_learned(torch, own))
+def _by_formula(f: Callable[[Any, Any], Any], x: Tensor, learned: Learned) -> Tensor:
+    out: Tensor = f(x, with_learned(torch, learned))
     return out

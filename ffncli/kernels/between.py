@@ -43,6 +43,6 @@ def normed(shape: Dense, x: Tensor, w: Weights) -> Tensor:
 
 
 def learned(w: Weights, prefix: str) -> dict[str, Tensor]:
-    """What the activation learns, by its own names."""
+    """The activation's learned parameters, by their names in it."""
     start = f"{prefix}act."
     return {name.removeprefix(start): tensor for name, tensor in w.items() if name.startswith(start)}

@@ -2,7 +2,7 @@
 
     NAME                           a kernel of the package: eager, packed, ...; `all` of them
     [LABEL=]FILE.py[:NAME]         a function, an nn.Module or a Kernel in a user's file
-    [LABEL=]slowed:FACTOR:KERNEL   one of these, slower by a known factor: what a self-test must find
+    [LABEL=]slowed:FACTOR:KERNEL   one of these, slower by a known factor, which a self-test must detect
 
 No file is read here, and nothing needs torch.
 """
@@ -25,11 +25,11 @@ _FACTOR = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{1,9})?")
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """A kernel that was asked for, and `label`, what results call it.
+    """One kernel of `--kernel`; `label` is its name in results.
 
-    `kernel` is the name of one of the package's, or the path of a user's file as it was typed; `attribute` names the
-    kernel in that file, None its only one: until that is known a choice may have no label. `factor` is how many times
-    as long the kernel is made to take, as it was typed: results are found again by their label.
+    `kernel` is the name of one of the package's, or the path of a user's file as typed; `attribute` names the kernel in
+    that file, None its only one: until that is known a choice may have no label. `factor`, as typed, is by how much the
+    kernel is slowed down: results are looked up by their label.
     """
 
     label: str
@@ -39,17 +39,17 @@ class KernelChoice:
 
     @property
     def file(self) -> Path | None:
-        """The user's file, absolute; None of a kernel of the package."""
+        """The user's file, absolute; None for a kernel of the package."""
         return Path(os.path.abspath(os.path.expanduser(self.kernel))) if self.kernel.endswith(".py") else None
 
     @property
     def text(self) -> str:
-        """What `parse` makes this choice of."""
+        """The text from which `parse` makes this choice."""
         plain = self._plain
         return plain if self.label in ("", self._default_label) else f"{self.label}={plain}"
 
     def with_attribute(self, attribute: str) -> KernelChoice:
-        """The choice of that kernel of the file; where no label was given, it is called so."""
+        """The choice of that kernel of the file, which is also its label if it has none."""
         choice = replace(self, attribute=attribute)
         return replace(choice, label=self.label or choice._default_label)
 
@@ -69,18 +69,18 @@ class KernelChoice:
 
 
 def parse(text: str) -> KernelChoice:
-    """The choice that one word of `--kernel` means. Raises FFNError for a word that means none."""
+    """The choice for one word of `--kernel`. Raises FFNError for a word that is not a kernel."""
     match = _FORM.fullmatch(text)
     assert match is not None  # it takes any text
     label, factor, kernel = match.group("label", "factor", "kernel")
     if factor is not None and not _FACTOR.fullmatch(factor):
         hint = "write it as slowed:FACTOR:KERNEL, such as slowed:1.05:eager, FACTOR from 1 to 999"
-        raise FFNError(f"--kernel: {shown(factor)} is no factor in {shown(text)}", hint)
+        raise FFNError(f"--kernel: {shown(factor)} is not a factor, in {shown(text)}", hint)
     attribute = None
     if ".py" in kernel:
         file = _FILE.fullmatch(kernel)
         if not file:
-            raise FFNError(f"--kernel: {shown(text)} is no kernel", "write it as file.py:name or label=file.py:name")
+            raise FFNError(f"--kernel: {shown(text)} is not a kernel", "write it as file.py:name or label=file.py:name")
         kernel, attribute = file.group("path", "attribute")
     elif full_name(kernel) not in BUILT_IN or (label and factor is None):
         raise unknown_kernel(text if factor is None else kernel)
@@ -93,9 +93,9 @@ def parse(text: str) -> KernelChoice:
 
 
 def choices(texts: Iterable[str]) -> tuple[KernelChoice, ...]:
-    """What the values of `--kernel` mean, comma lists each, in order; what is named twice counts once.
+    """The choices for the values of `--kernel`, each a comma list, in order; duplicates count once.
 
-    Raises FFNError for a word that means no kernel, and for two that would be called the same.
+    Raises FFNError for a word that is not a kernel, and for two with the same label.
     """
     words = (word.strip() for text in texts for word in text.split(","))
     parsed = tuple(dict.fromkeys(parse(name) for word in words for name in (BUILT_IN if word == "all" else (word,))))
@@ -104,7 +104,7 @@ def choices(texts: Iterable[str]) -> tuple[KernelChoice, ...]:
 
 
 def require_unlike(labels: Sequence[str]) -> None:
-    """Raises FFNError where two kernels would be called the same."""
+    """Raises FFNError where two kernels have the same label."""
     twice = next((label for n, label in enumerate(labels) if label in labels[:n]), None)
     if twice is not None:
         raise FFNError(f"--kernel: two kernels are called {shown(twice)}", "give labels: --kernel a=file.py:name")

@@ -1,4 +1,4 @@
-"""compiled: torch.compile of what eager does, one graph for one shape. And what there is to see of compiling."""
+"""compiled: torch.compile of what eager does, one graph per shape; and counters of what was compiled."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ffncli.kernels.pattern import refuses_all_but_dense
 
 @register("compiled", needs=("compiler",), refuses=refuses_all_but_dense, compiles=True)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """eager's function, compiled whole for the shapes of its first call; that call takes the seconds.
+    """eager's function, compiled as one graph for the shapes of its first call, which takes seconds.
 
-    It forgets all that was compiled before: after some shapes of one function torch would run the next one uncompiled
-    and say nothing. So only what was built last is to be called. Another shape or grad mode compiles anew, which
+    It discards all earlier graphs: after several shapes of one function torch would silently run the next one
+    uncompiled. So only the function built last may be called. Another shape or grad mode compiles again, which
     `recompiles` counts. f raises FFNError where the function cannot be one graph, or the compiler fails.
     """
     import torch._dynamo  # takes a second: only where something is compiled
     import torch._inductor.config as inductor
 
     torch._dynamo.reset()
-    if not device.startswith("cuda") and (found := cxx()):
-        inductor.cpp.cxx = (None, found)  # left to itself it looks for g++ alone
+    if not device.startswith("cuda") and (compiler := cxx()):
+        inductor.cpp.cxx = (None, compiler)  # by default it looks only for g++
     call: Computes = torch.compile(eager.build(steps, device, dtype), fullgraph=True, dynamic=False)
     failures = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 
@@ -44,7 +44,7 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def recompiles() -> int:
-    """How many graphs torch has compiled in this process. More after timing than before: compiling was timed."""
+    """How many graphs torch has compiled in this process. If timing raises it, compiling was timed."""
     return _counted("stats", "unique_graphs")
 
 
@@ -68,27 +68,27 @@ def on_compiling(tell: Callable[[], None]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class CompileCache:
-    """Graphs that were found in torch's cache on disk, and those that were not, in this process so far."""
+    """Hits and misses of torch's cache of graphs on disk, in this process so far."""
 
     hits: int
     misses: int
 
     def since(self, before: CompileCache) -> str:
-        """How what was compiled in between came about: `cold`, `cached`, or neither, an empty text."""
+        """Where the graphs compiled since then came from: `cold`, `cached`, or an empty text for neither."""
         if self.misses > before.misses:
             return "cold"
         return "cached" if self.hits > before.hits else ""
 
 
 def cache() -> CompileCache:
-    """What the cache has given until now."""
+    """The cache's hits and misses until now."""
     hits = _counted("inductor", "fxgraph_cache_hit") + _counted("aot_autograd", "autograd_cache_hit")
     missed = ("fxgraph_cache_miss", "fxgraph_cache_bypass")
     return CompileCache(hits, sum(_counted("inductor", name) for name in missed))
 
 
 def _counted(group: str, name: str) -> int:
-    """One of torch's own counters; 0 where nothing has been compiled, which is not to import what would count it."""
+    """One of torch's counters; 0 where nothing was compiled: the module that counts is not imported for this."""
     utils = sys.modules.get("torch._dynamo.utils")
     counters: Mapping[str, Mapping[str, int]] = getattr(utils, "counters", {})
     return int(counters.get(group, {}).get(name, 0))

@@ -1,4 +1,4 @@
-"""inplace: products, activation and gate are written into buffers that exist; a call allocates nothing it can avoid.
+"""inplace: products, activation and gate are written into existing buffers; a call allocates as little as possible.
 
 Forward only: what a backward pass needs is overwritten.
 """
@@ -21,28 +21,28 @@ from ffncli.kernels.pattern import dense, refuses_all_but_dense
 
 Changes = Callable[[Tensor, Learned], Tensor]
 
-# functional's own functions that write over their argument where `inplace=True`
+# functions of torch.nn.functional that overwrite their argument with `inplace=True`
 _INPLACE = ("relu", "relu6", "leaky_relu", "silu", "mish", "hardswish", "elu", "selu")
 _WRITTEN: Mapping[str, Changes] = {
-    "identity": lambda x, own: x,
-    "relu2": lambda x, own: x.relu_().square_(),
-    "gelu": lambda x, own: torch.ops.aten.gelu_(x),
-    "gelu_tanh": lambda x, own: torch.ops.aten.gelu_(x, approximate="tanh"),
-    "sigmoid": lambda x, own: x.sigmoid_(),
-    "tanh": lambda x, own: x.tanh_(),
-    "gelu_10": lambda x, own: torch.ops.aten.gelu_(x).clamp_(max=10.0),
-    "quick_gelu": lambda x, own: x.mul_(torch.sigmoid(1.702 * x)),  # one temporary
+    "identity": lambda x, learned: x,
+    "relu2": lambda x, learned: x.relu_().square_(),
+    "gelu": lambda x, learned: torch.ops.aten.gelu_(x),
+    "gelu_tanh": lambda x, learned: torch.ops.aten.gelu_(x, approximate="tanh"),
+    "sigmoid": lambda x, learned: x.sigmoid_(),
+    "tanh": lambda x, learned: x.tanh_(),
+    "gelu_10": lambda x, learned: torch.ops.aten.gelu_(x).clamp_(max=10.0),
+    "quick_gelu": lambda x, learned: x.mul_(torch.sigmoid(1.702 * x)),  # one temporary
 }
 
 
 def changed(op: Activation) -> Changes:
-    """f(clip(x, low, high)) + plus written over x where torch has the function in place; else a new tensor."""
+    """f(clip(x, low, high)) + plus, overwriting x where torch has the function in place; else a new tensor."""
     call = _function(op.function)
 
-    def run(x: Tensor, own: Learned) -> Tensor:
+    def run(x: Tensor, learned: Learned) -> Tensor:
         if op.low is not None or op.high is not None:
             x.clamp_(op.low, op.high)
-        out = call(x, own)
+        out = call(x, learned)
         return out.add_(op.plus) if op.plus else out
 
     return run
@@ -53,28 +53,28 @@ def _function(name: str) -> Changes:
     if name in _INPLACE and row.native is not None:
         native: Callable[..., Tensor] = getattr(functional, row.native[0])
         options: dict[str, Any] = {**row.native[1], "inplace": True}
-        return lambda x, own: native(x, **options)
+        return lambda x, learned: native(x, **options)
     return _WRITTEN.get(name) or activation(Activation(name))
 
 
 class Buffers:
-    """Room for what a call writes, kept for the next one; made anew where the number of tokens changes."""
+    """Buffers that a call writes to, kept for the next one; replaced when the number of tokens changes."""
 
     def __init__(self) -> None:
-        self._held: dict[str, Tensor] = {}
+        self._by_name: dict[str, Tensor] = {}
 
     def of(self, name: str, x: Tensor, width: int) -> Tensor:
-        """[tokens, width], with anything in it."""
-        found = self._held.get(name)
-        if found is None or found.shape[0] != x.shape[0]:
+        """[tokens, width], uninitialised."""
+        buffer = self._by_name.get(name)
+        if buffer is None or buffer.shape[0] != x.shape[0]:
             with torch.inference_mode(False):  # a tensor of inference mode could not be written to outside of it
-                found = self._held[name] = torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
-        return found
+                buffer = self._by_name[name] = torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
+        return buffer
 
 
 @register("inplace", refuses=refuses_all_but_dense, trains=False)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """down(act(gate) · up), each in a buffer of this function's, which the next call overwrites, the output's too."""
+    """down(act(gate) · up), each in a buffer that the next call overwrites, the output's too."""
     shape, axes = dense(steps), parameters(steps)
     assert shape is not None
     act, lift = changed(shape.act), changed(shape.lift) if shape.lift else None
@@ -87,14 +87,14 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
     def run(x: Tensor, params: Params) -> Tensor:
         w = dict(zip(names, params, strict=True))
-        own = learned(w, shape.prefix)
+        numbers = learned(w, shape.prefix)
         if shape.gated:
             gate = product("gate", x, w)
-            hidden = act(gate if shape.gate_scale == 1 else gate.mul_(shape.gate_scale), own)
+            hidden = act(gate if shape.gate_scale == 1 else gate.mul_(shape.gate_scale), numbers)
             up = product("up", x, w)
             hidden = hidden.mul_(lift(up, {}) if lift else up)
         else:
-            hidden = act(product("up", x, w), own)
+            hidden = act(product("up", x, w), numbers)
         return product("down", normed(shape, hidden, w), w)
 
     return run

@@ -1,7 +1,7 @@
-"""Kernel: a way to compute an FFN, as a record of two functions; and the decorator by which ours register.
+"""Kernel: a way to compute an FFN, as a record of two functions; and the decorator that registers ours.
 
-`prepare` puts the weights into the form that a kernel wants (packed, say), once for each copy or placement of them.
-`build` makes the function that is called, once for each case; compiling belongs there.
+`prepare` puts the weights into the form that a kernel needs (packed, say), once for each copy or placement of them.
+`build` returns the function to call, once for each case; compiling belongs there.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Kernel:
     """`prepare(steps, weights) -> params` and `build(steps, device, dtype) -> f(x, params)`.
 
     `steps` run from ffn_input to ffn_output in eval mode (`kernel_steps`); `weights` are canonical, contiguous, on the
-    device, in the dtype, not to be changed. `f` maps x [tokens, d_model], not to be changed, to a tensor of the same
-    shape and dtype. `needs` names what must be there: `cuda`, `compiler`, or a module. `refuses(steps)` says why it
-    cannot compute a block, or None. `origin` says where a user's own kernel comes from.
+    device, in the dtype, and read-only. `f` maps x [tokens, d_model], also read-only, to a tensor of the same shape and
+    dtype. `needs` names its requirements: `cuda`, `compiler`, or a module. `refuses(steps)` says why it cannot compute
+    a block, or None. `origin` is the file of a user's kernel.
 
-    `trains`: gradients flow from what f gives to x and to the params, and through `prepare` to the weights.
-    `compiles`: the first call with a shape compiles, which is reported apart. `dtypes`: those it computes in, by our
-    names (`fp32`); None is all of them.
+    `trains`: gradients flow from f's output to x and to the params, and through `prepare` to the weights.
+    `compiles`: the first call with a shape compiles, which is reported separately. `dtypes`: those it computes in, by
+    our names (`fp32`); None is all of them.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Kernel:
     dtypes: tuple[str, ...] | None = None
 
     def missing(self, device: str) -> str | None:
-        """What it needs and has not, in words; None where all is there."""
+        """What it needs and this machine lacks, in words; None where nothing is missing."""
         for need in self.needs:
             if need == "cuda" and not device.startswith("cuda"):
                 return "runs on a GPU only"
@@ -77,9 +77,9 @@ class Kernel:
         return None
 
     def refusal(self, steps: Steps, device: str, dtype: object, passes: str = "forward") -> str | None:
-        """Every reason why it cannot do this case, joined by `; `; None where it can.
+        """Every reason why it cannot run this case, joined by `; `; None where it can.
 
-        `dtype` is torch's or a name of ours, `passes` forward or forward+backward.
+        `dtype` is torch's or one of our names, `passes` forward or forward+backward.
         """
         row = find(str(dtype))
         name = row.name if row else str(dtype)
@@ -95,9 +95,9 @@ _NO_MODULES = ("cuda", "cpu", "compiler")
 
 
 def cxx() -> str | None:
-    """The C++ compiler for torch.compile on a CPU: CXX where that is set, else g++, else clang++; None without one."""
-    said = os.environ.get("CXX", "").strip()
-    return next((found for name in ([said] if said else ["g++", "clang++"]) if (found := shutil.which(name))), None)
+    """The C++ compiler for torch.compile on a CPU: CXX if set, else g++, else clang++; None without one."""
+    named = os.environ.get("CXX", "").strip()
+    return next((path for name in ([named] if named else ["g++", "clang++"]) if (path := shutil.which(name))), None)
 
 
 REGISTERED: dict[str, Kernel] = {}
@@ -129,7 +129,7 @@ def kernel_steps(steps: Steps) -> tuple[Step, ...]:
 
 def _without_dropout(steps: Steps) -> tuple[Step, ...]:
     kept: list[Step] = []
-    same: dict[str, str] = {}  # a dropout's name → what it hands on
+    same: dict[str, str] = {}  # a dropout's name → its input
     for step in steps:
         inputs = tuple(same.get(name, name) for name in step.inputs)
         if isinstance(step.op, Dropout):

@@ -1,6 +1,6 @@
 """module: the block as an nn.Module of nn.Linear layers, as one writes it in a notebook.
 
-`run/verify/module.py` has another one on purpose: the second opinion to which `ffn verify` holds the steps.
+`run/verify/module.py` has another one on purpose: the second opinion with which `ffn verify` compares the steps.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from ffncli.kernels.pattern import Dense, dense, refuses_all_but_dense
 
 
 class _EmptyLinear(nn.Linear):
-    """nn.Linear without weights of its own: nothing is drawn for what is replaced before the first call."""
+    """nn.Linear without initial weights: they are set before the first call, so none are drawn."""
 
     def __init__(self, into: int, out: int, bias: bool) -> None:
         super().__init__(into, out, bias, device="meta")
 
     def reset_parameters(self) -> None:
-        """Draws nothing."""
+        """Does nothing."""
 
 
 class FeedForward(nn.Module):
-    """Two nn.Linear, or three where there is a gate; what lies between them is a function.
+    """Two nn.Linear, or three with a gate; what lies between them is a function.
 
-    Its weights are put in their places before it is called.
+    Its weights are set before it is called.
     """
 
     def __init__(self, shape: Dense, axes: dict[str, tuple[Axis, ...]]) -> None:
@@ -51,7 +51,7 @@ class FeedForward(nn.Module):
 
 @register("module", refuses=refuses_all_but_dense)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """The module called on x. Its parameters are looked up as a module's are, and replaced where others are given."""
+    """The module called on x. Its parameters are looked up like any module's, and replaced when `params` change."""
     shape, axes = dense(steps), parameters(steps)
     assert shape is not None
     module = FeedForward(shape, axes).eval()
@@ -59,8 +59,8 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     last: list[Params] = [()]
 
     def run(x: Tensor, params: Params) -> Tensor:
-        # Written where torch looks them up: assigning attributes, or torch.func.functional_call, takes some 20 µs at
-        # each call, which no module in a notebook spends. Gradients flow to the tensors themselves.
+        # Written where torch looks them up: assigning attributes, or torch.func.functional_call, takes some 20 µs per
+        # call, which a module in a notebook does not spend. Gradients flow to the tensors themselves.
         if params is not last[0]:
             for (home, name), tensor in zip(places, params, strict=True):
                 home[name] = tensor
@@ -72,9 +72,9 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
 
 def _place(module: FeedForward, name: str) -> tuple[dict[str, Tensor], str]:
-    """The dict, and the key in it, where the module has that parameter."""
-    layer, _, own = name.rpartition(".")
-    found = getattr(module, layer, None)
-    if isinstance(found, nn.Linear):
-        return found._parameters, own  # type: ignore[return-value]  # it holds any tensor
+    """The dict in which the module has that parameter, and its key there."""
+    layer, _, key = name.rpartition(".")
+    linear = getattr(module, layer, None)
+    if isinstance(linear, nn.Linear):
+        return linear._parameters, key  # type: ignore[return-value]  # it holds any tensor
     return module.others, name

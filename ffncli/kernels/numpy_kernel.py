@@ -1,4 +1,4 @@
-"""numpy: the block without torch's arithmetic. Tensors are seen as arrays and arrays as tensors, nothing is copied."""
+"""numpy: the block without torch's arithmetic. Tensors and arrays are views of each other; nothing is copied."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def _gelu_tanh(x: Array) -> Array:
     return 0.5 * x * (1.0 + np.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
 
 
-def _xielu(x: Array, own: Arrays) -> Array:
+def _xielu(x: Array, learned: Arrays) -> Array:
     """Huang & Schlag 2024, as transformers' XIELUActivation computes it."""
-    curve = np.expm1(np.minimum(x, -1e-6)) - x
-    return np.where(x > 0, _softplus(own["alpha_p"]) * x * x, (0.5 + _softplus(own["alpha_n"])) * curve) + 0.5 * x
+    positive, negative = _softplus(learned["alpha_p"]), 0.5 + _softplus(learned["alpha_n"])
+    return np.where(x > 0, positive * x * x, negative * (np.expm1(np.minimum(x, -1e-6)) - x)) + 0.5 * x
 
 
-# Python's numbers take the array's dtype. Those that need the error function are missing: numpy has none.
+# Python's numbers take the array's dtype. Functions that need erf are missing: numpy has none.
 FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
     "identity": lambda x: x,
     "relu": lambda x: np.maximum(x, 0.0),
@@ -62,22 +62,22 @@ FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
     "selu": lambda x: _SELU_SCALE * np.where(x > 0, x, _SELU_ALPHA * np.expm1(np.minimum(x, 0.0))),
 }
 LEARNED: Mapping[str, Callable[[Array, Arrays], Array]] = {
-    "prelu": lambda x, own: np.where(x > 0, x, own["weight"] * x),
+    "prelu": lambda x, learned: np.where(x > 0, x, learned["weight"] * x),
     "xielu": _xielu,
 }
 
 
 def refuses(steps: Steps) -> str | None:
-    """A dense block whose activation numpy can compute."""
+    """Why it cannot compute a block: it needs a dense one whose activation numpy can compute."""
     shape = dense(steps)
     name = shape.act.function if shape else ""
-    known = name in FUNCTIONS or name in LEARNED
-    return refuses_all_but_dense(steps) or (None if known else f"numpy has no erf, which {name} needs")
+    computed = name in FUNCTIONS or name in LEARNED
+    return refuses_all_but_dense(steps) or (None if computed else f"numpy has no erf, which {name} needs")
 
 
 @register("numpy", needs=("cpu",), refuses=refuses, trains=False, dtypes=("fp64", "fp32"))
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """x @ Wᵀ + b, by the BLAS that numpy has."""
+    """x @ Wᵀ + b, by numpy's BLAS."""
     shape, names = dense(steps), tuple(parameters(steps))
     assert shape is not None
     act, lift = _activation(shape.act), _activation(shape.lift) if shape.lift else None
@@ -90,11 +90,11 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
     def run(x: Tensor, params: Params) -> Tensor:
         w = {name: tensor.numpy() for name, tensor in zip(names, params, strict=True)}
-        given = x.numpy()
+        tokens = x.numpy()
         with np.errstate(over="ignore"):  # exp(-x) of a large negative x is infinite, and its inverse 0 as it should be
-            up = product("up", given, w)
+            up = product("up", tokens, w)
             if shape.gated:
-                gate = product("gate", given, w)
+                gate = product("gate", tokens, w)
                 hidden = act(gate if shape.gate_scale == 1 else gate * shape.gate_scale, w) * (
                     lift(up, w) if lift else up
                 )

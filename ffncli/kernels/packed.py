@@ -15,13 +15,13 @@ from ffncli.kernels.pattern import dense, refuses_all_but_dense
 
 
 def refuses(steps: Steps) -> str | None:
-    """A plain block has no gate to pack."""
+    """Why it cannot compute a block: a plain one has no gate to pack."""
     shape = dense(steps)
     return refuses_all_but_dense(steps) or (None if shape and shape.gated else "a plain block has no gate to pack")
 
 
 def _names(steps: Steps) -> tuple[list[str], list[str]]:
-    """(what is packed: weight, and bias where there is one; the other parameters in step order)."""
+    """(the packed parameters: weight, and bias if there is one; the other parameters in step order)."""
     names = list(parameters(steps))
     return (
         [name.removeprefix("gate.") for name in names if name.startswith("gate.")],
@@ -30,7 +30,7 @@ def _names(steps: Steps) -> tuple[list[str], list[str]]:
 
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """gate over up, [2 · d_ff, d_model], and their biases so; then everything else as it is, in step order."""
+    """gate above up, [2 · d_ff, d_model], and their biases likewise; then everything else unchanged, in step order."""
     packed, rest = _names(steps)
     together = [torch.cat([weights[f"gate.{name}"], weights[f"up.{name}"]]) for name in packed]
     return (*together, *(weights[name] for name in rest))

@@ -1,4 +1,4 @@
-"""What a kernel must know of a block, read off its steps: is it dense, gated, and what happens between the matrices."""
+"""What a kernel must know of a block, read off its steps: is it dense, gated, and what lies between its matrices."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from ffncli.block.steps import Activation, Add, Experts, Norm, Op, Step
 
-_OWN = ("gate", "up", "gate_scaled", "act", "lift", "hidden", "sub_norm", "down")
+_STEPS = ("gate", "up", "gate_scaled", "act", "lift", "hidden", "sub_norm", "down")
 
 
 @dataclass(frozen=True)
 class Dense:
-    """One FFN of two or three matrices. `prefix` stands before its steps' names (`shared.`).
+    """One FFN of two or three matrices. `prefix` begins its steps' names (`shared.`).
 
-    `act` is the activation's op, `lift` what is done to up before the product (gpt-oss), `gate_scale` multiplies the
-    gate before its activation, `sub_norm` norms what enters down (BitNet).
+    `act` is the activation's op, `lift` is applied to up before the product (gpt-oss), `gate_scale` multiplies the gate
+    before its activation, `sub_norm` normalises the input of down (BitNet).
     """
 
     gated: bool
@@ -27,9 +27,9 @@ class Dense:
 
 
 def dense(steps: Sequence[Step], prefix: str = "") -> Dense | None:
-    """The dense FFN that those of the steps whose names begin with `prefix` are; None where they are something else."""
+    """The dense FFN of the steps whose names begin with `prefix`; None where they are something else."""
     by = {step.output.removeprefix(prefix): step for step in steps if step.output.startswith(prefix)}
-    if not {"up", "act", "down"} <= set(by) or (not prefix and not set(by) <= set(_OWN)):
+    if not {"up", "act", "down"} <= set(by) or (not prefix and not set(by) <= set(_STEPS)):
         return None
     ops: dict[str, Op] = {name: step.op for name, step in by.items()}
     act, lift, norm, scale = ops["act"], ops.get("lift"), ops.get("sub_norm"), ops.get("gate_scaled", Add())

@@ -14,30 +14,30 @@ from ffncli.kernels.kernel import Steps
 from ffncli.kernels.pattern import Dense, dense
 
 Body = Callable[[Tensor, Weights], Tensor]
-_KNOWN = ("router", "route", "experts", "shared_gate", "shared_score", "shared", "moe")
+_COMPUTED = ("router", "route", "experts", "shared_gate", "shared_score", "shared", "moe")
 
 
 def refuses_unknown_routing(steps: Steps) -> str | None:
-    """Why `mixture` cannot compute these steps; None for a dense block too, which needs none."""
+    """Why `mixture` cannot compute these steps; None for a dense block too, which has no experts."""
     experts = next((step.op for step in steps if isinstance(step.op, Experts)), None)
     if experts is None:
         return None if dense(steps) else "computes no such block"
     if experts.identity:
         return "computes no identity experts"
-    if any(step.output not in _KNOWN and not step.output.startswith("shared.") for step in steps):
+    if any(step.output not in _COMPUTED and not step.output.startswith("shared.") for step in steps):
         return "computes no experts in a narrower space"
     return None if dense(experts.program) else "computes no such experts"
 
 
 def mixture(steps: Steps, body: Callable[[Dense], Body]) -> Body:
-    """Σ over the chosen experts, each made by `body`, plus the shared ones."""
+    """Σ over the chosen experts, each built by `body`, plus the shared ones."""
     by: dict[str, Step] = {step.output: step for step in steps}
     route, experts = by["route"].op, by["experts"].op
     assert isinstance(route, Route)
     assert isinstance(experts, Experts)
-    shape, beside = dense(experts.program), dense(steps, "shared.")
+    shape, shared_shape = dense(experts.program), dense(steps, "shared.")
     assert shape is not None
-    expert, shared = body(shape), body(beside) if beside else None
+    expert, shared = body(shape), body(shared_shape) if shared_shape else None
     names = list(experts.parameters())
     mix = by["moe"].op if "moe" in by else Add()
     assert isinstance(mix, Add)
@@ -49,9 +49,9 @@ def mixture(steps: Steps, body: Callable[[Dense], Body]) -> Body:
         for e in sorted({*chosen.flatten().tolist()}):
             token, slot = (chosen == e).nonzero(as_tuple=True)
             weight = share[token, slot, None]
-            own = {name: w[name][e] for name in names}
+            weights = {name: w[name][e] for name in names}
             received = x[token] * weight if experts.weigh == "input" else x[token]
-            made = expert(received, own)
+            made = expert(received, weights)
             out.index_add_(0, token, made * weight if experts.weigh == "output" else made)
         if shared is None:
             return out

@@ -1,7 +1,7 @@
 """What a container or a service manager grants this process: CPU quota, memory limit, throttling. Linux, v1 and v2.
 
-A limit anywhere between a process's group and the root holds, so that the least one counts. `root` is where the file
-system begins; tests have their own. https://docs.kernel.org/admin-guide/cgroup-v2.html, .../cgroup-v1/memory.html and
+Limits apply at every level between a process's group and the root, so the lowest one counts. `root` is the root of the
+file system; tests pass another. https://docs.kernel.org/admin-guide/cgroup-v2.html, .../cgroup-v1/memory.html and
 https://docs.kernel.org/scheduler/sched-bwc.html.
 """
 
@@ -15,22 +15,22 @@ _UNLIMITED = 1 << 60  # v1 says "no limit" as the largest multiple of a page
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """How many CPUs' worth of time the group may use; None where nothing bounds it."""
-    found = []
+    """How many CPUs' worth of time the group may use; None without a limit."""
+    quotas = []
     for folder in _unified(root):
         quota, _, period = text(folder / "cpu.max").partition(" ")
         if quota.isdigit() and period.isdigit() and int(period):
-            found.append(int(quota) / int(period))
+            quotas.append(int(quota) / int(period))
     for folder in _legacy(root, "cpu"):
         quota, period = text(folder / "cpu.cfs_quota_us"), text(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(period):  # -1: no quota
-            found.append(int(quota) / int(period))
-    return min(found, default=None)
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
 
 
 def memory_left(root: Path = ROOT) -> int | None:
-    """Bytes that the group may still take; file cache that the kernel would give back at once counts as free."""
-    found = []
+    """Bytes that the group may still allocate; file cache that the kernel can reclaim at once counts as free."""
+    left = []
     for folder, limit, usage, cache in (
         *((f, "memory.max", "memory.current", "inactive_file") for f in _unified(root)),
         *(
@@ -41,8 +41,8 @@ def memory_left(root: Path = ROOT) -> int | None:
         most, used = text(folder / limit), text(folder / usage)
         if most.isdigit() and used.isdigit() and int(most) < _UNLIMITED:
             reclaimable = _field(text(folder / "memory.stat"), cache)
-            found.append(max(0, int(most) - int(used) + reclaimable))
-    return min(found, default=None)
+            left.append(max(0, int(most) - int(used) + reclaimable))
+    return min(left, default=None)
 
 
 def throttled(root: Path = ROOT) -> float | None:
@@ -74,7 +74,7 @@ def _unified(root: Path) -> Iterator[Path]:
 
 
 def _legacy(root: Path, controller: str) -> Iterator[Path]:
-    """The same of the v1 group that has this controller; its folder is named after one of them or all."""
+    """The same for the v1 group of this controller; its folder is named after one controller or all of the group's."""
     base = root / "sys/fs/cgroup"
     for _, controllers, path in _groups(root):
         if controller in controllers.split(","):
@@ -85,7 +85,7 @@ def _legacy(root: Path, controller: str) -> Iterator[Path]:
 def _groups(root: Path) -> Iterator[tuple[str, str, str]]:
     """The process's groups as hierarchy, controllers and path: `4:cpu,cpuacct:/a/b`.
 
-    Where none are listed (/proc is hidden), v2's root counts: a container's own limits stand there.
+    Where none are listed (/proc is hidden), v2's root counts: it has a container's limits.
     """
     for line in (text(root / "proc/self/cgroup") or "0::/").splitlines():
         number, _, rest = line.partition(":")

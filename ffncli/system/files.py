@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import BinaryIO, cast
 
 from ffncli.errors import ExitCode, FFNError, clean
 
-TENSOR_SUFFIXES = (".safetensors", ".npz", ".json")  # what tensors are written to
+TENSOR_SUFFIXES = (".safetensors", ".npz", ".json")  # of files that tensors can be written to
 
 
 def check_writable(path: str, force: bool, option: str) -> None:
-    """Raises FFNError for a file that may not be written, before anything is computed for it.
+    """Raises FFNError for a file that cannot be written, before anything is computed for it.
 
-    That is a directory, no name, a place that is not there or not open to the user (exit 3); and a file that exists
-    without `force`.
+    That is a directory, an empty name, a folder that is missing or not writable (exit 3); or an existing file without
+    `force`.
     """
     if why := _cannot_be_written(path):
         raise FFNError(f"cannot write {clean(path) or '.'}: {why}", code=ExitCode.ENVIRONMENT)
@@ -27,28 +27,28 @@ def check_writable(path: str, force: bool, option: str) -> None:
 
 
 def _cannot_be_written(path: str) -> str:
-    """Why no file can be made there; empty where it can, as far as that shows without writing."""
+    """Why no file can be created there; empty if one can, as far as can be told without writing."""
     if "\0" in path:
         return "no file has such a name"
     if not path or path.endswith(os.sep) or os.path.isdir(path):
         return "it is a directory"
-    if path == "-" or (os.path.exists(path) and not os.path.isfile(path)):  # a device or a pipe is opened as it is
+    if path == "-" or (os.path.exists(path) and not os.path.isfile(path)):  # a device or a pipe is opened directly
         return ""
-    folder = os.path.dirname(os.path.realpath(path))  # of a link, where its file lies
+    folder = os.path.dirname(os.path.realpath(path))  # of a link, its target's folder
     if not os.path.isdir(folder):
         where = clean(folder)
-        return f"{where} is no directory" if os.path.exists(folder) else f"there is no directory {where}"
-    return "" if os.access(folder, os.W_OK | os.X_OK) else f"nothing may be written into {clean(folder)}"
+        return f"{where} is not a directory" if os.path.exists(folder) else f"there is no directory {where}"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else f"{clean(folder)} is not writable"
 
 
 def _would_be_lost(path: str) -> bool:
-    """Whether writing there would replace something: a pipe or a device has nothing to lose."""
+    """Whether writing there would replace something: a pipe or a device has nothing to replace."""
     return path != "-" and os.path.lexists(path) and (os.path.isfile(path) or not os.path.exists(path))
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to: a temporary one beside it, then a rename. Devices and pipes are written directly.
+    """A file to write to: a temporary one in the same folder, then a rename. Devices and pipes are written directly.
 
     A link stays a link to the file that is written, and a file keeps its permissions. Raises FFNError (exit 3) where
     the system refuses: a full disk, no such directory, no permission.

@@ -1,7 +1,6 @@
 """Known accelerators by the names that torch, nvidia-smi and ROCm give them, from `hardware.toml`. No torch.
 
-Rates are dense. A name is found whole or not at all: `NVIDIA H100 NVL` is no H100 that is listed, a laptop's RTX 4090
-is another chip.
+Rates are dense. Only whole names match: `NVIDIA H100 NVL` is not a listed H100, a laptop's RTX 4090 is another chip.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ _MAKER = re.compile(r"^(nvidia|amd|google)\s+")
 class Device:
     """One accelerator. `tflops` by class (fp32, tf32, bf16, fp16, fp8, int8, fp4), GB/s of 1e9 bytes.
 
-    `approx` names the cells that are good to 10 % only: classes, `memory`, `llc`. `achieved` is the best GEMM that was
-    published as measured, TFLOP/s.
+    `approx` names the values that are accurate only to 10 %: classes, `memory`, `llc`. `achieved` is the best published
+    measurement of a GEMM, TFLOP/s.
     """
 
     name: str
@@ -37,7 +36,7 @@ class Device:
     source: str
 
     def flops_per_s(self, dtype: str, tf32: bool = False) -> float | None:
-        """Peak of products in this dtype, FLOP/s; of fp32 with TF32 on, TF32's. None where it has no such rate."""
+        """Peak of products in this dtype, FLOP/s; for fp32 with TF32 on, TF32's. None where it has no such rate."""
         rate = self.tflops.get(dtype)
         if dtype == "fp32" and tf32:
             rate = self.tflops.get("tf32", rate)
@@ -82,7 +81,7 @@ def links() -> tuple[Link, ...]:
 
 
 def find(device_name: str) -> Device | None:
-    """The device of this name, None where none is certainly meant. Case and the maker's name do not matter."""
+    """The device of this name, None unless a name matches. Case and the maker's name do not matter."""
     return _names().get(_key(device_name))
 
 

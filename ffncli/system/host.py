@@ -1,7 +1,7 @@
 """What this machine has, without torch: its CPU and instructions, cores, caches, memory, load.
 
-Linux is read from /proc and /sys, macOS asked through sysctl; elsewhere what Python knows. `root` is where the file
-system begins; tests have their own.
+From /proc and /sys on Linux, through sysctl on macOS; elsewhere what Python knows. `root` is the root of the file
+system; tests pass another.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Cores:
 
     @property
     def threads(self) -> int:
-        """How many threads can run at once without sharing a core: what `ffn bench` uses unless told otherwise."""
+        """How many threads can run at once without sharing a core: the default of `ffn bench`."""
         bounds = [self.affinity, self.physical] + ([max(1, floor(self.quota))] if self.quota is not None else [])
         return max(1, min(bounds))
 
@@ -74,14 +74,14 @@ def default_threads(root: Path = ROOT) -> int:
 def physical_cores(cpus: Iterable[int], root: Path = ROOT) -> int:
     """How many physical cores these CPUs are: hardware threads of one core count once."""
     cpus = tuple(cpus)
-    found = set()
+    sibling_groups = set()
     for cpu in cpus:
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
         siblings = text(topology / "core_cpus_list") or text(topology / "thread_siblings_list")
-        found.add(siblings or f"cpu {cpu}")
+        sibling_groups.add(siblings or f"cpu {cpu}")
     if sys.platform == "darwin" and (number := sysctl("hw.physicalcpu")).isdigit():
         return min(int(number), len(cpus))
-    return max(1, len(found))
+    return max(1, len(sibling_groups))
 
 
 def cpu_name(root: Path = ROOT) -> str:
@@ -91,8 +91,8 @@ def cpu_name(root: Path = ROOT) -> str:
         if info.get(key):
             return " ".join(info[key].split())
     if "CPU part" in info:
-        known = _ARM_PARTS.get((info.get("CPU implementer", ""), info["CPU part"]))
-        return known or f"ARM implementer {info.get('CPU implementer', '?')} part {info['CPU part']}"
+        part = _ARM_PARTS.get((info.get("CPU implementer", ""), info["CPU part"]))
+        return part or f"ARM implementer {info.get('CPU implementer', '?')} part {info['CPU part']}"
     if sys.platform == "darwin" and (brand := sysctl("machdep.cpu.brand_string")):
         return brand
     return platform.processor() or platform.machine() or "unknown"
@@ -105,7 +105,7 @@ _ARM_PARTS = {
 
 
 def isa(root: Path = ROOT) -> tuple[str, ...]:
-    """The vector and matrix instructions that it has: avx2, avx512f, amx_bf16, neon, ..."""
+    """The CPU's vector and matrix instructions: avx2, avx512f, amx_bf16, neon, ..."""
     info = _cpuinfo(root)
     flags = (info.get("flags") or info.get("Features") or "").split()
     if not flags and sys.platform == "darwin":
@@ -119,22 +119,22 @@ def isa(root: Path = ROOT) -> tuple[str, ...]:
 
 def caches(root: Path = ROOT) -> tuple[ProcessorCache, ...]:
     """Every cache of the CPUs that this process may run on, once each, by level."""
-    found: dict[tuple[int, str, str], ProcessorCache] = {}
+    by_key: dict[tuple[int, str, str], ProcessorCache] = {}
     for cpu in affinity():
         for index in sorted((root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*")):
             level, size = text(index / "level"), _size(text(index / "size"))
             shared, kind = text(index / "shared_cpu_list") or str(cpu), text(index / "type") or "Unified"
             if level.isdigit() and size:
-                found[int(level), kind, shared] = ProcessorCache(int(level), kind, size, cpu_list(shared))
-    if not found and sys.platform == "darwin":
+                by_key[int(level), kind, shared] = ProcessorCache(int(level), kind, size, cpu_list(shared))
+    if not by_key and sys.platform == "darwin":
         for name in ("hw.l3cachesize", "hw.perflevel0.l2cachesize", "hw.l2cachesize"):
             if (number := sysctl(name)).isdigit() and int(number):
                 return (ProcessorCache(int(name.split("cachesize")[0][-1]), "Unified", int(number), affinity()),)
-    return tuple(found[key] for key in sorted(found))
+    return tuple(by_key[key] for key in sorted(by_key))
 
 
 def cpu_llc(root: Path = ROOT) -> tuple[int, str]:
-    """Bytes of last-level cache that the default threads can fill, and a note where they are not simply known.
+    """Bytes of last-level cache that the default threads can fill, and a note where they are assumed or combined.
 
     Chips of several dies have one last-level cache each: as many of them count as there are threads, the largest first.
     """
@@ -158,7 +158,7 @@ def memory_total(root: Path = ROOT) -> int | None:
 
 
 def available_memory(root: Path = ROOT) -> int | None:
-    """Bytes that can be allocated without swapping: what the machine has left, or less where the group is limited."""
+    """Bytes that can be allocated without swapping: the machine's free memory, or less where the group is limited."""
     free = _meminfo("MemAvailable", root)
     bounds = [free * 1024] if free is not None else []
     if (left := memory_left(root)) is not None:
@@ -190,8 +190,8 @@ def steal(root: Path = ROOT) -> float | None:
 def governor(root: Path = ROOT) -> str:
     """The frequency governor of the CPUs in use, `mixed` of several; empty where the machine shows none."""
     folder = root / "sys/devices/system/cpu"
-    found = {text(folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in affinity()} - {""}
-    return found.pop() if len(found) == 1 else "mixed: " + " ".join(sorted(found)) if found else ""
+    governors = {text(folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in affinity()} - {""}
+    return governors.pop() if len(governors) == 1 else "mixed: " + " ".join(sorted(governors)) if governors else ""
 
 
 def numa_nodes(root: Path = ROOT) -> int | None:
@@ -202,7 +202,7 @@ def numa_nodes(root: Path = ROOT) -> int | None:
 
 
 def cpu_list(shown: str) -> tuple[int, ...]:
-    """`0-3,8` as numbers; what is not such a list is none."""
+    """`0-3,8` as numbers; anything else gives none."""
     numbers: list[int] = []
     for part in shown.split(","):
         low, _, high = part.strip().partition("-")
@@ -213,7 +213,7 @@ def cpu_list(shown: str) -> tuple[int, ...]:
 
 @cache
 def sysctl(name: str) -> str:
-    """What macOS says of itself; empty where it does not."""
+    """A value that macOS reports; empty where it does not."""
     import subprocess
 
     try:
@@ -224,13 +224,13 @@ def sysctl(name: str) -> str:
 
 
 def _cpuinfo(root: Path) -> dict[str, str]:
-    """The first processor of /proc/cpuinfo; on some ARM kernels what follows the processors too."""
-    found: dict[str, str] = {}
+    """The first processor of /proc/cpuinfo; on some ARM kernels also the fields after the processors."""
+    fields: dict[str, str] = {}
     for line in text(root / "proc/cpuinfo").splitlines():
         key, colon, value = line.partition(":")
         if colon:
-            found.setdefault(key.strip(), value.strip())
-    return found
+            fields.setdefault(key.strip(), value.strip())
+    return fields
 
 
 def _meminfo(name: str, root: Path) -> int | None:
@@ -242,6 +242,6 @@ def _meminfo(name: str, root: Path) -> int | None:
 
 
 def _size(shown: str) -> int:
-    """`36608K` in bytes; 0 where it is no size."""
+    """`36608K` in bytes; 0 for anything else."""
     number, unit = shown.rstrip("KMG"), shown[-1:]
     return int(number) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(unit, 1) if number.isdigit() else 0

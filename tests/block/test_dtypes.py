@@ -107,7 +107,7 @@ def test_whole_blocks_take_whole_bytes(row, stack, rows, blocks):
 
 
 def test_rows_that_are_no_whole_number_of_blocks():
-    with pytest.raises(FFNError, match="q4_0 stores 32 weights in a block, and a row of 33 is no whole number of them"):
+    with pytest.raises(FFNError, match="q4_0 stores 32 weights in a block, and a row of 33 is not a whole number of"):
         storage("q4_0").matrix_bytes((4, 33))
     assert storage("nf4").matrix_bytes((3, 33)) == 2 * 36  # 99 weights, over the ends of rows: two blocks
     assert storage("int4").matrix_bytes((3, 3)) == 5

@@ -293,8 +293,8 @@ def test_a_place_that_cannot_be_written(name: str, call, tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("none/x.npz", "there is no directory "), ("file/x.npz", "file is no directory"),
-        ("dir.npz", "it is a directory"), ("link.npz", "there is no directory "), ("closed/x.npz", "into "),
+        ("none/x.npz", "there is no directory "), ("file/x.npz", "file is not a directory"),
+        ("dir.npz", "it is a directory"), ("link.npz", "there is no directory "), ("closed/x.npz", "is not writable"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("option", ["-o", "--save"])

@@ -40,18 +40,18 @@ REFUSED = {
     "a=eager": "--kernel: unknown kernel 'a=eager'; did you mean 'eager'",
     "eager:f": "--kernel: unknown kernel 'eager:f'; did you mean 'eager'",
     "mine": "--kernel: unknown kernel 'mine'; known: eager, ",
-    "mine.py:": "--kernel: 'mine.py:' is no kernel; write it as file.py:name or label=file.py:name",
-    "mine.py:f:g": "is no kernel; write it as file.py:name",
-    "mine.pyc": "is no kernel; write it as file.py:name",
-    ".py": "is no kernel; write it as file.py:name",
-    "a\nb.py:f": "is no kernel; write it as file.py:name",
+    "mine.py:": "--kernel: 'mine.py:' is not a kernel; write it as file.py:name or label=file.py:name",
+    "mine.py:f:g": "is not a kernel; write it as file.py:name",
+    "mine.pyc": "is not a kernel; write it as file.py:name",
+    ".py": "is not a kernel; write it as file.py:name",
+    "a\nb.py:f": "is not a kernel; write it as file.py:name",
     "eager=mine.py:f": "--kernel: 'eager' is a kernel of ffn's own; give another label",
     "eager=slowed:2:eager": "--kernel: 'eager' is a kernel of ffn's own; give another label",
     "slowed:2": "--kernel: unknown kernel 'slowed:2'",
     "slowed:2:eagr": "--kernel: unknown kernel 'eagr'; did you mean 'eager'",
     "slowed:2:slowed:2:eager": "--kernel: unknown kernel 'slowed:2:eager'",
     **{
-        f"slowed:{factor}:eager": f"--kernel: '{factor}' is no factor in 'slowed:{factor}:eager'; write it as"
+        f"slowed:{factor}:eager": f"--kernel: '{factor}' is not a factor, in 'slowed:{factor}:eager'; write it as"
         for factor in ("1..2", "", "x", "-2", "0", "0.5", "1.", ".5", "1e3", "1000", "inf", "٣", "1 ")
     },
 }

@@ -12,7 +12,7 @@ from ffncli.block.scalar import SCALAR, with_learned
 
 @dataclass(frozen=True)
 class Curve:
-    """f and its slope on floats, what is learned at its initial value, and the kinks in order (see `ActivationRow`)."""
+    """f and its slope on floats, learned parameters at their initial values, and the sorted kinks (`ActivationRow`)."""
 
     row: ActivationRow
     f: Callable[[float], float]
@@ -42,7 +42,7 @@ def samples(c: Curve, low: float, high: float, slope: bool = False, steps: int =
 
     Where it jumps there are the points on both sides, and NaN between them.
     """
-    f, least = (c.slope, 1) if slope else (c.f, 0)  # a kink of a higher order is no jump
+    f, least = (c.slope, 1) if slope else (c.f, 0)  # a kink of a higher order is not a jump
     kinks = {x: order for x, order in reversed(c.row.kinks) if low < x < high}
     even = (low + (high / steps - low / steps) * i for i in range(steps))
     return [point for x in sorted({*even, high, *kinks}) for point in _around(x, f, kinks.get(x, least + 1) <= least)]

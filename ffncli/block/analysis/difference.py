@@ -1,4 +1,4 @@
-"""How far two activation functions are apart, in exact arithmetic: where the most, and how far for a normal input."""
+"""How far two activation functions are apart, in exact arithmetic: the maximum, and the mean for a normal input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ffncli.block.analysis.curve import Curve, curve
 from ffncli.block.analysis.quadrature import expectation
 from ffncli.block.analysis.shape import bisect, golden, shape
 
-SHOWN = 10.0  # an unbounded difference is looked at on [-10, 10]
+SHOWN = 10.0  # an unbounded difference is evaluated on [-10, 10]
 _SAME = 1e-9  # relative: |difference| at x and at -x
 _LAST_BITS = 4e-16
 _GRID = tuple(SHOWN * i / 80 for i in range(-80, 81))
@@ -41,12 +41,12 @@ class Difference:
 
     @property
     def places(self) -> tuple[float, ...]:
-        """Where it is largest, of an unbounded one in the range that is shown."""
+        """Where it is largest; for an unbounded one, in the range that is shown."""
         at = self.within[0] if self.within else self.at
         return () if at is None else (at, -at) if self.symmetric else (at,)
 
     def exceeds(self, tolerance: float) -> bool:
-        """Whether it is anywhere larger than is tolerated."""
+        """Whether it exceeds the tolerance anywhere."""
         return self.maximum is None or self.maximum > tolerance
 
 
@@ -61,7 +61,7 @@ def difference(name: str, against: str, std: float = 1.0) -> Difference:
     mean = expectation(lambda x: abs(d.f(x)), std, (*d.kinks, *_crossings(d)))
     rms = math.sqrt(expectation(lambda x: d.f(x) ** 2, std, d.kinks))
     if abs(d.f(0.0)) >= top * (1.0 - _LAST_BITS):
-        at = 0.0  # not where rounding has it
+        at = 0.0  # the true place, not one found by rounding
     if math.isinf(top):
         x, most = _within(d)
         return Difference(name, against, None, None, _mirrored(d, x), None, (x, most), mean, rms)

@@ -1,4 +1,4 @@
-"""Everything that `ffn activations` knows of one function, as a record."""
+"""The facts of `ffn activations` about one function, as a record."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Facts:
-    """One activation: its definition, its shape, its values, and what it does to x ~ N(0, std²).
+    """One activation: its definition, its shape, its values, and its effect on x ~ N(0, std²).
 
     `kinks` are the places where a derivative jumps, `smoothness_at_0` the number of derivatives that are continuous at
     0 (None: all, -1: not even f). Shares are of the input's probability: `zero_share` has |f(x)| ≤ NEAR_ZERO,

@@ -1,6 +1,6 @@
 """Gated units as functions of two numbers: y = a(gate) ⊙ b(up), where a and b are `steps.Activation`s.
 
-One table: a unit that GATED names is here already, one that limits its gate or its up is a row.
+One table: the units of GATED are in it already, one that limits its gate or its up is a row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHAZEER = "Shazeer 2020, arXiv:2002.05202"
 
 @dataclass(frozen=True)
 class GatedUnit:
-    """y = gate(g) ⊙ up(u). Functions that learn parameters are not gates of any unit here."""
+    """y = gate(g) ⊙ up(u). No unit here has a gate function with learned parameters."""
 
     name: str
     gate: Activation
@@ -106,8 +106,8 @@ def split(names: Sequence[str], option: str = "NAME") -> tuple[tuple[str, ...], 
         elif key in CANONICAL:
             plain[CANONICAL[key]] = None
         else:
-            known = [*known_names(), *(n for n in UNITS if n not in GATED)]
-            hint = did_you_mean(key, known, "known: " + ", ".join([*TABLE, *UNITS]))
+            spellings = [*known_names(), *(n for n in UNITS if n not in GATED)]
+            hint = did_you_mean(key, spellings, "known: " + ", ".join([*TABLE, *UNITS]))
             raise FFNError(f"{option}: unknown activation {shown(name)}", hint)
     return tuple(plain), tuple(gated)
 

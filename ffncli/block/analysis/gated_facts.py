@@ -1,4 +1,4 @@
-"""What a gated unit does: its range, how steep it is, what it makes of normal inputs. No sampling.
+"""Properties of a gated unit: its range, how steep it is, its output for normal inputs. No sampling.
 
 Gate and up are independent and normal, N(0, std²) each, as two projections of one input are at initialisation; then
 every moment of a(g) · b(u) is a product of two integrals over one variable.
@@ -71,7 +71,7 @@ class GatedValue:
 
 @dataclass(frozen=True)
 class GatedReport:
-    """All that is known of a unit: `values` for every up at every gate, `facts` for gate, up ~ N(0, std²)."""
+    """The report on a unit: `values` for every up at every gate, `facts` for gate, up ~ N(0, std²)."""
 
     unit: GatedUnit
     values: tuple[GatedValue, ...]
@@ -83,7 +83,7 @@ class GatedReport:
 def gated_report(
     unit: GatedUnit, at: Sequence[float] = (), ups: Sequence[float] = (1.0,), std: float = 1.0
 ) -> GatedReport:
-    """The same of a unit as `facts.facts` is of a function. Raises FFNError as it does."""
+    """The same for a unit as `facts.facts` for a function. Raises FFNError as it does."""
     values = tuple(GatedValue(x, up, unit.value(x, up), *unit.slopes(x, up)) for up in ups for x in at)
     return GatedReport(unit, values, std, gated_facts(unit, std), unit.operations())
 
@@ -171,7 +171,7 @@ def _lipschitz(gate: Curve, a: Shape, b: Shape) -> float | None:
     def steepness(x: float, _: object) -> float:
         return math.hypot(gate.slope(x) * size_b, gate.f(x) * b.lipschitz)
 
-    def rise(x: float, _: object) -> float:  # only its sign is asked for
+    def rise(x: float, _: object) -> float:  # only its sign is used
         return steepness(x + 1e-6, _) - steepness(x - 1e-6, _)
 
     row = ActivationRow("steepness", "", steepness, rise, kinks=gate.row.kinks)

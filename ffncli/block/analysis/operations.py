@@ -1,10 +1,9 @@
 """Operations per element, counted by running a formula of the table on numbers that record what is done to them.
 
-What is written twice is counted once, `where` computes both sides, as tensors do, and constants are folded: numbers
-that do not depend on the input (a learned α and what is made of it once per tensor) cost nothing per element, nor does
-multiplying by 1, adding 0 or asking whether a number is one (x == x). A fused kernel may do it otherwise, say with a
-max for a comparison and a selection. `block/cost.py` counts 1 FLOP per element for an activation whatever it is; this
-is the finer figure beside it.
+A repeated expression is counted once, `where` computes both sides, as tensors do, and constants are folded: numbers
+that do not depend on the input (a learned α and what is computed from it once per tensor) cost nothing per element, nor
+does multiplying by 1, adding 0 or testing for NaN (x == x). A fused kernel may differ, say with a max for a comparison
+and a selection. `block/cost.py` counts 1 FLOP per element for any activation; this is the finer figure.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class Operations:
     @property
     def text(self) -> str:
         """`3 mul, 1 add, 1 erf`; `none` for the identity."""
-        said = [*self._kinds(), *self.functions.items()]
-        return ", ".join(f"{count} {name}" for name, count in said if count) or "none"
+        counts = [*self._kinds(), *self.functions.items()]
+        return ", ".join(f"{count} {name}" for name, count in counts if count) or "none"
 
     def record(self) -> dict[str, Any]:
         """The same for JSON: every kind, `functions` by name, `total`, `text`."""
@@ -151,7 +150,7 @@ class _Operand:
         return self.tape.do("compare", ">=", self, other)
 
     def __eq__(self, other: Any) -> Any:
-        same = isinstance(other, _Operand) and other.index == self.index  # asks for NaN: of a number it is true
+        same = isinstance(other, _Operand) and other.index == self.index  # a test for NaN: true for a number
         return same or self.tape.do("compare", "==", self, other)
 
     def __and__(self, other: Any) -> _Operand:
@@ -178,5 +177,5 @@ def _function(name: str) -> Callable[[Any], Any]:
     return call
 
 
-_OWN = {"abs": abs, "where": _where}
-COUNTING: Any = SimpleNamespace(**{name: _OWN.get(name) or _function(name) for name in vars(SCALAR)})
+_REPLACED = {"abs": abs, "where": _where}
+COUNTING: Any = SimpleNamespace(**{name: _REPLACED.get(name) or _function(name) for name in vars(SCALAR)})

@@ -1,7 +1,7 @@
 """The shape of a curve: its range, where it is lowest, how steep it is, whether it is monotone, where it is zero.
 
-All of it by search on a grid that no activation in use is too narrow for, then by bisection or golden section to
-float64's limit; kinks are looked at from both sides.
+All found by search on a grid fine enough for every activation in use, then by bisection or golden section to float64's
+limit; kinks are evaluated from both sides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ffncli.block.analysis.curve import Curve
 from ffncli.block.analysis.quadrature import normal_share
 from ffncli.block.units import NEAR_ZERO
 
-_GRID = tuple(i / 8 for i in range(-160, 161))  # -20 ... 20: beyond, every activation is as good as its asymptote
+_GRID = tuple(i / 8 for i in range(-160, 161))  # -20 ... 20: beyond, every activation equals its asymptote
 _FAR, _FARTHER = 2.0**20, 2.0**40
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
@@ -24,9 +24,9 @@ _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 class Shape:
     """Bounds are ±inf where there are none.
 
-    `minimum` is the greatest lower bound, `minimum_at` where it is reached, the place nearest to zero of several; None
+    `minimum` is the greatest lower bound, `minimum_at` where it is reached, nearest to zero if at several places; None
     where it is only approached; `maximum` likewise. `lipschitz` is the least L with |f(a) - f(b)| ≤ L |a - b|,
-    `steepest_at` the one place where the slope has that size, None where there is none or a whole interval.
+    `steepest_at` the only place where the slope has that size, None where there is none or a whole interval.
     """
 
     minimum: float
@@ -115,11 +115,11 @@ def _steepest(c: Curve, xs: list[float], sizes: list[float]) -> tuple[float, flo
         return math.inf, None
     best = max(*sizes, far)
     places = [x for x, size in zip(xs, sizes, strict=True) if size == best]
-    beside = [k for k in c.kinks if set(places) <= set(_sides(k))]
-    if far == best or (len(places) > 1 and not beside):
+    kinks = [k for k in c.kinks if set(places) <= set(_sides(k))]
+    if far == best or (len(places) > 1 and not kinks):
         return best, None  # approached far out, or the same on an interval
-    if beside:
-        return best, beside[0]
+    if kinks:
+        return best, kinks[0]
     at = xs.index(places[0])
     x = golden(lambda x: abs(c.slope(x)), xs[at - 1], xs[at + 1])
     return (abs(c.slope(x)), x) if abs(c.slope(x)) > best else (best, places[0])

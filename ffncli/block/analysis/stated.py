@@ -1,4 +1,4 @@
-"""Values that somebody states for a function, and whether they hold to the digits in which they are stated."""
+"""Values stated for a function, and whether they are right to the digits in which they are stated."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ffncli.errors import FFNError, shown
 
 @dataclass(frozen=True)
 class Claim:
-    """Somebody says that f(x) is `stated`, known to within `half_unit`, half a unit of its last decimal.
+    """The statement that f(x) is `stated`, accurate to `half_unit`, half a unit of its last decimal.
 
-    `text` is that number as it was written: 0.150 says more than 0.15.
+    `text` is that number as it was written: 0.150 is more precise than 0.15.
     """
 
     x: float
@@ -25,7 +25,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim beside f(x); `ratio` is f(x) / x, None at 0. The claim is right where f(x) rounds to it."""
+    """A claim with the actual f(x); `ratio` is f(x) / x, None at 0. The claim is right where f(x) rounds to it."""
 
     name: str
     x: float
@@ -37,7 +37,7 @@ class Checked:
 
 
 def claim(text: str, option: str) -> Claim:
-    """The claim of `X=Y`. Raises FFNError, naming the option, where that is no pair of finite numbers."""
+    """The claim of `X=Y`. Raises FFNError, naming the option, where that is not a pair of finite numbers."""
     x, equals, y = text.partition("=")
     try:
         at, stated = Decimal(x.strip()), Decimal(y.strip())
@@ -52,7 +52,7 @@ def claim(text: str, option: str) -> Claim:
 
 
 def check(name: str, claims: Sequence[Claim]) -> tuple[Checked, ...]:
-    """The claims beside the activation of that canonical name."""
+    """The claims checked for the activation of that canonical name."""
     c, out = curve(name), []
     for one in claims:
         value = c.f(one.x)

@@ -1,4 +1,4 @@
-"""Whether the difference of two activation functions survives that their values are rounded to a number format."""
+"""Whether the difference of two activation functions survives rounding their values to a number format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ffncli.block.analysis.formats import NumberFormat, inputs, shares
 
 @dataclass(frozen=True)
 class Meeting:
-    """Two activations at one number x of a format: their values, rounded, and how many steps of it they are apart."""
+    """Two activations at one number x of a format: their rounded values, and how many of its steps they are apart."""
 
     x: float
     value: float
@@ -28,9 +28,8 @@ class Survival:
 
     `differ` is the probability, for x ~ N(0, std²) rounded to the format, that the two values are not the same number,
     `beyond_neighbours` that they are more than one step apart. `largest` is where they are most steps apart, None where
-    they never are; `at_difference` what they are where |f - g| itself is largest (see `Difference.places`). `noise` is
-    the rms of the error that rounding g makes, for the same x; `ratio` the rms of f - g over it, None where rounding
-    costs g nothing.
+    they never differ; `at_difference` their values where |f - g| is largest (see `Difference.places`). `noise` is the
+    rms of g's rounding error, for the same x; `ratio` the rms of f - g over it, None where rounding leaves g unchanged.
     """
 
     dtype: str
@@ -44,7 +43,7 @@ class Survival:
 
     @property
     def verdict(self) -> str:
-        """Does the difference survive? no: nowhere; in part: some numbers differ, yet by less than rounding; or yes."""
+        """Does the difference survive? no: nowhere; in part: some numbers differ, but by less than rounding; or yes."""
         if self.largest is None:
             return "no"
         return "yes" if self.ratio is None or self.ratio >= 1 else "in part"
@@ -62,8 +61,8 @@ def rounded_differences(
     names: Sequence[str], against: str, forms: Sequence[NumberFormat] = (), std: float = 1.0
 ) -> tuple[RoundedDifference, ...]:
     """How far each of `names` (canonical) is from `against`, for x ~ N(0, std²), and in each of the formats."""
-    found = [difference(name, against, std) for name in names]
-    return tuple(RoundedDifference(d, tuple(survival(d, form, std) for form in forms)) for d in found)
+    differences = [difference(name, against, std) for name in names]
+    return tuple(RoundedDifference(d, tuple(survival(d, form, std) for form in forms)) for d in differences)
 
 
 def survival(d: Difference, form: NumberFormat, std: float = 1.0) -> Survival:
@@ -97,7 +96,7 @@ def _ordinals(name: str, form: NumberFormat, std: float) -> list[int]:
 
 @cache
 def _noise(name: str, form: NumberFormat, std: float) -> float:
-    """The rms of what rounding takes from f(x); where it overflows is left out."""
+    """The rms of the rounding error of f(x), without overflows."""
     pairs = zip(_exact(name, form, std), shares(form, std), strict=True)
     errors = ((form.nearest(y) - y, p) for y, p in pairs if p)
     return math.sqrt(math.fsum(p * error * error for error, p in errors if math.isfinite(error)))

@@ -45,7 +45,7 @@ class AgainstOptions:
 
     @property
     def dtype(self) -> str | None:
-        """What --dtype said, however often, as one comma list."""
+        """All values of --dtype as one comma list."""
         return joined(self.dtypes)
 
     def check(self, units: Sequence[str], source: str | None = None) -> None:
@@ -56,10 +56,10 @@ class AgainstOptions:
         if self.against is not None and units:
             raise FFNError("--against is for functions of one number, not gated units", f"leave out {', '.join(units)}")
         if self.tolerance is not None and self.against is None:
-            raise FFNError("--tolerance is for differences", "say from what with --against NAME")
+            raise FFNError("--tolerance is for differences", "name the reference with --against NAME")
 
     def reference(self) -> str | None:
-        """The canonical name of --against. Raises FFNError for a gated unit, which is no function of one number."""
+        """The canonical name of --against. Raises FFNError for a gated unit, which is not a function of one number."""
         if self.against is None:
             return None
         name, gated = resolve(self.against, "--against")

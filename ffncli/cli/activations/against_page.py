@@ -21,7 +21,7 @@ CONVENTIONS = {
 
 
 def with_differences(page: Answer, compared: Sequence[RoundedDifference], std: float) -> Answer:
-    """The page with the keys, the columns and the parts of `compared`, which has its rows' names and order."""
+    """The page with the keys, the columns and the parts of `compared`, which has the rows' names and order."""
     rows = [row(one) for one in compared]
     parts: list[Part] = [_table(compared), *_survivals(compared, std)]
     conventions = {**page.conventions, **CONVENTIONS}
@@ -40,7 +40,7 @@ def widened(
 
 
 def row(one: RoundedDifference) -> dict[str, Any]:
-    """What a row of the answer gets, under the keys of docs/json.md."""
+    """What is added to a row of the answer, under the keys of docs/json.md."""
     d = one.difference
     return {
         "against": d.against,
@@ -98,7 +98,7 @@ def place_text(d: Difference) -> str:
 
 
 def excess_text(d: Difference) -> str:
-    """A difference that is too large, as an error says it: `silu by 0.193 at x = ±1.965`."""
+    """A difference that is too large, for an error: `silu by 0.193 at x = ±1.965`."""
     if d.maximum is None:
         return f"{d.name} without bound"
     return f"{d.name} by {d.maximum:.3g} {'' if d.towards else 'at x = '}{place_text(d)}"
@@ -106,8 +106,8 @@ def excess_text(d: Difference) -> str:
 
 def _table(compared: Sequence[RoundedDifference]) -> Table:
     against = compared[0].difference.against
-    found = [one.difference for one in compared]
-    rows = [(d.name, _size(d), place_text(d), Fixed(d.mean), Fixed(d.rms)) for d in found]
+    differences = [one.difference for one in compared]
+    rows = [(d.name, _size(d), place_text(d), Fixed(d.mean), Fixed(d.rms)) for d in differences]
     return Table(("name", "max |f - g|", "at x", "mean |f - g|", "rms"), rows, f"Difference from g = {against}")
 
 
@@ -124,13 +124,13 @@ def _survivals(compared: Sequence[RoundedDifference], std: float) -> list[Part]:
         return []
     pairs = [(one.difference, s) for one in others for s in one.rounded]
     against = others[0].difference.against
-    said = (
+    note = (
         f"yes: its rms is above that of rounding {against} itself; in part: below it, yet some numbers differ · "
         "1 ulp: from a number of the format to the next · x: where the exact difference is largest, then where the "
         f"ulps are most, with both numbers · inputs are normal, of std {std:g}"
     )
     rows = [(f"{d.name} in {s.dtype}", _sentence(d, s)) for d, s in pairs]
-    return [Table(("", ""), rows, "Does the difference survive rounding?"), Line(said, quiet=True)]
+    return [Table(("", ""), rows, "Does the difference survive rounding?"), Line(note, quiet=True)]
 
 
 def _sentence(d: Difference, s: Survival) -> str:

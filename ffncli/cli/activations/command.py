@@ -97,9 +97,9 @@ def command(
     plot.check(show.force, show.out)
     claims = expected.checked(chosen)
     xs = points(at) if at is not None else tuple(dict.fromkeys(one.x for one in claims)) or points(DEFAULT_AT)
-    ups, widths = gated.ups(units, xs), iso.found(units)
-    found = [facts(name, xs, std) for name in chosen]
-    page = with_checked(answer(found, _rows(units, xs, ups, std, widths), ratios=at is not None), claims)
+    ups, widths = gated.ups(units, xs), iso.iso_units(units)
+    plain_facts = [facts(name, xs, std) for name in chosen]
+    page = with_checked(answer(plain_facts, _rows(units, xs, ups, std, widths), ratios=at is not None), claims)
     differences = precision.differences(chosen, std)
     page = _with_precision(page, differences, precision.errors(chosen, std, data.device), std)
     output.show(_pictured(page, plot, output, (chosen, xs, precision.reference()), (units, xs, ups)))
@@ -108,7 +108,7 @@ def command(
 
 
 def _no_units(units: Sequence[str]) -> None:
-    """Raises FFNError for a gated unit: with --source functions are put in the place of the gate's."""
+    """Raises FFNError for a gated unit: with --source functions replace the gate's."""
     if units:
         function = UNITS[units[0]].gate.function
         raise FFNError(f"--source: {units[0]} is a gated unit", f"name the function of its gate, {function}")
@@ -117,7 +117,7 @@ def _no_units(units: Sequence[str]) -> None:
 def _rows(
     units: Sequence[str], at: Sequence[float], ups: Sequence[float], std: float, widths: Mapping[str, IsoUnit]
 ) -> list[dict[str, Any]]:
-    """What there is to say of gated units; nothing is loaded for none."""
+    """The rows of gated units; nothing is loaded for none."""
     if not units:
         return []
     from ffncli.block.analysis.gated_facts import gated_report
@@ -142,7 +142,7 @@ def _with_precision(
 
 
 def _pictured(page: Answer, plot: PlotOptions, output: Output, plain: _Plain, gated: _Gated) -> Answer:
-    """The page with the curves that were asked for, in it or in a file."""
+    """The page with the requested curves, in it or in a file."""
     if not plot.wanted:
         return page
     from ffncli.cli.activations.curves_page import curve_plots, unit_plots
@@ -151,7 +151,7 @@ def _pictured(page: Answer, plot: PlotOptions, output: Output, plain: _Plain, ga
 
 
 def chosen_names(names: list[str] | None, everything: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Canonical names of plain functions, and of gated units: those asked for, every function, or those in use.
+    """Canonical names of plain functions, and of gated units: the named ones, every function, or those in use.
 
     Raises FFNError for an unknown one.
     """

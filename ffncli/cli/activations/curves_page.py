@@ -21,7 +21,7 @@ def curve_plots(names: Sequence[str], at: Sequence[float], against: str | None =
     them, and the differences from it come last.
     """
     names = list(dict.fromkeys(names))
-    if against:  # last: the others then look the same where it is left out
+    if against:  # last: the others then look the same without it
         names = [*(name for name in names if name != against), against]
     curves = [curve(name) for name in names]
     frames = [curves[i : i + MOST_CURVES] for i in range(0, len(curves), MOST_CURVES)]
@@ -56,7 +56,7 @@ def unit_plots(names: Sequence[str], at: Sequence[float], ups: Sequence[float]) 
 
 
 def difference_plot(names: Sequence[str], against: str, at: Sequence[float]) -> Plot:
-    """f(x) less the f(x) of `against` for each other name; canonical names, the range as in `curve_plots`."""
+    """f(x) minus the f(x) of `against` for each other name; canonical names, the range as in `curve_plots`."""
     other, others = curve(against), (name for name in dict.fromkeys(names) if name != against)
     lines = [Series(name, samples(minus(curve(name), other), *_span(at))) for name in others]
     return Plot(f"Difference from {against}", "x", f"f(x) - {against}(x)", lines)

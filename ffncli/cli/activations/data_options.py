@@ -1,4 +1,4 @@
-"""--source and its kin: `ffn activations` on what truly enters a model's activations."""
+"""--source and related options: `ffn activations` on the actual input of a model's activations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _source = partial(option, SOURCE)
 
 @dataclass(frozen=True)
 class SourceOption:
-    """--source, before what it is run on."""
+    """--source, before the options of its input."""
 
     source: Annotated[
         Text,
@@ -32,7 +32,7 @@ class SourceOption:
 
 @dataclass(frozen=True)
 class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
-    """The same, what it is run on, and which of its layers are looked at."""
+    """The same, with the options of its input and of its layers."""
 
     layer: Annotated[
         Text,
@@ -41,37 +41,37 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
     ] = None  # fmt: skip
 
     def check(self, others: Mapping[str, object], rounding: bool) -> None:
-        """Raises FFNError for options without the --source that they speak of, and for contradictions.
+        """Raises FFNError for options that need --source without it, and for contradictions.
 
-        `others` are those options of the command that are not about data, each with what was given, if anything was;
-        `rounding` computes on a --device too.
+        `others` are the command's options that are not about data, each with its value; `rounding` computes on a
+        --device too.
         """
         made = {"--input": self.input, "--tokens": self.tokens, "--batch": self.batch, "--seq-len": self.seq_len}
         if self.source is None:
             if self.device != "cpu" and not rounding:
                 raise FFNError("--device says where --source and --rounding compute", "add one of them")
             where = {"--seed": self.seed, "--threads": self.threads}
-            given = {"--prompt": self.prompt, "--input-ids": self.input_ids, "--position": self.position}
-            needing = {"--layer": self.layer, **given, **made, **where}
-            if said := next((name for name, value in needing.items() if value is not None), None):
-                raise FFNError(f"{said} needs --source", "name the model whose activation it is: --source DIR")
+            prompts = {"--prompt": self.prompt, "--input-ids": self.input_ids, "--position": self.position}
+            needing = {"--layer": self.layer, **prompts, **made, **where}
+            if option := next((name for name, value in needing.items() if value is not None), None):
+                raise FFNError(f"{option} needs --source", "name the model whose activation it is: --source DIR")
             return
-        if said := next((name for name, value in others.items() if value), None):
-            raise FFNError(f"{said} contradicts --source", "it is about the numbers that a model has")
+        if option := next((name for name, value in others.items() if value), None):
+            raise FFNError(f"{option} contradicts --source", "with --source the values are those of the model")
         if self.model_prompt:
             self.model_prompt.check(made)
         elif self.position is not None:
             raise FFNError("--position needs --prompt or --input-ids")
 
     def run(self, names: Sequence[str], output: Output, dtype: str | None = None) -> None:
-        """Look at the model's layers, with the activations of these (canonical) names in the place of its own."""
+        """Show the model's layers, with the activations of these (canonical) names in place of its own."""
         from ffncli.cli.activations.data_page import answer, remarks
         from ffncli.run.activations.call import activations_of
 
-        found = activations_of(
+        data = activations_of(
             self.source or "", names, layer=self.layer, **self.model_input, input=self.input,
             leading=self.leading(), dtype=dtype, device=self.device,
             seed=self.seed, threads=self.threads,
         )  # fmt: skip
-        output.notes(*remarks(found, self.layer, self.input))
-        output.show(answer(found, self.model_input["prompt"], self.input))
+        output.notes(*remarks(data, self.layer, self.input))
+        output.show(answer(data, self.model_input["prompt"], self.input))

@@ -1,4 +1,4 @@
-"""What enters a model's activations, as JSON, as CSV and as a page to read."""
+"""The inputs of a model's activations, as JSON, as CSV and as a page to read."""
 
 from __future__ import annotations
 
@@ -32,61 +32,60 @@ CONVENTIONS = {
 }
 _LONGEST = 40  # characters of an --input
 _FAULTS = 4  # named one by one
-_FAR = 0.1  # of a std: a mean that no normal about 0 has
+_FAR = 0.1  # of a std: a mean too far from 0 for a normal about 0
 
 
-def remarks(found: ActivationData, layer: str | None, given: str | None) -> list[str]:
-    """What there is to say on stderr: of the model and its run, the layer that nobody chose, what is drawn at random,
-    what is not finite.
+def remarks(data: ActivationData, layer: str | None, numbers: str | None) -> list[str]:
+    """Notes for stderr: on the model and its run, the default layer, random weights or inputs, values not finite.
 
-    `given` is the --input, None where it was drawn.
+    `numbers` is the --input, None where it was drawn at random.
     """
-    model = found.model
-    out = [*model.notes, *map(str, model.differences), *found.notes]
+    model = data.model
+    out = [*model.notes, *map(str, model.differences), *data.notes]
     if layer is None and (model.layer_count or 1) > 1:
-        one = found.layers[0]
+        one = data.layers[0]
         out.append(f"{one.stack} layer {one.layer} of {model.name}: --layer I shows another, --layer all every one")
-    if not found.tokens:
-        drawn = ["weights"] if any(one.weights.startswith("random") for one in found.layers) else []
-        way = "--prompt TEXT shows what truly enters"
-        way += "" if is_runnable(model) else ", where the source is a directory with safetensors"
-        drawn += ["input"] if given is None else []
+    if not data.tokens:
+        drawn = ["weights"] if any(one.weights.startswith("random") for one in data.layers) else []
+        way = "--prompt TEXT shows the model's actual input"
+        way += "" if is_runnable(model) else ", if the source is a directory with safetensors"
+        drawn += ["input"] if numbers is None else []
         out += [f"{' and '.join(drawn)} drawn at random: {way}"] if drawn else []
-    places = {id(one): "" if model.bare else f"{one.stack} layer {one.layer}: " for one in found.layers}
-    bad = [f"{places[id(one)]}{fault}" for one in found.layers for fault in one.not_finite]
+    places = {id(one): "" if model.bare else f"{one.stack} layer {one.layer}: " for one in data.layers}
+    bad = [f"{places[id(one)]}{fault}" for one in data.layers for fault in one.not_finite]
     return out + bad[:_FAULTS] + ([f"{len(bad) - _FAULTS} more have NaN or Inf"] if len(bad) > _FAULTS else [])
 
 
-def answer(found: ActivationData, prompt: str | None, given: str | None) -> Answer:
+def answer(data: ActivationData, prompt: str | None, numbers: str | None) -> Answer:
     """One layer in full, or a row for each of several; CSV has a line per activation and layer."""
-    model, ran = found.model, bool(found.tokens)
-    places = [(layer, entered) for layer in found.layers for entered in layer.activations]
+    model, ran = data.model, bool(data.tokens)
+    places = [(layer, entered) for layer in data.layers for entered in layer.activations]
     rows = [_row(layer, entered, made) for layer, entered in places for made in entered.made]
     body = {
         "data": {
-            "name": model.name, "source": model.source, "prompt": prompt, "input": None if ran else given or "randn",
-            "tokens": {stack: [*map(asdict, tokens)] for stack, tokens in found.tokens.items()},
-            "layers": [_layer(layer) for layer in found.layers],
+            "name": model.name, "source": model.source, "prompt": prompt, "input": None if ran else numbers or "randn",
+            "tokens": {stack: [*map(asdict, tokens)] for stack, tokens in data.tokens.items()},
+            "layers": [_layer(layer) for layer in data.layers],
         },
         "rows": rows,
     }  # fmt: skip
     names = tuple(rows[0])
     csv = Table(names, [tuple(row[name] for name in names) for row in rows])
-    one = len(found.layers) == 1
+    one = len(data.layers) == 1
     owns = " and ".join(dict.fromkeys(entered.made[0].name for _, entered in places))
-    where = f", {found.layers[0].stack} layer {found.layers[0].layer}" if one and not model.bare else ""
-    origins = list(dict.fromkeys(layer.weights for layer in found.layers))
-    origin = origins[0] if len(origins) == 1 else f"{len(found.layers)} layers, each with its own weights"
+    where = f", {data.layers[0].stack} layer {data.layers[0].layer}" if one and not model.bare else ""
+    origins = list(dict.fromkeys(layer.weights for layer in data.layers))
+    origin = origins[0] if len(origins) == 1 else f"{len(data.layers)} layers, each with its own weights"
     parts: list[Part] = [Heading(f"{model.name}{where}: what enters {owns}", origin)]
     if one or not ran:
-        tokens = found.layers[0].tokens
-        text = given or "randn"
+        tokens = data.layers[0].tokens
+        text = numbers or "randn"
         text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
         drawn = f"input: {text}, {tokens:,} {plural('token', tokens)}{'' if one else ', the same for every layer'}"
-        parts += [Line(listed(t)) for t in found.tokens.values()] if ran else [Line(drawn)]
+        parts += [Line(listed(t)) for t in data.tokens.values()] if ran else [Line(drawn)]
     else:
-        parts += [Line(f"{stack}: {listed(tokens)}") for stack, tokens in found.tokens.items()]
-    parts += _one(found.layers[0]) if one else _all(found)
+        parts += [Line(f"{stack}: {listed(tokens)}") for stack, tokens in data.tokens.items()]
+    parts += _one(data.layers[0]) if one else _all(data)
     return Answer("activations", body, csv, parts, CONVENTIONS)
 
 
@@ -99,13 +98,13 @@ def _row(layer: LayerData, entered: ActivationInput, made: ActivationOutput) -> 
 
 
 def _layer(layer: LayerData) -> dict[str, Any]:
-    """A layer without what its activations make of the input, which are the rows."""
-    found = asdict(layer)
-    for entered in found["activations"]:
+    """A layer without its activations' outputs, which are the rows."""
+    record = asdict(layer)
+    for entered in record["activations"]:
         entered["activation"] = entered.pop("made")[0]["name"]
-    agreement = found.pop("agreement")
+    agreement = record.pop("agreement")
     names = ("max_error", "relative_error", "ulps")
-    return found | {name: agreement[name] if agreement else None for name in names}
+    return record | {name: agreement[name] if agreement else None for name in names}
 
 
 # --- one layer --------------------------------------------------------------------------------------------------------
@@ -114,32 +113,32 @@ def _layer(layer: LayerData) -> dict[str, Any]:
 def _one(layer: LayerData) -> list[Part]:
     parts: list[Part] = [Line(agreement_text(layer.agreement))] if layer.agreement else []
     for entered in layer.activations:
-        experts = "" if entered.experts is None else f"{entered.experts} experts that have tokens, together"
+        experts = "" if entered.experts is None else f"{entered.experts} experts with tokens, together"
         parts.append(Heading(f"{entered.step} = {entered.formula}", experts))
         parts += _distribution(entered)
-        parts += [Line(text) for text in _own(entered, layer.tokens)]
+        parts += [Line(text) for text in _sparsity(entered, layer.tokens)]
         parts.append(_table(entered))
     parts += [Line(f"{name}: {text}", quiet=True) for name, text in _MEANING.items()]
     return parts
 
 
 def _distribution(entered: ActivationInput) -> list[Part]:
-    """Range, moments, bars, percentiles, and how far all that is from a normal."""
+    """Range, moments, bars, percentiles, and the distance from a normal distribution."""
     d = entered.input
     numbers = (("min", d.min), ("max", d.max), ("mean", d.mean), ("std", d.std))
-    parts: list[Part] = [*([Line(_said(numbers))] if d.mean is not None else []), Line(_counts(entered))]
+    parts: list[Part] = [*([Line(_numbers(numbers))] if d.mean is not None else []), Line(_counts(entered))]
     if bar := bars(d.histogram):
         sampled = f", 1 in {d.histogram_stride:,} values" if d.histogram_stride > 1 else ""
         parts.append(Line(f"{bar}  from {cell_text(d.min)} to {cell_text(d.max)}{sampled}"))
     if d.percentiles:
-        parts.append(Line(_said([(f"{p.percent} %", p.value) for p in d.percentiles])))
+        parts.append(Line(_numbers([(f"{p.percent} %", p.value) for p in d.percentiles])))
     if d.excess_kurtosis is not None:
         shape = (("skewness", d.skewness), ("excess kurtosis", d.excess_kurtosis), ("max |F - Φ|", d.normal_distance))
-        parts.append(Line(f"{_said([(name, _short(value)) for name, value in shape])}  (a normal: 0)"))
+        parts.append(Line(f"{_numbers([(name, _short(value)) for name, value in shape])}  (a normal: 0)"))
     return parts + ([Line(text)] if (text := _nearest(d)) else [])
 
 
-def _said(numbers: Sequence[tuple[str, float | None]]) -> str:
+def _numbers(numbers: Sequence[tuple[str, float | None]]) -> str:
     return "  ".join(f"{name} {cell_text(value)}" for name, value in numbers if value is not None)
 
 
@@ -154,19 +153,19 @@ def _counts(entered: ActivationInput) -> str:
 
 
 def _nearest(d: Distribution) -> str:
-    """Which --std makes the table of normal inputs speak of this one."""
+    """The --std whose table of normal inputs describes this one best."""
     if not d.rms or d.mean is None or d.std is None:
         return ""
     off = f" (the mean is {d.mean / d.std:+.2g} std off)" if d.std and abs(d.mean) > _FAR * d.std else ""
     return f"nearest normal input: ffn activations --std {d.rms:.4g}{off}"
 
 
-def _own(entered: ActivationInput, tokens: int) -> tuple[str, ...]:
-    own, near = entered.made[0], f"within {NEAR_ZERO:g} of it"
-    values = f"{own.name} makes {percent(own.exact_zero_share)} of them zero, {percent(own.zero_share)} {near}"
+def _sparsity(entered: ActivationInput, tokens: int) -> tuple[str, ...]:
+    output, near = entered.made[0], f"within {NEAR_ZERO:g} of it"
+    values = f"{output.name} makes {percent(output.exact_zero_share)} of them zero, {percent(output.zero_share)} {near}"
     every = "every token of their expert" if entered.experts is not None else f"all {tokens} tokens"
     every = "the one token" if tokens == 1 else every
-    units = f"{own.dead_units:,} of {entered.units:,} units are zero for {every}, {own.near_dead_units:,} {near}"
+    units = f"{output.dead_units:,} of {entered.units:,} units are zero for {every}, {output.near_dead_units:,} {near}"
     return values, units
 
 
@@ -186,7 +185,7 @@ def _table(entered: ActivationInput) -> Table:
         changes = (_short(made.max_difference), *map(_of_100, (made.relative_difference, made.output_change)))
         cells = (made.name, _short(made.mean), _short(made.variance), *shares, made.dead_units, made.near_dead_units)
         rows.append((*cells, *((None,) * 3 if made is entered.made[0] else changes)))
-    title = "In its place, on the same input; first the model's own"
+    title = "Other activations on the same input; the model's own first"
     return Table(columns, rows, title, frozenset({0}), side_by_side=True)
 
 
@@ -202,49 +201,49 @@ def _of_100(share: float | None) -> float | None:
 # --- several layers ---------------------------------------------------------------------------------------------------
 
 
-def _all(found: ActivationData) -> list[Part]:
-    """A row per layer for what enters, and one for what the other activations change."""
-    stacks = {layer.stack for layer in found.layers}
+def _all(data: ActivationData) -> list[Part]:
+    """A row per layer for the inputs, and one for what other activations would change."""
+    stacks = {layer.stack for layer in data.layers}
     inputs, changes = [], []
-    names = list(dict.fromkeys(m.name for layer in found.layers for e in layer.activations for m in e.made))
-    for layer in found.layers:
+    names = list(dict.fromkeys(m.name for layer in data.layers for e in layer.activations for m in e.made))
+    for layer in data.layers:
         name = f"{layer.stack}.{layer.layer}" if len(stacks) > 1 else f"{layer.layer}"
         several = len(layer.activations) > 1
         inputs += [(f"{name} {e.step.partition('.')[0]}" if several else name, *_cells(e)) for e in layer.activations]
         made = {m.name: m for m in layer.activations[0].made}
         changes.append((name, *(_of_100(made[n].output_change) if n in made else None for n in names)))
-    own = {entered.made[0].name for layer in found.layers for entered in layer.activations}
-    if len(own) == 1:  # its change is 0
-        changes = [tuple(c for i, c in enumerate(row) if not i or names[i - 1] not in own) for row in changes]
-        names = [name for name in names if name not in own]
+    originals = {entered.made[0].name for layer in data.layers for entered in layer.activations}
+    if len(originals) == 1:  # its change is 0
+        changes = [tuple(c for i, c in enumerate(row) if not i or names[i - 1] not in originals) for row in changes]
+        names = [name for name in names if name not in originals]
     parts: list[Part] = [Table(("layer", *_COLUMNS), inputs, side_by_side=True)]
     meaning = {**_ALL_MEANING, **({"output": _MEANING_OF_OUTPUT} if names else {})}
     if names:
-        title = "What the FFN's output changes by, in %, with another activation"
+        title = "Change of the FFN's output, in %, with another activation"
         parts.append(Table(("layer", *names), changes, title, side_by_side=True))
     return parts + [Line(f"{name}: {text}", quiet=True) for name, text in meaning.items()]
 
 
 _COLUMNS = ("mean", "std", "min", "max", "neg %", "kurt", "zero %", "near %", "dead", "near dead", "from min to max")
 _ALL_MEANING: Mapping[str, str] = {
-    "mean to kurt": "of what enters; kurt: its kurtosis above a normal's",
-    "zero %, near %": f"of what leaves: values that are 0, that are within {NEAR_ZERO:g} of 0",
+    "mean to kurt": "of the inputs; kurt: their kurtosis above a normal's",
+    "zero %, near %": f"of the outputs: values that are 0, that are within {NEAR_ZERO:g} of 0",
     "dead, near dead": f"units that are 0, within {NEAR_ZERO:g} of 0, for every token",
 }
 _MEANING_OF_OUTPUT = "||output - own output|| / ||own output||"
 
 
 def _cells(entered: ActivationInput) -> tuple[Any, ...]:
-    d, own = entered.input, entered.made[0]
+    d, output = entered.input, entered.made[0]
     negatives = _of_100(d.negatives / d.values)
-    zeros = map(_of_100, (own.exact_zero_share, own.zero_share))
+    zeros = map(_of_100, (output.exact_zero_share, output.zero_share))
     moments = map(_short, (d.mean, d.std, d.min, d.max))
     return (
         *moments,
         negatives,
         _short(d.excess_kurtosis),
         *zeros,
-        own.dead_units,
-        own.near_dead_units,
+        output.dead_units,
+        output.near_dead_units,
         bars(d.histogram),
     )

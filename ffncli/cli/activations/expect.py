@@ -1,4 +1,4 @@
-"""`--expect`: values that a text states, marked right or wrong."""
+"""`--expect`: values stated in a text, marked right or wrong."""
 
 from __future__ import annotations
 
@@ -31,45 +31,45 @@ class ExpectOptions:
     ] = None
 
     def claims(self) -> tuple[Claim, ...]:
-        """What is stated. Raises FFNError for what is no pair of numbers."""
+        """The stated values. Raises FFNError for anything but pairs of numbers."""
         return tuple(claim(pair, _OPTION) for text in self.expect or () for pair in text.split(","))
 
     def checked(self, names: Sequence[str]) -> tuple[Checked, ...]:
-        """Each claim beside each activation."""
+        """Each claim checked for each activation."""
         claims = self.claims()
         return tuple(one for name in names for one in check(name, claims)) if claims else ()
 
 
-def with_checked(page: Answer, found: Sequence[Checked]) -> Answer:
+def with_checked(page: Answer, checks: Sequence[Checked]) -> Answer:
     """The answer with the claims as its first table, the wrong ones in bold."""
-    if not found:
+    if not checks:
         return page
-    several = len({one.name for one in found}) > 1
+    several = len({one.name for one in checks}) > 1
     columns = ("name", "x", "stated", "f(x)", "f(x)/x", "verdict")
     rows = [
-        (one.name, one.x, _Written(one.stated, one.text), _beside(one),
+        (one.name, one.x, _Written(one.stated, one.text), _value(one),
          None if one.ratio is None else Fixed(one.ratio), "right" if one.right else "wrong")
-        for one in found
+        for one in checks
     ]  # fmt: skip
-    wrong = frozenset(i for i, one in enumerate(found) if not one.right)
+    wrong = frozenset(i for i, one in enumerate(checks) if not one.right)
     start = 0 if several else 1
-    title = "As stated" if several else f"{found[0].name} as stated"
+    title = "As stated" if several else f"{checks[0].name} as stated"
     table = Table(columns[start:], [row[start:] for row in rows], title, wrong)
-    expected = [{key: value for key, value in asdict(one).items() if key != "text"} for one in found]
+    expected = [{key: value for key, value in asdict(one).items() if key != "text"} for one in checks]
     return replace(page, body={**page.body, "expected": expected}, parts=[table, *page.parts])
 
 
-def judge(found: Sequence[Checked]) -> None:
+def judge(checks: Sequence[Checked]) -> None:
     """Raises FFNError, exit 1, where a claim is wrong; the answer has been shown before."""
-    wrong = [one for one in found if not one.right]
+    wrong = [one for one in checks if not one.right]
     if wrong:
-        said = ", ".join(f"{one.name}({one.x:g}) = {_beside(one)}, not {one.text}" for one in wrong[:5])
+        values = ", ".join(f"{one.name}({one.x:g}) = {_value(one)}, not {one.text}" for one in wrong[:5])
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise FFNError(f"{len(wrong)} of {len(found)} stated values wrong: {said}{more}", code=ExitCode.FAILED)
+        raise FFNError(f"{len(wrong)} of {len(checks)} stated values wrong: {values}{more}", code=ExitCode.FAILED)
 
 
 class _Written(Fixed):
-    """A number that reads as it was written."""
+    """A number that is shown as it was written."""
 
     text: str
 
@@ -82,7 +82,7 @@ class _Written(Fixed):
         return self.text
 
 
-def _beside(one: Checked) -> Fixed:
-    """f(x) with at least one decimal more than what is stated."""
+def _value(one: Checked) -> Fixed:
+    """f(x) with at least one decimal more than the stated value."""
     decimals = 1 - int(Decimal(one.text).as_tuple().exponent)
     return _Written(one.value, f"{one.value:.{decimals}f}") if 4 < decimals <= 17 else Fixed(one.value)

@@ -1,4 +1,4 @@
-"""--up: where gated units are looked at."""
+"""--up: where gated units are evaluated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GatedOptions:
 
     @property
     def up(self) -> str | None:
-        """What --up said, however often, as one comma list."""
+        """All values of --up as one comma list."""
         return joined(self.up_lists)
 
     def ups(self, gated: Sequence[str], at: Sequence[float]) -> tuple[float, ...]:

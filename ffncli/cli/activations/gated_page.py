@@ -1,4 +1,4 @@
-"""What `ffn activations` says of gated units: rows for JSON and CSV, tables to read."""
+"""The page of `ffn activations` on gated units: rows for JSON and CSV, tables to read."""
 
 from __future__ import annotations
 
@@ -24,26 +24,24 @@ def rows(reports: Sequence[GatedReport], iso: Mapping[str, IsoUnit]) -> list[dic
     return [_row(report, iso.get(report.unit.name)) for report in reports]
 
 
-def parts(found: Sequence[Row]) -> list[Part]:
+def parts(rows: Sequence[Row]) -> list[Part]:
     """The same rows to read: formulas, facts side by side, values and both slopes for each up, widths."""
-    if not found:
+    if not rows:
         return []
-    out: list[Part] = [Table(("gated unit", "formula"), [(row["name"], row["formula"]) for row in found])]
-    out += _facts(found)
-    ups = tuple(dict.fromkeys(value["up"] for row in found for value in row["values"]))
-    out += [part for up in ups for part in _values(found, up)]
-    if "iso_params" in found[0]:
-        out += _iso(found)
+    out: list[Part] = [Table(("gated unit", "formula"), [(row["name"], row["formula"]) for row in rows])]
+    out += _facts(rows)
+    ups = tuple(dict.fromkeys(value["up"] for row in rows for value in row["values"]))
+    out += [part for up in ups for part in _values(rows, up)]
+    if "iso_params" in rows[0]:
+        out += _iso(rows)
     out.append(
-        Table(
-            ("gated unit", "used by", "source"), [(r["name"], r["used_by"] or "-", r["source"] or "-") for r in found]
-        )
+        Table(("gated unit", "used by", "source"), [(r["name"], r["used_by"] or "-", r["source"] or "-") for r in rows])
     )
     return out
 
 
 def flat(row: Row) -> dict[str, Any]:
-    """A row for CSV: values as lists, one per key; of the operations their total; `iso_` before the keys of widths."""
+    """A row for CSV: values as lists, one per key; operations as their total; `iso_` before the keys of widths."""
     out = {key: value for key, value in row.items() if key not in ("values", "operations", "iso_params")}
     out |= {field.name: [value[field.name] for value in row["values"]] for field in fields(GatedValue)}
     out["operations"] = row["operations"]["total"]
@@ -51,55 +49,55 @@ def flat(row: Row) -> dict[str, Any]:
 
 
 def _row(report: GatedReport, iso: IsoUnit | None) -> dict[str, Any]:
-    unit, found = report.unit, asdict(report.facts)
+    unit, facts = report.unit, asdict(report.facts)
     bounds = ("minimum", "minimum_at", "maximum", "maximum_at", "lipschitz")
     row = {
         "name": unit.name, "formula": unit.formula, "gated": True,
         "values": [asdict(value) for value in report.values],
-        **{key: found.pop(key) for key in bounds},
-        "std": report.std, **found,
+        **{key: facts.pop(key) for key in bounds},
+        "std": report.std, **facts,
         "operations": report.operations.record(),
         "used_by": unit.used_by or None, "source": unit.source or None,
     }  # fmt: skip
     if iso:
-        own = {key: value for key, value in asdict(iso).items() if key != "widths"}
-        row["iso_params"] = {"d_model": own.pop("d_model"), **asdict(iso.widths), **own}
+        widths = {key: value for key, value in asdict(iso).items() if key != "widths"}
+        row["iso_params"] = {"d_model": widths.pop("d_model"), **asdict(iso.widths), **widths}
     return row
 
 
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
-def _facts(found: Sequence[Row]) -> list[Part]:
-    std = found[0]["std"]
+def _facts(rows: Sequence[Row]) -> list[Part]:
+    std = rows[0]["std"]
     lines: list[tuple[str, list[Any]]] = [
-        ("range", [_range(row) for row in found]),
-        ("lowest at (gate, up)", [_place(row["minimum_at"]) for row in found]),
-        ("Lipschitz", ["unbounded" if row["lipschitz"] is None else str(Fixed(row["lipschitz"])) for row in found]),
-        ("growth", [f"{row['growth']:g}" for row in found]),
-        ("operations", [row["operations"]["total"] for row in found]),
+        ("range", [_range(row) for row in rows]),
+        ("lowest at (gate, up)", [_place(row["minimum_at"]) for row in rows]),
+        ("Lipschitz", ["unbounded" if row["lipschitz"] is None else str(Fixed(row["lipschitz"])) for row in rows]),
+        ("growth", [f"{row['growth']:g}" for row in rows]),
+        ("operations", [row["operations"]["total"] for row in rows]),
     ]
-    shape = Table(("", *(row["name"] for row in found)), _lines(lines), "Shape", side_by_side=True)
+    shape = Table(("", *(row["name"] for row in rows)), _lines(lines), "Shape", side_by_side=True)
     lines = [
-        ("zero %", [in_percent(row["exact_zero_share"]) for row in found]),
-        ("near zero %", [in_percent(row["zero_share"]) for row in found]),
-        *((key, [Fixed(row[key]) for row in found]) for key in ("mean", "variance", "gain")),
-        ("linear %", [in_percent(row["linear_share"]) for row in found]),
-        ("product %", [in_percent(row["product_share"]) for row in found]),
-        ("f alone: linear %", [in_percent(row["linear_share_of_gate_function"]) for row in found]),
+        ("zero %", [in_percent(row["exact_zero_share"]) for row in rows]),
+        ("near zero %", [in_percent(row["zero_share"]) for row in rows]),
+        *((key, [Fixed(row[key]) for row in rows]) for key in ("mean", "variance", "gain")),
+        ("linear %", [in_percent(row["linear_share"]) for row in rows]),
+        ("product %", [in_percent(row["product_share"]) for row in rows]),
+        ("f alone: linear %", [in_percent(row["linear_share_of_gate_function"]) for row in rows]),
     ]
     title = f"Gate and up normal, independent, of mean 0 and std {std:g}"
-    normal = Table(("", *(row["name"] for row in found)), _lines(lines), title, side_by_side=True)
-    said = [
+    normal = Table(("", *(row["name"] for row in rows)), _lines(lines), title, side_by_side=True)
+    notes = [
         f"near zero: |y| ≤ {NEAR_ZERO:g} · gain: weights of std gain / √fan_in keep E[y²]",
-        "linear: the share of y's variance that a straight function of gate and up has;",
-        "f alone: the same of the gate's function of one input; product: what gate · up",
-        "has beside it",
+        "linear: the share of y's variance that a linear function of gate and up explains;",
+        "f alone: the same for the gate's function alone; product: the share that gate · up",
+        "explains besides",
     ]
     along = Line("growth: y grows as t^growth along gate = up = t; silu and gelu alone have 1", quiet=True)
-    costs = [(row["name"], row["operations"]["text"]) for row in found]
+    costs = [(row["name"], row["operations"]["text"]) for row in rows]
     costs_table = Table(("gated unit", "operations per element"), costs)
-    return [shape, along, costs_table, normal, *(Line(text, quiet=True) for text in said)]
+    return [shape, along, costs_table, normal, *(Line(text, quiet=True) for text in notes)]
 
 
 def _lines(lines: Sequence[tuple[str, Sequence[Any]]]) -> list[tuple[Any, ...]]:
@@ -115,26 +113,26 @@ def _place(at: Sequence[float] | None) -> str:
     return "-" if at is None else f"({', '.join(f'{x:g}' for x in at)})"
 
 
-def _values(found: Sequence[Row], up: float) -> list[Part]:
+def _values(rows: Sequence[Row], up: float) -> list[Part]:
     """At one up: value and both slopes, a table each, or one together where there is one unit."""
     kinds = [("Value", "value"), ("∂/∂gate", "slope"), ("∂/∂up", "slope_up")]
-    chosen = [[value for value in row["values"] if value["up"] == up] for row in found]
-    if len(found) == 1:
+    chosen = [[value for value in row["values"] if value["up"] == up] for row in rows]
+    if len(rows) == 1:
         lines = [(point(v["x"]), *(Fixed(v[key]) for _, key in kinds)) for v in chosen[0]]
-        return [Table(("gate", *(title.lower() for title, _ in kinds)), lines, f"{found[0]['name']} at up = {up:g}")]
+        return [Table(("gate", *(title.lower() for title, _ in kinds)), lines, f"{rows[0]['name']} at up = {up:g}")]
     return [
         Table(
-            ("gate", *(row["name"] for row in found)),
-            [(point(v["x"]), *(Fixed(own[i][key]) for own in chosen)) for i, v in enumerate(chosen[0])],
+            ("gate", *(row["name"] for row in rows)),
+            [(point(v["x"]), *(Fixed(values[i][key]) for values in chosen)) for i, v in enumerate(chosen[0])],
             f"{title} at up = {up:g}", side_by_side=True,
         )
         for title, key in kinds
     ]  # fmt: skip
 
 
-def _iso(found: Sequence[Row]) -> list[Part]:
-    """Both blocks, whose sizes are the same for every unit; then what lies between their projections."""
-    first = found[0]["iso_params"]
+def _iso(rows: Sequence[Row]) -> list[Part]:
+    """Both blocks, whose sizes are the same for every unit; then the cost between their projections."""
+    first = rows[0]["iso_params"]
     rounded = f", d_ff a multiple of {first['multiple_of']}" if first["multiple_of"] > 1 else ""
     blocks = [
         ("plain", first["plain_d_ff"], first["plain_params"], ""),
@@ -144,7 +142,7 @@ def _iso(found: Sequence[Row]) -> list[Part]:
     lines = [
         (row["name"], *(row["iso_params"][f"{kind}_{what}_per_token"]
                         for what in ("elementwise_flops", "operations") for kind in ("plain", "gated")))
-        for row in found
+        for row in rows
     ]  # fmt: skip
     columns = ("gated unit", "plain FLOPs", "gated FLOPs", "plain operations", "gated operations")
     return [

@@ -1,4 +1,4 @@
-"""--iso-params of `ffn activations`: at which width a gated block is as large as a plain one."""
+"""--iso-params of `ffn activations`: the width at which a gated block is as large as a plain one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _D_MODEL, _D_FF = "512", "2048"  # the Transformer of 2017
 
 @dataclass(frozen=True)
 class IsoOptions:
-    """--iso-params, and the plain block that the gated one is to equal."""
+    """--iso-params, and the plain block that the gated one should equal."""
 
     iso_params: Annotated[
         bool, _iso("--iso-params", help="Show the width at which a gated block has as many parameters as a plain one.")
@@ -45,16 +45,16 @@ class IsoOptions:
         ),
     ] = None
 
-    def found(self, gated: Sequence[str]) -> dict[str, IsoUnit]:
-        """For each gated unit; nothing where it was not asked for. Raises FFNError for what contradicts itself."""
-        said = {"--d-model": self.d_model, "--d-ff": self.d_ff, "--multiple-of": self.multiple_of}
+    def iso_units(self, gated: Sequence[str]) -> dict[str, IsoUnit]:
+        """The record of each gated unit; empty without --iso-params. Raises FFNError for contradictory options."""
+        options = {"--d-model": self.d_model, "--d-ff": self.d_ff, "--multiple-of": self.multiple_of}
         if not self.iso_params:
-            for option, value in said.items():
+            for option, value in options.items():
                 if value is not None:
-                    raise FFNError(f"{option} needs --iso-params", "it makes the blocks that are compared")
+                    raise FFNError(f"{option} needs --iso-params", "it compares blocks of equal size")
             return {}
         if not gated:
-            raise FFNError("--iso-params needs a gated unit to be compared", "name one: " + ", ".join(UNITS))
+            raise FFNError("--iso-params needs a gated unit to compare", "name one: " + ", ".join(UNITS))
         from ffncli.models.counting.iso_units import iso_unit
 
         d_model = whole("--d-model", self.d_model or _D_MODEL)

@@ -1,4 +1,4 @@
-"""What `ffn activations` found, as JSON, as CSV and as tables to read."""
+"""The facts of `ffn activations`, as JSON, as CSV and as tables to read."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ffncli.show.tables import Fixed, Table
 from ffncli.show.text import finite, in_percent, interval
 
 
-def answer(found: Sequence[Facts], gated: Sequence[Mapping[str, Any]], ratios: bool) -> Answer:
+def answer(facts: Sequence[Facts], gated: Sequence[Mapping[str, Any]], ratios: bool) -> Answer:
     """A row per activation, then those of gated units (`gated_page.rows`); `ratios`: people see f(x) / x too."""
-    rows = [row(one) for one in found]
+    rows = [row(one) for one in facts]
     flat = [_flat(row) for row in rows]
     unit_parts: list[Part] = []
     conventions = {**CONVENTIONS, "operations": CONVENTION}
@@ -32,9 +32,9 @@ def answer(found: Sequence[Facts], gated: Sequence[Mapping[str, Any]], ratios: b
     columns = tuple(dict.fromkeys(key for line in flat for key in line))
     table = Table(columns, [tuple(line.get(key) for key in columns) for line in flat])
     parts: list[Part] = []
-    if found:
-        parts += [Table(("name", "formula"), [(one.name, one.formula) for one in found])]
-        parts += [_shapes(found), *_normal(found), *_values(found, ratios), *_about(found)]
+    if facts:
+        parts += [Table(("name", "formula"), [(one.name, one.formula) for one in facts])]
+        parts += [_shapes(facts), *_normal(facts), *_values(facts, ratios), *_about(facts)]
     return Answer("activations", {"rows": [*rows, *gated]}, table, [*parts, *unit_parts], conventions)
 
 
@@ -67,13 +67,13 @@ def _columns(values: Sequence[dict[str, float | None]]) -> dict[str, list[float 
     return {key: [v[key] for v in values] for key in ("x", "value", "slope", "ratio")}
 
 
-_AT_0 = 1e-3  # a kink as near as that stands in the column "at 0"; xielu has one at -1e-6
+_AT_0 = 1e-3  # a kink this near to 0 is shown in the column "at 0"; xielu has one at -1e-6
 
 
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
-def _shapes(found: Sequence[Facts]) -> Table:
+def _shapes(facts: Sequence[Facts]) -> Table:
     columns = ["name", "range", "lowest at", "Lipschitz", "steepest at", "monotone", "at 0"]
     rows: list[list[Any]] = [
         [
@@ -81,11 +81,11 @@ def _shapes(found: Sequence[Facts]) -> Table:
             "unbounded" if math.isinf(one.shape.lipschitz) else Fixed(one.shape.lipschitz),
             _place(one.shape.steepest_at), one.shape.monotone, _smoothness(one.smoothness_at_0),
         ]
-        for one in found
+        for one in facts
     ]  # fmt: skip
-    if any(abs(x) > _AT_0 for one in found for x in one.kinks):
+    if any(abs(x) > _AT_0 for one in facts for x in one.kinks):
         columns.append("kinks at")
-        for line, one in zip(rows, found, strict=True):
+        for line, one in zip(rows, facts, strict=True):
             line.append(", ".join(f"{x:g}" for x in one.kinks) or "-")
     return Table(tuple(columns), [tuple(line) for line in rows], "Shape")
 
@@ -107,37 +107,37 @@ def _smoothness(order: int | None) -> str:
     return "smooth" if order is None else {-1: "jumps", 0: "kink"}.get(order, f"C{order}")
 
 
-def _normal(found: Sequence[Facts]) -> list[Part]:
+def _normal(facts: Sequence[Facts]) -> list[Part]:
     columns = ("name", "zero %", "near zero %", "mean", "variance", "gain", "gradient gain")
     rows = [
         (
             one.name, in_percent(one.exact_zero_share), in_percent(one.zero_share),
             *map(Fixed, (_mean(one), one.variance, one.gain, one.gradient_gain)),
         )
-        for one in found
+        for one in facts
     ]  # fmt: skip
-    said = f"near zero: |f(x)| ≤ {NEAR_ZERO:g} · gain: weights of std gain / √fan_in keep the second moment"
-    return [Table(columns, rows, f"A normal input of mean 0 and std {found[0].std:g}"), Line(said, quiet=True)]
+    note = f"near zero: |f(x)| ≤ {NEAR_ZERO:g} · gain: weights of std gain / √fan_in keep the second moment"
+    return [Table(columns, rows, f"A normal input of mean 0 and std {facts[0].std:g}"), Line(note, quiet=True)]
 
 
 def _mean(one: Facts) -> float:
-    """The mean, 0 where it is nothing but rounding beside the spread: of tanh 1e-17. A narrow input's is small too."""
+    """The mean, 0 where it is only rounding compared with the spread: 1e-17 for tanh. A narrow input's is small too."""
     return one.mean if abs(one.mean) > 1e-12 * math.sqrt(one.variance) else 0.0
 
 
-def _values(found: Sequence[Facts], ratios: bool) -> list[Part]:
-    """f, slope and f / x: one table each, or one table together where there is one activation."""
-    xs = [v.x for v in found[0].values]
+def _values(facts: Sequence[Facts], ratios: bool) -> list[Part]:
+    """f, slope and f / x: one table each, or a single table for a single activation."""
+    xs = [v.x for v in facts[0].values]
     if not xs:
         return []
-    if len(found) == 1:
-        lines = [(point(v.x), *map(_number, (v.value, v.slope, v.ratio))) for v in found[0].values]
-        return [Table(("x", "f(x)", "slope", "f(x)/x"), lines, found[0].name)]
+    if len(facts) == 1:
+        lines = [(point(v.x), *map(_number, (v.value, v.slope, v.ratio))) for v in facts[0].values]
+        return [Table(("x", "f(x)", "slope", "f(x)/x"), lines, facts[0].name)]
     kinds = [("f(x)", "value"), ("Slope", "slope"), *([("f(x)/x", "ratio")] if ratios else [])]
     return [
         Table(
-            ("x", *(one.name for one in found)),
-            [(point(x), *(_number(getattr(one.values[i], key)) for one in found)) for i, x in enumerate(xs)],
+            ("x", *(one.name for one in facts)),
+            [(point(x), *(_number(getattr(one.values[i], key)) for one in facts)) for i, x in enumerate(xs)],
             title, side_by_side=True,
         )
         for title, key in kinds
@@ -148,10 +148,10 @@ def _number(value: float | None) -> Fixed | None:
     return None if value is None else Fixed(value)
 
 
-def _about(found: Sequence[Facts]) -> list[Part]:
+def _about(facts: Sequence[Facts]) -> list[Part]:
     """Cost, users and source: a table of two columns each, which fits any terminal."""
     return [
-        Table(("name", "operations per element"), [(one.name, operations(one.name).text) for one in found]),
-        Table(("name", "used by"), [(one.name, one.used_by or "-") for one in found]),
-        Table(("name", "source"), [(one.name, one.source or "-") for one in found]),
+        Table(("name", "operations per element"), [(one.name, operations(one.name).text) for one in facts]),
+        Table(("name", "used by"), [(one.name, one.used_by or "-") for one in facts]),
+        Table(("name", "source"), [(one.name, one.source or "-") for one in facts]),
     ]

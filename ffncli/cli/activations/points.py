@@ -1,4 +1,4 @@
-"""Where a function is looked at: `--at 0.12,-0.08` or `--at -3:3:0.5`."""
+"""Where a function is evaluated: `--at 0.12,-0.08` or `--at -3:3:0.5`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ FARTHEST = 1e9
 def points(text: str, option: str = "--at") -> tuple[float, ...]:
     """The numbers of a comma list, of a range A:B:STEP with both ends, or of several of them, in order.
 
-    A range is counted in decimal, so that 0.1 steps meet 0.3. Raises FFNError for what is no finite number, for a range
-    that is empty or has no step, and for more than MOST points.
+    A range is counted in decimal, so that 0.1 steps meet 0.3. Raises FFNError for anything but finite numbers, for a
+    range that is empty or has no step, and for more than MOST points.
     """
     out: list[float] = []
     for part in text.split(","):
@@ -53,7 +53,7 @@ def _number(text: str, option: str) -> Fraction:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise FFNError(f"{option}: {shown(text)} is no finite number", "for example 0.5 or -3:3:0.5")
+        raise FFNError(f"{option}: {shown(text)} is not a finite number", "for example 0.5 or -3:3:0.5")
     if abs(value) > FARTHEST:
         raise FFNError(f"{option}: {shown(text)} is too far out", f"between -{FARTHEST:g} and {FARTHEST:g}")
     return Fraction(text.strip()) if abs(value) > 1e-300 else Fraction(value)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RoundingOptions(AgainstOptions):
-    """--rounding beside --against."""
+    """--rounding, with the options of --against."""
 
     rounding: Annotated[
         bool, difference_option("--rounding", help="Show the rounding error of each, computed by torch in --dtype.")
@@ -25,7 +25,7 @@ class RoundingOptions(AgainstOptions):
     def check(self, units: Sequence[str], source: str | None = None) -> None:
         """Raises FFNError for an option that is wrong or would do nothing, and for gated units; before computing.
 
-        With --source, --dtype is what the model is run in.
+        With --source, --dtype is the dtype that the model runs in.
         """
         super().check(units, source)
         if self.rounding and units:
@@ -36,9 +36,7 @@ class RoundingOptions(AgainstOptions):
             raise FFNError("--dtype is what --against and --rounding round to", "add --against NAME or --rounding")
 
     def errors(self, names: Sequence[str], std: float, device: str = "cpu") -> list[RoundingError]:
-        """The rounding errors of `names` (canonical) in the formats, which torch makes on `device`; none without
-        --rounding.
-        """
+        """Torch's rounding errors of `names` (canonical) in the formats, on `device`; none without --rounding."""
         if not self.rounding:
             return []
         set_threads()

@@ -38,10 +38,10 @@ def _parts(errors: Sequence[RoundingError], std: float) -> list[Part]:
     sizes = [
         (e.name, e.dtype, e.way, e.max_error, e.max_error_at, percent(e.correctly_rounded_share, 4)) for e in errors
     ]
-    said = "ulp: from the exact value to the next number · native: torch's own call · formula: operation by operation"
+    note = "ulp: from the exact value to the next number · native: torch's own call · formula: operation by operation"
     return [
         Table(("name", "dtype", "way", "ulps", "at x", "is", "exact"), worst, "Rounding: the worst error in ulps"),
-        Line(said, quiet=True),
+        Line(note, quiet=True),
         Table(("name", "dtype", "way", "error", "at x", "right"), sizes, "Rounding: the largest error"),
         Line(f"|x| ≤ {10 * std:g} · right: within half an ulp, of normal inputs of std {std:g}", quiet=True),
         *_overflows(errors),
@@ -49,7 +49,7 @@ def _parts(errors: Sequence[RoundingError], std: float) -> list[Part]:
 
 
 def _overflows(errors: Sequence[RoundingError]) -> list[Part]:
-    """A line per activation and format that becomes infinite, or loses a value that it could have."""
+    """A line per activation and format that becomes infinite, or loses a value that the format has."""
     out: list[Part] = []
     for e in errors:
         who = f"{e.name} in {e.dtype}, {e.way}"

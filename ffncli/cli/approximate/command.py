@@ -56,7 +56,7 @@ _Widths = Annotated[
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """--seeds, --noise and what else decides how blocks are trained."""
+    """--seeds, --noise and the other options of training."""
 
     seeds: Annotated[
         Count,
@@ -89,15 +89,15 @@ class TrainingOptions:
     ] = None
 
     def question(self, targets: _Texts, activations: _Texts, widths: _Texts) -> FitQuestion:
-        """What is asked, defaults filled in. Raises FFNError for what cannot be."""
-        said = {
+        """The question, with defaults filled in. Raises FFNError for impossible values."""
+        options = {
             "targets": targets and texts(targets),
             "activations": activations and texts(activations),
             "widths": widths and texts(widths),
             "domain": None if self.domain is None else parse_domain(self.domain),
             **{name: getattr(self, name) for name in ("seeds", "seed", "noise", "samples", "steps")},
         }
-        return FitQuestion(**{name: value for name, value in said.items() if value is not None})
+        return FitQuestion(**{name: value for name, value in options.items() if value is not None})
 
 
 @spread
@@ -121,36 +121,36 @@ def command(
     output = show.output()
     plot.check(show.force, show.out)
     question = training.question(targets, activations, widths)
-    asked = cases(question)
-    found: list[Fit] = []
+    planned = cases(question)
+    finished: list[Fit] = []
     stopped: BaseException | None = None
     try:
-        _train_all(question, asked, found, show)
-    except (KeyboardInterrupt, Terminated) as signal:  # what is finished is an answer
-        if not found:
+        _train_all(question, planned, finished, show)
+    except (KeyboardInterrupt, Terminated) as signal:  # the finished rows are shown
+        if not finished:
             raise
         stopped = signal
-        output.note(f"stopped: {len(found)} of {len(asked)} rows are here")
-    rows = [fit.row for fit in found]
+        output.note(f"stopped: {len(finished)} of {len(planned)} rows are finished")
+    rows = [fit.row for fit in finished]
     if lost := sum(row.diverged for row in rows):
         output.note(f"{lost} of {len(rows) * question.seeds} trainings diverged and are left out")
-    page = answer(question, rows, len(asked), _overfitting(question, rows))
+    page = answer(question, rows, len(planned), _overfitting(question, rows))
     output.show(plot.extended(page, plots(rows), output) if plot.wanted else page)
     if stopped:
         raise stopped
 
 
 def _overfitting(question: FitQuestion, rows: Sequence[FitRow]) -> list[Overfitting]:
-    """What there is to say of blocks that were fitted to noise."""
+    """The verdicts on blocks that were fitted to noisy samples."""
     from ffncli.run.approximate.approximate import overfitting  # torch, which fitted the rows
 
     return overfitting(rows) if question.noise else []
 
 
-def _train_all(question: FitQuestion, asked: tuple[FitCase, ...], found: list[Fit], show: OutputOptions) -> None:
-    """Every fit into `found` as it comes, so that those stay that an interruption finds."""
-    with progress(len(asked) * question.steps, "training", show.quiet, show.color_choice()) as advance:
+def _train_all(question: FitQuestion, planned: tuple[FitCase, ...], finished: list[Fit], show: OutputOptions) -> None:
+    """Add each fit to `finished` as it comes, so that an interruption keeps them."""
+    with progress(len(planned) * question.steps, "training", show.quiet, show.color_choice()) as advance:
         set_threads()
         from ffncli.run.approximate.approximate import fits  # torch
 
-        found.extend(fits(question, asked, advance))
+        finished.extend(fits(question, planned, advance))

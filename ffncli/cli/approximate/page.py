@@ -1,4 +1,4 @@
-"""What `ffn approximate` found, as JSON, as CSV, as tables to read and as curves of error against width."""
+"""The results of `ffn approximate`, as JSON, as CSV, as tables to read and as curves of error against width."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from ffncli.run.approximate.approximate import FitRow, Overfitting
 
 
-def answer(question: FitQuestion, rows: Sequence[FitRow], asked: int, seen: Sequence[Overfitting] = ()) -> Answer:
-    """A row per block; `asked` is how many there were to be, `seen` what there is to say of noise."""
+def answer(question: FitQuestion, rows: Sequence[FitRow], planned: int, noisy: Sequence[Overfitting] = ()) -> Answer:
+    """A row per block; `planned` is how many rows were planned, `noisy` the verdicts on fits to noisy samples."""
     targets = list(dict.fromkeys(row.target for row in rows))
     about = [_about(question, name) for name in targets]
     body: dict[str, Any] = {
         "targets": about, "seeds": question.seeds, "seed": question.seed, "steps": question.steps,
-        "noise": question.noise, "rows_asked": asked, "complete": len(rows) == asked,
-        "rows": [asdict(row) for row in rows], "overfitting": [asdict(one) for one in seen],
+        "noise": question.noise, "rows_asked": planned, "complete": len(rows) == planned,
+        "rows": [asdict(row) for row in rows], "overfitting": [asdict(one) for one in noisy],
     }  # fmt: skip
     names = tuple(body["rows"][0]) if rows else ()
     table = Table(names, [tuple(asdict(row).values()) for row in rows])
     parts: list[Part] = []
     for one in about:
-        parts += _target(question, one, [row for row in rows if row.target == one["name"]], seen)
+        parts += _target(question, one, [row for row in rows if row.target == one["name"]], noisy)
     return Answer("approximate", body, table, parts, CONVENTIONS)
 
 
@@ -39,22 +39,22 @@ def plots(rows: Sequence[FitRow]) -> list[Plot]:
     """Error against width, a plot per target: the best seed's, or with noise the median held-out error."""
     out = []
     for target in dict.fromkeys(row.target for row in rows):
-        own = [row for row in rows if row.target == target]
-        noisy = bool(own[0].noise)
+        of_target = [row for row in rows if row.target == target]
+        noisy = bool(of_target[0].noise)
         curves: dict[str, list[tuple[float, float]]] = {}
-        for row in own:
+        for row in of_target:
             point = (float(row.d_ff_plain), _height(row.median_rmse if noisy else row.rmse))
             curves.setdefault(row.activation, []).append(point)
         lines = [Series(name, sorted(points)) for name, points in curves.items()]
-        widths = [row.d_ff_plain for row in own]
+        widths = [row.d_ff_plain for row in of_target]
         lines.append(
             Series(
                 _straight(TARGETS[target].inputs),
-                [(min(widths), _height(own[0].floor)), (max(widths), _height(own[0].floor))],
+                [(min(widths), _height(of_target[0].floor)), (max(widths), _height(of_target[0].floor))],
             )
         )
         y = "median held-out rmse" if noisy else "rmse of the best seed"
-        x = "d_ff" + (" (gated: of the plain block with as many parameters)" if any(r.gated for r in own) else "")
+        x = "d_ff" + (" (gated: of the plain block with as many parameters)" if any(r.gated for r in of_target) else "")
         out.append(Plot(f"{target}: error against width", x, y, lines, log_x=True, log_y=True, marks=True))
     return out
 
@@ -78,9 +78,9 @@ def _about(question: FitQuestion, name: str) -> dict[str, Any]:
 
 
 def _target(
-    question: FitQuestion, about: dict[str, Any], rows: Sequence[FitRow], seen: Sequence[Overfitting]
+    question: FitQuestion, about: dict[str, Any], rows: Sequence[FitRow], overfitting: Sequence[Overfitting]
 ) -> list[Part]:
-    """One target: what it is, a row per block, the same errors side by side, what was seen of overfitting."""
+    """One target: what it is, a row per block, the same errors side by side, verdicts on overfitting."""
     low, high = about["domain"]
     inputs = "a and b" if about["inputs"] == 2 else "x"
     where = f"{inputs} in [{', '.join(_ends(low, high))}], {about['samples']:,} samples"
@@ -88,31 +88,31 @@ def _target(
     parts: list[Part] = [Heading(f"{about['name']}: {about['formula']}", f"{where}, {_counted(question.seeds)}")]
     parts.append((_noisy if question.noise else _exact)(rows, _straight(about["inputs"])))
     if any(row.gated and row.d_ff != row.d_ff_plain for row in rows):
-        parts.append(Line("for: the plain width whose parameters a gated block comes nearest to", quiet=True))
-    said = [one for one in seen if one.target == about["name"]]
-    if not said:
+        parts.append(Line("for: the plain width nearest to a gated block in parameters", quiet=True))
+    verdicts = [one for one in overfitting if one.target == about["name"]]
+    if not verdicts:
         return [*parts, *_summary(rows)]
-    wider = sum(one.overfits for one in said)
+    wider = sum(one.overfits for one in verdicts)
     return [
-        *parts, *_summary(rows), Heading("Does a wider block overfit?", f"{wider} of {len(said)} activations"),
-        *(Line(_overfitting_text(one)) for one in said),
+        *parts, *_summary(rows), Heading("Does a wider block overfit?", f"{wider} of {len(verdicts)} activations"),
+        *(Line(_overfitting_text(one)) for one in verdicts),
     ]  # fmt: skip
 
 
 def _overfitting_text(one: Overfitting) -> str:
     least = f"{one.activation}: held-out error is least at d_ff {one.best_d_ff:,} ({one.best_rmse:.3g})"
     if one.wider_d_ff is None or one.wider_rmse is None:
-        return f"{least}, the widest: no overfitting seen"
+        return f"{least}, the widest: no overfitting"
     times = f"{one.wider_rmse / one.best_rmse:.2f} times that at d_ff {one.wider_d_ff:,}"
     if one.overfits:
         return f"{least} and {times}: overfits"
     if one.rises:
         return f"{least} and {times}, yet it fits its samples no better: badly trained, not overfitting"
-    return f"{least} and {times}: no overfitting to speak of"
+    return f"{least} and {times}: no notable overfitting"
 
 
 def _ends(low: float, high: float) -> tuple[str, str]:
-    """The domain to four digits, or to as many as tell its ends apart."""
+    """The ends of the domain to four digits, or to as many as distinguish them."""
     for digits in range(4, 18):
         ends = f"{low:.{digits}g}", f"{high:.{digits}g}"
         if max(abs(float(ends[0]) - low), abs(float(ends[1]) - high)) <= 1e-3 * (high - low):
@@ -125,7 +125,7 @@ def _counted(seeds: int) -> str:
 
 
 def _width(row: FitRow, gated: bool) -> tuple[int | str, ...]:
-    """d_ff, and in tables with gated blocks the plain width that one stands for."""
+    """d_ff, and in tables with gated blocks the plain width that it corresponds to."""
     return (row.d_ff, row.d_ff_plain if row.gated else "") if gated else (row.d_ff,)
 
 

@@ -1,1 +1,1 @@
-"""A config.json read: a row per model family says which fields hold what."""
+"""Reading a config.json: a row per model family says which fields hold what."""

@@ -14,7 +14,7 @@ Flag = bool | tuple[str, bool]  # what the family's code fixes, or a field's nam
 
 
 def flag(config: Fields, value: Flag) -> bool:
-    """What a Flag says for this config. Raises FFNError where the field is neither true nor false."""
+    """A Flag's value for this config. Raises FFNError where the field is neither true nor false."""
     return value if isinstance(value, bool) else config.flag(*value)
 
 
@@ -22,7 +22,7 @@ def flag(config: Fields, value: Flag) -> bool:
 class Heads:
     """Projections to heads that share keys and values or not (MHA, GQA, MQA). Strings are field names.
 
-    `heads` None: queries, keys and values are as wide as the model, whatever the heads. `kv_heads` None: as many as
+    `heads` None: queries, keys and values are as wide as the model for any heads. `kv_heads` None: as many as
     heads; a number: fixed. A null or absent `head_dim` means `head_dim_default`, else d_model / heads.
     """
 

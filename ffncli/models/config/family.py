@@ -1,4 +1,4 @@
-"""What a row of `families/` can say: which config field holds what, and what the family's code fixes."""
+"""The form of a row of `families/`: which config field holds what, and what the family's code fixes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOP_K = "num_experts_per_tok|moe_topk|moe_k|moe_top_k|top_k_experts|num_experts_
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack of layers: its name, the field that counts them, and its own d_ff field if it has one.
+    """A stack of layers: its name, the field that counts them, and its d_ff field if it has a separate one.
 
     `layers` may compute the count where no field holds it (Funnel: the sum of its blocks). `at` names a nested config
     that holds the stack's fields. `kind` keeps only the dense or only the MoE layers of the count, for a model whose
@@ -57,11 +57,11 @@ class MoEFields:
 class Family:
     """One model family. Strings are field names; `multiple` is d_ff / d_model where d_ff is null or absent.
 
-    `gated` None: the activation field says it (T5). `bias` is fixed, or the name of a flag (with its default). `adjust`
-    holds what is no plain field, as keyword arguments of FFNSpec; `layer` the same for single layers, or None for a
-    layer without an FFN (hybrids). A `d_ff` field may hold one width per layer. `runs` is how often the stored layers
+    `gated` None: the activation field decides (T5). `bias` is fixed, or the name of a flag (with its default). `adjust`
+    computes what is not a plain field, as keyword arguments of FFNSpec; `layer` the same for single layers, or None for
+    a layer without an FFN (hybrids). A `d_ff` field may hold one width per layer. `runs` is how often the stored layers
     run in one forward pass (ALBERT shares its one layer). `text` names the nested configs that may hold the numbers;
-    `parts` those that are whole models with rows of their own (encoder-decoder), which `stacks` then leaves out.
+    `parts` those that are whole models with separate rows (encoder-decoder), which `stacks` then leaves out.
     """
 
     gated: bool | None = True

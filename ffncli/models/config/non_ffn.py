@@ -17,10 +17,10 @@ from ffncli.models.non_ffn import LayerParams, NonFFN
 
 
 def non_ffn(config: Fields, model_type: str, groups: Sequence[Group]) -> NonFFN | None:
-    """What surrounds the FFN blocks `groups` of a model of that `model_type`, as its config.json spells it; None where
-    the family's attention is not known, or the config does not say what it takes.
+    """The parameters around the FFN blocks `groups` of a model of that `model_type`, as its config.json spells it; None
+    where the family's attention is unknown, or the config lacks a field for it.
 
-    Raises FFNError, naming file, field and value, for a field that cannot be.
+    Raises FFNError, naming file, field and value, for an impossible value.
     """
     row = RESTS.get(model_type) or PAPERS.get(model_type)
     if row is None:

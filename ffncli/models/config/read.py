@@ -1,7 +1,7 @@
 """config.json → the model it describes. A family's row (families/) says which fields hold what, what the code fixes.
 
-Gatedness and most biases stand in no config field: the family's row says them (they follow from `model_type`), and
-tensor names, where there are any, overrule it (`evidence.py`). Facts: transformers 5.23
+Gatedness and most biases are in no config field: the family's row has them (they follow from `model_type`), and tensor
+names, where there are any, overrule it (`evidence/`). Facts: transformers 5.23
 `configuration_*.py` and `modeling_*.py`.
 """
 
@@ -84,22 +84,22 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
 
 
 def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
-    """tie_word_embeddings, as the text model's config and the whole one say it; None where neither does, or not so."""
-    said = {values.get("tie_word_embeddings") for values in (config.values, whole_values)} - {None}
-    one = said.pop() if len(said) == 1 else None
-    return one if isinstance(one, bool) else None
+    """tie_word_embeddings of the text model's config or the whole one; None where neither has it, or they differ."""
+    flags = {values.get("tie_word_embeddings") for values in (config.values, whole_values)} - {None}
+    flag = flags.pop() if len(flags) == 1 else None
+    return flag if isinstance(flag, bool) else None
 
 
 def _nearest_model_type(model_type: str) -> str:
-    """The names one letter away, of the same version: others that look alike are other models."""
+    """Names one letter away, with the same version number: other similar names are other models."""
     otherwise = "give its tensors (a directory or .safetensors file): they are counted without it"
     version = re.findall(r"\d", model_type)
-    known = [name for name in BY_TYPE if re.findall(r"\d", name) == version]
-    return did_you_mean(model_type, known, otherwise, cutoff=1 - 1.5 / max(len(model_type[:80]), 6))
+    names = [name for name in BY_TYPE if re.findall(r"\d", name) == version]
+    return did_you_mean(model_type, names, otherwise, cutoff=1 - 1.5 / max(len(model_type[:80]), 6))
 
 
 def _names(config: Fields, family: Family) -> dict[str, str]:
-    """The config's own names of our fields, for messages: those it uses, else the usual ones."""
+    """The config's names of our fields, for messages: those it uses, else the usual ones."""
     moe, stack = family.moe, family.stacks[0] if family.stacks else Stack()
     fields = {
         "d_model": family.d_model, "d_ff": stack.d_ff or family.d_ff, "activation": family.activation,
@@ -111,28 +111,28 @@ def _names(config: Fields, family: Family) -> dict[str, str]:
 
 
 def quantization_of(config: Fields) -> Mapping[str, Any] | None:
-    """The quantization_config of a config, which its text_config may hold; None where there is none."""
+    """The quantization_config of a config or of its text_config; None where there is none."""
     for values in (config.values, config.values.get("text_config")):
         if isinstance(values, Mapping):
             for key in _QUANTIZATION:
-                if isinstance(found := values.get(key), Mapping):
-                    return found
+                if isinstance(quantization := values.get(key), Mapping):
+                    return quantization
     return None
 
 
 def _dtype(config: Fields) -> str | None:
-    """The format that the config says its weights are stored in; None where it does not, or in none of ours."""
-    said = quantization_of(config) or {}
-    method, bits = said.get("quant_method"), said.get("bits")
+    """The format of the stored weights by the config; None where it has none, or an unknown one."""
+    quantization = quantization_of(config) or {}
+    method, bits = quantization.get("quant_method"), quantization.get("bits")
     if method == "bitsandbytes":
-        method, bits = "bitsandbytes", 4 if said.get("load_in_4bit") or said.get("_load_in_4bit") else 8
+        method, bits = "bitsandbytes", 4 if quantization.get("load_in_4bit") or quantization.get("_load_in_4bit") else 8
     packed = {"gptq": f"int{bits}", "awq": f"int{bits}", "bitsandbytes": "nf4" if bits == 4 else "int8"}
     row = dtypes.find_storage(packed.get(str(method), method)) or dtypes.find(config.get("dtype|torch_dtype", None))
     return row.name if row else None
 
 
 def text_tower(config: Fields) -> tuple[Fields, list[str]]:
-    """The config itself, or the nested one that holds the text model's numbers, however deep."""
+    """The config itself, or the nested one with the text model's numbers, at any depth."""
     evidence: list[str] = []
     while name := next((n for n in TOWERS if config.values.get(n) is not None), None):
         family = family_of(config.values.get("model_type"))
@@ -152,19 +152,19 @@ def _part(config: Fields, part: str) -> tuple[list[Group], tuple[str, ...]]:
     fields = config.inside(part)
     family = family_of(fields.values.get("model_type"))
     if family is not None and (family.parts or len(family.stacks) != 1):
-        message = f"{fields.where}: model_type {shown(fields.values['model_type'])} is no single stack"
+        message = f"{fields.where}: model_type {shown(fields.values['model_type'])} is not a single stack"
         raise FFNError(message, "an encoder-decoder is made of one encoder and one decoder")
     inner = from_config(fields.values, part, fields.where)
     return [replace(group, stack=part) for group in inner.groups], inner.evidence
 
 
 def _layer_count(fields: Fields, stack: Stack) -> tuple[int, int]:
-    """(layers of the stack, FFNs in one layer). Raises FFNError where they cannot be."""
+    """(layers of the stack, FFNs in one layer). Raises FFNError for impossible numbers."""
     count = fields.integer(stack.layers, high=MOST_LAYERS) if isinstance(stack.layers, str) else stack.layers(fields)
     times = fields.integer(stack.times, high=MOST_LAYERS) if isinstance(stack.times, str) else stack.times
     if not 1 <= count * times <= MOST_LAYERS:
         most = f"a stack has from 1 to {MOST_LAYERS}"
-        raise FFNError(f"{fields.where}: {count * times} FFNs in the stack '{stack.name}' cannot be", most)
+        raise FFNError(f"{fields.where}: {count * times} FFNs in the stack '{stack.name}' are out of range", most)
     return count, times
 
 
@@ -175,7 +175,7 @@ def _stack(config: Fields, family: Family, stack: Stack) -> list[Group]:
     has_experts = family.moe.layers(fields, stack) if family.moe else lambda i: False
     extra = family.layer(fields, stack)
     runs = (stack.runs or family.runs)(fields)
-    known: dict[Any, FFNSpec] = {}
+    by_kind: dict[Any, FFNSpec] = {}
     by_runs: dict[int, dict[int, FFNSpec]] = {}
     for i in range(count):
         moe, more = has_experts(i), extra(i)
@@ -183,17 +183,17 @@ def _stack(config: Fields, family: Family, stack: Stack) -> list[Group]:
             continue
         dense = None if moe else _dense_width(fields, family, stack, i, count)
         key = (moe, dense, tuple(sorted(more.items(), key=lambda item: item[0])))
-        if key not in known:
-            known[key] = _experts(fields, family, more) if moe else _dense(fields, family, dense, more)
+        if key not in by_kind:
+            by_kind[key] = _experts(fields, family, more) if moe else _dense(fields, family, dense, more)
         often = runs if isinstance(runs, int) else runs[i]
-        by_runs.setdefault(often, {}).update(dict.fromkeys(range(i * times, (i + 1) * times), known[key]))
+        by_runs.setdefault(often, {}).update(dict.fromkeys(range(i * times, (i + 1) * times), by_kind[key]))
     return [group for often, specs in by_runs.items() for group in grouped(stack.name, specs, often, times)]
 
 
 def _common(config: Fields, family: Family) -> dict[str, Any]:
     """The keyword arguments of FFNSpec that dense and MoE layers share."""
     eps, default = family.eps
-    known: dict[str, Any] = {
+    choices: dict[str, Any] = {
         "d_model": config.integer(family.d_model),
         "gated": family.gated,
         "norm": family.norm,
@@ -203,19 +203,19 @@ def _common(config: Fields, family: Family) -> dict[str, Any]:
         "residual": True,
     }
     if family.activation:
-        known["activation"] = config.text(family.activation, family.default_activation)
-    known["bias"] = family.bias if isinstance(family.bias, bool) else config.flag(*family.bias)
-    known |= family.adjust(config)
+        choices["activation"] = config.text(family.activation, family.default_activation)
+    choices["bias"] = family.bias if isinstance(family.bias, bool) else config.flag(*family.bias)
+    choices |= family.adjust(config)
     label = config.name(family.activation or "activation")
-    said = known["activation"]
-    known["activation"], implied = activations.resolve(said, f"{config.where}: {label}")
-    if implied and not known["gated"]:
-        raise FFNError(f"{config.where}: {label} {shown(said)} is a gated unit", "this family's blocks have no gate")
-    return known
+    name = choices["activation"]
+    choices["activation"], implied = activations.resolve(name, f"{config.where}: {label}")
+    if implied and not choices["gated"]:
+        raise FFNError(f"{config.where}: {label} {shown(name)} is a gated unit", "this family's blocks have no gate")
+    return choices
 
 
 def _dense_width(config: Fields, family: Family, stack: Stack, layer: int, count: int) -> int | None:
-    """d_ff of a dense layer; None where no field says it (the family's multiple of d_model, or `layer`, does)."""
+    """d_ff of a dense layer; None where no field has it (then the family's multiple of d_model, or `layer`)."""
     name = stack.d_ff or family.d_ff
     value = config.get(name, None) if name else None
     if value is None or name is None:
@@ -228,27 +228,27 @@ def _dense_width(config: Fields, family: Family, stack: Stack, layer: int, count
 
 
 def _dense(config: Fields, family: Family, d_ff: int | None, extra: Extra) -> FFNSpec:
-    known = _common(config, family)
+    choices = _common(config, family)
     if d_ff is None and family.multiple is not None:
-        d_ff = family.multiple * known["d_model"]
+        d_ff = family.multiple * choices["d_model"]
     if d_ff is not None:
-        known["d_ff"] = d_ff
-    known |= extra
-    if "d_ff" not in known:
+        choices["d_ff"] = d_ff
+    choices |= extra
+    if "d_ff" not in choices:
         config.integer(family.d_ff or "intermediate_size")  # raises: it is missing
-    return _spec(config, **known)
+    return _spec(config, **choices)
 
 
 def _experts(config: Fields, family: Family, extra: Extra) -> FFNSpec:
     row = family.moe
     assert row is not None
-    known = _common(config, family)
+    choices = _common(config, family)
     if "d_ff" not in extra:
-        known["d_ff"] = config.integer(row.d_ff)
+        choices["d_ff"] = config.integer(row.d_ff)
     routing = dict(row.routing(config))
     experts = routing.pop("experts", None) or config.integer(row.experts)
     top_k = routing.pop("top_k", None) or config.integer(row.top_k, high=experts)
-    return _spec(config, **known | {"moe": MoE(experts, top_k, **routing)} | dict(extra))
+    return _spec(config, **choices | {"moe": MoE(experts, top_k, **routing)} | dict(extra))
 
 
 def _spec(config: Fields, **choices: Any) -> FFNSpec:
@@ -260,7 +260,7 @@ def _spec(config: Fields, **choices: Any) -> FFNSpec:
 
 
 def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> list[str]:
-    """Which fields the widths and the function came from, and which tempting one was not used."""
+    """Which fields the widths and the function came from, and which similar one was not used."""
     dense = [n for n in (family.d_ff, *(s.d_ff for s in family.stacks)) if n]
     kinds = {group.spec.moe is not None for group in groups}
     names = [
@@ -277,13 +277,13 @@ def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> 
             f"widths: d_ff = {family.multiple} × d_model, the family's rule"
             + (f" ({family.d_ff} not given)" if family.d_ff else "")
         )
-    said, runs = config.values.get("hidden_act"), groups[0].spec.activation
-    if isinstance(said, str) and activations.CANONICAL.get(said.lower()) != runs:
-        out.append(f"activation: {runs}; hidden_act says {shown(said)}, which this family's code does not run")
+    hidden_act, runs = config.values.get("hidden_act"), groups[0].spec.activation
+    if isinstance(hidden_act, str) and activations.CANONICAL.get(hidden_act.lower()) != runs:
+        out.append(f"activation: {runs}; hidden_act says {shown(hidden_act)}, which this family's code does not run")
     return out
 
 
 def _short_name(source: str) -> str:
-    """The directory's name: what a config says of its own name is often that of its parent model."""
+    """The directory's name: the name in a config is often that of its parent model."""
     path = Path(source)
     return (path.absolute().parent.name if path.suffix == ".json" else path.absolute().name) or source

@@ -1,1 +1,1 @@
-"""What the files say of a model, held against its config; or alone, where there is no config."""
+"""What the files say about a model, compared with its config if there is one."""

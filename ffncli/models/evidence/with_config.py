@@ -47,7 +47,7 @@ def _config_alone(resolved: Resolved) -> Resolved:
 
 
 def _require_all(resolved: Resolved, checkpoint: Checkpoint, difference: Disagreement) -> None:
-    """Raises FFNError where the file is at fault: a block differs as a tensor is missing, or alone has another shape."""
+    """Raises FFNError where the file is at fault: a block differs because a tensor is missing or has another shape."""
     alike = [g.spec for g in resolved.groups if g.stack == difference.stack]
     spec = next(g.spec for g in resolved.groups if g.stack == difference.stack and difference.index in g.layers)
     name = difference.name

@@ -1,1 +1,1 @@
-"""Files as they lie on a disk or the Hub: configs, headers, GGUF, quantized formats. Nothing here knows an FFN."""
+"""Files on disk or on the Hub: configs, headers, GGUF, quantized formats. Nothing here knows what an FFN is."""

@@ -1,4 +1,4 @@
-"""Bytes of files, just those that are asked for: positional reads into one buffer, and clear words for a short file."""
+"""Bytes of files, only the requested ones: positional reads into one buffer, and a clear error for a short file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-MOST_AT_ONCE = 16 << 20  # bytes: Ctrl-C is heard between two reads
+MOST_AT_ONCE = 16 << 20  # bytes: Ctrl-C takes effect between two reads
 
 
 def named_tensor(path: Path, name: str) -> Tensor:
@@ -24,16 +24,16 @@ def named_tensor(path: Path, name: str) -> Tensor:
     opened: Callable[..., Any] = safe_open
     try:
         with opened(path, "pt") as file:
-            found: Tensor = file.get_tensor(name)
+            tensor: Tensor = file.get_tensor(name)
     except SafetensorError as error:
         raise FFNError(f"cannot read {shown_path(path)}: {error}") from None
     except OSError as error:
         raise FFNError(f"cannot read {shown_path(path)}: {error.strerror or error}") from None
-    return found
+    return tensor
 
 
 class OpenFiles:
-    """Open files and the buffer that is read into; a context manager that closes them."""
+    """Open files and a read buffer; a context manager that closes them."""
 
     def __init__(self) -> None:
         self._open: dict[Path, int] = {}
@@ -51,9 +51,9 @@ class OpenFiles:
         self._open.clear()
 
     def read(self, path: Path, start: int, count: int) -> Tensor:
-        """`count` bytes from byte `start` on, as uint8. They are overwritten by the next read.
+        """`count` bytes from byte `start` on, as uint8. The next read overwrites them.
 
-        Raises FFNError where the file ends before (exit 2) or cannot be read (exit 3).
+        Raises FFNError where the file ends too early (exit 2) or cannot be read (exit 3).
         """
         import torch
 
@@ -66,7 +66,7 @@ class OpenFiles:
                 self._open[path] = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
             self._fill(path, start, self._bytes[:count])
         except FileNotFoundError:
-            raise FFNError(f"cannot read {shown_path(path)}: the file is not there") from None
+            raise FFNError(f"cannot read {shown_path(path)}: the file does not exist") from None
         except OSError as error:
             what = f"cannot read {shown_path(path)}: {error.strerror or error}"
             raise FFNError(what, code=ExitCode.ENVIRONMENT) from None

@@ -1,4 +1,4 @@
-"""A checkpoint on disk: which file has which tensor, and where in it; `values.py` reads what the tensors hold."""
+"""A checkpoint on disk: which file has which tensor, and where in it; `tensors/read_weights.py` reads the values."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class ByteLocation(NamedTuple):
 
 @dataclass
 class Checkpoint:
-    """The tensors of a file or directory: which file has which name. Headers are read when first asked for.
+    """The tensors of a file or directory: which file has which name. Headers are read on first use.
 
-    Of a `remote` one only the headers were fetched. The tensors of a `gguf` one have GGML's formats as their dtypes.
+    For a `remote` one only the headers were fetched. The tensors of a `gguf` one have GGML's formats as their dtypes.
     """
 
     where: str
@@ -52,7 +52,7 @@ class Checkpoint:
         return self.folder / self.files[name]
 
     def info(self, name: str) -> TensorInfo:
-        """A tensor's dtype and shape. Raises FFNError where its file does not have what the index promises."""
+        """A tensor's dtype and shape. Raises FFNError where the index names it and its file does not have it."""
         file = self.files[name]
         if file not in self._headers:
             columns = self._columns.get(file) or read_columns(self.folder / file)
@@ -67,7 +67,7 @@ class Checkpoint:
 
     @cached_property
     def sorted_names(self) -> list[str]:
-        """All names in order, so that those with a common beginning lie together."""
+        """All names, sorted, so that those with a common prefix are adjacent."""
         return sorted(self.files)
 
     def place(self, name: str) -> ByteLocation:
@@ -76,9 +76,9 @@ class Checkpoint:
         return ByteLocation(path, self._starts[self.files[name]][name], info)
 
     def shards(self) -> Iterator[tuple[str, Columns | None]]:
-        """Every file with its header, one after the other so that one is in memory; None for a file that is not there.
+        """Every file with its header, one at a time to save memory; None for a missing file.
 
-        Raises FFNError where a file does not have what the index promises.
+        Raises FFNError where a file lacks a tensor that the index names.
         """
         promised: dict[str, list[str]] = defaultdict(list)
         for name, file in self.files.items():
@@ -86,7 +86,7 @@ class Checkpoint:
         for file, names in promised.items():
             path = self.folder / file
             if file not in self._columns and not os.path.exists(path):
-                yield file, None  # what it should have is not asked for
+                yield file, None  # its tensors are not checked
                 continue
             columns = self._columns.get(file) or read_columns(path)
             if names != columns.names and (lacking := {*names}.difference(columns.names)):
@@ -95,7 +95,7 @@ class Checkpoint:
 
 
 def _not_there(path: Path, name: str) -> FFNError:
-    return FFNError(f"{shown_path(path)}: tensor {shown(name, 120)} is in the index and not in this file")
+    return FFNError(f"{shown_path(path)}: tensor {shown(name, 120)} is in the index but not in this file")
 
 
 def open_checkpoint(location: Path) -> Checkpoint | None:
@@ -124,8 +124,8 @@ def remote_checkpoint(where: str, columns: dict[str, Columns]) -> Checkpoint:
 def _named_once(columns: Mapping[str, Columns], where: str) -> dict[str, str]:
     """Tensor → file. Raises FFNError for one that is in two."""
     files: dict[str, str] = {}
-    for file, held in columns.items():
-        for name in held.names:
+    for file, header in columns.items():
+        for name in header.names:
             if name in files:
                 raise FFNError(f"{where}: tensor {shown(name)} is in two files", f"there is no {INDEX}")
             files[name] = file
@@ -145,6 +145,6 @@ def _indexed(path: Path) -> Checkpoint:
 
 
 def check_shard_name(shard: str, where: str) -> None:
-    """FFNError for a shard name that is no plain file name."""
+    """FFNError for a shard name that is not a plain file name."""
     if not re.fullmatch(r"[\w\-.+=@ ]+", shard) or shard.startswith("."):
         raise FFNError(f"{where}: shard name {shown(shard)} leaves the directory", "it must be a plain file name")

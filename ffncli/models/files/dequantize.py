@@ -1,8 +1,8 @@
-"""Stored tensors as rows of plain floats: FP8 under scales, MXFP4, GGUF's formats; what cannot be is refused by name.
+"""Stored tensors as rows of plain floats: FP8 with scales, MXFP4, GGUF's formats; other formats are refused by name.
 
-A tensor goes by its logical name, the one that it has where nothing is packed: `X.weight` for FP8 values and their
-scales, `X` for MXFP4's `X_blocks` and `X_scales`. Nothing is read before a row is asked for. Values are computed in
-float32, as the formats define them.
+A tensor goes by its logical name, the one that it would have unpacked: `X.weight` for FP8 values and their scales, `X`
+for MXFP4's `X_blocks` and `X_scales`. Nothing is read before its rows are requested. Values are computed in float32, as
+the formats define them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Decode = Callable[[OpenFiles, int, int], "Tensor"]
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor that can be read: its logical shape, and `decode`, which makes values of some of its rows.
+    """A tensor that can be read: its logical shape, and `decode`, which returns the values of some of its rows.
 
     Rows are those of the whole tensor, [..., columns] seen as one matrix. `decode(files, start, stop)` returns plain
-    floats [stop - start, columns], good until the next read; all rows must be of one matrix of the last two axes.
+    floats [stop - start, columns], valid until the next read; all rows must be of one matrix of the last two axes.
     """
 
     place: ByteLocation
@@ -52,8 +52,8 @@ class StoredTensor:
 def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None = None) -> StoredTensor:
     """The tensor of a logical name; `quantization` is the config's quantization_config.
 
-    Raises FFNError for one that is not there, is packed in a way that is not unpacked here, lacks its scales, or whose
-    pieces do not fit each other; and (exit 3) for a format that this torch or gguf library does not have.
+    Raises FFNError for one that is missing, is packed in an unsupported way, lacks its scales, or whose pieces do not
+    fit each other; and (exit 3) for a format that this torch or gguf library does not have.
     """
     if name in checkpoint.files:
         info = checkpoint.info(name)
@@ -66,11 +66,11 @@ def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | 
         return _float8(checkpoint, means, tensors, quantization)
     if means.format == "mxfp4" and means.shape is not None:
         return _mxfp4(checkpoint, means, tensors)
-    raise _refused(checkpoint, means.anchor, f"is packed as {means.format}, which is not unpacked here")
+    raise _refused(checkpoint, means.anchor, f"is packed as {means.format}, which is not supported here")
 
 
 def shaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
-    """The same under a shape that has axes of one elsewhere; packed rows stay what they are."""
+    """The same with a shape whose axes of size one are elsewhere; packed rows do not change."""
     if tensor.place.info.dtype in PLAIN:
         return _plain(tensor.place, shape)
     return replace(tensor, shape=shape)
@@ -79,29 +79,29 @@ def shaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
 def _packed(
     checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None
 ) -> tuple[Logical, dict[str, TensorInfo]]:
-    """What a packed tensor means, and the stored tensors that it may be made of."""
-    tensors = {beside: checkpoint.info(beside) for beside in _beside(checkpoint, name)}
+    """The logical tensor of a packed one, and the stored tensors that it may consist of."""
+    tensors = {piece: checkpoint.info(piece) for piece in _possible_pieces(checkpoint, name)}
     means = logical(tensors, quantization, checkpoint.where).get(name)
     if means is None:
         raise FFNError(f"{checkpoint.where}: tensor {shown(name, 120)} is missing")
     if means.format in _FLOAT8:
         what = f"{shown_path(checkpoint.path(name))}: tensor {shown(f'{name}_scale_inv', 120)} is missing"
-        raise FFNError(what, f"{shown(name, 120)} is {means.format} and means nothing without its scales")
+        raise FFNError(what, f"{shown(name, 120)} is {means.format} and cannot be read without its scales")
     if means.anchor == name and means.format == tensors[name].dtype:
-        raise _refused(checkpoint, name, f"is stored as {means.format}, and nothing says what its values mean")
+        raise _refused(checkpoint, name, f"is stored as {means.format}, and nothing says how to read its values")
     return means, tensors
 
 
-def _beside(checkpoint: Checkpoint, name: str) -> list[str]:
-    """The tensors that may be pieces of `name`: those of its module, those that go on after it."""
+def _possible_pieces(checkpoint: Checkpoint, name: str) -> list[str]:
+    """The tensors that may be pieces of `name`: those of its module, and those whose names extend it."""
     stem = name.removesuffix(".weight")
     names = checkpoint.sorted_names
-    at, found = bisect_left(names, stem), []
+    at, pieces = bisect_left(names, stem), []
     while at < len(names) and names[at].startswith(stem):
         if names[at][len(stem) : len(stem) + 1] in ("", ".", "_"):
-            found.append(names[at])
+            pieces.append(names[at])
         at += 1
-    return found
+    return pieces
 
 
 def _refused(checkpoint: Checkpoint, name: str, why: str) -> FFNError:
@@ -115,13 +115,13 @@ def _dtype(place: ByteLocation, name: str) -> Any:
     """torch's dtype of that name; FFNError where this torch has none."""
     import torch
 
-    found = getattr(torch, name, None)
-    if found is None:
+    dtype = getattr(torch, name, None)
+    if dtype is None:
         what = (
             f"{shown_path(place.path)} holds {place.info.dtype} values, which torch {torch.__version__} does not have"
         )
         raise FFNError(what, "a newer torch may: pip install -U torch", ExitCode.ENVIRONMENT)
-    return found
+    return dtype
 
 
 def _rows(place: ByteLocation, shape: tuple[int, ...]) -> Decode:
@@ -203,7 +203,7 @@ class _Scale:
 
 
 def _block_of_two(stated: Any) -> bool:
-    """Whether a config's weight_block_size is [rows, columns]; anything else of it says nothing."""
+    """Whether a config's weight_block_size is [rows, columns]; anything else is ignored."""
     return isinstance(stated, list) and len(stated) == 2 and all(type(n) is int and n > 0 for n in stated)
 
 
@@ -273,7 +273,7 @@ def _pairs() -> Tensor:
 
 
 def _gguf(place: ByteLocation) -> StoredTensor:
-    """What the gguf library makes of a row's blocks."""
+    """A row's blocks, decoded by the gguf library."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -284,7 +284,7 @@ def _gguf(place: ByteLocation) -> StoredTensor:
         import torch
 
         try:
-            with numpy.errstate(all="ignore"):  # a scale that is not finite is counted later, not warned of
+            with numpy.errstate(all="ignore"):  # values that are not finite are counted later
                 return torch.from_numpy(dequantize(read(files, start, stop).numpy(), kind))
         except NotImplementedError:
             what = f"{shown_path(place.path)}: the gguf library does not unpack {kind.name}"

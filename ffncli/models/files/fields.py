@@ -24,7 +24,7 @@ class Fields:
     where: str
 
     def inside(self, name: str) -> Fields:
-        """The nested config of that name (`` is this one itself). Raises FFNError where it is missing or no object."""
+        """The nested config of that name (`` is this one). Raises FFNError where it is missing or not an object."""
         if not name:
             return self
         inner = self.get(name, kind="an object")
@@ -39,11 +39,11 @@ class Fields:
                 return value
         if default is REQUIRED:
             spellings = names.split("|")
-            first = next((n for n in spellings if n in self.values), spellings[0])  # the one that is there, as null
+            first = next((n for n in spellings if n in self.values), spellings[0])  # the one that is present, as null
             others = [n for n in spellings if n != first]
-            found = "is null" if first in self.values else "is missing"
+            problem = "is null" if first in self.values else "is missing"
             also = f" (or {', '.join(others)})" if others else ""
-            raise FFNError(f"{self.where}: {first}{also} {found}", f"this family has no default for it; give {kind}")
+            raise FFNError(f"{self.where}: {first}{also} {problem}", f"this family has no default for it; give {kind}")
         return default
 
     def integer(self, names: str, default: Any = REQUIRED, low: int = 1, high: int = MAX_SIZE) -> Any:
@@ -88,7 +88,7 @@ class Fields:
         return next((n for n in names.split("|") if self._value(n) is not None), names.split("|")[0])
 
     def _value(self, name: str) -> Any:
-        """What stands under a name, else what dots in it lead to; None where nothing does."""
+        """The value of a name, else of the path that its dots describe; None without either."""
         if name in self.values or "." not in name:
             return self.values.get(name)
         value: Any = self.values
@@ -97,5 +97,5 @@ class Fields:
         return value
 
     def wrong(self, names: str, value: object, wanted: str) -> FFNError:
-        """The error for a value that cannot be."""
+        """The error for an impossible value."""
         return FFNError(f"{self.where}: {self.name(names)} must be {wanted}, got {shown(value)}")

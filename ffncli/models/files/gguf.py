@@ -1,8 +1,8 @@
 """GGUF files: metadata and tensors from the header alone, as a config reader and a counter need them.
 
-The `gguf` library says which tensor formats there are and how large their blocks are. The header is read by our own
-checked lines, for `GGUFReader` makes two arrays of every token of a vocabulary (9 s and 700 MB for Llama 3's), and
-believes counts: 45 bytes that promise an array of 2^40 numbers keep it busy for ever.
+The `gguf` library lists the tensor formats and the sizes of their blocks. The header is read by our own checked code:
+`GGUFReader` makes two arrays for every token of a vocabulary (9 s and 700 MB for Llama 3's), and trusts counts: 45
+bytes that promise an array of 2^40 numbers keep it busy forever.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LEAST_TENSOR, _LEAST_KEY = 24, 13  # bytes of the shortest tensor info, of the 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-_LEFT_OUT: Any = object()  # a value that nobody here needs: a vocabulary, a text without end
+_LEFT_OUT: Any = object()  # a value that is not needed here: a vocabulary, a very long text
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def read_gguf(path: Path) -> GGUFFile:
 
 
 def _shards(path: Path) -> list[Path]:
-    """The files of the set that `path` belongs to, first shard first; the path alone where its name is no shard's."""
+    """The files of the set that `path` belongs to, first shard first; only the path where its name is not a shard's."""
     match = _SHARD.fullmatch(path.name)
     if not match or int(match["count"]) < 2:
         return [path]
@@ -105,19 +105,19 @@ def _joined_metadata(path: Path, files: list[GGUFFile]) -> Mapping[str, Any]:
         for key, expected in (("split.no", number), ("split.count", len(files))):
             if file.metadata.get(key, expected) != expected:
                 raise FFNError(f"{file.where}: {key} is {shown(file.metadata[key])}, its name says {expected}")
-    found = sum(len(file.tensors) for file in files)
-    promised = files[0].metadata.get("split.tensors.count", found)
-    if promised != found:
-        raise FFNError(f"{shown_path(path)}: the shards hold {found} tensors, split.tensors.count is {shown(promised)}")
+    count = sum(len(file.tensors) for file in files)
+    promised = files[0].metadata.get("split.tensors.count", count)
+    if promised != count:
+        raise FFNError(f"{shown_path(path)}: the shards hold {count} tensors, split.tensors.count is {shown(promised)}")
     return files[0].metadata
 
 
 def _check_unique(tensors: tuple[GGUFTensor, ...], where: str) -> None:
-    seen: set[str] = set()
+    names: set[str] = set()
     for tensor in tensors:
-        if tensor.name in seen:
-            raise FFNError(f"{where}: tensor {shown(tensor.name, 120)} is there twice")
-        seen.add(tensor.name)
+        if tensor.name in names:
+            raise FFNError(f"{where}: tensor {shown(tensor.name, 120)} is duplicated")
+        names.add(tensor.name)
 
 
 # --- one file ---------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def _read_file(path: Path, formats: Mapping[int, _GGMLFormat]) -> GGUFFile:
 
 @dataclass
 class _Cursor:
-    """A place in the first bytes of a file of `size` bytes. Nothing is read or stepped over beyond their end."""
+    """A position in the first bytes of a file of `size` bytes. Nothing beyond their end is read or skipped."""
 
     data: mmap.mmap
     size: int
@@ -167,11 +167,11 @@ class _Cursor:
     at: int = 0
 
     def step(self, count: int) -> int:
-        """Go `count` bytes on. Returns where they start."""
+        """Advance by `count` bytes. Returns where they start."""
         start = self.at
         if count > len(self.data) - start:
             if len(self.data) < self.size:
-                raise FFNError(f"{self.where}: a header of more than {MOST_HEADER_BYTES:,} bytes is not read")
+                raise FFNError(f"{self.where}: a header of more than {MOST_HEADER_BYTES:,} bytes is not supported")
             raise FFNError(f"{self.where} is truncated: its header goes on after its {self.size} bytes")
         self.at = start + count
         return start
@@ -214,12 +214,12 @@ class _Cursor:
 def _parsed(cursor: _Cursor, formats: Mapping[int, _GGMLFormat]) -> GGUFFile:
     tensor_count, key_count = _counts(cursor)
     metadata: dict[str, Any] = {}
-    seen: set[str] = set()
+    keys: set[str] = set()
     for _ in range(key_count):
         key = cursor.name("metadata key")
-        if key in seen:
-            raise FFNError(f"{cursor.where}: the metadata key {shown(key, 120)} is there twice")
-        seen.add(key)
+        if key in keys:
+            raise FFNError(f"{cursor.where}: the metadata key {shown(key, 120)} is duplicated")
+        keys.add(key)
         value = _value(cursor, key)
         if value is not _LEFT_OUT:
             metadata[key] = value
@@ -228,16 +228,16 @@ def _parsed(cursor: _Cursor, formats: Mapping[int, _GGMLFormat]) -> GGUFFile:
 
 
 def _counts(cursor: _Cursor) -> tuple[int, int]:
-    """How many tensors and metadata keys the file promises; refused where they cannot be in so many bytes."""
+    """The numbers of tensors and metadata keys that the file promises; refused if they cannot fit into it."""
     where, size = cursor.where, cursor.size
     if cursor.data[:4] != b"GGUF"[:size]:
-        raise FFNError(f"{where} is no GGUF file: it starts with {shown(cursor.data[:4])}, not with 'GGUF'")
+        raise FFNError(f"{where} is not a GGUF file: it starts with {shown(cursor.data[:4])}, not with 'GGUF'")
     cursor.step(4)
     version = cursor.number("I")
     if version & 0xFFFF == 0 and version:
-        raise FFNError(f"{where} is a big-endian GGUF file", "only little-endian ones are read; convert it")
+        raise FFNError(f"{where} is a big-endian GGUF file", "only little-endian ones are supported; convert it")
     if version not in (2, 3):
-        raise FFNError(f"{where}: GGUF version {version} is not read", "versions 2 and 3 are; convert the model anew")
+        raise FFNError(f"{where}: GGUF version {version} is not supported", "versions 2 and 3 are; convert it again")
     tensors, keys = cursor.numbers("Q", 2)
     for kind, count, most, least in (
         ("tensors", tensors, MOST_TENSORS, _LEAST_TENSOR), ("metadata keys", keys, MOST_KEYS, _LEAST_KEY),
@@ -277,13 +277,13 @@ def _array(cursor: _Cursor, key: str) -> Any:
 
 
 def _tensors(cursor: _Cursor, count: int, alignment: Any, formats: Mapping[int, _GGMLFormat]) -> list[GGUFTensor]:
-    """The tensors, which follow each other in the data without a hole but for alignment, as ggml demands."""
+    """The tensors, which follow each other in the data without gaps except for alignment, as ggml requires."""
     where = cursor.where
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise FFNError(f"{where}: general.alignment must be a power of two, got {shown(alignment)}")
-    found = [_tensor(cursor, formats) for _ in range(count)]
+    tensors = [_tensor(cursor, formats) for _ in range(count)]
     start, expected = _aligned(cursor.at, alignment), 0
-    for tensor, offset in found:
+    for tensor, offset in tensors:
         label = f"{where}: tensor {shown(tensor.name, 120)}"
         if offset != expected:
             raise FFNError(f"{label} starts at {offset} in the data, expected {expected}", "the file is damaged")
@@ -292,7 +292,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: Any, formats: Mapping[int, 
                 f"{label} ends at {start + offset + tensor.bytes}, past the file's {cursor.size} bytes; truncated"
             )
         expected = _aligned(offset + tensor.bytes, alignment)
-    return [replace(tensor, path=cursor.path, start=start + offset) for tensor, offset in found]
+    return [replace(tensor, path=cursor.path, start=start + offset) for tensor, offset in tensors]
 
 
 def _tensor(cursor: _Cursor, formats: Mapping[int, _GGMLFormat]) -> tuple[GGUFTensor, int]:
@@ -322,7 +322,7 @@ def _aligned(at: int, alignment: int) -> int:
     return -(-at // alignment) * alignment
 
 
-# --- what a config would say ------------------------------------------------------------------------------------------
+# --- as a config ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -353,11 +353,11 @@ _CONFIG = {
 
 
 def gguf_config(file: GGUFFile) -> dict[str, Any]:
-    """What the metadata say of the model's shape, by our names, only what is there.
+    """The model's shape in the metadata, by our names; only keys that are present.
 
     d_model, d_ff, layers, experts, top_k, expert_d_ff, shared_experts, shared_d_ff, leading_dense, heads, kv_heads,
-    head_dim, value_dim, vocab: whole numbers; d_ff, heads and kv_heads may be a tuple with one per layer. A key counts
-    with its architecture's prefix and, as some writers have it, without; 0 is none. Raises FFNError for anything else.
+    head_dim, value_dim, vocab: whole numbers; d_ff, heads and kv_heads may be a tuple with one per layer. A key may
+    have its architecture's prefix or, as some writers leave it, none; 0 is none. Raises FFNError for anything else.
     """
     fields = Fields(file.metadata, file.where)
     out: dict[str, Any] = {}
@@ -382,7 +382,7 @@ def _per_layer(fields: Fields, names: str, low: int) -> tuple[int, ...]:
 
 
 def _check_layers(config: Mapping[str, Any], fields: Fields, architecture: str) -> None:
-    """A list that is one value per layer has as many as there are layers."""
+    """FFNError where a list with one value per layer has not as many values as there are layers."""
     layers = config.get("layers")
     for name, value in config.items():
         if isinstance(value, tuple) and layers is not None and len(value) != layers:

@@ -1,9 +1,9 @@
-"""safetensors headers: what tensors a file says it holds, without reading any, and without torch.
+"""safetensors headers: which tensors a file claims to hold, without reading any, and without torch.
 
 Our own reader, because opening a file through the library imports numpy or torch. It refuses all that the library
-refuses, and duplicate keys besides. There are two ways through it: a header written in the usual way is cut into
-columns and checked as a whole, in C; any other goes entry by entry, which finds what to say of it. What the quick way
-takes, the careful way takes too, and both say the same of it.
+refuses, and duplicate keys too. It has two ways: a header written in the usual way is cut into columns and checked as a
+whole, in C; any other is read entry by entry, which gives a precise error. Every header that the quick way accepts, the
+careful way accepts too, with the same answer.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def parse_header(raw: bytes, size: int, where: str) -> Columns:
 
 
 def _missing(path: Path) -> str:
-    return "" if os.path.exists(path) else "the file is not there; is the download complete?"
+    return "" if os.path.exists(path) else "the file does not exist; is the download complete?"
 
 
 # --- the quick way ----------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def _are_text(names: list[str]) -> bool:
 
 
 def _without_metadata(text: str) -> str:
-    """The header without its first entry, where that is some metadata. Raises FFNError or ValueError for wrong ones."""
+    """The header without its first entry, if that is metadata. Raises FFNError or ValueError for invalid metadata."""
     if not text.startswith(_METADATA):
         return text
     _, end = json.JSONDecoder().raw_decode(text, len(_METADATA) + (text[len(_METADATA)] == " "))
@@ -207,11 +207,11 @@ def _entry(name: str, entry: Any, where: str) -> tuple[TensorInfo, int, int]:
     if not isinstance(dtype, str) or dtype not in _BITS:
         raise FFNError(f"{label} has the unknown dtype {shown(dtype)}")
     if not _counts(shape):
-        raise FFNError(f"{label} has the shape {shown(shape)}, which is no list of sizes")
+        raise FFNError(f"{label} has the shape {shown(shape)}, which is not a list of sizes")
     if not _counts(span) or len(span) != 2 or span[0] > span[1]:
         raise FFNError(f"{label} has the data_offsets {shown(span)}")
     if any(_refused(value) for key, value in entry.items() if key not in ("dtype", "shape", "data_offsets")):
-        raise FFNError(f"{label} has a field that nests too deeply or holds a number without end")
+        raise FFNError(f"{label} has a field that nests too deeply or holds a number that is not finite")
     bits = _BITS[dtype]
     for size in shape:  # step by step, as safetensors does: an overflow counts even where a zero follows
         bits = bits * size if bits < 2**64 else bits
@@ -242,7 +242,7 @@ def _check_coverage(spans: list[tuple[str, TensorInfo, int, int]], size: int, wh
     at = 0
     for name, _, start, end in sorted(spans, key=lambda span: span[2:]):
         if start != at:
-            kind = "overlaps another" if start < at else "leaves a hole before it"
+            kind = "overlaps another" if start < at else "leaves a gap before it"
             raise FFNError(f"{where}: tensor {shown(name, 120)} {kind} (starts at {start}, expected {at})")
         at = end
     if at != size:

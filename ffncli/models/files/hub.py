@@ -1,8 +1,8 @@
 """`hf://org/name[@revision]` → config.json and safetensors headers: from the local Hub cache, or over the network.
 
-A cached snapshot that has weights answers without any request. One without (a config that some other program fetched)
-is completed from the network at the same commit, and counted as it is where the network cannot be used: the answer
-must not depend on what happens to lie in a cache. Weights are never fetched.
+A cached snapshot with weights needs no request. One without (a config that some other program fetched) is completed
+from the network at the same commit, or used as it is where there is no network: the answer must not depend on what
+happens to be cached. Weights are never fetched.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ffncli.models.files.strict_json import MOST_CONFIG_BYTES
 
 PREFIX = "hf://"
 CONFIG = "config.json"
-MOST_SHARDS = 2_000  # the longest list known is below 300
+MOST_SHARDS = 2_000  # the longest known list is below 300
 MOST_BYTES = 4 * MOST_HEADER_BYTES  # all headers of a model together; 90,000 tensors need 11 MB
 _SINGLE = "model.safetensors"
-# What git allows in the name of a branch or tag, so that it is a name inside the cache's folder too.
+# Names that git allows for a branch or tag, which are also safe inside the cache's folder.
 _REVISION = re.compile(r"(?![-/.])(?!.*(\.\.|//|/\.|@\{))[^ ~^:?*\[\\]{1,250}(?<![/.])")
 
 
@@ -39,8 +39,8 @@ class RemoteHeader:
 class HubModel:
     """A model on the Hub. `revision` is the commit where it is known.
 
-    `folder`: a cached snapshot, to be read as any other directory. Without one: `config` on disk, and the headers of
-    `shards` (none where the model has no safetensors). `note`: what the user must know of where this comes from.
+    `folder`: a cached snapshot, to be read like any other directory. Without one: `config` on disk, and the headers of
+    `shards` (none where the model has no safetensors). `note` tells the user where this comes from.
     """
 
     repo: str
@@ -52,9 +52,9 @@ class HubModel:
 
 
 def open_hub(text: str) -> HubModel:
-    """What `hf://org/name[@revision]` means.
+    """The model at `hf://org/name[@revision]`.
 
-    Raises FFNError: code 2 for what is no id, for what the Hub refuses (401, 403, 404) and for a file that cannot be
+    Raises FFNError: code 2 for an invalid id, for what the Hub refuses (401, 403, 404) and for a file that cannot be
     what it claims; 3 for a missing library, and for a Hub that is offline, unreachable, slow, or fails (5xx).
     """
     repo, revision = parse(text)
@@ -84,9 +84,9 @@ def cached(repo: str) -> Path | None:
 
 
 def parse(text: str) -> tuple[str, str]:
-    """(`org/name`, revision) of `hf://org/name[@revision]`; the revision is `main` where none is given.
+    """(`org/name`, revision) of `hf://org/name[@revision]`; the revision is `main` by default.
 
-    Raises FFNError for whatever cannot be one on the Hub.
+    Raises FFNError for names that the Hub does not allow.
     """
     utils = library().utils
     repo, at, revision = text.removeprefix(PREFIX).partition("@")
@@ -97,9 +97,11 @@ def parse(text: str) -> tuple[str, str]:
         good = False
     if not good:
         hint = "write hf://org/name or hf://org/name@revision, in letters, digits, '-', '_' and '.'"
-        raise FFNError(f"{shown(text)} names no model on the Hub", hint)
+        raise FFNError(f"{shown(text)} is not the name of a model on the Hub", hint)
     if at and not (revision.isprintable() and _REVISION.fullmatch(revision)):
-        raise FFNError(f"{shown(text)}: {shown(revision)} is no revision", "give a branch, tag or commit after the @")
+        raise FFNError(
+            f"{shown(text)}: {shown(revision)} is not a revision", "give a branch, tag or commit after the @"
+        )
     return repo, revision or "main"
 
 
@@ -115,14 +117,14 @@ def _cached_file(repo: str, name: str, revision: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        found = try_to_load_from_cache(repo, name, revision=revision)
+        path = try_to_load_from_cache(repo, name, revision=revision)
     except (OSError, ValueError):  # a cache that cannot be read holds nothing
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(path) if isinstance(path, str) else None
 
 
 def _has_weights(folder: Path) -> bool:
-    """Is there a file to read tensors from? Files of a snapshot are links into `blobs`, and one may lead nowhere."""
+    """Is there a file to read tensors from? Files of a snapshot are links into `blobs`, and a link may be broken."""
     return any(path.exists() for path in folder.glob("*.safetensors"))
 
 
@@ -140,13 +142,13 @@ def _fetched(hub: Requests, revision: str, kept: HubModel | None) -> HubModel:
     sizes = hub.together(lambda name: _sizes(hub, name, commit), names)
     if index is None and sizes == [None]:
         return HubModel(hub.repo, commit, None, config)
-    known = [(name, *size) for name, size in zip(names, sizes, strict=True) if size]
+    headers = [(name, *size) for name, size in zip(names, sizes, strict=True) if size]
     if missing := next((name for name, size in zip(names, sizes, strict=True) if not size), None):
         raise FFNError(f"{hub.label(INDEX)} names {shown(missing)}, which the model does not have (404)")
-    total = sum(length for _, length, _ in known)
+    total = sum(length for _, length, _ in headers)
     if total > MOST_BYTES:
         raise FFNError(f"{hub.label()}: headers of {total:,} bytes, which no model needs to have")
-    return HubModel(hub.repo, commit, None, config, tuple(hub.together(lambda s: _header(hub, commit, *s), known)))
+    return HubModel(hub.repo, commit, None, config, tuple(hub.together(lambda s: _header(hub, commit, *s), headers)))
 
 
 def _shards(index: Path, hub: Requests) -> list[str]:

@@ -1,10 +1,10 @@
-"""What `ffn` asks of a Hub over the network: small files into the local cache, and exact byte ranges of others.
+"""Requests to a Hub over the network: small files into the local cache, and exact byte ranges of others.
 
-Endpoint, token, session and cache are huggingface_hub's. The ranges are asked here, through its session, because
-`get_safetensors_metadata` takes the first 100 kB whatever the header's length, holds the whole answer of a server that
+Endpoint, token, session and cache are huggingface_hub's. The ranges are requested here, through its session, because
+`get_safetensors_metadata` takes the first 100 kB however long the header is, keeps the whole answer of a server that
 ignores ranges, stops at headers of 25 MB and keeps no raw header, so that duplicate keys could not be refused.
 
-Every answer has a limit in bytes and in time, a request is repeated once at most, and all errors are one line.
+Every answer has a limit in bytes and in time, a request is repeated at most once, and all errors are one line.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from urllib.parse import urlsplit
 from ffncli.errors import UNSAFE, ExitCode, FFNError, shown
 
 AT_ONCE = 16  # requests under way together
-PATIENCE = 12  # all of it together may take this many times what one answer may take: two minutes by default
+PATIENCE = 12  # all requests together may take this many times the limit of one: two minutes by default
 _PAUSE = 0.5  # seconds before a request is repeated
 _ATTEMPTS = {"HEAD": 1, "GET": 2}  # of the library, for one address
 _RANGE = re.compile(r"bytes (?:(?P<start>[0-9]{1,19})-[0-9]{1,19}|\*)/(?P<size>[0-9]{1,19})")
 _UNSET = "unset it, or give it an address like https://huggingface.co"
 _LOGIN = "`hf auth login`, or HF_TOKEN"
 _REFUSALS = {
-    401: ("the Hub shows it to nobody unknown (401)", f"check the spelling; a gated or private model needs {_LOGIN}"),
+    401: ("not found, or you need to log in (401)", f"check the spelling; a gated or private model needs {_LOGIN}"),
     403: ("the Hub refuses access (403)", f"accept the terms on the model's page, then {_LOGIN}"),
     404: ("not on the Hub (404)", f"check the spelling; a private model needs {_LOGIN}"),
 }
@@ -43,7 +43,7 @@ _R = TypeVar("_R")
 
 
 def library() -> Any:
-    """huggingface_hub. Raises FFNError where it is not installed, or stumbles over its environment variables."""
+    """huggingface_hub. Raises FFNError where it is not installed, or cannot use its environment variables."""
     try:
         import huggingface_hub.constants
         import huggingface_hub.utils
@@ -51,12 +51,12 @@ def library() -> Any:
         hint = "pip install 'ffncli[models]'"
         raise FFNError("reading from the Hub needs huggingface_hub", hint, ExitCode.ENVIRONMENT) from None
     except ValueError as error:
-        hint = "look at HF_ENDPOINT, HF_HUB_DOWNLOAD_TIMEOUT and HF_HUB_ETAG_TIMEOUT"
+        hint = "check HF_ENDPOINT, HF_HUB_DOWNLOAD_TIMEOUT and HF_HUB_ETAG_TIMEOUT"
         raise FFNError(f"huggingface_hub cannot use its settings: {one_line(error)}", hint) from None
     endpoint = huggingface_hub.constants.ENDPOINT
     try:
         _ = urlsplit(endpoint).port
-    except ValueError as error:  # the library would stumble over it later, at an import of its own
+    except ValueError as error:  # the library would fail on it later, in one of its imports
         raise FFNError(f"HF_ENDPOINT is {_address(endpoint)}: {one_line(error)}", _UNSET) from None
     return huggingface_hub
 
@@ -68,7 +68,7 @@ def _address(endpoint: str) -> str:
 
 
 def one_line(error: object) -> str:
-    """The first line of somebody else's message, short, nothing in it that acts on a terminal."""
+    """The first line of a library's message, shortened, without terminal control characters."""
     line = next(iter(str(error).splitlines()), "") or type(error).__name__
     return UNSAFE.sub("?", line)[:120]
 
@@ -94,7 +94,7 @@ def quiet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class HubResponse:
-    """`body`: the bytes asked for; `size`: the whole file's bytes, if known; `refusal`: the Hub's own code for one."""
+    """`body`: the requested bytes; `size`: the whole file's bytes, if known; `refusal`: the Hub's error code."""
 
     status: int
     body: bytes = b""
@@ -103,7 +103,7 @@ class HubResponse:
 
 
 class _BrokenResponse(Exception):
-    """An answer that stopped early or is not the one asked for: worth asking once more."""
+    """An answer that stopped early or does not match the request: worth one more attempt."""
 
 
 class Requests:
@@ -114,7 +114,7 @@ class Requests:
         self.repo = repo
         endpoint = urlsplit(hub.constants.ENDPOINT)
         if endpoint.scheme not in ("http", "https") or not endpoint.hostname:
-            what = f"HF_ENDPOINT is {_address(hub.constants.ENDPOINT)}, which is no address of a Hub"
+            what = f"HF_ENDPOINT is {_address(hub.constants.ENDPOINT)}, which is not the address of a Hub"
             raise FFNError(what, _UNSET, ExitCode.ENVIRONMENT)
         self.host = one_line(hub.constants.ENDPOINT.rpartition("//")[2].rpartition("@")[2])  # no user, no password
         self.timeout = float(hub.constants.HF_HUB_DOWNLOAD_TIMEOUT)
@@ -123,21 +123,21 @@ class Requests:
             self.session = hub.get_session()
             self.headers = hub.utils.build_hf_headers(library_name="ffncli") | {"Accept-Encoding": "identity"}
         except (OSError, ValueError, ImportError) as error:  # certificates, a proxy's address, a proxy's extra package
-            hint = "look at the proxy and certificate settings"
+            hint = "check the proxy and certificate settings"
             raise FFNError(f"cannot open a connection: {one_line(error)}", hint, ExitCode.ENVIRONMENT) from None
         self.http = sys.modules[type(self.session).__module__.partition(".")[0]]  # httpx, or its successor
         self.broken = (_BrokenResponse, self.http.ReadError, self.http.WriteError, self.http.RemoteProtocolError)
 
     def label(self, name: str = "") -> str:
-        """How an error calls the model, or a file of it."""
+        """The name of the model, or of a file of it, in errors."""
         return f"hf://{self.repo}" + (f"/{name}" if name else "")
 
     # --- files --------------------------------------------------------------------------------------------------------
 
     def download(self, name: str, revision: str, most: int) -> Path | None:
-        """A small file of the model, in the local cache; None where the model has none of that name.
+        """A small file of the model, in the local cache; None where the model has no file of that name.
 
-        Asked for its size first, and whether it may be read: the library would try the same for 23 seconds.
+        Its size and whether it may be read are checked first: the library alone would try for 23 seconds.
         """
         return self.together(lambda file: self._to_cache(file, revision, most), [name])[0]
 
@@ -148,7 +148,7 @@ class Requests:
         if head.status == 404:
             return None
         if (head.size or 0) > most:
-            raise FFNError(f"{self.label(name)} has {head.size:,} bytes, which no such file needs to have")
+            raise FFNError(f"{self.label(name)} has {head.size:,} bytes, far more than such a file needs")
 
         try:
             with self._few_attempts(name):
@@ -158,18 +158,18 @@ class Requests:
         except self.http.RequestError as error:
             raise self._unreachable(error) from None
         except OSError as error:
-            hint = "HF_HOME says where the cache lies" if error.strerror else "try again"
+            hint = "HF_HOME sets where the cache is" if error.strerror else "try again"
             reason = one_line(error.strerror or error)
             raise FFNError(f"cannot fetch {self.label(name)}: {reason}", hint, ExitCode.ENVIRONMENT) from None
 
     @contextmanager
     def _few_attempts(self, name: str) -> Iterator[None]:
         """The library's own requests, cut short where it would repeat them for a minute."""
-        asked: Counter[tuple[str, str]] = Counter()
+        counts: Counter[tuple[str, str]] = Counter()
 
         def count(request: Any) -> None:
-            asked[request.method, str(request.url)] += 1
-            if asked[request.method, str(request.url)] > _ATTEMPTS.get(request.method, 1):
+            counts[request.method, str(request.url)] += 1
+            if counts[request.method, str(request.url)] > _ATTEMPTS.get(request.method, 1):
                 raise self._broken_off(name, "the answer was not complete")
 
         before = self.session.event_hooks
@@ -182,9 +182,9 @@ class Requests:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def ask(self, method: str, name: str, revision: str, span: tuple[int, int] = (0, 0)) -> HubResponse:
-        """HEAD: does the model have this file, and how large is it; GET: its bytes `span[0]` up to `span[1]`, excluded.
+        """HEAD: whether the model has this file, and its size; GET: its bytes from `span[0]` to before `span[1]`.
 
-        An absent file (404) is an answer, as is a range past the end (416). Asked once more where the server fails or
+        A missing file (404) is an answer, as is a range past the end (416). Repeated once if the server fails or
         breaks off.
         """
         from huggingface_hub import hf_hub_url
@@ -213,16 +213,16 @@ class Requests:
         from huggingface_hub.errors import HfHubHTTPError
 
         try:
-            found = get_hf_file_metadata(url, timeout=self.timeout, library_name="ffncli")
+            metadata = get_hf_file_metadata(url, timeout=self.timeout, library_name="ffncli")
         except HfHubHTTPError as error:
             return HubResponse(error.response.status_code, refusal=error.response.headers.get("X-Error-Code", ""))
-        if found.commit_hash is None:
-            hint = "check HF_ENDPOINT, and whether something else answers in its place"
+        if metadata.commit_hash is None:
+            hint = "check HF_ENDPOINT, and whether another server answers in its place"
             raise FFNError(f"{self.host} does not answer as a Hub does", hint, ExitCode.ENVIRONMENT)
-        return HubResponse(200, size=found.size)
+        return HubResponse(200, size=metadata.size)
 
     def _range(self, url: str, span: tuple[int, int]) -> HubResponse:
-        """Some bytes of a file, and the size of all of it; of any other answer than those bytes no body is read."""
+        """Some bytes of a file, and the size of the whole; of any other answer the body is not read."""
         headers = self.headers | {"Range": f"bytes={span[0]}-{span[1] - 1}"}
         with self.session.stream("GET", url, headers=headers, timeout=self.timeout, follow_redirects=True) as response:
             status = response.status_code
@@ -244,13 +244,13 @@ class Requests:
         for chunk in response.iter_raw():
             body += chunk
             if len(body) > span[1] - span[0]:
-                raise _BrokenResponse("more bytes came than were asked for")
+                raise _BrokenResponse("more bytes came than were requested")
         return bytes(body)
 
     def together(self, task: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-        """`task` of every item, several at a time. The first error ends it, so do the time limit and Ctrl-C.
+        """`task` of every item, several at a time. The first error, the time limit or Ctrl-C ends it.
 
-        In threads that nothing waits for: a thread pool would hold back the end of the program.
+        In threads that nothing waits for: a thread pool would delay the end of the program.
         """
         todo: SimpleQueue[tuple[int, _T]] = SimpleQueue()
         done: SimpleQueue[tuple[int, _R | None, BaseException | None]] = SimpleQueue()
@@ -284,7 +284,7 @@ class Requests:
     # --- errors -------------------------------------------------------------------------------------------------------
 
     def _refused(self, answer: HubResponse, name: str, revision: str) -> FFNError:
-        """What a status other than success means. 429 and 5xx pass with time; the rest does not."""
+        """The error for a status other than success. 429 and 5xx are temporary, the others are not."""
         status = answer.status
         if status == 404 and answer.refusal == "RevisionNotFound":
             return FFNError(f"{self.label()} has no revision {shown(revision)} (404)", "give a branch, tag or commit")
@@ -292,13 +292,13 @@ class Requests:
             what, hint = _REFUSALS[status]
             return FFNError(f"{self.label()}: {what}", hint)
         if status == 200:
-            what = f"{self.host} sends whole files where a part is asked for, and ffn never loads the weights"
+            what = f"{self.host} sends whole files where a part is requested, and ffn never loads the weights"
             return FFNError(what, "check HF_ENDPOINT", ExitCode.ENVIRONMENT)
         hint = "too many requests: wait a little" if status == 429 else "try again later"
         return FFNError(f"{self.host} answers {status} for {self.label(name)}", hint, ExitCode.ENVIRONMENT)
 
     def _unreachable(self, error: Exception) -> FFNError:
-        """A request that got no answer. What cannot be sent is not quoted: its headers may hold the token."""
+        """A request without an answer. One that cannot be sent is not quoted: its headers may hold the token."""
         code = ExitCode.ENVIRONMENT
         if isinstance(error, self.http.TimeoutException):
             hint = "HF_HUB_DOWNLOAD_TIMEOUT sets how many seconds to wait"
@@ -307,7 +307,7 @@ class Requests:
             return FFNError(
                 f"cannot reach {self.host}: {one_line(error)}", "check the connection and HF_ENDPOINT", code
             )
-        return FFNError(f"cannot ask {self.host}: no such request can be sent", "check HF_ENDPOINT and HF_TOKEN", code)
+        return FFNError(f"cannot ask {self.host}: the request cannot be sent", "check HF_ENDPOINT and HF_TOKEN", code)
 
     def _broken_off(self, name: str, reason: str) -> FFNError:
         what = f"{self.host} broke off while sending {name}: {reason}"

@@ -1,7 +1,7 @@
 """Inventory: all tensors of a checkpoint by name, shape and bytes, small even where there are 90,000 of them.
 
-Tensors that differ in nothing but their expert's number are one entry, `…experts.#.up_proj.weight`, that says how many
-there are; headers pass through one after the other. What is left grows with the layers.
+Tensors that differ only in their expert's number are one entry, `…experts.#.up_proj.weight`, with a count; headers are
+read one after the other. Memory grows with the number of layers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.models.files.headers import Columns, TensorInfo
 
-if TYPE_CHECKING:  # which imports what is recognised here
+if TYPE_CHECKING:  # it imports this file's names
     from ffncli.models.files.checkpoint import Checkpoint
 
 _EXPERT = re.compile(r"experts\.(?:expert_)?\d+\.")  # experts.17.up_proj, experts.expert_17.wi
@@ -26,7 +26,7 @@ UNSEEN = TensorInfo("", (), 0)
 class Inventory:
     """`tensors` describes one tensor of each entry, `counts` says how many there are.
 
-    `missing` files are named by the index and not here; a tensor that only they have has no dtype, shape or bytes.
+    `missing` files are in the index but not on disk; a tensor that only they have has no dtype, shape or bytes.
     """
 
     where: str
@@ -59,22 +59,22 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
 
 
 def collect(headers: Iterable[Columns]) -> tuple[dict[str, TensorInfo], dict[str, int]]:
-    """The entries of some headers: (name with `#` for an expert → one tensor, name → how many)."""
-    found: dict[str, list[Any]] = {}
+    """The entries of some headers: (name with `#` for an expert's number → one tensor, name → how many)."""
+    entries: dict[str, list[Any]] = {}
     with _no_garbage_collection():
         for columns in headers:
             shared_names = _shared_names(columns.names)
             rows = zip(shared_names, columns.dtypes, columns.shapes, columns.bytes, columns.names, strict=True)
             for shared, dtype, shape, size, name in rows:
-                known = found.get(shared)
-                if known is None:
-                    found[shared] = [1, dtype, shape, size]
-                elif known[1] == dtype and known[2] == shape:
-                    known[0] += 1
-                else:  # an expert unlike its neighbours keeps its own name
-                    found[name] = [1, dtype, shape, size]
-    tensors = {name: TensorInfo(dtype, shape, size) for name, (_, dtype, shape, size) in found.items()}
-    return tensors, {name: count for name, (count, *_) in found.items()}
+                entry = entries.get(shared)
+                if entry is None:
+                    entries[shared] = [1, dtype, shape, size]
+                elif entry[1] == dtype and entry[2] == shape:
+                    entry[0] += 1
+                else:  # an expert unlike its neighbours keeps its number
+                    entries[name] = [1, dtype, shape, size]
+    tensors = {name: TensorInfo(dtype, shape, size) for name, (_, dtype, shape, size) in entries.items()}
+    return tensors, {name: count for name, (count, *_) in entries.items()}
 
 
 def shared_name(name: str) -> str:
@@ -93,7 +93,7 @@ def _shared_names(names: list[str]) -> Iterable[str]:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Parsed headers are many small objects and no cycles: looking for those took a third of the time."""
+    """Parsed headers are many small objects without cycles: looking for cycles took a third of the time."""
     was = gc.isenabled()
     gc.disable()
     try:

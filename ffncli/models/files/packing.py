@@ -19,7 +19,7 @@ _FLOAT8 = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
 PACKED_DTYPES = {"U8", "I8", "I16", "U16", "I32", "U32"}
 _GPTQ_BITS = (2, 3, 4, 5, 6, 7, 8)
 _MICROSCALED = {8: ("nvfp4", 16), 16: ("mxfp4", 32), 24: ("mxfp6", 32)}  # bytes that share a scale: (format, values)
-_WEIGHT_PIECES = (  # beside `X.weight` as `X.weight_scale`, beside an experts' `X` as `X_scale`
+_WEIGHT_PIECES = (  # of `X.weight` as `X.weight_scale`, of an experts' `X` as `X_scale`
     "_scale_inv _scale _scale_2 _global_scale _zero_point _g_idx _shape _input_scale _input_scale_2 _activation_scale"
 )
 _MODULE_PIECES = (
@@ -30,7 +30,7 @@ _MODULE_PIECES = (
 
 @dataclass(frozen=True)
 class Matrix:
-    """What a reader makes of an anchor: the matrix's own name, shape, parameters, format, and pieces beside it."""
+    """What a reader makes of an anchor: the matrix's logical name, shape, parameters, format, and its other pieces."""
 
     name: str
     shape: tuple[int, ...] | None
@@ -60,10 +60,10 @@ class Anchor:
     def matrix(self) -> tuple[int, int]:
         """The last two sizes, both at least 1. FFNError for anything else."""
         if len(self.info.shape) < 2 or min(self.info.shape) < 1:
-            raise self.wrong("is no matrix of packed values")
+            raise self.wrong("is not a matrix of packed values")
         return self.info.shape[-2], self.info.shape[-1]
 
-    def beside(self, name: str, rank: int) -> TensorInfo | None:
+    def piece(self, name: str, rank: int) -> TensorInfo | None:
         """A piece that must have this many axes (at least one), none of them empty."""
         info = self.tensors.get(name)
         if info is not None and (len(info.shape) != rank or min(info.shape) < 1):
@@ -79,7 +79,7 @@ def _qweight(anchor: Anchor) -> Matrix:
     out·bits/32]); scales are [groups, out] in both, so they tell the two apart."""
     stem = anchor.name.removesuffix(".qweight")
     rows, columns = anchor.matrix()
-    scales = anchor.beside(stem + ".scales", len(anchor.info.shape))
+    scales = anchor.piece(stem + ".scales", len(anchor.info.shape))
     if anchor.info.dtype != "I32":
         raise anchor.wrong("should hold int32 words")
     if scales is not None:
@@ -105,7 +105,7 @@ def _gptq_inputs(anchor: Anchor, stem: str, outputs: int) -> int | None:
     index = anchor.tensors.get(stem + ".g_idx")
     if index is not None and index.shape[-1:] not in ((), (0,)):
         return index.shape[-1]
-    zeros = anchor.beside(stem + ".qzeros", len(anchor.info.shape))
+    zeros = anchor.piece(stem + ".qzeros", len(anchor.info.shape))
     if zeros is None:
         return None
     bits, rest = divmod(32 * zeros.shape[-1], outputs)
@@ -125,8 +125,8 @@ def _bits(anchor: Anchor, words: int, values: int | None, method: str) -> int:
     bits, rest = divmod(32 * words, values)
     if rest or bits not in _GPTQ_BITS:
         raise anchor.wrong(f"cannot hold {values} values in {words} words along that axis")
-    own = any(anchor.config.values.get(key) for key in ("dynamic", "extra_config"))
-    if stated not in (None, bits) and not own:
+    per_module = any(anchor.config.values.get(key) for key in ("dynamic", "extra_config"))
+    if stated not in (None, bits) and not per_module:
         raise anchor.wrong(f"has {bits}-bit values, quantization_config says bits {stated} ({method})")
     return bits
 
@@ -158,7 +158,7 @@ def scale_name(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
 
 
 def _pieces(anchor: Anchor, base: str) -> tuple[str, ...]:
-    """What lies beside a matrix `base`: under its own name, and, for a module's weight, in its module."""
+    """The pieces of a matrix `base`: under its name, and, for a module's weight, in its module."""
     module = anchor.pieces(base.removesuffix(".weight"), _MODULE_PIECES) if base.endswith(".weight") else ()
     return anchor.pieces(base, _WEIGHT_PIECES) + module
 
@@ -235,19 +235,19 @@ def _packed(anchor: Anchor) -> Matrix:
     """compressed-tensors: integers in int32 words along each row, or FP4 and FP6 in bytes."""
     base = anchor.name.removesuffix("_packed")
     if anchor.pieces(base.removesuffix("weight"), "meta"):
-        raise anchor.wrong("is packed in the 2:4 sparse format marlin-24, which is not read")
+        raise anchor.wrong("is packed in the 2:4 sparse format marlin-24, which is not supported")
     if anchor.info.dtype == "U8":
         return _microscaled(anchor)
     rows, words = anchor.matrix()
     if anchor.info.dtype != "I32":
         raise anchor.wrong("should hold int32 words or bytes")
-    scale = anchor.beside(base + "_scale", len(anchor.info.shape))
+    scale = anchor.piece(base + "_scale", len(anchor.info.shape))
     groups = scale.shape[-1] if scale else None
     ways = {(bits, _row(words, groups, bits, size)) for bits, size in _integer_weights(anchor)}
     fitting = {way for way in ways if way[1]}
     if len(fitting) != 1:
-        said = f"{groups or 'no'} scales a row" + (" fit no config_groups" if not fitting else " fit several widths")
-        raise anchor.wrong(f"and {said} of quantization_config")
+        scales = f"{groups or 'no'} scales a row" + (" fit no config_groups" if not fitting else " fit several widths")
+        raise anchor.wrong(f"and {scales} of quantization_config")
     bits, columns = fitting.pop()
     shape = (*anchor.info.shape[:-2], rows, columns)
     return Matrix(base, shape, prod(shape), f"compressed-int{bits}", _pieces(anchor, base))
@@ -285,7 +285,7 @@ def _microscaled(anchor: Anchor) -> Matrix:
     base = anchor.name.removesuffix("_packed")
     name = scale_name(base, anchor.tensors)
     _, columns = anchor.matrix()
-    scales = anchor.beside(name, len(anchor.info.shape)) if name else None
+    scales = anchor.piece(name, len(anchor.info.shape)) if name else None
     if scales is None:
         raise anchor.wrong("has no scales that say how its bytes are packed")
     size, rest = divmod(columns, scales.shape[-1])
@@ -339,7 +339,7 @@ _BY_SCALE = {**dict.fromkeys(_FLOAT8, _float8), "I8": _int8, "U8": _uint8}
 
 
 def reader(name: str, info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Callable[[Anchor], Matrix] | None:
-    """How the tensor's packed values are read, None for a plain tensor or one that is beside an anchor."""
+    """How the tensor's packed values are read, None for a plain tensor or a piece of another one."""
     if name + ".absmax" in tensors:  # first: bitsandbytes may store its bytes as any dtype
         return _bitsandbytes_4bit
     if info.dtype not in PACKED_DTYPES and info.dtype not in _FLOAT8:

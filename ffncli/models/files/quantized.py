@@ -1,7 +1,7 @@
 """Quantized modules of a safetensors checkpoint: logical parameters and stored bytes, from names and shapes alone.
 
-Only the packed values of a quantized matrix are parameters; scales, zeros and indices are bookkeeping. Whatever belongs
-to no packed matrix (biases, norms, modules that were left alone) stays as it is. Nothing depends on digits in names, so
+Only the packed values of a quantized matrix are parameters; scales, zeros and indices are bookkeeping. Tensors of no
+packed matrix (biases, norms, modules that were not quantized) stay as they are. Nothing depends on digits in names, so
 expert numbers may be replaced by a sign.
 """
 
@@ -39,52 +39,52 @@ def logical(
     """Tensors as stored → tensors as the model means them, in the same order.
 
     A packed matrix becomes one entry `X.weight` (`X` where experts share a parameter without that ending), at the place
-    of its packed values. All pieces of a matrix must be given together; other parts of the checkpoint may be left out.
+    of its packed values. All pieces of a matrix must be passed together; other parts of the checkpoint may be left out.
     `where` names the checkpoint in errors. Raises FFNError naming the tensor where shapes contradict each other or the
-    config, or where values are packed in a way that is not known here.
+    config, or where values are packed in an unknown way.
     """
-    found, pieces = _matrices(tensors, Fields(quantization or {}, where))
+    matrices, pieces = _matrices(tensors, Fields(quantization or {}, where))
     out: dict[str, Logical] = {}
     for name, info in tensors.items():
-        if name in found:
-            matrix = found[name]
+        if name in matrices:
+            matrix = matrices[name]
             stored = info.bytes + sum(tensors[piece].bytes for piece in matrix.pieces)
-            own, entry = matrix.name, Logical(matrix.shape, matrix.params, stored, matrix.format, name)
+            key, entry = matrix.name, Logical(matrix.shape, matrix.params, stored, matrix.format, name)
         elif name in pieces:
             continue
         else:
             _check_plain(name, info, quantization, where)
-            own, entry = name, Logical(info.shape, prod(info.shape), info.bytes, info.dtype, name)
-        if own in out:
-            raise FFNError(f"{where}: tensor {shown(own, 120)} is there twice, packed and plain or in two packings")
-        out[own] = entry
+            key, entry = name, Logical(info.shape, prod(info.shape), info.bytes, info.dtype, name)
+        if key in out:
+            raise FFNError(f"{where}: tensor {shown(key, 120)} is duplicated, packed and plain or in two packings")
+        out[key] = entry
     return out
 
 
 def _matrices(tensors: Mapping[str, TensorInfo], config: Fields) -> tuple[dict[str, Matrix], Collection[str]]:
     """(anchor's name → its matrix, the names of all anchors and pieces). FFNError for a piece of two matrices."""
-    found: dict[str, Matrix] = {}
+    matrices: dict[str, Matrix] = {}
     owner: dict[str, str] = {}
     for name, info in tensors.items():
         read = reader(name, info, tensors)
         if read is None:
             continue
-        found[name] = matrix = read(Anchor(name, info, tensors, config))
+        matrices[name] = matrix = read(Anchor(name, info, tensors, config))
         for piece in (name, *matrix.pieces):
             if owner.setdefault(piece, name) != name:
                 both = f"{shown(name, 120)} and {shown(owner[piece], 120)}"
                 raise FFNError(f"{config.where}: tensor {shown(piece, 120)} belongs to both {both}")
-    return found, owner.keys()
+    return matrices, owner.keys()
 
 
 def _check_plain(name: str, info: TensorInfo, quantization: Mapping[str, Any] | None, where: str) -> None:
-    """Integers that nobody claimed in a quantized checkpoint are some packing: a count of them would be wrong.
+    """Unexplained integers in a quantized checkpoint are packed in an unknown way: counting them would be wrong.
 
-    Masks that GPT-2 and GPT-NeoX store as `bias` are no weights.
+    Masks that GPT-2 and GPT-NeoX store as `bias` are not weights.
     """
     if info.dtype == "U8" and len(info.shape) > 2 and name.endswith(("_blocks", ".blocks")):
         scales = f"{where}: tensor {shown(name[:-6] + 'scales', 120)} is missing"
-        raise FFNError(scales, f"{shown(name, 120)} means nothing without it")
+        raise FFNError(scales, f"{shown(name, 120)} cannot be read without it")
     if quantization is None or info.dtype not in PACKED_DTYPES or len(info.shape) < 2 or name.endswith("bias"):
         return
     method = quantization.get("quant_method")

@@ -1,4 +1,4 @@
-"""JSON from a file that nobody vouches for: refused where it is ambiguous, not a number, too big or too deep."""
+"""JSON from an untrusted file: refused where it is ambiguous, not a number, too big or too deep."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _bytes(path: Path, most_bytes: int) -> bytes:
     except OSError as error:
         raise FFNError(f"cannot read {shown_path(path)}: {error.strerror or error}") from None
     if len(raw) > most_bytes:
-        raise FFNError(f"{shown_path(path)} is larger than {most_bytes:,} bytes, which no such file needs to be")
+        raise FFNError(f"{shown_path(path)} is larger than {most_bytes:,} bytes, far more than such a file needs")
     return raw
 
 
@@ -62,7 +62,7 @@ def parse_object(raw: bytes, where: str, constants: bool = False) -> dict[str, A
         text = raw.decode("utf-8")
         constant = float if constants else _no_constant
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=constant, parse_int=_integer)
-        if "\\ud" in text.lower():  # half a surrogate pair is JSON, and no text
+        if "\\ud" in text.lower():  # half a surrogate pair is valid JSON, but not text
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except _Refused as error:
         raise FFNError(f"{where}: {error}") from None
@@ -83,8 +83,8 @@ def parse_object(raw: bytes, where: str, constants: bool = False) -> dict[str, A
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        keys: set[str] = set()
+        twice = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
         raise _Refused(f"the key {shown(twice)} appears twice")
     return out
 
@@ -103,9 +103,9 @@ def _kind(value: object) -> str:
 
 
 def parse_plain(raw: bytes, strings: Callable[[dict[str, Any]], int]) -> dict[str, Any] | None:
-    """The same object several times faster, or None where `parse_object` should look (it may find nothing wrong).
+    """The same object several times faster, or None where `parse_object` should decide (nothing may be wrong).
 
-    `strings` says how many strings, keys included, the object was written with. A key given twice leaves strings over:
+    `strings` counts the strings, keys included, that the object was written with. A duplicate key leaves strings over:
     without a backslash in the text, each is two quotation marks. Numbers may be of any kind; the caller checks them.
     """
     if b"\\" in raw:

@@ -1,4 +1,4 @@
-"""Axes: from values to places, and the round numbers that stand beside them."""
+"""Axes: from values to places, and the round numbers that label them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 
 Tick = tuple[float, str]  # where, as a share of the axis; its label
 _HIGHEST = 308.25  # the power of ten of the largest float
-_FLAT = 1e-12  # a range this small beside its values has no digits left for labels
+_FLAT = 1e-12  # a range this small relative to its values has no digits left for labels
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class PlotAxis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """0 at the axis's low end, 1 at its high end; NaN for what has no place, a value below 0 on a log axis too."""
+        """0 at the axis's low end, 1 at its high end; NaN for a value without a place, as below 0 on a log axis."""
         if self.log:
             value = math.log10(value) if value > 0 else math.nan
         return self._share(value) if math.isfinite(value) else math.nan
@@ -45,7 +45,7 @@ class PlotAxis:
 
 
 def axis(values: Iterable[float], log: bool = False) -> PlotAxis | None:
-    """The axis on which all finite values lie (on a log axis, all above 0); None where there is none.
+    """The axis on which all finite values lie (on a log axis, all above 0); None where there are no such values.
 
     Values that are all the same get some room on both sides.
     """

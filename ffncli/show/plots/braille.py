@@ -1,8 +1,8 @@
 """A plot as lines of text: curves of Braille dots in a frame.
 
 Our own, because a page of curves must cost no more than its curves. The maintained terminal plotters import numpy,
-which takes longer than all of `ffn activations`, and tell curves apart by colour alone: here every curve carries its
-letter, so that a pipe, a log and NO_COLOR show the same picture. An output that cannot say Braille gets letters alone.
+which takes longer than all of `ffn activations`, and distinguish curves only by colour: here every curve has a letter,
+so that a pipe, a log and NO_COLOR show the same picture. An output that cannot encode Braille gets only the letters.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Frame:
             return letter(named[at]), named[at]
         passing = [curve for curve, ink in enumerate(inked) if at in ink]
         if passing:
-            curve = passing[at[0] % len(passing)]  # curves on the same way take turns
+            curve = passing[at[0] % len(passing)]  # curves on top of each other take turns
             if self.symbols == _PLAIN:
                 return letter(curve), curve
             bits = 0
@@ -74,7 +74,7 @@ class _Frame:
         return " ", ""
 
     def _zero(self) -> tuple[int | None, int | None]:
-        """The column and the row of zero, where they lie inside."""
+        """The column and the row of zero, if they are inside the frame."""
         column = place_of((self.across.share(0.0), 0.5), self.columns, self.rows)
         row = place_of((0.5, self.up.share(0.0)), self.columns, self.rows)
         return column[0] if column else None, row[1] if row else None
@@ -93,16 +93,16 @@ def drawn(plot: Plot, columns: int = 80, encoding: str = "utf-8") -> list[list[S
     points = [(x, y) for x, y in points if (x > 0 or not plot.log_x) and (y > 0 or not plot.log_y)]
     across, up = axis((x for x, _ in points), plot.log_x), axis(plot.frame or [y for _, y in points], plot.log_y)
     if across is None or up is None:
-        return [*title, [("  no point that could be drawn", "dim")]]
+        return [*title, [("  no points to draw", "dim")]]
     rows = 16 if columns <= 100 else 20
-    beside = {_row(share, rows): text for share, text in up.ticks(max(2, rows // 3))}
-    margin = max(map(len, beside.values()), default=0) + 2  # a space and the frame's edge
+    labels = {_row(share, rows): text for share, text in up.ticks(max(2, rows // 3))}
+    margin = max(map(len, labels.values()), default=0) + 2  # a space and the frame's edge
     frame = _Frame(plot, across, up, columns - margin, rows, symbols)
     below = _below(plot, across, frame.columns)
     out: list[list[Span]] = [*title, [(" " * (margin - 1) + fit(plot.y, columns - margin), "")]]
     for row, spans in enumerate(frame.lines()):
-        edge = symbols[1] if row in beside else symbols[0]
-        out.append([(beside.get(row, "").rjust(margin - 2) + " ", ""), (edge, "dim"), *spans])
+        edge = symbols[1] if row in labels else symbols[0]
+        out.append([(labels.get(row, "").rjust(margin - 2) + " ", ""), (edge, "dim"), *spans])
     bottom = "".join(symbols[4] if at in below else symbols[3] for at in range(frame.columns))
     out.append([(" " * (margin - 1), ""), (symbols[2] + bottom, "dim")])
     out.append([(_written(below, margin, columns), "")])
@@ -117,16 +117,16 @@ def _row(share: float, rows: int) -> int:
 
 
 def _below(plot: Plot, across: PlotAxis, columns: int) -> dict[int, str]:
-    """Column → label under it: where all points are, where there are few and each counts; else round numbers."""
+    """Column → label under it: at every point, if these are few enough and measured; else round numbers."""
     if plot.marks:
         values = sorted({x for line in plot.lines for x, _ in line.points if math.isfinite(across.share(x))})
-        found = _at([(across.share(x), f"{x:g}") for x in values[:columns]], columns)
-        if values and _clear(found) and len(found) == len(values):
-            return found
+        labels = _at([(across.share(x), f"{x:g}") for x in values[:columns]], columns)
+        if values and _clear(labels) and len(labels) == len(values):
+            return labels
     for most in range(max(2, columns // 7), 1, -1):
-        found = _at(across.ticks(most), columns)
-        if _clear(found):
-            return found
+        labels = _at(across.ticks(most), columns)
+        if _clear(labels):
+            return labels
     return {}
 
 
@@ -143,7 +143,7 @@ def _clear(labels: dict[int, str]) -> bool:
 
 
 def _written(labels: dict[int, str], margin: int, columns: int) -> str:
-    """Labels under their columns; the last may be moved to stay inside."""
+    """Labels under their columns; the last may be shifted to stay inside."""
     line = ""
     for at, text in sorted(labels.items()):
         start = min(margin + at - len(text) // 2, columns - len(text))

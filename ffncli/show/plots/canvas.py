@@ -1,4 +1,4 @@
-"""Curves as dots, two across and four down in every character, and the places for their letters."""
+"""Curves as dots, two across and four down in each character, and the places of their letters."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ Dots = dict[Place, int]  # Unicode's bits of a Braille character
 
 ACROSS, DOWN = 2, 4
 _BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row and column of the dot
-_FAR = 1e6  # dots; what lies further out is led to from here
+_FAR = 1e6  # dots; points further out are moved to here
 _APART = 1  # characters between a letter and the next curve, at least
 _ENOUGH = 4
 _PER_LETTER = 13  # columns
 
 
 def dots(points: Sequence[Point], columns: int, rows: int) -> Dots:
-    """The dots of a curve through the points; one not finite breaks it, and what leaves the frame is cut."""
+    """The dots of a curve through the points; a point that is not finite breaks it, and the frame clips it."""
     wide, high = columns * ACROSS - 1, rows * DOWN - 1
     placed = [(_near(x * wide), _near((1 - y) * high)) for x, y in points]
-    found: Dots = {}
+    cells: Dots = {}
     for x, y in _trail(placed, wide, high):
         place = x // ACROSS, y // DOWN
-        found[place] = found.get(place, 0) | _BITS[y % DOWN][x % ACROSS]
-    return found
+        cells[place] = cells.get(place, 0) | _BITS[y % DOWN][x % ACROSS]
+    return cells
 
 
 def place_of(point: Point, columns: int, rows: int) -> Place | None:
@@ -38,12 +38,12 @@ def place_of(point: Point, columns: int, rows: int) -> Place | None:
 
 
 def letters(curves: Sequence[Dots], columns: int, marks: Sequence[Sequence[Place]] = ()) -> dict[Place, int]:
-    """Where curves carry their letters: a place on the curve → its number.
+    """Where the curves' letters go: a place on a curve → the curve's number.
 
-    One for every `_PER_LETTER` columns, where no other curve is near. With `marks` (per curve), there, where no other
-    curve is. A curve that is apart from the others nowhere gets one letter all the same, wherever there is room.
+    One for every `_PER_LETTER` columns, where no other curve is near. With `marks` (per curve), at those that no other
+    curve covers. A curve that is never apart from the others still gets one letter, wherever there is room.
     """
-    found: dict[Place, int] = {}
+    placed: dict[Place, int] = {}
     columns_of = [_by_column(curve) for curve in curves]
     for at, curve in enumerate(curves):
         others = [by for other, by in enumerate(columns_of) if other != at]
@@ -53,17 +53,17 @@ def letters(curves: Sequence[Dots], columns: int, marks: Sequence[Sequence[Place
             ]
         else:
             chosen = list(_apart(curve, others, columns))
-        found |= {place: at for place in chosen if place not in found}
-        if at not in found.values():
-            free = [p for p in curve if not any((p[0] + dx, p[1]) in found for dx in (-1, 0, 1))]
-            free = free or [p for p in curve if p not in found]
+        placed |= {place: at for place in chosen if place not in placed}
+        if at not in placed.values():
+            free = [p for p in curve if not any((p[0] + dx, p[1]) in placed for dx in (-1, 0, 1))]
+            free = free or [p for p in curve if p not in placed]
             if free:
-                found[max(free, key=lambda place: (_distance(place, others), -abs(place[0] - columns // 2)))] = at
-    return found
+                placed[max(free, key=lambda place: (_distance(place, others), -abs(place[0] - columns // 2)))] = at
+    return placed
 
 
 def _apart(curve: Dots, others: Sequence[Mapping[int, list[int]]], columns: int) -> Iterator[Place]:
-    """In each stretch of the frame the curve's place that is farthest from the others, where that is far enough."""
+    """In each stretch of the frame the curve's place farthest from the others, if it is far enough."""
     stretches = max(1, columns // _PER_LETTER)
     best: dict[int, tuple[int, int, Place]] = {}
     for place in curve:
@@ -77,7 +77,7 @@ def _apart(curve: Dots, others: Sequence[Mapping[int, list[int]]], columns: int)
 
 
 def _distance(place: Place, others: Sequence[Mapping[int, list[int]]]) -> int:
-    """Characters to the nearest of the other curves, as far as that matters."""
+    """Characters to the nearest other curve, at most `_ENOUGH`."""
     column, row = place
     near = _ENOUGH
     for by_column in others:
@@ -88,10 +88,10 @@ def _distance(place: Place, others: Sequence[Mapping[int, list[int]]]) -> int:
 
 
 def _by_column(curve: Dots) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    rows: dict[int, list[int]] = {}
     for column, row in curve:
-        found.setdefault(column, []).append(row)
-    return found
+        rows.setdefault(column, []).append(row)
+    return rows
 
 
 def _near(value: float) -> float:
@@ -99,7 +99,7 @@ def _near(value: float) -> float:
 
 
 def _trail(placed: Sequence[Point], wide: int, high: int) -> Iterator[tuple[int, int]]:
-    """Every dot from point to point, and points that stand alone."""
+    """Every dot from point to point, and isolated points."""
     if len(placed) == 1:
         placed = [placed[0], placed[0]]
     for (x0, y0), (x1, y1) in pairwise(placed):
@@ -116,7 +116,7 @@ def _trail(placed: Sequence[Point], wide: int, high: int) -> Iterator[tuple[int,
 
 
 def _visible(x0: float, y0: float, x1: float, y1: float, wide: int, high: int) -> Iterator[float]:
-    """Shares of the way from one point to the next, a dot apart, as far as it lies in the frame (Liang and Barsky)."""
+    """Shares of the way from one point to the next, a dot apart, inside the frame only (Liang and Barsky)."""
     enter, leave = 0.0, 1.0
     for step, low, limit in ((x1 - x0, -0.5 - x0, wide + 0.5 - x0), (y1 - y0, -0.5 - y0, high + 0.5 - y0)):
         if step == 0:

@@ -1,4 +1,4 @@
-"""Plots as a file, through matplotlib: the same bytes for the same plots."""
+"""Plots as a file, by matplotlib: the same bytes for the same plots."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".svg", ".png", ".pdf")
 NEEDS = "pip install 'ffncli[plots]'"
 _SIZE = (8.0, 4.2)  # inches, of one plot
-_LARGEST = 1e300  # beyond it matplotlib's own arithmetic overflows
-# Okabe and Ito's colours, which people with any colour vision can tell apart, and lines that need no colour at all.
+_LARGEST = 1e300  # beyond it matplotlib's arithmetic overflows
+# Okabe and Ito's colours, distinct for any colour vision, and dashes that need no colour at all.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7F7F7F")
 _DASHES = (
     "-",
@@ -35,7 +35,7 @@ _DASHES = (
     (0, (2, 2)),
 )
 _MARKS = "os^DvPX*"
-# Text stays text in SVG, so that a browser can search it; names are no formulas; no date and no version in the file.
+# Text stays text in SVG, so that a browser can search it; names are not parsed as formulas; no date, no version.
 _STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "ffn", "pdf.fonttype": 42, "text.parse_math": False,
     "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "0.92",
@@ -48,7 +48,7 @@ _UNSIGNED: dict[str, dict[str, Any]] = {
 
 
 def write(path: Path, plots: Sequence[Plot]) -> None:
-    """Draw the plots below each other into one SVG, PNG or PDF, as the suffix says; the file is whole or not there.
+    """Draw the plots below each other into one SVG, PNG or PDF, by suffix; the file is complete or not there.
 
     Raises FFNError (exit 3) without matplotlib and where the file cannot be written.
     """
@@ -67,7 +67,7 @@ def drawn(plots: Sequence[Plot], kind: str) -> bytes:
         raise FFNError("a picture in a file needs matplotlib", NEEDS, ExitCode.ENVIRONMENT) from None
     out = io.BytesIO()
     with style.context(["default", _STYLE]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a letter that the font does not have is a box, not a line on stderr
+        warnings.simplefilter("ignore")  # a character missing from the font is drawn as a box, without a line on stderr
         count = max(1, len(plots))
         figure = Figure((_SIZE[0], _SIZE[1] * count), dpi=150, layout="constrained")
         _fill(figure, plots)
@@ -92,7 +92,7 @@ def _fill(figure: Figure, plots: Sequence[Plot]) -> None:
 
 
 def _drawable(line: Series, plot: Plot) -> tuple[list[float], list[float]]:
-    """The points with NaN for what has no place, as what is too large to be drawn."""
+    """The points, with NaN for values that cannot be drawn, such as very large ones."""
     points = [(x, y) if _fits(x, plot.log_x) and _fits(y, plot.log_y) else (math.nan, math.nan) for x, y in line.points]
     return [x for x, _ in points], [y for _, y in points]
 
@@ -114,7 +114,7 @@ def _log_ticks(values: Sequence[float]) -> tuple[list[float], list[str]]:
 
 
 def _scale(axes: Axes, plot: Plot) -> None:
-    """Log scales, the frame that the plot asks for, ticks at measured points, and lines of zero where they show."""
+    """Log scales, the plot's frame, ticks at measured points, and lines at zero where it is inside."""
     drawn = [_drawable(line, plot) for line in plot.lines]
     xs, ys = [x for some, _ in drawn for x in some], [y for _, some in drawn for y in some]
     if plot.log_x:

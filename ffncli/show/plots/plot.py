@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: its name in the legend and its points (x, y), from left to right; what is not finite breaks it."""
+    """One curve: its name in the legend and its points (x, y), from left to right; one that is not finite breaks it."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -18,9 +18,9 @@ class Series:
 class Plot:
     """Curves in one frame. `x` and `y` name the axes.
 
-    `marks` says that the points are measurements, each worth a mark, and the lines between them only lead the eye. A
-    log axis shows what is above 0 alone. `frame` is the y-axis from its low end to its high one, None for as much as
-    the points need; what leaves it is cut off.
+    `marks` says that the points are measurements, each with a mark, and the lines between them only guide the eye. A
+    log axis shows only values above 0. `frame` is the y-axis from its low end to its high one, None for as much as the
+    points need; what lies outside is cut off.
     """
 
     title: str
@@ -34,5 +34,5 @@ class Plot:
 
 
 def letter(curve: int) -> str:
-    """What a curve is called in its frame."""
+    """The letter of a curve in its frame."""
     return "abcdefghijklmnopqrstuvwxyz"[curve % 26]

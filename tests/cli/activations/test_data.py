@@ -95,7 +95,7 @@ def test_names_are_any_spelling_and_the_own_one_comes_once(call):
 def test_the_layers_of_a_model_beside_each_other(call):
     out = call("activations", "--source", source("gpt2"), "--prompt", PROMPT, "--layer", "all")[1]
     assert "2 layers, each with its own weights" in out
-    changes = out[out.index("What the FFN's output changes by") :].splitlines()[1:4]
+    changes = out[out.index("Change of the FFN's output") :].splitlines()[1:4]
     assert changes[0].split() == ["layer", "relu", "relu2", "gelu", "quick_gelu", "silu", "xielu"]
     rows = answer(call, "--source", source("gpt2"), "--prompt", PROMPT, "--layer", "all")["rows"]
     for layer, line in enumerate(changes[1:]):
@@ -123,10 +123,16 @@ def gguf_file(path):
 @pytest.mark.parametrize(
     ("arguments", "notes"),
     [
-        (["8x16:gelu"], ["weights and input drawn at random: --prompt TEXT shows what truly enters, where the source"]),
-        (["GGUF"], ["input drawn at random: --prompt TEXT shows what truly enters, where the source is a directory"]),
+        (
+            ["8x16:gelu"],
+            ["weights and input drawn at random: --prompt TEXT shows the model's actual input, if the"],
+        ),
+        (
+            ["GGUF"],
+            ["input drawn at random: --prompt TEXT shows the model's actual input, if the source is"],
+        ),
         (["8x16:gelu", "--input", "ones"], ["weights drawn at random"]),
-        (["LLAMA"], ["decoder layer 0 of", "input drawn at random: --prompt TEXT shows what truly enters\n"]),
+        (["LLAMA"], ["decoder layer 0 of", "input drawn at random: --prompt TEXT shows the model's actual input\n"]),
         (["LLAMA", "--layer", "1", "--input", "ones"], []),
         (["8x16:gelu", "--input", "nan,1,2,3,4,5,6,7"], ["note: input x has 1 NaN"]),
     ],

@@ -121,7 +121,7 @@ def test_no_torch_and_no_numpy(ffn):
         (["swiglu", "--iso-params", "--d-ff", "1000000000000"], ["--d-ff must be between"]),
         (["swiglu", "--iso-params", "--multiple-of", "0"], ["--multiple-of"]),
         (["silu", "--up", "1"], ["--up needs a gated unit"]),
-        (["swiglu", "--up", "nan"], ["--up: 'nan' is no finite number"]),
+        (["swiglu", "--up", "nan"], ["--up: 'nan' is not a finite number"]),
         (["swiglu", "--up", ""], ["--up"]),
         (["swiglu", "--at", "0:10:0.01", "--up", "0:10:1"], ["--up: 1,001 points at 11 values of up", "10,000"]),
         (["swiglu", "--std", "1e7"], ["--std must be from"]),

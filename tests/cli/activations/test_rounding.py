@@ -158,7 +158,7 @@ def test_tolerance_decides_the_exit_code(call):
         (("--against", "gelu", "--dtype", "fp64"), 2, "--dtype fp64 is the reference"),
         (("--against", "gelu", "--dtype", ""), 2, "--dtype: unknown dtype ''"),
         (("--dtype", "bf16"), 2, "--dtype is what --against and --rounding round to; add --against NAME or --rounding"),
-        (("--tolerance", "1"), 2, "--tolerance is for differences; say from what with --against NAME"),
+        (("--tolerance", "1"), 2, "--tolerance is for differences; name the reference with --against NAME"),
         (("--against", "gelu", "--tolerance", "-1"), 2, "--tolerance must be a number from 0, got '-1'"),
         (("--against", "gelu", "--tolerance", "nan"), 2, "--tolerance must be a number from 0, got 'nan'"),
         (("--device", "cuda"), 2, "--device says where --source and --rounding compute; add one of them"),

@@ -146,7 +146,7 @@ def test_exit_codes(bench, options, faults, code, words):
         (("--kernel", "egaer"), "did you mean 'eager'"),
         (("--kernel", "none.py:f"), "cannot read"),
         (("--load-time", "long"), "--load-time must be a time"),
-        (("--kernel", "slowed:1..2:eager"), "'1..2' is no factor"),
+        (("--kernel", "slowed:1..2:eager"), "'1..2' is not a factor"),
         (("--kernel", "slowed:2:none.py:f"), "cannot read"),
         (("--by-step", "--pass", "forward+backward"), "--by-step times the forward pass"),
         (("--by-step", "--fail-if-slower", "3%"), "--by-step contradicts --fail-if-slower"),

@@ -283,7 +283,7 @@ def test_packed_weights_are_counted_and_refused_by_name(call, tmp_path: Path):
     assert row["ffn_bits_per_weight"] == 4 + 20 / 32
     torn = {**stored, "model.layers.0.mlp.down_proj.qweight": torch.zeros(1, dtype=torch.int32)}
     for command in ("params", "trace"):
-        expect_refusal(call(command, folder(tmp_path, config, torn)), "down_proj.qweight", "no matrix")
+        expect_refusal(call(command, folder(tmp_path, config, torn)), "down_proj.qweight", "not a matrix")
 
 
 def test_mxfp4_experts_are_counted(call, tmp_path: Path):

@@ -199,7 +199,7 @@ def test_a_tensor_in_two_shards_is_refused(shards: list[Path]):
     for number, path in enumerate(shards):
         path.unlink()
         write(path, shapes={"a": (Q.F32, (number + 1,))})
-    expect_refusal(shards[0], "'a' is there twice")
+    expect_refusal(shards[0], "'a' is duplicated")
 
 
 # --- what a config reader needs ---------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "an empty file": (b"", "empty"),
     "half a magic": (b"GG", "truncated"),
     "a magic alone": (b"GGUF", "truncated"),
-    "an older format": (b"GGJT" + bytes(40), "no GGUF file"),
+    "an older format": (b"GGJT" + bytes(40), "is not a GGUF file"),
     "a harmful start": (b"\x1b[2J" + bytes(40), r"\x1b[2J"),
     "version 0": (header(version=0) + bytes(40), "version 0"),
     "version 1": (header(version=1) + bytes(40), "version 1"),
@@ -305,7 +305,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "a text of 2^64 - 1 bytes": (header(1) + text("a") + struct.pack("<IQ", 8, 2**64 - 1), "truncated"),
     "an unknown type": (header(1) + text("a\x1b") + struct.pack("<IQ", 13, 0), "unknown type 13"),
     "a key that is no text": (header(1) + text(b"\xff\x1b") + struct.pack("<IQ", 4, 0), r"b'\xff\x1b', is not UTF-8"),
-    "a key twice": (header(2) + (text("a\x1b") + struct.pack("<II", 4, 0)) * 2, r"'a\x1b' is there twice"),
+    "a key twice": (header(2) + (text("a\x1b") + struct.pack("<II", 4, 0)) * 2, r"'a\x1b' is duplicated"),
     "2^40 numbers": (header(1) + array(0, 2**40), "truncated"),
     "2^63 texts": (header(1) + array(8, 2**63), "truncated"),
     "a text without end in a vocabulary": (header(1) + array(8, 2, struct.pack("<Q", 2**64 - 1)), "truncated"),

@@ -39,7 +39,7 @@ def test_a_broken_file_is_refused(raw: bytes, call, tmp_path: Path):
     [
         ({HOSTILE: entry("F128")}, 8, "F128"), ({HOSTILE: entry(shape=(3,))}, 8, "fit"),
         ({HOSTILE: entry(shape=(-1,))}, 8, "[-1]"), ({HOSTILE: entry(offsets=(8, 0))}, 8, "[8, 0]"),
-        ({HOSTILE: A, "a": A}, 8, "overlaps"), ({HOSTILE: entry(offsets=(8, 16))}, 16, "hole"),
+        ({HOSTILE: A, "a": A}, 8, "overlaps"), ({HOSTILE: entry(offsets=(8, 16))}, 16, "gap"),
         ({"a": entry(HOSTILE)}, 8, r"\x1b"), ({"a": entry(shape=[HOSTILE])}, 8, r"\x1b"),
         ({HOSTILE: None}, 8, "description"), ({"x" * 10**5: None}, 8, "…"),
     ],

@@ -197,7 +197,7 @@ def test_ids(text: str, expected: tuple[str, str]):
      "org/name.git", "\u202eorg/name", "org/name?x", "%2e%2e/name"],
 )  # fmt: skip
 def test_what_is_no_id(repo: str):
-    with pytest.raises(FFNError, match="names no model on the Hub") as refused:
+    with pytest.raises(FFNError, match="is not the name of a model on the Hub") as refused:
         hub.open_hub(f"hf://{repo}")
     assert refused.value.code == 2
     assert harmful(str(refused.value)) == []
@@ -208,6 +208,6 @@ def test_what_is_no_id(repo: str):
     ["", "..", "../main", "a/../b", "/etc/passwd", "a//b", "a b", "a\nb", "\x1b[0m", "-x", "a.", "a/", "a" * 251],
 )
 def test_what_is_no_revision(revision: str):
-    with pytest.raises(FFNError, match="is no revision") as refused:
+    with pytest.raises(FFNError, match="is not a revision") as refused:
         hub.open_hub(f"hf://org/name@{revision}")
     assert harmful(str(refused.value)) == []

@@ -100,7 +100,7 @@ def test_a_tensor_that_the_index_does_not_name_is_there_all_the_same(tmp_path: P
 
 
 def test_a_tensor_that_the_index_promises_is_named(tmp_path: Path):
-    with pytest.raises(FFNError, match=r"model-00001-of-00002.*'b' is in the index and not in this file"):
+    with pytest.raises(FFNError, match=r"model-00001-of-00002.*'b' is in the index but not in this file"):
         taken(tmp_path, {ONE: {"a": torch.zeros(2)}}, {"a": ONE, "b": ONE})
 
 

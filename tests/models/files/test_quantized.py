@@ -44,8 +44,8 @@ WRONG: dict[str, tuple[dict[str, TensorInfo], Any, str]] = {
     "GPTQ words of no whole width": (
         {Q: info("I32", 7, 96), S: info("F16", 2, 96), G: info("I32", 64)}, GPTQ, "64 values in 7",
     ),
-    "GPTQ words for no input": ({Q: info("I32", 0, 96)}, GPTQ, "no matrix"),
-    "GPTQ words in a row": ({Q: info("I32", 96)}, GPTQ, "no matrix"),
+    "GPTQ words for no input": ({Q: info("I32", 0, 96)}, GPTQ, "not a matrix"),
+    "GPTQ words in a row": ({Q: info("I32", 96)}, GPTQ, "not a matrix"),
     "GPTQ words of 8 bits": ({Q: info("U8", 8, 96), S: info("F16", 2, 96)}, GPTQ, "int32"),
     "GPTQ with more groups than inputs": ({Q: info("I32", 8, 96), S: info("F16", 65, 96)}, GPTQ, "65 groups"),
     "GPTQ with groups of no equal size": ({Q: info("I32", 8, 96), S: info("F16", 60, 96)}, GPTQ, "60 groups"),
@@ -87,7 +87,7 @@ WRONG: dict[str, tuple[dict[str, TensorInfo], Any, str]] = {
     "2:4 sparse": ({PACKED: info("I32", 8, 96), f"{UP}.meta": info("I32", 8, 8)}, PACK4, "marlin-24"),
     "absmax of another matrix": ({W: info("U8", 3072, 1), f"{W}.absmax": info("F32", 97)}, BNB, "97 blocks"),
     "SCB of another matrix": ({W: info("I8", 96, 64), f"{UP}.SCB": info("F32", 95)}, BNB, f"{UP}.SCB"),
-    "packed and plain": ({Q: info("I32", 8, 96), W: info("F16", 96, 64)}, GPTQ, "there twice"),
+    "packed and plain": ({Q: info("I32", 8, 96), W: info("F16", 96, 64)}, GPTQ, "is duplicated"),
     "a piece of two": (
         {W: info("F8_E4M3", 4, 16), SC: info("F32", 4, 1), PACKED: info("U8", 4, 8)}, None, "belongs to both",
     ),

@@ -223,7 +223,7 @@ def test_a_file_that_went_away_or_cannot_be_read(monkeypatch: pytest.MonkeyPatch
     source = folder(tmp_path, LLAMA, tensors("llama"))
     model = load(source)
     (tmp_path / "model.safetensors").rename(tmp_path / "other")
-    with pytest.raises(FFNError, match=r"model\.safetensors: the file is not there") as refused:
+    with pytest.raises(FFNError, match=r"model\.safetensors: the file does not exist") as refused:
         stored_weights(model, model.layer("0"), torch.float32)
     assert refused.value.code == ExitCode.USAGE
     (tmp_path / "model.safetensors").mkdir()

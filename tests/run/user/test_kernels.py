@@ -186,7 +186,7 @@ def refusal(file, text: str, spec: FFNSpec = GATED) -> str:
         ("FILE:number", "number is not a kernel (it is a int)"),
         ("FILE:goood", "did you mean 'good'"),
         ("FILE", "kernels; say which, as in mine.py:name"),
-        ("FILE:", "is no kernel; write it as file.py:name"),
+        ("FILE:", "is not a kernel; write it as file.py:name"),
         ("/nowhere/x.py:f", "does not exist; give file.py:name"),
         ("FILE:good,./FILE:good", "two kernels are called 'mine.py:good'"),
         ("eagr", "did you mean 'eager'"),

@@ -111,7 +111,7 @@ def test_what_cannot_be_shown_on_a_log_axis_is_left_out():
     ],
 )
 def test_a_plot_of_nothing_says_so(lines):
-    assert text(Plot("Title", "x", "y", lines)) == ["Title", "  no point that could be drawn"]
+    assert text(Plot("Title", "x", "y", lines)) == ["Title", "  no points to draw"]
 
 
 @pytest.mark.parametrize("y", [0.0, 1.0, -5e-324, 1.7e308, -1.7e308, 1e-300])

@@ -14,18 +14,18 @@ FAMILIES: Mapping[str, Family] = {
     **decoders.ROWS, **encoders.ROWS, **pairs.ROWS, **moe.ROWS, **hybrids.ROWS,
     **composites.ROWS,
 }  # fmt: skip
-# model_type → why its blocks cannot be said
+# model_type → why its blocks cannot be described
 REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **moe.REFUSED, **composites.REFUSED}
-COUNTED: Mapping[str, str] = moe.COUNTED  # the same, where the tensors can be counted nevertheless
+COUNTED: Mapping[str, str] = moe.COUNTED  # the same, where the tensors can still be counted
 TEXT_TYPES = composites.TEXT_TYPES
 BY_TYPE: Mapping[str, str] = {alias: name for name, row in FAMILIES.items() for alias in (name, *row.aliases)}
 
 
 def family_of(model_type: object) -> Family | None:
-    """The row of a config's model_type, or None where it is not known (or no string)."""
+    """The row of a config's model_type, or None where it is unknown (or not a string)."""
     return FAMILIES.get(BY_TYPE.get(model_type, "")) if isinstance(model_type, str) else None
 
 
 def refusal(model_type: object) -> str:
-    """Why the blocks of a model_type cannot be said, empty where they can; what to do follows from COUNTED."""
+    """Why the blocks of a model_type cannot be described, empty where they can; COUNTED decides what to do then."""
     return (REFUSED.get(model_type) or COUNTED.get(model_type, "")) if isinstance(model_type, str) else ""

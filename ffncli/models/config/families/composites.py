@@ -68,19 +68,19 @@ REFUSED: Mapping[str, str] = dict.fromkeys(
     "it has experts of another width for image tokens: which of them run depends on what a token is",
 ) | dict.fromkeys(
     ("diffusion_gemma_text", "diffusion_gemma"),
-    "its MLP and its experts run side by side, each between norms of its own",
+    "its MLP and its experts run side by side, each between its own norms",
 )
 
 
 def _mllama(config: Fields, stack: Stack) -> Callable[[int], Extra]:
     """Where a layer attends to the image, a learned gate scales the FFN's output: the block ends before that."""
-    given = config.get("cross_attention_layers", None) is not None
-    crossed = config.integers("cross_attention_layers") if given else (3, 8, 13, 18, 23, 28, 33, 38)
+    listed = config.get("cross_attention_layers", None) is not None
+    crossed = config.integers("cross_attention_layers") if listed else (3, 8, 13, 18, 23, 28, 33, 38)
     return lambda i: {"residual": False} if i in crossed else {}
 
 
 def _blt(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
-    """Every transformer of a Byte Latent Transformer has a config of its own; the patcher may be left out."""
+    """Every transformer of a Byte Latent Transformer has its own config; the patcher may be left out."""
     if stack.name == "patcher" and not config.flag("patch_in_forward", True):
         return lambda i: None
     part = config.inside(f"{stack.name}_config")
@@ -143,7 +143,7 @@ ROWS: Mapping[str, Family] = {
         stacks=(Stack(layers="num_layers|num_hidden_layers"),),
     ),
     "phi4_multimodal": Family(default_activation="silu", eps=("rms_norm_eps", 1e-5)),
-    # Between norm and FFN the delay's embedding scales every feature: what is said here is the FFN alone.
+    # Between norm and FFN the delay's embedding scales every feature: the row describes only the FFN.
     "voxtral_realtime_text": Family(
         default_activation="silu", norm="none", adjust=lambda config: {"residual": False}
     ),

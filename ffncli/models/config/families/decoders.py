@@ -16,8 +16,8 @@ LAYER_NORM_EPS = ("layer_norm_epsilon|layer_norm_eps|layernorm_epsilon|norm_epsi
 
 def _not_covered(config: Fields, field: str, value: object, why: str) -> FFNError:
     """The refusal of a field's value that the family's row cannot describe."""
-    said = str(value).lower() if isinstance(value, bool) else shown(value)
-    return FFNError(f"{config.where}: {field} = {said} is not covered", why)
+    text = str(value).lower() if isinstance(value, bool) else shown(value)
+    return FFNError(f"{config.where}: {field} = {text} is not covered", why)
 
 
 def _opt(config: Fields) -> Extra:
@@ -87,7 +87,7 @@ def _gemma3n(config: Fields) -> Extra:
 
 def _gemma4(config: Fields) -> Extra:
     if config.flag("enable_moe_block", False):
-        why = "its MLP and its experts run side by side, each between norms of its own"
+        why = "its MLP and its experts run side by side, each between its own norms"
         raise _not_covered(config, "enable_moe_block", True, why)
     return {}
 
@@ -145,7 +145,7 @@ def _qwen(config: Fields) -> Extra:
 
 
 def _chatglm(config: Fields) -> Extra:
-    # The first ChatGLM has other fields (inner_hidden_size) and no gate: without ffn_hidden_size nothing is said.
+    # The first ChatGLM has other fields (inner_hidden_size) and no gate: without ffn_hidden_size it is refused.
     if config.flag("apply_residual_connection_post_layernorm", False):
         why = "its residual takes the norm's output, which no known ChatGLM checkpoint does"
         raise _not_covered(config, "apply_residual_connection_post_layernorm", True, why)
@@ -176,15 +176,15 @@ def _cycles(names: Sequence[tuple[str, int]]) -> Callable[[Fields], int]:
     return lambda config: prod(config.integer(name, default) for name, default in names)
 
 
-def _silu(eps: float = 1e-6, **said: Any) -> Family:
+def _silu(eps: float = 1e-6, **fields: Any) -> Family:
     """Llama's block: SiLU-gated, RMSNorm before it."""
-    return Family(default_activation="silu", eps=("rms_norm_eps", eps), **said)
+    return Family(default_activation="silu", eps=("rms_norm_eps", eps), **fields)
 
 
-def _plain(activation: str | None, default: str = REQUIRED, **said: Any) -> Family:
+def _plain(activation: str | None, default: str = REQUIRED, **fields: Any) -> Family:
     """GPT's block: no gate, biases, LayerNorm before it."""
     defaults: dict[str, Any] = {"bias": True, "norm": "layernorm", "eps": LAYER_NORM_EPS}
-    return Family(gated=False, activation=activation, default_activation=default, **defaults | said)
+    return Family(gated=False, activation=activation, default_activation=default, **defaults | fields)
 
 
 _PARALLEL: dict[str, Any] = {"parallel": True, "shared_norm": True}
@@ -317,7 +317,7 @@ _GEMMAS = {
     ),
 }  # fmt: skip
 
-# Remote code, no class of transformers: from their published configs, held to their published totals.
+# Remote code, no class of transformers: from their published configs, checked against their published totals.
 _REMOTE = {
     "baichuan": _silu(),
     "internlm2": _silu(),  # its `bias` is the attention's

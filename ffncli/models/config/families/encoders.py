@@ -33,7 +33,7 @@ def _mobilebert(config: Fields) -> Extra:
             f"{config.where}: normalization_type = {shown(kind)} is not covered",
             "its norms would differ within one layer; published MobileBERTs have no_norm",
         )
-    # "no_norm" is x ⊙ weight + bias after the residual, no norm at all: what is said here is the FFN between the two.
+    # "no_norm" is x ⊙ weight + bias after the residual, no norm at all: the row describes the FFN between the two.
     wide = {} if config.flag("use_bottleneck", True) else {"d_model": config.integer("hidden_size")}
     return {"norm": "none", "residual": False} | wide
 

@@ -1,4 +1,4 @@
-"""Hybrids: stacks in which only some layers have an FFN, or layers differ in width (Mamba beside attention, ...)."""
+"""Hybrids: stacks in which only some layers have an FFN, or layers differ in width (Mamba next to attention, ...)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ffncli.errors import FFNError
 from ffncli.models.config.family import Extra, Family, MoEFields, Stack
 from ffncli.models.files.fields import Fields
 
-_MIXERS_ALONE = "its layers are sequence mixers alone: it has no FFN"
+_MIXERS_ALONE = "its layers are only sequence mixers: it has no FFN"
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), _MIXERS_ALONE),
     "rwkv": "its channel mix also reads the token before (a time shift), which no step of a block says",
-    "zamba2": "each use of its shared FFN adds an adapter of its own to the shared weights",
+    "zamba2": "each use of its shared FFN adds another adapter to the shared weights",
 }
 
 _PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
@@ -43,7 +43,7 @@ def _granite(config: Fields) -> Extra:
 
 
 def _granite_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    """No layer has experts where there are none: the shared MLP is then all there is (Granite 4.0 H-Micro)."""
+    """No layer has experts if the model has none: then there is only the shared MLP (Granite 4.0 H-Micro)."""
     some = config.integer("num_local_experts|num_experts", 8, low=0) > 0
     return lambda i: some
 
@@ -162,9 +162,9 @@ def _zamba_stored(config: Fields) -> int:
     return 1
 
 
-def _silu(eps: float = 1e-6, **said: Any) -> Family:
+def _silu(eps: float = 1e-6, **fields: Any) -> Family:
     """Llama's block: SiLU-gated, RMSNorm before it."""
-    return Family(default_activation="silu", eps=("rms_norm_eps", eps), **said)
+    return Family(default_activation="silu", eps=("rms_norm_eps", eps), **fields)
 
 
 _MLP_BIAS = ("mlp_bias", False)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: which layers have them, how tokens are routed, what runs beside them."""
+"""Mixtures of experts: which layers have them, how tokens are routed, what runs next to them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REFUSED: Mapping[str, str] = {
 }
 # What no block of ours says, though its tensors are the usual ones: they are counted, where they are there.
 COUNTED: Mapping[str, str] = {
-    "axk2": "the norm before its FFN is multiplied by a learned gate of its own",
+    "axk2": "the norm before its FFN is multiplied by a learned gate",
     "deepseek_v4": "its first layers look experts up by token, and its scores are sqrtsoftplus",
     "inkling2_text": "its experts soft-cap gate and up",
     "phimoe": "its router (SparseMixer) masks logits by a threshold, once per choice",
@@ -73,8 +73,8 @@ def _deepseek_v2(config: Fields) -> Extra:
 
 def _dots3(config: Fields) -> Extra:
     width: int = config.integer("moe_shared_expert_intermediate_size|shared_experts_intermediate_size", 1536)
-    known = corrected()(config)
-    return {**known, "shared_d_ff": width * known["shared_experts"]} if known["shared_experts"] else known
+    routing = corrected()(config)
+    return {**routing, "shared_d_ff": width * routing["shared_experts"]} if routing["shared_experts"] else routing
 
 
 def _cohere2(config: Fields) -> Extra:
@@ -129,14 +129,19 @@ def _kolibri(config: Fields) -> Extra:
 def _laguna(config: Fields) -> Extra:
     only(config, "moe_apply_router_weight_on_input", False, "transformers does not run it either")
     if config.number("moe_router_logit_softcapping", 0.0) > 0:
-        only(config, "moe_router_logit_softcapping", 0.0, "a soft cap on router logits is no op of the block language")
+        only(
+            config,
+            "moe_router_logit_softcapping",
+            0.0,
+            "a soft cap on router logits is not a block op",
+        )
     return ungrouped("moe_routed_scaling_factor", shared=shared_width)(config)
 
 
 def _mistral4(config: Fields) -> Extra:
     """DeepSeek-V3's choice among groups, by the probabilities themselves."""
-    known = corrected()(config)
-    return {**known, "score": "softmax", "correction": False}
+    routing = corrected()(config)
+    return {**routing, "score": "softmax", "correction": False}
 
 
 def _longcat(config: Fields) -> Extra:

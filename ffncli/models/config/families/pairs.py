@@ -64,13 +64,13 @@ def _nllb_widths(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 def _fixed(config: Fields, name: str, wanted: str, why: str) -> None:
-    """FFNError where a field says anything but what a block of independent tokens can do."""
-    if (said := config.text(name, wanted)) != wanted:
-        raise FFNError(f"{config.where}: {name} = {shown(said)} is not covered", f"{why}; only {wanted} is")
+    """FFNError where a field has another value than the one for which tokens are independent."""
+    if (text := config.text(name, wanted)) != wanted:
+        raise FFNError(f"{config.where}: {name} = {shown(text)} is not covered", f"{why}; only {wanted} is")
 
 
 def _switch_routing(config: Fields) -> Extra:
-    """One expert by its probability. A capacity that turns tokens away depends on all tokens and is no part of it."""
+    """One expert by its probability. A capacity that drops tokens depends on all tokens and is not part of it."""
     _fixed(config, "router_dtype", "float32", "the router's numbers would be rounded")
     return {"top_k": 1, "renormalise": False, "router_bias": config.flag("router_bias", False)}
 
@@ -79,10 +79,10 @@ def _nllb_routing(config: Fields) -> Extra:
     """Two experts, renormalised; in evaluation their outputs shrink by the share that training drops.
 
     transformers 5.23 itself encodes the choice twice and so sends every first choice to expert 1, every second one to
-    expert 0; what is said here is what the router's weights say.
+    expert 0; here the router's weights decide.
     """
     _fixed(config, "router_dtype", "float32", "the router's numbers would be rounded")
-    _fixed(config, "second_expert_policy", "all", "the second expert would be drawn by lot")
+    _fixed(config, "second_expert_policy", "all", "the second expert would be chosen at random")
     kept = 1 - config.number("moe_token_dropout", 0.2)
     return {"top_k": 2, "scale": kept, "router_bias": config.flag("router_bias", False)}
 

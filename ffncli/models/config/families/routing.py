@@ -1,4 +1,4 @@
-"""What rows of mixtures of experts are made of: rules for which layers have experts, and ways to route tokens.
+"""Building blocks for rows of mixtures of experts: rules for which layers have experts, and ways to route tokens.
 
 A routing makes the keyword arguments of `MoE` from a config. Facts: transformers 5.23, `modeling_*.py`.
 """
@@ -17,7 +17,7 @@ SHARED = "n_shared_experts|num_shared_experts|moe_num_shared_experts"
 
 
 def only(config: Fields, name: str, allowed: object, why: str) -> None:
-    """Raises FFNError where a field says anything but the one value that is covered."""
+    """Raises FFNError where a field has any value but the one that is covered."""
     value = config.get(name, allowed)
     if value != allowed or type(value) is not type(allowed):
         raise FFNError(f"{config.where}: {config.name(name)} = {shown(value)} is not covered", why)
@@ -27,10 +27,10 @@ def only(config: Fields, name: str, allowed: object, why: str) -> None:
 
 
 def sparse_step(config: Fields, stack: Stack, dense_layers: tuple[int, ...] = ()) -> Callable[[int], bool]:
-    """Qwen's rule: every `decoder_sparse_step`-th layer has experts, but for those listed as dense."""
+    """Qwen's rule: every `decoder_sparse_step`-th layer has experts, except those listed as dense."""
     step: int = config.integer("decoder_sparse_step", 1)
-    said = config.get("mlp_only_layers", None) is not None
-    dense = frozenset(config.integers("mlp_only_layers") if said else dense_layers)
+    listed = config.get("mlp_only_layers", None) is not None
+    dense = frozenset(config.integers("mlp_only_layers") if listed else dense_layers)
     return lambda i: i not in dense and (i + 1) % step == 0
 
 
@@ -78,7 +78,7 @@ def per_layer(config: Fields, stack: Stack, name: str, choices: tuple[object, ..
 
 
 def where_dense(rule: LayerRule, sparse: Extra, dense: Extra) -> Callable[[Fields, Stack], Callable[[int], Extra]]:
-    """What only the layers with experts, or only the dense ones, have."""
+    """Fields that only the layers with experts, or only the dense ones, have."""
 
     def layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
         has_experts = rule(config, stack)
@@ -91,7 +91,7 @@ def where_dense(rule: LayerRule, sparse: Extra, dense: Extra) -> Callable[[Field
 
 
 def shared_width(config: Fields, name: str = "shared_expert_intermediate_size", default: Any = None) -> Extra:
-    """The shared experts as one MLP of a width of its own; none where that is 0."""
+    """The shared experts as one MLP with a separate width; none where that is 0."""
     width: int = config.integer(name, low=0) if default is None else config.integer(name, default, low=0)
     return {"shared_experts": 1, "shared_d_ff": width} if width else {}
 
@@ -99,7 +99,7 @@ def shared_width(config: Fields, name: str = "shared_expert_intermediate_size", 
 def softmax(renormalise: bool | None, shared: bool = False, gate: bool = False) -> Routing:
     """Qwen's routing: a softmax over all experts, the kept ones renormalised as `norm_topk_prob` says.
 
-    `renormalise` is that flag's default, or None for code that always does. `gate`: a sigmoid on the shared expert.
+    `renormalise` is the flag's default, or None for code that always does. `gate`: a sigmoid on the shared expert.
     """
 
     def routing(config: Fields) -> Extra:
