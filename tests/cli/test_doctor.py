@@ -65,7 +65,7 @@ def test_the_page_says_what_can_be_told_apart(call, measured):
     code, out, _ = call("doctor", "--seconds", "4", "--threads", "1")
     assert code == 0
     assert (measured["seconds"], measured["threads"]) == (4, 1)
-    assert re.search(r"^noise +differences of 0\.43 % and more can be told +ok$", out, re.M)
+    assert re.search(r"^noise +can resolve differences of 0\.43 % or more +ok$", out, re.M)
     assert "ratio 1.0002, 95 % interval 0.9959 to 1.0045" in out
     assert "only 3.1 % could be told: 52 times the time" in out
     table = out.split("\nWhat to do\n")[0]
