@@ -1,4 +1,5 @@
-"""doctor: the tools this machine has, row by row, and how to get what is missing. torch is imported inside."""
+"""doctor: what this machine has to measure with, row by row, and what to do about what is missing; torch is imported
+inside."""
 
 from __future__ import annotations
 
@@ -49,9 +50,9 @@ _FOR = {
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One check. `advice` says what to do, empty where there is nothing to do.
+    """One thing that was checked. `advice` says what to do, empty where there is nothing to do.
 
-    `missing`: it could be installed; `bad`: it is here and does not work; `note`: worth knowing.
+    `missing` can be installed, `bad` is installed and does not work, `note` is worth knowing.
     """
 
     name: str
@@ -173,7 +174,7 @@ def _cores(cores: host.Cores) -> DoctorCheck:
     allowed = f"{cores.affinity} {plural('CPU', cores.affinity)} allowed"
     value = f"{cores.threads}, of {allowed}, {cores.physical} {plural('core', cores.physical)}, {quota}"
     if cores.quota is not None and cores.quota < cores.affinity:
-        return DoctorCheck("threads", value, "note", "a quota stops all threads at once when it is spent: expect noise")
+        return DoctorCheck("threads", value, "note", "all threads stop when the quota is used up: expect noise")
     return DoctorCheck("threads", value)
 
 
@@ -254,7 +255,7 @@ def _gpu() -> Iterator[DoctorCheck]:
             yield DoctorCheck("gpu", "none")
         elif not built:
             yield DoctorCheck(
-                "gpu", "there is one, but torch was built without CUDA", "missing", "https://pytorch.org/get-started"
+                "gpu", "present, but torch was built without CUDA", "missing", "https://pytorch.org/get-started"
             )
         else:
             yield DoctorCheck(
@@ -312,7 +313,7 @@ def _quiet(root: Path, load: Callable[[], float | None] = host.load) -> Iterator
         yield DoctorCheck("load", f"{now:.2f} in the last minute", "note" if busy else "ok", advice)
     if (stolen := host.steal(root)) is not None:
         much = stolen > _STOLEN
-        advice = "other virtual machines on this host take CPU time; try --threads 1, or another host" if much else ""
+        advice = "the hypervisor takes CPU time: expect noise; try fewer threads, or another host" if much else ""
         yield DoctorCheck("steal", f"{100 * stolen:.2g} % since boot", "note" if much else "ok", advice)
     if governor := host.governor(root):
         steady = governor == "performance"

@@ -157,7 +157,7 @@ def _records(
         try:
             (cells,) = csv.reader([text], strict=True) if text else ([],)
         except (csv.Error, ValueError) as error:
-            raise FFNError(f"{where}: {error}", "this is not a CSV") from None
+            raise FFNError(f"{where}: {error}", "it is not a CSV file") from None
         if not columns or cells[:1] == [needed[0]]:
             columns = _header(where, cells, needed)
         elif len(cells) != len(columns):
@@ -196,9 +196,9 @@ def _split(raw: bytes, name: str) -> Iterator[tuple[str, str]]:
     for number, one in enumerate([*lines, rest] if rest else lines, 1):
         where = f"{name}, line {number}"
         if b"\0" in one:
-            raise FFNError(f"{where} has a NUL byte", "the file is damaged")
+            raise FFNError(f"{where} holds a NUL byte", "the file is damaged")
         if len(one) > _LONGEST_LINE:
-            raise FFNError(f"{where} is too long", "this is not a CSV of `ffn bench`")
+            raise FFNError(f"{where} is too long", "it is not a CSV file of `ffn bench`")
         if number > len(lines):
             raise FFNError(f"{where} is cut off (it has no line end)", "the file is damaged, or its run unfinished")
         try:

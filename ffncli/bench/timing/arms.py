@@ -31,9 +31,9 @@ from ffncli.run.user.kernels import kernel_of, unguarded
 
 
 def kernels_by_label(choices: Sequence[KernelChoice], steps: Steps, spec: FFNSpec) -> dict[str, Kernel | FFNError]:
-    """The kernels by label, in order; an FFNError in place of one that cannot be loaded.
+    """The kernels by label, in order; in place of one that cannot be had, why.
 
-    Each is loaded separately, so that a broken file costs only its own rows.
+    Each by itself, so that a file that does not run costs its own rows alone.
     """
 
     def one(choice: KernelChoice) -> Kernel | FFNError:

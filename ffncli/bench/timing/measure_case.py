@@ -55,7 +55,7 @@ def measure_case(
 ) -> TimedUnit:
     """One case with every kernel of the job, in this process. `start`: seconds that the process took to start.
 
-    `tell` is called with each kernel's name before its code first runs, and with "" before all are timed in turn.
+    `tell` hears the name of each kernel before its code first runs, and an empty one before all are timed in turn.
 
     Whatever a kernel does is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
     while it is timed is removed and the others are timed again. Only our own errors are raised.
@@ -94,7 +94,7 @@ class _Run:
     mode: Caching = field(default_factory=lambda: Caching("warm"))
     measured: Measured | None = None
     tell: Callable[[str], None] = lambda name: None
-    without: set[str] = field(default_factory=set)  # our arms that broke
+    without: set[str] = field(default_factory=set)  # own arms that could not be had
 
     def unit(self) -> TimedUnit:
         steps = kernel_steps(steps_of(self.case.spec))
@@ -180,10 +180,10 @@ class _Run:
             self.baseline = next((name for name in kernels if name in self.placed), self.baseline)
         self.tell("")
         self.notes.append(problem.first.remark)
-        self._note_baseline()
+        self._say_baseline()
 
-    def _note_baseline(self) -> None:
-        """Note that there are no ratios, where the baseline is missing."""
+    def _say_baseline(self) -> None:
+        """Without a baseline there is no ratio."""
         if self.baseline and self.baseline not in self.placed and self.placed:
             outcome = self.outcomes.get(self.baseline)
             reason = f"{outcome.status}: {outcome.note}" if outcome else "not among the kernels"
@@ -290,7 +290,7 @@ class _Run:
             return
         self._broken(broken.name, broken)
         if broken.name == self.baseline:
-            self._note_baseline()
+            self._say_baseline()
 
     def _record_errors(self, name: str, error: Error, wrong: WrongResult | None) -> None:
         before = self.outcomes[name]

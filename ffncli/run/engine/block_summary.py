@@ -11,7 +11,7 @@ from ffncli.run.engine.prepare import Prepared
 
 @dataclass(frozen=True)
 class BlockSummary:
-    """The key `block` of docs/json.md. For a final layer alone `d_ff`, `activation` and `gated` are None."""
+    """The key `block` of docs/json.md. Of a final layer alone `d_ff`, `activation` and `gated` are None."""
 
     name: str
     source: str
@@ -30,15 +30,15 @@ class BlockSummary:
     evidence: tuple[str, ...]
 
 
-def block_summary(resolved: Resolved, ready: Prepared, device: str) -> BlockSummary:
+def block_summary(model: Resolved, ready: Prepared, device: str) -> BlockSummary:
     """The summary of a layer that is ready to run on a device."""
     spec = ready.layer.spec
     alone = ready.steps[0].output == "logits"  # a final layer without any block
     return BlockSummary(
-        name=resolved.name if resolved.bare else f"{resolved.name}, {ready.layer.stack} layer {ready.layer.index}",
-        source=resolved.source,
-        layer=None if resolved.bare else ready.layer.index,
-        stack=None if resolved.bare else ready.layer.stack,
+        name=model.name if model.bare else f"{model.name}, {ready.layer.stack} layer {ready.layer.index}",
+        source=model.source,
+        layer=None if model.bare else ready.layer.index,
+        stack=None if model.bare else ready.layer.stack,
         d_model=spec.d_model,
         d_ff=None if alone else spec.d_ff,
         activation=None if alone else spec.activation,
@@ -49,7 +49,7 @@ def block_summary(resolved: Resolved, ready: Prepared, device: str) -> BlockSumm
         mode="train" if ready.mode.train else "eval",
         mask=_mask(ready),
         device=device,
-        evidence=tuple(resolved.evidence),
+        evidence=tuple(model.evidence),
     )
 
 

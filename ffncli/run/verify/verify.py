@@ -37,16 +37,16 @@ CHECKS: Mapping[str, VerifyCheck] = {
     "finite": VerifyCheck("weights and input are numbers", values.finite),
     "module": VerifyCheck("step by step = nn.Module, in eval and in train mode", modules.module),
     "convolution": VerifyCheck("Linear = Conv1d with kernel 1", positions.convolution),
-    "tokens": VerifyCheck("every token is computed by itself, whatever its neighbours", positions.tokens),
+    "tokens": VerifyCheck("every token is computed by itself, whatever stands beside it", positions.tokens),
     "collapse": VerifyCheck("with identity as activation the block is one matrix (float64)", linearity.collapse),
     "nonlinearity": VerifyCheck(
         "max |f(a + b) - f(a) - f(b) + f(0)| by activation, in float64: 0 where linear", linearity.nonlinearity
     ),
     "zero": VerifyCheck("a zero input gives zero without biases, and not with them", zero.zero),
-    "shards": VerifyCheck("the sum over the shards of n ranks is the whole", shards.shards),
-    "fused": VerifyCheck("gate and up packed in one matrix = separate", kernels.fused),
+    "shards": VerifyCheck("the shards of n ranks, summed, are the whole", shards.shards),
+    "fused": VerifyCheck("gate and up packed in one matrix = apart", kernels.fused),
     "kernels": VerifyCheck("every kernel = the reference in float64", kernels.kernels),
-    "layout": VerifyCheck("how the file's tensors were read, and what a misreading would do", layouts.layout),
+    "layout": VerifyCheck("how the file's tensors were read, and what misreading them would do", layouts.layout),
 }
 
 

@@ -81,7 +81,7 @@ def test_a_warning_is_text_in_files_alone(tmp_path, warning, text):
     [
         (lambda raw: raw[:-1], "line 2 is cut off"),
         (lambda raw: raw.replace(b",same,", b","), "line 2 has .* cells, the header"),
-        (lambda raw: raw.replace(b",same,", b",sa\0me,"), "line 2 has a NUL byte"),
+        (lambda raw: raw.replace(b",same,", b",sa\0me,"), "line 2 holds a NUL byte"),
         (lambda raw: raw.replace(b",same,", b",\xff,"), "line 2 is not UTF-8"),
         (lambda raw: raw.replace(b",same,", b",better,"), "line 2: verdict is 'better'"),
         (lambda raw: raw.replace(b"host,", b"torch,"), "line 1: the column 'torch' is duplicated"),
