@@ -272,9 +272,9 @@ def test_a_journal_without_a_request_or_with_a_damaged_line_is_refused(tmp_path)
     _, states = snapshots(path, asked)
     journal = states[-1]["a.partial.jsonl"]
     for raw, words in (
-        (journal[:40], "holds no request"),
-        (b"{}\n", "line 1: no request"),
-        (b"[" * 100_000 + b"\n", "line 1: no request"),
+        (journal[:40], "has no request"),
+        (b"{}\n", "line 1: not a request"),
+        (b"[" * 100_000 + b"\n", "line 1: not a request"),
         (journal.replace(b'"outcomes"', b'"outcom', 1), "line 2 is damaged"),
     ):
         restored(path, states[-1] | {"a.partial.jsonl": raw})
@@ -313,7 +313,7 @@ def test_one_writer_for_each_file_and_no_lock_is_left(tmp_path):
     with begun(path, request()) as journal:
         code = f"from tests.bench.test_suite import *\nwith begun(Path({str(path)!r}), request()): pass"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-        assert "another ffn bench writes" in done.stderr
+        assert "another ffn bench is writing" in done.stderr
         in_process(journal)
         journal.finish()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.csv", "a.rounds.csv"]
@@ -327,7 +327,7 @@ def test_files_that_exist_are_kept_unless_forced(tmp_path):
     assert path.read_text() == "mine"
     with begun(path, asked, force=True) as journal:
         in_process(journal, 1)
-    with pytest.raises(FFNError, match="is unfinished; go on with `ffn bench --resume"), begun(path, asked):
+    with pytest.raises(FFNError, match="is unfinished; continue with `ffn bench --resume"), begun(path, asked):
         pass
     for bad in ("a.txt", "a", "a.rounds.csv"):
         with pytest.raises(FFNError, match=r"must end in \.csv"), begun(tmp_path / bad, asked):

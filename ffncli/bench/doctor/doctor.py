@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CheckStatus = Literal["ok", "note", "missing", "bad"]
 _GIB = 1 << 30
-_BUSY = 0.25  # of a core, from which on other work is felt
+_BUSY = 0.25  # of a core, from which other work matters
 _STOLEN = 0.01
 _MARGIN = Method().margin
 
@@ -77,36 +77,36 @@ def _software() -> Iterator[DoctorCheck]:
     yield DoctorCheck("ffn", __version__)
     yield DoctorCheck("python", ".".join(map(str, sys.version_info[:3])))
     for name, least in REQUIRED.items():
-        found = _package(name, least)
-        if name in ("torch", "numpy") or found.status != "ok":  # of the others, only what is wrong
-            yield found
+        check = _package(name, least)
+        if name in ("torch", "numpy") or check.status != "ok":  # of the others, only problems
+            yield check
 
 
-def lacking(found: Iterable[DoctorCheck]) -> list[DoctorCheck]:
+def lacking(rows: Iterable[DoctorCheck]) -> list[DoctorCheck]:
     """The rows without which nothing runs."""
-    return [check for check in found if check.name in REQUIRED and check.status in ("missing", "bad")]
+    return [check for check in rows if check.name in REQUIRED and check.status in ("missing", "bad")]
 
 
 def _package(name: str, least: str) -> DoctorCheck:
     """A distribution that must be there, at this version or a later one; torch and numpy are also imported."""
-    found = installed(name)
-    if found is None:
+    current = installed(name)
+    if current is None:
         return DoctorCheck(name, "missing", "missing", install_command(name))
     if name in ("torch", "numpy") and (error := _import_error(name)):
-        return DoctorCheck(name, f"{found}, does not load: {error}", "bad", reinstall_command(name))
-    if older(found, least):
-        return DoctorCheck(name, found, "bad", f"older than {least}: {install_command(name)}")
-    return DoctorCheck(name, found)
+        return DoctorCheck(name, f"{current}, does not load: {error}", "bad", reinstall_command(name))
+    if older(current, least):
+        return DoctorCheck(name, current, "bad", f"older than {least}: {install_command(name)}")
+    return DoctorCheck(name, current)
 
 
-def older(found: str, least: str) -> bool:
+def older(current: str, least: str) -> bool:
     """Whether a version is before another, by their leading numbers."""
 
     def numbers(text: str) -> tuple[int, ...]:
         parts = text.partition("+")[0].split(".")
         return tuple(int(part) for part in parts[:3] if part.isdigit())
 
-    return numbers(found) < numbers(least)
+    return numbers(current) < numbers(least)
 
 
 def _import_error(name: str) -> str:
@@ -114,23 +114,23 @@ def _import_error(name: str) -> str:
 
     try:
         import_module(name)
-    except Exception as error:  # whatever a broken installation raises
+    except Exception as error:  # a broken installation can raise anything
         return f"{type(error).__name__}: {str(error)[:80]}"
     return ""
 
 
 def _extra(name: str) -> DoctorCheck:
-    """One of the extras: the versions that are here, or how to install what is not."""
+    """One of the extras: the installed versions, or how to install what is missing."""
     wanted = EXTRAS[name]
-    found = {package: installed(package) for package in wanted}
-    missing = [package for package, have in found.items() if have is None]
-    old = [package for package, have in found.items() if have is not None and older(have, wanted[package])]
+    versions = {package: installed(package) for package in wanted}
+    missing = [package for package, have in versions.items() if have is None]
+    old = [package for package, have in versions.items() if have is not None and older(have, wanted[package])]
     install = f"pip install 'ffncli[{name}]'  ({_FOR[name]})"
     if name == "gpu" and missing and not _has_gpu():
         return DoctorCheck(f"extra {name}", "no GPU to use it", "ok")
     if missing:
         return DoctorCheck(f"extra {name}", f"{', '.join(missing)} missing", "missing", install)
-    shown = ", ".join(f"{package} {have}" for package, have in found.items())
+    shown = ", ".join(f"{package} {have}" for package, have in versions.items())
     return DoctorCheck(
         f"extra {name}", shown, "note" if old else "ok", f"{', '.join(old)} old: {install}" if old else ""
     )
@@ -150,19 +150,19 @@ def _processor(root: Path) -> Iterator[DoctorCheck]:
         "instructions", " ".join(instructions) or "unknown", "ok" if fast else "note", "" if fast else slow
     )
     yield _cores(host.cores(root))
-    found = host.caches(root)
-    yield DoctorCheck("caches", cache_text(found) or "unknown", "ok" if found else "note", host.cpu_llc(root)[1])
+    caches = host.caches(root)
+    yield DoctorCheck("caches", cache_text(caches) or "unknown", "ok" if caches else "note", host.cpu_llc(root)[1])
     nodes = host.numa_nodes(root)
     if nodes is not None and nodes > 1:
         advice = "keep to one: numactl --cpunodebind=0 --membind=0 ffn bench ..."
         yield DoctorCheck("memory nodes", f"{nodes} (NUMA)", "note", advice)
 
 
-def _cores(found: host.Cores) -> DoctorCheck:
-    quota = "no quota" if found.quota is None else f"a quota of {found.quota:.3g}"
-    allowed = f"{found.affinity} {plural('CPU', found.affinity)} allowed"
-    value = f"{found.threads}, of {allowed}, {found.physical} {plural('core', found.physical)}, {quota}"
-    if found.quota is not None and found.quota < found.affinity:
+def _cores(cores: host.Cores) -> DoctorCheck:
+    quota = "no quota" if cores.quota is None else f"a quota of {cores.quota:.3g}"
+    allowed = f"{cores.affinity} {plural('CPU', cores.affinity)} allowed"
+    value = f"{cores.threads}, of {allowed}, {cores.physical} {plural('core', cores.physical)}, {quota}"
+    if cores.quota is not None and cores.quota < cores.affinity:
         return DoctorCheck("threads", value, "note", "all threads stop when the quota is used up: expect noise")
     return DoctorCheck("threads", value)
 
@@ -207,7 +207,7 @@ def _libraries() -> Iterator[DoctorCheck]:
         from ffncli.bench.machine import machine
 
         runtimes, blas = machine.openmp_runtimes(), machine.blas()
-    except Exception:  # torch, numpy or threadpoolctl does not load: said above
+    except Exception:  # torch, numpy or threadpoolctl does not load: reported above
         return
     several = "several OpenMP runtimes in one process fight for cores" if len(runtimes) > 1 else ""
     yield DoctorCheck("openmp", ", ".join(runtimes) or "none", "note" if several else "ok", several)
@@ -218,19 +218,19 @@ def _libraries() -> Iterator[DoctorCheck]:
 def _compiler() -> DoctorCheck:
     from ffncli.kernels.kernel import cxx
 
-    found = cxx()
-    if found is None:
+    compiler = cxx()
+    if compiler is None:
         advice = "install g++ (or name one in CXX); kernel `compiled` is skipped on CPU without it"
         return DoctorCheck("c++ compiler", "none", "missing", advice)
-    said = _program_output(found, "--version").partition("\n")[0]
-    if not said:
-        return DoctorCheck("c++ compiler", f"{found} does not run", "bad", "try another one in CXX")
+    banner = _program_output(compiler, "--version").partition("\n")[0]
+    if not banner:
+        return DoctorCheck("c++ compiler", f"{compiler} does not run", "bad", "try another one in CXX")
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
         return DoctorCheck(
-            "c++ compiler", f"{said}, no Python.h", "note", "torch.compile may need it: install python3-dev"
+            "c++ compiler", f"{banner}, no Python.h", "note", "torch.compile may need it: install python3-dev"
         )
-    return DoctorCheck("c++ compiler", said)
+    return DoctorCheck("c++ compiler", banner)
 
 
 def _gpu() -> Iterator[DoctorCheck]:
@@ -259,29 +259,29 @@ def _gpu() -> Iterator[DoctorCheck]:
         properties = torch.cuda.get_device_properties(index)
         value = f"{properties.name}, {_size(properties.total_memory)}, L2 {_size(machine.llc_bytes(device))}"
         yield DoctorCheck(f"gpu {index}", value)
-        known = hardware.find(properties.name)
-        sheet = "not in our table: fractions of the measured roof only"
-        if known:
-            sheet = f"{known.tflops.get('bf16') or known.tflops['fp16']:g} TFLOP/s dense, {known.gbytes_per_s:g} GB/s"
-        yield DoctorCheck(f"data sheet {index}", sheet, "ok" if known else "note")
+        row = hardware.find(properties.name)
+        sheet = "not in our table: only fractions of the measured roof"
+        if row:
+            sheet = f"{row.tflops.get('bf16') or row.tflops['fp16']:g} TFLOP/s dense, {row.gbytes_per_s:g} GB/s"
+        yield DoctorCheck(f"data sheet {index}", sheet, "ok" if row else "note")
     yield DoctorCheck("driver", machine.driver("cuda:0") or "unknown")
 
 
 def _torch() -> Any:
     try:
         import torch
-    except Exception:  # said above
+    except Exception:  # reported above
         return None
     return torch
 
 
 def _has_gpu() -> bool:
-    """Whether a GPU that computes is in the machine, whatever torch makes of it."""
+    """Whether the machine has a GPU for computing, usable by torch or not."""
     return any(Path(path).exists() for path in ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/kfd"))
 
 
 def _program_output(*command: str) -> str:
-    """What a program prints; empty where it fails."""
+    """The output of a program; empty where it fails."""
     if shutil.which(command[0]) is None:
         return ""
     try:
@@ -306,7 +306,11 @@ def _quiet(root: Path, load: Callable[[], float | None] = host.load) -> Iterator
         yield DoctorCheck("steal", f"{100 * stolen:.2g} % since boot", "note" if much else "ok", advice)
     if governor := host.governor(root):
         steady = governor == "performance"
-        advice = "" if steady else "clocks move with the load; steadier: sudo cpupower frequency-set -g performance"
+        advice = (
+            ""
+            if steady
+            else "the clock changes with the load; for a steady one: sudo cpupower frequency-set -g performance"
+        )
         yield DoctorCheck("governor", governor, "ok" if steady else "note", advice)
 
 
@@ -323,7 +327,7 @@ def _results(here: Path) -> DoctorCheck:
 def noise_check(noise: Noise | None) -> DoctorCheck:
     """The noise test as a row."""
     if noise is None:
-        advice = "its processes failed; python -m ffncli.bench.doctor.noise 0 1 0 says why"
+        advice = "its processes failed; to see why: python -m ffncli.bench.doctor.noise 0 1 0"
         return DoctorCheck("noise", "not measured", "bad", advice)
     value = f"can resolve differences of {percent(noise.resolvable_difference, 2)} or more"
     if noise.resolvable_difference <= _MARGIN:
@@ -332,5 +336,5 @@ def noise_check(noise: Noise | None) -> DoctorCheck:
     if noise.is_troubled:
         advice += "; stop other work" + (", or try --threads 1" if noise.threads > 1 else "")
     else:
-        advice += "; give it more processes or a larger --max-time"
+        advice += "; use more processes or a larger --max-time"
     return DoctorCheck("noise", value, "note", advice)

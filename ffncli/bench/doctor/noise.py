@@ -1,11 +1,11 @@
-"""noise: what difference this machine can resolve. One small product against itself, measured as `ffn bench` measures.
+"""noise: the difference this machine can resolve. One small product against itself, measured as in `ffn bench`.
 
 Fresh processes, one after another; in each, placements of interleaved rounds of two arms that are the same code. The
-interval of their ratio holds 1, and is as wide as the machine makes it. The parent needs no torch.
+interval of their ratio contains 1, and its width is the machine's noise. The parent needs no torch.
 
-The whole bench is not asked: its arms for verification, roof, anchor and products take 4.6 to 5.2 s of CPU a process
-where 3.0 do here, and make a run 46 to 73 s long where it is 22 to 32 (measured). Nor would it say the same, for it has
-no small product held to itself, and no blocks of one code alone, from which `sequential_difference` is taken.
+The whole bench is not used: its arms for verification, roof, anchor and products take 4.6 to 5.2 s of CPU per process
+where 3.0 are enough here, and a run 46 to 73 s instead of 22 to 32 (measured). Nor would it measure the same: it has no
+small product against itself, and no blocks of one code alone, which `sequential_difference` needs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ffncli.bench.timing.rounds import BLOCK_SECONDS, Arm, Plan, measure
 
 TOKENS, D_MODEL, D_FF = 32, 512, 2048  # 67 MFLOP, 4.5 MB: some tenths of a millisecond, in most caches
 GEMM = "gemm"
-_PROCESSES, _FEWER, _SHORT = 5, 3, 6.0  # so many, or fewer where there are less than so many seconds
-_OVERDUE = 1.2  # times the seconds asked for
+_PROCESSES, _FEWER, _SHORT = 5, 3, 6.0  # so many, or fewer in less than so many seconds
+_OVERDUE = 1.2  # times the requested seconds
 _LEAST = 0.3  # s of measuring in a process, however long it took to start
 _TROUBLED = 0.1  # of the blocks
 _PATIENCE = 120.0  # s, for a process to start and measure
@@ -35,10 +35,10 @@ _PATIENCE = 120.0  # s, for a process to start and measure
 
 @dataclass(frozen=True)
 class Noise:
-    """What was found; differences and shares are of 1 (0.01: 1 %).
+    """The result; differences and shares are of 1 (0.01: 1 %).
 
     `resolvable_difference`: the half-width of the 95 % interval of the A/A ratio over processes, or how far the
-    interval's end is from 1 where it does not hold 1. `sequential_difference`: the same for timing one arm after the
+    interval's end is from 1 where it does not contain 1. `sequential_difference`: the same for timing one arm after the
     other in the same time, from the same blocks; `sequential_times_longer`: for how many times as long that would have
     to run to resolve as much, if its errors averaged out. `troubled`: the share of blocks that were preempted,
     throttled or stolen from.
@@ -69,10 +69,10 @@ def measure_noise(
     run: Callable[[int, int, float], Sequence[TimedBlock]] | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> Noise | None:
-    """About `seconds` of it, start of the processes included; None where fewer than two of them came to an end.
+    """Measure for about `seconds`, start of the processes included; None where fewer than two of them succeeded.
 
-    `tell` hears of each process that ended. `run(process, threads, until)` measures in a process of its own. Where
-    processes are slow to start, those beyond the third are left out.
+    `tell` is called for each process that ended. `run(process, threads, until)` measures in a separate process. Where
+    processes are slow to start, those after the third are left out.
     """
     run = run or _in_a_process
     count, began = processes_for(seconds), now()
@@ -91,7 +91,7 @@ def processes_for(seconds: float) -> int:
 
 
 def judged(blocks: Sequence[TimedBlock], threads: int, seconds: float) -> Noise | None:
-    """What the blocks of all processes say; None where those are of fewer than two processes."""
+    """The noise in the blocks of all processes; None where those are of fewer than two processes."""
     twin = ratios.paired(blocks, TWIN, GEMM)
     if twin is None or twin.one_process or not twin.interval.bounded:
         return None
@@ -118,7 +118,7 @@ def _sequential(blocks: Sequence[TimedBlock]) -> float:
     """Half-width of the log ratio of a timer that times one arm, then the other, in each process.
 
     All blocks of a process are of the same code, in the order of time: the median of the first half over that of the
-    second is what such a timer would have called their ratio. The truth is 1, so the errors scatter around 0.
+    second is what such a timer would have reported as their ratio. The truth is 1, so the errors scatter around 0.
     """
     errors = []
     for process in sorted({block.process for block in blocks}):
@@ -135,7 +135,7 @@ def _sequential(blocks: Sequence[TimedBlock]) -> float:
 
 
 def _in_a_process(process: int, threads: int, until: float) -> Sequence[TimedBlock]:
-    """The blocks that a process of its own measured; none where it failed."""
+    """The blocks of a separate process; none where it failed."""
     command = [sys.executable, "-m", "ffncli.bench.doctor.noise", str(process), str(threads), repr(until)]
     try:
         done = subprocess.run(
@@ -171,7 +171,7 @@ def main(process: int, threads: int, until: float) -> None:
 
 
 def _arms(placement: int) -> Sequence[Arm]:
-    """Both arms, each with buffers of its own that lie anywhere in memory."""
+    """Both arms, each with its own buffers anywhere in memory."""
     return [_arm(name) for name in (GEMM, TWIN)]
 
 
@@ -182,7 +182,7 @@ def _arm(name: str) -> Arm:
 
     spaces = [torch.empty(64 * SystemRandom().randrange(1, 4096), dtype=torch.uint8) for _ in range(3)]
     x, w, out = (torch.randn(shape) for shape in ((TOKENS, D_MODEL), (D_FF, D_MODEL), (TOKENS, D_FF)))
-    del spaces  # what comes next falls elsewhere again
+    del spaces  # later tensors are again allocated elsewhere
     return Arm(name, lambda: torch.mm(x, w.t(), out=out))
 
 

@@ -1,1 +1,1 @@
-"""What the machine is: for the rows, for comparing runs, for the advice."""
+"""The machine's description: for the rows, for comparing runs, for the advice."""

@@ -1,4 +1,4 @@
-"""Counters: what the operating system did to a block of calls, read outside of the timed part."""
+"""Counters: what the operating system did during a block of calls, read outside the timed part."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ except ImportError:  # not on Windows
 
 SLICE = 0.01  # s; a thread that is preempted waits for some milliseconds, the length of a scheduler's slice
 WAITED = 0.01  # of a block, in the queue for a core
-STOLEN = 0.1  # of the busy time between two readings; of some ten ticks one or none is chance
+STOLEN = 0.1  # of the busy time between two readings; one of some ten ticks may be chance
 WAITING = 0.9  # of threads × wall
 CLOCK = 0.75  # of the rated clock
-_RARELY = 0.1  # s between two readings of what is slow to read and counts in ticks of 10 ms
-_SELDOM = 0.5  # s between two readings of what changes slowly
+_RARELY = 0.1  # s between two readings of files that are slow to read and count in ticks of 10 ms
+_SELDOM = 0.5  # s between two readings of values that change slowly
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Counts so far; None where the system does not say.
+    """Counts so far; None where the system does not provide them.
 
-    `waited` are the seconds that this process's threads were ready to run and had no core; `stolen` is the share of all
-    processors' busy time that other machines took since the last but one reading of it; `load` is given where it is
-    above the cores; `clock` is the share of the rated one.
+    `waited` are the seconds that this process's threads were ready to run without a core; `stolen` is the share of all
+    processors' busy time that other virtual machines took between its last two readings; `load` is set where it is
+    above the number of cores; `clock` is the share of the rated one.
     """
 
     preemptions: int = 0
@@ -42,7 +42,7 @@ class Snapshot:
 
 
 class Counters(Protocol):
-    """Reads counts before and after a block and says what they mean."""
+    """Reads counts before and after a block and interprets them."""
 
     def read(self) -> Snapshot:
         """The counts now."""
@@ -55,27 +55,27 @@ def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tu
     """`preempted`, `throttled`, `stolen`, and figures where they matter: `faults=`, `cpu=`, `load=`, `clock=`.
 
     A block is preempted by involuntary context switches that cost it WAITED of its time: most are for kernel threads,
-    which take microseconds. Where nobody knows how long threads waited, by one for every SLICE of its time. `cpu`
-    is the share of threads × wall that was computed in.
+    which take microseconds. Where the waiting time is unknown, by one for every SLICE of its time. `cpu` is the share
+    of threads × wall in which threads were busy.
     """
-    found = []
+    labels = []
     if _preempted(before, after, seconds):
-        found.append("preempted")
+        labels.append("preempted")
     if before.throttled is not None and after.throttled is not None and after.throttled > before.throttled:
-        found.append("throttled")
+        labels.append("throttled")
     if after.stolen is not None and after.stolen > STOLEN:
-        found.append("stolen")
+        labels.append("stolen")
     if after.faults > before.faults:
-        found.append(f"faults={after.faults - before.faults}")
+        labels.append(f"faults={after.faults - before.faults}")
     if threads > 0 and seconds > 0:
         share = (after.cpu_seconds - before.cpu_seconds) / (threads * seconds)
         if share < WAITING:
-            found.append(f"cpu={share:.2f}")
+            labels.append(f"cpu={share:.2f}")
     if after.load is not None:
-        found.append(f"load={after.load:.1f}")
+        labels.append(f"load={after.load:.1f}")
     if after.clock is not None and after.clock < CLOCK:
-        found.append(f"clock={after.clock:.2f}")
-    return tuple(found)
+        labels.append(f"clock={after.clock:.2f}")
+    return tuple(labels)
 
 
 def _preempted(before: Snapshot, after: Snapshot, seconds: float) -> bool:
@@ -88,7 +88,7 @@ def _preempted(before: Snapshot, after: Snapshot, seconds: float) -> bool:
 
 
 class SystemCounters:
-    """This process's counts (getrusage), its cgroup's and the machine's (Linux); elsewhere fewer, never an error."""
+    """The counts of this process (getrusage), its cgroup and the machine (Linux); elsewhere fewer, never an error."""
 
     def __init__(self) -> None:
         self._throttle = _throttle_file()
@@ -96,13 +96,13 @@ class SystemCounters:
         self._stat_read = self._slow_read = -1.0
         self._stat_every = _RARELY
         self._ticks: tuple[int | None, int | None] = (None, None)
-        self._stolen: float | None = None  # it tells of every block until it is read again
+        self._stolen: float | None = None  # used for every block until it is read again
         self._slow: tuple[float | None, float | None] = (None, None)
         self._rated = _rated()
         self._waiting = _Waiting()
 
     def read(self) -> Snapshot:
-        """The counts now: some microseconds; slow ones are read again only after a while."""
+        """The counts now, in some microseconds; slow ones are read again only after a while."""
         now = time.monotonic()
         if self._stat is not None and now - self._stat_read >= self._stat_every:
             ticks = _ticks(self._stat)
@@ -129,35 +129,35 @@ class SystemCounters:
 class _Waiting:
     """How long this process's threads waited for a core (Linux: schedstat), some 1.5 µs each to read.
 
-    The files stay open; a thread that ended keeps what it had waited, so that the sum never falls.
+    The files stay open; a finished thread keeps its waiting time, so that the sum never falls.
     """
 
     def __init__(self) -> None:
         self._files: dict[str, BinaryIO] = {}
-        self._seen: dict[str, float] = {}
+        self._waited: dict[str, float] = {}
 
     def look_for_threads(self) -> None:
-        """Opens the files of threads that are new."""
+        """Open the files of new threads."""
         folder = Path("/proc/self/task")
         try:
-            for thread in set(os.listdir(folder)) - set(self._seen):
+            for thread in set(os.listdir(folder)) - set(self._waited):
                 self._files[thread] = open(folder / thread / "schedstat", "rb", buffering=0)  # noqa: SIM115
-                self._seen[thread] = 0.0
+                self._waited[thread] = 0.0
         except OSError:
             return
 
     def read(self) -> float | None:
-        """Seconds of all threads."""
+        """The seconds that all threads have waited."""
         for thread, file in list(self._files.items()):
             try:
-                self._seen[thread] = int(os.pread(file.fileno(), 100, 0).split()[1]) * 1e-9
+                self._waited[thread] = int(os.pread(file.fileno(), 100, 0).split()[1]) * 1e-9
             except (OSError, ValueError, IndexError):  # the thread has ended
                 self._files.pop(thread).close()
-        return sum(self._seen.values()) if self._seen else None
+        return sum(self._waited.values()) if self._waited else None
 
 
 def _text(path: Path) -> str:
-    """What a system file holds; nothing where it cannot be read."""
+    """The text of a system file; empty where it cannot be read."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):
@@ -165,7 +165,7 @@ def _text(path: Path) -> str:
 
 
 def _throttle_file() -> Path | None:
-    """The cpu.stat of this process's cgroup (version 2 or 1), the nearest that counts; None where there is no quota."""
+    """The cpu.stat of this process's cgroup (version 2 or 1), the nearest that counts; None without a quota."""
     for line in _text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, group = [*line.split(":", 2), "", ""][:3]
         if controllers and "cpu" not in controllers.split(","):
@@ -200,7 +200,7 @@ def _ticks(path: Path) -> tuple[int | None, int | None]:
 
 
 def _share_stolen(before: tuple[int | None, int | None], after: tuple[int | None, int | None]) -> float | None:
-    """Of the busy ticks between two readings; None where either says nothing, or none has passed."""
+    """The stolen share of the busy ticks between two readings; None where either is unknown, or none has passed."""
     if None in before or None in after:
         return None
     (steal, busy), (steal_now, busy_now) = before, after
@@ -209,7 +209,7 @@ def _share_stolen(before: tuple[int | None, int | None], after: tuple[int | None
 
 
 def _load_above_cores() -> float | None:
-    """The load of the last minute where it is above the cores; half a one more is always there."""
+    """The load of the last minute where it is above the number of cores by more than a half."""
     try:
         load = os.getloadavg()[0]
     except (OSError, AttributeError):
@@ -218,20 +218,20 @@ def _load_above_cores() -> float | None:
 
 
 def _clock_files(name: str) -> list[Path]:
-    """That file of the processors that this process may use; 8 at most."""
+    """The files of that name for the processors that this process may use; 8 at most."""
     cores = sorted(os.sched_getaffinity(0))[:8] if hasattr(os, "sched_getaffinity") else []
     return [Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/{name}") for core in cores]
 
 
 def _rated() -> float | None:
-    """The clock that the processor is sold with, in kHz; None where the system does not say."""
-    found = [int(text) for path in _clock_files("base_frequency") if (text := _text(path).strip()).isdigit()]
-    return float(max(found)) if found else None
+    """The processor's nominal clock, in kHz; None where the system does not say."""
+    clocks = [int(text) for path in _clock_files("base_frequency") if (text := _text(path).strip()).isdigit()]
+    return float(max(clocks)) if clocks else None
 
 
 def _clock_share(rated: float | None) -> float | None:
-    """The fastest of our processors' clocks over the rated one: the others may be idle."""
+    """The clock of the fastest of our processors over the rated one: the others may be idle."""
     if not rated:
         return None
-    found = [int(text) for path in _clock_files("scaling_cur_freq") if (text := _text(path).strip()).isdigit()]
-    return max(found) / rated if found else None
+    clocks = [int(text) for path in _clock_files("scaling_cur_freq") if (text := _text(path).strip()).isdigit()]
+    return max(clocks) / rated if clocks else None

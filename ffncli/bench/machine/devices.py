@@ -1,4 +1,4 @@
-"""Which device a benchmark runs on: asked by the parent, which loads torch only where there may be a GPU."""
+"""The device of a benchmark, for the parent, which loads torch only where there may be a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ffncli.errors import ExitCode, FFNError
 
 
 def has_driver() -> bool:
-    """Whether anything says that there may be a GPU: only then is torch worth asking."""
+    """Whether there may be a GPU: only then is torch loaded to find out."""
     return sys.platform == "win32" or any(
         Path(name).exists() for name in ("/dev/nvidia0", "/proc/driver/nvidia/version", "/dev/dxg", "/dev/kfd")
     )
@@ -26,7 +26,7 @@ def default_device() -> str:
 
 
 def require_gpu(devices: Sequence[str], sustained: bool) -> None:
-    """Raises FFNError for a GPU that is not there (exit 3), and where `sustained` has none."""
+    """Raises FFNError for a missing GPU (exit 3), and for `sustained` without one."""
     asks_for_gpu = any(device.startswith("cuda") for device in devices)
     if sustained and not asks_for_gpu:
         raise FFNError("--sustained needs --device cuda", "a CPU's blocks are long enough for its clock")

@@ -1,6 +1,6 @@
 """The machine a benchmark ran on, as columns of its results: versions, device, driver, BLAS, arithmetic.
 
-What needs no torch is in `system/host.py`; it is named here too, so that a worker has one place to ask.
+The parts without torch are in `system/host.py`; they are also exported here, so that a worker has one place to ask.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = [
 ]  # fmt: skip
 
 _SHARE = 0.6  # of the free memory; the rest is for what calls need
-_GPU_CACHE_FALLBACK = 50 << 20  # H100's; where torch does not say
+_GPU_CACHE_FALLBACK = 50 << 20  # H100's; used where torch does not say
 
 
 def environment(device: str) -> dict[str, str]:
-    """The columns of `ResultRow` that say where and with what: every one is here, empty where it does not apply.
+    """The columns of `ResultRow` on machine and software: all of them, empty where they do not apply.
 
-    To be asked in the process that measures, after its settings: `math_mode`, `openmp` and `allocator` are as they
-    are now.
+    Call it in the process that measures, after its settings: `math_mode`, `openmp` and `allocator` are the present
+    ones.
     """
     import numpy
 
@@ -56,7 +56,7 @@ def environment(device: str) -> dict[str, str]:
 
 
 def device_name(device: str) -> str:
-    """The device as its maker calls it: `NVIDIA H100 80GB HBM3`; of `cpu` the CPU."""
+    """The device's name from its maker: `NVIDIA H100 80GB HBM3`; of `cpu` the CPU."""
     if is_cuda(device):
         return torch.cuda.get_device_name(torch.device(device))
     return host.cpu_name()
@@ -68,7 +68,7 @@ def llc_bytes(device: str) -> int:
 
 
 def llc_note(device: str) -> str:
-    """How `llc_bytes` was found, where it is not simply the size of one cache."""
+    """The source of `llc_bytes`, where it is not simply the size of one cache."""
     return _llc(device)[1]
 
 
@@ -78,10 +78,10 @@ def _llc(device: str) -> tuple[int, str]:
     from ffncli.system import hardware
 
     properties = torch.cuda.get_device_properties(torch.device(device))
-    known = hardware.find(properties.name)
-    sheet = known.llc_bytes if known else 0
+    row = hardware.find(properties.name)
+    sheet = row.llc_bytes if row else 0
     size = int(getattr(properties, "L2_cache_size", 0) or 0)
-    if sheet > 2 * size:  # AMD: torch says the L2 of a die, behind it lies the Infinity Cache
+    if sheet > 2 * size:  # AMD: torch knows only the L2 of a die, not the Infinity Cache behind it
         return sheet, "the data sheet's"
     return (size, "") if size else (_GPU_CACHE_FALLBACK, f"unknown, {_GPU_CACHE_FALLBACK >> 20} MiB assumed")
 
@@ -105,10 +105,10 @@ def driver(device: str) -> str:
 
 @cache
 def nvidia_driver() -> str:
-    """NVIDIA's kernel driver: from /proc, else nvidia-smi's word; empty where there is none."""
-    found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text(Path("/proc/driver/nvidia/version")))
-    if found:
-        return found[1]
+    """NVIDIA's kernel driver: from /proc, else from nvidia-smi; empty where there is none."""
+    match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text(Path("/proc/driver/nvidia/version")))
+    if match:
+        return match[1]
     import subprocess
 
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -131,13 +131,13 @@ def unusable(device: str) -> str:
 
 
 def finish(device: str) -> None:
-    """Wait until a GPU has done all that it was asked."""
+    """Wait until a GPU has finished all its work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
 
 
 def room(device: str) -> int | None:
-    """Bytes of the device's memory that copies may take; None where nobody knows how much is free."""
+    """Bytes of the device's memory that copies may use; None where the free memory is unknown."""
     if device.startswith("cuda"):
         return int(_SHARE * torch.cuda.mem_get_info(device)[0])
     free = available_memory()
@@ -145,15 +145,15 @@ def room(device: str) -> int | None:
 
 
 def blas() -> str:
-    """What multiplies matrices: `torch: MKL 2024.2, oneDNN 3.12.0, AVX512; numpy: openblas 0.3.31`."""
-    said = torch.__config__.show()
+    """The libraries that multiply matrices: `torch: MKL 2024.2, oneDNN 3.12.0, AVX512; numpy: openblas 0.3.31`."""
+    config = torch.__config__.show()
     parts = []
-    if found := re.search(r"Math Kernel Library Version (\S+?)(?:-Product)?\s", said):
-        parts.append(f"MKL {found[1]}")
-    elif found := re.search(r"BLAS_INFO=(\w+)", said):
-        parts.append(found[1])
-    if found := re.search(r"MKL-DNN v([\d.]+)", said):
-        parts.append(f"oneDNN {found[1]}")
+    if match := re.search(r"Math Kernel Library Version (\S+?)(?:-Product)?\s", config):
+        parts.append(f"MKL {match[1]}")
+    elif match := re.search(r"BLAS_INFO=(\w+)", config):
+        parts.append(match[1])
+    if match := re.search(r"MKL-DNN v([\d.]+)", config):
+        parts.append(f"oneDNN {match[1]}")
     parts.append(torch.backends.cpu.get_cpu_capability())
     return f"torch: {', '.join(parts)}; numpy: {_numpy_blas()}"
 
@@ -162,8 +162,8 @@ def _numpy_blas() -> str:
     import numpy
 
     try:
-        found = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
-        return f"{found['name']} {found['version']}".strip()
+        library = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
+        return f"{library['name']} {library['version']}".strip()
     except (KeyError, TypeError, AttributeError):
         return "unknown"
 
@@ -175,30 +175,30 @@ _OPENMP = {"bind": "OMP_PROC_BIND", "places": "OMP_PLACES", "wait": "OMP_WAIT_PO
 
 
 def openmp() -> str:
-    """`libgomp;bind=true;places=cores;wait=passive`: the runtime and how it was told to place its threads."""
-    told = (f"{name}={os.environ[variable]}" for name, variable in _OPENMP.items() if os.environ.get(variable))
-    return ";".join((*openmp_runtimes(), *told))
+    """`libgomp;bind=true;places=cores;wait=passive`: the runtime and its settings for threads."""
+    settings = (f"{name}={os.environ[variable]}" for name, variable in _OPENMP.items() if os.environ.get(variable))
+    return ";".join((*openmp_runtimes(), *settings))
 
 
 def openmp_runtimes() -> tuple[str, ...]:
-    """The OpenMP libraries in this process; more than one is trouble, each has threads of its own."""
+    """The OpenMP libraries in this process; more than one is a problem, since each has its own threads."""
     from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
-    found = (info["prefix"] for info in threadpool_info() if info["user_api"] == "openmp")
-    return tuple(dict.fromkeys(found))
+    prefixes = (info["prefix"] for info in threadpool_info() if info["user_api"] == "openmp")
+    return tuple(dict.fromkeys(prefixes))
 
 
 def allocator(device: str = "cpu") -> str:
-    """Who allocates, and how it was told to: `glibc;mmap_threshold=...;trim_threshold=...`, `jemalloc`, `system`."""
+    """The memory allocator and its settings: `glibc;mmap_threshold=...;trim_threshold=...`, `jemalloc`, `system`."""
     maps = text(Path("/proc/self/maps"))
-    own = next((name for name in ("jemalloc", "tcmalloc", "mimalloc") if f"lib{name}" in maps), "")
-    told = [
+    library = next((name for name in ("jemalloc", "tcmalloc", "mimalloc") if f"lib{name}" in maps), "")
+    settings = [
         f"{name.removeprefix('MALLOC_').rstrip('_').lower()}={value}"
         for name, value in sorted(os.environ.items())
         if name.startswith("MALLOC_")
     ]
-    said = ";".join(([own] if own else []) + told) or "system"
+    summary = ";".join(([library] if library else []) + settings) or "system"
     if is_cuda(device):
         gpu = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "default"
-        said += f";cuda={gpu}"
-    return said
+        summary += f";cuda={gpu}"
+    return summary

@@ -1,6 +1,6 @@
-"""The arithmetic that torch may use in place of what was asked for: fixed before anything is measured, and recorded.
+"""The arithmetic that torch may use instead of full float32: fixed before anything is measured, and recorded.
 
-torch stands at the top of no caller: a worker calls `set_math_mode` once, and again for a case on another device.
+Callers do not import torch at their top: a worker calls `set_math_mode` once, and again for a case on another device.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import torch
 
 from ffncli.errors import FFNError, shown
 
-# torch's float32 matmul precision → what a float32 product may be computed in, on a GPU and (oneDNN) on a CPU.
+# torch's float32 matmul precision → the arithmetic of float32 products, on a GPU and (oneDNN) on a CPU.
 MODES = {"highest": ("ieee", "ieee"), "high": ("tf32", "tf32"), "medium": ("tf32", "bf16")}
 
 
 def set_math_mode(mode: str, device: str = "cpu") -> str:
-    """Fixes the arithmetic of this process and returns it as the column `math_mode` states it, read back from torch.
+    """Fix the arithmetic of this process and return it as in the column `math_mode`, read back from torch.
 
-    `mode` is torch's float32 matmul precision and holds for convolutions too: cuDNN's use TF32 unless told not to, and
-    a kernel made of convolutions would otherwise run in other arithmetic than one made of products. Sums of bf16 and
+    `mode` is torch's float32 matmul precision and holds for convolutions too: cuDNN's use TF32 by default, and a
+    kernel made of convolutions would otherwise run in other arithmetic than one made of products. Sums of bf16 and
     fp16 products are left as torch ships them (partial sums may be rounded), fp16 accumulation stays off, subnormals
     are kept. The text names what matters on `device` (`cpu`, `cuda`, `cuda:1`). Raises FFNError for an unknown mode.
     """
@@ -48,7 +48,7 @@ def math_mode(device: str = "cpu") -> str:
             f"bf16_reduction={_sums(matmul.allow_bf16_reduced_precision_reduction)}",
             f"fp16_reduction={_sums(matmul.allow_fp16_reduced_precision_reduction)}",
         ]
-    smallest = torch.tensor(torch.finfo(torch.float32).tiny) / 2  # no torch call tells whether subnormals are flushed
+    smallest = torch.tensor(torch.finfo(torch.float32).tiny) / 2  # no torch call says whether subnormals are flushed
     return " ".join([*words, f"subnormals={'kept' if smallest.item() else 'flushed'}"])
 
 

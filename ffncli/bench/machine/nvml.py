@@ -1,7 +1,7 @@
-"""What NVIDIA's management library says of a GPU: clocks, power, temperature, why it is slowed. Read, never set.
+"""A GPU's state from NVIDIA's management library: clocks, power, temperature, why it is slowed. Read, never set.
 
 Through nvidia-ml-py (module `pynvml`, extra `gpu`). A reading takes from some microseconds to milliseconds and is taken
-between blocks only, at most 5 % of the time. What a card or a driver does not tell is None.
+between blocks only, at most 5 % of the time. Values that a card or a driver does not provide are None.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class GpuProbe:
         self.rated_mhz: int | None = self._of_gpu("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
 
     def read(self) -> Sample:
-        """A reading, or the last one while a new one would take more than its share of the time."""
+        """A reading, or the last one while a new one would exceed its share of the time."""
         began = self._now()
         if began < self._next:
             return self._last
@@ -79,13 +79,13 @@ class GpuProbe:
         return self._last
 
     def fresh(self) -> Sample:
-        """A reading made now, whatever it costs: after a turn of a third of a second."""
+        """A new reading, whatever it costs: after a turn of a third of a second."""
         self._next = float("-inf")
         return self.read()
 
     def _reasons(self) -> int:
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
-            reasons = self._of_gpu(name)  # the second is what drivers before 535 call it
+            reasons = self._of_gpu(name)  # the second is its name in drivers before 535
             if reasons is not None:
                 return int(reasons)
         return 0
@@ -102,9 +102,9 @@ class GpuProbe:
 
 
 def probe_of(uuid: str, nvml: Any = None, now: Callable[[], float] = time.perf_counter) -> tuple[GpuProbe | None, str]:
-    """(the GPU with that uuid, as torch gives it; why there is none).
+    """(the GPU with torch's uuid; why there is none).
 
-    By uuid, since CUDA_VISIBLE_DEVICES gives GPUs other numbers than NVML does. `nvml` is pynvml or a stand-in.
+    By uuid, since CUDA_VISIBLE_DEVICES numbers GPUs differently than NVML. `nvml` is pynvml or a stand-in.
     """
     if nvml is None:
         try:
@@ -125,14 +125,19 @@ def gpu_probe(device: str) -> tuple[GpuProbe | None, str]:
     import torch
 
     uuid = getattr(torch.cuda.get_device_properties(torch.device(device)), "uuid", None)
-    return (None, "clocks and power were not read: torch tells no uuid") if uuid is None else probe_of(str(uuid))
+    return (
+        (None, "clocks and power were not read: torch has no uuid for this GPU")
+        if uuid is None
+        else probe_of(str(uuid))
+    )
 
 
 def clock_flags(before: Sample, after: Sample) -> tuple[str, ...]:
-    """What a block between two readings ran at: `sm=1410` MHz, `power=312` W; `gpu-throttled`, `power-capped`.
+    """The GPU's state during a block between two readings: `sm=1410` MHz, `power=312` W; `gpu-throttled`,
+    `power-capped`.
 
-    `clock=0.71` is the share of the rated clock, said below 0.75 of it, as of a CPU. Reasons count where either reading
-    has them; figures are those behind the block, when the GPU has just worked.
+    `clock=0.71` is the share of the rated clock, given below 0.75, as for a CPU. Reasons count where either reading has
+    them; figures are those after the block, when the GPU has just worked.
     """
     flags = []
     reasons = before.reasons | after.reasons
@@ -150,5 +155,5 @@ def clock_flags(before: Sample, after: Sample) -> tuple[str, ...]:
 
 
 def _text(answer: object) -> str:
-    """Old versions answer in bytes."""
+    """The answer as text: old versions return bytes."""
     return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer or "")

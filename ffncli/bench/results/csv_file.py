@@ -1,6 +1,6 @@
-"""The CSV of a benchmark: rows to lines and back, and the rounds file with every block beside it.
+"""The CSV of a benchmark: rows to lines and back, and the same for the rounds file with every block.
 
-Every record is one line of UTF-8. The reader is strict: a result that cannot be right is refused with its line.
+Every record is one line of UTF-8. The reader is strict: it refuses impossible values and names their line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLUMNS = tuple(name_of(f.name) for f in fields(ResultRow))
 ROUNDS = ("run_id", "process", "case", "placement", "round", "position", "kernel", "inner", "seconds", "flags")
 _TYPES = {name_of(f.name): str(f.type) for f in fields(ResultRow)}
 _FIELDS = {name_of(f.name): f.name for f in fields(ResultRow)}
-_FIXED = COLUMNS[: COLUMNS.index("note") + 1]  # every file has these; what was added later may be missing
+_FIXED = COLUMNS[: COLUMNS.index("note") + 1]  # every file has these; later columns may be missing
 _WORDS: dict[str, tuple[str, ...]] = {"status": get_args(Status), "verdict": ("", *get_args(Verdict))}
 _LONGEST_LINE = 1_000_000
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
@@ -77,9 +77,9 @@ def block_lines(run_id: str, blocks: Sequence[TimedBlock]) -> str:
 
 
 def is_results(path: Path) -> bool:
-    """Whether a file holds results, by its first line or its suffix.
+    """Whether a file contains results, by its first line or its suffix.
 
-    Raises FFNError for a file that cannot be read, and for one of rounds, which goes with a result.
+    Raises FFNError for a file that cannot be read, and for a rounds file, which belongs to a result.
     """
     try:
         with path.open("rb") as file:
@@ -93,7 +93,7 @@ def is_results(path: Path) -> bool:
 
 
 def read_rows(path: str | Path) -> tuple[ResultRow, ...]:
-    """The rows of a result, or of several that were put together with `cat`. Raises FFNError with file and line."""
+    """The rows of a result, or of several joined with `cat`. Raises FFNError with file and line."""
     rows = []
     for where, record in _records(_lines(Path(path)), _FIXED, []):
         if record["schema_version"] != str(SCHEMA_VERSION):
@@ -129,7 +129,7 @@ def read_results(path: str | Path | Sequence[str | Path]) -> pandas.DataFrame:
     """Results of `ffn bench` as a DataFrame, a row per case and kernel, columns as in the CSV.
 
     Whole numbers are Int64 and booleans `boolean` (unknown: <NA>), other numbers float64 (unknown: NaN), texts str,
-    lists tuples. `path` may be several files. Raises FFNError for what is no result.
+    lists tuples. `path` may be several files. Raises FFNError for a file that is not a result.
     """
     import pandas
 
@@ -140,7 +140,7 @@ def read_results(path: str | Path | Sequence[str | Path]) -> pandas.DataFrame:
     for at, name in enumerate(COLUMNS):
         values = [row[at] for row in rows]
         kind = kinds.get(_TYPES[name].partition(" |")[0])
-        if kind is None:  # texts as they are: one that reads "none" is no missing value
+        if kind is None:  # texts unchanged: "none" is not a missing value
             columns[name] = pandas.Series(values, dtype=object if _TYPES[name].startswith("tuple") else "str")
         elif kind == "float64":
             columns[name] = pandas.Series([math.nan if v is None else v for v in values], dtype="float64")
@@ -152,7 +152,7 @@ def read_results(path: str | Path | Sequence[str | Path]) -> pandas.DataFrame:
 def _records(
     lines: Iterable[tuple[str, str]], needed: Sequence[str], columns: list[str]
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """(`FILE, line 7`, column → text) for every record; a header may come again, with columns of its own."""
+    """(`FILE, line 7`, column → text) for every record; a second header may follow, with its own columns."""
     for where, text in lines:
         try:
             (cells,) = csv.reader([text], strict=True) if text else ([],)
@@ -169,7 +169,7 @@ def _records(
 def _header(where: str, cells: list[str], needed: Sequence[str]) -> list[str]:
     twice = next((name for name in cells if cells.count(name) > 1), None)
     if twice is not None:
-        raise FFNError(f"{where}: the column {shown(twice)} is there twice")
+        raise FFNError(f"{where}: the column {shown(twice)} is duplicated")
     missing = next((name for name in needed if name not in cells), None)
     if missing is not None:
         kind = "rounds file" if needed is ROUNDS else "result"
@@ -208,12 +208,14 @@ def _split(raw: bytes, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _value(where: str, column: str, text: str) -> Any:
-    """The cell of a column as its field has it."""
+    """The cell of a column as the type of its field."""
     kind, _, optional = _TYPES[column].partition(" | ")
     if kind == "str":
         word = _text(text)
         if word not in _WORDS.get(column, (word,)):
-            raise FFNError(f"{where}: {column} is {shown(word)}", f"known: {', '.join(filter(None, _WORDS[column]))}")
+            raise FFNError(
+                f"{where}: {column} is {shown(word)}", f"expected one of {', '.join(filter(None, _WORDS[column]))}"
+            )
         return word
     if kind.startswith("tuple"):
         parts = _list(text)

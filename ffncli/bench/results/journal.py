@@ -1,9 +1,9 @@
-"""What a run leaves on disk while it goes on: three files that only grow, and how they become whole after a crash.
+"""The files of a run in progress: three files that only grow, and their repair after a crash.
 
-`NAME.partial.jsonl` opens with the request; then a line per finished unit, with the first of which the others begin.
-A unit's blocks go to `NAME.rounds.csv` first, its line second: what the journal does not name was not finished, and its
-blocks are cut off. `NAME.csv` gets the rows of a case when its last process is in; a resumed run makes it again from
-the units. The journal goes at the end.
+`NAME.partial.jsonl` begins with the request, then has a line per finished unit; the other two files begin with the
+first unit. A unit's blocks are written to `NAME.rounds.csv` first, its line second: a unit without a line was not
+finished, and its blocks are cut off. `NAME.csv` gets the rows of a case when its last process has finished; a resumed
+run writes it again from the units. The journal is deleted at the end.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class ResultFiles:
 
     @property
     def journal(self) -> Path:
-        """The request and what is finished; here only while the run is not."""
+        """The request and the finished units; it exists only until the run is complete."""
         return self.csv.with_suffix(".partial.jsonl")
 
     @property
     def lock(self) -> Path:
-        """Held by the process that writes."""
+        """The lock of the writing process."""
         return self.csv.with_suffix(".csv.lock")
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """A finished unit without its blocks, and the bytes of the rounds file that hold them."""
+    """A finished unit without its blocks, and their bytes in the rounds file."""
 
     unit: TimedUnit
     start: int
@@ -64,7 +64,7 @@ class _Kept:
 
 @dataclass
 class Journal:
-    """An open run: its request, what is finished, and where the next unit goes. `run` holds run_id, started_utc.
+    """An open run: its request, its finished units, and the place of the next one. `run` has run_id, started_utc.
 
     `died` names the cases that killed a worker: they are finished, and not run again.
     """
@@ -77,14 +77,14 @@ class Journal:
     units: dict[str, dict[int, _Kept]] = field(default_factory=dict)
     died: set[str] = field(default_factory=set)
     rows: list[ResultRow] = field(default_factory=list)
-    fresh: bool = False  # nothing is in the CSV and the rounds file yet: they are made when the first unit comes
+    fresh: bool = False  # the CSV and the rounds file do not exist yet: they are created with the first unit
     _cases: dict[str, Case] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._cases = {case.key: case for case in self.request.cases}
 
     def done(self, process: int, case: str) -> bool:
-        """Whether there is nothing left to do of a case in a process."""
+        """Whether a case in a process needs no more work."""
         return case in self.died or process in self.units.get(case, ())
 
     @property
@@ -94,7 +94,7 @@ class Journal:
 
     @property
     def spent(self) -> dict[str, float]:
-        """Seconds of all units together, by what they were spent on."""
+        """Seconds of all units together, by purpose."""
         total: dict[str, float] = {}
         for kept in (kept for mine in self.units.values() for kept in mine.values()):
             for name, seconds in kept.unit.spent.items():
@@ -102,9 +102,9 @@ class Journal:
         return total
 
     def add(self, unit: TimedUnit, died: bool = False) -> None:
-        """Keep a finished unit, and the rows of its case where it was the last one.
+        """Store a finished unit, and the rows of its case where it was the last one.
 
-        Raises FFNError (exit 3) where the system refuses; what was kept before stays as it was.
+        Raises FFNError (exit 3) where the system refuses; earlier units are unchanged.
         """
         if self.done(unit.process, unit.case) or unit.case not in self._cases:
             return
@@ -119,7 +119,7 @@ class Journal:
             _append(self.files.csv, row_lines(rows))
 
     def _take(self, kept: _Kept, died: bool) -> tuple[ResultRow, ...]:
-        """Note the unit in memory; the rows of its case where that is complete now, from what the files hold."""
+        """Store the unit in memory; returns the rows of its case, from the files, where that is now complete."""
         case = kept.unit.case
         mine = self.units.setdefault(case, {})
         mine[kept.unit.process] = kept
@@ -141,11 +141,11 @@ class Journal:
         return replace(kept.unit, blocks=blocks)
 
     def finish(self) -> None:
-        """The run is complete: the journal goes."""
+        """The run is complete: delete the journal."""
         self.files.journal.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Nothing was finished: leave nothing, and what --force would have replaced as it was."""
+        """Nothing was finished: delete our files, but keep those that --force would have replaced."""
         for path in (self.files.journal, *(() if self.fresh else (self.files.rounds, self.files.csv))):
             path.unlink(missing_ok=True)
 
@@ -168,13 +168,13 @@ def begin(
     for one in (files.csv, files.rounds):
         check_writable(str(one), force, "--save")
     head = {"journal": _VERSION, "run": dict(run), "software": dict(software), "request": to_json(request)}
-    with written_whole(files.journal) as file:  # it is there as a whole or not at all
+    with written_whole(files.journal) as file:  # it exists as a whole or not at all
         file.write((json.dumps(head, allow_nan=False) + "\n").encode())
     return Journal(files, request, run, software, summarise, fresh=True)
 
 
 def resume(path: Path, summarise: Summarise) -> Journal:
-    """The unfinished run of `path`, its files made whole. Raises FFNError where there is none, or it is damaged."""
+    """The unfinished run of `path`, its files repaired. Raises FFNError where there is none, or it is damaged."""
     files = ResultFiles(path)
     name = shown_path(files.journal)
     try:
@@ -184,9 +184,9 @@ def resume(path: Path, summarise: Summarise) -> Journal:
         raise FFNError(f"nothing to resume: there is no {name}", hint) from None
     except OSError as error:
         raise FFNError(f"cannot read {name}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
-    lines = raw.split(b"\n")[:-1]  # what follows the last line end was being written
+    lines = raw.split(b"\n")[:-1]  # the rest after the last line end is incomplete
     if not lines:
-        raise FFNError(f"{name} holds no request", "start the run again with --force")
+        raise FFNError(f"{name} has no request", "start the run again with --force")
     journal = _opened(files, name, lines[0], summarise)
     kept, size = len(lines[0]) + 1, len(ROUNDS_HEADER.encode())
     if _bytes(files.rounds, size) != ROUNDS_HEADER.encode():
@@ -195,7 +195,7 @@ def resume(path: Path, summarise: Summarise) -> Journal:
     there = files.rounds.stat().st_size
     for number, one in enumerate(lines[1:], 2):
         unit, end, died = _unit_read(f"{name}, line {number}", one)
-        if end > there:  # its blocks are not all here: it is not finished
+        if end > there:  # its blocks are incomplete: it is not finished
             break
         journal._take(_Kept(unit, size, end), died)
         kept, size = kept + len(one) + 1, end
@@ -209,22 +209,24 @@ def resume(path: Path, summarise: Summarise) -> Journal:
 
 
 def _opened(files: ResultFiles, name: str, first: bytes, summarise: Summarise) -> Journal:
-    """A journal by its first line, nothing finished yet."""
+    """A journal from its first line, nothing finished yet."""
     try:
         head = json.loads(first)
         if head["journal"] != _VERSION:
-            raise FFNError(f"{name} is of another version of ffn", "resume with the one that began the run")
+            raise FFNError(
+                f"{name} was written by another version of ffn", "resume with the version that began the run"
+            )
         request = from_json(head["request"])
         run = {key: str(head["run"][key]) for key in ("run_id", "started_utc")}
         software = {str(key): str(value) for key, value in head["software"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise FFNError(f"{name}, line 1: no request of `ffn bench`", "start the run again with --force") from None
+        raise FFNError(f"{name}, line 1: not a request of `ffn bench`", "start the run again with --force") from None
     return Journal(files, request, run, software, summarise)
 
 
 def _unfinished(files: ResultFiles) -> FFNError:
     name = shown_path(files.csv)
-    return FFNError(f"{name} is unfinished", f"go on with `ffn bench --resume {name}`, or begin anew with --force")
+    return FFNError(f"{name} is unfinished", f"continue with `ffn bench --resume {name}`, or start again with --force")
 
 
 @contextmanager
@@ -238,7 +240,7 @@ def locked(path: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        raise FFNError(f"another ffn bench writes {shown_path(path)}", "wait for it, or --save elsewhere",
+        raise FFNError(f"another ffn bench is writing {shown_path(path)}", "wait for it, or --save elsewhere",
                        ExitCode.ENVIRONMENT) from None  # fmt: skip
     except OSError as error:
         why = f"cannot write {shown_path(path)}: {error.strerror}"
@@ -246,7 +248,7 @@ def locked(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        files.lock.unlink(missing_ok=True)  # while it is held: nobody else can have taken it
+        files.lock.unlink(missing_ok=True)  # while we have the lock, so that no one else can have taken it
         lock.release()
 
 
@@ -256,7 +258,7 @@ def locked(path: Path) -> Iterator[None]:
 def _append(path: Path, text: str) -> tuple[int, int]:
     """Add the text at the end, to the disk, in one write; the sizes before and after it.
 
-    Raises FFNError (exit 3) where not all of it could be written; the file then is as it was.
+    Raises FFNError (exit 3) where not all of it could be written; the file is then unchanged.
     """
     data = text.encode()
     try:
@@ -279,7 +281,7 @@ def _append(path: Path, text: str) -> tuple[int, int]:
 
 
 def _bytes(path: Path, most: int = -1) -> bytes:
-    """What is there, up to `most`; nothing where there is no such file."""
+    """The file's first `most` bytes; empty where there is no such file."""
     try:
         with path.open("rb") as file:
             return file.read(most)
@@ -288,7 +290,7 @@ def _bytes(path: Path, most: int = -1) -> bytes:
 
 
 def _cut(path: Path, size: int) -> None:
-    """Drop what lies beyond."""
+    """Cut the file to `size` bytes."""
     try:
         if path.stat().st_size > size:
             with path.open("r+b") as file:
@@ -305,10 +307,10 @@ def _unit_json(unit: TimedUnit, end: int, died: bool) -> dict[str, Any]:
 
 def _unit_read(where: str, raw: bytes) -> tuple[TimedUnit, int, bool]:
     try:
-        found = json.loads(raw)
-        end, died = found.pop("rounds_end"), found.pop("died")
-        outcomes, roof = tuple(Outcome(**o) for o in found["outcomes"]), Roof(**found["roof"])
-        unit = TimedUnit(**{**found, "outcomes": outcomes, "roof": roof, "blocks": (), "notes": tuple(found["notes"])})
+        entry = json.loads(raw)
+        end, died = entry.pop("rounds_end"), entry.pop("died")
+        outcomes, roof = tuple(Outcome(**o) for o in entry["outcomes"]), Roof(**entry["roof"])
+        unit = TimedUnit(**{**entry, "outcomes": outcomes, "roof": roof, "blocks": (), "notes": tuple(entry["notes"])})
         return unit, int(end), bool(died)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise FFNError(f"{where} is damaged", "start the run again with --force") from None

@@ -10,7 +10,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class BenchWarning:
-    """What makes a row's ratio less believable. `code` is a `warnings.Code`, or one that this version does not know.
+    """A reason to trust a row's ratio less. `code` is a `warnings.Code`, or one that this version does not know.
 
     As text it is `code: figures`. Results join texts with `;`, so none has one inside.
     """
@@ -61,7 +61,7 @@ class ResultRow:
     shared_experts: int | None = None
     tokens: int | None = None
     dtype: str = ""
-    passes: str = ""  # the column `pass`, a word that Python keeps for itself
+    passes: str = ""  # the column `pass`, a keyword of Python
     cache: str = ""
     kernel: str = ""
     baseline: str = ""
@@ -97,20 +97,20 @@ class ResultRow:
     seed: int | None = None
     warnings: tuple[BenchWarning, ...] = ()
     note: str = ""
-    # Added after the first fixed list. What `ffn compare` needs of each process, so that this file alone suffices.
+    # Added after the first fixed list. `ffn compare` needs these of each process, so that this file alone is enough.
     process_times_s: tuple[float, ...] = ()  # one value per process (statistics.centre), of the kernel
     process_anchors_s: tuple[float, ...] = ()  # and of the machine anchor, among the same rounds
     process_ratios: tuple[float, ...] = ()  # exp of the value of each process of the paired log ratio
     openmp: str = ""  # OMP_PROC_BIND, OMP_PLACES, OMP_WAIT_POLICY as the workers had them
     allocator: str = ""
     case: str = ""  # Case.key
-    precision: float | None = None  # the half-width that was asked for
+    precision: float | None = None  # the requested half-width
     numpy: str = ""
     isa: str = ""
 
     @property
     def fusion_share_max(self) -> float | None:
-        """What fusing can save at most, as a share of the time with that traffic in it."""
+        """The most that fusing can save, as a share of the time that includes that traffic."""
         saving = self.fusion_saving_max
         return None if saving is None else saving / (1 + saving)
 

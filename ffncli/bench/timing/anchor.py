@@ -1,8 +1,8 @@
-"""The machine anchor: the same work in every run. What it takes says how fast the machine is now.
+"""The machine anchor: the same work in every run. Its time says how fast the machine is now.
 
-The host's is numpy's, without torch. It says nothing of a GPU, and a GPU's events cannot time it: there the anchor is
-work of that GPU, the same in every case and every version. There is no way to a GPU here but torch's; its version
-stands in every row, and the shapes are so plain that a version hardly changes them.
+The host's anchor uses numpy, not torch. It says nothing about a GPU, and a GPU's events cannot time it: there the
+anchor is work on that GPU, the same in every case and every version. It needs torch; torch's version is in every row,
+and the shapes are so plain that a version hardly changes their time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GPU_COPIED = 32 << 20  # bytes, read and written
 
 @cache
 def _numbers() -> tuple[NDArray[numpy.float32], ...]:
-    """What fills the buffers: two matrices and what is copied, normal random."""
+    """The contents of the buffers: two matrices and the copied array, normal random."""
     draw = numpy.random.default_rng(0)
     shapes: tuple[tuple[int, ...], ...] = ((COUNT, SIDE, SIDE), (COUNT, SIDE, SIDE), (COPIED // 4,))
     return tuple(draw.standard_normal(shape, numpy.float32) for shape in shapes)
@@ -36,9 +36,9 @@ def _numbers() -> tuple[NDArray[numpy.float32], ...]:
 def anchor(draw: random.Random) -> Arm:
     """The arm: 72 float32 products of two 64 × 64 matrices, then a copy of 2 MiB, all on one core.
 
-    Matrices so small are multiplied by one thread: what OpenBLAS's others do depends on who else waits for a core.
-    Its buffers are its own, at random offsets of whole cache lines. How many calls make a block is found in the run,
-    as of every arm; stored runs compare its time per call.
+    One thread multiplies matrices this small: with more, OpenBLAS's time depends on what else waits for a core.
+    Its buffers are its own, at random offsets of whole cache lines. The number of calls per block is chosen in the
+    run, as for every arm; stored runs compare its time per call.
     """
     a, b, source = (_placed(array, draw) for array in _numbers())
     product, destination = (_placed(array, draw) for array in (a, source))

@@ -59,9 +59,9 @@ def kernels_by_label(
 
 
 class Arms:
-    """Where all arms of a case sit; `place` is what `rounds.measure` asks for. `twin` is the baseline's, where ok.
+    """All arms of a case; `place` is the callback of `rounds.measure`. `twin` is the baseline's, where that is ok.
 
-    `wrong` holds what was found out about timed outputs, by the name of the kernel.
+    `wrong` has the errors in timed outputs, by the name of the kernel.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Arms:
         self.by_name: dict[str, Arm] = {}  # of the placement made last
         self.wrong: dict[str, WrongResult] = {}
         self.errors: dict[str, Error] = {}
-        self.seconds = 0.0  # of looking at what was timed, within place
+        self.seconds = 0.0  # of checking timed outputs, within place
         self._problem, self._copies = problem, caching.copies
         self._draw = random.Random(problem.seed)
         self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
         self.chain: Chain | None = Chain(problem, self._draw)
 
     def place(self, number: int) -> list[Arm]:
-        """All arms with new buffers; what the last placement computed is looked at first. Raises BrokenArm."""
+        """All arms with new buffers, after a check of the last placement's outputs. Raises BrokenArm."""
         if number:
             start = time.perf_counter()
             self.inspect()
@@ -94,7 +94,7 @@ class Arms:
             every[self.twin.name] = self.twin
         if self.chain:
             every[GEMM] = self.chain
-        self.by_name = {}  # what lies there now goes first
+        self.by_name = {}  # frees the old buffers first
         shuffle_buffers([one for one in every.values() if isinstance(one, PlacedKernel)], self._draw)
         for one in every.values():
             one.place(self._copies)
@@ -106,18 +106,18 @@ class Arms:
 
     @property
     def launched(self) -> str:
-        """How the arms were called, where there was a choice: a note."""
+        """A note on how the arms were called, where there was a choice."""
         return self._launching.note if self._launching else ""
 
     def inspect(self) -> None:
-        """Is right what the last calls that were timed gave?"""
+        """Check the outputs of the last timed calls."""
         for placed in self.kernels:
             self._check(placed.name, placed, lambda placed: correct.timed(placed, self._problem))
         if self.twin:
             self._check(self.twin.built.kernel.name, self.twin, lambda placed: correct.timed(placed, self._problem))
 
     def refresh(self) -> None:
-        """Is right what the kernels make of tokens that they have not seen?"""
+        """Check the kernels' outputs on new tokens."""
         inputs = self._problem.inputs(2)
         for placed in self.kernels:
             self._check(placed.name, placed, lambda placed: correct.fresh(placed, self._problem, inputs))
@@ -134,7 +134,7 @@ class Arms:
 
 
 def twin_of(baseline: PlacedKernel, problem: Problem, draw: random.Random) -> PlacedKernel:
-    """The baseline once more: built again, since a kernel may keep buffers; one that compiles only has new tensors."""
+    """The baseline once more: built again, since a kernel may keep buffers; one that compiles only gets new tensors."""
     built = baseline.built
     if not built.kernel.compiles:
         compute = built.kernel.build(problem.steps, problem.case.device, problem.dtype)
@@ -160,13 +160,13 @@ class StepArms:
 
     def place(self, number: int) -> list[Arm]:
         """All arms with new buffers."""
-        arms = step_arms(self._problem.steps, self._problem.weights, self._problem.first.x, self._own)
+        arms = step_arms(self._problem.steps, self._problem.weights, self._problem.first.x, self._placed_copy)
         return [
             *(Arm(name if (name := arm.name) == BLOCK else STEP + name, arm.call, self._flush) for arm in arms),
             anchor_of(self._problem.case.device, self._draw),
         ]
 
-    def _own(self, tensor: Tensor) -> Tensor:
+    def _placed_copy(self, tensor: Tensor) -> Tensor:
         with torch.inference_mode(False):
             ((copy,),) = Arena(self._problem.case.device, self._draw).place([(tensor,)])
         return copy

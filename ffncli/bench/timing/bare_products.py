@@ -1,4 +1,4 @@
-"""The bare matrix products of a block, in torch: what is left of it without all that happens between the matrices."""
+"""The bare matrix products of a block, in torch, without everything between them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Product:
 
 
 class Chain:
-    """The products of a block in its order, each reading what the one before wrote; no bias, nothing between them.
+    """The products of a block in its order, each reading the output of the one before; no bias, nothing between them.
 
-    A mixture's are those of the experts that get tokens, on as many rows. In a backward pass every product is followed
-    by its two: of the gradient with W, and of its transpose with x.
+    A mixture's are those of the experts that receive tokens, on as many rows. In a backward pass every product is
+    followed by two: of the gradient with W, and of its transpose with x.
     """
 
     def __init__(self, problem: Problem, draw: random.Random) -> None:
@@ -50,16 +50,16 @@ class Chain:
         self._shapes.append((rows, width))
         return len(self._shapes) - 1
 
-    def _walk(self, steps: Sequence[Step], known: dict[str, int], expert: int | None) -> None:
+    def _walk(self, steps: Sequence[Step], buffers: dict[str, int], expert: int | None) -> None:
         for step in steps:
-            entering = known[step.inputs[0]]
+            entering = buffers[step.inputs[0]]
             if isinstance(step.op, Linear):
-                known[step.output] = self._buffer(self._shapes[entering][0], step.op.out.size)
-                self.products.append(Product(f"{step.output}.weight", expert, entering, known[step.output]))
+                buffers[step.output] = self._buffer(self._shapes[entering][0], step.op.out.size)
+                self.products.append(Product(f"{step.output}.weight", expert, entering, buffers[step.output]))
                 continue
             if isinstance(step.op, Experts):
-                self._experts(step.op, known[step.inputs[0]])
-            known[step.output] = entering  # an elementwise step is none, and its output is as wide as its input
+                self._experts(step.op, buffers[step.inputs[0]])
+            buffers[step.output] = entering  # an elementwise step is no product; its output is as wide as its input
 
     def _experts(self, op: Experts, entering: int) -> None:
         used = self._problem.experts
@@ -71,7 +71,7 @@ class Chain:
                 self._walk(op.program, {entry: self._buffer(tokens, self._shapes[entering][1])}, expert)
 
     def place(self, copies: int) -> None:
-        """New places for so many copies of the matrices, and for what they read and write. Raises BrokenArm."""
+        """New places for that many copies of the matrices, and for their inputs and outputs. Raises BrokenArm."""
         try:
             with torch.inference_mode(False), torch.no_grad():
                 self._place(copies)
@@ -86,7 +86,7 @@ class Chain:
         (buffers,) = near.place([tuple(filled)])
         names = list(dict.fromkeys(product.weight for product in self.products))
         sets = far.place([tuple(problem.weights[name] for name in names)] * copies)
-        self.copies = [self._thunks(dict(zip(names, own, strict=True)), buffers) for own in sets]
+        self.copies = [self._thunks(dict(zip(names, copy, strict=True)), buffers) for copy in sets]
         turn = cycle(self.copies)
 
         def call() -> object:
@@ -109,7 +109,7 @@ class Chain:
         self.call = lambda: next(turn)()
 
     def _gradients(self) -> list[tuple[int, int]]:
-        """Shapes of what a backward pass writes, two for each product: like x, and like W."""
+        """Shapes of the outputs of a backward pass, two for each product: as x, and as W."""
         if not self._problem.backward:
             return []
         pairs = [(self._shapes[p.x], (self._shapes[p.y][1], self._shapes[p.x][1])) for p in reversed(self.products)]

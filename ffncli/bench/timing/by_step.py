@@ -2,8 +2,8 @@
 
 Activations are torch's own calls where it has them, as in the kernel eager; the rest is what engine.execute computes.
 
-The steps' shares of the block's time need not add to 1. Alone and again and again, a step finds its inputs and weights
-in another cache state than behind its neighbours; and the block's own time holds what lies between them.
+The steps' shares of the block's time need not add up to 1. Called alone and repeatedly, a step finds its inputs and
+weights in another cache state than in the block; and the block's time includes the gaps between steps.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ffncli.kernels.activations import activation
 from ffncli.run.engine.execute import Received, apply, execute, received, run
 
 Weights = Mapping[str, Tensor]
-Own = Callable[[Tensor], Tensor]
+CopyTensor = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class StepArm:
-    """One step that can be called again and again: `gate`, `experts[e].gate` (of all experts together), or the block.
+    """One step that can be called repeatedly: `gate`, `experts[e].gate` (of all experts together), or the block.
 
-    `op` is the op's class in lower case. `bytes` are those of what the call reads (inputs, weights) and writes, each
-    once; of experts, the weights of those alone that any token goes to.
+    `op` is the op's class in lower case. `bytes` are those that the call reads (inputs, weights) and writes, each once;
+    of experts, the weights of only those that any token goes to.
     """
 
     name: str
@@ -40,43 +40,45 @@ class StepArm:
     bytes: int
 
 
-def step_arms(steps: Sequence[Step], weights: Weights, x: Tensor, own: Own = torch.clone) -> tuple[StepArm, ...]:
-    """The whole block, the baseline, first; then its steps in order, those inside experts behind the experts.
+def step_arms(
+    steps: Sequence[Step], weights: Weights, x: Tensor, copy: CopyTensor = torch.clone
+) -> tuple[StepArm, ...]:
+    """The whole block, the baseline, first; then its steps in order, those inside experts after the experts.
 
-    `steps` are kernel steps, `weights` canonical, x [tokens, d_model] what enters. No arm changes what it is given, so
-    every call of one gives the same. `own` copies a tensor to where an arm shall have it: every arm has its own
-    buffers, two or three times the block's weights in all. Forward only; raises FFNError as `execute` does.
+    `steps` are kernel steps, `weights` canonical, x [tokens, d_model] the input. No arm changes its inputs, so every
+    call of one returns the same. `copy` copies a tensor to its place for an arm: every arm has its own buffers, two or
+    three times the block's weights in all. Forward only; raises FFNError as `execute` does.
     """
     with torch.no_grad():
-        return tuple(_arms(steps, weights, x, own))
+        return tuple(_arms(steps, weights, x, copy))
 
 
-def _arms(steps: Sequence[Step], weights: Weights, x: Tensor, own: Own) -> Iterator[StepArm]:
+def _arms(steps: Sequence[Step], weights: Weights, x: Tensor, copy: CopyTensor) -> Iterator[StepArm]:
     (entry,) = block_inputs(steps)
-    known = {entry: x} | {e.name: e.tensor for e in execute(steps, weights, {entry: x}) if e.expert is None}
+    tensors = {entry: x} | {e.name: e.tensor for e in execute(steps, weights, {entry: x}) if e.expert is None}
     costs = step_costs(steps, {entry: tuple(x.shape)})
-    read = sum(_weight_bytes(step, weights, known) for step in steps)
-    held = {name: own(weights[name]) for step in steps for name in step.parameters()}
-    moved = x.nbytes + read + known[steps[-1].output].nbytes
+    read = sum(_weight_bytes(step, weights, tensors) for step in steps)
+    params = {name: copy(weights[name]) for step in steps for name in step.parameters()}
+    moved = x.nbytes + read + tensors[steps[-1].output].nbytes
     flops = sum(cost.flops for cost in costs.values())
-    yield StepArm(BLOCK, BLOCK, _in_turn(steps, held, entry, own(x)), flops, moved)
+    yield StepArm(BLOCK, BLOCK, _in_turn(steps, params, entry, copy(x)), flops, moved)
     for step in steps:
-        given = {name: own(known[name]) for name in step.inputs}
-        held = {name: own(weights[name]) for name in step.parameters()}
-        moved = sum(known[name].nbytes for name in (*given, step.output)) + _weight_bytes(step, weights, known)
+        inputs = {name: copy(tensors[name]) for name in step.inputs}
+        params = {name: copy(weights[name]) for name in step.parameters()}
+        moved = sum(tensors[name].nbytes for name in (*inputs, step.output)) + _weight_bytes(step, weights, tensors)
         if isinstance(step.op, Experts):
-            call: Callable[[], object] = partial(run, (step,), held, given)
+            call: Callable[[], object] = partial(run, (step,), params, inputs)
         else:
-            last = {name.rpartition(".")[2]: tensor for name, tensor in held.items()}
-            call = partial(_function(step), last, [given[name] for name in step.inputs])
+            last = {name.rpartition(".")[2]: tensor for name, tensor in params.items()}
+            call = partial(_function(step), last, [inputs[name] for name in step.inputs])
         yield StepArm(step.output, _word(step), call, costs[step.output].flops, moved)
         if isinstance(step.op, Experts):
-            yield from _inside(step, step.op, weights, known, own)
+            yield from _inside(step, step.op, weights, tensors, copy)
 
 
-def _inside(step: Step, op: Experts, weights: Weights, known: Weights, own: Own) -> Iterator[StepArm]:
+def _inside(step: Step, op: Experts, weights: Weights, tensors: Weights, copy: CopyTensor) -> Iterator[StepArm]:
     """One step of the program, of every expert that any token goes to, one expert after the other."""
-    parts = list(_received(step, op, weights, known))
+    parts = list(_received(step, op, weights, tensors))
     if not parts:
         return
     (entry,) = block_inputs(op.program)
@@ -86,49 +88,49 @@ def _inside(step: Step, op: Experts, weights: Weights, known: Weights, own: Own)
         calls: list[Callable[[], Tensor]] = []
         moved = 0
         for part, there in zip(parts, made, strict=True):
-            held = {name.rpartition(".")[2]: own(part.weights[name]) for name in inner.parameters()}
-            given = [own(there[name]) for name in inner.inputs]
-            calls.append(partial(_function(inner), held, given))
-            moved += sum(t.nbytes for t in (*held.values(), *given, there[inner.output]))
+            params = {name.rpartition(".")[2]: copy(part.weights[name]) for name in inner.parameters()}
+            inputs = [copy(there[name]) for name in inner.inputs]
+            calls.append(partial(_function(inner), params, inputs))
+            moved += sum(t.nbytes for t in (*params.values(), *inputs, there[inner.output]))
         name = f"{step.output}[e].{inner.output}"
         yield StepArm(name, _word(inner), partial(_every, calls), costs[inner.output].flops, moved)
 
 
 def _function(step: Step) -> Callable[[Weights, Sequence[Tensor]], Tensor]:
-    """What one step that is no Experts makes of (its parameters by their last names, its inputs)."""
+    """One step other than Experts as a function of (its parameters by their last names, its inputs)."""
     op = step.op
     if isinstance(op, Activation):
         call = activation(op)
-        return lambda own, x: call(x[0], own)
-    return lambda own, x: apply(step, own, x)
+        return lambda params, x: call(x[0], params)
+    return lambda params, x: apply(step, params, x)
 
 
-def _in_turn(steps: Sequence[Step], held: Weights, entry: str, x: Tensor) -> Callable[[], Tensor]:
-    """The whole block: step after step on what those before it gave, freed after its last use."""
+def _in_turn(steps: Sequence[Step], weights: Weights, entry: str, x: Tensor) -> Callable[[], Tensor]:
+    """The whole block: step after step on the outputs of those before, each freed after its last use."""
     parts: list[tuple[Step, Callable[[Weights, Sequence[Tensor]], Tensor], Weights]] = []
     for step in steps:
-        full = {name: held[name] for name in step.parameters()}
+        full = {name: weights[name] for name in step.parameters()}
         if isinstance(step.op, Experts):
             parts.append((step, partial(_experts, step), full))
         else:
-            own = {name.rpartition(".")[2]: tensor for name, tensor in full.items()}
-            parts.append((step, _function(step), own))
+            params = {name.rpartition(".")[2]: tensor for name, tensor in full.items()}
+            parts.append((step, _function(step), params))
     last_use = {name: step.output for step in steps for name in step.inputs}
 
     def call() -> Tensor:
-        known = {entry: x}
-        for step, function, own in parts:
-            known[step.output] = function(own, [known[name] for name in step.inputs])
+        tensors = {entry: x}
+        for step, function, params in parts:
+            tensors[step.output] = function(params, [tensors[name] for name in step.inputs])
             for name in step.inputs:
                 if last_use[name] == step.output:
-                    known.pop(name, None)
-        return known[steps[-1].output]
+                    tensors.pop(name, None)
+        return tensors[steps[-1].output]
 
     return call
 
 
-def _experts(step: Step, own: Weights, x: Sequence[Tensor]) -> Tensor:
-    return run((step,), own, dict(zip(step.inputs, x, strict=True)))
+def _experts(step: Step, weights: Weights, x: Sequence[Tensor]) -> Tensor:
+    return run((step,), weights, dict(zip(step.inputs, x, strict=True)))
 
 
 def _every(calls: Sequence[Callable[[], Tensor]]) -> Tensor:
@@ -139,15 +141,15 @@ def _every(calls: Sequence[Callable[[], Tensor]]) -> Tensor:
     return out
 
 
-def _received(step: Step, op: Experts, weights: Weights, known: Weights) -> Iterator[Received]:
+def _received(step: Step, op: Experts, weights: Weights, tensors: Weights) -> Iterator[Received]:
     x, route = step.inputs
-    return received(op, known[x], known[route], weights)
+    return received(op, tensors[x], tensors[route], weights)
 
 
-def _weight_bytes(step: Step, weights: Weights, known: Weights) -> int:
+def _weight_bytes(step: Step, weights: Weights, tensors: Weights) -> int:
     """Bytes of the weights that a step reads on these inputs."""
     if isinstance(step.op, Experts):
-        parts = _received(step, step.op, weights, known)
+        parts = _received(step, step.op, weights, tensors)
         return sum(t.nbytes for part in parts for t in part.weights.values())
     return sum(weights[name].nbytes for name in step.parameters())
 

@@ -1,4 +1,4 @@
-"""Clock: what times a block of calls. It is an argument of everything that measures, so that tests bring their own."""
+"""Clock: times a block of calls. It is an argument of everything that measures, so that tests can use their own."""
 
 from __future__ import annotations
 

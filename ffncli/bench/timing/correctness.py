@@ -1,6 +1,6 @@
 """Is a kernel right? Its output and gradients against float64: before it is timed, as it was timed, on a fresh seed.
 
-The baseline must keep `allowed` by itself; any other kernel that, or 4 times the error of a baseline that passes.
+The baseline must be within `allowed`; any other kernel within that, or 4 times the error of a baseline that passes.
 
 `allowed` is `measure.tolerance.tolerance_for`, 4 · (eps + eps_sum · √width), relative to the largest value of the
 reference. With float32, where eps_sum is eps, that is c · eps · √d_ff with c = 4 (and 4 · eps for the last rounding).
@@ -25,7 +25,7 @@ from ffncli.run.measure.not_finite import in_words
 from ffncli.run.measure.statistics import not_finite
 from ffncli.run.measure.tolerance import tolerance_for
 
-GRADIENTS = 2  # times `allowed` where gradients are judged too: twice as many products stand in a row
+GRADIENTS = 2  # times `allowed` where gradients are judged too: twice as many products follow each other
 TIMES = 4  # the error of a passing baseline
 _SMALL = 0.01  # of the largest gradient; a smaller one is judged as if it were that large
 
@@ -34,7 +34,7 @@ _MATH_EPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}
 
 
 def allowed(problem: Problem, math_mode: str = "highest") -> float:
-    """The largest `Error.largest` of a baseline that is right."""
+    """The largest `Error.largest` of a correct baseline."""
     bound = tolerance_for(problem.dtype, problem.width, problem.scores)
     if problem.dtype == torch.float32:
         bound += 4 * _MATH_EPS[math_mode]
@@ -52,10 +52,10 @@ def computing(backward: bool) -> AbstractContextManager[object]:
 def before(placed: PlacedKernel, problem: Problem) -> Error:
     """Before it is timed: on other tokens first, then twice on those that are timed.
 
-    So one that keeps its first answer is found out, and one that is right on its first call alone. Raises WrongResult,
-    and what the kernel raises.
+    This catches a kernel that caches its first answer, and one that is right only on its first call. Raises
+    WrongResult, and what the kernel raises.
     """
-    first, found = problem.first, Error()
+    first, error = problem.first, Error()
     with computing(problem.backward):
         placed.enter(problem.other(1))
         placed.call()
@@ -64,22 +64,22 @@ def before(placed: PlacedKernel, problem: Problem) -> Error:
             placed.call()
             if not torch.equal(placed.x.detach(), first.x):
                 raise WrongResult("changes its input x")
-            found = found.worst(_checked_at(call, lambda: compared(placed, problem, first)))
+            error = error.worst(_checked_at(call, lambda: compared(placed, problem, first)))
     untouched(placed, first.x)
-    return found
+    return error
 
 
 def timed(placed: PlacedKernel, problem: Problem) -> Error:
-    """What its last timed call gave, and whether its buffers still hold what was put there; nothing where none was."""
+    """The error of its last timed call, after a check that its buffers are unchanged; none where nothing was timed."""
     if placed.out is None:
         return Error()
-    found = _checked_at("as it was timed: ", lambda: compared(placed, problem, problem.first))
+    error = _checked_at("as it was timed: ", lambda: compared(placed, problem, problem.first))
     untouched(placed, problem.first.x)
-    return found
+    return error
 
 
 def fresh(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Error:
-    """After it was timed: tokens that it has not seen, in the buffers that it was timed with."""
+    """After it was timed: new tokens, in the buffers that it was timed with."""
     with computing(problem.backward):
         placed.enter(inputs.x, inputs.g)
         placed.call()
@@ -99,50 +99,50 @@ def _checked_at(when: str, check: Callable[[], Error]) -> Error:
 def compared(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Error:
     """How far its last output and gradients are from the reference.
 
-    Raises WrongResult for what is no such tensor, or beyond `limit`.
+    Raises WrongResult for another type, shape or dtype, or an error beyond `limit`.
     """
     with torch.no_grad():
         out = _tensor(placed.output, problem)
         if inputs.rows is not None:
             out = out[inputs.rows]
-        found, worst = _error("its output", out, inputs.out, 0.0), "its output"
+        error, worst = _error("its output", out, inputs.out, 0.0), "its output"
     if inputs.grads is not None:
         floor = _SMALL * max(_size(t) for t in inputs.grads.values())
         for name, gradient in placed.gradients(problem).items():
             one = _error(f"its gradient of {name}", gradient, inputs.grads[name], floor)
-            worst = f"its gradient of {name}" if one.largest > found.largest else worst
-            found = found.worst(one)
-    if not found.largest <= placed.limit:
-        raise WrongResult(f"{worst} is off by {found.largest:.2g}, {placed.limit:.2g} is allowed", found)
-    return found
+            worst = f"its gradient of {name}" if one.largest > error.largest else worst
+            error = error.worst(one)
+    if not error.largest <= placed.limit:
+        raise WrongResult(f"{worst} is off by {error.largest:.2g}, {placed.limit:.2g} is allowed", error)
+    return error
 
 
 def _tensor(out: object, problem: Problem) -> Tensor:
     if not isinstance(out, Tensor):
-        raise WrongResult(f"gives a {type(out).__name__}, not a tensor")
+        raise WrongResult(f"returns a {type(out).__name__}, not a tensor")
     shape, dtype = [problem.case.tokens, problem.case.spec.d_model], problem.dtype
     if list(out.shape) != shape:
-        raise WrongResult(f"gives shape {list(out.shape)}, expected {shape}")
+        raise WrongResult(f"returns shape {list(out.shape)}, expected {shape}")
     if out.dtype != dtype:
         raise WrongResult(
-            f"gives {str(out.dtype).removeprefix('torch.')}, expected {str(dtype).removeprefix('torch.')}"
+            f"returns {str(out.dtype).removeprefix('torch.')}, expected {str(dtype).removeprefix('torch.')}"
         )
     return out
 
 
-def _error(what: str, found: Tensor, reference: Tensor, floor: float) -> Error:
-    """`floor`: what max|b| is at least taken to be."""
-    if found.shape != reference.shape:
-        raise WrongResult(f"{what} has shape {list(found.shape)}, expected {list(reference.shape)}")
-    if not bool(found.isfinite().all()):
-        raise WrongResult(f"{what} has {in_words(*not_finite(found))}", Error(math.inf, math.inf))
-    apart, size = gap(found, reference), _size(reference)
+def _error(what: str, tensor: Tensor, reference: Tensor, floor: float) -> Error:
+    """The error of a tensor; `floor` is the least value used for max|b|."""
+    if tensor.shape != reference.shape:
+        raise WrongResult(f"{what} has shape {list(tensor.shape)}, expected {list(reference.shape)}")
+    if not bool(tensor.isfinite().all()):
+        raise WrongResult(f"{what} has {in_words(*not_finite(tensor))}", Error(math.inf, math.inf))
+    apart, size = gap(tensor, reference), _size(reference)
     scale = max(size, floor)
     largest = apart.largest / scale if scale else (math.inf if apart.largest else 0.0)
-    wide = reference.to(found.device)
+    wide = reference.to(tensor.device)
     length = float(wide.norm()) * (scale / size if size else 0.0) or 1.0
-    rel = float((found.double() - wide).norm()) / length
-    return Error(largest, rel, _subnormal(found))
+    rel = float((tensor.double() - wide).norm()) / length
+    return Error(largest, rel, _subnormal(tensor))
 
 
 def _size(tensor: Tensor) -> float:
@@ -155,7 +155,7 @@ def _subnormal(tensor: Tensor) -> int:
 
 
 def untouched(placed: PlacedKernel, x: Tensor) -> None:
-    """Raises WrongResult where its input or weights are not what they were: not even the values of the first copy."""
+    """Raises WrongResult where its input or weights have changed, by the values of the first copy too."""
     if not torch.equal(placed.x.detach(), x):
         raise WrongResult("changes its input x")
     if placed.changed() or not _equal(placed.copies[0], placed.built.params):

@@ -1,9 +1,9 @@
-"""CudaClock: a GPU's own time of a block of calls, by events, with the queue filled before the GPU may begin.
+"""CudaClock: the GPU's time for a block of calls, by events, with the queue filled before the GPU may begin.
 
-A GPU works off a queue that the host fills. Timed from an empty queue, a call of 10 µs that takes the host 30 µs to
+A GPU works through a queue that the host fills. Timed from an empty queue, a call of 10 µs that takes the host 30 µs to
 launch reads 30 µs: the host is measured, not the kernel. So the GPU is first kept busy by a kernel that only waits,
 just long enough for the host to get ahead, and the block is timed by two events behind it. Where the host still falls
-behind (a call that waits for the GPU, as a mixture that looks at its routing), the block says `launch-bound`.
+behind (a call that waits for the GPU, such as a mixture that reads its routing), the block is flagged `launch-bound`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ import torch
 
 from ffncli.bench.timing.clock import Call, Clock, CpuClock
 
-Cuda: TypeAlias = Any  # torch.cuda, or what looks like it: Event, _sleep, synchronize
+Cuda: TypeAlias = Any  # torch.cuda, or a stand-in: Event, _sleep, synchronize
 
-LONGEST = 0.02  # s; more waiting than this costs more than it tells
-_UNKNOWN = 200e-6  # s; what the host is taken to need for a call never seen
-_AHEAD = 1.5  # times what the host seems to need
+LONGEST = 0.02  # s; more waiting than this costs more than it is worth
+_UNKNOWN = 200e-6  # s; assumed for the host's launch of a new call
+_AHEAD = 1.5  # times the host's estimated need
 _AT_LEAST = 20e-6  # s
 _WAKING = 2_000_000  # cycles, about 1 ms: a GPU at rest runs slowly at first
-_GIVEN_UP = 2  # so often in a row behind in spite of all waiting: the call itself waits for the GPU
+_GIVEN_UP = 2  # after so many misses in a row: the call itself waits for the GPU
 
 
 @dataclass
 class _Pace:
-    """What is known of the call timed last. Seconds of one call: of the host to launch it, of the GPU to run it."""
+    """The pace of the call timed last, in seconds per call: of the host to launch it, of the GPU to run it."""
 
     host: float | None = None
     gpu: float | None = None
     missed: int = 0
 
     def waiting(self, inner: int) -> float:
-        """Seconds that the GPU is to wait: one launch, and all that the host loses against it in the block."""
+        """Seconds for which the GPU should wait: one launch, and the host's delay against the GPU over the block."""
         if self.missed >= _GIVEN_UP:
             return 0.0
         host = _UNKNOWN if self.host is None else self.host
@@ -47,7 +47,7 @@ class _Pace:
         return min(LONGEST, _AT_LEAST + _AHEAD * (host + (inner - 1) * lost))
 
     def learn(self, host: float, gpu: float, behind: bool) -> None:
-        """The least time of the host counts: where the queue is full, it waits for the GPU and only seems slow."""
+        """Keep the host's least time: where the queue is full, the host waits for the GPU and only seems slow."""
         self.missed = self.missed + 1 if behind and self.host is not None else 0
         self.host = host if self.host is None else min(self.host, host)
         if not behind:
@@ -57,8 +57,8 @@ class _Pace:
 class CudaClock:
     """Times calls on the current GPU. Everything runs in the current stream; the host waits at the ends of blocks only.
 
-    `launch_bound` is of the block timed last: the GPU had at some point worked off all that was in the queue, so the
-    time holds launches too. `cuda` is torch.cuda or a stand-in, `wall` the host's clock in seconds.
+    `launch_bound` is of the block timed last: the GPU's queue was empty at some point, so the time includes launches
+    too. `cuda` is torch.cuda or a stand-in, `wall` the host's clock in seconds.
     """
 
     def __init__(self, cuda: Cuda = torch.cuda, wall: Callable[[], float] = time.perf_counter) -> None:
@@ -76,7 +76,7 @@ class CudaClock:
         return self._wall()
 
     def time(self, call: Call, inner: int, before: Call | None = None) -> float:
-        """Seconds of the GPU for `inner` calls; with `before`, of each call alone, the sum of them.
+        """Seconds of the GPU for `inner` calls; with `before`, the sum over calls timed separately.
 
         An event costs the GPU some microseconds of its own; with `before` they are in every call's time.
         """
@@ -133,7 +133,7 @@ class CudaClock:
         return self._events[:count]
 
     def _fill(self, asleep: Any, inner: int) -> int:
-        """Puts the waiting at the head of the queue; returns its cycles."""
+        """Put the wait at the head of the queue; returns its cycles."""
         cycles = ceil(self._pace.waiting(inner) * self.cycles_per_s)
         asleep.record()
         if cycles:
@@ -143,13 +143,13 @@ class CudaClock:
     def _learn(self, cycles: int, waited: float, host: float, gpu: float, behind: bool) -> None:
         self.launch_bound = behind
         self._pace.learn(host, gpu, behind)
-        if cycles > 0 and waited > 0:  # the highest clock seen: where it sinks, the waiting is only longer than needed
+        if cycles > 0 and waited > 0:  # the highest clock so far: when it drops, the wait is only longer than needed
             self.cycles_per_s = max(self.cycles_per_s, cycles / waited)
 
     def _wait_on_gpu(self, cycles: int) -> None:
         start, end = self._taken(2)
         self._cuda.synchronize()
-        self._cuda._sleep(cycles // 10)  # so that the start is not taken before the launch
+        self._cuda._sleep(cycles // 10)  # so that the start is not recorded before the launch
         start.record()
         self._cuda._sleep(cycles)
         end.record()
@@ -162,10 +162,10 @@ def _nothing() -> object:
 
 
 def _reference(call: Call) -> Callable[[], object]:
-    """The call while it lives: held, it would keep the buffers of a placement that is over."""
+    """A weak reference to the call: a strong one would keep the buffers of a finished placement."""
     try:
         return weakref.ref(call)
-    except TypeError:  # some objects cannot be referred to; they are met anew each time
+    except TypeError:  # some objects have no weak references; they count as new each time
         return _nothing
 
 
@@ -175,7 +175,7 @@ def _seconds(start: Any, end: Any) -> float:
 
 
 def clock_for(device: str) -> Clock:
-    """The clock of `cpu`, `cuda` or `cuda:1`; the GPU becomes the current one of this process, whose queue is timed."""
+    """The clock of `cpu`, `cuda` or `cuda:1`; the GPU becomes this process's current one, whose queue is timed."""
     if not device.startswith("cuda"):
         return CpuClock()
     torch.cuda.set_device(torch.device(device if ":" in device else "cuda:0"))
@@ -184,5 +184,5 @@ def clock_for(device: str) -> Clock:
 
 @cache
 def _cuda_clock(device: str) -> CudaClock:
-    """One for each device: what it has measured of the GPU's cycles holds for all cases."""
+    """One for each device: its measurement of the GPU's cycles is valid for all cases."""
     return CudaClock()

@@ -1,4 +1,4 @@
-"""What a GPU ran at between blocks, with the host's counts, and the most of its memory that a call takes."""
+"""A GPU's clocks between blocks, with the host's counts, and the peak memory of a call."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class GpuSnapshot(Snapshot):
 class GpuCounters:
     """Counters for blocks that `clock` times.
 
-    What happened to the host matters only where the GPU waited for it: a block whose queue was never empty is not
-    spoiled by a preempted host, so its flags count in `launch-bound` blocks alone.
+    The host's flags matter only where the GPU waited for it: a block whose queue was never empty is not spoiled by a
+    preempted host, so they count only in `launch-bound` blocks.
     """
 
     def __init__(self, clock: CudaClock, probe: GpuProbe | None = None, host: Counters | None = None) -> None:
@@ -36,7 +36,7 @@ class GpuCounters:
     def read(self) -> GpuSnapshot:
         """The counts now."""
         host = self._host.read()
-        counts = {own.name: getattr(host, own.name) for own in fields(Snapshot)}
+        counts = {count.name: getattr(host, count.name) for count in fields(Snapshot)}
         return GpuSnapshot(**counts, gpu=self._probe.read() if self._probe else Sample())
 
     def flags(self, before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
@@ -48,10 +48,10 @@ class GpuCounters:
 
 
 def peak_memory(call: Call, device: str, cuda: Cuda = torch.cuda) -> int | None:
-    """Bytes that a call holds at most beyond what was held before it, its output among them; None on a CPU.
+    """The peak of bytes allocated by a call, its output included; None on a CPU.
 
-    Of a plain call, not of a graph's replay, whose memory was taken when it was captured. The call is made once before:
-    a library's workspace, kept for good, is no cost of this call.
+    Of a plain call, not of a graph's replay, whose memory was allocated at capture. The call is made once before: a
+    library's permanent workspace is not a cost of this call.
     """
     if not device.startswith("cuda"):
         return None

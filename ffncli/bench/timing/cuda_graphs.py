@@ -1,8 +1,8 @@
 """CUDA graphs: a kernel's launches recorded once and replayed as one, so that a small case times the GPU, not the host.
 
-One graph for each copy of the weights, with x and the outputs where they were when it was captured. All arms of a case
-run alike: a ratio of a replayed arm to a launched one would compare ways of launching. So one arm that cannot be
-captured (its routing looks at data, it waits for the GPU) means plain calls for all, and a note with the reason.
+One graph for each copy of the weights, with x and the outputs at their places of the capture. All arms of a case run
+the same way: a ratio of a replayed arm to a launched one would compare ways of launching. So one arm that cannot be
+captured (its routing reads data, it waits for the GPU) means plain calls for all, and a note with the reason.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Copy = TypeVar("Copy")
 MOST_COPIES = 256  # graphs of one arm; each takes host time to capture, and memory
 REPLAYED = "CUDA graphs: every arm's launches were recorded and replayed"
 _WARM_UP = 3  # calls: libraries choose their algorithms and workspaces outside of the capture
-# Below this a case may be bound by launches. Of no GPU there is: of the fastest, so that the answer depends on the
-# case alone and five processes, and two machines, agree on it. A larger case loses nothing by a graph.
+# Below this a case may be bound by launches. The rates are above any GPU's, so that the answer depends on the case
+# alone and five processes, and two machines, agree on it. A larger case loses nothing by a graph.
 _SMALL = 100e-6  # s
 _FLOPS_PER_S, _BYTES_PER_S = 1e15, 4e12
 
@@ -31,7 +31,7 @@ _side: dict[int, Any] = {}  # one stream for all captures on a GPU: cuBLAS keeps
 
 
 class NotCaptured(Exception):
-    """Why a call is no graph, in words for a note; of which arm, where that is known."""
+    """Why a call cannot be a graph, in words for a note; `arm` is which one, where known."""
 
     def __init__(self, why: str, arm: str = "") -> None:
         super().__init__(why)
@@ -39,19 +39,19 @@ class NotCaptured(Exception):
 
 
 class Replayable(Protocol):
-    """An arm: what it does on one copy of its weights, and a way to be told to replay graphs of that instead."""
+    """An arm: its call on one copy of its weights, and a way to make it replay graphs of that instead."""
 
     copies: Any
 
-    def on_copy(self, own: Any, /) -> object:
+    def on_copy(self, copy: Any, /) -> object:
         """The call on one copy."""
 
     def replay(self, calls: Sequence[Call], /) -> None:
-        """From now on, calls are these in turn."""
+        """Call these in turn from now on."""
 
 
 def by_graphs(flops: int, moved_bytes: int) -> bool:
-    """Whether a case of that work is so small that launches may bound it: then graphs are the default."""
+    """Whether a case with that much work is so small that launches may bound it: then graphs are the default."""
     return flops / _FLOPS_PER_S + moved_bytes / _BYTES_PER_S < _SMALL
 
 
@@ -59,10 +59,10 @@ def captured(call: Callable[[Copy], object], copies: Sequence[Copy], cuda: Cuda 
     """`call(copy)` as a replay of its own graph, for each copy; its output is overwritten by its next replay.
 
     The copies are replayed one after another, never together, so their graphs share one pool of memory. Raises
-    NotCaptured with the reason; what the call raises when it is merely called goes through.
+    NotCaptured with the reason; exceptions of the plain call pass through.
     """
     if len(copies) > MOST_COPIES:
-        raise NotCaptured(f"{len(copies)} copies of its weights would be as many graphs; {MOST_COPIES} is the most")
+        raise NotCaptured(f"{len(copies)} copies of its weights would need as many graphs; the limit is {MOST_COPIES}")
     side = _side_stream(cuda)
     side.wait_stream(cuda.current_stream())
     with cuda.stream(side):
@@ -75,7 +75,7 @@ def captured(call: Callable[[Copy], object], copies: Sequence[Copy], cuda: Cuda 
 
 
 def replays(arms: Mapping[str, Replayable], cuda: Cuda = torch.cuda) -> dict[str, list[Call]]:
-    """Every arm's graphs, by its name. Raises NotCaptured of the first arm that has none."""
+    """Every arm's graphs, by its name. Raises NotCaptured for the first arm that cannot be captured."""
     made = {}
     for name, arm in arms.items():
         try:
@@ -88,7 +88,7 @@ def replays(arms: Mapping[str, Replayable], cuda: Cuda = torch.cuda) -> dict[str
 class Launching:
     """How the arms of a case are called, the same way in all its placements. `note` says so, for its rows.
 
-    `small`: by graphs if all arms can be captured. Found out at the first placement.
+    `small`: by graphs if all arms can be captured, which the first placement shows.
     """
 
     def __init__(self, small: bool, cuda: Cuda = torch.cuda) -> None:
@@ -97,13 +97,13 @@ class Launching:
         self._cuda = cuda
 
     def settle(self, arms: Mapping[str, Replayable]) -> None:
-        """Makes the arms of a new placement replay, or leaves them. Raises BrokenArm of one that no longer can."""
+        """Make the arms of a new placement replay, or leave them. Raises BrokenArm for one that no longer can."""
         if self.graphs is False:
             return
         try:
             made = replays(arms, self._cuda)
         except NotCaptured as reason:
-            if self.graphs:  # what was measured before, by graphs, cannot go on with plain calls
+            if self.graphs:  # a measurement by graphs cannot go on with plain calls
                 raise BrokenArm(reason.arm) from reason
             self.graphs, self.note = False, f"no CUDA graphs, as {reason}"
             return
@@ -120,7 +120,7 @@ def _side_stream(cuda: Cuda) -> Any:
 
 
 def _warm_up(call: Callable[[Copy], object], copy: Copy, cuda: Cuda) -> None:
-    """Some calls, the last watched for waiting: found here, it spoils no capture, from which torch may not recover."""
+    """Some calls, the last checked for waiting: here it spoils no capture, from which torch may not recover."""
     for _ in range(_WARM_UP):
         call(copy)
     cuda.synchronize()
@@ -148,7 +148,7 @@ def _captured_call(call: Callable[[Copy], object], copy: Copy, pool: Any, cuda: 
         reason = error
     try:
         graph.capture_end()
-    except RuntimeError as error:  # what spoiled the capture was raised by the call already, as a rule
+    except RuntimeError as error:  # as a rule, the call has already raised what spoiled the capture
         reason = reason or error
     if reason is not None:
         _recover(cuda)
@@ -162,7 +162,7 @@ def _captured_call(call: Callable[[Copy], object], copy: Copy, pool: Any, cuda: 
 
 
 def _recover(cuda: Cuda) -> None:
-    """A capture that ended badly leaves torch's random generator as if in one; an empty one that ends well frees it."""
+    """A failed capture leaves torch's random generator in capture mode; an empty one that succeeds frees it."""
     try:
         cuda.synchronize()
         graph = cuda.CUDAGraph()
@@ -173,7 +173,7 @@ def _recover(cuda: Cuda) -> None:
 
 
 def _line(error: BaseException) -> str:
-    """The first line of what torch says; the rest is advice for debugging."""
-    while error.__cause__ is not None:  # what was made of it says less
+    """The first line of torch's message; the rest is advice for debugging."""
+    while error.__cause__ is not None:  # the wrapping error says less
         error = error.__cause__
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,5 +1,5 @@
-"""measure_case: one case in this process. Verify every kernel, time those that are right, and look again at what they
-computed while they were timed."""
+"""measure_case: one case in this process. Verify every kernel, time the correct ones, and check again the outputs that
+they computed while they were timed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from ffncli.kernels.compiled import on_compiling, recompiles
 from ffncli.kernels.kernel import Kernel, kernel_steps
 from ffncli.show.text import finite
 
-_ROOFS = 2  # processes that look for the roof; it takes half a second, and the best one counts
+_ROOFS = 2  # processes that measure the roof; it takes half a second, and the best one counts
 
 
 def measure_case(
@@ -53,12 +53,12 @@ def measure_case(
     start: float = 0.0,
     tell: Callable[[Doing, str], None] = lambda doing, name: None,
 ) -> TimedUnit:
-    """One case with every kernel of the job, in this process. `start`: seconds that the process took to come so far.
+    """One case with every kernel of the job, in this process. `start`: seconds that the process took to start.
 
     `tell` hears what is done with which kernel before its code runs, and no name before all are timed in turn.
 
     Whatever a kernel does is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
-    while it is timed is taken out and the others are timed anew. Only Errors of the machinery itself are raised.
+    while it is timed is removed and the others are timed again. Only our own errors are raised.
     """
     settle(case, job)
     clock = clock or clock_for(case.device)
@@ -68,7 +68,7 @@ def measure_case(
 
 
 def settle(case: Case, job: Job) -> None:
-    """Threads of torch and of every library beside it, arithmetic and seed, as the case and the method say."""
+    """Set the threads of torch and every other library, arithmetic and seed, for the case and the method."""
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     torch.set_num_threads(case.threads)
@@ -117,8 +117,8 @@ class _Run:
             if self.placed:
                 self._time(problem)
         with self._spending("roof"):
-            asked = self.measured and self.job.process < _ROOFS
-            roof = _roof(self.case.device, self.case.dtype, self.case.threads) if asked else Roof()
+            measures_roof = self.measured and self.job.process < _ROOFS
+            roof = _roof(self.case.device, self.case.dtype, self.case.threads) if measures_roof else Roof()
         return self._answer(roof)
 
     def _seed(self) -> int:
@@ -126,7 +126,7 @@ class _Run:
         return random.Random(f"{self.job.method.seed} {self.job.process} {self.case.key}").getrandbits(48)
 
     def _wanted(self, kernels: Mapping[str, Kernel | FFNError]) -> str:
-        """The baseline asked for; eager where none is, or the first kernel that is ok (empty until that is known)."""
+        """The requested baseline; else eager, or the first kernel that is ok (empty until that is known)."""
         if self.job.baseline is None:
             return "eager" if "eager" in kernels else ""
         return self.job.baseline
@@ -140,7 +140,7 @@ class _Run:
         spent = {name: self.spent.get(name, 0.0) for name in ("start", "verify", "warm_up")}
         for name, seconds in (measured.spent if measured else {}).items():
             spent[name] = spent.get(name, 0.0) + seconds
-        inside = self.spent.get("inside", 0.0)  # verified while it was placed
+        inside = self.spent.get("inside", 0.0)  # verified during placing
         spent["placing"] = max(0.0, spent.get("placing", 0.0) - inside)
         spent["rest"] = spent.get("rest", 0.0) + self.spent.get("roof", 0.0)
         return TimedUnit(
@@ -167,7 +167,7 @@ class _Run:
     # --- verify -------------------------------------------------------------------------------------------------------
 
     def _verify_all(self, kernels: Mapping[str, Kernel | FFNError], problem: Problem) -> None:
-        """The baseline first: its error, if it is right, is a measure for the others."""
+        """Verify the baseline first: its error, if it is correct, sets the others' limit."""
         limit = correct.allowed(problem, self.job.method.math_mode)
         self.outcomes = {name: Outcome(name) for name in kernels}  # their order is that of the options
         order = {name: at for at, name in enumerate(kernels)}
@@ -191,16 +191,16 @@ class _Run:
     def _say_baseline(self) -> None:
         """Without a baseline there is no ratio."""
         if self.baseline and self.baseline not in self.placed and self.placed:
-            found = self.outcomes.get(self.baseline)
-            said = f"{found.status}: {found.note}" if found else "not among the kernels"
-            self.notes.append(f"no ratios: the baseline {self.baseline} is {said}")
+            outcome = self.outcomes.get(self.baseline)
+            reason = f"{outcome.status}: {outcome.note}" if outcome else "not among the kernels"
+            self.notes.append(f"no ratios: the baseline {self.baseline} is {reason}")
 
     def _verify(self, name: str, kernel: Kernel | FFNError, problem: Problem, limit: float) -> None:
         if isinstance(kernel, FFNError):
             self.outcomes[name] = Outcome(name, *verdict_of(kernel))
             return
         self.tell("compiling" if kernel.compiles else "checking", name)
-        said = compile_cache()
+        cache_before = compile_cache()
         try:
             with self._spending("warm_up"):
                 placed = PlacedKernel(
@@ -211,22 +211,22 @@ class _Run:
                     compile_s = self._first_call(placed, problem)
             self.tell("checking", name)
             with self._spending("verify"):
-                found = correct.before(placed, problem)
+                numeric_error = correct.before(placed, problem)
                 peak = self._peak(placed, problem)
             with correct.computing(problem.backward):
                 placed.unguard()
         except BaseException as error:  # SystemExit too: whatever a user's code raises ends that kernel alone
             self._broken(name, error)
             return
-        how = compile_cache().since(said)
+        how = compile_cache().since(cache_before)
         note = "; ".join(
-            filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", _subnormal(found)))
+            filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", _subnormal(numeric_error)))
         )
-        self.outcomes[name] = Outcome(name, "ok", note, found.largest, found.rel, compile_s, peak)
+        self.outcomes[name] = Outcome(name, "ok", note, numeric_error.largest, numeric_error.rel, compile_s, peak)
         self.placed[name] = placed
 
     def _first_call(self, placed: PlacedKernel, problem: Problem) -> float | None:
-        """Seconds of building and of the first call, in which torch compiles; None of a kernel that does not."""
+        """Seconds of building and of the first call, in which torch compiles; None for a kernel that does not."""
         start = time.perf_counter()
         with correct.computing(problem.backward):
             placed.call()
@@ -244,20 +244,20 @@ class _Run:
             return peak_memory(placed.call, self.case.device)
 
     def _broken(self, name: str, error: BaseException) -> None:
-        """A kernel's outcome for what it raised; it is not timed, and what it held is given back."""
+        """Record the outcome of a kernel that raised; it is not timed, and its memory is freed."""
         cause = error.__cause__ if isinstance(error, BrokenArm) and error.__cause__ else error
         status, note = verdict_of(cause)
-        found = cause.error if isinstance(cause, WrongResult) else None
+        numeric_error = cause.error if isinstance(cause, WrongResult) else None
         before = self.outcomes.get(name, Outcome(name))
         self.outcomes[name] = replace(
             before,
             status=status,
             note=note,
-            error_max=finite(found.largest) if found else before.error_max,
-            error_rel=finite(found.rel) if found else before.error_rel,
+            error_max=finite(numeric_error.largest) if numeric_error else before.error_max,
+            error_rel=finite(numeric_error.rel) if numeric_error else before.error_rel,
         )
         self.placed.pop(name, None)
-        cause.__traceback__ = error.__traceback__ = None  # its frames hold the tensors
+        cause.__traceback__ = error.__traceback__ = None  # its frames keep the tensors alive
         gc.collect()
         if self.case.device.startswith("cuda"):
             torch.cuda.empty_cache()
@@ -265,7 +265,7 @@ class _Run:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _time(self, problem: Problem) -> None:
-        """Until no kernel raises any more. What an attempt that was broken off had measured is not kept."""
+        """Repeat until no kernel raises. The blocks of an aborted attempt are dropped."""
         while self.placed:
             try:
                 arms = self._arms(problem)
@@ -278,7 +278,7 @@ class _Run:
                 self.measured = None
                 self._without(broken)
                 continue
-            except (RuntimeError, MemoryError) as error:  # of what is not a kernel's: the buffer that empties caches
+            except (RuntimeError, MemoryError) as error:  # not a kernel's: the buffer that empties caches
                 status, note = verdict_of(error)
                 if status != "oom":
                     raise
@@ -286,11 +286,11 @@ class _Run:
                 self.outcomes |= {name: replace(self.outcomes[name], status=status, note=note) for name in self.placed}
                 return
             for name, last_error in arms.errors.items():
-                self._looked_at(name, last_error, arms.wrong.get(name))
+                self._record_errors(name, last_error, arms.wrong.get(name))
             return
 
     def _without(self, broken: BrokenArm) -> None:
-        """The next attempt does without the arm that broke."""
+        """Remove the arm that broke from the next attempt."""
         if broken.name in (TWIN, GEMM):
             _, note = verdict_of(broken.__cause__ or broken)
             self.without.add(broken.name)
@@ -300,12 +300,12 @@ class _Run:
         if broken.name == self.baseline:
             self._say_baseline()
 
-    def _looked_at(self, name: str, found: Error, wrong: WrongResult | None) -> None:
+    def _record_errors(self, name: str, error: Error, wrong: WrongResult | None) -> None:
         before = self.outcomes[name]
         after = replace(
             before,
-            error_max=finite(max(before.error_max or 0.0, found.largest)),
-            error_rel=finite(max(before.error_rel or 0.0, found.rel)),
+            error_max=finite(max(before.error_max or 0.0, error.largest)),
+            error_rel=finite(max(before.error_rel or 0.0, error.rel)),
         )
         self.outcomes[name] = replace(after, status="wrong", note=str(wrong)) if wrong else after
         if wrong and name == self.baseline:
@@ -345,7 +345,7 @@ class _Run:
         return Launching(by_graphs(work.flops, work.bytes))
 
     def _sustain(self, arms: Arms, problem: Problem) -> None:
-        """Every kernel beside the baseline in long turns, in the first process; said where it changes the ratio."""
+        """Time every kernel against the baseline in long turns, in the first process; note a changed ratio."""
         base = arms.by_name.get(self.baseline)
         if not self.job.method.sustained or self.job.process or base is None or self.measured is None:
             return
@@ -354,17 +354,17 @@ class _Run:
             if name == self.baseline or ratio is None:
                 continue
             with correct.computing(problem.backward):
-                found = sustained(arms.by_name[name], base, self.clock, self.probe)
-            said = sustained_note(found, math.exp(ratio.interval.value))
+                turns = sustained(arms.by_name[name], base, self.clock, self.probe)
+            remark = sustained_note(turns, math.exp(ratio.interval.value))
             before = self.outcomes[name]
-            self.outcomes[name] = replace(before, note="; ".join(filter(None, (before.note, said))))
+            self.outcomes[name] = replace(before, note="; ".join(filter(None, (before.note, remark))))
 
     def _measure(self, arms: Arms, problem: Problem) -> Measured:
         compiled = recompiles()
         base = self.baseline if self.baseline in self.placed else next(iter(self.placed))
         plan = plan_of(self.job.method, base, tuple(self.placed), self.case.device, self.case.threads)
         with correct.computing(problem.backward):
-            found = measure(self.job.process, self.case.key, arms.place, self.clock, self.counters, plan)
+            measured = measure(self.job.process, self.case.key, arms.place, self.clock, self.counters, plan)
         self.notes.append(arms.launched)
         self.spent["inside"] = arms.seconds
         self.spent["verify"] = self.spent.get("verify", 0.0) + arms.seconds
@@ -372,14 +372,14 @@ class _Run:
             for name, placed in list(self.placed.items()):
                 if placed.built.kernel.compiles:
                     raise BrokenArm(name) from RuntimeError("torch compiled in the timed part")
-        return found
+        return measured
 
     def _by_step(self, problem: Problem) -> None:
-        """The block's steps, each alone; nothing is verified but that they can run, being the reference itself."""
+        """Time the block's steps, each alone; they are the reference, so the only check is that they run."""
         llc, size = machine.llc_bytes(self.case.device), touched(problem) + problem.first.x.nbytes
-        asked: Cache = "flush" if self.case.cache == "flush" else "warm"
+        cache_mode: Cache = "flush" if self.case.cache == "flush" else "warm"
         self.mode = caching(
-            asked, [2 * size], size, llc, machine.room(self.case.device)
+            cache_mode, [2 * size], size, llc, machine.room(self.case.device)
         )  # the block, and its steps together
         if self.case.cache == "cold-weights":
             self.notes.append(f"steps have one copy of their weights: {self.mode.mode} instead of cold-weights")
@@ -401,5 +401,5 @@ def _subnormal(error: Error) -> str:
 
 @cache
 def _roof(device: str, dtype: str, threads: int) -> Roof:
-    """Once in a process: half a second."""
+    """Measured once per process: half a second."""
     return measured_roof(device, dtype, threads)

@@ -1,4 +1,4 @@
-"""How a kernel can end: what it raises and what is raised of it, as a status and one line."""
+"""How a kernel can end: its exceptions and ours, as a status and one line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Error:
 
 
 class WrongResult(Exception):
-    """A kernel broke its contract, or its numbers are not the block's; the text says how. `error` where it is one."""
+    """A kernel broke its contract, or its numbers are wrong; the text says how. `error` is how far off they are."""
 
     def __init__(self, text: str, error: Error | None = None) -> None:
         super().__init__(text)
@@ -35,7 +35,7 @@ class WrongResult(Exception):
 
 
 class Skipped(Exception):
-    """What a kernel cannot do here, in words."""
+    """Why a kernel cannot run here, in words."""
 
 
 class BrokenArm(Exception):
@@ -58,14 +58,14 @@ def verdict_of(error: BaseException) -> tuple[Status, str]:
     if out_of_memory(error):
         return "oom", line or "out of memory"
     if isinstance(error, NotImplementedError) or "not implemented for" in text:
-        return "skipped", f"torch cannot do it here: {line}"
+        return "skipped", f"torch does not support it here: {line}"
     if isinstance(error, FFNError):
         return "failed", line
     return "failed", f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory was what lacked, also where another error was made of it."""
+    """Whether memory ran out, also as the cause of another error."""
     while error is not None:
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             return True

@@ -1,4 +1,4 @@
-"""One arm's kernel with buffers of its own: what is called in a block, and what its last call gave."""
+"""One arm's kernel with its own buffers: the call of a block, and the output of the last call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ffncli.run.user.kernels import unguarded
 
 @dataclass(frozen=True)
 class BuiltKernel:
-    """A kernel built for a case. `params` are its weights in its own form, which every arm of it gets copies of."""
+    """A kernel built for a case. `params` are its weights in its own form, which every arm copies."""
 
     kernel: Kernel
     compute: Computes
@@ -32,7 +32,7 @@ class BuiltKernel:
 def build_kernel(kernel: Kernel, problem: Problem) -> BuiltKernel:
     """The kernel for this case.
 
-    Raises Skipped where it cannot do it, WrongResult where its prepare changes the weights, and what it raises.
+    Raises Skipped where it does not support it, WrongResult where its prepare changes the weights, and its exceptions.
     """
     case = problem.case
     reason = kernel.refusal(problem.steps, case.device, problem.dtype, case.passes)
@@ -44,15 +44,15 @@ def build_kernel(kernel: Kernel, problem: Problem) -> BuiltKernel:
     if any(not torch.equal(weights[name], tensor) for name, tensor in problem.weights.items()):
         raise WrongResult("its prepare changes the weights")
     start = time.perf_counter()
-    compute = kernel.build(problem.steps, case.device, problem.dtype)  # guarded: says where it raises; see `unguard`
+    compute = kernel.build(problem.steps, case.device, problem.dtype)  # guarded: its errors say where; see `unguard`
     took = time.perf_counter() - start if kernel.compiles else None
     return BuiltKernel(kernel, compute, params, took)
 
 
 class PlacedKernel:
-    """A built kernel with buffers of its own. `limit` is the error that it may have, `out` what its last call gave.
+    """A built kernel with its own buffers. `limit` is the allowed error, `out` the output of its last call.
 
-    In a backward pass that is (output, gradients of x and of those of its params that are floats).
+    In a backward pass that is (output, gradients of x and of its floating-point params).
     """
 
     def __init__(self, name: str, built: BuiltKernel, problem: Problem, draw: random.Random, limit: float) -> None:
@@ -66,7 +66,7 @@ class PlacedKernel:
         self._versions: list[list[int]] = []
 
     def place(self, copies: int) -> None:
-        """New places for x and for so many copies of the weights. Raises BrokenArm, of what its prepare raises too."""
+        """New places for x and for that many copies of the weights. Raises BrokenArm, also where its prepare raises."""
         try:
             self._place(copies)
         except BaseException as error:  # SystemExit too
@@ -74,7 +74,7 @@ class PlacedKernel:
 
     def _place(self, copies: int) -> None:
         problem, backward = self._problem, self._problem.backward
-        self.out, self.copies = None, []  # what lies there now goes first
+        self.out, self.copies = None, []  # frees the old buffers first
         with torch.inference_mode(False), torch.no_grad():
             near, far = self.arenas
             extra = () if problem.first.g is None else (problem.first.g,)
@@ -83,29 +83,29 @@ class PlacedKernel:
             params = self.built.params
             if placeable(params):
                 self.copies = far.place([params] * copies)
-            else:  # packed into a library's own form: only the kernel can make it again
+            else:  # packed into a library's own form: only the kernel can make a copy
                 sets = far.place([tuple(problem.weights.values())] * copies)
-                named = [dict(zip(problem.weights, own, strict=True)) for own in sets]
-                self.copies = [tuple(self.built.kernel.prepare(problem.steps, own)) for own in named]
+                named = [dict(zip(problem.weights, copy, strict=True)) for copy in sets]
+                self.copies = [tuple(self.built.kernel.prepare(problem.steps, copy)) for copy in named]
             if backward:
-                for tensor in (self.x, *(t for own in self.copies for t in own if t.is_floating_point())):
+                for tensor in (self.x, *(t for copy in self.copies for t in copy if t.is_floating_point())):
                     tensor.requires_grad_()
-            self._versions = [[t._version for t in own] for own in self.copies]
+            self._versions = [[t._version for t in copy] for copy in self.copies]
         self.call = self._backward() if backward else self._forward()
 
-    def on_copy(self, own: Params) -> object:
-        """What a call gives on one copy of the weights: for graphs, each copy has its own. Raises BrokenArm."""
+    def on_copy(self, params: Params) -> object:
+        """A call's output on one copy of the weights: for graphs, one per copy. Raises BrokenArm."""
         try:
-            y = self.built.compute(self.x, own)
+            y = self.built.compute(self.x, params)
             if not self._problem.backward:
                 return y
-            leaves = (self.x, *(t for t in own if t.is_floating_point()))
+            leaves = (self.x, *(t for t in params if t.is_floating_point()))
             return y, torch.autograd.grad(y, leaves, self.g, allow_unused=True)
         except BaseException as error:  # SystemExit too
             raise BrokenArm(self.name) from error
 
     def replay(self, calls: Sequence[Callable[[], object]]) -> None:
-        """From now on a call is the next of these, which give what `on_copy` does."""
+        """Call these in turn from now on; they return what `on_copy` does."""
         turn = cycle(calls)
 
         def call() -> object:
@@ -115,7 +115,7 @@ class PlacedKernel:
         self.call = call
 
     def _forward(self) -> Callable[[], object]:
-        """Calls the kernel on the next copy; the output before is freed first, as where nobody keeps it."""
+        """Call the kernel on the next copy; the last output is freed first, as in use."""
         compute, x, turn = self.built.compute, self.x, cycle(self.copies)
 
         def call() -> object:
@@ -130,13 +130,13 @@ class PlacedKernel:
 
     def _backward(self) -> Callable[[], object]:
         compute, x, g, grad = self.built.compute, self.x, self.g, torch.autograd.grad
-        turn = cycle([(own, (x, *(t for t in own if t.is_floating_point()))) for own in self.copies])
+        turn = cycle([(params, (x, *(t for t in params if t.is_floating_point()))) for params in self.copies])
 
         def call() -> object:
             self.out = None
-            own, leaves = next(turn)
+            params, leaves = next(turn)
             try:
-                y = compute(x, own)
+                y = compute(x, params)
                 self.out = (y, grad(y, leaves, g, allow_unused=True))
             except BaseException as error:  # SystemExit too
                 raise BrokenArm(self.name) from error
@@ -145,7 +145,7 @@ class PlacedKernel:
         return call
 
     def unguard(self) -> None:
-        """From now on a user's function is called as it was written, where it can be: some import neighbours then."""
+        """Call a user's function without the guard from now on, where it still runs: some import files in it."""
         guarded, bare = self.built, replace(self.built, compute=unguarded(self.built.compute))
         if bare.compute is guarded.compute:
             return
@@ -156,7 +156,7 @@ class PlacedKernel:
             self.built = guarded
 
     def enter(self, x: Tensor, g: Tensor | None = None) -> None:
-        """Other numbers in the same buffers. No version count tells of them: an answer kept by it is found out too."""
+        """Write other numbers into the same buffers, without a new version count: that catches cached answers too."""
         self.x.data.copy_(x)
         if g is not None and self.g is not None:
             self.g.data.copy_(g)
@@ -171,16 +171,16 @@ class PlacedKernel:
         assert isinstance(self.out, tuple)
         of_x, *rest = self.out[1]
         numbers = [n for n, t in enumerate(self.built.params) if t.is_floating_point()]
-        own = canonical_gradients(problem, self, dict(zip(numbers, rest, strict=True)))
-        return {"x": torch.zeros_like(self.x) if of_x is None else of_x, **own}
+        weight_gradients = canonical_gradients(problem, self, dict(zip(numbers, rest, strict=True)))
+        return {"x": torch.zeros_like(self.x) if of_x is None else of_x, **weight_gradients}
 
     def changed(self) -> bool:
         """Whether torch wrote to any copy of the weights."""
-        return [[t._version for t in own] for own in self.copies] != self._versions
+        return [[t._version for t in copy] for copy in self.copies] != self._versions
 
     @property
     def nbytes(self) -> int:
-        """Of one copy of the weights, and of what enters."""
+        """Bytes of one copy of the weights, and of x."""
         return nbytes(self.built.params) + self.x.nbytes
 
 
@@ -196,27 +196,29 @@ def canonical_gradients(
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in problem.weights.items()}
         params = kernel.prepare(problem.steps, leaves)
         pairs = [(params[n], d) for n, d in gradients.items() if d is not None]
-        if not all(own.requires_grad for own, _ in pairs):
+        if not all(param.requires_grad for param, _ in pairs):
             raise Skipped("its prepare cannot be differentiated, so its gradients cannot be checked")
-        own, given = [p for p, _ in pairs], [d for _, d in pairs]
-        found = torch.autograd.grad(own, list(leaves.values()), given, allow_unused=True) if pairs else [None]
+        outputs, upstream = [p for p, _ in pairs], [d for _, d in pairs]
+        leaf_gradients = (
+            torch.autograd.grad(outputs, list(leaves.values()), upstream, allow_unused=True) if pairs else [None]
+        )
     zeros = {name: torch.zeros_like(tensor) for name, tensor in leaves.items()}
-    return zeros | {n: d for n, d in zip(leaves, found, strict=False) if d is not None}
+    return zeros | {n: d for n, d in zip(leaves, leaf_gradients, strict=False) if d is not None}
 
 
 def shuffle_buffers(kernels: Sequence[PlacedKernel], draw: random.Random) -> None:
-    """Kernels exchange their memory, to be placed anew in it: which pages an arm has is chance, not its own for good.
+    """Kernels exchange their memory before they are placed again, so that an arm's pages are random, not permanent.
 
     Without this the pages of one arm can be the slower ones throughout a process (A/A read 1.02 in each of five).
     """
     arenas = [placed.arenas for placed in kernels]
     draw.shuffle(arenas)
-    for placed, own in zip(kernels, arenas, strict=True):
-        placed.arenas = own
+    for placed, pair in zip(kernels, arenas, strict=True):
+        placed.arenas = pair
 
 
 def touched(problem: Problem) -> int:
-    """Bytes of the weights that one call reads: of experts, those alone that any token goes to."""
+    """Bytes of the weights that one call reads: of experts, only those that any token goes to."""
     total, used = 0, problem.experts
     for step in problem.steps:
         size = sum(problem.weights[name].nbytes for name in step.parameters())
@@ -227,5 +229,5 @@ def touched(problem: Problem) -> int:
 
 
 def total(kernels: Sequence[PlacedKernel]) -> int:
-    """Bytes that the kernels hold, one copy of each."""
+    """Bytes of one copy of each kernel."""
     return sum(placed.nbytes for placed in kernels)

@@ -1,7 +1,7 @@
-"""Where an arm's tensors lie, and what its caches hold when it is called.
+"""Where an arm's tensors are in memory, and the state of the caches when it is called.
 
-Where buffers lie changes times by a few per cent (which sets of a cache they meet in, which reads look as if they hit
-a write 4096 bytes away), so every arm gets buffers of its own, anew at every placement, at random offsets.
+The places of buffers change times by a few per cent (the cache sets that they share, reads that alias a write 4096
+bytes away), so every arm gets its own buffers, new ones at every placement, at random offsets.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ffncli.bench.records import Cache
 
 Params: TypeAlias = tuple[Tensor, ...]
 
-# Offsets are whole cache lines on a CPU: what torch's own allocator promises (vector loads need no more), so that no
-# kernel meets an alignment that it would not meet in use. A GPU's allocator promises 256 (cudaMalloc).
+# Offsets are whole cache lines on a CPU, as torch's own allocator promises (vector loads need no more), so that no
+# kernel gets an alignment that it would not get in use. A GPU's allocator promises 256 (cudaMalloc).
 CPU_LINE, GPU_LINE = 64, 256
-_GAP = 4096  # before every tensor, less than this: all places within a page
-_START = 1 << 16  # before the first one: other pages too
+_GAP = 4096  # before every tensor, less than this: any place within a page
+_START = 1 << 16  # before the first one: any page too
 _MOST_COPIES = 1024  # of the weights: Python's own objects for more of them would fill the caches, and the time
-_FACTOR = 3  # so many last-level caches of other data between two uses: a replaced line is gone for certain
+_FACTOR = 3  # last-level caches of other data between two uses: every line is then certainly replaced
 
 
 class Arena:
-    """Memory in which one arm's tensors lie. It is asked for once and used again: a placement costs one copy.
+    """The memory of one arm's tensors. It is allocated once and reused: a placement costs one copy.
 
-    A second copy into pages that are there is three times as fast as one into new ones (4.9 beside 1.5 GB/s measured),
-    and no page fault is left for the timed part. The offsets, and with them the pages, are drawn anew each time.
+    A second copy into existing pages is three times as fast as one into new ones (4.9 against 1.5 GB/s measured), and
+    leaves no page fault to the timed part. The offsets, and with them the pages, are drawn again each time.
     """
 
     def __init__(self, device: str, draw: random.Random) -> None:
@@ -41,15 +41,17 @@ class Arena:
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
 
     def place(self, sets: Sequence[Params]) -> list[Params]:
-        """Copies of the tensors, in one storage, in random order at random offsets; what lay here before is gone.
+        """Copies of the tensors, in one storage, in random order at random offsets; earlier copies are overwritten.
 
         Views of one storage stay views of one storage, strides stay. Tensors must be strided (`placeable`). Raises
-        RuntimeError or torch.OutOfMemoryError where memory does not suffice.
+        RuntimeError or torch.OutOfMemoryError where memory is too small.
         """
         spans = [span for params in sets for span in _spans(params, self._line)]
         need = sum(self._up(size) + _GAP for _, _, size in spans) + _START
         if self._memory.numel() < need + self._line:
-            self._memory = torch.empty(0, dtype=torch.uint8, device=self._device)  # before the larger one is asked for
+            self._memory = torch.empty(
+                0, dtype=torch.uint8, device=self._device
+            )  # freed before the larger one is allocated
             self._memory = torch.empty(need + self._line, dtype=torch.uint8, device=self._device)
         at = self._up(self._memory.data_ptr()) - self._memory.data_ptr() + self._some(_START)
         places: dict[int, int] = {}
@@ -64,7 +66,7 @@ class Arena:
         return self._views(sets, places)
 
     def _views(self, sets: Sequence[Params], places: dict[int, int]) -> list[Params]:
-        """The tensors again, as views of this memory; spans are numbered as `place` met them."""
+        """The tensors as views of this memory; spans are numbered in the order of `place`."""
         out: list[Params] = []
         number = 0
         for params in sets:
@@ -91,7 +93,7 @@ class Arena:
 
 
 def placeable(params: Iterable[Tensor]) -> bool:
-    """Whether copying their bytes copies them: plain strided tensors, nothing packed into a library's own form."""
+    """Whether copying their bytes is enough: plain strided tensors, nothing packed into a library's own form."""
     plain = (Tensor, torch.nn.Parameter)
     return all(
         type(t) in plain and t.layout == torch.strided and not t.is_quantized and not t.is_mkldnn for t in params
@@ -99,8 +101,8 @@ def placeable(params: Iterable[Tensor]) -> bool:
 
 
 def _spans(params: Params, line: int) -> list[tuple[torch.UntypedStorage, int, int]]:
-    """(storage, first byte, bytes) of what the tensors cover of every storage; the first byte at a whole line."""
-    found: dict[int, tuple[torch.UntypedStorage, int, int]] = {}
+    """(storage, first byte, bytes) of the covered part of every storage; the first byte at a whole line."""
+    spans: dict[int, tuple[torch.UntypedStorage, int, int]] = {}
     for t in params:
         if t.numel() == 0:
             continue
@@ -108,11 +110,11 @@ def _spans(params: Params, line: int) -> list[tuple[torch.UntypedStorage, int, i
         low = int(t.storage_offset()) * size
         high = low + size * int(1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)))
         low -= low % line
-        before = found.get(storage.data_ptr())
+        before = spans.get(storage.data_ptr())
         if before:
             low, high = min(low, before[1]), max(high, before[1] + before[2])
-        found[storage.data_ptr()] = (storage, low, high - low)
-    return list(found.values())
+        spans[storage.data_ptr()] = (storage, low, high - low)
+    return list(spans.values())
 
 
 def _bytes(storage: torch.UntypedStorage, low: int, size: int) -> Tensor:
@@ -121,7 +123,7 @@ def _bytes(storage: torch.UntypedStorage, low: int, size: int) -> Tensor:
 
 
 def nbytes(params: Params) -> int:
-    """Bytes that a copy of them takes."""
+    """Bytes of a copy of them."""
     return sum(size for _, _, size in _spans(params, 1))
 
 
@@ -130,32 +132,32 @@ def nbytes(params: Params) -> int:
 
 @dataclass(frozen=True)
 class Caching:
-    """What was possible of the cache mode that was asked for: its name, copies of the weights, why it is another."""
+    """The cache mode in use: its name, copies of the weights, and why it is not the requested one."""
 
     mode: Cache
     copies: int = 1
     note: str = ""
 
 
-def caching(asked: Cache, arms: Sequence[int], touched: int, llc: int, free: int | None) -> Caching:
-    """The cache mode for arms that hold so many bytes each, weights and input, in one copy.
+def caching(cache: Cache, arms: Sequence[int], touched: int, llc: int, free: int | None) -> Caching:
+    """The cache mode for arms of these sizes: bytes of weights and input, in one copy.
 
     `touched`: bytes of the weights that one call reads, `llc`: of the last-level cache, `free`: of memory that may be
-    taken (None: unknown). warm is called shared where the arms together do not fit in the cache. cold-weights turns
-    through ⌈3 · llc / touched⌉ copies, where 1024 are enough; flush writes 3 · llc bytes before every call. Where they
-    are not, or memory is short of it, the mode is warm, and a note says so.
+    used (None: unknown). warm is called shared where the arms together do not fit in the cache. cold-weights cycles
+    through ⌈3 · llc / touched⌉ copies, at most 1024; flush writes 3 · llc bytes before every call. Where that is not
+    enough, or memory is too small, the mode is warm, and a note says so.
     """
     warm: Cache = "shared" if sum(arms) > llc else "warm"
-    if asked in ("warm", "shared"):
+    if cache in ("warm", "shared"):
         return Caching(warm)
-    copies = math.ceil(_FACTOR * llc / max(1, touched)) if asked == "cold-weights" else 1
+    copies = math.ceil(_FACTOR * llc / max(1, touched)) if cache == "cold-weights" else 1
     if copies > _MOST_COPIES:
-        few = f"{asked} would take {copies:,} copies of weights of {touched:,} bytes: {warm} instead"
+        few = f"{cache} would need {copies:,} copies of weights of {touched:,} bytes: {warm} instead"
         return Caching(warm, note=few)
-    need = copies * sum(arms) + (_FACTOR * llc if asked == "flush" else 0)
+    need = copies * sum(arms) + (_FACTOR * llc if cache == "flush" else 0)
     if free is None or need <= free:
-        return Caching(asked, copies)
-    short = f"{asked} would take {need / 1e9:,.1f} GB of memory and {free / 1e9:,.1f} GB can be had: {warm} instead"
+        return Caching(cache, copies)
+    short = f"{cache} would need {need / 1e9:,.1f} GB of memory, but only {free / 1e9:,.1f} GB is free: {warm} instead"
     return Caching(warm, note=short)
 
 

@@ -1,4 +1,4 @@
-"""One case as tensors: its weights, what enters, and what must come out, in float64 on the same rounded numbers."""
+"""One case as tensors: its weights, its input, and the reference output, in float64 from the same rounded numbers."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ffncli.run.engine.reference import in_float64, output_and_experts, steady_t
 from ffncli.run.engine.weights import random_weights
 
 _REDRAWS = 8
-# FLOPs of a reference. One core does some 2·10¹⁰ in float64 a second; of a larger case, some of the tokens are checked.
+# FLOPs of a reference. One core does some 2·10¹⁰ in float64 a second; in a larger case only some tokens are checked.
 _MOST_FLOPS = 4e10
 _FEW = 16
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What enters, x [tokens, d_model], and what must come of it in float64.
+    """The input x [tokens, d_model], and its reference output in float64.
 
-    `rows` are the tokens that are compared (None: all), `out` [rows, d_model] what they must be. In a backward pass `g`
+    `rows` are the tokens that are compared (None: all), `out` [rows, d_model] their reference. In a backward pass `g`
     [tokens, d_model] is the gradient of the output, `grads` those of `x` and of the canonical weights by name.
     """
 
@@ -45,7 +45,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Problem:
-    """The steps of a case as kernels get them, their weights, and inputs drawn as they are asked for.
+    """The steps of a case as kernels get them, their weights, and inputs drawn on demand.
 
     `weights` are drawn as torch's modules draw theirs, so that outputs are of order 1 and tokens go to all experts.
     """
@@ -58,7 +58,7 @@ class Problem:
 
     @classmethod
     def of(cls, case: Case, seed: int) -> Problem:
-        """Raises FFNError (exit 3) where memory does not suffice for the weights."""
+        """Raises FFNError (exit 3) where memory is too small for the weights."""
         steps, dtype = kernel_steps(steps_of(case.spec)), dtype_of(case.dtype)
         weights = random_weights(steps, torch.Generator().manual_seed(seed), dtype, case.device)
         return cls(case, steps, weights, dtype, seed)
@@ -76,18 +76,18 @@ class Problem:
 
     @property
     def scores(self) -> torch.dtype | None:
-        """The dtype that a router works in whatever the block's is."""
+        """The dtype of a router that does not use the block's."""
         fixed = any(isinstance(step.op, Route) and step.op.score_dtype == "fp32" for step in self.steps)
         return torch.float32 if fixed else None
 
     @property
     def entry(self) -> str:
-        """The name of what enters."""
+        """The name of the input."""
         return block_inputs(self.steps)[0]
 
     @cached_property
     def first(self) -> Inputs:
-        """What is timed."""
+        """The timed inputs."""
         return self.inputs(1)
 
     @cached_property
@@ -97,17 +97,17 @@ class Problem:
             return output_and_experts(self.steps, self.weights, {self.entry: self.first.x})[1]
 
     def inputs(self, number: int) -> Inputs:
-        """The inputs of that number, 1 upward: unlike numbers have unlike values."""
+        """The inputs of that number, 1 upward: different numbers have different values."""
         generator = torch.Generator().manual_seed(self.seed + number)
         x, left_out = self._steady(generator)
         if not self.backward:
             return self._forward(x, left_out, generator)
         g = torch.randn(x.shape, generator=generator).to(x)
-        g[left_out] = 0  # it then adds nothing to any gradient
+        g[left_out] = 0  # they then add nothing to any gradient
         return self._backward(x, g, left_out)
 
     def other(self, number: int) -> Tensor:
-        """Tokens like those of `inputs`, of which nothing is known."""
+        """Tokens like those of `inputs`, without a reference."""
         generator = torch.Generator().manual_seed(self.seed - number)
         return self._drawn(self.case.tokens, generator)
 
@@ -115,10 +115,10 @@ class Problem:
         return torch.randn(tokens, self.case.spec.d_model, generator=generator).to(self.case.device, self.dtype)
 
     def _steady(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """(tokens whose answer does not hang on how a kernel rounds, which of them still do, booleans).
+        """(tokens whose output does not depend on how a kernel rounds, which of them still does, booleans).
 
-        Where two experts score nearly the same, or what enters a relu is nearly 0, the last digit decides which expert
-        computes and which slope counts. Such tokens are drawn again, some times.
+        Where two experts score nearly the same, or the input of a relu is nearly 0, the last digit decides which expert
+        computes and which slope counts. Such tokens are drawn again, a few times.
         """
         x = self._drawn(self.case.tokens, generator)
         bad = self._unsteady(x)
@@ -141,7 +141,7 @@ class Problem:
 
     def _forward(self, x: Tensor, left_out: Tensor, generator: torch.Generator) -> Inputs:
         rows = (~left_out).nonzero().flatten()
-        remark = _remark(len(rows), len(x), "the others' experts hang on rounding")
+        remark = _remark(len(rows), len(x), "rounding decides the others' experts")
         most = max(_FEW, int(_MOST_FLOPS / max(1, cost(self.steps).flops)))
         if most < len(rows):
             rows = rows[torch.randperm(len(rows), generator=generator)[:most].to(rows.device)]
@@ -156,10 +156,10 @@ class Problem:
             weights = {name: tensor.double().requires_grad_() for name, tensor in self.weights.items()}
             out, _ = output_and_experts(self.steps, weights, {self.entry: entering})
             names, leaves = ("x", *weights), (entering, *weights.values())
-            found = torch.autograd.grad(out, leaves, g.double(), allow_unused=True)
-        grads = {n: torch.zeros_like(t) if d is None else d for n, t, d in zip(names, leaves, found, strict=True)}
+            gradients = torch.autograd.grad(out, leaves, g.double(), allow_unused=True)
+        grads = {n: torch.zeros_like(t) if d is None else d for n, t, d in zip(names, leaves, gradients, strict=True)}
         rows = (~left_out).nonzero().flatten()
-        remark = _remark(len(rows), len(x), "the others hang on rounding and have no gradient")
+        remark = _remark(len(rows), len(x), "the others depend on rounding and have no gradient")
         out = out.detach()
         return Inputs(x, out[rows], None if len(rows) == len(x) else rows, g, grads, remark)
 
@@ -169,21 +169,21 @@ def _remark(checked: int, tokens: int, why: str) -> str:
 
 
 def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """Of every activation that has kinks, the tokens (indices) that rounding may carry across one.
+    """For every activation with kinks, the tokens (indices) that rounding may carry across one.
 
-    A sum of n products is known to eps · √n of the largest sum, eps that of float32 for all dtypes but float64: what a
-    sum is rounded to afterwards keeps its sign.
+    A sum of n products is accurate to eps · √n of the largest sum, eps that of float32 for all dtypes but float64:
+    rounding it afterwards keeps its sign.
     """
     if not any(_kinks(step.op) for _, step in walk(steps) if isinstance(step.op, Activation)):
         return
     (entering,) = inputs.values()
     eps = torch.finfo(torch.promote_types(entering.dtype, torch.float32)).eps
-    own = {name: tensor.double() for name, tensor in weights.items()}
-    known: dict[str, Tensor] = {}
-    for event in execute(steps, own, {name: tensor.double() for name, tensor in inputs.items()}):
-        known[event.name] = event.tensor
+    wide_weights = {name: tensor.double() for name, tensor in weights.items()}
+    tensors: dict[str, Tensor] = {}
+    for event in execute(steps, wide_weights, {name: tensor.double() for name, tensor in inputs.items()}):
+        tensors[event.name] = event.tensor
         if isinstance(event.step.op, Activation):
-            z = known[event.name.removesuffix(event.step.output) + event.step.inputs[0]]
+            z = tensors[event.name.removesuffix(event.step.output) + event.step.inputs[0]]
             margin = eps * math.sqrt(entering.shape[-1]) * z.abs().max()
             near = torch.zeros(len(z), dtype=torch.bool, device=z.device)
             for kink in _kinks(event.step.op):

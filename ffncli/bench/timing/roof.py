@@ -1,4 +1,4 @@
-"""measured_roof: what this machine can do, in the process that measures. Half a second."""
+"""measured_roof: this machine's best rates, in the process that measures. Half a second."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COPY_LEAST, _COPY_MOST, _COPY_GPU = 16 << 20, 1 << 30, 512 << 20  # bytes of a 
 def measured_roof(device: str, dtype: str, threads: int, clock: Clock | None = None) -> Roof:
     """The best rate of a matrix product over a few shapes, and of memory: a copy (bytes read and written) or a sum.
 
-    Takes about half a second; a rate that slow products leave no time for is that of the smaller shapes. `threads` are
+    Takes about half a second; where products are slow, only the smaller shapes are tried. `threads` are
     torch's while this runs; without `clock`, the device's own.
     """
     clock = clock or clock_for(device)
@@ -61,13 +61,13 @@ def _best_gemm(device: str, kind: Any, clock: Clock) -> float | None:
 def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
     """Bytes/s of the better of a copy and a sum of buffers beyond the last-level cache, and that cache's size."""
     llc = machine.llc_bytes(device)
-    if device.startswith("cuda"):  # long enough that its beginning and end do not count
+    if device.startswith("cuda"):  # long enough that its beginning and end do not matter
         size, free = max(4 * llc, _COPY_GPU), torch.cuda.mem_get_info(torch.device(device))[0]
     else:
         size, free = min(max(2 * llc, _COPY_LEAST), _COPY_MOST), machine.available_memory() or _COPY_MOST
     size = min(size, free // 8)
     source = torch.ones(max(1, size // 4), device=device)
-    target = torch.empty_like(source).copy_(source)  # its pages are there before anything is timed
+    target = torch.empty_like(source).copy_(source)  # its pages exist before anything is timed
     bytes_ = source.numel() * 4
     rates = [
         moved / seconds
@@ -80,7 +80,9 @@ def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
 def _best_of(call: Callable[[], object], clock: Clock, seconds: float) -> float:
     """The least time of one call among blocks that take about `seconds` together; at least three blocks."""
     first = clock.time(call, 1)
-    inner = max(1, round(1e-3 / first)) if first > 0 else 1  # blocks of a millisecond: a clock's reading is nothing
+    inner = (
+        max(1, round(1e-3 / first)) if first > 0 else 1
+    )  # blocks of a millisecond: the clock's overhead is negligible
     best, end, count = first, clock.now() + seconds, 0
     while count < 2 or (clock.now() < end and count < 100):
         best = min(best, clock.time(call, inner) / inner)

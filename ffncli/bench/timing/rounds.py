@@ -16,25 +16,26 @@ from ffncli.bench.timing.clock import Call, Clock
 
 LONG_CALL = 0.02  # s; calls above it need no more than one lead-in call
 _LEAD_IN = 4
-_LONG_LEAD_IN = 2  # where they take as long as a block: the first call brings everything into the caches
+_LONG_LEAD_IN = 2  # for calls as long as a block: the first call brings everything into the caches
 _MOST_LEAD_IN = 12
 _AGREE = 0.05
 _LEAST = 1e-12  # s of a call; none takes less
 _OF_MEDIANS = 1.2533  # standard errors of a median over those of a mean, for normal values: √(π / 2)
 _PLACING = 0.15  # of the time, at most, where more rounds can do that
-_MOST_WALL = 20  # blocks that a block may last with what runs untimed ahead of its calls
+_MOST_WALL = 20  # block lengths that a block may last together with its untimed work
 _LEAST_CALLS = 4  # of a block, however long that takes
 _LED_IN_CALLS = 2  # of a block, where as many are spent on its lead-in
-_SELDOM = {ANCHOR: 2, GEMM: 4}  # arms that describe and judge nothing: in every second or fourth round of a placement
-_STEPS = (1, 2, 3, 4, 6, 8, 12)  # `inner` is one of these, doubled on: processes then agree on it
-# s. On a CPU what disturbs comes in steps of the scheduler's tick, 4 ms: it spoils one short block of many, which no
-# median minds, and a part of every longer one. At equal time blocks of 10, 5 and 2 ms scattered by 2.4, 1.4 and 1.0 %.
+_SELDOM = {ANCHOR: 2, GEMM: 4}  # arms that only describe: in every second or fourth round of a placement
+_STEPS = (1, 2, 3, 4, 6, 8, 12)  # `inner` is one of these, then doubled: processes then agree on it
+# s. On a CPU disturbances come in steps of the scheduler's tick, 4 ms: they spoil one short block of many, which a
+# median ignores, but a part of every longer one. At equal time blocks of 10, 5 and 2 ms scattered by 2.4, 1.4 and 1.0
+# %.
 BLOCK_SECONDS = {"cpu": 2e-3, "cuda": 1e-3}
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What is timed in turn. `before` runs untimed ahead of every call; `inner` is a number of calls of its own."""
+    """One call that is timed in turn. `before` runs untimed before every call; `inner` is its own number of calls."""
 
     name: str
     call: Call
@@ -46,10 +47,10 @@ class Arm:
 class Plan:
     """How much to measure of a case in this process. Times in seconds.
 
-    `kernels` are the arms whose log ratio to `baseline` must reach `target`: the half-width wanted of this process's
-    value (`plan_of` derives it). `budget` is for all of this case here, placing included; `placements` and `rounds` in
-    each are done whatever they cost. `processes` is how many will be averaged, `threads` how many compute (0: the
-    processor time of a block is not judged, as on a GPU).
+    `kernels` are the arms whose log ratio to `baseline` must reach `target`: the half-width for this process's value
+    (`plan_of` derives it). `budget` is for all of this case here, placing included; `placements`, and `rounds` in each,
+    are done whatever they cost. `processes` is how many will be averaged, `threads` how many compute (0: the processor
+    time of a block is not judged, as on a GPU).
     """
 
     baseline: str
@@ -66,10 +67,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measured:
-    """Every block in the order of time; `inner` of all arms but those with one of their own, the slow ones.
+    """Every block in the order of time; `inner` of all arms except the slow ones, which have their own.
 
-    `reached` says whether the target was; `spent` the seconds in `blocks`, `lead_in`, `placing`, `warm_up` (finding
-    `inner`) and the `rest`.
+    `reached` says whether the target was reached; `spent` the seconds in `blocks`, `lead_in`, `placing`, `warm_up`
+    (finding `inner`) and the `rest`.
     """
 
     blocks: tuple[TimedBlock, ...]
@@ -81,7 +82,7 @@ class Measured:
 def plan_of(method: Method, baseline: str, kernels: Sequence[str], device: str = "cpu", threads: int = 0) -> Plan:
     """A process's share of a method.
 
-    The mean over K processes has 1/√K of the half-width of one, so each may have √K times the half-width asked for.
+    The mean over K processes has 1/√K of the half-width of one, so each may have √K times the requested half-width.
     """
     block = method.block if method.block is not None else BLOCK_SECONDS["cuda" if device.startswith("cuda") else "cpu"]
     return Plan(
@@ -108,17 +109,17 @@ def measure(
 ) -> Measured:
     """Times the arms of `place(0)`, `place(1)`, ...: each call allocates all tensors anew and returns the same arms.
 
-    Ends once every kernel's value is as precise as `plan.target` or the budget is spent, never because of what the
-    ratio is, and not before the least number of placements and rounds.
+    Ends once every kernel's value is as precise as `plan.target` or the budget is spent, never because of the value of
+    the ratio, and not before the least number of placements and rounds.
     """
     return _Measurement(process, case, clock, counters, plan).run(place)
 
 
 def orders(names: Sequence[str], random: Random) -> Iterator[tuple[str, ...]]:
-    """Without end, orders of the names in which each stands in each place, and follows each other, equally often.
+    """An endless series of orders in which each name has each place, and follows each other name, equally often.
 
-    Rows of Williams squares (Williams 1949), drawn afresh; over n rounds (2n where n is odd, for followers) the balance
-    is exact, over fewer nothing stands in one place twice.
+    Rows of Williams squares (Williams 1949), drawn again each time; over n rounds (2n where n is odd, for followers)
+    the balance is exact, over fewer no name has one place twice.
     """
     n = len(names)
     zigzag = [(k + 1) // 2 if k % 2 else (n - k // 2) % n for k in range(n)]
@@ -146,11 +147,11 @@ def inner_for(block: float, per_call: float) -> int:
 
 
 def half_width(placements: Sequence[Sequence[float]], processes: int) -> float:
-    """Of the value of log ratios in placements, as the interval over all processes will judge it.
+    """The half-width of the value of log ratios in placements, as in the interval over all processes.
 
-    With K processes t of K − 1 degrees of freedom, as if all scattered like this one's placements; one process is
-    judged by its placements themselves. Few placements may agree by chance: their medians are not taken to be more
-    precise than the rounds within them make them.
+    With K processes t of K − 1 degrees of freedom, as if all scattered like this one's placements; a single process is
+    judged by its placements. Few placements may agree by chance, so their medians do not count as more precise than
+    the rounds within them allow.
     """
     medians = [statistics.median(p) for p in placements]
     count = len(medians)
@@ -177,7 +178,7 @@ class _Measurement:
         default_factory=lambda: dict.fromkeys(("blocks", "lead_in", "placing", "warm_up"), 0.0)
     )
     inner: dict[str, int] = field(default_factory=dict)
-    wall: dict[str, float] = field(default_factory=dict)  # s of a call with what runs ahead of it
+    wall: dict[str, float] = field(default_factory=dict)  # s of a call with its untimed work
     log_ratios: dict[str, list[list[float]]] = field(default_factory=dict)
 
     def run(self, place: Callable[[int], Sequence[Arm]]) -> Measured:
@@ -194,7 +195,7 @@ class _Measurement:
                     self._choose_inner(arms)
                 self.log_ratios = {kernel: [] for kernel in plan.kernels if kernel in arms and kernel != plan.baseline}
             self._rounds(placement, arms, orders(list(arms), random), placed)
-            del arms  # before the next placement asks for memory
+            del arms  # before the next placement allocates memory
             placement += 1
             longest = max(longest, self.clock.now() - started)
             reached = self._reached()
@@ -206,7 +207,7 @@ class _Measurement:
         return Measured(tuple(self.blocks), max(shared) if shared else 1, reached, spent)
 
     def _enough(self, placement: int, longest: float, began: float) -> bool:
-        """Whether another placement would be more than the budget."""
+        """Whether another placement would exceed the budget."""
         if placement < self.plan.placements:
             return False
         return self.clock.now() - began + longest > self.plan.budget
@@ -223,9 +224,9 @@ class _Measurement:
             self.spent[on] += self.clock.now() - start
 
     def _choose_inner(self, arms: Mapping[str, Arm]) -> None:
-        """One number of calls for all arms, by the fastest kernel; the anchor has its own.
+        """Choose one number of calls for all arms, by the fastest kernel; the anchor has its own.
 
-        So has an arm that would take _MOST_WALL blocks' time for one: its ratio is no matter of a per cent.
+        So has an arm that would take the time of _MOST_WALL blocks for one: its ratio needs no precision of 1 %.
         """
         block, per_call = self.plan.block, {}
         for arm in arms.values():
@@ -240,13 +241,13 @@ class _Measurement:
         for arm in arms.values():
             slow = shared * per_call[arm.name] > _MOST_WALL * block
             few = _LED_IN_CALLS if per_call[arm.name] < LONG_CALL else 1
-            own = max(inner_for(block, per_call[arm.name]), few)
-            self.inner[arm.name] = arm.inner or (own if arm.name == ANCHOR or slow else shared)
+            separate = max(inner_for(block, per_call[arm.name]), few)
+            self.inner[arm.name] = arm.inner or (separate if arm.name == ANCHOR or slow else shared)
 
     def _estimate(self, arm: Arm) -> tuple[float, float]:
-        """Seconds of a call, and with what runs ahead of it: more and more calls, until they fill half a block.
+        """Seconds of a call, without and with its untimed work: more and more calls, until they fill half a block.
 
-        Then twice again, and the least of these: what disturbs only adds, and a block is not to be too short for it.
+        Then twice more, and the least of these: disturbances only add, and would make a block too short.
         """
         count, again = 1, 2
         self.clock.time(arm.call, 1, arm.before)  # the first is always slow
@@ -280,9 +281,9 @@ class _Measurement:
                 wanted = self._wanted(placed, (self.clock.now() - first) / number)
 
     def _wanted(self, placed: float, one_round: float) -> int:
-        """Rounds of a placement: twice the least number, to tell spikes by; more where placing takes long.
+        """Rounds of a placement: twice the least number, to recognise spikes; more where placing takes long.
 
-        All of it only as far as the least number of placements fits the budget.
+        Never so many that the least number of placements would not fit the budget.
         """
         plan = self.plan
         if one_round <= 0:
@@ -292,7 +293,7 @@ class _Measurement:
         return max(plan.rounds, min(max(2 * plan.rounds, balanced), affordable))
 
     def _round(self, placement: int, number: int, arms: Mapping[str, Arm], order: Sequence[str]) -> dict[str, float]:
-        """Every arm of `order` once. Seconds per call of each."""
+        """Time every arm of `order` once; returns the seconds per call of each."""
         times = {}
         for position, name in enumerate(order):
             block = self._block(placement, number, position, arms[name])
@@ -313,7 +314,7 @@ class _Measurement:
         return TimedBlock(self.process, self.case, placement, number, position, arm.name, inner, seconds, flags)
 
     def _lead_in(self, arm: Arm) -> None:
-        """Calls that do not count, until two in a row agree; bounded in number, and in time by that of a block."""
+        """Calls that do not count, until two in a row agree; bounded in number, and in time to about a block."""
         if self.wall[arm.name] > LONG_CALL:
             self.clock.time(arm.call, 1, arm.before)
             return

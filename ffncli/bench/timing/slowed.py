@@ -1,4 +1,4 @@
-"""A kernel that is slower by a known factor: what a benchmark must find."""
+"""A kernel that is slower by a known factor, which a benchmark must find."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def slowed(call: Callable[..., Any], factor: float) -> Callable[..., Any]:
-    """`call`, which then waits until `factor` times its own duration has passed. On a CPU; factor ≥ 1."""
+    """`call` that then waits until `factor` times its duration has passed. On a CPU; factor ≥ 1."""
     now = time.perf_counter
 
     def run(*arguments: Any) -> Any:
@@ -65,7 +65,7 @@ def slowed_kernel(kernel: Kernel, factor: float) -> Kernel:
         from ffncli.run.user.kernels import unguarded
 
         call = unguarded(kernel.build(steps, device, dtype))
-        if factor == 1:  # the same code, not the same code and a clock
+        if factor == 1:  # the call itself, without a clock around it
             return call
         wrap = slowed_on_gpu if device.startswith("cuda") else slowed
         made: Callable[[Tensor, Params], Tensor] = wrap(call, factor)

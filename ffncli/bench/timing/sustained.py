@@ -1,8 +1,8 @@
-"""--sustained: a kernel and the baseline in turns of 300 ms, each at the clock that it leaves the device.
+"""--sustained: a kernel and the baseline in turns of 300 ms, each at its own steady clock.
 
-The ordinary ratio is at equal clock: in rounds of short blocks all arms see the clock of the mixture. A kernel that
-draws more power runs slower when it runs alone for long (seen on a B200: 1965 → 1580 MHz after 5 ms). Turns go
-A B B A, so that a clock that sinks evenly meets both alike.
+The ordinary ratio is at equal clock: in rounds of short blocks all arms have the same clock. A kernel that draws more
+power runs slower when it runs alone for long (on a B200: 1965 → 1580 MHz after 5 ms). Turns go A B B A, so that a
+clock that drops evenly affects both alike.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.rounds import Arm
 
 TURN = 0.3  # s
-WORTH_SAYING = 0.01  # of difference to the ratio at equal clock
-_TRIES = 4  # a clock that rises once work is there makes the first turns too short
+WORTH_SAYING = 0.01  # difference to the ratio at equal clock
+_TRIES = 4  # a clock that rises under load makes the first turns too short
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Sustained:
 def sustained(
     kernel: Arm, baseline: Arm, clock: Clock, probe: GpuProbe | None = None, seconds: float = TURN
 ) -> Sustained:
-    """Turns of at least `seconds` each: kernel, baseline, baseline, kernel. What was read is read after each turn."""
+    """Turns of at least `seconds` each: kernel, baseline, baseline, kernel. The GPU is read after each turn."""
     calls = {arm.name: _enough(arm, clock, seconds) for arm in (kernel, baseline)}
     turns: dict[str, list[tuple[float, Sample]]] = {kernel.name: [], baseline.name: []}
     for arm in (kernel, baseline, baseline, kernel):
@@ -66,7 +66,7 @@ def note(result: Sustained, equal_clock: float) -> str:
 
 
 def _enough(arm: Arm, clock: Clock, seconds: float) -> int:
-    """Calls that take a tenth more than a turn, found by turns that grow towards it (and warm the device)."""
+    """Calls that take a tenth more than a turn, from turns that grow towards it (and warm the device)."""
     inner = 1
     for share in (0.01, 0.1, *(1.0,) * _TRIES):
         taken = clock.time(arm.call, inner, arm.before)

@@ -84,7 +84,7 @@ def test_a_warning_is_text_in_files_alone(tmp_path, warning, text):
         (lambda raw: raw.replace(b",same,", b",sa\0me,"), "line 2 holds a NUL byte"),
         (lambda raw: raw.replace(b",same,", b",\xff,"), "line 2 is not UTF-8"),
         (lambda raw: raw.replace(b",same,", b",better,"), "line 2: verdict is 'better'"),
-        (lambda raw: raw.replace(b"host,", b"torch,"), "line 1: the column 'torch' is there twice"),
+        (lambda raw: raw.replace(b"host,", b"torch,"), "line 1: the column 'torch' is duplicated"),
         (lambda raw: raw.replace(b"host,", b"hoast,"), "line 1: no column host"),
         (lambda raw: raw.replace(b"\n1,", b"\n2,"), "line 2: unknown schema_version '2'"),
         (lambda raw: raw.replace(b"0.30000000000000004", b"nan"), "line 2: time_s is not a number: 'nan'"),

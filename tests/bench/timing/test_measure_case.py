@@ -105,10 +105,10 @@ WRONG = {
         "up.numpy()[0, 0] += 1e-9; up.numpy()[1, 1] = 9; return y",
         "off by|changes its weights",
     ),
-    "shape": ("return y[:-1]", r"gives shape \[3, 8\], expected \[4, 8\]"),
-    "shape that would broadcast": ("return y[None]", r"gives shape \[1, 4, 8\], expected \[4, 8\]"),
-    "dtype": ("return y.double()", "gives float64, expected float32"),
-    "no tensor": ("return y.tolist()", "gives a list, not a tensor"),
+    "shape": ("return y[:-1]", r"returns shape \[3, 8\], expected \[4, 8\]"),
+    "shape that would broadcast": ("return y[None]", r"returns shape \[1, 4, 8\], expected \[4, 8\]"),
+    "dtype": ("return y.double()", "returns float64, expected float32"),
+    "no tensor": ("return y.tolist()", "returns a list, not a tensor"),
 }
 
 
@@ -268,7 +268,7 @@ def test_cache_modes_come_back_as_they_were(monkeypatch):
     monkeypatch.setattr(machine, "room", lambda device: 10)
     unit = measured("eager", cache="cold-weights")
     assert unit.cache == "shared"
-    assert unit.notes[0].startswith("cold-weights would take")
+    assert unit.notes[0].startswith("cold-weights would need")
 
 
 def test_steps_are_arms():

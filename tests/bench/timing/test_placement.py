@@ -121,7 +121,7 @@ def test_cache_modes_are_named_as_they_are():
 def test_short_of_memory_a_mode_is_renamed_and_a_note_says_so():
     cold = caching("cold-weights", [10 * MIB] * 3, 10 * MIB, 32 * MIB, 299 * MIB)
     assert (cold.mode, cold.copies) == ("warm", 1)
-    assert cold.note == "cold-weights would take 0.3 GB of memory and 0.3 GB can be had: warm instead"
+    assert cold.note == "cold-weights would need 0.3 GB of memory, but only 0.3 GB is free: warm instead"
     assert caching("flush", [40 * MIB], MIB, 32 * MIB, 100 * MIB).mode == "shared"
 
 
@@ -183,4 +183,4 @@ def test_weights_so_small_that_thousands_of_copies_would_be_needed_stay_warm() -
     assert caching("cold-weights", [few], few, llc, None).copies == 1024
     found = caching("cold-weights", [many], many, llc, None)
     assert (found.mode, found.copies) == ("warm", 1)
-    assert found.note == "cold-weights would take 1,025 copies of weights of 98,303 bytes: warm instead"
+    assert found.note == "cold-weights would need 1,025 copies of weights of 98,303 bytes: warm instead"

@@ -136,7 +136,7 @@ def test_tokens_at_a_kink_are_drawn_again_and_what_stays_there_has_no_gradient(m
     assert inputs.g is not None
     assert not inputs.g[1].any()
     assert inputs.g[4].all()
-    assert inputs.remark == "5 of 6 tokens checked, the others hang on rounding and have no gradient"
+    assert inputs.remark == "5 of 6 tokens checked, the others depend on rounding and have no gradient"
 
 
 def test_a_kink_is_where_rounding_may_cross_it():

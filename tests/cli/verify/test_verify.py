@@ -163,7 +163,7 @@ def test_ones_own_module(call, mine):
     found = rows(call, f"{mine}:Needs3D", "--d-model", "8", "--dropout", "0.2", "--check", "module")
     last = found[-1]
     assert (last["subject"], last["passed"]) == ("Needs3D, train", None)  # its dropout follows down
-    assert "dropout elsewhere" in last["note"]
+    assert "dropout in another place" in last["note"]
 
 
 def test_a_module_that_does_not_run_in_a_dtype_is_a_failed_row(call, tmp_path):

@@ -177,7 +177,7 @@ def test_a_file_of_another_model(call, tmp_path: Path):
     says = "gated (by model_type llama): the config says True, the tensors False"
     expect_difference(call("params", source), says, "transformer.h.0.mlp.c_fc.weight", "and 1 more")
     code, out, err = call("trace", source)  # what is there is run, and what differs is said
-    assert (code, says in err, "the norm before the FFN is not known" in err) == (0, True, True)
+    assert (code, says in err, "this file does not describe the norm before the FFN" in err) == (0, True, True)
     assert "the tensors overrule model_type llama, which is gated" in out
 
 

@@ -153,8 +153,8 @@ def edited(path: Path, change) -> Path:
         (lambda w: w.pop("ffn_trace"), "is not a saved trace"),
         (lambda w: w.pop("tensors"), "is not a saved trace"),
         (lambda w: w["ffn_trace"].update(format=2), "of format 2; this version reads format 1"),
-        (lambda w: w["ffn_trace"].pop("steps"), "does not say its steps"),
-        (lambda w: w["ffn_trace"].update(steps=[]), "does not say its steps"),
+        (lambda w: w["ffn_trace"].pop("steps"), "does not list its steps"),
+        (lambda w: w["ffn_trace"].update(steps=[]), "does not list its steps"),
         (lambda w: w["ffn_trace"].update(steps=[3]), "a step is not in the format"),
         (lambda w: w["ffn_trace"]["steps"][0].update(shape=None), "a step is not in the format"),
         (lambda w: w["ffn_trace"]["steps"][0].update(name=["x"]), "a step is not in the format"),
@@ -211,8 +211,8 @@ RECORD = npy(np.array(json.dumps({"format": 1})))
         ({"x.npy": npy(np.zeros(3))}, "is not a saved trace"),
         ({"ffn_trace.npy": npy(np.zeros(3))}, "which no trace has"),
         ({"ffn_trace.npy": npy(np.array([{}], dtype=object))}, "array 'ffn_trace'"),
-        ({"ffn_trace.npy": RECORD, "x.npy": b"no array"}, "is no array"),
-        ({"ffn_trace.npy": RECORD, "x.npy": b""}, "is no array"),
+        ({"ffn_trace.npy": RECORD, "x.npy": b"no array"}, "is not an array"),
+        ({"ffn_trace.npy": RECORD, "x.npy": b""}, "is not an array"),
         ({"ffn_trace.npy": RECORD, "x.npy": npy(np.zeros(3), shape=(10**12,))}, "24 bytes of data"),
         ({"ffn_trace.npy": RECORD, "x.npy": npy(np.zeros(3), shape=(-3,))}, "24 bytes of data"),
         ({"ffn_trace.npy": RECORD, "x.npy": npy(np.zeros(3), fortran_order=True)}, "24 bytes of data"),
@@ -254,7 +254,7 @@ def test_a_zip_with_a_name_twice_or_damage(tmp_path):
     with pytest.raises(FFNError, match="is damaged: Bad CRC-32"):
         open_saved(path).tensor("x")
     path.write_bytes(raw[: len(raw) // 2])
-    with pytest.raises(FFNError, match=r"is no \.npz file"):
+    with pytest.raises(FFNError, match=r"is not a \.npz file"):
         open_saved(path)
 
 
