@@ -33,8 +33,6 @@ class Advance:
             self.bar.update(self.task, description=what)
 
 
-
-
 @contextmanager
 def progress(total: int, what: str, quiet: bool = False, color: ColorChoice = "auto") -> Iterator[Advance]:
     """Yields a function that is told how much of `total` has been done since; its bar is gone when the work ends.
