@@ -27,7 +27,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("ffncli.cli.models", "List the known models, with their sources."),
     "compare": ("ffncli.cli.compare.command", "Compare two results of ffn bench, or two saved traces."),
     "doctor": ("ffncli.cli.doctor", "Show what this machine can do, and how noisy it is."),
-    "explain": ("ffncli.cli.explain.command", "Explain a part of the block: gelu, gate, 4x, neuron, moe, ..."),
 }
 
 
