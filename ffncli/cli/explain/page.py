@@ -13,10 +13,10 @@ _CONVENTIONS = {"example": "computed for this answer; `command` runs the same bl
 
 
 class _FourDecimals(Fixed):
-    """A number for a learner: `0.0008`, never `7.743e-04`."""
+    """A number for a learner: `0.0008`, never `7.743e-04` or `-0.0000`."""
 
     def __str__(self) -> str:
-        return f"{float(self):.4f}"
+        return f"{float(self):z.4f}"
 
 
 def topic_answer(topic: Topic) -> Answer:

@@ -75,8 +75,8 @@ def _head(session: Session) -> list[Part]:
     parts: list[Part] = [Heading(block.name, block.weights), Line(dimensions_text(block))]
     parts += [Line(line) for line in session.flow]
     if block.random_weights and block.layer is not None:
-        real = "a model directory or a GGUF file has the real ones"
-        parts.append(Line(f"the weights are random, not those of {session.model.name}: {real}"))
+        where = "a model directory or a GGUF file has those"
+        parts.append(Line(f"random weights, not {session.model.name}'s: {where}"))
     parts += model_run_lines(session)
     parts += [Line(text, quiet=True) for text in block.evidence]
     if block.mask is not None:

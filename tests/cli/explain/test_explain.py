@@ -20,6 +20,7 @@ def test_a_topic_on_its_page(call):
     assert out.startswith("gelu  an activation function: x Φ(x)\n  gelu(x) = x Φ(x): each number is")
     assert all(f"  {sentence}\n" in out for sentence in topic.sentences)
     assert f"\nin full: {topic.example.command}\n" in out
+    assert "-0.0000" not in call("explain", "neuron")[1]
     assert "-0.7500  -0.1700   0.0008  0.0000\n" in out  # a slope of 0.00077 reads like the others
     assert out.endswith(
         "\nnext  ffn activations gelu relu --plot\n  source: Hendrycks & Gimpel 2016, arXiv:1606.08415\n"
