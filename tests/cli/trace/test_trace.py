@@ -39,7 +39,7 @@ def test_the_notebook_may_be_changed(call):
 
 def test_the_notebooks_weights_and_mask_are_used_only_where_they_fit(call):
     code, out, err = call("trace", "--d-ff", "16", "--json")
-    assert (code, err) == (0, "note: the example's weights do not fit these dimensions, so random ones are used\n")
+    assert (code, err) == (0, "note: the example's weights do not fit these dimensions: drawn at random\n")
     found = {step["name"]: step for step in json.loads(out)["steps"]}
     assert (found["up"]["shape"], found["up"]["params"]) == ([2, 3, 16], 16 * 4 + 16)
     assert len(found["dropout"]["values_index"][-1]) == 8
