@@ -86,7 +86,7 @@ def prepare(resolved: Resolved, request: LayerRequest = LayerRequest(), example:
     if resolved.from_tensors and not resolved.model_type and layer.spec.moe:
         notes.append("assumed, because the files do not say: softmax over all experts, the chosen weights normalised")
     if example and example.weights and not _fits(example, block):
-        notes.append("the example's weights do not fit these dimensions, so random ones are used")
+        notes.append("the example's weights do not fit these dimensions: drawn at random")
     layer_steps = block
     if vocab := request.vocab or (example.vocab if example else 0):
         final = final_layer(block[-1].output, layer.spec.d_model, vocab, bool(layer.spec.bias))

@@ -26,7 +26,7 @@ class Prompt:
         if self.text is not None and self.ids is not None:
             raise FFNError("--prompt contradicts --input-ids", "give one")
         if option := next((option for option, value in made.items() if value is not None), None):
-            raise FFNError(f"{option} contradicts {self.option}", "the model computes the FFN's input")
+            raise FFNError(f"{option} contradicts {self.option}", "the model makes the FFN's input")
 
 
 def prompt_of(text: str | None, ids: tuple[int, ...] | None, positions: str | None) -> Prompt | None:
