@@ -33,7 +33,7 @@ from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Resolved
 from ffncli.run.user.load import load
 from ffncli.show.output import Output
-from ffncli.show.parts import Answer, Heading, Line
+from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _lines_of(path: str | None) -> list[str]:
 
 def _with_assertions(answer: Answer, checked: Sequence[assertions.CheckedAssertion], several: bool) -> Answer:
     """The answer with what was asserted: a line each for people, all of it under `assertions` for JSON."""
-    parts = [Heading("assertions"), *(Line(one.line(several)) for one in checked)]
+    parts: list[Part] = [Heading("assertions"), *(Line(one.line(several)) for one in checked)]
     return answer.with_section("assertions", [asdict(one) for one in checked], parts)
 
 

@@ -85,7 +85,7 @@ def _totals(c: ModelCount) -> list[Row]:
     moe, per_layer = c.has_experts, _of_kind(c)
     keys = ["ffn_params_per_layer", *(["ffn_params_active_per_layer"] if moe else []), "norm_params_per_layer",
             "matmul_flops_per_token", "elementwise_flops_per_token"]  # fmt: skip
-    rows = [(per_layer(label(key)), getattr(c, key), "") for key in keys]
+    rows: list[Row] = [(per_layer(label(key)), getattr(c, key), "") for key in keys]
     rows += [_row(c, "ffn_params_total")] if c.layers else []
     rows += [_row(c, "ffn_params_active")] if moe and c.layers else []
     if c.layers or c.tokens > 1:

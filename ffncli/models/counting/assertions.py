@@ -21,7 +21,15 @@ _WORDS = {"true": True, "yes": True, "false": False, "no": False, "null": None, 
 _NUMBER = re.compile(
     r"([-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:e[-+]?\d{1,3})?) ?([kmbt]|[kmgt]b|%)?", re.IGNORECASE
 )
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12, "%": Fraction(1, 100)}
+_UNITS: Mapping[str, int | Fraction] = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "B": 10**9,
+    "G": 10**9,
+    "T": 10**12,
+    "%": Fraction(1, 100),
+}
 
 
 @dataclass(frozen=True)
@@ -33,12 +41,10 @@ class Assertion:
     operator: str
     operand: Any
 
-    def check(self, row: Mapping[str, Any]) -> CheckedAssertion:
+    def check(self, row: Mapping[str, Any], name: str) -> CheckedAssertion:
         """Whether it holds for a row. Raises FFNError where the two are of different kinds."""
         actual = self._actual(row)
-        return CheckedAssertion(
-            row["name"], self.text, self.key, self.operator, self.operand, actual, self._holds(actual)
-        )
+        return CheckedAssertion(name, self.text, self.key, self.operator, self.operand, actual, self._holds(actual))
 
     def _holds(self, actual: Any) -> bool:
         wrong = f"--assert {shown(self.text)}: {self.key} is {_words(actual)}"
@@ -65,7 +71,7 @@ class Assertion:
 
 @dataclass(frozen=True)
 class CheckedAssertion:
-    """A condition on one row: the row's name, the condition, its value there (`actual`), and whether it holds."""
+    """A condition on one row: what the row is called, the condition, the value there (`actual`), whether it holds."""
 
     name: str
     text: str
@@ -99,7 +105,8 @@ def parse(texts: Sequence[str], keys: Sequence[str]) -> list[Assertion]:
 
 def check(assertions: Sequence[Assertion], rows: Sequence[Mapping[str, Any]]) -> list[CheckedAssertion]:
     """Every condition on every row. Raises FFNError where a row's value is of another kind than the operand."""
-    return [assertion.check(row) for row in rows for assertion in assertions]
+    named = zip(rows, _names(rows), strict=True)
+    return [assertion.check(row, name) for row, name in named for assertion in assertions]
 
 
 def require(checked: Sequence[CheckedAssertion], several: bool = False) -> None:
@@ -107,6 +114,15 @@ def require(checked: Sequence[CheckedAssertion], several: bool = False) -> None:
     failed = [one.failure(several) for one in checked if not one.holds]
     if failed:
         raise FFNError(f"assertion failed: {'; '.join(failed)}", code=ExitCode.FAILED)
+
+
+def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each row is called: its model, and `tokens=32`, `d_ff=4x` where models alone do not tell rows apart."""
+    if len({row["name"] for row in rows}) == len(rows):
+        return [row["name"] for row in rows]
+    keys = [key for key in rows[0] if key in ("dtype", "tokens") or key.startswith("sweep_")]
+    apart = [key for key in keys if len({row[key] for row in rows}) > 1]
+    return [" ".join([row["name"], *(f"{key.removeprefix('sweep_')}={row[key]}" for key in apart)]) for row in rows]
 
 
 def _conditions(joined: str) -> list[str]:

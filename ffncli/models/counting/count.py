@@ -216,7 +216,7 @@ def _model_bytes(resolved: Resolved, dtype: str | None, ffn_total: int) -> int |
         return resolved.stored.file_bytes
     row, outside = storage_of(resolved, dtype), resolved.model.non_ffn_dtype if dtype is None else None
     rest = row if row.computable else dtypes.find(outside)
-    total = _whole(resolved.model, ffn_total, None)["model_params_total"]
+    total: int | None = _whole(resolved.model, ffn_total, None)["model_params_total"]
     if rest is None or total is None:
         return None
     return _weights(resolved, dtype)[1] + (total - ffn_total) * rest.block_bytes

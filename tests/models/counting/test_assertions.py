@@ -190,6 +190,18 @@ def test_a_file_of_conditions(call, tmp_path: Path):
     expect_refusal(call("params", "gpt2", "--assert-file", str(tmp_path)), "cannot read", "Is a directory")
 
 
+def test_rows_of_one_model_are_told_apart(call):
+    tokens = call("params", "gpt2", "--tokens", "1,32", "--dtype", "fp32", "--assert", "tokens < 2")
+    assert tokens[1].endswith(
+        "  ok  gpt2 tokens=1: tokens < 2 (actual 1)\n  FAILED  gpt2 tokens=32: tokens < 2 (actual 32)\n"
+    )
+    assert tokens[2] == "error: assertion failed: tokens < 2 (actual 32 in 'gpt2 tokens=32')\n"
+    swept = call("params", "64x64", "--sweep", "d_ff=1x,2x", "--assert", "d_ff == 64")
+    assert "64x64 d_ff=2x: d_ff == 64 (actual 128)" in swept[1]
+    both = call("params", "gpt2", "--dtype", "fp32,bf16", "--assert", "weight bytes < 200MB")
+    assert "actual 226676736 in 'gpt2 dtype=fp32')" in both[2]
+
+
 def test_beside_a_disagreement(call, tmp_path: Path):
     """A file that contradicts its config fails either way; a condition that does not hold is said first."""
     source = folder(tmp_path, {**LLAMA, "intermediate_size": 8}, tensors("llama"))
