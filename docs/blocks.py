@@ -280,7 +280,9 @@ def _excerpt(lines: list[str], notes: dict[str, str]) -> list[str]:
     if "from" in notes and len(lines) > 1:
         start = next((at for at, line in enumerate(lines) if line.startswith(notes["from"])), None)
         if start is None:
-            raise ValueError(f"no line begins with {notes['from']!r}: {lines[:3]} ...")
+            raise ValueError(
+                f"no line of {lines[:2]} ... begins with {notes['from']!r}: change the comment of its block"
+            )
         lines = lines[start:]
     if not ranges:
         return lines
@@ -323,14 +325,19 @@ def main() -> int:
     options.add_argument("--measured", action="store_true", help="measure anew what was measured")
     chosen = options.parse_args()
     differences: list[Difference] = []
+    failed = False
     for page in [page.absolute() for page in chosen.pages] or PAGES:
-        if chosen.action == "update":
-            print(f"{page.name}: {'written' if update(page, chosen.measured) else 'unchanged'}")
-        else:
-            differences += check(page)
+        try:
+            if chosen.action == "update":
+                print(f"{page.name}: {'written' if update(page, chosen.measured) else 'unchanged'}")
+            else:
+                differences += check(page)
+        except (ValueError, AssertionError) as error:  # the other pages are brought up to date all the same
+            print(f"{page.name}: {error}")
+            failed = True
     for difference in differences:
         print(difference, end="\n\n")
-    return int(bool(differences))
+    return int(failed or bool(differences))
 
 
 if __name__ == "__main__":
