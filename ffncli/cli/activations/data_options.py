@@ -24,7 +24,7 @@ class SourceOption:
     """--source, before the options of its input."""
 
     source: Annotated[
-        Text, _data("--source", metavar="SOURCE", help="Look at what enters this model's activation: DIR, gpt2, ...")
+        Text, _data("--source", metavar="SOURCE", help="Show the input of this model's activations: DIR, gpt2, ...")
     ] = None
 
 
