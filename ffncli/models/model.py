@@ -53,7 +53,7 @@ UNEVEN = "tensors per expert"  # not all experts have all matrices
 
 @dataclass(frozen=True)
 class Disagreement:
-    """What a config says of a field, and what the tensors say; `where` names a tensor.
+    """A field's value in a config, and by the tensors; `where` names a tensor.
 
     `name` is ours for what differs, `field` the config's; `stack` and `index` are the first block's, `layers` says how
     many layers differ in this way. `teller` names the side compared with, for example a GGUF file's metadata.

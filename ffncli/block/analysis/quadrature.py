@@ -1,6 +1,6 @@
 """Expectations under a normal distribution, by Gauss-Legendre quadrature on panels: deterministic, and no sampling.
 
-The panels follow two scales, that of the activations (about 1, whatever the input) and that of the input, and no panel
+The panels follow two scales, that of the activations (about 1 for any input) and that of the input, and no panel
 reaches over a kink. Within one the integrand is smooth, and 16 nodes leave nothing but rounding (a test holds all
 moments of all rows to 1e-12 of mpmath's).
 """

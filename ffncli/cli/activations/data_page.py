@@ -76,7 +76,7 @@ def answer(data: ActivationData, prompt: str | None, numbers: str | None) -> Ans
     where = f", {data.layers[0].stack} layer {data.layers[0].layer}" if one and not model.bare else ""
     origins = list(dict.fromkeys(layer.weights for layer in data.layers))
     origin = origins[0] if len(origins) == 1 else f"{len(data.layers)} layers, each with its own weights"
-    parts: list[Part] = [Heading(f"{model.name}{where}: what enters {owns}", origin)]
+    parts: list[Part] = [Heading(f"{model.name}{where}: input of {owns}", origin)]
     if one or not ran:
         tokens = data.layers[0].tokens
         text = numbers or "randn"
@@ -173,7 +173,7 @@ _MEANING = {
     "zero %, near %": f"values that are 0, within {NEAR_ZERO:g} of 0",
     "dead, near dead": f"units that are 0, within {NEAR_ZERO:g} of 0, for every token",
     "max |d|": "max |f(x) - own(x)|; d %: ||f(x) - own(x)|| / ||own(x)||",
-    "out %": "the same of the FFN's output, all of the layer's activations replaced",
+    "out %": "the same for the FFN's output, all its activations replaced",
 }
 
 

@@ -42,7 +42,7 @@ class Heads:
 
     @property
     def needs(self) -> Sequence[str]:
-        """The fields without which nothing can be said."""
+        """The fields without which nothing can be counted."""
         return () if self.heads is None else (self.heads,)
 
     @property
@@ -92,7 +92,7 @@ class Latent:
 
     @property
     def needs(self) -> Sequence[str]:
-        """The fields without which nothing can be said."""
+        """The fields without which nothing can be counted."""
         return (self.heads, "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
     @property

@@ -21,7 +21,7 @@ def _none(config: Fields, d_model: int) -> int:
 
 @dataclass(frozen=True)
 class StackRow:
-    """A stack: its name, whether its layers also attend to the other stack, and what it holds once."""
+    """A stack: its name, whether its layers also attend to the other stack, and what it has once."""
 
     name: str = "decoder"
     cross: bool = False
@@ -33,7 +33,7 @@ class StackRow:
 class Rest:
     """One family. `norms` per layer (cross-attention adds its own), each of `norm_vectors` vectors (1 weight, 2 with
     bias, 0 neither). `embedding`: the field of the table's width where it is not d_model's. `head` None: none.
-    `adjust` makes the row for one config, where that is no plain field. Not `complete`: its layers alone are known.
+    `adjust` makes the row for one config, where no plain field does. Not `complete`: only its layers are known.
     """
 
     attention: Heads | Latent = field(default_factory=Heads)
@@ -52,7 +52,7 @@ class Rest:
     adjust: Callable[[Fields, Rest], Rest] = lambda config, row: row
 
 
-# --- what is no plain field -------------------------------------------------------------------------------------------
+# --- what is not a plain field ----------------------------------------------------------------------------------------
 
 
 def _norm(config: Fields, d_model: int) -> int:
@@ -344,7 +344,7 @@ RESTS: Mapping[str, Rest] = {
         norm_vectors=2,
     ),
     "mpt": Rest(attention=Heads(heads=None), d_model="d_model", tied=True),
-    # Remote code, no class of transformers: held to their published totals.
+    # Remote code, not in transformers: checked against their published totals.
     "baichuan": Rest(attention=Heads(kv_heads=None, head_dim=None)),
     "internlm2": Rest(attention=Heads(head_dim=None, qkv_bias=("bias", True), output_bias=("bias", True))),
     "chatglm": Rest(vocabulary="padded_vocab_size", adjust=_chatglm, needs=("kv_channels",)),

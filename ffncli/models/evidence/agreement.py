@@ -1,4 +1,4 @@
-"""Config against tensors, block by block: what each says of every width, and which field they disagree on."""
+"""Config against tensors, block by block: every width by each of them, and the fields on which they disagree."""
 
 from __future__ import annotations
 

@@ -68,5 +68,5 @@ def with_inventory(resolved: Resolved, inventory: Inventory) -> Resolved:
     if tensors.layers:
         blocks = agree(resolved.model, tensors.layers, tensors.others, tensors.where, complete)
         resolved = with_tensors(resolved, blocks, tensors, complete)
-    note = f"{tensors.where}: {tensors.absent}: what they hold is taken from the config"
+    note = f"{tensors.where}: {tensors.absent}: their tensors are taken from the config"
     return resolved if complete else resolved.noted(note)

@@ -236,8 +236,8 @@ def _powers() -> Tensor:
 def _mxfp4(checkpoint: Checkpoint, means: Logical, tensors: Mapping[str, TensorInfo]) -> StoredTensor:
     """Two E2M1 values a byte, the low one first, a power of two for each 32 of a row (OCP Microscaling Formats 1.0).
 
-    gpt-oss's `X_blocks` [experts, out, in / 32, 16] are [experts, out, in]; its checkpoints in bfloat16 and what
-    transformers makes of the blocks are transposed to that.
+    gpt-oss's `X_blocks` [experts, out, in / 32, 16] are [experts, out, in]; its bfloat16 checkpoints, and the blocks as
+    transformers unpacks them, are the transpose.
     """
     place = checkpoint.place(means.anchor)
     name = (

@@ -66,7 +66,7 @@ def named(columns: Columns) -> dict[str, TensorInfo]:
 def read_columns(path: Path) -> Columns:
     """The header of a safetensors file.
 
-    Raises FFNError, naming the file and what is wrong, for whatever safetensors itself refuses: a header past the end
+    Raises FFNError, naming the file and what is wrong, for all that safetensors itself refuses: a header past the end
     of the file, bytes that no tensor or two tensors claim, a shape that does not fit its bytes.
     """
     where = shown_path(path)
@@ -82,9 +82,9 @@ def read_columns(path: Path) -> Columns:
 
 
 def check_length(length: int, total: int, where: str) -> None:
-    """FFNError where a header of `length` bytes cannot stand in a file of `total` bytes."""
+    """FFNError where a header of `length` bytes does not fit into a file of `total` bytes."""
     if total < 8 or length > total - 8:
-        raise FFNError(f"{where} is truncated or no safetensors file: {total} bytes, header of {length}")
+        raise FFNError(f"{where} is truncated or not a safetensors file: {total} bytes, header of {length}")
     if length > MOST_HEADER_BYTES:
         raise FFNError(f"{where}: a header of {length:,} bytes is more than safetensors allows")
 
@@ -108,8 +108,8 @@ _METADATA = '{"__metadata__":'
 def _quick_columns(raw: bytes, size: int) -> Columns | None:
     """The columns of a header as safetensors and json.dumps write it, its tensors in the order of their bytes.
 
-    Each tensor has ten quotation marks there, so that cutting at them gives the columns. Then the header is written
-    anew from these: only the very same text passes, for any other the answer is None. json.loads and a look at every
+    Each tensor has ten quotation marks there, so splitting at them gives the columns. Then the header is rebuilt from
+    these: only exactly the same text is accepted, for any other the answer is None. json.loads and a check of every
     column took a third longer.
     """
     try:
@@ -117,7 +117,7 @@ def _quick_columns(raw: bytes, size: int) -> Columns | None:
         fields = text.split('"')
         space = fields[2][1:-1]
         names, dtypes, written = fields[1::10], fields[5::10], fields[8::10]
-        shapes = {shape: _sizes(shape, space) for shape in {*written}}  # a few, for hundreds of tensors
+        shapes = {shape: _sizes(shape, space) for shape in {*written}}  # a few distinct ones, for hundreds of tensors
         numbers = {shape: prod(sizes) for shape, sizes in shapes.items()}
         lengths = list(map(mul, map(_WIDTHS.__getitem__, dtypes), map(numbers.__getitem__, written)))
     except (FFNError, IndexError, KeyError, RecursionError, ValueError):
@@ -156,7 +156,7 @@ def _without_metadata(text: str) -> str:
 
 
 def _sizes(shape: str, space: str) -> tuple[int, ...]:
-    """`:[2,3],` → (2, 3). Raises ValueError for anything else, and for a zero, which the careful way looks at."""
+    """`:[2,3],` → (2, 3). Raises ValueError for anything else, and for a zero, which the careful way checks."""
     inner = shape[2 + len(space) : -2 - len(space)]
     if shape != f":{space}[{inner}],{space}" or not _SIZES.fullmatch(inner):
         raise ValueError

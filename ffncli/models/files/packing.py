@@ -300,7 +300,7 @@ def _microscaled(anchor: Anchor) -> Matrix:
 
 
 def _bitsandbytes_4bit(anchor: Anchor) -> Matrix:
-    """Two values a byte, flattened, in whatever dtype; the shape is in quant_state, which is data.
+    """Two values a byte, flattened, in any dtype; the shape is in quant_state, which is data.
 
     absmax has one number for each block of values. An odd number of values counts one too many.
     """

@@ -69,7 +69,7 @@ def locate(layer: LayerTensors, spec: FFNSpec) -> tuple[Located, ...]:
         elif parameter not in norms:
             raise FFNError(
                 f"{layer.where}: no tensor under {shown(layer.stem, 120)} is known to hold {parameter}",
-                "`ffn params` counts what is there",
+                "`ffn params` counts the tensors that are there",
             )
     return tuple(out)
 
@@ -151,7 +151,7 @@ def canonical(stored: Tensor, item: Located) -> Tensor:
     part = item.slice
     shape = item.stored_shape()
     if stored.dim() == len(shape) == 3 and stored.shape[0] > shape[0]:
-        stored = stored[: shape[0]]  # in memory LongCat's identity experts have rows that nothing reads
+        stored = stored[: shape[0]]  # in memory LongCat's identity experts have unused rows
     stored = stored.reshape(shape)
     if part.stacked:
         stored = stored.reshape(item.axes[0].size, -1, stored.shape[-1])

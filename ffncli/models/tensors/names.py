@@ -70,5 +70,5 @@ BY_LAST = {leaf: [(d, n) for d, n in _BY_DOWN.items() if last(d) == leaf] for le
 
 
 def looked_for() -> str:
-    """The names that the table has, for a message that nothing was found."""
+    """The first names of the table, for the message that no FFN is recognised."""
     return ", ".join("/".join(naming.names) for naming in NAMINGS[:6]) + ", ..."

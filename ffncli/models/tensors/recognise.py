@@ -1,4 +1,4 @@
-"""FFNs recognised by their tensors' names and shapes alone, whatever the model calls itself.
+"""FFNs recognised by their tensors' names and shapes alone, for any model_type.
 
 Families name their layers in many ways, but the matrices of an FFN in few; NAMINGS lists those. Two matrices that match
 one of its rows and fit each other are an FFN: up takes d_model to d_ff and down takes it back. Twice d_ff in the first

@@ -64,7 +64,7 @@ def axis(values: Iterable[float], log: bool = False) -> PlotAxis | None:
 
 
 def number(value: Decimal) -> str:
-    """A number as short as it goes: `0.05`, `200`, `1e-7`."""
+    """A number in its shortest form: `0.05`, `200`, `1e-7`."""
     value = value.normalize()
     if not value or Decimal("1e-4") <= abs(value) < Decimal("1e6"):
         return f"{value:f}" if value else "0"
@@ -72,7 +72,7 @@ def number(value: Decimal) -> str:
 
 
 def _alike(values: list[Decimal]) -> Callable[[Decimal], str]:
-    """Round numbers with the same digits behind the point; each as short as it goes where they are large or small."""
+    """Round numbers with the same number of decimals; each in its shortest form where they are very large or small."""
     steps = [b - a for a, b in pairwise(values)]
     if any(abs(value) >= Decimal("1e6") for value in values) or any(step < Decimal("1e-4") for step in steps):
         return number
@@ -92,7 +92,7 @@ def _steps(low: float, high: float, most: int) -> list[Decimal]:
 
 
 def _decades(low: float, high: float) -> Iterator[list[Decimal]]:
-    """What may stand on a log axis, the densest first: 1, 2 and 5 of each decade, each decade, every second, ..."""
+    """Candidate labels of a log axis, the densest first: 1, 2 and 5 of each decade, each decade, every second, ..."""
     first, last = math.floor(low), math.ceil(high)
     if last - first < 10:
         yield _inside((Decimal(m).scaleb(k) for k in range(first, last + 1) for m in (1, 2, 5)), low, high)

@@ -19,12 +19,12 @@ from ffncli.show.plots.canvas import Place, dots, letters, place_of
 from ffncli.show.plots.plot import Plot, letter
 from ffncli.show.text import encodable, pad, width
 
-Style = int | Literal["", "dim", "bold"]  # a number: the curve whose colour it has
+Style = int | Literal["", "dim", "bold"]  # a number: the curve that gives the colour
 Span = tuple[str, Style]
 
 WIDEST, NARROWEST = 120, 40
 _BLANK = 0x2800
-_SYMBOLS = "│┤└─┬·⠿"  # of which frames are made: edge, tick, corner, bottom, tick, zero; and a curve
+_SYMBOLS = "│┤└─┬·⠿"  # of a frame: edge, tick, corner, bottom, tick, zero; and a curve
 _PLAIN = "|++-+."
 
 
@@ -56,7 +56,7 @@ class _Frame:
     def _cell(
         self, at: Place, inked: Sequence[dict[Place, int]], named: dict[Place, int], zero: tuple[int | None, int | None]
     ) -> Span:
-        """A letter, the dots of all curves that pass, a line of zero, or nothing."""
+        """A letter, the dots of all curves in the cell, the zero line, or nothing."""
         if at in named:
             return letter(named[at]), named[at]
         passing = [curve for curve, ink in enumerate(inked) if at in ink]

@@ -84,7 +84,7 @@ def test_stated_values_are_marked_and_decide_the_exit_code(call):
         (("gelu", "--all"), "--all and a NAME contradict each other"),
         (("--at", "3:-3"), "--at: the range '3:-3' is empty"),
         (("--at", "0:1:1e-12"), "more than 10,000 points"),
-        (("--at", "inf"), "no finite number"),
+        (("--at", "inf"), "not a finite number"),
         (("--std", "0"), "--std must be a number above 0, got '0'"),
         (("--std", "1e7"), "--std must be from 1e-06 to 1e+06"),
         (("--expect", "1"), "--expect: '1' is not X=Y"),

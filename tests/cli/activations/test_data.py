@@ -34,7 +34,7 @@ def test_a_layers_page_has_the_figures_of_its_own_gates(call):
     z = recorder.entered[0].double()
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].endswith("decoder layer 1: what enters silu  weights of decoder layer 1")
+    assert lines[0].endswith("decoder layer 1: input of silu  weights of decoder layer 1")
     assert lines[1].strip() == '4 tokens: 0 "Hello", 1 "the", 2 "cat", 3 "sat"'
     said = f"min {z.min():.4g}  max {z.max():.4g}  mean {z.mean():.4g}  std {z.std(correction=0):.4g}"
     assert said in out

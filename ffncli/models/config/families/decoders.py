@@ -191,7 +191,7 @@ _PARALLEL: dict[str, Any] = {"parallel": True, "shared_norm": True}
 _MLP_BIAS = ("mlp_bias", False)
 _PER_STACK = "num_layers_per_stack|num_hidden_layers"
 _N_EMBD, _D_MODEL = "n_embd|hidden_size", "d_model|hidden_size"
-_BY_CODE = (None, 1e-5)  # the code says the eps, whatever the config does
+_BY_CODE = (None, 1e-5)  # the code fixes the eps, not the config
 
 _GEMMA = Family(
     activation="hidden_activation", default_activation="gelu_tanh", position="pre+branch", norm_weight="one_plus"

@@ -114,7 +114,7 @@ def _nemotron_routing(config: Fields) -> Extra:
         raise FFNError(
             f"{config.where}: mlp_bias = true is not covered", "its shared expert would have biases, the others none"
         )
-    # The shared expert has one width, whatever n_shared_experts says.
+    # The shared expert has one width for any n_shared_experts.
     return {
         "score": "sigmoid", "correction": True, "group_best": 2, "groups": config.integer("n_group", 1),
         "top_groups": config.integer("topk_group", 1), "renormalise": config.flag("norm_topk_prob", True),
