@@ -425,7 +425,7 @@ def test_unembedding_without_a_prompt(call):
         ("roberta", ["--input-ids", ",".join("4" * 31)], "the prompt has 31 tokens, roberta has 30 positions"),
         ("llama", ["--prompt", "Hello", "--layer", "2"], "--layer 2 is out of range; "),
         ("t5-relu", ["--prompt", "Hello", "--layer", "1"], "--layer '1' is ambiguous; write encoder.1 or decoder.1"),
-        ("llama", ["--prompt", "Hello", "--input", "ones"], "--input contradicts --prompt; the model computes"),
+        ("llama", ["--prompt", "Hello", "--input", "ones"], "--input contradicts --prompt; the model makes"),
         ("llama", ["--input-ids", "1", "--tokens", "3"], "--tokens contradicts --input-ids"),
         ("llama", ["--prompt", "Hello", "--d-ff", "3"], "--d-ff contradicts --prompt; the model is run as it is"),
         ("llama", ["--prompt", "Hello", "--train"], "--train contradicts --prompt"),
