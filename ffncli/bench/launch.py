@@ -45,15 +45,15 @@ def environment(threads: int, allocator: str, given: Mapping[str, str] | None = 
 
     `allocator` is `fixed`, or `system` for malloc as it is.
     """
-    own = dict(os.environ if given is None else given)
+    variables = dict(os.environ if given is None else given)
     for name in _UNSET:
-        own.pop(name, None)
-    own |= {name: own.get(name) or value for name, value in (_OPENMP | _OPENBLAS).items()}
-    own |= dict.fromkeys(_THREADS, str(threads))
+        variables.pop(name, None)
+    variables |= {name: variables.get(name) or value for name, value in (_OPENMP | _OPENBLAS).items()}
+    variables |= dict.fromkeys(_THREADS, str(threads))
     if allocator == "fixed":
-        own |= {name: own.get(name) or value for name, value in _ALLOCATOR.items()}
-    own.setdefault("PYTHONHASHSEED", "0")  # the order of sets, so of imports and allocations
-    return own
+        variables |= {name: variables.get(name) or value for name, value in _ALLOCATOR.items()}
+    variables.setdefault("PYTHONHASHSEED", "0")  # the order of sets, so of imports and allocations
+    return variables
 
 
 @dataclass
@@ -74,10 +74,10 @@ class Worker:
         """Its exit code once it has closed the line; negative is a signal. It is not reaped: its group keeps its id."""
         if not hasattr(os, "waitid"):  # macOS before Python 3.13
             return self.process.wait()
-        found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-        if found is None:
+        status = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+        if status is None:
             return 0
-        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
 @contextmanager

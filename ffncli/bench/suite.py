@@ -146,10 +146,10 @@ class _Running:
 
 def _places(cases: Sequence[Case]) -> list[tuple[tuple[str, int], list[Case]]]:
     """The cases that one process can run: OpenMP's settings are fixed when it starts."""
-    found: dict[tuple[str, int], list[Case]] = {}
+    places: dict[tuple[str, int], list[Case]] = {}
     for case in cases:
-        found.setdefault((case.device, case.threads), []).append(case)
-    return list(found.items())
+        places.setdefault((case.device, case.threads), []).append(case)
+    return list(places.items())
 
 
 def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...]) -> None:
@@ -274,13 +274,13 @@ def software() -> dict[str, str]:
 
     from ffncli.system.host import cpu_name
 
-    found = {"ffncli": __version__, "python": platform.python_version(), "host": platform.node(), "cpu": cpu_name()}
+    versions = {"ffncli": __version__, "python": platform.python_version(), "host": platform.node(), "cpu": cpu_name()}
     for name in ("torch", "numpy"):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = ""
-    return found
+            versions[name] = ""
+    return versions
 
 
 def sha256(path: Path) -> str:

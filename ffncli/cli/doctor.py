@@ -74,11 +74,11 @@ def command(
         raise FFNError(f"{option} contradicts --no-noise", "it is an option of the noise test")
     checks = list(doctor.checks())
     lacking = doctor.lacking(checks)
-    found = None
+    noise = None
     if not no_noise and not lacking:
-        found = _noise(seconds or _SECONDS, threads or host.default_threads(), output)
-        checks.append(doctor.noise_check(found))
-    output.show(answer(checks, found))
+        noise = _noise(seconds or _SECONDS, threads or host.default_threads(), output)
+        checks.append(doctor.noise_check(noise))
+    output.show(answer(checks, noise))
     if lacking:
         raise failure(lacking)
 
@@ -90,8 +90,8 @@ def _noise(seconds: float, threads: int, output: Output) -> Noise | None:
     count = processes_for(seconds)
     if not shows_bar(output.quiet):
         output.note(f"noise test: {seconds:g} s")
-    with progress(count, "the same code against itself", output.quiet, output.color) as told:
-        return measure_noise(seconds, threads, told)
+    with progress(count, "the same code against itself", output.quiet, output.color) as advance:
+        return measure_noise(seconds, threads, advance)
 
 
 def answer(checks: Sequence[DoctorCheck], noise: Noise | None) -> Answer:

@@ -46,8 +46,8 @@ def search(text: str) -> list[str]:
 def starting_with(text: str) -> list[str]:
     """The same of those with a spelling that begins so."""
     word = _letters(text)
-    found = (name for alias, name in _aliases().items() if word and _letters(alias).startswith(word))
-    return list(dict.fromkeys(found))
+    matches = (name for alias, name in _aliases().items() if word and _letters(alias).startswith(word))
+    return list(dict.fromkeys(matches))
 
 
 def aliases(name: str) -> list[str]:

@@ -16,7 +16,6 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.block.rewrite import final_layer, merged_first
 from ffncli.block.steps import Step
 from ffncli.errors import FFNError, did_you_mean, shown
-from ffncli.models.dimensions import Dimensions, from_dimensions, merged
 from ffncli.models.model import Resolved, block_model
 
 
@@ -48,16 +47,6 @@ class Example:
         return steps(self.model.main.spec) if self.block is None else self.block
 
 
-def demo(options: Dimensions) -> Example:
-    """The small block that `ffn trace` runs without a source: 4 → 8 → 4 with ReLU, changed by the options.
-
-    Its input is two tokens of the numbers 0 to 7, so that a reader can follow the sums.
-    """
-    model = from_dimensions(merged(Dimensions("4", "8"), options))
-    about = "a small demo block; `ffn trace SOURCE` runs yours"
-    return Example(replace(model, evidence=(about,), notes=()), {}, "arange", (2, model.main.spec.d_model))
-
-
 def notebook() -> Example:
     """The 4 → 8 → 4 ReLU block with dropout 0.1 that a notebook prints step by step."""
     data = json.loads(files("ffncli.models").joinpath("notebook.json").read_text("utf-8"))
@@ -70,9 +59,9 @@ def notebook() -> Example:
 def _explained() -> Example:
     """512 → 2048 → 512 with exact GELU, on the vector of the word "Hello" after attention."""
     given = {(0, 0): 0.146, (0, 1): 0.108, (0, 2): 0.192, (0, 511): 0.11}
-    told = "the text gives 4 of the 512 numbers of 'Hello' (0.146, 0.108, 0.192 first, 0.11 last)"
+    note = "the text gives 4 of the 512 numbers of 'Hello' (0.146, 0.108, 0.192 first, 0.11 last)"
     ours = "ours: the other 508, drawn as large as those four, and all weights"
-    block = _block(FFNSpec(512, 2048, "gelu"), "the explained block", told, ours)
+    block = _block(FFNSpec(512, 2048, "gelu"), "the explained block", note, ours)
     return Example(block, {}, "randn", (1, 512), scale=0.143, given=given)
 
 

@@ -25,9 +25,9 @@ def failure(rows: Sequence[ResultRow], request: BenchRequest, judged: Gate | Non
     """What the exit code says, graver first; None where all is well."""
     many = len(request.cases) > 1
 
-    def names(found: Sequence[ResultRow]) -> str:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        return "; ".join(name_in(row, many) for row in found[:3]) + more
+    def names(rows: Sequence[ResultRow]) -> str:
+        more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
+        return "; ".join(name_in(row, many) for row in rows[:3]) + more
 
     if wrong := [row for row in rows if row.status == "wrong"]:
         return FFNError(f"wrong results: {names(wrong)}", wrong[0].note, ExitCode.FAILED)
@@ -45,6 +45,6 @@ def failure(rows: Sequence[ResultRow], request: BenchRequest, judged: Gate | Non
             return FFNError(f"nothing could be gated: no ratio to {request.baseline}", why, ExitCode.ENVIRONMENT)
         unclear += [*(j.row for j in judged.inconclusive), *(row for row, _ in judged.not_gated)]
     if request.strict and unclear:
-        found = names(list(dict.fromkeys(unclear)))
-        return FFNError(f"inconclusive: {found}", "measure longer: --max-time", ExitCode.INCONCLUSIVE)
+        inconclusive = names(list(dict.fromkeys(unclear)))
+        return FFNError(f"inconclusive: {inconclusive}", "measure longer: --max-time", ExitCode.INCONCLUSIVE)
     return None

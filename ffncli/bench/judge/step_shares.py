@@ -43,9 +43,9 @@ def step_shares(case: Case, rows: Sequence[ResultRow]) -> tuple[StepShare, ...]:
 
 def together(shares: Sequence[StepShare]) -> float | None:
     """The shares of all steps, those inside experts left out; None where there is none, or one is not known."""
-    found = [one.share for one in shares if not (one.whole or one.inside)]
-    known = [share for share in found if share is not None]
-    return sum(known) if known and len(known) == len(found) else None
+    parts = [one.share for one in shares if not (one.whole or one.inside)]
+    known = [share for share in parts if share is not None]
+    return sum(known) if known and len(known) == len(parts) else None
 
 
 def _share(row: ResultRow, op: str, flops: int, whole: int) -> StepShare:
@@ -60,13 +60,13 @@ def _costs(case: Case) -> dict[str, tuple[str, int]]:
     """Step → (its op, its FLOPs on the case's tokens), the block's and those inside experts with them."""
     block = kernel_steps(steps(case.spec))
     inputs = input_shapes(block, (case.tokens,))
-    found = _of(block, inputs)
+    costs = _of(block, inputs)
     for step in block:
         if isinstance(step.op, Experts):
             top_k = next(s.op.top_k for s in block if s.output == step.inputs[1] and isinstance(s.op, Route))
             inner = _of(step.op.program, input_shapes(step.op.program, (case.tokens * top_k,)))
-            found |= {f"{step.output}{_INSIDE}{name}": value for name, value in inner.items()}
-    return found | {BLOCK: (BLOCK, sum(flops for name, (_, flops) in found.items() if _INSIDE not in name))}
+            costs |= {f"{step.output}{_INSIDE}{name}": value for name, value in inner.items()}
+    return costs | {BLOCK: (BLOCK, sum(flops for name, (_, flops) in costs.items() if _INSIDE not in name))}
 
 
 def _of(block: Sequence[Step], inputs: Mapping[str, Shape]) -> dict[str, tuple[str, int]]:

@@ -33,7 +33,7 @@ class ThreadScaling:
 def thread_scaling(cases: Sequence[Case], rows: Sequence[ResultRow]) -> tuple[ThreadScaling, ...]:
     """A record for every row that has one on fewer threads; none of a GPU's, whose threads only launch."""
     times = {(row.case, row.kernel): [*map(log, row.process_times_s)] for row in rows if row.status == "ok"}
-    found = []
+    scalings = []
     for fewest, case in _pairs(cases):
         for kernel in dict.fromkeys(row.kernel for row in rows):
             before, after = times.get((fewest.key, kernel), []), times.get((case.key, kernel), [])
@@ -42,14 +42,14 @@ def thread_scaling(cases: Sequence[Case], rows: Sequence[ResultRow]) -> tuple[Th
                 continue
             shift = welch(after, before)
             interval = shift.log_ratio.map(exp_or_inf) if shift else None
-            found.append(
+            scalings.append(
                 ThreadScaling(
                     case.key, kernel, fewest.threads, case.threads, speed_up,
                     interval.low if interval else None, interval.high if interval else None,
                     speed_up * fewest.threads / case.threads,
                 )
             )  # fmt: skip
-    return tuple(found)
+    return tuple(scalings)
 
 
 def _pairs(cases: Sequence[Case]) -> list[tuple[Case, Case]]:

@@ -29,11 +29,11 @@ _DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 class Grid:
     """Lists of values; every combination is a case. () takes the default: `threads` those that the machine has.
 
-    `source` as everywhere; `said` overrides it, its d_model and d_ff may be comma lists.
+    `source` as everywhere; `overrides` change it, its d_model and d_ff may be comma lists.
     """
 
     source: str | None = None
-    said: Dimensions = field(default_factory=Dimensions)
+    overrides: Dimensions = field(default_factory=Dimensions)
     tokens: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
@@ -85,29 +85,29 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None) -> tuple[
     devices = _each("--device", grid.devices or ("cpu",), _device)
     threads = tuple(dict.fromkeys(grid.threads)) or (default_threads(),)
     tokens = tuple(dict.fromkeys(grid.tokens)) or TOKENS
-    blocks = _blocks_said(grid)
+    blocks = _blocks(grid)
     # On a GPU the CPU's threads only launch: one number is enough.
     places = [(d, t) for d in devices for t in (threads if d == "cpu" else threads[:1])]
     count = len(blocks) * len(tokens) * len(dtypes) * len(passes) * len(caches) * len(places)
     if count > MOST_CASES:
         raise FFNError(f"that is a grid of {count:,} cases, at most {MOST_CASES:,}", "give fewer values, or run parts")
-    models = [(source, load_block(source, said, grid.seed), said) for source, said in blocks]
+    models = [(source, load_block(source, overrides, grid.seed), overrides) for source, overrides in blocks]
     for note in dict.fromkeys(n for _, model, _ in models for n in (*model.notes, *map(str, model.differences))):
         tell(note)
-    found = [
-        Case(_source(source, model), label(model, said), model.main.spec, n, t, p, _cached(c, n), device, threads_)
-        for (source, model, said), n, t, p, c, (device, threads_) in itertools.product(
+    cases = [
+        Case(_source(source, model), label(model, overrides), model.main.spec, n, t, p, _cached(c, n), device, threads_)
+        for (source, model, overrides), n, t, p, c, (device, threads_) in itertools.product(
             models, tokens, dtypes, passes, caches, places
         )
     ]
-    return tuple({case.key: case for case in found}.values())
+    return tuple({case.key: case for case in cases}.values())
 
 
-def load_block(source: str | None, said: Dimensions, seed: int = 0) -> Resolved:
+def load_block(source: str | None, overrides: Dimensions, seed: int = 0) -> Resolved:
     """The model whose main block is measured. Raises FFNError for one that cannot be run."""
     from ffncli.run.user.load import load
 
-    resolved = load(source, said, seed)
+    resolved = load(source, overrides, seed)
     if resolved.model.refused:
         raise FFNError(
             f"{resolved.name} cannot be run: {resolved.model.refused}", "give dimensions: ffn bench 512x2048:swiglu"
@@ -117,14 +117,14 @@ def load_block(source: str | None, said: Dimensions, seed: int = 0) -> Resolved:
     return resolved
 
 
-def label(resolved: Resolved, said: Dimensions) -> str:
-    """How results call a block: a model's name, or its dimensions; then what options changed of it."""
-    spec, names = resolved.main.spec, said
+def label(resolved: Resolved, overrides: Dimensions) -> str:
+    """How results call a block: a model's name, or its dimensions; then what overrides changed of it."""
+    spec, names = resolved.main.spec, overrides
     base = resolved.name
     if resolved.bare and not re.search(r"\.py(:|$)", resolved.source):
         unit = next((name for name, gate in GATED.items() if gate == spec.activation), None) if spec.gated else None
         base = f"{spec.d_model}x{spec.d_ff}:{unit or spec.activation}" + ("+gated" if spec.gated and not unit else "")
-        names = replace(said, d_model=None, d_ff=None, activation=None, gated=None)
+        names = replace(overrides, d_model=None, d_ff=None, activation=None, gated=None)
     more = [f"{name}={_value(value)}" for name, value in asdict(names).items() if value is not None]
     return "+".join((base, *more))
 
@@ -137,14 +137,14 @@ def _source(source: str | None, model: Resolved) -> str:
     return source if source is not None else model.name
 
 
-def _blocks_said(grid: Grid) -> list[tuple[str | None, Dimensions]]:
+def _blocks(grid: Grid) -> list[tuple[str | None, Dimensions]]:
     """The source with every combination of --d-model and --d-ff."""
-    source = NEWCOMERS if grid.source is None and grid.said.d_model is None else grid.source
+    source = NEWCOMERS if grid.source is None and grid.overrides.d_model is None else grid.source
     widths = [(None,) if text is None else tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-              for text in (grid.said.d_model, grid.said.d_ff)]  # fmt: skip
+              for text in (grid.overrides.d_model, grid.overrides.d_ff)]  # fmt: skip
     if len(widths[0]) * len(widths[1]) > MOST_CASES:
         raise FFNError(f"--d-model and --d-ff make more than {MOST_CASES:,} blocks", "give fewer values")
-    return [(source, replace(grid.said, d_model=a, d_ff=b)) for a, b in itertools.product(*widths)]
+    return [(source, replace(grid.overrides, d_model=a, d_ff=b)) for a, b in itertools.product(*widths)]
 
 
 def _each(option: str, texts: Sequence[str], parse: Any) -> tuple[Any, ...]:
@@ -207,7 +207,7 @@ def _choice(text: str, label: str) -> KernelChoice:
     return choice if choice.label else choice.with_attribute(label.rpartition(":")[2])
 
 
-def _case(found: Mapping[str, Any]) -> Case:
-    spec = dict(found["spec"])
+def _case(stored: Mapping[str, Any]) -> Case:
+    spec = dict(stored["spec"])
     moe = spec.pop("moe")
-    return Case(**{**found, "spec": FFNSpec(**spec, moe=None if moe is None else MoE(**moe))})
+    return Case(**{**stored, "spec": FFNSpec(**spec, moe=None if moe is None else MoE(**moe))})

@@ -137,18 +137,18 @@ class MethodOptions:
 
     def method(self) -> Method:
         """The method asked for; --quick gives way to what is given beside it. Raises FFNError for an unknown word."""
-        said: dict[str, Any] = {"processes": 3, "precision": 0.03} if self.quick else {}
+        settings: dict[str, Any] = {"processes": 3, "precision": 0.03} if self.quick else {}
         for name in ("precision", "max_time", "load_time", "processes", "seed"):
             if getattr(self, name) is not None:
-                said[name] = getattr(self, name)
+                settings[name] = getattr(self, name)
         choices = (("allocator", ("fixed", "system")), ("math_mode", ("highest", "high", "medium")))
         for name, known in choices:
             if (text := getattr(self, name)) is not None:
                 if text not in known:
                     option = f"--{name.replace('_', '-')}"
                     raise FFNError(f"{option}: unknown value {shown(text)}", f"use one of {', '.join(known)}")
-                said[name] = text
-        return Method(**said, sustained=self.sustained, by_step=self.by_step)
+                settings[name] = text
+        return Method(**settings, sustained=self.sustained, by_step=self.by_step)
 
 
 @dataclass(frozen=True)
@@ -177,13 +177,13 @@ class ResultOptions:
 
 def asked(bundles: list[Any], more: dict[str, Any]) -> dict[str, str]:
     """Option → value as text, of those that were given."""
-    found = {f.name: getattr(b, f.name) for b in bundles for f in fields(b) if getattr(b, f.name) != f.default}
-    found |= {name: value for name, value in more.items() if value is not None}
+    options = {f.name: getattr(b, f.name) for b in bundles for f in fields(b) if getattr(b, f.name) != f.default}
+    options |= {name: value for name, value in more.items() if value is not None}
     names = {"passes": "pass"}
-    return {f"--{names.get(name, name).replace('_', '-')}": _said(value) for name, value in found.items()}
+    return {f"--{names.get(name, name).replace('_', '-')}": _text_of(value) for name, value in options.items()}
 
 
-def _said(value: Any) -> str:
+def _text_of(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(part.replace(" ", "") if isinstance(part, str) else str(part) for part in value)
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -147,12 +147,12 @@ def _reason(row: ResultRow) -> str:
 
 def _gate_json(judged: Gate, allowed: float | None) -> dict[str, Any]:
     groups = (("slower", judged.slower), ("passed", judged.passed), ("inconclusive", judged.inconclusive))
-    found = [
+    rows = [
         {"case": j.row.case, "kernel": j.row.kernel, "result": result, "low": j.low, "p_holm": j.p_holm, "reason": ""}
         for result, group in groups
         for j in group
     ]
-    found += [
+    rows += [
         {
             "case": row.case,
             "kernel": row.kernel,
@@ -163,7 +163,7 @@ def _gate_json(judged: Gate, allowed: float | None) -> dict[str, Any]:
         }
         for row, why in judged.not_gated
     ]
-    return {"fail_if_slower": allowed, "failed": bool(judged.slower), "rows": found}
+    return {"fail_if_slower": allowed, "failed": bool(judged.slower), "rows": rows}
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------

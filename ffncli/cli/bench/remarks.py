@@ -15,17 +15,17 @@ _SHA256 = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # 12 digits tell two fi
 
 def remarks(rows: Sequence[ResultRow]) -> list[Line]:
     """Of one case: the twin, the bare products, what fusing can save; notes, then warnings with advice."""
-    found: list[Line] = []
+    lines: list[Line] = []
     base = next((row for row in rows if row.kernel == row.baseline and row.status == "ok"), None)
     if base is not None:
         if base.aa_low is not None and base.aa_high is not None:
-            found.append(Line(f"the same code twice reads {base.aa_low:.3f} to {base.aa_high:.3f}", quiet=True))
+            lines.append(Line(f"the same code twice reads {base.aa_low:.3f} to {base.aa_high:.3f}", quiet=True))
         if base.gemm_ratio is not None:
             text = f"{base.kernel} takes {base.gemm_ratio:.3g} times its bare matrix products"
             if base.fusion_share_max is not None:
                 text += f"; fusing the activation can save at most about {percent(base.fusion_share_max, 2)} here"
-            found.append(Line(text, quiet=True))
-    return [*found, *notes(rows), *warned(rows)]
+            lines.append(Line(text, quiet=True))
+    return [*lines, *notes(rows), *warned(rows)]
 
 
 def notes(rows: Sequence[ResultRow], most: int = 20) -> list[Line]:
@@ -42,7 +42,7 @@ def warned(rows: Sequence[ResultRow]) -> list[Line]:
 
     Of one kind the first stands for all.
     """
-    found: list[Line] = []
+    lines: list[Line] = []
     kinds: dict[str, list[BenchWarning]] = {}
     for row in rows:
         for warning in row.warnings:
@@ -53,8 +53,8 @@ def warned(rows: Sequence[ResultRow]) -> list[Line]:
         who = f"{len(concerned)} of {len(rows)} {plural('row', len(rows))}: " if several else _who(rows, concerned)
         more = f" ({_first(concerned, alike[0])}; the others alike)" if len(set(alike)) > 1 else ""
         advice = warnings.advice(alike[0], max(row.threads or 0 for row in concerned))
-        found.append(Line(f"warning: {who}{alike[0]}{more}" + (f" - {advice}" if advice else "")))
-    return found
+        lines.append(Line(f"warning: {who}{alike[0]}{more}" + (f" - {advice}" if advice else "")))
+    return lines
 
 
 def _first(rows: Sequence[ResultRow], warning: BenchWarning) -> str:

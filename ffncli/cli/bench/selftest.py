@@ -42,22 +42,25 @@ def show_selftest(request: BenchRequest, output: Output) -> None:
     from ffncli.cli.bench.progress import unit_progress
 
     with unit_progress(request, 0, output) as shown:
-        found = selftest(request, shown.finished, shown.at)
-    output.show(_answer(found))
-    if found.failed:
-        what = "; ".join(map(_verdict, found.failed))
-        why = "; ".join(found.reasons) or "the machine may be busy"
+        outcome = selftest(request, shown.finished, shown.at)
+    output.show(_answer(outcome))
+    if outcome.failed:
+        what = "; ".join(map(_verdict, outcome.failed))
+        why = "; ".join(outcome.reasons) or "the machine may be busy"
         raise FFNError(f"selftest failed: {what}", f"{why}: see ffn doctor", ExitCode.FAILED)
 
 
-def _answer(found: SelfTest) -> Answer:
-    parts: list[Part] = [Heading("selftest", f"--fail-if-slower {found.allowed:.0%}, on known differences")]
-    for case in dict.fromkeys(row.case for row in found.rows):
+def _answer(outcome: SelfTest) -> Answer:
+    parts: list[Part] = [Heading("selftest", f"--fail-if-slower {outcome.allowed:.0%}, on known differences")]
+    for case in dict.fromkeys(row.case for row in outcome.rows):
         parts += [Line(case, quiet=True)]
-        parts += [Line(_verdict(row)) for row in found.rows if row.case == case]
-    parts.append(Heading("failed" if found.failed else "passed"))
-    body = {"selftest": {"allowed": found.allowed, "passed": not found.failed}, "rows": [*map(asdict, found.rows)]}
-    return Answer("bench", body, _table(found.rows), parts)
+        parts += [Line(_verdict(row)) for row in outcome.rows if row.case == case]
+    parts.append(Heading("failed" if outcome.failed else "passed"))
+    body = {
+        "selftest": {"allowed": outcome.allowed, "passed": not outcome.failed},
+        "rows": [*map(asdict, outcome.rows)],
+    }
+    return Answer("bench", body, _table(outcome.rows), parts)
 
 
 def _table(rows: Sequence[KnownDifference]) -> Table:

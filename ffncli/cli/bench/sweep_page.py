@@ -61,18 +61,18 @@ def _cell(row: ResultRow | None) -> str | None:
     return f"{ratio(row)}{' ?' if row.verdict == 'inconclusive' else ''}"
 
 
-def _scaling(cases: Mapping[str, Case], found: Sequence[ThreadScaling], differ: Sequence[str]) -> list[Part]:
+def _scaling(cases: Mapping[str, Case], scalings: Sequence[ThreadScaling], differ: Sequence[str]) -> list[Part]:
     """How many times as fast each kernel is on more threads; nothing where all have as many."""
-    if not found:
+    if not scalings:
         return []
     lines: dict[tuple[str, int, int], dict[str, str]] = {}
-    for one in found:
+    for one in scalings:
         where = _where(replace(cases[one.case], threads=1), differ)
         speed_up = f"{one.speed_up:.2f}{interval(one.speed_up_low, one.speed_up_high)}"
         lines.setdefault((where, one.base_threads, one.threads), {})[one.kernel] = (
             f"{speed_up}, {percent(one.efficiency, 2)}"
         )
-    kernels = list(dict.fromkeys(one.kernel for one in found))
+    kernels = list(dict.fromkeys(one.kernel for one in scalings))
     columns = (_named([*differ, "threads"]), *kernels)
     cells = [
         (", ".join(filter(None, (where, f"{few} → {many}"))), *(texts.get(kernel) for kernel in kernels))

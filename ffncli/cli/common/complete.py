@@ -24,14 +24,14 @@ def completion(commands: Mapping[str, str], load: Callable[[str | None], Any]) -
     if shell not in ("bash", "zsh", "fish"):
         return None
     words = _bash_words() if shell == "bash" else _typed_words()
-    found = list(candidates(words[:-1], words[-1], commands, load))
+    matches = list(candidates(words[:-1], words[-1], commands, load))
     if shell == "bash":
-        return "".join(f"{word}\n" for word, _ in found), 0
+        return "".join(f"{word}\n" for word, _ in matches), 0
     if shell == "zsh":
-        return _for_zsh(found), 0
+        return _for_zsh(matches), 0
     if os.environ.get("_TYPER_COMPLETE_FISH_ACTION") == "is-args":  # 1: fish completes names of files
-        return "", int(not found)
-    return "".join(f"{word}\t{text}\n" if text else f"{word}\n" for word, text in found), 0
+        return "", int(not matches)
+    return "".join(f"{word}\t{text}\n" if text else f"{word}\n" for word, text in matches), 0
 
 
 def candidates(
@@ -92,11 +92,11 @@ def _split(line: str) -> list[str]:
         return line.split()
 
 
-def _for_zsh(found: list[Candidate]) -> str:
+def _for_zsh(matches: list[Candidate]) -> str:
     """What the script evaluates: the words with what they mean, or names of files."""
-    if not found:
+    if not matches:
         return "_files\n"
-    items = (f'"{_escaped(word)}"' + (f':"{_escaped(text)}"' if text else "") for word, text in found)
+    items = (f'"{_escaped(word)}"' + (f':"{_escaped(text)}"' if text else "") for word, text in matches)
     return "_arguments '*: :((" + "\n".join(items) + "))'\n"
 
 

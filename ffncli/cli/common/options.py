@@ -247,14 +247,14 @@ class OutputOptions:
 
     def output(self) -> Output:
         """The sink these options ask for. Raises FFNError for a contradiction or a file that exists."""
-        said = [name for name, on in (("json", self.json), ("csv", self.csv)) if on]
-        said += [self.format] if self.format is not None else []
-        if len(set(said)) > 1:
-            raise FFNError(f"--format: {' and '.join(dict.fromkeys(said))} contradict each other", "give one")
+        formats = [name for name, on in (("json", self.json), ("csv", self.csv)) if on]
+        formats += [self.format] if self.format is not None else []
+        if len(set(formats)) > 1:
+            raise FFNError(f"--format: {' and '.join(dict.fromkeys(formats))} contradict each other", "give one")
         implied = format_of(self.out)
-        if said and implied and said[0] != implied:
-            raise FFNError(f"-o {shown(self.out)} contradicts --format {said[0]}", f"-o of .{implied} is {implied}")
-        chosen: Any = said[0] if said else implied or "table"
+        if formats and implied and formats[0] != implied:
+            raise FFNError(f"-o {shown(self.out)} contradicts --format {formats[0]}", f"-o of .{implied} is {implied}")
+        chosen: Any = formats[0] if formats else implied or "table"
         path = None if self.out is None else os.path.expanduser(self.out)
         return Output(chosen, path, self.force, self.color_choice(), self.quiet)
 

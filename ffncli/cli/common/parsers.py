@@ -78,14 +78,14 @@ def percentage(option: str, most: float = inf, zero: bool = False) -> Callable[[
     words = f"a percentage {'from' if zero else 'above'} 0{limit} such as 3%"
 
     def parse(text: str) -> float:
-        said = str(text).strip()
-        bare = not said.endswith("%")
+        typed = str(text).strip()
+        bare = not typed.endswith("%")
         try:
-            value = float(said.removesuffix("%").rstrip()) / (1 if bare else 100)
+            value = float(typed.removesuffix("%").rstrip()) / (1 if bare else 100)
         except ValueError:
             value = nan
         if not (0 <= value <= most and value < inf and (zero or value)) or (bare and value >= 1):
-            hint = f"that would be {value:.0%}: say {said}%" if bare and 1 <= value <= 100 * min(most, 1) else ""
+            hint = f"that would be {value:.0%}: say {typed}%" if bare and 1 <= value <= 100 * min(most, 1) else ""
             raise FFNError(f"{option} must be {words}, got {shown(text)}", hint)
         return value
 

@@ -88,10 +88,10 @@ def _traces(base: Sequence[Path], new: Sequence[Path], tolerance: float | None, 
     from ffncli.run.saved.saved import open_saved
 
     saved = [open_saved(paths[0]) for paths in (base, new)]
-    found = compare(saved[0], saved[1], tolerance)
-    output.show(answer(saved[0], saved[1], found, verdict=not _same_screen(output)))
-    if found.first is not None:
-        raise FFNError(verdict_of(found.row(found.first)), "; ".join(found.causes), ExitCode.FAILED)
+    comparison = compare(saved[0], saved[1], tolerance)
+    output.show(answer(saved[0], saved[1], comparison, verdict=not _same_screen(output)))
+    if comparison.first is not None:
+        raise FFNError(verdict_of(comparison.row(comparison.first)), "; ".join(comparison.causes), ExitCode.FAILED)
 
 
 def _same_screen(output: Output) -> bool:

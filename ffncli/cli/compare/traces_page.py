@@ -14,29 +14,29 @@ if TYPE_CHECKING:
     from ffncli.run.saved.saved import Saved
 
 
-def answer(base: Saved, new: Saved, found: TraceComparison, verdict: bool = True) -> Answer:
+def answer(base: Saved, new: Saved, comparison: TraceComparison, verdict: bool = True) -> Answer:
     """The comparison as JSON, as CSV (one row per step, then per weight) and as a page.
 
     Without `verdict` the page leaves to the error what that says: which step departs first, and why.
     """
     from ffncli.run.saved.compare import CONVENTIONS
 
-    body = {"base": base.where, "new": new.where, **asdict(found)}
-    columns = tuple(f.name for f in fields(found.rows[0]))
-    every = [*found.rows, *found.weights]
+    body = {"base": base.where, "new": new.where, **asdict(comparison)}
+    columns = tuple(f.name for f in fields(comparison.rows[0]))
+    every = [*comparison.rows, *comparison.weights]
     rows = Table(columns, [tuple(getattr(row, name) for name in columns) for row in every])
     parts: list[Part] = [Heading(f"{base.where} against {new.where}", "BASE is the reference")]
-    parts += [Line(f"{m.field}: {m.base} in BASE, {m.new} in NEW", quiet=True) for m in found.mismatches]
-    parts.append(_table(found.rows, "step", found.first))
-    if found.weights:
-        parts.append(_table(found.weights, "weight", None))
-    if found.first is None:
-        parts.append(Heading(f"all {len(found.rows)} steps agree"))
-        if other := [row.step for row in found.weights if not row.agrees]:
+    parts += [Line(f"{m.field}: {m.base} in BASE, {m.new} in NEW", quiet=True) for m in comparison.mismatches]
+    parts.append(_table(comparison.rows, "step", comparison.first))
+    if comparison.weights:
+        parts.append(_table(comparison.weights, "weight", None))
+    if comparison.first is None:
+        parts.append(Heading(f"all {len(comparison.rows)} steps agree"))
+        if other := [row.step for row in comparison.weights if not row.agrees]:
             parts.append(Line(f"though weights differ: {', '.join(other)}"))
     elif verdict:
-        parts.append(Heading(verdict_of(found.row(found.first))))
-        parts += [Line(cause) for cause in found.causes]
+        parts.append(Heading(verdict_of(comparison.row(comparison.first))))
+        parts += [Line(cause) for cause in comparison.causes]
     return Answer("compare", body, rows, parts, CONVENTIONS)
 
 

@@ -72,16 +72,16 @@ def command(
     """
     output = show.output()
     conditions = assertions.parse([*(asserted or []), *_lines_of(assert_file)], KEYS)
-    said = dimensions.dimensions()
+    overrides = dimensions.dimensions()
     options = FigureQuestion(_formats(joined(dtype)), tokens.numbers(), tp, ridge)
     if multiple_of is not None and not iso_params:
         raise FFNError("--multiple-of needs --iso-params", "it rounds the twin's d_ff")
     if sweep:
-        _refuse_beside_sweep(sources, everything, iso_params, options)
-        models, answer, lines = _swept(sources[0] if sources else None, said, sweep, options)
+        _check_sweep(sources, everything, iso_params, options)
+        models, answer, lines = _swept(sources[0] if sources else None, overrides, sweep, options)
     else:
-        models = _models(sources, everything, said)
-        answer, lines = _beside_twins(models, multiple_of or 1, options) if iso_params else answer_for(models, options)
+        models = _models(sources, everything, overrides)
+        answer, lines = _with_twins(models, multiple_of or 1, options) if iso_params else answer_for(models, options)
     checked, several = assertions.check(conditions, lines), len(lines) > 1
     _notes(models, output)
     if not (checked and output.quiet and output.format == "table" and output.path is None):
@@ -112,10 +112,10 @@ def _with_assertions(answer: Answer, checked: Sequence[assertions.CheckedAsserti
 
 def answer_for(models: list[Resolved], options: FigureQuestion) -> tuple[Answer, list[dict[str, Any]]]:
     """(JSON rows, CSV rows and tables; the CSV rows as they are)."""
-    found = options.reports(models)
-    lines = [line for one in found for line in one.lines()]
-    parts = parts_of(found, costs=bool(options.tokens or options.ranks))
-    return Answer("params", {"rows": [one.row() for one in found]}, _flat(lines), parts, _CONVENTIONS), lines
+    reports = options.reports(models)
+    lines = [line for one in reports for line in one.lines()]
+    parts = parts_of(reports, costs=bool(options.tokens or options.ranks))
+    return Answer("params", {"rows": [one.row() for one in reports]}, _flat(lines), parts, _CONVENTIONS), lines
 
 
 def _formats(text: str | None) -> tuple[str | None, ...]:
@@ -123,14 +123,14 @@ def _formats(text: str | None) -> tuple[str | None, ...]:
     return (None,) if text is None else tuple(dtypes.storage(name).name for name in text.split(","))
 
 
-def _models(sources: _Texts, everything: bool, said: Dimensions) -> list[Resolved]:
+def _models(sources: _Texts, everything: bool, overrides: Dimensions) -> list[Resolved]:
     if everything and sources:
         raise FFNError("--all and a SOURCE contradict each other", "give one or the other")
     names = catalog.names() if everything else sources
-    return [load(name, said) for name in names] if names else [load(None, said)]
+    return [load(name, overrides) for name in names] if names else [load(None, overrides)]
 
 
-def _beside_twins(
+def _with_twins(
     models: list[Resolved], multiple_of: int, options: FigureQuestion
 ) -> tuple[Answer, list[dict[str, Any]]]:
     """Each model beside its gated or plain counterpart, with what they differ by."""
@@ -140,9 +140,9 @@ def _beside_twins(
         [twin for model in models for twin in (model, counterparts(model, multiple_of))], options
     )
     equal = [iso_params(model.main.spec, multiple_of) for model in models]
-    said = [Line(f"{model.name}: {_difference(e)}") for model, e in zip(models, equal, strict=True)]
+    differences = [Line(f"{model.name}: {_difference(e)}") for model, e in zip(models, equal, strict=True)]
     body = {**answer.body, "iso_params": [{"name": m.name, **asdict(e)} for m, e in zip(models, equal, strict=True)]}
-    return replace(answer, body=body, parts=[*answer.parts, *said]), lines
+    return replace(answer, body=body, parts=[*answer.parts, *differences]), lines
 
 
 def _difference(e: IsoParams) -> str:
@@ -167,11 +167,11 @@ def _require_agreement(models: Sequence[Resolved]) -> None:
 # --- sweeps -----------------------------------------------------------------------------------------------------------
 
 
-def _refuse_beside_sweep(sources: _Texts, everything: bool, iso_params: bool, options: FigureQuestion) -> None:
+def _check_sweep(sources: _Texts, everything: bool, iso_params: bool, options: FigureQuestion) -> None:
     if everything or (sources and len(sources) > 1):
         raise FFNError("--sweep takes one SOURCE", "give one, or dimensions alone")
-    said = [("--iso-params", iso_params), ("--tp", options.ranks), ("--ridge", options.ridge is not None)]
-    for name, on in said:
+    others = [("--iso-params", iso_params), ("--tp", options.ranks), ("--ridge", options.ridge is not None)]
+    for name, on in others:
         if on:
             raise FFNError(f"--sweep and {name} do not go together", "ask for one at a time")
     if len(options.tokens) > 1:
@@ -181,24 +181,24 @@ def _refuse_beside_sweep(sources: _Texts, everything: bool, iso_params: bool, op
 
 
 def _swept(
-    source: str | None, said: Dimensions, sweep: list[str], options: FigureQuestion
+    source: str | None, overrides: Dimensions, sweep: list[str], options: FigureQuestion
 ) -> tuple[list[Resolved], Answer, list[dict[str, Any]]]:
     """(the swept model, the answer with one row for each combination, its CSV rows)."""
     from ffncli.models.counting.sweep import points, swept
 
-    found = [
+    reports = [
         (point, model, options.report(model, options.formats[0], point.tokens))
-        for point, model in swept(source, said, points(sweep), load)
+        for point, model in swept(source, overrides, points(sweep), load)
     ]
-    rows = [{"sweep": dict(point.values), **one.row()} for point, _, one in found]
+    rows = [{"sweep": dict(point.values), **one.row()} for point, _, one in reports]
     lines = [
         {**{f"sweep_{name}": text for name, text in point.values}, **line}
-        for point, _, one in found
+        for point, _, one in reports
         for line in one.lines()
     ]
-    table = sweep_table([(point, one) for point, _, one in found], bool(options.tokens))
+    table = sweep_table([(point, one) for point, _, one in reports], bool(options.tokens))
     answer = Answer("params", {"rows": rows}, _flat(lines), [table], _CONVENTIONS)
-    return [found[0][1]] if source else [], answer, lines
+    return [reports[0][1]] if source else [], answer, lines
 
 
 def _flat(lines: list[dict[str, Any]]) -> Table:

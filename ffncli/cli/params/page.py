@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from ffncli.models.counting.traffic import TokenCost
 
 Row = tuple[object, ...]
-_MOST_BESIDE = 12  # more sources than this read better below one another
+_MOST_COLUMNS = 12  # more sources than this read better below one another
 
 
-def parts_of(found: list[CostReport], costs: bool = False) -> list[Part]:
+def parts_of(reports: list[CostReport], costs: bool = False) -> list[Part]:
     """Everything that was asked for, counts first; `costs` says whether memory traffic was."""
-    counts, several = [one.count for one in found], len(found) > 1
+    counts, several = [one.count for one in reports], len(reports) > 1
     parts: list[Part]
     if not several:
         parts = _one(counts[0])
     else:
-        parts = [_side_by_side(counts) if len(counts) <= _MOST_BESIDE else _below(counts)]
-    parts += [_costs(one.costs, several) for one in found if costs and one.costs]
-    splits = [one.split for one in found if one.split]
-    parts += [_splits(splits)] if len(splits) > _MOST_BESIDE else [p for s in splits for p in _split(s, several)]
-    return parts + [_ridge(one.count.name, one.ridge) for one in found if one.ridge]
+        parts = [_side_by_side(counts) if len(counts) <= _MOST_COLUMNS else _below(counts)]
+    parts += [_costs(one.costs, several) for one in reports if costs and one.costs]
+    splits = [one.split for one in reports if one.split]
+    parts += [_splits(splits)] if len(splits) > _MOST_COLUMNS else [p for s in splits for p in _split(s, several)]
+    return parts + [_ridge(one.count.name, one.ridge) for one in reports if one.ridge]
 
 
 # --- one source -------------------------------------------------------------------------------------------------------
@@ -191,10 +191,10 @@ def _short(number: int | None) -> Short | None:
     return None if number is None else Short(number)
 
 
-def sweep_table(found: Sequence[tuple[Point, CostReport]], tokens: bool) -> Table:
+def sweep_table(reports: Sequence[tuple[Point, CostReport]], tokens: bool) -> Table:
     """One row per combination: what was swept, then what it comes to; `tokens` says whether a number was given."""
-    names = [name for name, _ in found[0][0].values]
-    moe = any(one.count.experts for _, one in found)
+    names = [name for name, _ in reports[0][0].values]
+    moe = any(one.count.experts for _, one in reports)
     columns = {
         "d_model": "d_model", "d_ff": "d_ff", "activation": "activation",
         **({"experts": "experts", "top_k": "top_k"} if moe else {}), "parameters/layer": "ffn_params_per_layer",
@@ -206,7 +206,7 @@ def sweep_table(found: Sequence[tuple[Point, CostReport]], tokens: bool) -> Tabl
     )
     columns |= {"parameters": "ffn_params_total", "weight bytes": "weight_bytes"}
     kept = {label: key for label, key in columns.items() if label not in names}
-    rows = [(*(text for _, text in point.values), *map(one.lines()[0].get, kept.values())) for point, one in found]
+    rows = [(*(text for _, text in point.values), *map(one.lines()[0].get, kept.values())) for point, one in reports]
     return Table((*names, *kept), rows, labels=len(names))
 
 
@@ -230,32 +230,32 @@ def _costs(rows: Sequence[TokenCost], several: bool) -> Table:
     return Table(tuple(columns), table, title)
 
 
-def _split(found: Split, several: bool) -> list[Part]:
+def _split(split: Split, several: bool) -> list[Part]:
     """Every tensor's slice, then what a rank holds and sends."""
     parts: list[Part] = []
-    name = f"{found.name}: " if several else ""
-    for group in found.groups:
+    name = f"{split.name}: " if several else ""
+    for group in split.groups:
         rows: list[Row] = [
             (t.name, " × ".join(map(str, t.shape)), " × ".join(map(str, t.rank_shape)), t.place) for t in group.slices
         ]
-        title = f"{name}over {found.ranks} ranks, {group.stack} {_ranges(group.layers)}"
+        title = f"{name}over {split.ranks} ranks, {group.stack} {_ranges(group.layers)}"
         parts.append(Table(("tensor", "whole", "one rank", "how"), rows, title))
     totals: list[Row] = [
-        ("parameters, all layers", found.rank_0_params_total, found.other_rank_params_total),
-        (f"weight bytes ({found.dtype})", found.rank_0_weight_bytes_total, found.other_rank_weight_bytes_total),
-        ("ring all-reduce, bytes/token/layer", *[_sent(found)[0]] * 2),
-        ("all-gather of sums, bytes/token/layer", *[_sent(found)[1]] * 2),
+        ("parameters, all layers", split.rank_0_params_total, split.other_rank_params_total),
+        (f"weight bytes ({split.dtype})", split.rank_0_weight_bytes_total, split.other_rank_weight_bytes_total),
+        ("ring all-reduce, bytes/token/layer", *[_sent(split)[0]] * 2),
+        ("all-gather of sums, bytes/token/layer", *[_sent(split)[1]] * 2),
     ]
     parts.append(Table(("holds and sends", "rank 0", "any other"), totals, name.removesuffix(": ")))
     return parts
 
 
-def _splits(found: Sequence[Split]) -> Table:
+def _splits(splits: Sequence[Split]) -> Table:
     """One row for each of many models."""
     rows: list[Row] = [
-        (s.name, s.d_ff, Short(s.rank_0_params_total), Short(s.rank_0_weight_bytes_total), _sent(s)[0]) for s in found
+        (s.name, s.d_ff, Short(s.rank_0_params_total), Short(s.rank_0_weight_bytes_total), _sent(s)[0]) for s in splits
     ]
-    return Table(("model", "d_ff", "parameters", "weight bytes", "bytes sent"), rows, f"one of {found[0].ranks} ranks")
+    return Table(("model", "d_ff", "parameters", "weight bytes", "bytes sent"), rows, f"one of {splits[0].ranks} ranks")
 
 
 def _sent(split: Split) -> tuple[int, int]:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def sentence(fact: Fact) -> str:
     """`gelu(0.21): 0.1225; the text says 0.115`; what it says is left out where that is just what was found."""
-    said = f"; the text says {fact.said}" if fact.said not in ("", fact.found) else ""
-    return f"{fact.topic}: {fact.found}{said}"
+    stated = f"; the text says {fact.said}" if fact.said not in ("", fact.found) else ""
+    return f"{fact.topic}: {fact.found}{stated}"
 
 
 def facts_table(facts: Sequence[Fact]) -> list[Part]:

@@ -31,33 +31,33 @@ def not_finite_texts(survey: Survey) -> list[str]:
     return texts + ([f"{len(layers) - 1} more of the layers have NaN or Inf"] if len(layers) > 1 else [])
 
 
-def survey_answer(found: Survey, units: int = 1) -> Answer:
+def survey_answer(survey: Survey, units: int = 1) -> Answer:
     """All layers: `layers` in JSON, one row each in CSV and in the table, which names that many active `units`."""
-    model = found.model
+    model = survey.model
     body = {
-        "model": {"name": model.name, "source": model.source, "prompt": found.prompt, "input": found.input,
-                  "tokens": {stack: [*map(asdict, tokens)] for stack, tokens in found.tokens.items()}},
-        "layers": [_keys(row) for row in found.rows],
+        "model": {"name": model.name, "source": model.source, "prompt": survey.prompt, "input": survey.input,
+                  "tokens": {stack: [*map(asdict, tokens)] for stack, tokens in survey.tokens.items()}},
+        "layers": [_keys(row) for row in survey.rows],
     }  # fmt: skip
-    rows = [_keys(row) for row in found.rows]
+    rows = [_keys(row) for row in survey.rows]
     names = tuple(rows[0])
     csv = Table(names, [tuple(_flat(row[name]) for name in names) for row in rows])
     parts: list[Part] = [Heading(model.name, f"{len(rows)} layers with an FFN")]
-    if found.input is not None:
-        parts.append(Line(f"input: {found.input}"))
-    for stack, tokens in found.tokens.items():
+    if survey.input is not None:
+        parts.append(Line(f"input: {survey.input}"))
+    for stack, tokens in survey.tokens.items():
         parts.append(Line(f"{stack}: {listed(tokens)}"))
-    parts.append(_table(found, units))
-    parts += [Line(f"{name.replace('_', ' ')}: {text}", quiet=True) for name, text in _said(found, units).items()]
+    parts.append(_table(survey, units))
+    parts += [Line(f"{name.replace('_', ' ')}: {text}", quiet=True) for name, text in _meanings(survey, units).items()]
     return Answer("trace", body, csv, parts, {**CONVENTIONS, **SURVEY_CONVENTIONS})
 
 
 def _keys(row: LayerRow) -> dict[str, Any]:
     """A row under the keys of docs/json.md."""
     out = asdict(row)
-    found = out.pop("agreement")
+    agreement = out.pop("agreement")
     names = ("max_error", "relative_error", "ulps")
-    return out | {name: found[name] if found else None for name in names}
+    return out | {name: agreement[name] if agreement else None for name in names}
 
 
 def _flat(value: Any) -> Any:
@@ -74,12 +74,12 @@ def _place(unit: int, expert: int | None, shared: bool) -> str:
     return f"{expert}:{unit}" if expert is not None else f"shared:{unit}" if shared else f"{unit}"
 
 
-def _table(found: Survey, units: int) -> Table:
+def _table(survey: Survey, units: int) -> Table:
     columns = ["layer", "zeros %", "near %", "dead", "near dead", "|in|", "|out|", "gain", "most active"]
-    ran = any(row.agreement for row in found.rows)
-    several = len({row.stack for row in found.rows}) > 1
+    ran = any(row.agreement for row in survey.rows)
+    several = len({row.stack for row in survey.rows}) > 1
     rows = []
-    for row in found.rows:
+    for row in survey.rows:
         name = f"{row.stack}.{row.layer}" if several else str(row.layer)
         cells = [
             name, in_percent(row.zero_share), in_percent(row.near_zero_share),
@@ -90,9 +90,9 @@ def _table(found: Survey, units: int) -> Table:
     return Table(tuple([*columns, "error"] if ran else columns), rows)
 
 
-def _said(found: Survey, units: int) -> dict[str, str]:
+def _meanings(survey: Survey, units: int) -> dict[str, str]:
     """What the columns mean."""
-    moe = any(unit.expert is not None for row in found.rows for unit in row.most_active)
+    moe = any(unit.expert is not None for row in survey.rows for unit in row.most_active)
     out = {
         "zeros, near": f"share of values after the activation that are 0, and within {NEAR_ZERO:g} of 0",
         "dead, near dead": f"units that are 0, and that are within {NEAR_ZERO:g} of 0, for every token"
@@ -100,6 +100,6 @@ def _said(found: Survey, units: int) -> dict[str, str]:
         "most active": f"the {'unit' if units == 1 else 'units'} with the largest mean |act|"
         + (", as expert:unit" if moe else ""),
     }
-    if any(row.agreement for row in found.rows):
+    if any(row.agreement for row in survey.rows):
         out["error"] = "max|ours - the model's own| over max|the model's own|"
     return out

@@ -49,14 +49,14 @@ def counted(rows: Sequence[CheckRow]) -> str:
 
 def failure(verdict: Verdict) -> FFNError:
     """The error that names what failed; the answer has been shown before it."""
-    said = []
+    reasons = []
     for row in verdict.failed[:3]:
         size = f"relative error {row.relative_error:.2g}" if row.relative_error is not None else row.note
         named = row.check == "layout" and row.note and row.relative_error is not None  # it names the misreading
         why = f": {row.note}" if named else ""
-        said.append(f"{row.check}, {row.subject} ({size}){why}")
+        reasons.append(f"{row.check}, {row.subject} ({size}){why}")
     more = f" and {len(verdict.failed) - 3} more" if len(verdict.failed) > 3 else ""
-    return FFNError(f"not verified: {'; '.join(said)}{more}", code=ExitCode.FAILED)
+    return FFNError(f"not verified: {'; '.join(reasons)}{more}", code=ExitCode.FAILED)
 
 
 # --- a line per check -------------------------------------------------------------------------------------------------

@@ -88,14 +88,14 @@ class FigureQuestion:
 
     def reports(self, models: Sequence[Resolved]) -> list[CostReport]:
         """Every model's figures in each format; an error names the model where there are several."""
-        found = []
+        reports = []
         for model in models:
             try:
-                found += [self.report(model, name) for name in self.formats]
+                reports += [self.report(model, name) for name in self.formats]
             except FFNError as error:
                 who = f"{model.name}: " if len(models) > 1 else ""
                 raise FFNError(f"{who}{error.message}", error.hint, error.code) from None
-        return found
+        return reports
 
     def report(self, model: Resolved, format: str | None = None, tokens: int | None = None) -> CostReport:
         """One model's figures in one format, for other `tokens` where they are given."""

@@ -51,24 +51,24 @@ def points(sweeps: Sequence[str]) -> tuple[Point, ...]:
             raise FFNError(f"--sweep: {name} is swept twice", "give all its values at once")
         parsed[name] = values
         _bounded(prod(len(values) for values in parsed.values()))
-    said = [[(name, text, _PARSERS[name](text)) for text in values] for name, values in parsed.items()]
-    return tuple(_point(combination) for combination in product(*said))
+    choices = [[(name, text, _PARSERS[name](text)) for text in values] for name, values in parsed.items()]
+    return tuple(_point(combination) for combination in product(*choices))
 
 
 Load: TypeAlias = Callable[[str | None, Dimensions | None], Resolved]
 
 
 def swept(
-    source: str | None, said: Dimensions, points: Sequence[Point], load: Load = load
+    source: str | None, options: Dimensions, points: Sequence[Point], load: Load = load
 ) -> Iterator[tuple[Point, Resolved]]:
-    """Each point with its model: SOURCE under the dimension options `said`, under the point's own.
+    """Each point with its model: SOURCE under the dimension options `options`, under the point's own.
 
     The source is read once, through `load`. Raises FFNError, naming the point, where a combination cannot be a block.
     """
     change = _changer(source, load)
     for point in points:
         try:
-            yield point, change(merged(said, point.dimensions))
+            yield point, change(merged(options, point.dimensions))
         except FFNError as error:
             raise FFNError(f"--sweep {point.label}: {error.message}", error.hint, error.code) from None
 

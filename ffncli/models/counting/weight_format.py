@@ -49,6 +49,6 @@ def _numbers(values: Any, name: str) -> list[int]:
     """Every whole number that stands under `name`, at any depth of a quantization_config."""
     if not isinstance(values, Mapping):
         return []
-    own = values.get(name)
-    found = [v for v in (own if isinstance(own, list) else [own]) if type(v) is int and v > 0]
-    return found + [number for inner in values.values() for number in _numbers(inner, name)]
+    entry = values.get(name)
+    numbers = [v for v in (entry if isinstance(entry, list) else [entry]) if type(v) is int and v > 0]
+    return numbers + [number for inner in values.values() for number in _numbers(inner, name)]

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from ffncli.block.cost import cost
 from ffncli.block.recipe import FFNSpec, steps
+from ffncli.models.demo import demo
+from ffncli.models.dimensions import Dimensions
 from ffncli.run.topics.topic import NumberTable, Topic, TopicLine, fixed
 from ffncli.show.text import percent
 
 if TYPE_CHECKING:
     from ffncli.models.counting.count import ModelCount
-    from ffncli.run.trace.session import Session
+    from ffncli.run.engine.prepare import Prepared
+    from ffncli.run.engine.trace import StepRecord, Trace
 
 _ATTENTION_IS_ALL = "Vaswani et al. 2017, arXiv:1706.03762"
 
 
 def block_topic(line: TopicLine) -> Topic:
     """What a feed-forward network is."""
-    run, llama = _trace(tokens=1), _model("llama-2-7b")
+    run, llama = _run(tokens=1), _model("llama-2-7b")
     return line.explained(
         (
             "A transformer layer has two halves: attention mixes tokens; the feed-forward network (FFN, MLP) works on "
@@ -29,12 +33,12 @@ def block_topic(line: TopicLine) -> Topic:
             "and W2 leads back to d_model.",
             f"Most parameters are here: in llama-2-7b {percent(llama.ffn_share_of_layer or 0)} of a layer.",
             "Each weight costs one multiplication and one addition per token: "
-            f"{cost(run.prepared.steps).matmul_flops} of the {sum(step.flops for step in run.steps)} operations below.",
+            f"{cost(run.prepared.steps).matmul_flops} of the {sum(s.flops for s in run.trace.steps)} operations below.",
         ),
         NumberTable(
             "ffn trace --tokens 1",
             ("step", "formula", "numbers", "first four"),
-            tuple((s.name, s.formula, s.shape[-1], "  ".join(map(fixed, s.values[0][:4]))) for s in run.steps),
+            tuple((s.name, s.formula, s.shape[-1], "  ".join(map(fixed, s.values[0][:4]))) for s in run.trace.steps),
         ),
         "ffn trace",
         (_ATTENTION_IS_ALL,),
@@ -72,7 +76,7 @@ def width_topic(line: TopicLine) -> Topic:
 def gate_topic(line: TopicLine) -> Topic:
     """What a gate is."""
     source = "4x6:swiglu"
-    run = _trace(source, tokens=1)
+    run = _run(source, tokens=1)
     names = ("gate", "act", "up", "hidden")
     units = _columns(run, names)
     models = _known_models()
@@ -97,7 +101,7 @@ def gate_topic(line: TopicLine) -> Topic:
 
 def neuron_topic(line: TopicLine) -> Topic:
     """What one hidden unit does."""
-    run, gpt2 = _trace(tokens=1), _model("gpt2")
+    run, gpt2 = _run(tokens=1), _model("gpt2")
     weights = {name: tensor.tolist() for name, tensor in run.prepared.weights.items()}
     strength, out, width = run["act"].values[0], run["down"].values[0], gpt2.d_ff
     written = [[fires * row[unit] for row in weights["down.weight"]] for unit, fires in enumerate(strength)]
@@ -128,11 +132,8 @@ def neuron_topic(line: TopicLine) -> Topic:
 def moe_topic(line: TopicLine) -> Topic:
     """What a mixture of experts is."""
     source = "4x8:swiglu"
-    run, mixtral = _trace(source, experts=4), _model("mixtral-8x7b")
+    run, mixtral = _run(source, experts=4), _model("mixtral-8x7b")
     total, active = mixtral.ffn_params_total, mixtral.ffn_params_active or 0
-    rows = tuple(
-        (one.token, ", ".join(map(str, one.experts)), ", ".join(map(fixed, one.weights))) for one in run.routes
-    )
     return line.explained(
         (
             "A mixture of experts (MoE) has several FFNs in a layer; a router picks top_k of them for each token.",
@@ -143,7 +144,7 @@ def moe_topic(line: TopicLine) -> Topic:
             "The price is memory: all experts stay loaded, because the next token may choose others.",
             "Some models add shared experts, which every token uses besides the chosen ones.",
         ),
-        NumberTable(f"ffn trace {source} --experts 4", ("token", "experts", "weights"), rows),
+        NumberTable(f"ffn trace {source} --experts 4", ("token", "experts", "weights"), tuple(_routes(run))),
         "ffn params mixtral-8x7b deepseek-v3",
         ("Shazeer et al. 2017, arXiv:1701.06538", "Jiang et al. 2024, arXiv:2401.04088"),
     )
@@ -153,7 +154,7 @@ def norm_topic(line: TopicLine) -> Topic:
     """What a norm does."""
     x = (1.0, 2.0, 3.0, 4.0)
     text = ",".join(f"{value:g}" for value in x)
-    layer, rms = (_trace("4x8", norm=kind, input=text)["norm"].values[0] for kind in ("layernorm", "rmsnorm"))
+    layer, rms = (_run("4x8", norm=kind, input=text)["norm"].values[0] for kind in ("layernorm", "rmsnorm"))
     mean, rms_of_x = sum(x) / len(x), sqrt(sum(value * value for value in x) / len(x))
     return line.explained(
         (
@@ -176,7 +177,7 @@ def norm_topic(line: TopicLine) -> Topic:
 
 def residual_topic(line: TopicLine) -> Topic:
     """What the residual connection is."""
-    run = _trace("4x8", tokens=1, residual=True, norm="rmsnorm")
+    run = _run("4x8", tokens=1, residual=True, norm="rmsnorm")
     names = ("x", "down", "out")
     lengths = {name: sqrt(sum(value * value for value in run[name].values[0])) for name in names}
     return line.explained(
@@ -198,7 +199,7 @@ def residual_topic(line: TopicLine) -> Topic:
 def dropout_topic(line: TopicLine) -> Topic:
     """What dropout does."""
     p = 0.5
-    run = _trace("4x8:gelu", tokens=1, dropout=p, train=True)
+    run = _run("4x8:gelu", tokens=1, dropout=p, train=True)
     record = run["dropout"]
     return line.explained(
         (
@@ -218,16 +219,44 @@ def dropout_topic(line: TopicLine) -> Topic:
     )
 
 
-def _columns(run: Session, names: Sequence[str]) -> list[tuple[Any, ...]]:
+def _columns(run: _TinyRun, names: Sequence[str]) -> list[tuple[Any, ...]]:
     """The first token's numbers at these steps, a row for each."""
     return [(i, *row) for i, row in enumerate(zip(*(run[name].values[0] for name in names), strict=True))]
 
 
-def _trace(source: str | None = None, **options: Any) -> Session:
-    """`ffncli.trace`, loaded for the topics that run a block."""
-    from ffncli.run.trace.call import trace
+@dataclass(frozen=True)
+class _TinyRun:
+    """A small block that ran: what it was made of, and the record of each step by name."""
 
-    return trace(source, **options)
+    prepared: Prepared
+    trace: Trace
+
+    def __getitem__(self, name: str) -> StepRecord:
+        return self.trace.step(name)
+
+
+def _run(
+    source: str | None = None, tokens: int | None = None, input: str | None = None, train: bool = False, **options: Any
+) -> _TinyRun:
+    """The run of `ffn trace` with the same options, all its values kept."""
+    from ffncli.run.engine.prepare import LayerRequest, prepare
+    from ffncli.run.engine.trace import trace
+    from ffncli.run.user.load import load
+
+    example = demo(Dimensions()) if source is None else None
+    model = example.model if example else load(source, Dimensions(**options))
+    leading = None if tokens is None else (tokens,)
+    ready = prepare(model, LayerRequest(input=input, leading=leading, train=train), example)
+    return _TinyRun(ready, trace(ready.steps, ready.weights, ready.inputs, ready.mode))
+
+
+def _routes(run: _TinyRun) -> list[tuple[int, str, str]]:
+    """(token, its experts, their weights), the heaviest expert first."""
+    rows = []
+    for token, weights in enumerate(run["route"].values):
+        order = sorted((e for e, weight in enumerate(weights) if weight), key=lambda e: -weights[e])
+        rows.append((token, ", ".join(map(str, order)), ", ".join(fixed(weights[e]) for e in order)))
+    return rows
 
 
 def _known_models() -> list[ModelCount]:

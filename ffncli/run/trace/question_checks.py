@@ -10,8 +10,9 @@ from typing import NoReturn
 
 from ffncli.block import dtypes
 from ffncli.errors import FFNError, shown
+from ffncli.models.demo import demo
 from ffncli.models.dimensions import Dimensions, whole
-from ffncli.models.examples import Example, demo, final_layer_alone, find
+from ffncli.models.examples import Example, final_layer_alone, find
 from ffncli.models.model import Resolved
 from ffncli.models.runnable import folder_of
 from ffncli.run.trace.question import CheckedQuestion, Question, StepIndex

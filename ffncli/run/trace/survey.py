@@ -88,9 +88,9 @@ def survey_of(checked: CheckedQuestion) -> Survey:
     question = checked.question
     request = LayerRequest(None, question.input, question.leading, question.dtype, question.device, question.seed)
     top = TOP_UNITS if question.top_units is None else question.top_units
-    found = survey(checked.model, request, question.model_prompt, top)
-    notes = (*checked.model.notes, *map(str, checked.model.differences), *found.notes)
-    return replace(found, notes=notes)
+    survey_record = survey(checked.model, request, question.model_prompt, top)
+    notes = (*checked.model.notes, *map(str, checked.model.differences), *survey_record.notes)
+    return replace(survey_record, notes=notes)
 
 
 def survey(model: Resolved, request: LayerRequest, prompt: Prompt | None = None, top: int = TOP_UNITS) -> Survey:
@@ -110,8 +110,8 @@ def survey(model: Resolved, request: LayerRequest, prompt: Prompt | None = None,
             if ready.origin.startswith("random"):
                 notes += (f"{ready.origin}, the same in all layers of one shape: no file holds {model.name}'s",)
         count, given = rows[layers[0]].tokens, request.input or "randn"
-        said = f"{given}, {count} {plural('token', count)}, the same for every layer"
-        return Survey(model, tuple(rows[layer] for layer in layers), {}, notes, input=said)
+        description = f"{given}, {count} {plural('token', count)}, the same for every layer"
+        return Survey(model, tuple(rows[layer] for layer in layers), {}, notes, input=description)
 
     def seen(layer: Layer, given: tuple[Token, ...], entering: Tensor, leaving: Tensor) -> None:
         ready = prepared(model, layer, request, given, entering, leaving)
@@ -131,7 +131,7 @@ def survey_layer(
     """Run one layer's steps and keep figures alone; `reference` is what the model's own FFN gives, where it ran."""
     start, end = ffn_span(steps)
     norms = {name: _mean_norm(tensor) for name, tensor in inputs.items()}
-    seen, rows, found = _Activations(top), next(iter(inputs.values())).shape[:-1].numel(), None
+    activations, rows, agreed = _Activations(top), next(iter(inputs.values())).shape[:-1].numel(), None
     bad = [*where_not_finite("input", inputs), *where_not_finite("weight", weights)]
     finite = True
     with torch.no_grad():
@@ -141,13 +141,14 @@ def survey_layer(
             if event.name in (start, end):
                 norms[event.name] = _mean_norm(event.tensor)
             if event.name == end and reference is not None:
-                found = agreement(event.tensor, reference)
+                agreed = agreement(event.tensor, reference)
             if event.name.rpartition(".")[2] == "act":
-                seen.add(event.tensor, event.expert, event.name.startswith("shared"))
+                activations.add(event.tensor, event.expert, event.name.startswith("shared"))
     before, after = norms[start], norms[end]
     return LayerRow(
-        layer.stack, layer.index, rows, *seen.shares(), seen.units, seen.dead, seen.near_dead, seen.most_active(),
-        before, after, after / before if before else None, found, tuple(bad),
+        layer.stack, layer.index, rows, *activations.shares(), activations.units, activations.dead,
+        activations.near_dead, activations.most_active(), before, after, after / before if before else None,
+        agreed, tuple(bad),
     )  # fmt: skip
 
 

@@ -174,12 +174,12 @@ def _last_norm(model: Resolved, layer: Layer, vectors: Tensor, request: LayerReq
 
 
 def _first_alone(module: Any, model: Resolved, layer: Layer) -> str:
-    """Leave the first layer of the stack that the head reads, none of an encoder beside it; the first's name."""
+    """Leave the first layer of the stack that the head reads, none of an encoder encoder it; the first's name."""
     first = next(g for g in model.groups if g.stack == layer.stack and min(g.layers) == _lowest(model, layer.stack))
     live = live_ffn(module, model, Layer(layer.stack, min(first.layers), first.spec))
-    beside = next((g for g in model.groups if g.stack != layer.stack), None)
-    if beside is not None:
-        cut(module, live_ffn(module, model, Layer(beside.stack, min(beside.layers), beside.spec)).layer, 0)
+    encoder = next((g for g in model.groups if g.stack != layer.stack), None)
+    if encoder is not None:
+        cut(module, live_ffn(module, model, Layer(encoder.stack, min(encoder.layers), encoder.spec)).layer, 0)
     cut(module, live.layer, 1)
     return live.layer
 
@@ -240,8 +240,16 @@ def _best(one: Added, logits: Tensor, tokenizer: Any, limits: TokenLimits) -> Pr
     sets = sampling(logits.softmax(-1), limits.top_k, limits.top_p, limits.top)[0]
     rows = zip(sets.candidates[: limits.top], logits.tolist(), ids.tolist(), strict=False)
     tokens = tuple(
-        Promoted(i, token_text(tokenizer, i), logit, own.probability, own.cumulative, own.in_top_k, own.in_top_p)
-        for own, logit, i in rows
+        Promoted(
+            i,
+            token_text(tokenizer, i),
+            logit,
+            candidate.probability,
+            candidate.cumulative,
+            candidate.in_top_k,
+            candidate.in_top_p,
+        )
+        for candidate, logit, i in rows
     )
     # A place in that order is no token's number.
     argmax = tokens[0].id if tokens else None

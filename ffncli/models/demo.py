@@ -1,0 +1,18 @@
+"""The block that runs where no source is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ffncli.models.dimensions import Dimensions, from_dimensions, merged
+from ffncli.models.examples import Example
+
+
+def demo(options: Dimensions) -> Example:
+    """The small block that `ffn trace` runs without a source: 4 → 8 → 4 with ReLU, changed by the options.
+
+    Its input is two tokens of the numbers 0 to 7, so that a reader can follow the sums.
+    """
+    model = from_dimensions(merged(Dimensions("4", "8"), options))
+    about = "a small demo block; `ffn trace SOURCE` runs yours"
+    return Example(replace(model, evidence=(about,), notes=()), {}, "arange", (2, model.main.spec.d_model))
