@@ -129,7 +129,7 @@ def uv_choice() -> tuple[str, str]:
     version = re.search(r"\btorch==(\S+)", output)
     if code == 0 and version:
         return version[1], ""
-    reasons = [line.strip() for line in output.splitlines() if "cause:" in line or "error:" in line]
+    reasons = re.findall(r"^ *(?:error|cause): *(.*)", output, re.MULTILINE)  # the last is the root cause
     return "", f"uv failed: {reasons[-1] if reasons else f'exit code {code}'}"
 
 

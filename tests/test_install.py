@@ -171,7 +171,7 @@ def test_uv_takes_the_build_that_fits_and_nothing_of_cuda_is_downloaded(machine)
     ("uv", "reason"),
     [
         (None, "uv could not be installed"),
-        (UV_FAILS, "uv failed: cause: failed to lookup address"),
+        (UV_FAILS, "uv failed: failed to lookup address"),
         (UV_FAILS_LATER, "uv stopped with exit code 2"),
         (UV_HANGS, "uv did not answer within 1 s"),
     ],

@@ -43,6 +43,8 @@ def package_error(error: BaseException) -> FFNError | None:
         why = f"{error.name} is not installed"
         return FFNError(why, install_command(error.name), ExitCode.ENVIRONMENT)
     loading = [name for name in _packages_loading(error) if name in REQUIRED]
+    if isinstance(error, ModuleNotFoundError) and (name := str(error.name).partition(".")[0]) in REQUIRED:
+        loading.append(name)  # a part of it is missing: too old, or half removed
     if not loading or isinstance(error, MemoryError):
         return None
     name = loading[-1]  # pandas fails where numpy does

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ffncli.system.packages import REQUIRED
+from ffncli.system.packages import REQUIRED, package_error
 from tests import ROOT
 
 INSTALL_TORCH = "error: torch is not installed; pip install 'torch>=2.10'"
@@ -127,6 +127,13 @@ def test_the_package_at_fault_is_named_not_the_one_that_imports_it(tmp_path):
     done = run_with(tmp_path, "trace", "4x8")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("error: numpy does not load (ImportError: built for another Python); pip install")
+
+
+def test_a_package_without_one_of_its_modules_is_broken():
+    error = package_error(ModuleNotFoundError("No module named 'rich.console'", name="rich.console"))
+    assert str(error).startswith("rich does not load (ModuleNotFoundError: No module named 'rich.console')")
+    assert error.code == 3
+    assert package_error(ModuleNotFoundError("No module named 'transformers'", name="transformers")) is None
 
 
 def test_an_error_after_loading_is_still_a_bug(tmp_path):
