@@ -51,7 +51,7 @@ def warned(rows: Sequence[ResultRow]) -> list[Line]:
     for alike in kinds.values():
         concerned = [row for row in rows if set(row.warnings) & set(alike)]
         who = f"{len(concerned)} of {len(rows)} {plural('row', len(rows))}: " if several else _who(rows, concerned)
-        more = f" ({_first(concerned, alike[0])}; the others alike)" if len(set(alike)) > 1 else ""
+        more = f" ({_first(concerned, alike[0])}; others similar)" if len(set(alike)) > 1 else ""
         advice = warnings.advice(alike[0], max(row.threads or 0 for row in concerned))
         lines.append(Line(f"warning: {who}{alike[0]}{more}" + (f" - {advice}" if advice else "")))
     return lines

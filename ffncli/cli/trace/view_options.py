@@ -36,7 +36,7 @@ class ViewOptions:
 
     def values(self) -> int | None:
         """Values per axis, None for all."""
-        return None if self.show == "all" else positive("--show")(self.show or "8")
+        return None if self.show == "all" else positive("--show")("8" if self.show is None else self.show)
 
     def steps(self, question: Question) -> bool:
         """Whether the page has the steps: --unembed asks for tokens, unless an option that shapes a step is there."""
