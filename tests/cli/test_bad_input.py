@@ -293,19 +293,20 @@ def test_a_place_that_cannot_be_written(name: str, call, tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("none/x.npz", "there is no directory "), ("file/x.npz", "file is not a directory"),
-        ("dir.npz", "it is a directory"), ("link.npz", "there is no directory "), ("closed/x.npz", "is not writable"),
+        ("none/x", "there is no directory "), ("file/x", "file is not a directory"),
+        ("dir", "it is a directory"), ("link", "there is no directory "), ("closed/x", "is not writable"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("option", ["-o", "--save"])
+@pytest.mark.parametrize(("option", "suffix"), [("-o", ".md"), ("--save", ".npz")])
 def test_a_place_that_cannot_be_written_is_said_before_the_run(
-    option: str, name: str, why: str, call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    option: str, suffix: str, name: str, why: str, call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The block would not fit this machine, so whatever ran first would say that."""
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("")
-    Path("link.npz").symlink_to("none/x.npz")
-    for folder in ("dir.npz", "closed"):
+    name += suffix
+    Path(f"link{suffix}").symlink_to("none/x")
+    for folder in (f"dir{suffix}", "closed"):
         Path(folder).mkdir()
     granted = os.access  # to root everything is
     monkeypatch.setattr(os, "access", lambda path, mode: "closed" not in str(path) and granted(path, mode))

@@ -227,7 +227,7 @@ def _costs(rows: Sequence[TokenCost], several: bool) -> Table:
          c.activation_bytes_fused, c.matmul_flops, c.flops_per_byte, c.flops_per_byte_fused)
         for c in rows
     ]  # fmt: skip
-    return Table(tuple(columns), table, title)
+    return Table(tuple(columns), table, title, labels=1)
 
 
 def _split(split: Split, several: bool) -> list[Part]:

@@ -133,7 +133,7 @@ def test_plot_file(call, tmp_path):
         (("--plot-file", "-"), 2, ".svg, .png, .pdf"),
         (("--plot-file", ""), 2, ".svg, .png, .pdf"),
         (("--plot-file", "no/such/place/curves.svg"), 3, "there is no directory"),
-        (("--plot-file", "same.svg", "-o", "./same.svg"), 2, "the same file"),
+        (("--plot-file", "same.svg", "-o", "./same.svg"), 2, "cannot write .svg files"),
     ],
 )
 def test_what_cannot_be_written_is_one_line(call, tmp_path, monkeypatch, arguments, code, words):
@@ -143,6 +143,14 @@ def test_what_cannot_be_written_is_one_line(call, tmp_path, monkeypatch, argumen
     assert words in err
     assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_link_and_its_file_are_one(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "page.md").symlink_to("same.svg")
+    code, out, err = call("activations", "gelu", "--plot-file", "same.svg", "-o", "page.md", "--force")
+    assert (code, out) == (2, "")
+    assert "--plot-file and -o name the same file" in err
 
 
 def test_without_matplotlib_nothing_is_computed(call, tmp_path, monkeypatch):
