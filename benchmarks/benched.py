@@ -83,7 +83,7 @@ def bench(*arguments: str) -> Answer:
 
 def environment() -> dict[str, str]:
     """The caller's, with this working tree, without what changes colours or reaches a network."""
-    drop = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "NO_COLOR", "COLUMNS", "LINES")
+    drop = ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS", "NO_COLOR", "COLUMNS", "LINES")
     kept = {name: value for name, value in os.environ.items() if name not in drop}
     return kept | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
 

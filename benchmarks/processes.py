@@ -51,7 +51,16 @@ def run(command: Sequence[str]) -> Run:
 
 def environment() -> dict[str, str]:
     """The caller's, without what would change colours, widths or bytecode caches, and without any network."""
-    drop = {"FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "NO_COLOR", "COLUMNS", "LINES", "PYTHONDONTWRITEBYTECODE"}
+    drop = {
+        "FORCE_COLOR",
+        "CLICOLOR_FORCE",
+        "PY_COLORS",
+        "GITHUB_ACTIONS",
+        "NO_COLOR",
+        "COLUMNS",
+        "LINES",
+        "PYTHONDONTWRITEBYTECODE",
+    }
     return {name: value for name, value in os.environ.items() if name not in drop} | {"HF_HUB_OFFLINE": "1"}
 
 

@@ -104,7 +104,16 @@ def launcher() -> tuple[list[str], str]:
 
 def environment() -> dict[str, str]:
     """The caller's, without what would change colours, widths or bytecode caches."""
-    drop = {"FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "NO_COLOR", "COLUMNS", "LINES", "PYTHONDONTWRITEBYTECODE"}
+    drop = {
+        "FORCE_COLOR",
+        "CLICOLOR_FORCE",
+        "PY_COLORS",
+        "GITHUB_ACTIONS",
+        "NO_COLOR",
+        "COLUMNS",
+        "LINES",
+        "PYTHONDONTWRITEBYTECODE",
+    }
     return {name: value for name, value in os.environ.items() if name not in drop} | {"TERM": "xterm-256color"}
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Collection
 from importlib import import_module
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from ffncli.errors import ExitCode, FFNError, Terminated, did_you_mean
 
@@ -63,7 +63,9 @@ def _run(args: list[str]) -> int:
     import typer
 
     if not args and "_FFN_COMPLETE" not in os.environ:
-        print_root_help(sys.stderr)
+        from ffncli.cli.common.help import print_help
+
+        print_help(load(None), "ffn", whole=False, stream=sys.stderr)
         return ExitCode.USAGE
     name = args[0] if args and args[0] in COMMANDS else None
     try:
@@ -92,13 +94,11 @@ def build(asked_for: str | None) -> Any:
     return app
 
 
-def print_root_help(stream: TextIO) -> None:
-    """The short help of `ffn` itself."""
+def load(name: str | None) -> Any:
+    """The Typer command of that name; for None that of `ffn` itself, without its commands' options."""
     import typer
 
-    from ffncli.cli.common.help import print_help
-
-    print_help(typer.main.get_command(build(None)), "ffn", whole=False, stream=stream)
+    return typer.main.get_command(build(None) if name is None else _app([name], name))
 
 
 def _app(names: Collection[str], asked_for: str | None) -> Any:
@@ -123,12 +123,7 @@ def _app(names: Collection[str], asked_for: str | None) -> Any:
 
 def _complete() -> int | None:
     """Answer a shell that completes; None where it is the script that is wanted, which Typer has."""
-    import typer
-
     from ffncli.cli.common.complete import completion
-
-    def load(name: str | None) -> Any:
-        return typer.main.get_command(build(None) if name is None else _app([name], name))
 
     answer = completion({name: summary for name, (_, summary) in COMMANDS.items()}, load)
     if answer is None:

@@ -21,7 +21,7 @@ def completion(commands: Mapping[str, str], load: Callable[[str | None], Any]) -
     `commands` are names with a line each, `load` gives the Typer command of a name, or that of `ffn` for None.
     """
     shell = os.environ.get("_FFN_COMPLETE", "").removeprefix("complete_")
-    if shell not in ("bash", "zsh", "fish"):
+    if shell not in ("bash", "zsh", "fish", "powershell", "pwsh"):
         return None
     words = _bash_words() if shell == "bash" else _typed_words()
     matches = list(candidates(words[:-1], words[-1], commands, load))
@@ -29,6 +29,8 @@ def completion(commands: Mapping[str, str], load: Callable[[str | None], Any]) -
         return "".join(f"{word}\n" for word, _ in matches), 0
     if shell == "zsh":
         return _for_zsh(matches), 0
+    if shell != "fish":
+        return "".join(f"{word}:::{text or ' '}\n" for word, text in matches), 0
     if os.environ.get("_TYPER_COMPLETE_FISH_ACTION") == "is-args":  # 1: fish completes names of files
         return "", int(not matches)
     return "".join(f"{word}\t{text}\n" if text else f"{word}\n" for word, text in matches), 0
@@ -80,9 +82,13 @@ def _bash_words() -> list[str]:
 
 
 def _typed_words() -> list[str]:
-    """zsh and fish give the line up to the cursor; after a space a new word begins."""
+    """zsh and fish give the line up to the cursor; after a space a new word begins.
+
+    PowerShell drops that space, and gives the word at the cursor too.
+    """
     line = os.environ.get("_TYPER_COMPLETE_ARGS", "")
-    return [*_split(line)[1:], *([""] if line.endswith(" ") else [])] or [""]
+    begins = line.endswith(" ") or os.environ.get("_TYPER_COMPLETE_WORD_TO_COMPLETE") == ""
+    return [*_split(line)[1:], *([""] if begins else [])] or [""]
 
 
 def _split(line: str) -> list[str]:

@@ -118,6 +118,14 @@ def test_fish_asks_whether_there_are_words_and_then_for_them(complete):
     assert complete("fish", "ffn mod") == (0, f"models\t{COMMANDS['models'][1]}\n")
 
 
+def test_powershell_says_apart_which_word_it_completes(complete):
+    typed = {"_TYPER_COMPLETE_WORD_TO_COMPLETE": "gpt2-x"}
+    assert complete("powershell", "ffn trace gpt2-x", **typed) == (0, "gpt2-xl::: \n")
+    code, out = complete("pwsh", "ffn trace --example", _TYPER_COMPLETE_WORD_TO_COMPLETE="")
+    assert (code, out.split(":::")[0]) == (0, next(iter(EXAMPLES)))
+    assert complete("pwsh", "ffn mod", _TYPER_COMPLETE_WORD_TO_COMPLETE="mod")[1].startswith("models:::List the known")
+
+
 def test_every_option_of_names_completes(complete):
     """Where the metavar is NAME there are values to choose from, but for a device."""
     from tests.cli.common.test_help import options_of

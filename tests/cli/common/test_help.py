@@ -8,11 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import typer
 
 from ffncli.bench.doctor import noise
 from ffncli.cli.common.option import COMPUTE, HELP, INPUT, OUTPUT, SOURCE
-from ffncli.cli.main import COMMANDS, _app, build
+from ffncli.cli.main import COMMANDS, load
 from ffncli.errors import ExitCode
 from tests.bench.stored import table, write
 from tests.cli.test_doctor import QUIET
@@ -26,7 +25,7 @@ SHORT = {"-n": "--tokens", "-l": "--layer", "-k": "--kernel", "-p": "--prompt", 
 
 
 def command_of(name: str):
-    return typer.main.get_command(_app([name], name) if name else build(None))
+    return load(name or None)
 
 
 def options_of(name: str) -> list:
