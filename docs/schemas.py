@@ -52,6 +52,7 @@ SAMPLES = {
     "models": ["", "llama"],
     "compare": ["a.json b.json", "a.json a.json", "a.json c.json", "a.csv b.csv --fail-if-slower 900%", "a.csv b.csv"],
     "doctor": ["", "--no-noise"],
+    "explain": ["", "gelu", "swiglu", "4x", "moe", "neuron", "activation"],
 }  # fmt: skip
 _PREPARE = """
 cp -r my-model unknown && sed -i 's/"model_type": "llama"/"model_type": "llamb"/' unknown/config.json

@@ -22,7 +22,11 @@ def command(
 ) -> None:
     """Explain a part of the block: gelu, gate, 4x, neuron, moe, ...; a few sentences and computed numbers.
 
-    Try: ffn explain ffn, ffn explain gelu
+    Examples:
+      ffn explain              # every topic
+      ffn explain ffn          # what the block is for
+      ffn explain gelu         # an activation function
+      ffn explain moe --json   # the same as data
     """
     output = show.output()
     output.show(list_answer(topics()) if topic is None else topic_answer(explain(topic)))
