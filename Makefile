@@ -1,5 +1,5 @@
 # make run     creates .venv if needed, runs the default trace, then `ffn params` side by side (ARGS="..." runs anything)
-# make test    creates .venv if needed, runs every test
+# make test    creates .venv if needed, runs every test but those of test-docs, test-wheel and test-install
 # make bench   creates .venv if needed, runs `ffn bench` (ARGS="512x2048:swiglu --quick")
 # make unchanged   what commands of every kind print, against that of BASE=REV, byte for byte (default HEAD~1: what the
 #              last commit and the working tree changed; BASE=main for all of a branch)
@@ -44,8 +44,11 @@ else
 	@$(BIN)/ffn params llama-2-7b gpt2 mixtral-8x7b
 endif
 
+# What runs every command of the manual, or installs packages, has a target of its own: `make test` stays within 5 minutes.
+HEAVY := tests/test_docs.py tests/test_schemas.py tests/test_install.py
+
 test: $(VENV)/.installed-test
-	@$(BIN)/python -m pytest -n 2 --dist worksteal
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(HEAVY))
 
 test-wheel: $(VENV)/.installed-test
 	@.ci/test_wheel $(VENV)
