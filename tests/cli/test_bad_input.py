@@ -64,7 +64,7 @@ NO_SIZES = ["0", "-4", HUGE, "abc", "", "4.5", "1e3", "nan", "0x10", " ", "9" * 
         (["params", "4x8", "--format", "jsno"], ["--format", "'jsno'", "table, json, csv or md"]),
         (["params", "4x8", "--format", ""], ["--format", "''"]),
         (["parms"], ["parms", "did you mean 'params'"]),
-        (["zzz"], ["zzz", "commands: trace, params"]),
+        (["zzz"], ["zzz", "commands: explain, trace"]),
         ([""], ["command ''"]),
         (["params", "--fromat", "json"], ["--fromat", "--format"]),
         (["params", "--layer", "3"], ["--layer", "ffn params --help"]),

@@ -113,7 +113,7 @@ class MethodOptions:
                     help="Fresh processes; the interval is computed across them. [default: 5]"),
     ] = None  # fmt: skip
     quick: Annotated[
-        bool, _how("--quick", daily=True, help="--processes 3 --precision 3%, unless either is given too.")
+        bool, _how("--quick", daily=True, help="Same as --processes 3 --precision 3%; either may be given too.")
     ] = False
     seed: Annotated[
         Count, _compute("--seed", metavar="N", parser=natural("--seed"),

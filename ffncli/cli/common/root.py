@@ -49,6 +49,5 @@ def root(*, version: _Version = False, debug: _Debug = False) -> None:
       ffn explain                         # new here? start with this
       ffn trace 4x8:relu --input 1,2,3,4  # every value of a small block
       ffn params llama-2-7b mixtral-8x7b  # what models cost, side by side
-      ffn activations gelu silu --plot    # what their activations look like
       ffn trace -h                        # the options of a command
     """

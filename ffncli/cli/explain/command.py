@@ -20,7 +20,7 @@ def command(
     ] = None,
     show: OutputOptions,
 ) -> None:
-    """Explain a part of the block: gelu, gate, 4x, neuron, moe, ...; a few sentences and computed numbers.
+    """Explain gelu, gate, 4x, neuron, moe, ... in a few sentences, with computed numbers.
 
     Examples:
       ffn explain              # every topic

@@ -75,7 +75,7 @@ def _place(unit: int, expert: int | None, shared: bool) -> str:
 
 
 def _table(survey: Survey, units: int) -> Table:
-    columns = ["layer", "zeros %", "near %", "dead", "near dead", "|in|", "|out|", "gain", "most active"]
+    columns = ["layer", "zero %", "~0 %", "dead", "~dead", "|in|", "|out|", "gain", "most active"]
     ran = any(row.agreement for row in survey.rows)
     several = len({row.stack for row in survey.rows}) > 1
     rows = []
@@ -94,8 +94,8 @@ def _meanings(survey: Survey, units: int) -> dict[str, str]:
     """What the columns mean."""
     moe = any(unit.expert is not None for row in survey.rows for unit in row.most_active)
     out = {
-        "zeros, near": f"share of values after the activation that are 0, and within {NEAR_ZERO:g} of 0",
-        "dead, near dead": f"units that are 0, and that are within {NEAR_ZERO:g} of 0, for every token"
+        "zero %, ~0 %": f"share of values after the activation that are 0, and within {NEAR_ZERO:g} of 0",
+        "dead, ~dead": f"units that are 0, and that are within {NEAR_ZERO:g} of 0, for every token"
         + (", of the experts that have any" if moe else ""),
         "most active": f"the {'unit' if units == 1 else 'units'} with the largest mean |act|"
         + (", as expert:unit" if moe else ""),

@@ -38,7 +38,8 @@ def bench(call, monkeypatch, tmp_path):
     def run(*arguments: str, faults: tuple[str, ...] = ()):
         command = worker_with(tmp_path, *faults)[0] if faults else FAKE
         monkeypatch.setattr(suite.run, "__defaults__", (suite.run.__defaults__[0], command))
-        return call("bench", "--threads", "1", "--device", "cpu", "--processes", "2", *arguments)
+        processes = () if "--processes" in arguments else ("--processes", "2")
+        return call("bench", "--threads", "1", "--device", "cpu", *processes, *arguments)
 
     run.bare = lambda *arguments: call("bench", *arguments)
     return run

@@ -75,4 +75,4 @@ def test_a_topic_where_a_command_belongs(call):
 
 
 def test_a_newcomer_is_sent_here(call):
-    assert "New here? ffn explain" in call()[2]
+    assert "ffn explain                         # new here? start with this" in call()[2]

@@ -166,7 +166,7 @@ def test_all_layers(call):
     code, out, err = call("trace", source("t5-gated-gelu"), "--prompt", PROMPT, "--layer", "all")
     assert (code, err) == (0, "note: the prompt goes to the encoder; the decoder gets only its start token\n")
     assert "\nencoder.1 " in out
-    table = out[out.index("\nlayer ") : out.index("\n  zeros")]
+    table = out[out.index("\nlayer ") : out.index("\n  zero %")]
     assert max(map(len, table.splitlines())) <= 80
 
 
