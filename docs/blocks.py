@@ -1,7 +1,7 @@
 """The console blocks of README.md and docs/*.md: run them, compare what they show, write them anew.
 
     python -m docs.blocks check [FILE ...]                exit 1 where a block shows something else than is printed
-    python -m docs.blocks update [--measured] [FILE ...]  write what is printed into the blocks
+    python -m docs.blocks update [FILE ...] [--measured]  write what is printed into the blocks
 
 In a ```console block `$ ffn ...` is a command, and the lines below it are its standard output (and its errors, where it
 fails). A command with nothing below it is only run; a line `?` below it is filled by `update`. The commands of a page
