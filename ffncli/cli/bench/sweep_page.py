@@ -22,20 +22,27 @@ _MOST_NOTES = 6
 
 def sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str) -> list[Part]:
     """A line per case, a column per kernel; what the cases have in common is the heading."""
-    values = {name: list(dict.fromkeys(getattr(case, name) for case in cases.values())) for name in _VARYING}
+    measured = _as_measured(cases, rows)
+    values = {name: list(dict.fromkeys(getattr(case, name) for case in measured.values())) for name in _VARYING}
     differ = [name for name in _VARYING if len(values[name]) > 1]
     common = ", ".join(_common(name, values[name][0]) for name in _VARYING if name not in differ)
-    parts: list[Part] = [Heading(f"{len(cases)} cases", common), _grid(cases, rows, baseline, differ)]
+    parts: list[Part] = [Heading(f"{len(cases)} cases", common), _grid(measured, rows, baseline, differ)]
     if any(row.verdict == "inconclusive" and row.kernel != row.baseline for row in rows):
         parts.append(Line("?: inconclusive", quiet=True))
     parts += _scaling(
-        cases, thread_scaling(tuple(cases.values()), rows), [name for name in differ if name != "threads"]
+        measured, thread_scaling(tuple(cases.values()), rows), [name for name in differ if name != "threads"]
     )
     twins = [row for row in rows if row.kernel == row.baseline and row.aa_low is not None and row.aa_high is not None]
     if twins:
         low, high = min(r.aa_low or 1.0 for r in twins), max(r.aa_high or 1.0 for r in twins)
         parts.append(Line(f"the same code twice reads {low:.3f} to {high:.3f}, over all cases", quiet=True))
     return [*parts, *notes(rows, _MOST_NOTES), *warned(rows)]
+
+
+def _as_measured(cases: Mapping[str, Case], rows: Sequence[ResultRow]) -> Mapping[str, Case]:
+    """The cases with the caches that they were measured with: cold weights that would not fit are warm."""
+    caches: dict[str, Any] = {row.case: row.cache for row in rows if row.status == "ok"}
+    return {key: replace(case, cache=caches.get(key) or case.cache) for key, case in cases.items()}
 
 
 def _grid(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str, differ: Sequence[str]) -> Table:

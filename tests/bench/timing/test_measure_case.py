@@ -137,7 +137,7 @@ def test_an_answer_kept_while_it_is_timed_is_found_on_the_fresh_seed(tmp_path):
 def test_a_kernel_that_raises_fails_with_one_line(tmp_path):
     mine, _ = one(tmp_path, RIGHT + "raise ValueError('no\\nway')")
     assert mine.status == "failed"
-    assert mine.note.endswith("mine.py, line 5: ValueError: no way")
+    assert mine.note.endswith("mine.py, line 5: ValueError: no way; raised when it was called")
 
 
 def test_one_that_raises_later_is_taken_out_and_the_others_are_timed(tmp_path):

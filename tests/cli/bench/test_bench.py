@@ -237,6 +237,22 @@ def test_what_a_grid_cannot_decide_is_marked_and_the_mark_is_explained():
     assert len(sweep(cases, found, "eager")) == 2
 
 
+def test_a_grid_names_the_caches_that_were_measured():
+    """Cold weights that would need too many copies are measured warm: no case is called cold."""
+    spec = FFNSpec(8, 16, "silu", gated=True)
+    cases = {c.key: c for c in (Case("8x16", "8x16", spec, n, cache=c) for n, c in ((1, "cold-weights"), (64, "warm")))}
+    measured = [
+        ResultRow(
+            kernel=kernel, baseline="eager", status="ok", case=key, threads=1, time_s=2e-3, ratio=1.0, cache="warm"
+        )
+        for key in cases
+        for kernel in ("eager", "packed")
+    ]
+    head, grid, *_ = sweep(cases, measured, "eager")
+    assert head.remark == "8x16, fp32, forward, warm, cpu, 1 thread"
+    assert [row[0] for row in grid.rows] == ["1", "64"]
+
+
 def test_a_warning_of_many_cases_is_one_line_with_its_count():
     busy = BenchWarning("preempted", "20 % of the blocks")
     cases, found = case_rows({1: "inconclusive", 2: "inconclusive", 3: "faster"})

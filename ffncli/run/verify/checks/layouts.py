@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import torch
 from torch import Tensor
@@ -202,11 +203,13 @@ def _agreement(case: CheckedBlock, judge: Judge, located: Sequence[Located], pro
         if tried[-1].passed:
             break
     agreeing = next((candidate for candidate in tried if candidate.passed), None)
-    nearest = min(tried, key=lambda r: r.relative_error if r.relative_error is not None else float("inf"), default=None)
+    nearest = min(tried, key=lambda r: r.relative_error if r.relative_error is not None else inf, default=None)
     if agreeing is not None:
         verdict = f"read with {agreeing.subject}, it agrees with {proof.name}"
-    elif nearest is not None and nearest.relative_error is not None:
+    elif nearest is not None and (nearest.relative_error or inf) < (row.relative_error or 0):
         verdict = f"no other reading agrees; nearest: {nearest.subject}, off by {nearest.relative_error:.2g}"
+    elif row.relative_error is not None and nearest is not None:
+        verdict = "no other reading is closer: the weights themselves differ"
     elif nearest is not None:
         verdict = "no other reading agrees"
     else:

@@ -225,7 +225,7 @@ def test_equal_ports_agree_and_unequal_ones_say_where(zoo, tmp_path):
     found = rows(port, zoo("llama"))
     failed = found[f"as read = {zoo('llama')}"]
     assert failed.relative_error == pytest.approx(0.01, rel=1e-3)
-    assert failed.note.startswith("no other reading agrees; nearest: gate and up swapped, off by ")
+    assert failed.note.startswith("no other reading is closer: the weights themselves differ")
     assert found[f"down.weight vs {zoo('llama')}"].max_error > 0
     assert found[f"gate.weight vs {zoo('llama')}"].max_error == 0
 
