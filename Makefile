@@ -1,5 +1,5 @@
 # make run     creates .venv if needed, runs the default trace, then `ffn params` side by side (ARGS="..." runs anything)
-# make test    creates .venv if needed, runs every test but those of test-docs, test-wheel and test-install
+# make test    creates .venv if needed, runs every test but those of fuzz, test-docs, test-install and test-wheel
 # make bench   creates .venv if needed, runs `ffn bench` (ARGS="512x2048:swiglu --quick")
 # make unchanged   what commands of every kind print, against that of BASE=REV, byte for byte (default HEAD~1: what the
 #              last commit and the working tree changed; BASE=main for all of a branch)
@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install .ci/install_torch.py
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test test-wheel test-install check lint bench bench-timers bench-method bench-sweep bench-conv demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+.PHONY: run test fuzz test-wheel test-install check lint bench bench-timers bench-method bench-sweep bench-conv demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
     bench-approximate mutations facts architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
 .DEFAULT_GOAL := run
 
@@ -44,8 +44,12 @@ else
 	@$(BIN)/ffn params llama-2-7b gpt2 mixtral-8x7b
 endif
 
-# What runs every command of the manual, or installs packages, has a target of its own: `make test` stays within 5 minutes.
-HEAVY := tests/test_docs.py tests/test_schemas.py tests/test_install.py
+# What runs every command of the manual, installs or removes packages, or makes up input, has a target of its own:
+# `make test` stays within 5 minutes.
+DOCS := tests/test_docs.py tests/test_schemas.py tests/test_claims.py
+INSTALL := tests/test_install.py tests/cli/test_missing_packages.py
+FUZZ := tests/cli/test_any_input.py tests/models/files/test_headers.py tests/models/files/test_bounded_work.py
+HEAVY := $(DOCS) $(INSTALL) $(FUZZ)
 
 test: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(HEAVY))
@@ -54,7 +58,10 @@ test-wheel: $(VENV)/.installed-test
 	@.ci/test_wheel $(VENV)
 
 test-install: $(VENV)/.installed-test
-	@$(BIN)/python -m pytest -s tests/test_install.py
+	@$(BIN)/python -m pytest -s $(INSTALL)
+
+fuzz: $(VENV)/.installed-test
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(FUZZ)
 
 lint: $(VENV)/.installed-test
 	@$(BIN)/ruff check .
@@ -143,7 +150,7 @@ $(VENV)/.installed-docs: $(NEEDS)
 # Runs the commands that README.md and docs/ show, and compares; docs-update writes what they print, and the generated
 # pages, anew (ARGS=--measured: times too).
 test-docs: $(VENV)/.installed-test
-	@$(BIN)/python -m pytest -n 2 --dist worksteal tests/test_docs.py tests/test_schemas.py tests/test_claims.py
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(DOCS)
 
 docs-update: $(VENV)/.installed-test
 	@$(BIN)/python -m docs.generated
