@@ -37,6 +37,7 @@ from functools import partial
 from pathlib import Path
 
 from common import BARE, machine, save
+from processes import environment
 
 AGAIN = "bare again"
 COMMANDS: dict[str, float | None] = {  # arguments → the most that its ratio may be
@@ -91,6 +92,9 @@ class Result:
         return None if self.limit is None else self.ratio <= self.limit
 
 
+TERMINAL = {"TERM": "xterm-256color"}
+
+
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
@@ -102,24 +106,9 @@ def launcher() -> tuple[list[str], str]:
     return [sys.executable, "-m", "ffncli"], "`python -m ffncli`"
 
 
-def environment() -> dict[str, str]:
-    """The caller's, without what would change colours, widths or bytecode caches."""
-    drop = {
-        "FORCE_COLOR",
-        "CLICOLOR_FORCE",
-        "PY_COLORS",
-        "GITHUB_ACTIONS",
-        "NO_COLOR",
-        "COLUMNS",
-        "LINES",
-        "PYTHONDONTWRITEBYTECODE",
-    }
-    return {name: value for name, value in os.environ.items() if name not in drop} | {"TERM": "xterm-256color"}
-
-
 def in_pipe(command: Sequence[str], tab: str = "") -> float:
     """Seconds until the end of `command`, whose output goes to a pipe; of a completion where `tab` is the line."""
-    env = environment() | ({"_FFN_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": tab} if tab else {})
+    env = environment() | TERMINAL | ({"_FFN_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": tab} if tab else {})
     start = time.perf_counter()
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=env, check=False)
     seconds = time.perf_counter() - start
@@ -132,7 +121,7 @@ def in_terminal(command: Sequence[str]) -> float:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, SIZE)
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment())
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment() | TERMINAL)
     os.close(theirs)
     output = _until_closed(ours)
     code = process.wait()
