@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import safetensors
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
