@@ -65,7 +65,7 @@ def prepared(
     resolved: Resolved, layer: Layer, request: LayerRequest, tokens: tuple[Token, ...], entering: Tensor,
     leaving: Tensor, notes: tuple[str, ...] = (),
 ) -> Prepared:  # fmt: skip
-    """The package's steps from ffn_input to ffn_output with the layer's weights, on a captured input [tokens, d_model]."""
+    """Our steps from ffn_input to ffn_output with the layer's weights, on a captured input [tokens, d_model]."""
     block = steps(layer.spec)
     start, _ = ffn_span(block)
     stored_weights = stored_layer(resolved, layer, dtype_of(request.dtype), request.device)
@@ -111,7 +111,7 @@ def run_model(
 
 
 def _require_readable(resolved: Resolved, layer: Layer) -> None:
-    """FFNError for weights in an unsupported format (GPTQ), by headers alone, before the model is loaded for nothing."""
+    """FFNError for weights in an unsupported format (GPTQ), by headers alone, before the model is loaded."""
     assert resolved.checkpoint is not None  # folder_of requires it
     for item in located_weights(resolved, layer) or ():
         stored(resolved.checkpoint, item.names[0], resolved.quantization)

@@ -22,7 +22,7 @@ class Prompt:
         return "--prompt" if self.ids is None else "--input-ids"
 
     def check(self, made: Mapping[str, object]) -> None:
-        """Raises FFNError for a prompt together with token ids, or with an option of `made` that is set, since these set the input."""
+        """Raises FFNError for a prompt together with token ids, or with an option of `made` that sets the input."""
         if self.text is not None and self.ids is not None:
             raise FFNError("--prompt contradicts --input-ids", "give one")
         if option := next((option for option, value in made.items() if value is not None), None):

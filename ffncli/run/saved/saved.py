@@ -78,7 +78,7 @@ class Saved:
 def kept_for_saving(
     steps: Sequence[Step], inputs: Mapping[str, Tensor], inside: frozenset[int] | None
 ) -> frozenset[str]:
-    """The tensors that a trace must keep to be saved: all tensors of the block, and those inside the requested experts."""
+    """The tensors that a trace must keep to be saved: all of the block, and those inside requested experts."""
     names = {*inputs, *(step.output for step in steps)}
     for step in steps:
         if isinstance(step.op, Experts):
@@ -175,5 +175,5 @@ def _step(entry: Any, container: Container, where: str) -> SavedStep:
     if not plain or len(step.shape) < 2 or step.dtype not in ("float64", "float32", "bfloat16", "float16"):
         raise FFNError(f"{where}: a step is not in the format of ffn trace --save")
     if container.shapes.get(step.name) != step.shape:
-        raise FFNError(f"{where}: step {shown(step.name)} has shape {shown(list(step.shape))}, its tensor a different one")
+        raise FFNError(f"{where}: step {shown(step.name)} has shape {shown(list(step.shape))}, its tensor has another")
     return step
