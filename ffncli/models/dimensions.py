@@ -76,7 +76,7 @@ def with_dimensions(resolved: Resolved, options: Dimensions) -> Resolved:
     if not options.any_set():
         return resolved
     if resolved.weights is not None:
-        raise FFNError("the dimension options cannot change a module that is already built", "give its class instead")
+        raise FFNError("the dimension options cannot change a module that is already built", "give its class")
     model = resolved.model
     main = model.main.spec.moe is not None
     others = replace(options, d_ff=None, experts=None, top_k=None, shared_experts=None)

@@ -108,7 +108,7 @@ def _refused(checkpoint: Checkpoint, name: str, why: str) -> FFNError:
     return FFNError(f"{shown_path(checkpoint.path(name))}: tensor {shown(name, 120)} {why}", _HINT)
 
 
-# --- plain values -----------------------------------------------------------------------------------------------
+# --- plain values -----------------------------------------------------------------------------------------------------
 
 
 def _dtype(place: ByteLocation, name: str) -> Any:
@@ -234,7 +234,7 @@ def _powers() -> Tensor:
 
 
 def _mxfp4(checkpoint: Checkpoint, means: Logical, tensors: Mapping[str, TensorInfo]) -> StoredTensor:
-    """Two E2M1 values a byte, the low one first, a power of two for each 32 of a row (OCP Microscaling Formats 1.0).
+    """Two E2M1 values a byte, the low one first, a power of two per 32 of a row (OCP Microscaling Formats 1.0).
 
     gpt-oss's `X_blocks` [experts, out, in / 32, 16] are [experts, out, in]; its bfloat16 checkpoints, and the blocks as
     transformers unpacks them, are the transpose.

@@ -146,7 +146,7 @@ def _check_groups(anchor: Anchor, name: str, groups: int, inputs: int) -> None:
         raise anchor.wrong(f"has {inputs} inputs, {shown(name, 120)} has {groups} groups")
 
 
-# --- scaled 8-bit values -----------------------------------------------------------------------------------------
+# --- scaled 8-bit values ----------------------------------------------------------------------------------------------
 
 
 def scale_name(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:

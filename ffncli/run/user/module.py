@@ -41,7 +41,7 @@ class LoadedModule:
 
 
 def load_module(text: str, dimensions: Dimensions, seed: int = 0) -> LoadedModule:
-    """The block that `my.py:Name` computes, with the weights that its constructor draws under `torch.manual_seed(seed)`.
+    """The block that `my.py:Name` computes, with the weights its constructor draws under `torch.manual_seed(seed)`.
 
     The file is executed. Constructor arguments are filled by name from the dimension options; the computation
     is identified by matching its outputs. Raises FFNError (exit 2) for errors in the user's code, and for a module

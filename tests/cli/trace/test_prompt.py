@@ -55,7 +55,7 @@ def test_rows_are_labelled_by_their_tokens(call):
     assert '2 tokens: 3 "sat", 0 "Hello"' in out
     assert '\n  3 "sat"    ' in out
     assert '\n  0 "Hello"  ' in out
-    assert "against the model's own FFN: max error" in out or "the model's own FFN gives the same" in out
+    assert "against the model's own FFN: max error" in out or "matches the model's own FFN exactly" in out
 
 
 def test_rows_inside_an_expert_keep_their_tokens(call):
@@ -367,7 +367,7 @@ def test_nothing_is_promoted_by_what_is_no_number(call):
     asked = (source("gpt2"), "--input", "nan" + ",1" * 15, "--unembed")
     (row,) = answer(call, *asked)["unembed"]
     assert (row["argmax"], row["top_k_mass"], row["top_p_count"], row["promoted"]) == (None, None, None, [])
-    assert "\nafter token 0: some are no numbers, so there is nothing to pick\n" in call("trace", *asked)[1]
+    assert "\nafter token 0: some are not numbers, so there is nothing to pick\n" in call("trace", *asked)[1]
 
 
 def test_a_hidden_unit(call):

@@ -122,7 +122,7 @@ def test_notes(zoo: str, name: str, options: dict, note: str):
         (
             ":SwiGLU",
             {**SMALL, "activation": "relu"},
-            r"--activation: no argument of SwiGLU\(dim, hidden_dim\) takes it",
+            r"--activation: no argument of SwiGLU\(dim, hidden_dim\) accepts it",
         ),
         (":SwiGLU", {**SMALL, "norm_position": "pre"}, "--norm-position: no argument"),
         (":built", {"d_ff": "8"}, "cannot change a module that is already built"),
