@@ -1,8 +1,8 @@
-"""`--kernel`: a text becomes a KernelChoice once, by one grammar, which every process after that reads.
+"""`--kernel`: one grammar parses a text into a KernelChoice, once; every later process uses the KernelChoice.
 
-    NAME                           a kernel of the package: eager, packed, ...; `all` of them
+    NAME                           a kernel of the package: eager, packed, ...; `all`: all of them
     [LABEL=]FILE.py[:NAME]         a function, an nn.Module or a Kernel in a user's file
-    [LABEL=]slowed:FACTOR:KERNEL   one of these, slower by a known factor, which a self-test must detect
+    [LABEL=]slowed:FACTOR:KERNEL   any of these, slowed by a known factor, which a self-test must detect
 
 No file is read here, and nothing needs torch.
 """
@@ -27,9 +27,9 @@ _FACTOR = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{1,9})?")
 class KernelChoice:
     """One kernel of `--kernel`; `label` is its name in results.
 
-    `kernel` is the name of one of the package's, or the path of a user's file as typed; `attribute` names the kernel in
-    that file, None its only one: until that is known a choice may have no label. `factor`, as typed, is by how much the
-    kernel is slowed down: results are looked up by their label.
+    `kernel` is the name of one of the package's kernels, or the path of a user's file as typed; `attribute` names the
+    kernel in that file, None for its only one: until that is resolved a choice may have no label. `factor`, as typed,
+    is the factor by which the kernel is slowed down. Results are looked up by the label.
     """
 
     label: str
@@ -49,7 +49,7 @@ class KernelChoice:
         return plain if self.label in ("", self._default_label) else f"{self.label}={plain}"
 
     def with_attribute(self, attribute: str) -> KernelChoice:
-        """The choice of that kernel of the file, which is also its label if it has none."""
+        """This choice with that kernel of the file; the kernel's name becomes the label if there is none."""
         choice = replace(self, attribute=attribute)
         return replace(choice, label=self.label or choice._default_label)
 
@@ -71,7 +71,7 @@ class KernelChoice:
 def parse(text: str) -> KernelChoice:
     """The choice for one word of `--kernel`. Raises FFNError for a word that is not a kernel."""
     match = _FORM.fullmatch(text)
-    assert match is not None  # it takes any text
+    assert match is not None  # the pattern matches any text
     label, factor, kernel = match.group("label", "factor", "kernel")
     if factor is not None and not _FACTOR.fullmatch(factor):
         hint = "write it as slowed:FACTOR:KERNEL, such as slowed:1.05:eager, FACTOR from 1 to 999"
@@ -87,13 +87,13 @@ def parse(text: str) -> KernelChoice:
     else:
         kernel = full_name(kernel)
     if label in BUILT_IN:
-        raise FFNError(f"--kernel: {shown(label)} is a kernel of ffn's own", "give another label")
+        raise FFNError(f"--kernel: {shown(label)} is one of ffn's own kernels", "give another label")
     choice = KernelChoice("", kernel, attribute, factor)
     return replace(choice, label=label or choice._default_label)
 
 
 def choices(texts: Iterable[str]) -> tuple[KernelChoice, ...]:
-    """The choices for the values of `--kernel`, each a comma list, in order; duplicates count once.
+    """The choices for the values of `--kernel`, each a comma-separated list, in order, without duplicates.
 
     Raises FFNError for a word that is not a kernel, and for two with the same label.
     """
@@ -104,7 +104,7 @@ def choices(texts: Iterable[str]) -> tuple[KernelChoice, ...]:
 
 
 def require_unlike(labels: Sequence[str]) -> None:
-    """Raises FFNError where two kernels have the same label."""
+    """Raises FFNError if two kernels have the same label."""
     twice = next((label for n, label in enumerate(labels) if label in labels[:n]), None)
     if twice is not None:
         raise FFNError(f"--kernel: two kernels are called {shown(twice)}", "give labels: --kernel a=file.py:name")

@@ -1,6 +1,7 @@
 """Known accelerators by the names that torch, nvidia-smi and ROCm give them, from `hardware.toml`. No torch.
 
-Rates are dense. Only whole names match: `NVIDIA H100 NVL` is not a listed H100, a laptop's RTX 4090 is another chip.
+Rates are dense. Only whole names match: `NVIDIA H100 NVL` is not the listed H100, and a laptop's RTX 4090 is a
+different chip.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _MAKER = re.compile(r"^(nvidia|amd|google)\s+")
 class Device:
     """One accelerator. `tflops` by class (fp32, tf32, bf16, fp16, fp8, int8, fp4), GB/s of 1e9 bytes.
 
-    `approx` names the values that are accurate only to 10 %: classes, `memory`, `llc`. `achieved` is the best published
-    measurement of a GEMM, TFLOP/s.
+    `approx` names the values that are accurate only to 10 %: rate classes, `memory`, `llc`. `achieved` is the best
+    published measurement of a GEMM, TFLOP/s.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Device:
     source: str
 
     def flops_per_s(self, dtype: str, tf32: bool = False) -> float | None:
-        """Peak of products in this dtype, FLOP/s; for fp32 with TF32 on, TF32's. None where it has no such rate."""
+        """Peak of products in this dtype, FLOP/s; for fp32 with TF32 on, TF32's. None if it has none."""
         rate = self.tflops.get(dtype)
         if dtype == "fp32" and tf32:
             rate = self.tflops.get("tf32", rate)
@@ -64,7 +65,7 @@ class Link:
 
 @cache
 def table() -> Mapping[str, Any]:
-    """The file as it is: sources, devices, cpus, links."""
+    """The parsed file: sources, devices, cpus, links."""
     return tomllib.loads(files("ffncli.system").joinpath("hardware.toml").read_text("utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""The kernels that a benchmark compares: --kernel and --baseline, with the users' files looked at but not run."""
+"""The kernels that a benchmark compares: --kernel and --baseline, with the users' files parsed but not run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ffncli.kernels.choice import KernelChoice, choices, parse, require_unlike
 
 @dataclass(frozen=True)
 class ChosenKernels:
-    """`kernels` in the order asked, each with its label, the baseline in front where it was left out.
+    """`kernels` in the requested order, each with its label; an omitted baseline is put first.
 
     `baseline` is its label, `files` maps the users' files (absolute) to their sha256.
     """
@@ -28,9 +28,9 @@ class ChosenKernels:
 
 
 def choose_kernels(texts: Sequence[str] | None, baseline: str | None) -> ChosenKernels:
-    """What --kernel and --baseline mean. None: all built-in kernels that need no compiling.
+    """The kernels of --kernel and --baseline. None: all built-in kernels that need no compiling.
 
-    The baseline is eager where that is measured, else the first one named; a single kernel is compared with eager.
+    The baseline is eager if that is measured, else the first kernel; a single kernel is compared with eager.
     Raises FFNError for an unknown kernel, and for a file that does not exist, is not Python or lacks the name.
     """
     files: dict[str, str] = {}
@@ -41,7 +41,7 @@ def choose_kernels(texts: Sequence[str] | None, baseline: str | None) -> ChosenK
     if not texts:
         notes = (f"not timed: {', '.join(COMPILING)} (torch.compile); --kernel all adds it",)
     if baseline is None and len(kernels) == 1 and "eager" not in labels:
-        baseline, notes = "eager", ("compared with eager; --baseline NAME names another",)
+        baseline, notes = "eager", ("compared with eager; --baseline NAME chooses another",)
     if baseline is None:
         baseline = "eager" if "eager" in labels else labels[0]
     if baseline not in labels:
@@ -61,18 +61,18 @@ def _baseline(text: str, labels: Sequence[str]) -> KernelChoice:
 
 
 def _named(choice: KernelChoice, files: dict[str, str]) -> KernelChoice:
-    """The choice with its kernel's name, as far as the user's file says it; adds the file to `files`."""
+    """The choice with its kernel's name, if the user's file shows it; adds the file to `files`."""
     if choice.file is not None:
         raw, tree = _read(choice.file)
         files[str(choice.file)] = hashlib.sha256(raw).hexdigest()
         choice = choice.with_attribute(_attribute(choice.file, choice.attribute, tree))
     if choice.label in OWN_ARMS:
-        raise FFNError(f"--kernel: {shown(choice.label)} is the name of one of ffn's arms", "give another label")
+        raise FFNError(f"--kernel: {shown(choice.label)} is the name of one of ffn's own arms", "give another label")
     return choice
 
 
 def _read(path: Path) -> tuple[bytes, ast.Module]:
-    """The file's bytes and what Python reads in them; it is not run."""
+    """The file's bytes and their syntax tree; the file is not run."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -92,7 +92,7 @@ _MAKE_NAMES = {"globals", "vars", "locals", "exec", "eval", "setattr", "__dict__
 
 
 def _bound(tree: ast.Module) -> set[str]:
-    """The names that the file's code binds: by def, class, assignment and import, whatever branch they stand in."""
+    """The names that the file's code binds: by def, class, assignment and import, in any branch."""
     names: set[str] = set()
     left: list[ast.AST] = [tree]
     while left:
@@ -110,7 +110,7 @@ def _bound(tree: ast.Module) -> set[str]:
 
 
 def _makes_names(tree: ast.Module) -> bool:
-    """Whether the file may bind names in ways that only running it shows."""
+    """Whether the file may bind names in ways that only running it would show."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name) if name in _MAKE_NAMES:
@@ -121,7 +121,7 @@ def _makes_names(tree: ast.Module) -> bool:
 
 
 def _attribute(path: Path, name: str | None, tree: ast.Module) -> str:
-    """The name, or that of the only kernel that the file defines where none was given."""
+    """The name, or that of the file's only kernel if none was given."""
     defined = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     if name is not None:
         if name not in _bound(tree) and not _makes_names(tree):

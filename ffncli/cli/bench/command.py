@@ -60,7 +60,7 @@ def command(
 
 
 def _resume(path: Path, options: dict[str, str], result: ResultOptions, output: Output) -> None:
-    """Go on; options that were given must be those that the run began with, but for what judges it."""
+    """Resume; the given options must equal those of the original run, except options that only judge it."""
     from ffncli.bench.suite import resumed
 
     with resumed(path) as journal:
@@ -70,16 +70,16 @@ def _resume(path: Path, options: dict[str, str], result: ResultOptions, output: 
                 before = stored.asked.get(option)
                 why = f"the run began with {before}" if before else "the run began without it"
                 name = "SOURCE" if option == "--source" else option
-                raise FFNError(f"{name} {value} cannot be resumed: {why}", "leave it out: --resume FILE alone goes on")
+                raise FFNError(f"{name} {value} cannot be resumed: {why}", "leave it out: --resume FILE is enough")
         gate = stored.fail_if_slower if result.fail_if_slower is None else result.fail_if_slower
         request = replace(stored, fail_if_slower=gate, strict=stored.strict or result.strict)
         require_gate(request)
-        output.note(f"{journal.count} of {request.units} units are there already")
+        output.note(f"{journal.count} of {request.units} units are already finished")
         _measure(journal, request, output)
 
 
 def _measure(journal: Journal, request: BenchRequest, output: Output) -> None:
-    """Run what is left, show all of it, and raise what the exit code says."""
+    """Run the remaining units, show the whole result, and raise the error for the exit code."""
     from ffncli.bench.judge.failure import failure, gated
     from ffncli.bench.suite import run
     from ffncli.cli.bench.page import answer
@@ -95,7 +95,7 @@ def _measure(journal: Journal, request: BenchRequest, output: Output) -> None:
 
 @contextmanager
 def _kept(journal: Journal, request: BenchRequest) -> Iterator[None]:
-    """Says what is kept when a run ends before its time."""
+    """Reports what is kept when a run ends early."""
 
     def kept() -> str:
         if not journal.count:

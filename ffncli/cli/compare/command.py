@@ -26,7 +26,7 @@ Tolerance = Annotated[
     float | None,
     option(
         "Saved traces", "--tolerance", metavar="X", parser=from_zero("--tolerance"), daily=True,
-        help="Largest relative error allowed. [default: by dtype, as 1e-5 for fp32 and 1e-2 for bf16]",
+        help="Largest relative error allowed. [default: by dtype, such as 1e-5 for fp32 and 1e-2 for bf16]",
     ),
 ]  # fmt: skip
 
@@ -35,7 +35,7 @@ Tolerance = Annotated[
 def command(
     *, base: Base, new: New, results: CompareResultOptions, tolerance: Tolerance = None, show: OutputOptions
 ) -> None:
-    """Compare two results of ffn bench, or two saved traces: what changed, and with what certainty. Exit 1 if
+    """Compare two results of ffn bench, or two saved traces: what changed, and how certain that is. Exit 1 if
     the traces differ, or if a kernel fails --fail-if-slower.
 
     Examples:
@@ -52,7 +52,7 @@ def command(
         raise FFNError(f"{shown(base, 200)} holds {first}, {shown(new, 200)} {second}", "give two of one kind")
     if kinds[0]:
         if tolerance is not None:
-            raise FFNError("--tolerance is for saved traces", "of results, --margin says what counts as the same")
+            raise FFNError("--tolerance is for saved traces", "for results, --margin sets what counts as the same")
         _results(sides[0], sides[1], results, output)
     else:
         if option := results.first_set():
@@ -68,12 +68,12 @@ def _results(base: Sequence[Path], new: Sequence[Path], options: CompareResultOp
     rows = [[row for path in paths for row in read_rows(path)] for paths in (base, new)]
     for paths, side in zip((base, new), rows, strict=True):
         if not side:
-            raise FFNError(f"{shown(','.join(map(str, paths)), 200)} holds no rows", "the run had not finished a case")
+            raise FFNError(f"{shown(','.join(map(str, paths)), 200)} holds no rows", "the run did not finish any case")
     comparison = compare(rows[0], rows[1], options.rules())
     failed = failure(comparison) if options.fail_if_slower is not None else ""
     open_ = open_question(comparison) if options.strict else ""
     output.show(answer(base, new, comparison, output.format, verdict=not (_same_screen(output) and (failed or open_))))
-    if (left := not_gated(comparison)) and comparison.comparable:  # else the page's verdict says so
+    if (left := not_gated(comparison)) and comparison.comparable:  # otherwise the page's verdict says so
         output.note(left)
     if failed:
         raise FFNError(failed, code=ExitCode.FAILED)
@@ -95,12 +95,12 @@ def _traces(base: Sequence[Path], new: Sequence[Path], tolerance: float | None, 
 
 
 def _same_screen(output: Output) -> bool:
-    """Whether page and error appear below each other: then what the error says is not said twice."""
+    """Whether page and error appear below each other, so that the page can leave out the error's text."""
     return output.path is None and all(stream and stream.isatty() for stream in (sys.stdout, sys.stderr))
 
 
 def _files(text: str, both: Sequence[str]) -> tuple[Path, ...]:
-    """The files of a side: one, or a comma list. Raises FFNError for names that are no files."""
+    """The files of a side: one, or a comma-separated list. Raises FFNError for names that are not files."""
     whole = Path(os.path.expanduser(text))
     if os.path.isfile(whole):
         return (whole,)
@@ -123,13 +123,13 @@ def _are_activations(names: Sequence[str]) -> bool:
 
 
 def _kind(text: str, paths: Sequence[Path]) -> bool:
-    """Whether the files are results; else it is one saved trace. Raises FFNError for what is neither."""
+    """Whether the files are results; else it is one saved trace. Raises FFNError for anything else."""
     from ffncli.bench.results.csv_file import is_results
 
     are = [is_results(path) for path in paths]
     if not all(are) and len(paths) > 1:
         name = str(paths[are.index(False)])
         raise FFNError(
-            f"{shown(text, 200)}: {shown(name, 200)} is not a CSV", "only results may be several files a side"
+            f"{shown(text, 200)}: {shown(name, 200)} is not a CSV", "only results may have several files per side"
         )
     return all(are)

@@ -21,7 +21,7 @@ Sources = Annotated[
         metavar="SOURCE", autocompletion=values.models, help=f"{KINDS_OF_SOURCE} Several are shown side by side."
     ),
 ]
-Everything = Annotated[bool, _count("--all", daily=True, help="Every known model.")]
+Everything = Annotated[bool, _count("--all", daily=True, help="Count every known model.")]
 Asserted = Annotated[
     _Texts,
     _count("--assert", metavar="'NAME == X'", daily=True,
@@ -34,10 +34,10 @@ AssertFile = Annotated[
 Sweep = Annotated[
     _Texts,
     _count("--sweep", metavar="NAME=A,B,...", daily=True,
-           help="A row for each value, as in d_ff=1x,2x,4x or tokens=1,32; repeatable."),
+           help="Show one row per value, as in d_ff=1x,2x,4x or tokens=1,32; repeatable."),
 ]  # fmt: skip
 EqualSize = Annotated[
-    bool, _count("--iso-params", daily=True, help="Add the gated or plain block with as many parameters.")
+    bool, _count("--iso-params", daily=True, help="Add the gated or plain block with the same number of parameters.")
 ]
 MultipleOf = Annotated[
     int | None,

@@ -33,10 +33,10 @@ _NOT_IN_CSV = ("parameters", "values", "values_index", "tokens", "units")
 
 
 def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answer:
-    """A session as JSON, CSV (one row per step, without values) and as a page, with `digits` of each value.
+    """A session as JSON, as CSV (one row per step, without values) and as a page, with `digits` of each value.
 
-    Its rows are named by the prompt's tokens where there was one. Without steps the page begins with what else was
-    asked for.
+    Its rows are named by the prompt's tokens, if there was one. Without steps the page starts with the other
+    requested parts.
     """
     steps = [asdict(record) for record in session.steps]
     body = {
@@ -65,12 +65,12 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answ
 
 
 def _records(records: Sequence[Any] | None) -> list[dict[str, Any]] | None:
-    """Records under their keys of docs/json.md; None for what was not asked."""
+    """Records under their keys of docs/json.md; None for anything not requested."""
     return None if records is None else [asdict(record) for record in records]
 
 
 def _head(session: Session) -> list[Part]:
-    """What was run: the block, the picture of its dimensions, the model's run, then the evidence."""
+    """The run: the block, the picture of its dimensions, the model's run, then the evidence."""
     block = session.block
     parts: list[Part] = [Heading(block.name, block.weights), Line(dimensions_text(block))]
     parts += [Line(line) for line in session.flow]
@@ -85,9 +85,9 @@ def _head(session: Session) -> list[Part]:
 
 
 def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...]) -> list[Part]:
-    """One step: its formula and shape, the values, what they are like, what it costs."""
+    """One step: its formula and shape, the values, their statistics, its cost."""
     marks = {result.ffn_input: "enters the FFN", result.ffn_output: "leaves the FFN"}
-    if result.ffn_output == "logits":  # a final layer alone is none
+    if result.ffn_output == "logits":  # a final layer alone is not an FFN
         marks = {}
     head = record.name if record.op == "input" else f"{record.name} = {record.formula}"
     about = [
@@ -107,14 +107,14 @@ def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...])
         text = f"dropped {record.dropped} of {record.live} live values{share}, the kept ones scaled"
         parts.append(Line(text, quiet=True))
     elif record.op == "dropout":
-        parts.append(Line("eval mode: passes everything on", quiet=True))
+        parts.append(Line("eval mode: passes everything through", quiet=True))
     return parts + unit_parts(record)
 
 
 def _statistics(record: StepRecord, digits: int) -> tuple[str, ...]:
-    """Extremes, mean and spread, then the histogram: in the same line, or in the next where 80 columns do not do.
+    """Extremes, mean and spread, then the histogram: in the same line, or in the next one if 80 columns are not enough.
 
-    A line that a terminal folds would break the bars at an empty one.
+    If the terminal wrapped the line, it would break the bars at an empty one.
     """
     numbers = (("min", record.min), ("max", record.max), ("mean", record.mean), ("std", record.std))
     text = "  ".join(f"{name} {number_text(value, digits)}" for name, value in numbers if value is not None)

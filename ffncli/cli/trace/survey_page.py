@@ -25,7 +25,7 @@ SURVEY_CONVENTIONS = {
 
 
 def not_finite_texts(survey: Survey) -> list[str]:
-    """The first layer with NaN or Inf, and how many more there are: one makes all that come after it so."""
+    """The first layer with NaN or Inf, and how many more there are: one affects all later layers."""
     layers = survey.not_finite
     texts = [f"{row.stack} layer {row.layer}: {fault}" for row in layers[:1] for fault in row.not_finite]
     return texts + ([f"{len(layers) - 1} more of the layers have NaN or Inf"] if len(layers) > 1 else [])
@@ -61,7 +61,7 @@ def _keys(row: LayerRow) -> dict[str, Any]:
 
 
 def _flat(value: Any) -> Any:
-    """A CSV cell: active units as `3`, `7:3` inside expert 7, `shared:3`; what is not finite as `weight up.weight`."""
+    """A CSV cell: active units as `3`, `7:3` inside expert 7, `shared:3`; non-finite tensors as `weight up.weight`."""
     if not isinstance(value, tuple):
         return value
     return tuple(
@@ -91,7 +91,7 @@ def _table(survey: Survey, units: int) -> Table:
 
 
 def _meanings(survey: Survey, units: int) -> dict[str, str]:
-    """What the columns mean."""
+    """The meaning of the columns."""
     moe = any(unit.expert is not None for row in survey.rows for unit in row.most_active)
     out = {
         "zero %, ~0 %": f"share of values after the activation that are 0, and within {NEAR_ZERO:g} of 0",

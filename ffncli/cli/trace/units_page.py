@@ -1,4 +1,4 @@
-"""What a trace says of hidden units."""
+"""The hidden units of a trace, as a page to read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def unit_parts(record: StepRecord) -> list[Part]:
-    """How many units are dead, where any is and there are several tokens; the units that were asked for."""
+    """How many units are dead, if any and with several tokens; the requested units."""
     units = record.units
     if units is None:
         return []
@@ -32,7 +32,7 @@ def unit_parts(record: StepRecord) -> list[Part]:
 
 
 def _table(title: str, order: Sequence[HiddenUnit]) -> Table:
-    """A row per unit: its size over the tokens, its largest value and where, what it writes."""
+    """A row per unit: its size over the tokens, its largest value and its token, the size of what it writes."""
     writes = order[0].writes is not None
     columns = ("unit", "norm", "mean |x|", "largest", "at token", *(("writes",) if writes else ()))
     rows = [

@@ -1,4 +1,4 @@
-"""Everything `ffn params` says of one source: counts, costs against tokens, a split over ranks, a ridge."""
+"""All that `ffn params` reports about one source: counts, costs against tokens, a split over ranks, a ridge."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ffncli.models.counting.weight_format import storage_of
 from ffncli.models.model import Resolved
 
 if TYPE_CHECKING:
-    from ffncli.models.counting.tensor_parallel import Split  # imported where a split is asked for
+    from ffncli.models.counting.tensor_parallel import Split  # imported only for a requested split
 
-_ADDED = ("model_weight_bytes",)  # columns go at the end, where a file's readers do not count on their place
+_ADDED = ("model_weight_bytes",)  # new columns go at the end, where readers of older files do not expect others
 _OF_COUNT = tuple(f.name for f in fields(ModelCount) if f.name not in ("groups", *_ADDED))
 _OF_COST = (
     "experts_touched", "weight_bytes_read", "activation_bytes", "activation_bytes_fused", "flops_per_byte",
@@ -33,7 +33,7 @@ KEYS = (
 
 @dataclass(frozen=True)
 class Ridge:
-    """From how many tokens on the FFNs do `flops_per_byte`, as every step moves its own and at best; None for never."""
+    """The least tokens at which the FFNs reach `flops_per_byte`, unfused and fused; None if never."""
 
     flops_per_byte: float
     ridge_tokens: int | None
@@ -42,7 +42,7 @@ class Ridge:
 
 @dataclass(frozen=True)
 class CostReport:
-    """One source. `costs` has a record for each number of tokens; none where nothing says how many experts work.
+    """One source. `costs` has a record for each number of tokens; none if the number of active experts is unknown.
 
     `counts` are the counts for each number of tokens, the first of which is the row's.
     """
@@ -58,14 +58,14 @@ class CostReport:
         return self.counts[0]
 
     def row(self) -> dict[str, Any]:
-        """As JSON has it: counts and costs, the split and the ridge where they were asked for."""
+        """The JSON form: counts and costs, and the split and the ridge if requested."""
         more: dict[str, Any] = {"costs": [asdict(cost) for cost in self.costs]}
         more |= {"tensor_parallel": asdict(self.split)} if self.split else {}
         more |= {name: getattr(self.ridge, name) for name in _OF_RIDGE} if self.ridge else {}
         return {**asdict(self.count), **more}
 
     def lines(self) -> list[dict[str, Any]]:
-        """As CSV has it: one line for each number of tokens."""
+        """The CSV form: one line for each number of tokens."""
         fixed = {name: getattr(self.split, name) for name in _OF_SPLIT} if self.split else {}
         fixed |= {name: getattr(self.ridge, name) for name in _OF_RIDGE} if self.ridge else {}
         return [
@@ -79,7 +79,7 @@ class CostReport:
 
 @dataclass(frozen=True)
 class FigureQuestion:
-    """What is asked beside the counts. No format is the stored one, no tokens is 1; ranks and ridge as in `figures`."""
+    """What is requested besides the counts. Defaults: the stored format, 1 token; ranks and ridge as in `figures`."""
 
     formats: tuple[str | None, ...] = (None,)
     tokens: tuple[int, ...] = ()
@@ -87,7 +87,7 @@ class FigureQuestion:
     ridge: float | None = None
 
     def reports(self, models: Sequence[Resolved]) -> list[CostReport]:
-        """Every model's figures in each format; an error names the model where there are several."""
+        """Every model's figures in each format; errors name the model if there are several."""
         reports = []
         for model in models:
             try:
@@ -98,7 +98,7 @@ class FigureQuestion:
         return reports
 
     def report(self, model: Resolved, format: str | None = None, tokens: int | None = None) -> CostReport:
-        """One model's figures in one format, for other `tokens` where they are given."""
+        """One model's figures in one format, for other `tokens` if they are given."""
         return figures(model, format, (tokens,) if tokens else self.tokens or (1,), self.ranks, self.ridge)
 
 
@@ -106,13 +106,13 @@ def figures(
     resolved: Resolved, dtype: str | None = None, tokens: tuple[int, ...] = (1,), ranks: int | None = None,
     ridge: float | None = None,
 ) -> CostReport:  # fmt: skip
-    """What a source comes to, its weights in `dtype` (None: as stored, else fp32), over `ranks` ranks.
+    """The figures of a source, its weights in `dtype` (None: as stored, else fp32), over `ranks` ranks.
 
-    Raises FFNError for a dtype whose blocks do not fit, and for ranks that d_ff does not divide over, with the nearest
-    that would do.
+    Raises FFNError for a dtype whose blocks do not fit, and for ranks that do not divide d_ff, with the nearest
+    that would.
     """
     model, weights = resolved.model, storage_of(resolved, dtype)
-    known = "top_k" not in model.unknown  # else nothing says how many experts work
+    known = "top_k" not in model.unknown  # else the number of active experts is unknown
     over = None
     if ranks:
         from ffncli.models.counting.tensor_parallel import split

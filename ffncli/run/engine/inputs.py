@@ -53,7 +53,7 @@ def _stdin() -> str:
     try:
         text = sys.stdin.read(MOST_TEXT_BYTES)
         if not text.isascii():
-            text.encode()  # where the locale is C, bytes that are not text come as halves of surrogate pairs
+            text.encode()  # in the C locale, bytes that are not text arrive as lone surrogates
     except UnicodeError:
         raise no_text from None
     except OSError as error:
@@ -79,7 +79,7 @@ def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Te
 def _parse(text: str, where: str) -> Tensor:
     """Numbers from JSON (nested lists, or an object with x or one list) or from text: commas, semicolons, white space.
 
-    A line is a row, one number per line a flat list. A byte order mark, and a first line without any number (a
+    A line is a row; one number per line is a flat list. A byte order mark, and a first line without any number (a
     table's header), are skipped.
     """
     text = text.removeprefix("\ufeff")
@@ -161,11 +161,11 @@ def _npy(path: Path, where: str) -> Tensor:
             array = numpy.lib.format.read_array(file, allow_pickle=False)
     except OSError:
         raise
-    except Exception as error:  # numpy raises a dozen kinds for a malformed header
+    except Exception as error:  # numpy raises a dozen exception types for a malformed header
         raise FFNError(f"{where} is not a .npy array: {str(error)[:60]}") from None
     if array.dtype.kind not in "fiub":
         raise FFNError(f"{where} holds {array.dtype}, not real numbers")
-    exact = array.dtype in (numpy.float16, numpy.float32)  # as they are: float64 would take twice the memory
+    exact = array.dtype in (numpy.float16, numpy.float32)  # unchanged: float64 would take twice the memory
     return torch.from_numpy(array if exact and array.flags.writeable else array.astype(numpy.float64))
 
 

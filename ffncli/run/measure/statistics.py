@@ -26,10 +26,10 @@ _SAMPLE = 4096
 
 @dataclass(frozen=True)
 class Statistics:
-    """min, max, mean and std (divisor n) of the finite values, None where there are none; counts of the rest.
+    """min, max, mean and std (divisor n) of the finite values, None if there are none; counts of the other values.
 
     `near_zeros` counts |x| ≤ NEAR_ZERO, zeros included. `histogram` counts finite values in BINS equal bins from min to
-    max, every `histogram_stride`-th value of the tensor (1: all); empty where all values are one.
+    max, every `histogram_stride`-th value of the tensor (1: all); empty if all values are equal.
     """
 
     min: float | None
@@ -53,7 +53,7 @@ def statistics(tensor: Tensor) -> Statistics:
         if not 1e-280 < sums.squares < inf:  # outside float64's range
             largest = max(abs(sums.low), abs(sums.high))
             sums = _read(flat, sums.pivot, 2.0 ** max(min(-frexp(largest)[1], 1000), -1000))
-        if sums.spread * 1000 < abs(sums.shifted_mean):  # the pivot's sample was unlike the other values
+        if sums.spread * 1000 < abs(sums.shifted_mean):  # the pivot's sample did not represent the other values
             sums = _read(flat, sums.mean, sums.scale)
     low, high, mean, std = (sums.low, sums.high, sums.mean, sums.std) if sums.finite else (None,) * 4
     histogram, stride = _histogram(flat, tensor.shape[-1] if tensor.dim() else 1, sums.low, sums.high)
@@ -94,11 +94,11 @@ class Counts:
     inf: int = 0
 
     def add(self, piece: Tensor) -> tuple[Tensor, float, float]:
-        """Count values that are not finite, -Inf as a negative too; returns the finite values and their extremes.
+        """Count values that are not finite, -Inf also as a negative; returns the finite values and their extremes.
 
-        The caller counts zeros and finite negatives: the fastest way depends on what else it computes.
+        The caller counts zeros and finite negatives: the fastest method depends on its other work.
         """
-        low, high = (end.item() for end in piece.aminmax())  # NaN where any value is
+        low, high = (end.item() for end in piece.aminmax())  # NaN if any value is
         if not (isfinite(low) and isfinite(high)):
             self.nan += int(piece.isnan().sum())
             self.inf += int(piece.isinf().sum())
@@ -178,7 +178,7 @@ def _count(sums: _Sums, piece: Tensor, low: float, high: float, scratch: Tensor)
     """Zeros, near zeros, negatives: signs are summed as floats.
 
     That is four times as fast as making and counting a mask, and ten times as fast as `count_nonzero` of floats,
-    which branches, where there are many zeros.
+    which branches, if there are many zeros.
     """
     n = piece.numel()
     if low > 0 or high < 0:
@@ -201,9 +201,9 @@ def near_zero(dtype: torch.dtype) -> float:
 
 
 def _pivot(flat: Tensor) -> float:
-    """One of the tensor's values where they are far from zero compared with their spread, else zero.
+    """One of the tensor's values if they are far from zero compared with their spread, else zero.
 
-    A sum of squares of x would leave no digit of their spread; a constant tensor has a std of exactly zero.
+    A sum of squares of x would lose every digit of their spread; a constant tensor has a std of exactly zero.
     """
     sample = flat[:: max(1, flat.numel() // _SAMPLE)].double()
     sample = sample[sample.isfinite()]
@@ -223,7 +223,7 @@ def _histogram(flat: Tensor, width: int, low: float, high: float) -> tuple[tuple
 
 
 def stride_of(values: int, width: int) -> int:
-    """The stride at which so many values are binned: coprime to the rows' width, so that all columns are sampled."""
+    """The stride at which that many values are binned: coprime to the rows' width, so that all columns are sampled."""
     stride = max(1, -(-values // _MOST_IN_HISTOGRAM))
     while stride > 1 and gcd(stride, width) > 1:
         stride += 1
@@ -231,7 +231,7 @@ def stride_of(values: int, width: int) -> int:
 
 
 def histogram(sample: Tensor, low: float, high: float) -> tuple[int, ...]:
-    """How many finite values of a flat tensor lie in each of BINS equal bins from `low` to `high`, included."""
+    """How many finite values of a flat tensor lie in each of BINS equal bins from `low` to `high`, both included."""
     sample = sample.double()
     sample = sample[sample.isfinite()]
     half = 1.0 if isfinite(high - low) else 0.5

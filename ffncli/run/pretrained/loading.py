@@ -1,4 +1,4 @@
-"""A model as transformers runs it, from a directory: offline, from safetensors alone, without any custom code.
+"""A model as transformers runs it, from a directory: offline, from safetensors only, without any custom code.
 
 Only what the requested layers need is read: later layers and an untied head are removed from the module before any
 weight is loaded, and the memory that the rest needs is compared with the free memory.
@@ -37,7 +37,7 @@ class Pretrained:
 
 @contextmanager
 def offline() -> Iterator[Any]:
-    """transformers, quiet and without any network, whatever the environment says. FFNError where it is missing."""
+    """transformers, quiet and without any network, regardless of the environment. FFNError if it is missing."""
     before = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when the Hub's client is imported
     try:
@@ -68,7 +68,7 @@ def offline() -> Iterator[Any]:
 
 
 def read_config(transformers: Any, folder: Path) -> Any:
-    """The config as transformers has it. Raises FFNError for an architecture that it does not know."""
+    """The config as read by transformers. Raises FFNError for an architecture that transformers does not know."""
     where = shown_path(folder / "config.json")
     values = read_object(folder / "config.json", MOST_CONFIG_BYTES, constants=True)
     kind = values.get("model_type")
@@ -81,7 +81,7 @@ def read_config(transformers: Any, folder: Path) -> Any:
         )  # fmt: skip
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # its validators raise a dozen kinds
+    except Exception as error:  # its validators raise a dozen exception types
         raise cannot(f"{where}: transformers refuses it", error) from None
     for name, value in (("use_cache", False), ("chunk_size_feed_forward", 0)):  # one call per FFN, nothing kept
         if hasattr(config, name):
@@ -98,8 +98,8 @@ def load(
 ) -> Pretrained:  # fmt: skip
     """The model in eval mode, in `dtype` on `device`, after `shrink` removed unneeded parts from the empty module.
 
-    Where transformers fails over the missing parts, it is loaded again with `shrink(module, False)`, which keeps them.
-    Raises FFNError where transformers has no such class, where memory is too small, or where loading fails.
+    If transformers fails because of the missing parts, the model is loaded again with `shrink(module, False)`, which
+    keeps them. Raises FFNError if transformers has no such class, memory is too small, or loading fails.
     """
     kind = _class(transformers, config, with_head)
 
@@ -126,10 +126,10 @@ def load(
                 continue
             code = ExitCode.ENVIRONMENT if isinstance(error, (ImportError, MemoryError)) else ExitCode.USAGE
             raise cannot(f"{shown_path(folder)}: transformers cannot load it", error, code) from None
-    if unlike := sorted(info["mismatched_keys"]):  # only with ignore_mismatched_sizes does transformers say which
+    if unlike := sorted(info["mismatched_keys"]):  # transformers names them only with ignore_mismatched_sizes
         name, shape, expected = unlike[0]
         what = f"{shown_path(folder)}: tensor {shown(name, 120)} has shape {list(shape)}, its model {list(expected)}"
-        raise FFNError(what, "config.json and the tensors are not of the same model")
+        raise FFNError(what, "config.json and the tensors belong to different models")
     return Pretrained(module.eval().to(device), config, tuple(sorted(info["missing_keys"])))
 
 
@@ -142,7 +142,7 @@ def cannot(what: str, error: BaseException, code: ExitCode = ExitCode.USAGE) -> 
 
 @contextmanager
 def demanding(loaded: Pretrained) -> Iterator[None]:
-    """Within it: FFNError as soon as a module is called with parameters that the files do not have.
+    """While active, raises FFNError as soon as a module is called whose parameters the files do not have.
 
     transformers fills those with random values and only logs it. A pooler that is never called does no harm.
     """
@@ -155,7 +155,7 @@ def demanding(loaded: Pretrained) -> Iterator[None]:
 
         try:
             handles.append(loaded.module.get_submodule(owner).register_forward_pre_hook(refuse))
-        except AttributeError:  # of a part that was removed
+        except AttributeError:  # for a part that was removed
             continue
     try:
         yield
@@ -165,7 +165,7 @@ def demanding(loaded: Pretrained) -> Iterator[None]:
 
 
 def _prepared(kind: Any, prepare: Callable[[Any], None]) -> Any:
-    """The class, calling `prepare` at the end of its constructor, when the module is still empty."""
+    """The class, calling `prepare` at the end of its constructor, while the module is still empty."""
 
     def make(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, config, *args, **kwargs)
@@ -175,14 +175,14 @@ def _prepared(kind: Any, prepare: Callable[[Any], None]) -> Any:
 
 
 def _class(transformers: Any, config: Any, with_head: bool) -> Any:
-    """The class that the config names, or that transformers builds for it. Raises FFNError where there is none."""
+    """The class that the config names, or that transformers builds for it. Raises FFNError if there is none."""
     named = [getattr(transformers, str(name), None) for name in getattr(config, "architectures", None) or ()]
     heads = sorted(_HEADS, key=lambda head: config.is_encoder_decoder and "SEQ_TO_SEQ" not in head)  # BART has both
     tables = [f"MODEL_FOR_{head}_MAPPING" for head in heads]
     tables = tables if with_head else ["MODEL_MAPPING", *tables]
     built = [getattr(transformers, table).get(type(config), None) for table in tables]
     models: list[Any] = [k for k in named if isinstance(k, type) and issubclass(k, transformers.PreTrainedModel)]
-    models = [k for k in models if isinstance(config, k.config_class or ())]  # a file may name anything
+    models = [k for k in models if isinstance(config, k.config_class or ())]  # a file may name any class
     for kind in (*models, *(k[0] if isinstance(k, tuple) else k for k in built if k is not None)):
         if not with_head or _has_head(kind, config):
             return kind

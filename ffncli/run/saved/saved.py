@@ -45,7 +45,7 @@ class SavedStep:
 class Saved:
     """An open saved trace. Values are read on demand.
 
-    `block` is what was run (docs/json.md: trace, `block`), with its `seed` and `dtype`.
+    `block` is the block that ran (docs/json.md: trace, `block`), with its `seed` and `dtype`.
     """
 
     where: str
@@ -78,7 +78,7 @@ class Saved:
 def kept_for_saving(
     steps: Sequence[Step], inputs: Mapping[str, Tensor], inside: frozenset[int] | None
 ) -> frozenset[str]:
-    """The tensors that a trace must keep to be saved: all of the block, and those inside the requested experts."""
+    """The tensors that a trace must keep to be saved: all of the block, and those inside requested experts."""
     names = {*inputs, *(step.output for step in steps)}
     for step in steps:
         if isinstance(step.op, Experts):
@@ -90,9 +90,9 @@ def kept_for_saving(
 def save(
     path: Path, steps: Sequence[Step], result: Trace, block: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> None:
-    """Write the trace whole or not at all, with these weights. `result` must have every recorded tensor.
+    """Write the complete trace or nothing, with these weights. `result` must have every recorded tensor.
 
-    Raises FFNError (exit 3) where it cannot be written.
+    Raises FFNError (exit 3) if it cannot be written.
     """
     tensors = {record.name: result.tensors[record.name] for record in result.steps}
     for record in result.steps:
@@ -175,5 +175,5 @@ def _step(entry: Any, container: Container, where: str) -> SavedStep:
     if not plain or len(step.shape) < 2 or step.dtype not in ("float64", "float32", "bfloat16", "float16"):
         raise FFNError(f"{where}: a step is not in the format of ffn trace --save")
     if container.shapes.get(step.name) != step.shape:
-        raise FFNError(f"{where}: step {shown(step.name)} has shape {shown(list(step.shape))}, its tensor another")
+        raise FFNError(f"{where}: step {shown(step.name)} has shape {shown(list(step.shape))}, its tensor has another")
     return step

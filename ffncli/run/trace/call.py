@@ -52,7 +52,7 @@ def trace(
     force: bool = False,
     **dimensions: Unpack[DimensionNames],
 ) -> Session:
-    """Run one layer's FFN step by step, as `ffn trace` does, and return everything that is known of the run.
+    """Run one layer's FFN step by step, as `ffn trace` does, and return everything that is known about the run.
 
     >>> import ffncli
     >>> found = ffncli.trace("512x2048:gelu", tokens=2, explain="up[0,3]", keep=["act"])
@@ -61,18 +61,19 @@ def trace(
     >>> found.tensors["act"].shape
     torch.Size([2, 2048])
 
-    `source` is any SOURCE (a directory, a model's name, `512x2048:gelu`, `my.py:Class`), a path, or what `load` gave;
-    None is a small demo block, 4 → 8 → 4. The other arguments are the command line's options by their names, and mean
-    the same (`ffn trace --help`); numbers and lists may be numbers and lists: `layer=1` or `"decoder.3"`,
+    `source` is any SOURCE (a directory, a model's name, `512x2048:gelu`, `my.py:Class`), a path, or the result of
+    `load`; None is a small demo block, 4 → 8 → 4. The other arguments have the names of the command line's options and
+    mean the same (`ffn trace --help`); numbers and lists can be passed as such: `layer=1` or `"decoder.3"`,
     `position=-1` or `[0, 3]`, `input_ids=[1, 2]`, `expert=[0, 3]` or `"all"`, `show=None` for all values,
-    `explain=["up[0,3]"]`. `keep` names the steps whose whole tensors the answer holds (True: all). `threads` sets
+    `explain=["up[0,3]"]`. `keep` names the steps whose complete tensors the result contains (True: all). `threads` sets
     torch's number of threads for the process. Dimensions are keywords too: `d_model=8, d_ff="4x", activation="swiglu"`.
 
-    Raises FFNError for what the command line refuses, and for an argument of another type; it says what is accepted.
+    Raises FFNError for whatever the command line refuses, and for an argument of the wrong type, naming the accepted
+    ones.
     """
     options = converted(locals(), "trace")
     if options["layer"] == "all":
-        raise FFNError("layer='all' is a row for each layer", "call ffncli.survey, which takes the same source")
+        raise FFNError("layer='all' means one row per layer", "call ffncli.survey, which takes the same source")
     return session_for(Question(**options))
 
 
@@ -105,9 +106,9 @@ def survey(
 
 
 def session_for(question: Question, note: Note = lambda text: None) -> Session:
-    """Check a question about one layer, then run it: torch is loaded when nothing is wrong that can be told without.
+    """Check a question about one layer, then run it: torch is loaded once every check that does not need it has passed.
 
-    `note` gets every remark when it arises. Raises FFNError for what cannot be.
+    `note` gets every remark as it arises. Raises FFNError for an impossible question.
     """
     with sleep_while_waiting():  # a module of the user's own imports torch
         checked = check(question)
@@ -118,7 +119,7 @@ def session_for(question: Question, note: Note = lambda text: None) -> Session:
 
 
 def survey_for(question: Question) -> Survey:
-    """The same of a question about all layers."""
+    """The same for a question about all layers."""
     with sleep_while_waiting():
         checked = check_survey(question)
     set_threads(question.threads)

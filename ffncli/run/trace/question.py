@@ -1,4 +1,4 @@
-"""What a trace is asked, under the command line's names: a record, and the same when its model can answer it."""
+"""The question of a trace, with the command line's names: as given, and checked against its model."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ StepIndex = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Question:
-    """The options of `ffn trace` that say what is computed. None, "" and empty: not chosen, so the default.
+    """The options of `ffn trace` that decide what is computed. None, "" and empty: not chosen, so the default.
 
     `source` is any SOURCE or a model that is loaded already. `show` values per axis are recorded (None: all), `keep`
-    are the steps whose whole tensors stay (None: all that are recorded).
+    are the steps whose complete tensors are kept (None: all that are recorded).
     """
 
     source: str | Resolved | None = None
@@ -61,12 +61,12 @@ class Question:
 
     @property
     def model_prompt(self) -> Prompt | None:
-        """What the model reads; None where transformers is not to run it."""
+        """The model's text input; None if transformers does not have to run it."""
         return prompt_of(self.prompt, self.input_ids, self.position)
 
     @property
     def leading(self) -> tuple[int, ...] | None:
-        """The input's axes before d_model, None by default. Raises FFNError where they are said twice."""
+        """The input's axes before d_model, None by default. Raises FFNError if they are given twice."""
         return leading_axes(self.tokens, self.batch, self.seq_len)
 
     @property
@@ -87,10 +87,10 @@ class Question:
 
 @dataclass(frozen=True)
 class CheckedQuestion:
-    """A question that its model can answer, as far as can be told without torch.
+    """A question that its model can answer, judging without torch.
 
-    `example` is the small block that is run, if it is one; `experts` are those to look into (None: all), `places` what
-    is explained, by our names of the steps.
+    `example` is the small block to run, if any; `experts` are those to look into (None: all), `places` the
+    numbers to explain, by our names of the steps.
     """
 
     question: Question
@@ -101,6 +101,6 @@ class CheckedQuestion:
 
     @property
     def final_width(self) -> int | None:
-        """The vocabulary of the final layer that is to be put behind the block; None for none, or where it is there."""
+        """The vocabulary of the final layer to add after the block; None for none, or if it is already there."""
         block = self.example.block if self.example else None
         return None if block and block[-1].output == "probs" else self.question.vocab

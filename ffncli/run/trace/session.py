@@ -1,6 +1,6 @@
-"""A trace from the question to everything that is known of the run: one call, one record.
+"""A trace, from the question to everything that is known about the run: one call, one record.
 
-What few questions need is imported where they need it: a plain trace starts a tenth sooner.
+Modules that few questions need are imported where needed: a plain trace starts a tenth sooner.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ModelRun:
-    """What a real model read, those `tokens` of it that were looked at, and how far our FFN is from the model's own."""
+    """The input of a real model, the traced `tokens` of it, and the difference between our FFN and the model's own."""
 
     prompt: str | None
     tokens: tuple[Token, ...]
@@ -44,10 +44,11 @@ class ModelRun:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Session:
-    """Everything that one trace found, under the keys of docs/json.md: what was not asked for is None or empty.
+    """All results of one trace, under the keys of docs/json.md; anything not requested is None or empty.
 
-    `session["act"]` is the record of a step; `tensors` are the whole tensors that were kept, by the steps' names.
-    `prepared` has the layer, its steps, weights and inputs as they ran. `notes` are remarks of the run, in order.
+    `session["act"]` is the record of a step; `tensors` are the complete tensors that were kept, by the steps' names.
+    `prepared` has the layer, its steps, weights and inputs as used in the run. `notes` are remarks on the run, in
+    order.
     """
 
     question: Question
@@ -83,7 +84,7 @@ class Session:
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """The whole tensors that were kept, by their printed names."""
+        """The complete tensors that were kept, by their printed names."""
         return self.trace.tensors
 
     @property
@@ -92,7 +93,7 @@ class Session:
         return self.prepared.tokens
 
     def step(self, name: str) -> StepRecord:
-        """The record of the step of that name. Raises FFNError where there is none."""
+        """The record of the step of that name. Raises FFNError if there is none."""
         return self.trace.step(name)
 
     __getitem__ = step
@@ -103,9 +104,9 @@ class Session:
 
 
 def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Session:
-    """Run what was asked. `note` gets every remark at once, those of the model before its layer runs.
+    """Run the question. `note` gets every remark at once, those on the model before its layer runs.
 
-    Raises FFNError for a layer, dtype, device, input or place that cannot be, and where the model cannot be run.
+    Raises FFNError for an impossible layer, dtype, device, input or place, and if the model cannot be run.
     """
     question, model, notes = checked.question, checked.model, list[str]()
 
@@ -159,7 +160,7 @@ def _request(checked: CheckedQuestion) -> LayerRequest:
 
 
 def _prepared(checked: CheckedQuestion, request: LayerRequest) -> Prepared:
-    """A layer ready to run: on what enters it in the model, with the tokens; else on the request's input."""
+    """A layer ready to run: on its actual input in the model, with the tokens; else on the request's input."""
     if prompt := checked.question.model_prompt:
         from ffncli.run.pretrained.capture import capture
 
@@ -168,9 +169,9 @@ def _prepared(checked: CheckedQuestion, request: LayerRequest) -> Prepared:
 
 
 def _needed_tensors(checked: CheckedQuestion, prepared: Prepared) -> frozenset[str]:
-    """The steps whose whole tensors must stay for the answer, by their printed names; all others are freed.
+    """The steps whose complete tensors the answer needs, by their printed names; all others are freed.
 
-    Raises FFNError for a step that is not there.
+    Raises FFNError for a step that does not exist.
     """
     question, steps = checked.question, prepared.steps
     names = {"probs", *routes(steps)}
@@ -188,7 +189,7 @@ def _needed_tensors(checked: CheckedQuestion, prepared: Prepared) -> frozenset[s
 
 
 def _with_origins(option: str, steps: Sequence[Step], names: Sequence[str], depth: int) -> frozenset[str]:
-    """The steps of these names and their origins `depth` steps back. Raises FFNError for one that is not there."""
+    """The steps of these names and their origins `depth` steps back. Raises FFNError for one that does not exist."""
     from ffncli.run.explain.scene import find, needed
 
     try:
@@ -201,7 +202,7 @@ def _with_origins(option: str, steps: Sequence[Step], names: Sequence[str], dept
 
 
 def _remarks(checked: CheckedQuestion, result: Trace) -> list[str]:
-    """What was kept, and the experts among those asked for that no token is routed to."""
+    """Notes on kept tensors, and on requested experts that receive no tokens."""
     out = []
     if checked.question.keep is None:
         size = sum(tensor.numel() * tensor.element_size() for tensor in result.tensors.values())
@@ -212,7 +213,10 @@ def _remarks(checked: CheckedQuestion, result: Trace) -> list[str]:
 
 
 def _save(question: Question, block: BlockSummary, prepared: Prepared, result: Trace) -> str:
-    """Save the trace with what its block is, and say where. Raises FFNError (exit 3) where that is not possible."""
+    """Save the trace with a description of its block; returns a note.
+
+    Raises FFNError (exit 3) if that is impossible.
+    """
     from ffncli.run.saved.saved import SMALL_WEIGHTS, save
 
     size = sum(tensor.numel() * tensor.element_size() for tensor in prepared.weights.values())
@@ -235,7 +239,7 @@ def _model_run(question: Question, prepared: Prepared, result: Trace) -> ModelRu
 def _unembed(
     checked: CheckedQuestion, prepared: Prepared, result: Trace, request: LayerRequest
 ) -> tuple[PromotedTokens, ...]:
-    """What the FFN's output promotes after the chosen tokens (the last one), or what one hidden unit does.
+    """The tokens that the FFN's output promotes after the chosen tokens (default: the last), or a hidden unit's effect.
 
     Raises FFNError for a --sample-top-k above the vocabulary.
     """
@@ -245,7 +249,7 @@ def _unembed(
     question = checked.question
     if question.neuron is None:
         output = result.tensors[result.ffn_output].flatten(0, -2)
-        chosen = bool(prepared.tokens) and question.position is not None  # a prompt's rows are only those already
+        chosen = bool(prepared.tokens) and question.position is not None  # a prompt's rows are already the chosen ones
         vectors = of_rows(output, positions("all" if chosen else question.position or "-1", output.shape[0]))
     else:
         vectors = of_unit(prepared, question.neuron, checked.experts)
@@ -257,13 +261,13 @@ def _unembed(
 
 
 def _sampling(question: Question, result: Trace) -> tuple[Sampling, ...] | None:
-    """What a sampler may pick of a final layer's probabilities; None without such a layer."""
+    """The sets from which a sampler may pick after a final layer; None without such a layer."""
     probs = result.tensors.get("probs")
     return None if probs is None else sampling(probs, *question.sets, question.show)
 
 
 def _text(checked: CheckedQuestion, prepared: Prepared) -> dict[str, Any]:
-    """Of an example: the text's names of our steps, and what it states, computed."""
+    """For an example: the text's names of our steps, and its statements, computed."""
     name, example = checked.question.example, checked.example
     if name is None or example is None:
         return {}
@@ -274,7 +278,7 @@ def _text(checked: CheckedQuestion, prepared: Prepared) -> dict[str, Any]:
 
 
 def _explain(checked: CheckedQuestion, prepared: Prepared, result: Trace) -> tuple[Explanation, ...]:
-    """How each place's number came about. Raises FFNError for an index that is out of range."""
+    """How each place's number was computed. Raises FFNError for an index that is out of range."""
     from ffncli.run.explain.explain import explain
     from ffncli.run.explain.scene import Scene
 

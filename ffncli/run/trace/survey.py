@@ -1,4 +1,7 @@
-"""All layers of a model in one table: what each FFN does to its tokens. One layer's weights are in memory at a time."""
+"""All layers of a model in one table: the effect of each FFN on its tokens.
+
+One layer's weights are in memory at a time.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ TOP_UNITS = 3
 
 @dataclass(frozen=True)
 class ActiveUnit:
-    """A hidden unit and its mean |act| over the tokens; of a routed expert over those that it received."""
+    """A hidden unit and its mean |act| over the tokens; for a routed expert, over the tokens that it received."""
 
     unit: int
     mean_abs: float
@@ -39,8 +42,8 @@ class ActiveUnit:
 class LayerRow:
     """One layer's FFN over the tokens.
 
-    Of the values after the activation `zero_share` are exactly zero, `near_zero_share` within NEAR_ZERO of it (as
-    block/units.py has it). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for
+    Of the values after the activation the share `zero_share` is exactly zero, `near_zero_share` within NEAR_ZERO (see
+    block/units.py). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for
     every token, `near_dead_units` within NEAR_ZERO of it. Norms are mean L2 norms of a token, `gain` is the output's
     over the input's. `agreement` is with the model's own FFN, None without a prompt. `not_finite` are the inputs and
     weights with NaN or Inf, and the first step with any.
@@ -66,8 +69,8 @@ class LayerRow:
 class Survey:
     """Every layer of a model that has an FFN, in order: `rows`.
 
-    `tokens` are each stack's, where the model read a `prompt` or token numbers; `input` is what each layer was given
-    where no model ran. `notes` are remarks of the run.
+    `tokens` are each stack's, if the model read a `prompt` or token numbers; `input` is the input of each layer
+    if no model ran. `notes` are remarks on the run.
     """
 
     model: Resolved
@@ -79,12 +82,12 @@ class Survey:
 
     @property
     def not_finite(self) -> tuple[LayerRow, ...]:
-        """The layers with NaN or Inf: the first is the one to look at, for it makes all that come after it so."""
+        """The layers with NaN or Inf: the first one matters, because it affects all later layers."""
         return tuple(row for row in self.rows if row.not_finite)
 
 
 def survey_of(checked: CheckedQuestion) -> Survey:
-    """What a question about all layers asks. Raises FFNError as `survey`."""
+    """The survey for a question about all layers. Raises FFNError as `survey` does."""
     question = checked.question
     request = LayerRequest(None, question.input, question.leading, question.dtype, question.device, question.seed)
     top = TOP_UNITS if question.top_units is None else question.top_units
@@ -94,9 +97,9 @@ def survey_of(checked: CheckedQuestion) -> Survey:
 
 
 def survey(model: Resolved, request: LayerRequest, prompt: Prompt | None = None, top: int = TOP_UNITS) -> Survey:
-    """One row per layer: on what truly enters it when the model reads the prompt, else on the request's input.
+    """One row per layer: on its actual input when the model reads the prompt, else on the request's input.
 
-    With a prompt the model runs once; as soon as a layer has run, its own weights are read and run beside it.
+    With a prompt the model runs once; as soon as a layer has run, its own weights are read and run in parallel to it.
     """
     layers = layers_of(model)
     rows: dict[Layer, LayerRow] = {}
@@ -108,7 +111,7 @@ def survey(model: Resolved, request: LayerRequest, prompt: Prompt | None = None,
             rows[layer] = survey_layer(layer, ready.steps, ready.weights, ready.inputs, None, top)
             notes = ready.notes
             if ready.origin.startswith("random"):
-                notes += (f"{ready.origin}, the same in all layers of one shape: no file holds {model.name}'s",)
+                notes += (f"{ready.origin}, the same in all layers of one shape: no file has {model.name}'s weights",)
         count, given = rows[layers[0]].tokens, request.input or "randn"
         description = f"{given}, {count} {plural('token', count)}, the same for every layer"
         return Survey(model, tuple(rows[layer] for layer in layers), {}, notes, input=description)
@@ -128,7 +131,7 @@ def survey_layer(
     layer: Layer, steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor],
     reference: Tensor | None, top: int,
 ) -> LayerRow:  # fmt: skip
-    """Run one layer's steps and keep figures alone; `reference` is what the model's own FFN gives, where it ran."""
+    """Run one layer's steps and keep only figures; `reference` is the output of the model's own FFN, if it ran."""
     start, end = ffn_span(steps)
     norms = {name: _mean_norm(tensor) for name, tensor in inputs.items()}
     activations, rows, agreed = _Activations(top), next(iter(inputs.values())).shape[:-1].numel(), None
@@ -159,7 +162,7 @@ def _mean_norm(tensor: Tensor) -> float:
 
 @dataclass
 class _Activations:
-    """Counts over all activations of a layer: one in a dense FFN, one per expert that has a token in a MoE."""
+    """Counts over all activations of a layer: one in a dense FFN, one per expert that received a token in a MoE."""
 
     top: int
     values: int = 0
@@ -182,9 +185,9 @@ class _Activations:
         self.active += (ActiveUnit(unit.unit, unit.mean_abs, expert, shared) for unit in units.most_active)
 
     def shares(self) -> tuple[float | None, float | None]:
-        """(zeros, near zeros) over all values; None where there are none."""
+        """(zeros, near zeros) over all values; None if there are none."""
         return (self.zeros / self.values, self.near_zeros / self.values) if self.values else (None, None)
 
     def most_active(self) -> tuple[ActiveUnit, ...]:
-        """The units of largest mean |act|, the largest first."""
+        """The units with the largest mean |act|, in descending order."""
         return tuple(sorted(self.active, key=lambda unit: -unit.mean_abs)[: self.top])

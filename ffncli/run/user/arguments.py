@@ -1,4 +1,4 @@
-"""A library call's arguments as options: of the accepted types, or an error that names those."""
+"""A library call's arguments as options: of the accepted types, or an error that names them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DimensionNames(TypedDict, total=False):
 
 
 def converted(arguments: Mapping[str, Any], call: str) -> dict[str, Any]:
-    """The arguments of `ffncli.<call>` as its options. Raises FFNError for one of a wrong type or an unknown name."""
+    """The arguments of `ffncli.<call>` as its options. Raises FFNError for a wrong type or an unknown name."""
     options = {name: value for name, value in arguments.items() if name != "dimensions"}
     names, sizes = list(DimensionNames.__annotations__), arguments["dimensions"]
     if unknown := next((name for name in sizes if name not in names), None):
@@ -46,7 +46,7 @@ def converted(arguments: Mapping[str, Any], call: str) -> dict[str, Any]:
 
 
 def _converted(name: str, value: object) -> Any:
-    """One argument as the option has it. Raises FFNError saying what is accepted."""
+    """One argument as its option's value. Raises FFNError that says what is accepted."""
     convert, accepted = _ARGUMENTS[name]
     if value is None and name != "show":
         return _DEFAULTS.get(name)
@@ -91,12 +91,12 @@ def _from(low: int, high: int = 2**63 - 1) -> Callable[[Any], int]:
 
 
 def _number(value: Any) -> str:
-    """A whole number, or text as it is typed."""
+    """A whole number, or text as typed."""
     return value if isinstance(value, str) else str(_whole(value))
 
 
 def _numbers(value: Any) -> str:
-    """`0,3` of one whole number or several, or text as it is typed."""
+    """`0,3` from one whole number or several, or text as typed."""
     return _number(value) if isinstance(value, str) or not _several(value) else ",".join(_number(one) for one in value)
 
 
@@ -105,7 +105,7 @@ def _several(value: Any) -> bool:
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    """Token numbers from text as it is typed, or from whole numbers."""
+    """Token numbers from text as typed, or from whole numbers."""
     ids = tuple(int(word) for word in value.replace(",", " ").split()) if isinstance(value, str) else tuple(
         _whole(one) for one in value)  # fmt: skip
     if not ids or not all(0 <= number < 2**31 for number in ids):

@@ -31,9 +31,9 @@ from ffncli.run.user.python_file import import_file, user_code
 
 
 def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
-    """The kernel of a choice, called by its label; a user's file is executed. `steps` are the kernel steps of `spec`.
+    """The kernel of a choice, named by its label; a user's file is executed. `steps` are the kernel steps of `spec`.
 
-    Raises FFNError for a file that does not run, and for a kernel with arguments that the block has no weight for.
+    Raises FFNError for a file that does not run, and for a kernel with an argument for which the block has no weight.
     """
     return built_in(choice.kernel) if choice.file is None else _user_kernel(choice, choice.file, steps, spec)
 
@@ -41,10 +41,10 @@ def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
 def kernels_of(
     choices: Sequence[KernelChoice], steps: Steps, spec: FFNSpec, compiling: bool = True
 ) -> tuple[Kernel, ...]:
-    """All kernels to be verified: the built-in ones (all of them where none is chosen), then the user's.
+    """All kernels to be verified: the built-in ones (all of them if none is chosen), then the user's.
 
-    Without `compiling` those that compile refuse every block unless they are chosen: one takes longer than all the
-    others together. Raises FFNError as `kernel_of` does, and for a slowed kernel: it computes what that kernel does.
+    Without `compiling`, kernels that compile refuse every block unless chosen: one of them takes longer than all the
+    others together. Raises FFNError as `kernel_of` does, and for a slowed kernel: it computes the same as that kernel.
     """
     if slow := next((choice for choice in choices if choice.factor is not None), None):
         raise FFNError(f"--kernel: {shown(slow.text)} can only be timed", f"verify {shown(slow.kernel)} itself")
@@ -92,7 +92,7 @@ def _target(path: Path, name: str | None) -> tuple[Any, str]:
         public = [n for n in names if not n.startswith("_")]
         if len(public) != 1:
             why = f"{shown_path(path)} has {len(public)} kernels"
-            raise FFNError(why, f"say which, as in {path.name}:name; {there}")
+            raise FFNError(why, f"name one, as in {path.name}:name; {there}")
         (name,) = public
     if name not in vars(module):
         raise FFNError(f"{shown_path(path)} has no {shown(name)}", did_you_mean(name, names, there))
@@ -115,7 +115,7 @@ def _is_kernel(value: object) -> bool:
 
 
 def _guarded_kernel(kernel: Kernel, path: Path, label: str, origin: str) -> Kernel:
-    """A user's Kernel, its exceptions made one line."""
+    """A user's Kernel, its exceptions shortened to one line."""
 
     def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
         with user_code(path, "raised by its prepare"):
@@ -130,7 +130,7 @@ def _guarded_kernel(kernel: Kernel, path: Path, label: str, origin: str) -> Kern
 
 @dataclass(frozen=True)
 class _Guarded:
-    """A user's function; at each call its exceptions are made one line and its output goes to stderr."""
+    """A user's function; in each call its exceptions are shortened to one line and its output goes to stderr."""
 
     compute: Computes
     path: Path
@@ -141,7 +141,7 @@ class _Guarded:
 
 
 def unguarded(compute: Computes) -> Computes:
-    """The function as the user wrote it, for timing: the guard takes tens of microseconds per call."""
+    """The function as the user wrote it, for timing: the wrapper takes tens of microseconds per call."""
     return compute.compute if isinstance(compute, _Guarded) else compute
 
 
@@ -162,7 +162,7 @@ def _function_kernel(call: Callable[..., Any], path: Path, label: str, steps: St
 
 
 def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, str]:
-    """Argument → the parameter that fills it. Raises FFNError for one that the block has no weight for."""
+    """Argument → the parameter that fills it. Raises FFNError for an argument for which the block has no weight."""
     by_argument = {argument(name): name for name in parameters(steps)}
     try:
         declared = list(inspect.signature(call).parameters.values())
@@ -179,14 +179,14 @@ def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, 
     unknown = [p.name for p in declared[1:] if p.name not in by_argument and p.default is p.empty]
     if unknown:
         near = f"this block has {', '.join(by_argument)}"
-        raise FFNError(f"{label} asks for {unknown[0]}, which this block does not have", near)
+        raise FFNError(f"{label} needs {unknown[0]}, which this block does not have", near)
     return {p.name: by_argument[p.name] for p in declared[1:] if p.name in by_argument}
 
 
 class _ModuleOnParams:
     """A user's module with other tensors in place of its parameters.
 
-    Setting them costs nothing where they are the last call's; torch.func.functional_call takes some 20 µs per call.
+    Setting them costs nothing if they are the last call's; torch.func.functional_call takes about 20 µs per call.
     """
 
     def __init__(self, loaded: LoadedModule, module: nn.Module) -> None:
@@ -233,7 +233,7 @@ def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpe
 
 
 def _built(text: str, spec: FFNSpec) -> LoadedModule:
-    """The module in the block's widths, with as many of them, bias and activation as its constructor takes."""
+    """The module in the block's widths, and its bias and activation as far as its constructor accepts them."""
     every = {"d_model": str(spec.d_model), "d_ff": str(spec.d_ff), "bias": spec.bias, "activation": spec.activation}
     fewer = (("d_model", "d_ff", "activation"), ("d_model", "d_ff", "bias"), ("d_model", "d_ff"), ("d_model",))
     for names in (tuple(every), *fewer):

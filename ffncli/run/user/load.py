@@ -12,7 +12,7 @@ from ffncli.models.model import Resolved
 
 
 def load(source: str | Resolved | None = None, dimensions: Dimensions | None = None, seed: int = 0) -> Resolved:
-    """The model for a SOURCE and dimension options; `my.py:Name` is executed, its weights drawn under `seed`.
+    """The model for a SOURCE and dimension options; `my.py:Name` is executed, its weights initialised with `seed`.
 
     A loaded model is changed by the options. Everything else is left to `models.source.load`, without torch. Raises
     FFNError if the source does not describe an FFN block.

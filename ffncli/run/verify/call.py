@@ -39,17 +39,17 @@ def verify(
     tolerance: float | None = None,
     **dimensions: Unpack[DimensionNames],
 ) -> Verdict:
-    """Prove that ways of computing a block agree, as `ffn verify` does; a check that fails is a row that did not pass.
+    """Prove that ways of computing a block agree, as `ffn verify` does; a failed check is a row that did not pass.
 
     >>> import ffncli
     >>> verdict = ffncli.verify("64x256:gelu", check=["module", "tokens"])
     >>> verdict.failed, verdict.rows[0].subject
     ((), 'torch.nn, eval')
 
-    The arguments are the command line's options by their names, and mean the same (`ffn verify --help`); `source`, the
-    dimensions and `threads` are those of `ffncli.trace`. Where `source` is a module in a
-    Python file, `my.py:Class`, that module is run and compared too. Raises FFNError for what the command line refuses,
-    and for an argument of another type.
+    The arguments have the names of the command line's options and mean the same (`ffn verify --help`); `source`, the
+    dimensions and `threads` are those of `ffncli.trace`. If `source` is a module in a
+    Python file, `my.py:Class`, that module is run and compared too. Raises FFNError for whatever the command line
+    refuses, and for an argument of the wrong type.
     """
     options = converted(locals(), "verify")
     chosen, seed = options["dimensions"], options["seed"] or 0
@@ -90,7 +90,7 @@ def _names(checks: Sequence[str], kernels: Sequence[str]) -> tuple[str, ...] | N
 
 
 def _model(source: str | Resolved | None, chosen: Dimensions, seed: int) -> tuple[Resolved, UserModule | None]:
-    """The model, and the user's module where the source is one."""
+    """The model, and the user's module if the source is one."""
     if not isinstance(source, str) or not is_user_module(source):
         return load(source, chosen), None
     from ffncli.run.user.module import load_module
@@ -107,9 +107,9 @@ def _reference(against: str | Resolved, resolved: Resolved, seed: int) -> Resolv
 
 
 def _require_tensors(resolved: Resolved) -> None:
-    """Raises FFNError for a directory without tensors: random weights would prove nothing about its own.
+    """Raises FFNError for a directory without tensors: random weights would prove nothing about the file's weights.
 
-    A config.json that was named itself is verified with random weights.
+    A config.json given as the source is verified with random weights.
     """
     folder = resolved.location
     if resolved.checkpoint is not None or folder is None or resolved.source.endswith(".json"):

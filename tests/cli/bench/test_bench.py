@@ -318,8 +318,8 @@ def test_the_selftest_flags_what_is_slower_and_that_alone(bench):
     lines = [line.strip() for line in out.splitlines()]
     again = next(line for line in lines if line.startswith("the same code again: ratio "))
     slowed = next(line for line in lines if line.startswith("the same code, made 5 % slower: ratio "))
-    assert again.endswith("not flagged, as it must be")
-    assert slowed.endswith("], flagged, as it must be")
+    assert again.endswith("not flagged, as it should be")
+    assert slowed.endswith("], flagged, as it should be")
     assert lines[-1] == "passed"
 
 
@@ -386,7 +386,7 @@ def test_the_time_that_a_run_is_to_take_is_said_first(bench):
     asked = ("8x16:swiglu", "--tokens", "1,2,3", "--kernel", "eager", "--max-time", "4s")
     err = bench(*asked, "--save", "a.csv")[2]  # 3 × 4 s, and 2 × 5 s to start
     assert (
-        "note: 3 cases in 2 processes: about 22 s; less where --precision is reached, more where kernels compile\n"
+        "note: 3 cases in 2 processes: about 22 s; less if --precision is reached, more if kernels compile\n"
         in err
     )
     assert "processes: about" not in bench(*asked, "--save", "b.csv", "-q")[2]

@@ -55,7 +55,7 @@ def test_rows_are_labelled_by_their_tokens(call):
     assert '2 tokens: 3 "sat", 0 "Hello"' in out
     assert '\n  3 "sat"    ' in out
     assert '\n  0 "Hello"  ' in out
-    assert "against the model's own FFN: max error" in out or "the model's own FFN gives the same" in out
+    assert "against the model's own FFN: max error" in out or "matches the model's own FFN exactly" in out
 
 
 def test_rows_inside_an_expert_keep_their_tokens(call):
@@ -196,7 +196,7 @@ def test_all_layers_without_a_model_say_on_what(call):
     code, out, err = call("trace", "gpt2", "--d-model", "8", "--d-ff", "16", "--layer", "all", "--tokens", "3")
     assert code == 0
     assert "  input: randn, 3 tokens, the same for every layer\n" in out
-    assert "random weights, seed 0, the same in all layers of one shape: no file holds" in err
+    assert "random weights, seed 0, the same in all layers of one shape: no file has" in err
     found = answer(call, source("llama"), "--layer", "all", "--input", "ones", "--tokens", "1")
     assert found["model"]["input"] == "ones, 1 token, the same for every layer"
     assert answer(call, source("llama"), "--layer", "all", "--prompt", PROMPT)["model"]["input"] is None
@@ -367,7 +367,7 @@ def test_nothing_is_promoted_by_what_is_no_number(call):
     asked = (source("gpt2"), "--input", "nan" + ",1" * 15, "--unembed")
     (row,) = answer(call, *asked)["unembed"]
     assert (row["argmax"], row["top_k_mass"], row["top_p_count"], row["promoted"]) == (None, None, None, [])
-    assert "\nafter token 0: some are no numbers, so there is nothing to pick\n" in call("trace", *asked)[1]
+    assert "\nafter token 0: some are not numbers, so there is nothing to pick\n" in call("trace", *asked)[1]
 
 
 def test_a_hidden_unit(call):
@@ -427,7 +427,7 @@ def test_unembedding_without_a_prompt(call):
         ("t5-relu", ["--prompt", "Hello", "--layer", "1"], "--layer '1' is ambiguous; write encoder.1 or decoder.1"),
         ("llama", ["--prompt", "Hello", "--input", "ones"], "--input contradicts --prompt; the model makes"),
         ("llama", ["--input-ids", "1", "--tokens", "3"], "--tokens contradicts --input-ids"),
-        ("llama", ["--prompt", "Hello", "--d-ff", "3"], "--d-ff contradicts --prompt; the model is run as it is"),
+        ("llama", ["--prompt", "Hello", "--d-ff", "3"], "--d-ff contradicts --prompt; the model runs unchanged"),
         ("llama", ["--prompt", "Hello", "--train"], "--train contradicts --prompt"),
         ("llama", ["--prompt", "Hello", "--vocab", "9"], "--vocab contradicts --prompt; --unembed goes through"),
         ("llama", ["--neuron", "1"], "--neuron needs --unembed"),
@@ -435,7 +435,7 @@ def test_unembedding_without_a_prompt(call):
         ("llama", ["--prompt", "Hello", "--sample-top-k", "3"], "--sample-top-k needs --vocab or --unembed; without"),
         ("llama", ["--unembed", "--sample-top-k", "61"], "--sample-top-k 61 exceeds the vocabulary of 60"),
         ("llama", ["--unembed", "--neuron", "40"], "--neuron 40 is out of range; d_ff is 40: 0 to 39"),
-        ("mixtral", ["--unembed", "--neuron", "1"], "--neuron 1: each of 4 experts has one; say which: --expert 0"),
+        ("mixtral", ["--unembed", "--neuron", "1"], "--neuron 1: each of 4 experts has one; give one, such as --expert 0"),
         ("t5-relu", ["--unembed", "--layer", "encoder.0"], "'s encoder; a decoder layer's output can be unembedded"),
         ("vit", ["--input-ids", "1"], "vit takes pixel_values, not text"),
         ("vit", ["--unembed"], "transformers has no language-model head for vit"),

@@ -97,7 +97,7 @@ def test_an_argument_that_there_is_not():
         ({"prompt": "a"}, "is not a directory with weights"),
         ({"prompt": "a", "tokens": 3}, "--tokens contradicts --prompt"),
         ({"terms": 3}, "--terms needs --explain"),
-        ({"explain": "up"}, "is no place in a tensor"),
+        ({"explain": "up"}, "is not a place in a tensor"),
         ({"explain": "nope[0,1]"}, "--explain: no step 'nope'"),
         ({"keep": "nope"}, "--keep: no step 'nope'"),
         ({"expert": 0}, "this layer of 4x8:relu has no experts"),
