@@ -21,7 +21,7 @@ from ffncli.show.bars import bars
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt, number_text
-from ffncli.show.text import plural
+from ffncli.show.text import plural, width
 
 if TYPE_CHECKING:
     from ffncli.run.engine.trace import StepRecord, Trace
@@ -100,7 +100,7 @@ def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...])
     at = range(len(rows)) if record.tokens is None else record.tokens
     names = tuple(rows[row] for row in at) if rows else record.tokens
     parts.append(Excerpt(record.shape, record.values_index, record.values, digits, names))
-    lines = (*_statistics(record, digits), _counts(record), _weights(record))
+    lines = (*_statistics(record, digits, names), _counts(record), _weights(record))
     parts += [Line(text, quiet=True) for text in lines if text]
     if record.live is not None and record.dropped is not None:
         share = f" ({100 * record.dropped / record.live:.0f} %)" if record.live else ""
@@ -111,18 +111,34 @@ def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...])
     return parts + unit_parts(record)
 
 
-def _statistics(record: StepRecord, digits: int) -> tuple[str, ...]:
-    """Extremes, mean and spread, then the histogram: in the same line, or in the next where 80 columns do not do.
+def _statistics(record: StepRecord, digits: int, rows: Sequence[int | str] | None) -> list[str]:
+    """Extremes with their places, mean and spread, the histogram: in one line where 80 columns do, else in two or more.
 
     A line that a terminal folds would break the bars at an empty one.
     """
-    numbers = (("min", record.min), ("max", record.max), ("mean", record.mean), ("std", record.std))
-    text = "  ".join(f"{name} {number_text(value, digits)}" for name, value in numbers if value is not None)
+    ends = [
+        f"{name} {number_text(value, digits)} at {_place(at, rows)}"
+        for name, value, at in (("min", record.min, record.min_at), ("max", record.max, record.max_at))
+        if value is not None and at is not None
+    ]
+    numbers = (("mean", record.mean), ("std", record.std))
+    spread = "  ".join(f"{name} {number_text(value, digits)}" for name, value in numbers if value is not None)
     bar = bars(record.histogram)
     if bar and record.histogram_stride > 1:
         bar += f"  1 in {record.histogram_stride:,} values"
-    whole = f"{text}  {bar}".rstrip()
-    return (whole,) if len(whole) <= _MOST_COLUMNS - 2 else (text, bar)
+    return _fitted([*ends, spread, bar]) or [*(_fitted(ends) or ends), *(_fitted([spread, bar]) or [spread, bar])]
+
+
+def _fitted(texts: Sequence[str]) -> list[str]:
+    """The texts in one line; none where 80 columns do not do."""
+    whole = "  ".join(filter(None, texts))
+    return [whole] if width(whole) <= _MOST_COLUMNS - 2 else []
+
+
+def _place(at: Sequence[int], rows: Sequence[int | str] | None) -> str:
+    """`[0 "[CLS]", 99]`: an index, its first axis by the name of the row where rows have names."""
+    first = rows[at[0]] if rows and at else None
+    return f"[{', '.join(map(str, at if first is None else (first, *at[1:])))}]"
 
 
 def _counts(record: StepRecord) -> str:
