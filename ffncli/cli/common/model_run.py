@@ -43,7 +43,7 @@ def labels(tokens: Sequence[Token]) -> tuple[str, ...]:
 def agreement_text(agreement: Agreement) -> str:
     """One line: how far our steps are from the model's own FFN."""
     if not agreement.max_error:
-        return "the model's own FFN gives the same"  # NaN for NaN, and 0 for -0: equal, and not always bit for bit
+        return "matches the model's own FFN exactly"  # NaN for NaN, and 0 for -0: equal, and not always bit for bit
     ulps = "" if agreement.ulps is None else f", {agreement.ulps:.3g} units in the last place there"
     error, relative = f"max error {agreement.max_error:.2e}", f"relative {agreement.relative_error:.2e}"
     return f"against the model's own FFN: {error}, {relative}{ulps}"

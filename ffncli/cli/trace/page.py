@@ -108,7 +108,7 @@ def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...])
         parts.append(Line(text, quiet=True))
     elif record.op == "dropout":
         parts.append(Line("eval mode: passes everything on", quiet=True))
-    return parts + unit_parts(record)
+    return parts + unit_parts(record, rows)
 
 
 def _statistics(record: StepRecord, digits: int, rows: Sequence[int | str] | None) -> list[str]:
