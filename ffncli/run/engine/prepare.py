@@ -160,7 +160,7 @@ def _weights(
     """(the weights, where they come from, what was assumed about them)."""
     if example and _fits(example, block):
         tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
-        return {name: tensor.to(device, dtype) for name, tensor in tensors.items()}, "the notebook's weights", ()
+        return {name: tensor.to(device, dtype) for name, tensor in tensors.items()}, "fixed weights", ()
     if resolved.weights is not None:
         return {n: tensor.to(device, dtype) for n, tensor in resolved.weights.items()}, "the module's own weights", ()
     stored = stored_layer(resolved, layer, dtype, device)

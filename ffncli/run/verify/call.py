@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from ffncli.errors import FFNError, shown, shown_path
@@ -58,7 +59,7 @@ def verify(
     example = notebook() if source is None and chosen.d_model is None else None
     with sleep_while_waiting():  # a user's module imports torch
         if example:
-            resolved, user_module = with_dimensions(example.model, chosen), None
+            resolved, user_module = _built_in(with_dimensions(example.model, chosen)), None
         else:
             resolved, user_module = _model(options["source"], chosen, seed)
             _require_tensors(resolved)
@@ -74,6 +75,11 @@ def verify(
     return verify_layer(
         resolved, VerifyQuestion(request, names, compared, options["tolerance"], user_module, other), example
     )
+
+
+def _built_in(resolved: Resolved) -> Resolved:
+    """The block of a call without a source, by a plain name. It is the notebook's, whose dropout train mode needs."""
+    return replace(resolved, model=replace(resolved.model, name="a small built-in block"))
 
 
 def _names(checks: Sequence[str], kernels: Sequence[str]) -> tuple[str, ...] | None:
