@@ -14,6 +14,7 @@ from ffncli.cli.common.model_run import labels
 from ffncli.cli.trace.example_page import facts_table
 from ffncli.cli.trace.explain_page import explanation_parts
 from ffncli.cli.trace.model_page import model_run_lines, routes_table
+from ffncli.cli.trace.routing_page import routing_json, routing_parts
 from ffncli.cli.trace.sampling_page import sampling_parts
 from ffncli.cli.trace.unembed_page import unembed_json, unembed_parts
 from ffncli.cli.trace.units_page import unit_parts
@@ -56,6 +57,7 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answ
     return (
         page.with_section("model_run", asdict(session.model_run) if session.model_run else None)
         .with_section("routes", _records(session.routes) or None, routes_table(session))
+        .with_section("routing", routing_json(session.routing), routing_parts(session.routing))
         .with_section("unembed", unembed_json(session), unembed_parts(session, digits, with_steps))
         .with_section("sampling", _records(session.sampling), sampling_parts(session, digits))
         .with_section("aliases", None if session.facts is None else session.aliases)

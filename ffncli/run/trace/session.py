@@ -22,6 +22,7 @@ from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.not_finite import NotFinite
 from ffncli.run.trace.question import TERMS, CheckedQuestion, Question
 from ffncli.run.trace.routes import Chosen, chosen_experts, routes
+from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.run.trace.sampling import Sampling, sampling
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Session:
     flow: tuple[str, ...]
     model_run: ModelRun | None = None
     routes: tuple[Chosen, ...] = ()
+    routing: Routing | None = None
     unembed: tuple[PromotedTokens, ...] | None = None
     sampling: tuple[Sampling, ...] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -137,6 +139,7 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
         question, model, prepared, block, result, not_finite,
         model_run=_model_run(question, prepared, result),
         routes=chosen_experts(prepared.steps, result.tensors, question.show),
+        routing=routing_of(prepared.steps, result.tensors),
         unembed=_unembed(checked, prepared, result, request) if question.unembed else None,
         sampling=_sampling(question, result),
         flow=flow(prepared.steps, checked.example.aliases if checked.example else {}),

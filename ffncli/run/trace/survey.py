@@ -20,6 +20,8 @@ from ffncli.run.pretrained.capture import prepared, run_model
 from ffncli.run.pretrained.layers import layers_of, reached
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.trace.question import CheckedQuestion
+from ffncli.run.trace.routes import routes
+from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.show.text import plural
 
 TOP_UNITS = 3
@@ -43,7 +45,7 @@ class LayerRow:
     block/units.py has it). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for
     every token, `near_dead_units` within NEAR_ZERO of it. Norms are mean L2 norms of a token, `gain` is the output's
     over the input's. `agreement` is with the model's own FFN, None without a prompt. `not_finite` are the inputs and
-    weights with NaN or Inf, and the first step with any.
+    weights with NaN or Inf, and the first step with any. `routing` is the load of a mixture's experts.
     """
 
     stack: str
@@ -60,6 +62,7 @@ class LayerRow:
     gain: float | None
     agreement: Agreement | None = None
     not_finite: tuple[NotFinite, ...] = ()
+    routing: Routing | None = None
 
 
 @dataclass(frozen=True)
@@ -133,13 +136,15 @@ def survey_layer(
     norms = {name: _mean_norm(tensor) for name, tensor in inputs.items()}
     activations, rows, agreed = _Activations(top), next(iter(inputs.values())).shape[:-1].numel(), None
     bad = [*where_not_finite("input", inputs), *where_not_finite("weight", weights)]
-    finite = True
+    finite, load, routing_steps = True, None, routes(steps)
     with torch.no_grad():
         for event in execute(steps, weights, inputs, EVAL):
             if finite and (first := where_not_finite("step", {event.name: event.tensor})):
                 finite, bad = False, [*bad, *first]
             if event.name in (start, end):
                 norms[event.name] = _mean_norm(event.tensor)
+            if event.name in routing_steps:
+                load = routing_of(steps, {event.name: event.tensor})
             if event.name == end and reference is not None:
                 agreed = agreement(event.tensor, reference)
             if event.name.rpartition(".")[2] == "act":
@@ -148,7 +153,7 @@ def survey_layer(
     return LayerRow(
         layer.stack, layer.index, rows, *activations.shares(), activations.units, activations.dead,
         activations.near_dead, activations.most_active(), before, after, after / before if before else None,
-        agreed, tuple(bad),
+        agreed, tuple(bad), load,
     )  # fmt: skip
 
 
