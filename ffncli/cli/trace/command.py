@@ -46,6 +46,7 @@ def command(
         **vars(save), expert=joined(view.expert), show=view.values(), keep=view.kept(), top_units=insight.top_units,
         force=show.force,
     )  # fmt: skip
+    output.notes(*prompt.notes)
     if run.layer == "all":
         survey = survey_for(question)
         output.notes(*survey.notes)

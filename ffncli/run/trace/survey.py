@@ -112,7 +112,8 @@ def survey(model: Resolved, request: LayerRequest, prompt: Prompt | None = None,
             notes = ready.notes
             if ready.origin.startswith("random"):
                 notes += (f"{ready.origin}, the same in all layers of one shape: no file holds {model.name}'s",)
-        count, given = rows[layers[0]].tokens, request.input or "randn"
+        count, given = rows[layers[0]].tokens, "randn" if request.input is None else request.input
+        given = given if isinstance(given, str) else "an array"
         description = f"{given}, {count} {plural('token', count)}, the same for every layer"
         return Survey(model, tuple(rows[layer] for layer in layers), {}, notes, input=description)
 
