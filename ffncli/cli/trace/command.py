@@ -48,8 +48,7 @@ def command(
     )  # fmt: skip
     output.notes(*prompt.notes)
     if run.layer == "all":
-        survey = survey_for(question)
-        output.notes(*survey.notes)
+        survey = survey_for(question, output.note)
         output.show(survey_answer(survey, insight.top_units or 1))
         insight.judge(not_finite_texts(survey), output)
     else:

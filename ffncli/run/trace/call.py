@@ -123,11 +123,11 @@ def session_for(question: Question, note: Note = lambda text: None) -> Session:
 
 
 @package_errors()
-def survey_for(question: Question) -> Survey:
+def survey_for(question: Question, note: Note = lambda text: None) -> Survey:
     """The same of a question about all layers."""
     with sleep_while_waiting():
         checked = check_survey(question)
     set_threads(question.threads)
     from ffncli.run.trace.survey import survey_of
 
-    return survey_of(checked)
+    return survey_of(checked, note)

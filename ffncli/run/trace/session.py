@@ -157,6 +157,7 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
             note(text)
 
     request = _request(checked)
+    remark(*_before_loading(checked))
     prepared = _prepared(checked, request)
     remark(*model.notes, *map(str, model.differences), *prepared.notes)
     keep, top_units = _needed_tensors(checked, prepared), question.top_units or 0
@@ -199,6 +200,15 @@ def _request(checked: CheckedQuestion) -> LayerRequest:
         question.layer, question.input, question.leading, question.dtype, question.device, question.seed,
         question.train, checked.final_width,
     )  # fmt: skip
+
+
+def _before_loading(checked: CheckedQuestion) -> tuple[str, ...]:
+    """Remarks on a model that is about to be loaded for its prompt."""
+    if not checked.question.model_prompt:
+        return ()
+    from ffncli.run.pretrained.loading import loading_notes
+
+    return loading_notes(checked.model, checked.model.layer(checked.question.layer).index, checked.question.dtype)
 
 
 def _prepared(checked: CheckedQuestion, request: LayerRequest) -> Prepared:

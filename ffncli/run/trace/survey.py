@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,6 +18,7 @@ from ffncli.run.measure.statistics import statistics
 from ffncli.run.measure.units import unit_statistics
 from ffncli.run.pretrained.capture import prepared, run_model
 from ffncli.run.pretrained.layers import layers_of, reached
+from ffncli.run.pretrained.loading import loading_notes
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.trace.question import CheckedQuestion
 from ffncli.run.trace.routes import routes
@@ -86,14 +87,21 @@ class Survey:
         return tuple(row for row in self.rows if row.not_finite)
 
 
-def survey_of(checked: CheckedQuestion) -> Survey:
-    """What a question about all layers asks. Raises FFNError as `survey`."""
-    question = checked.question
+def survey_of(checked: CheckedQuestion, note: Callable[[str], None] = lambda text: None) -> Survey:
+    """What a question about all layers asks; `note` gets every remark at once. Raises FFNError as `survey`."""
+    question, model = checked.question, checked.model
+    before: tuple[str, ...] = ()
+    if question.model_prompt:
+        before = loading_notes(model, max(layer.index for layer in layers_of(model)), question.dtype)
+    for text in before:
+        note(text)
     request = LayerRequest(None, question.input, question.leading, question.dtype, question.device, question.seed)
     top = TOP_UNITS if question.top_units is None else question.top_units
-    survey_record = survey(checked.model, request, question.model_prompt, top)
-    notes = (*checked.model.notes, *map(str, checked.model.differences), *survey_record.notes)
-    return replace(survey_record, notes=notes)
+    survey_record = survey(model, request, question.model_prompt, top)
+    after = (*model.notes, *map(str, model.differences), *survey_record.notes)
+    for text in after:
+        note(text)
+    return replace(survey_record, notes=(*before, *after))
 
 
 def survey(model: Resolved, request: LayerRequest, prompt: Prompt | None = None, top: int = TOP_UNITS) -> Survey:

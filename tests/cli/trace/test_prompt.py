@@ -591,25 +591,6 @@ def test_eight_bit_weights_agree(call, copied):
     assert "fp8" in found["block"]["weights"]
 
 
-def test_a_gguf_file(call, tmp_path):
-    import gguf
-    import numpy
-
-    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
-    for key, value in (("embedding_length", 32), ("feed_forward_length", 64), ("block_count", 1)):
-        writer.add_uint32(f"llama.{key}", value)
-    for name, shape in (("ffn_gate", (64, 32)), ("ffn_up", (64, 32)), ("ffn_down", (32, 64)), ("ffn_norm", (32,))):
-        writer.add_tensor(f"blk.0.{name}.weight", numpy.ones(shape, numpy.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    for typed in (tmp_path / "m.gguf", tmp_path):
-        code, _, err = call("trace", str(typed), "--prompt", "Hello")
-        assert code == 2
-        assert "is a GGUF file, which this option does not support yet" in err
-
-
 def test_without_transformers(call, monkeypatch):
     for name in [n for n in sys.modules if n == "transformers" or n.startswith("transformers.")]:
         monkeypatch.delitem(sys.modules, name)
