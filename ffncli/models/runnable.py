@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ffncli.errors import FFNError, shown, shown_path
-from ffncli.models.files.checkpoint import Checkpoint
 from ffncli.models.model import Resolved
+
+if TYPE_CHECKING:
+    from ffncli.models.files.checkpoint import Checkpoint
 
 _HINT = "give a directory with config.json and safetensors, or a GGUF file"
 
