@@ -55,7 +55,7 @@ def folder_of(resolved: Resolved, option: str) -> Path:
 
 def is_gguf(path: Path) -> bool:
     """Whether what transformers loads is a GGUF file, not a directory."""
-    return path.suffix == ".gguf"
+    return path.suffix == ".gguf" and not path.is_dir()
 
 
 def loaded_parameters(checkpoint: Checkpoint, last_layer: int) -> int:

@@ -1,4 +1,4 @@
-"""A tiny Llama as llama.cpp's converter writes it: a GGUF file with a tokenizer, and the model that it was made from."""
+"""A tiny Llama as llama.cpp's converter writes it: a GGUF file with a tokenizer, and the model that it is of."""
 
 from __future__ import annotations
 

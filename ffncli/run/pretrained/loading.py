@@ -140,7 +140,8 @@ def load(
     """The model in eval mode, in `dtype` on `device`, after `shrink` removed unneeded parts from the empty module.
 
     Where transformers fails over the missing parts, it is loaded again with `shrink(module, False)`, which keeps them.
-    The weights of a GGUF file are dequantized. Raises FFNError where transformers has no such class, where memory is too small, or where loading fails.
+    The weights of a GGUF file are dequantized. Raises FFNError where transformers has no such class, where memory is
+    too small, or where loading fails.
     """
     # The names in a GGUF file are those of the whole model, which its class with a head has.
     kind = _class(transformers, config, with_head, is_gguf(path))

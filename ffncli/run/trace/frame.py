@@ -12,7 +12,7 @@ from ffncli.run.engine.prepare import Token
 from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame  # type: ignore[import-untyped]
 
 
 @package_errors()

@@ -28,8 +28,8 @@ StepIndex = tuple[str, tuple[int, ...]]
 class Question:
     """The options of `ffn trace` that say what is computed. None, "" and empty: not chosen, so the default.
 
-    `source` is any SOURCE, a model that is loaded already or a module; `input` may be its values. `show` values per axis are recorded (None: all), `keep`
-    are the steps whose whole tensors stay (None: all that are recorded).
+    `source` is any SOURCE, a model that is loaded already or a module; `input` may be its values. `show` values per
+    axis are recorded (None: all), `keep` are the steps whose whole tensors stay (None: all that are recorded).
     """
 
     source: str | Resolved | nn.Module | None = None

@@ -30,7 +30,7 @@ from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.run.trace.sampling import Sampling, sampling
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame  # type: ignore[import-untyped]
 
     from ffncli.run.explain.explain import Explanation
     from ffncli.run.texts.fact import Fact
@@ -133,7 +133,8 @@ class Session:
     def __repr__(self) -> str:
         lines = [f"  {r.name:<8}  {[*r.shape]!s:<14} {r.dtype}" + _extremes(r) for r in self.steps[:_MOST_LINES]]
         more = len(self.steps) - _MOST_LINES
-        return "\n".join([f"<Session of {self.block.name}", *lines, *([f"  … {more} more steps"] if more > 0 else [])]) + ">"
+        lines += [f"  … {more} more steps"] if more > 0 else []
+        return "\n".join([f"<Session of {self.block.name}", *lines]) + ">"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -192,8 +192,8 @@ _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "prompt": _TEXT, "position": _SEVERAL,
     "input_ids": (_ids, "token numbers such as [1, 2, 3]"),
     "tokens": _COUNT, "batch": _COUNT, "seq_len": _COUNT,
-    "input": (_input, "values [tokens, d_model] (a list, a NumPy array, a tensor), or text: arange, randn, zeros, ones, "
-              "'0.1,0.2', or a file's path"),
+    "input": (_input, "values [tokens, d_model] (a list, a NumPy array, a tensor), or text: arange, randn, zeros, "
+              "ones, '0.1,0.2', or a file's path"),
     "dtype": (_text, "text: fp32, fp64, bf16 or fp16"), "device": (_text, "text: cpu, cuda or cuda:1"),
     "seed": _NATURAL, "threads": (_from(1, 4096), "a whole number from 1 to 4096"), "train": _FLAG, "vocab": _COUNT,
     "show": (_shown_values, "a whole number from 1, or None for all values"), "expert": _SEVERAL,

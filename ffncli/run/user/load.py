@@ -20,8 +20,8 @@ def load(
 ) -> Resolved:
     """The model for a SOURCE and dimension options; `my.py:Name` is executed, its weights drawn under `seed`.
 
-    A loaded model is changed by the options; a module has its own dimensions and weights. Everything else is left to `models.source.load`, without torch. Raises
-    FFNError if the source does not describe an FFN block.
+    A loaded model is changed by the options; a module has its own dimensions and weights. Everything else is left to
+    `models.source.load`, without torch. Raises FFNError if the source does not describe an FFN block.
     """
     if isinstance(source, Resolved):
         return with_dimensions(source, dimensions or Dimensions())

@@ -145,8 +145,9 @@ def test_a_frame_has_a_row_for_each_value():
     assert torch.equal(torch.tensor(table.loc[positions].to_numpy()), session[name].float())
     down = session.frame("moe" if any(r.name == "moe" for r in session.steps) else "experts")
     assert down["token"].unique().tolist() == [3, 0]
-    plain = ffncli.trace("4x8:relu", X).frame()
-    assert (len(plain), plain["value"].max(), set(plain["layer"])) == (24, ffncli.trace("4x8:relu", X)["act"].max(), {0})
+    session = ffncli.trace("4x8:relu", X)
+    plain = session.frame()
+    assert (len(plain), plain["value"].max(), set(plain["layer"])) == (24, session["act"].max(), {0})
 
 
 def test_what_a_notebook_shows():

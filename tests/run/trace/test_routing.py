@@ -59,26 +59,29 @@ def test_the_load_is_that_of_transformers_router(name, layer, router, call):
 
 
 def test_the_pages_name_idle_experts_and_the_busiest(call, tmp_path):
-    model = built("mixtral", tmp_path, num_local_experts=16)
+    model = built("mixtral", tmp_path)
     chosen = []
     model.model.layers[1].mlp.gate.register_forward_hook(lambda m, a, output: chosen.append(output[2]))
     with torch.no_grad():
         model(input_ids=ids())
-    load = torch.bincount(chosen[0].flatten(), minlength=16).tolist()
+    load = torch.bincount(chosen[0].flatten(), minlength=8).tolist()
     idle = [expert for expert, tokens in enumerate(load) if not tokens]
     arguments = ("trace", str(tmp_path), "--prompt", PROMPT, "--layer")
     out = call(*arguments, "1")[1]
-    assert f"experts: {16 - len(idle)} of 16 used  8 choices for 4 tokens" in out
-    assert f"idle: {', '.join(map(str, idle[:8]))} and {len(idle) - 8} more" in out
+    assert f"experts: {8 - len(idle)} of 8 used  8 choices for 4 tokens" in out
+    assert f"idle: {', '.join(map(str, idle))}\n" in out
     busiest = load.index(max(load))
-    table = out[out.index("The busiest experts; evenly spread, each has 0.5 (6.25 %)") :].splitlines()
-    assert table[2].split() == [str(busiest), str(max(load)), f"{12.5 * max(load):g}", f"{2 * max(load)}"]
+    table = out[out.index("The busiest experts; evenly spread, each has 1 (12.5 %)") :].splitlines()
+    assert table[2].split() == [str(busiest), str(max(load)), f"{12.5 * max(load):g}", f"{max(load)}"]
     every = call(*arguments, "all")[1]
     row = every[every.index("The load of the experts") :].splitlines()[3].split()
-    assert row[:4] == ["1", f"{16 - len(idle)}", "of", "16"]
-    assert row[4:7] == [str(busiest), f"{12.5 * max(load):g}", "6.25"]
+    assert row[:4] == ["1", f"{8 - len(idle)}", "of", "8"]
+    assert row[4:7] == [str(busiest), f"{12.5 * max(load):g}", "12.5"]
     header, *rows = call(*arguments, "all", "--csv")[1].splitlines()
     cells = dict(zip(header.split(","), rows[1].split(","), strict=True))
     assert cells["tokens_per_expert"] == ";".join(map(str, load))
     assert "tokens_per_expert" not in call("trace", "gpt2", "--d-model", "4", "--layer", "all", "--csv")[1]
     assert "load of the experts" not in call("trace", "gpt2", "--d-model", "4", "--layer", "all")[1]
+    many = call("trace", "8x16:swiglu", "--experts", "24", "--top-k", "1", "--tokens", "1")[1]
+    assert "experts: 1 of 24 used  1 choice for 1 token\n" in many
+    assert " and 15 more\n" in many
