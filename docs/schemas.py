@@ -29,6 +29,7 @@ SAMPLES = {
         "--example notebook --explain dropout[0,0,0]", "--example llama", "--d-model 8 --vocab 20 --tokens 2",
         "4x8:relu --input nan,0,1,2", f"./my-model --layer 2 {PROMPT} --unembed", f"./my-model --layer all {PROMPT}",
         "./my-model --layer 1 --unembed --neuron 3", "gpt2 --d-model 4 --d-ff 8 --layer all",
+        "mixtral-8x7b --d-model 4 --d-ff 8 --layer all",
         "8x16:swiglu --experts 4 --explain route[0,0] --depth 2",
     ],
     "params": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ffncli.errors import ExitCode, FFNError
 
@@ -50,6 +51,17 @@ def package_error(error: BaseException) -> FFNError | None:
     name = loading[-1]  # pandas fails if numpy does
     why = f"{name} does not load ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
     return FFNError(why, reinstall_command(name), ExitCode.ENVIRONMENT)
+
+
+@contextmanager
+def package_errors() -> Iterator[None]:
+    """Within it, a required package that is missing or does not load is an FFNError (exit 3): for library calls."""
+    try:
+        yield
+    except Exception as error:
+        if (known := None if isinstance(error, FFNError) else package_error(error)) is not None:
+            raise known from error
+        raise
 
 
 def _packages_loading(error: BaseException) -> Iterator[str]:

@@ -73,5 +73,5 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
             leading=self.leading(), dtype=dtype, device=self.device,
             seed=self.seed, threads=self.threads,
         )  # fmt: skip
-        output.notes(*remarks(data, self.layer, self.input))
+        output.notes(*self.notes, *remarks(data, self.layer, self.input))
         output.show(answer(data, self.model_input["prompt"], self.input))

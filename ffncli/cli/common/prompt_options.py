@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from ffncli.cli.common.option import INPUT, option
 from ffncli.cli.common.parsers import flat, joined, natural, positive
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, clean, shown
 from ffncli.run.pretrained.prompt import Prompt, prompt_of
 
 _input = partial(option, INPUT)
@@ -80,6 +80,13 @@ class GivenOptions:
         """The three as the library's arguments: the text itself, even if --prompt names a file or standard input."""
         text = None if self.prompt is None else prompt_text(self.prompt)
         return {"prompt": text, "input_ids": flat(self.input_ids), "position": joined(self.position)}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A remark on a file or standard input of several lines, which is one prompt all the same."""
+        text = self.model_input["prompt"]
+        lines = len(text.splitlines()) if text is not None and text != self.prompt else 0
+        return (f"--prompt {clean(str(self.prompt))}: its {lines:,} lines are read as one prompt",) if lines > 1 else ()
 
     @property
     def model_prompt(self) -> Prompt | None:

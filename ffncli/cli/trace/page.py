@@ -14,6 +14,7 @@ from ffncli.cli.common.model_run import labels
 from ffncli.cli.trace.example_page import facts_table
 from ffncli.cli.trace.explain_page import explanation_parts
 from ffncli.cli.trace.model_page import model_run_lines, routes_table
+from ffncli.cli.trace.routing_page import routing_json, routing_parts
 from ffncli.cli.trace.sampling_page import sampling_parts
 from ffncli.cli.trace.unembed_page import unembed_json, unembed_parts
 from ffncli.cli.trace.units_page import unit_parts
@@ -21,7 +22,7 @@ from ffncli.show.bars import bars
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt, number_text
-from ffncli.show.text import plural
+from ffncli.show.text import plural, width
 
 if TYPE_CHECKING:
     from ffncli.run.engine.trace import StepRecord, Trace
@@ -56,6 +57,7 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answ
     return (
         page.with_section("model_run", asdict(session.model_run) if session.model_run else None)
         .with_section("routes", _records(session.routes) or None, routes_table(session))
+        .with_section("routing", routing_json(session.routing), routing_parts(session.routing))
         .with_section("unembed", unembed_json(session), unembed_parts(session, digits, with_steps))
         .with_section("sampling", _records(session.sampling), sampling_parts(session, digits))
         .with_section("aliases", None if session.facts is None else session.aliases)
@@ -100,29 +102,45 @@ def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...])
     at = range(len(rows)) if record.tokens is None else record.tokens
     names = tuple(rows[row] for row in at) if rows else record.tokens
     parts.append(Excerpt(record.shape, record.values_index, record.values, digits, names))
-    lines = (*_statistics(record, digits), _counts(record), _weights(record))
+    lines = (*_statistics(record, digits, names), _counts(record), _weights(record))
     parts += [Line(text, quiet=True) for text in lines if text]
     if record.live is not None and record.dropped is not None:
         share = f" ({100 * record.dropped / record.live:.0f} %)" if record.live else ""
         text = f"dropped {record.dropped} of {record.live} live values{share}, the kept ones scaled"
         parts.append(Line(text, quiet=True))
     elif record.op == "dropout":
-        parts.append(Line("eval mode: passes everything through", quiet=True))
-    return parts + unit_parts(record)
+        parts.append(Line("eval mode: passes everything on", quiet=True))
+    return parts + unit_parts(record, rows)
 
 
-def _statistics(record: StepRecord, digits: int) -> tuple[str, ...]:
-    """Extremes, mean and spread, then the histogram: in the same line, or in the next one if 80 columns are not enough.
+def _statistics(record: StepRecord, digits: int, rows: Sequence[int | str] | None) -> list[str]:
+    """Extremes with their places, mean and spread, the histogram: in one line where 80 columns do, else in two or more.
 
     If the terminal wrapped the line, it would break the bars at an empty one.
     """
-    numbers = (("min", record.min), ("max", record.max), ("mean", record.mean), ("std", record.std))
-    text = "  ".join(f"{name} {number_text(value, digits)}" for name, value in numbers if value is not None)
+    ends = [
+        f"{name} {number_text(value, digits)} at {_place(at, rows)}"
+        for name, value, at in (("min", record.min, record.min_at), ("max", record.max, record.max_at))
+        if value is not None and at is not None
+    ]
+    numbers = (("mean", record.mean), ("std", record.std))
+    spread = "  ".join(f"{name} {number_text(value, digits)}" for name, value in numbers if value is not None)
     bar = bars(record.histogram)
     if bar and record.histogram_stride > 1:
         bar += f"  1 in {record.histogram_stride:,} values"
-    whole = f"{text}  {bar}".rstrip()
-    return (whole,) if len(whole) <= _MOST_COLUMNS - 2 else (text, bar)
+    return _fitted([*ends, spread, bar]) or [*(_fitted(ends) or ends), *(_fitted([spread, bar]) or [spread, bar])]
+
+
+def _fitted(texts: Sequence[str]) -> list[str]:
+    """The texts in one line; none where 80 columns do not do."""
+    whole = "  ".join(filter(None, texts))
+    return [whole] if width(whole) <= _MOST_COLUMNS - 2 else []
+
+
+def _place(at: Sequence[int], rows: Sequence[int | str] | None) -> str:
+    """`[0 "[CLS]", 99]`: an index, its first axis by the name of the row where rows have names."""
+    first = rows[at[0]] if rows and at else None
+    return f"[{', '.join(map(str, at if first is None else (first, *at[1:])))}]"
 
 
 def _counts(record: StepRecord) -> str:

@@ -18,7 +18,7 @@ from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.examples import Example
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import Mode
-from ffncli.run.engine.inputs import make_input
+from ffncli.run.engine.inputs import InputSource, make_input
 from ffncli.run.engine.weights import located_weights, packed_formats, random_weights, read_located, require_memory
 
 RANDOM = "random weights"
@@ -32,7 +32,7 @@ class LayerRequest:
     """
 
     layer: str | None = None
-    input: str | None = None
+    input: InputSource | None = None
     leading: tuple[int, ...] | None = None
     dtype: str | None = None
     device: str = "cpu"
@@ -95,10 +95,10 @@ def prepare(resolved: Resolved, request: LayerRequest = LayerRequest(), example:
         origin += "" if "random" in origin else f"; the final layer's are random, seed {generator.initial_seed()}"
     leading = request.leading or (example.shape[:-1] if example and request.input is None else None)
     default = example.input if example else "randn"
-    text = default if request.input is None else request.input
+    given = default if request.input is None else request.input
     _require_working_memory(prod(leading or (4,)), block, dtype)
     names = block_inputs(block)
-    first = make_input(text, leading, layer.spec.d_model, dtype, generator).to(device)
+    first = make_input(given, leading, layer.spec.d_model, dtype, generator).to(device)
     _require_working_memory(prod(first.shape[:-1]), block, dtype)  # a file may have more tokens than expected
     if example and request.input is None:
         first = _example_input(example, first)
@@ -160,7 +160,7 @@ def _weights(
     """(the weights, where they come from, what was assumed about them)."""
     if example and _fits(example, block):
         tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
-        return {name: tensor.to(device, dtype) for name, tensor in tensors.items()}, "the notebook's weights", ()
+        return {name: tensor.to(device, dtype) for name, tensor in tensors.items()}, "fixed weights", ()
     if resolved.weights is not None:
         return {n: tensor.to(device, dtype) for n, tensor in resolved.weights.items()}, "the module's own weights", ()
     stored = stored_layer(resolved, layer, dtype, device)

@@ -49,7 +49,8 @@ class StepRecord:
     finite values in equal bins from min to max, every `histogram_stride`-th of them (1: all). `params` counts the
     step's parameters, `flops` its forward work on this input. Inside an expert, `tokens` are the flat indices of its
     tokens, one per row; else None. Where dropout was active, `live` counts the values that were not zero before it,
-    `dropped` those of them that are now. `units` describes hidden units, if the step has them (`unit_steps`).
+    `dropped` those of them that are now. `units` describes hidden units, where the step has them (`unit_steps`).
+    `min_at` and `max_at` are the indices of the first minimum and maximum in the step's tensor.
     """
 
     name: str
@@ -79,6 +80,8 @@ class StepRecord:
     live: int | None = None
     dropped: int | None = None
     units: Units | None = None
+    min_at: tuple[int, ...] | None = None
+    max_at: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 from ffncli.block.steps import Experts, Step, block_inputs, weight_symbol
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.run.engine.execute import EVAL, Mode
+from ffncli.run.measure.statistics import unravel
 
 
 @dataclass(frozen=True)
@@ -91,15 +92,6 @@ class Scene:
 def written(name: str, index: Sequence[int]) -> str:
     """`up[0,3]`."""
     return f"{name}[{','.join(map(str, index))}]"
-
-
-def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """The index of element number `flat` of a tensor of that shape."""
-    out: list[int] = []
-    for size in reversed(shape):
-        flat, at = divmod(flat, size)
-        out.append(at)
-    return tuple(reversed(out))
 
 
 def find(steps: Sequence[Step], name: str) -> TensorPlace:

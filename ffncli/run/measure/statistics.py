@@ -6,7 +6,7 @@ it is in the cache, and nothing as large as the tensor is ever allocated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import frexp, gcd, inf, isfinite, sqrt
 
@@ -29,7 +29,8 @@ class Statistics:
     """min, max, mean and std (divisor n) of the finite values, None if there are none; counts of the other values.
 
     `near_zeros` counts |x| ≤ NEAR_ZERO, zeros included. `histogram` counts finite values in BINS equal bins from min to
-    max, every `histogram_stride`-th value of the tensor (1: all); empty if all values are equal.
+    max, every `histogram_stride`-th value of the tensor (1: all); empty where all values are one. `min_at` and `max_at`
+    are the indices of the first minimum and the first maximum.
     """
 
     min: float | None
@@ -43,6 +44,8 @@ class Statistics:
     inf: int
     histogram: tuple[int, ...]
     histogram_stride: int
+    min_at: tuple[int, ...] | None = None
+    max_at: tuple[int, ...] | None = None
 
 
 def statistics(tensor: Tensor) -> Statistics:
@@ -58,7 +61,24 @@ def statistics(tensor: Tensor) -> Statistics:
     low, high, mean, std = (sums.low, sums.high, sums.mean, sums.std) if sums.finite else (None,) * 4
     histogram, stride = _histogram(flat, tensor.shape[-1] if tensor.dim() else 1, sums.low, sums.high)
     counts = (sums.zeros, sums.near_zeros, sums.negatives, sums.nan, sums.inf)
-    return Statistics(low, high, mean, std, *counts, histogram, stride)
+    places = [_first_index(tensor, flat, *extreme) for extreme in sums.extremes] if sums.finite else (None, None)
+    return Statistics(low, high, mean, std, *counts, histogram, stride, *places)
+
+
+def _first_index(tensor: Tensor, flat: Tensor, value: float, chunk: int) -> tuple[int, ...]:
+    """The index of the first element equal to `value`, which is in that chunk of the flat tensor: only it is read."""
+    start = chunk * chunk_size(flat)
+    piece = flat[start : start + chunk_size(flat)]
+    return unravel(start + int((piece == value).byte().argmax()), tensor.shape)
+
+
+def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The index of an element of a tensor from its number in the flattened tensor."""
+    out: list[int] = []
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
+        out.append(at)
+    return tuple(reversed(out))
 
 
 def not_finite(tensor: Tensor) -> tuple[int, int]:
@@ -82,11 +102,17 @@ def _chunks(flat: Tensor) -> Iterator[Tensor]:
 
 @dataclass
 class Counts:
-    """Counts of the values read so far, and the extremes of the finite ones."""
+    """Counts of the values read so far, and the extremes of the finite ones.
+
+    `low_chunk` and `high_chunk` are the numbers of the first of the `chunks` in which the extremes are.
+    """
 
     finite: int = 0
     low: float = inf
     high: float = -inf
+    chunks: int = 0
+    low_chunk: int = 0
+    high_chunk: int = 0
     zeros: int = 0
     near_zeros: int = 0
     negatives: int = 0
@@ -98,7 +124,8 @@ class Counts:
 
         The caller counts zeros and finite negatives: the fastest method depends on its other work.
         """
-        low, high = (end.item() for end in piece.aminmax())  # NaN if any value is
+        chunk, self.chunks = self.chunks, self.chunks + 1
+        low, high = (end.item() for end in piece.aminmax())  # NaN where any value is
         if not (isfinite(low) and isfinite(high)):
             self.nan += int(piece.isnan().sum())
             self.inf += int(piece.isinf().sum())
@@ -108,8 +135,16 @@ class Counts:
                 return piece, inf, -inf
             low, high = (end.item() for end in piece.aminmax())
         self.finite += piece.numel()
-        self.low, self.high = min(self.low, low), max(self.high, high)
+        if low < self.low:
+            self.low, self.low_chunk = low, chunk
+        if high > self.high:
+            self.high, self.high_chunk = high, chunk
         return piece, low, high
+
+    @property
+    def extremes(self) -> tuple[tuple[float, int], tuple[float, int]]:
+        """(the minimum, its first chunk), (the maximum, its first chunk)."""
+        return (self.low, self.low_chunk), (self.high, self.high_chunk)
 
 
 @dataclass

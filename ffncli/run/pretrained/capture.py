@@ -85,13 +85,13 @@ def run_model(
     notes on the run. Raises FFNError for everything that keeps a model from running.
     """
     require_runnable(resolved)
-    folder = folder_of(resolved, prompt.option)
+    path = folder_of(resolved, prompt.option)
     _require_readable(resolved, layers[0])
     device, dtype = device_of(request.device), dtype_of(request.dtype)
     with offline() as transformers:
-        config = read_config(transformers, folder)
-        tokenizer = tokenizer_of(transformers, folder)
-        tokens = tokens_of(prompt, tokenizer, folder)
+        config = read_config(transformers, path)
+        tokenizer = tokenizer_of(transformers, path)
+        tokens = tokens_of(prompt, tokenizer, path)
         if not config.is_encoder_decoder:  # before anything large is loaded
             positions(prompt.positions, len(tokens))
         live: dict[Layer, LiveFFN] = {}
@@ -102,7 +102,7 @@ def run_model(
             if lean and len(live) == len(layers):
                 _cut_behind(module, resolved, live)
 
-        loaded = load(transformers, folder, config, dtype, device, shrink)
+        loaded = load(transformers, path, config, dtype, device, shrink)
         live = live or {layer: live_ffn(loaded.module, resolved, layer) for layer in layers}
         inputs = _forward_arguments(loaded, tokens, tokenizer, layers)
         idle = _listen(loaded, live, inputs, prompt, receive)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.errors import FFNError, shown, shown_path
+from ffncli.models.runnable import is_gguf
 from ffncli.run.engine.prepare import Token
-from ffncli.run.pretrained.loading import cannot
+from ffncli.run.pretrained.loading import arguments_for, cannot
 from ffncli.run.pretrained.prompt import Prompt
 
 # Every tokenizer has one of these. Without any of them, transformers would make an empty tokenizer.
@@ -17,18 +18,27 @@ _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bp
           "vocab.txt", "tekken.json", "sentencepiece.model", "tiktoken.model", "bpe.codes", "vocab.bpe")  # fmt: skip
 
 
-def tokenizer_of(transformers: Any, folder: Path) -> Any:
-    """The directory's tokenizer, None if it has none. Raises FFNError for one that transformers cannot load."""
-    if not any((folder / name).is_file() for name in _FILES):
+def tokenizer_of(transformers: Any, path: Path) -> Any:
+    """The tokenizer of a directory or a GGUF file, None where it has none.
+
+    Raises FFNError for one that transformers cannot load.
+    """
+    if is_gguf(path):
+        from ffncli.models.files.gguf import read_gguf
+
+        there = "tokenizer.ggml.model" in read_gguf(path).metadata
+    else:
+        there = any((path / name).is_file() for name in _FILES)
+    if not there:
         return None
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the libraries behind it raise many exception types
-        raise cannot(f"{shown_path(folder)}: its tokenizer cannot be loaded", error) from None
+        return transformers.AutoTokenizer.from_pretrained(**arguments_for(path))
+    except Exception as error:  # the libraries behind it raise all kinds
+        raise cannot(f"{shown_path(path)}: its tokenizer cannot be loaded", error) from None
 
 
-def tokens_of(prompt: Prompt, tokenizer: Any, folder: Path) -> tuple[Token, ...]:
-    """The model's input tokens, with the special tokens that the tokenizer adds around a prompt.
+def tokens_of(prompt: Prompt, tokenizer: Any, path: Path) -> tuple[Token, ...]:
+    """The model's input tokens, with the special ones that the tokenizer puts around a prompt.
 
     Raises FFNError for an empty prompt, and without a tokenizer.
     """
@@ -37,9 +47,8 @@ def tokens_of(prompt: Prompt, tokenizer: Any, folder: Path) -> tuple[Token, ...]
     if not prompt.text:
         raise FFNError("--prompt is empty", "give some text, or --input-ids 1,2,3")
     if tokenizer is None:
-        raise FFNError(
-            f"{shown_path(folder)} has no tokenizer ({_FILES[0]})", "--input-ids 1,2,3 gives the tokens' numbers"
-        )
+        name = "tokenizer.ggml.model" if is_gguf(path) else _FILES[0]
+        raise FFNError(f"{shown_path(path)} has no tokenizer ({name})", "--input-ids 1,2,3 gives the tokens' numbers")
     try:
         ids = tokenizer(prompt.text)["input_ids"]
     except Exception as error:  # surrogates that UTF-8 cannot encode, and other text that a tokenizer refuses

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ffncli.block import dtypes
 from ffncli.errors import FFNError, shown
-from ffncli.run.explain.scene import unravel, written
+from ffncli.run.explain.scene import written
 from ffncli.run.measure.gap import gap
+from ffncli.run.measure.statistics import unravel
 from ffncli.run.measure.ulp import narrower, ulps
 from ffncli.run.saved.causes import causes
 from ffncli.run.saved.saved import Saved, SavedStep

@@ -6,12 +6,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions, leading_axes
 from ffncli.models.examples import Example
 from ffncli.models.model import Resolved
 from ffncli.run.pretrained.prompt import Prompt, prompt_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ffncli.run.engine.inputs import InputSource
 
 TOP_K, TOP_P = 5, 0.9
 TERMS = 8
@@ -22,14 +28,14 @@ StepIndex = tuple[str, tuple[int, ...]]
 class Question:
     """The options of `ffn trace` that decide what is computed. None, "" and empty: not chosen, so the default.
 
-    `source` is any SOURCE or a model that is loaded already. `show` values per axis are recorded (None: all), `keep`
-    are the steps whose complete tensors are kept (None: all that are recorded).
+    `source` is any SOURCE, a model that is loaded already or a module; `input` may be its values. `show` values per
+    axis are recorded (None: all), `keep` are the steps whose whole tensors stay (None: all that are recorded).
     """
 
-    source: str | Resolved | None = None
+    source: str | Resolved | nn.Module | None = None
     dimensions: Dimensions = field(default_factory=Dimensions)
     layer: str | None = None
-    input: str | None = None
+    input: InputSource | None = None
     tokens: int | None = None
     batch: int | None = None
     seq_len: int | None = None

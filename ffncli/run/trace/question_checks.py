@@ -128,7 +128,10 @@ def _check_example(question: Question, example: Example) -> None:
         raise FFNError(f"--example {question.example} contradicts {what}", why)
 
     if question.source is not None:
-        source = question.source.source if isinstance(question.source, Resolved) else question.source
+        given = question.source
+        source = (
+            given if isinstance(given, str) else given.source if isinstance(given, Resolved) else type(given).__name__
+        )
         contradicts(f"SOURCE {shown(source)}", "give one or the other")
     if changed := _first_option(vars(question.dimensions)):
         contradicts(changed, "it runs the text's own block, whose facts hold for it alone")

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ffncli.block.flow import flow
@@ -16,20 +18,26 @@ from ffncli.block.steps import Step, ffn_span
 from ffncli.errors import FFNError
 from ffncli.models.model import Resolved
 from ffncli.run.engine.block_summary import BlockSummary, block_summary
+from ffncli.run.engine.execute import execute
 from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, prepare
 from ffncli.run.engine.trace import StepRecord, Trace, find_not_finite, trace
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.not_finite import NotFinite
+from ffncli.run.trace.frame import step_frame
 from ffncli.run.trace.question import TERMS, CheckedQuestion, Question
 from ffncli.run.trace.routes import Chosen, chosen_experts, routes
+from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.run.trace.sampling import Sampling, sampling
 
 if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]
+
     from ffncli.run.explain.explain import Explanation
     from ffncli.run.texts.fact import Fact
     from ffncli.run.trace.unembed import PromotedTokens
 
 TOP_TOKENS = 10
+_MOST_LINES = 12  # of a session's repr
 Note = Callable[[str], None]
 
 
@@ -46,9 +54,9 @@ class ModelRun:
 class Session:
     """All results of one trace, under the keys of docs/json.md; anything not requested is None or empty.
 
-    `session["act"]` is the record of a step; `tensors` are the complete tensors that were kept, by the steps' names.
-    `prepared` has the layer, its steps, weights and inputs as used in the run. `notes` are remarks on the run, in
-    order.
+    `session["act"]` is the tensor of a step, `session.step("act")` its record and `session.frame("act")` its values as
+    rows; `tensors` are the whole tensors that were kept, by the steps' names. `prepared` has the layer, its steps,
+    weights and inputs as they ran. `notes` are remarks of the run, in order.
     """
 
     question: Question
@@ -60,6 +68,7 @@ class Session:
     flow: tuple[str, ...]
     model_run: ModelRun | None = None
     routes: tuple[Chosen, ...] = ()
+    routing: Routing | None = None
     unembed: tuple[PromotedTokens, ...] | None = None
     sampling: tuple[Sampling, ...] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -96,11 +105,44 @@ class Session:
         """The record of the step of that name. Raises FFNError if there is none."""
         return self.trace.step(name)
 
-    __getitem__ = step
+    def __getitem__(self, name: str) -> Tensor:
+        """The whole tensor of a step, by its printed name; one that was not kept is computed again.
+
+        Raises FFNError where there is no such step, and where dropout was active, which draws another mask.
+        """
+        self.step(name)
+        prepared = self.prepared
+        known = {**prepared.inputs, **self.tensors}
+        if name in known:
+            return known[name]
+        if prepared.mode.train:
+            raise FFNError(f"the tensor of '{name}' was not kept", f"call trace with keep=['{name}']")
+        with torch.no_grad():
+            keep = frozenset([name])
+            events = execute(prepared.steps, prepared.weights, prepared.inputs, prepared.mode, keep)
+            return next(event.tensor for event in events if event.name == name)
+
+    def frame(self, step: str = "act") -> DataFrame:
+        """The values of a step as a pandas DataFrame: `layer`, `token`, `unit` and `value`, a row for each value.
+
+        `token` is the position in the prompt, or the row of the flattened input; `layer` is 0 of a bare block. Raises
+        FFNError as `session[step]`.
+        """
+        return step_frame(self[step], self.step(step).tokens, self.tokens, self.prepared.layer.index)
 
     def __repr__(self) -> str:
-        names = ", ".join(record.name for record in self.steps)
-        return f"<Session of {self.block.name}: {names}>"
+        lines = [f"  {r.name:<8}  {[*r.shape]!s:<14} {r.dtype}" + _extremes(r) for r in self.steps[:_MOST_LINES]]
+        more = len(self.steps) - _MOST_LINES
+        lines += [f"  … {more} more steps"] if more > 0 else []
+        return "\n".join([f"<Session of {self.block.name}", *lines]) + ">"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<pre>{escape(repr(self))}</pre>"
+
+
+def _extremes(record: StepRecord) -> str:
+    return "" if record.min is None else f"  {record.min:.4g} to {record.max:.4g}"
 
 
 def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Session:
@@ -116,6 +158,7 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
             note(text)
 
     request = _request(checked)
+    remark(*_before_loading(checked))
     prepared = _prepared(checked, request)
     remark(*model.notes, *map(str, model.differences), *prepared.notes)
     keep, top_units = _needed_tensors(checked, prepared), question.top_units or 0
@@ -138,6 +181,7 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
         question, model, prepared, block, result, not_finite,
         model_run=_model_run(question, prepared, result),
         routes=chosen_experts(prepared.steps, result.tensors, question.show),
+        routing=routing_of(prepared.steps, result.tensors),
         unembed=_unembed(checked, prepared, result, request) if question.unembed else None,
         sampling=_sampling(question, result),
         flow=flow(prepared.steps, checked.example.aliases if checked.example else {}),
@@ -157,6 +201,15 @@ def _request(checked: CheckedQuestion) -> LayerRequest:
         question.layer, question.input, question.leading, question.dtype, question.device, question.seed,
         question.train, checked.final_width,
     )  # fmt: skip
+
+
+def _before_loading(checked: CheckedQuestion) -> tuple[str, ...]:
+    """Remarks on a model that is about to be loaded for its prompt."""
+    if not checked.question.model_prompt:
+        return ()
+    from ffncli.run.pretrained.loading import loading_notes
+
+    return loading_notes(checked.model, checked.model.layer(checked.question.layer).index, checked.question.dtype)
 
 
 def _prepared(checked: CheckedQuestion, request: LayerRequest) -> Prepared:

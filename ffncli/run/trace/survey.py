@@ -5,7 +5,7 @@ One layer's weights are in memory at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,8 +21,11 @@ from ffncli.run.measure.statistics import statistics
 from ffncli.run.measure.units import unit_statistics
 from ffncli.run.pretrained.capture import prepared, run_model
 from ffncli.run.pretrained.layers import layers_of, reached
+from ffncli.run.pretrained.loading import loading_notes
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.trace.question import CheckedQuestion
+from ffncli.run.trace.routes import routes
+from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.show.text import plural
 
 TOP_UNITS = 3
@@ -46,7 +49,7 @@ class LayerRow:
     block/units.py). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for
     every token, `near_dead_units` within NEAR_ZERO of it. Norms are mean L2 norms of a token, `gain` is the output's
     over the input's. `agreement` is with the model's own FFN, None without a prompt. `not_finite` are the inputs and
-    weights with NaN or Inf, and the first step with any.
+    weights with NaN or Inf, and the first step with any. `routing` is the load of a mixture's experts.
     """
 
     stack: str
@@ -63,6 +66,7 @@ class LayerRow:
     gain: float | None
     agreement: Agreement | None = None
     not_finite: tuple[NotFinite, ...] = ()
+    routing: Routing | None = None
 
 
 @dataclass(frozen=True)
@@ -86,14 +90,21 @@ class Survey:
         return tuple(row for row in self.rows if row.not_finite)
 
 
-def survey_of(checked: CheckedQuestion) -> Survey:
-    """The survey for a question about all layers. Raises FFNError as `survey` does."""
-    question = checked.question
+def survey_of(checked: CheckedQuestion, note: Callable[[str], None] = lambda text: None) -> Survey:
+    """What a question about all layers asks; `note` gets every remark at once. Raises FFNError as `survey`."""
+    question, model = checked.question, checked.model
+    before: tuple[str, ...] = ()
+    if question.model_prompt:
+        before = loading_notes(model, max(layer.index for layer in layers_of(model)), question.dtype)
+    for text in before:
+        note(text)
     request = LayerRequest(None, question.input, question.leading, question.dtype, question.device, question.seed)
     top = TOP_UNITS if question.top_units is None else question.top_units
-    survey_record = survey(checked.model, request, question.model_prompt, top)
-    notes = (*checked.model.notes, *map(str, checked.model.differences), *survey_record.notes)
-    return replace(survey_record, notes=notes)
+    survey_record = survey(model, request, question.model_prompt, top)
+    after = (*model.notes, *map(str, model.differences), *survey_record.notes)
+    for text in after:
+        note(text)
+    return replace(survey_record, notes=(*before, *after))
 
 
 def survey(model: Resolved, request: LayerRequest, prompt: Prompt | None = None, top: int = TOP_UNITS) -> Survey:
@@ -111,8 +122,9 @@ def survey(model: Resolved, request: LayerRequest, prompt: Prompt | None = None,
             rows[layer] = survey_layer(layer, ready.steps, ready.weights, ready.inputs, None, top)
             notes = ready.notes
             if ready.origin.startswith("random"):
-                notes += (f"{ready.origin}, the same in all layers of one shape: no file has {model.name}'s weights",)
-        count, given = rows[layers[0]].tokens, request.input or "randn"
+                notes += (f"{ready.origin}, the same in all layers of one shape: no file holds {model.name}'s",)
+        count, given = rows[layers[0]].tokens, "randn" if request.input is None else request.input
+        given = given if isinstance(given, str) else "an array"
         description = f"{given}, {count} {plural('token', count)}, the same for every layer"
         return Survey(model, tuple(rows[layer] for layer in layers), {}, notes, input=description)
 
@@ -136,13 +148,15 @@ def survey_layer(
     norms = {name: _mean_norm(tensor) for name, tensor in inputs.items()}
     activations, rows, agreed = _Activations(top), next(iter(inputs.values())).shape[:-1].numel(), None
     bad = [*where_not_finite("input", inputs), *where_not_finite("weight", weights)]
-    finite = True
+    finite, load, routing_steps = True, None, routes(steps)
     with torch.no_grad():
         for event in execute(steps, weights, inputs, EVAL):
             if finite and (first := where_not_finite("step", {event.name: event.tensor})):
                 finite, bad = False, [*bad, *first]
             if event.name in (start, end):
                 norms[event.name] = _mean_norm(event.tensor)
+            if event.name in routing_steps:
+                load = routing_of(steps, {event.name: event.tensor})
             if event.name == end and reference is not None:
                 agreed = agreement(event.tensor, reference)
             if event.name.rpartition(".")[2] == "act":
@@ -151,7 +165,7 @@ def survey_layer(
     return LayerRow(
         layer.stack, layer.index, rows, *activations.shares(), activations.units, activations.dead,
         activations.near_dead, activations.most_active(), before, after, after / before if before else None,
-        agreed, tuple(bad),
+        agreed, tuple(bad), load,
     )  # fmt: skip
 
 

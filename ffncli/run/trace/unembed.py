@@ -124,7 +124,7 @@ def unembed(
 
     Raises FFNError if no head reads that stream, and for models without a vocabulary.
     """
-    folder = folder_of(model, "--unembed")
+    path = folder_of(model, "--unembed")
     stacks = {group.stack for group in model.groups}
     if not stacks <= {"encoder", "decoder"}:
         names = ", ".join(sorted(stacks))
@@ -133,15 +133,15 @@ def unembed(
         )
     vectors = _last_norm(model, layer, torch.stack([one.vector for one in added]), request)
     with offline() as transformers:
-        config = read_config(transformers, folder)
-        tokenizer = tokenizer_of(transformers, folder)
+        config = read_config(transformers, path)
+        tokenizer = tokenizer_of(transformers, path)
         where: list[str] = []
 
         def shrink(module: Any, lean: bool) -> None:  # lean or not: an extra layer would change the answer
             where.append(_first_alone(module, model, layer))
 
         dtype, device = dtype_of(request.dtype), device_of(request.device)
-        loaded = load(transformers, folder, config, dtype, device, shrink, with_head=True)
+        loaded = load(transformers, path, config, dtype, device, shrink, with_head=True)
         rows = (row for some in torch.split(vectors, _AT_ONCE) for row in _logits(loaded, where[-1], some))
         return tuple(_best(one, row, tokenizer, limits) for one, row in zip(added, rows, strict=True))
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeGuard
 
 from ffncli.block.recipe import MAX_SIZE
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Resolved
 
-Source = str | os.PathLike[str] | Resolved | None
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ffncli.run.engine.inputs import InputSource
+
+Source: TypeAlias = "str | os.PathLike[str] | Resolved | nn.Module | None"
+Input: TypeAlias = "InputSource | os.PathLike[str] | None"
 Number = int | str
 
 
@@ -56,8 +63,23 @@ def _converted(name: str, value: object) -> Any:
         raise FFNError(f"{name} must be {accepted}, got {shown(value)}") from None
 
 
-def _source(value: Any) -> str | Resolved:
-    return value if isinstance(value, Resolved) else _text(value)
+def is_module(value: object) -> TypeGuard[nn.Module]:
+    """Whether this is an nn.Module. torch is not imported for it: whoever has a module has done so."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def _source(value: Any) -> str | Resolved | nn.Module:
+    return value if isinstance(value, Resolved) or is_module(value) else _text(value)
+
+
+def _input(value: Any) -> Any:
+    """Text as it is typed, or values, which are read when torch is there."""
+    if isinstance(value, (str, os.PathLike)):
+        return _text(value)
+    if not (isinstance(value, (list, tuple)) or hasattr(value, "__array__") or hasattr(value, "__dlpack__")):
+        raise TypeError
+    return value
 
 
 def _text(value: Any) -> str:
@@ -152,7 +174,7 @@ def _probability(value: Any) -> float:
     return float(value)
 
 
-_MODEL = (_source, "text such as '512x2048:gelu', a path, or a model from ffncli.load")
+_MODEL = (_source, "text such as '512x2048:gelu', a path, a model from ffncli.load, or an nn.Module")
 _TEXT, _FLAG = (_text, "text"), (_flag, "True or False")
 _COUNT, _NATURAL = (_from(1, MAX_SIZE), "a whole number from 1"), (_from(0), "a whole number from 0")
 _SIZE = (_number, "a whole number or text such as '4x'")
@@ -170,7 +192,8 @@ _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "prompt": _TEXT, "position": _SEVERAL,
     "input_ids": (_ids, "token numbers such as [1, 2, 3]"),
     "tokens": _COUNT, "batch": _COUNT, "seq_len": _COUNT,
-    "input": (_text, "text: arange, randn, zeros, ones, '0.1,0.2', or a file's path"),
+    "input": (_input, "values [tokens, d_model] (a list, a NumPy array, a tensor), or text: arange, randn, zeros, "
+              "ones, '0.1,0.2', or a file's path"),
     "dtype": (_text, "text: fp32, fp64, bf16 or fp16"), "device": (_text, "text: cpu, cuda or cuda:1"),
     "seed": _NATURAL, "threads": (_from(1, 4096), "a whole number from 1 to 4096"), "train": _FLAG, "vocab": _COUNT,
     "show": (_shown_values, "a whole number from 1, or None for all values"), "expert": _SEVERAL,

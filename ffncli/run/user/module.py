@@ -60,6 +60,21 @@ def load_module(text: str, dimensions: Dimensions, seed: int = 0) -> LoadedModul
     return LoadedModule(model, weights, module, runner, match)
 
 
+def load_object(module: nn.Module, dimensions: Dimensions) -> LoadedModule:
+    """The block that a module of the caller's computes, with a copy of its weights as they are now, on the CPU.
+
+    The module itself is neither run nor changed. Raises FFNError as `load_module`.
+    """
+    name, path = type(module).__name__, Path("the module")
+    with torch.random.fork_rng(devices=[]):
+        with user_code(path, "raised while it was copied"):
+            copied = copy.deepcopy(module).cpu()
+        copied, runner, _ = _built(copied, dimensions, path, 0)
+        match, dropout, remarks = _recognised(copied, runner, path)
+    model, weights = _record(name, name, copied, match, dimensions, (dropout, (), remarks))
+    return LoadedModule(model, weights, copied, runner, match)
+
+
 def _built(
     target: type[nn.Module] | nn.Module, dimensions: Dimensions, path: Path, seed: int
 ) -> tuple[nn.Module, Runner, tuple[str, ...]]:

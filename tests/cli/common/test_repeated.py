@@ -107,6 +107,10 @@ def test_a_prompt_in_a_file_and_on_standard_input(tmp_path, monkeypatch):
     given = GivenOptions(prompt="-")
     assert (given.model_input["prompt"], given.model_prompt.text) == ("Zwölf\nZeilen",) * 2
     assert GivenOptions(prompt="a@b -").model_input["prompt"] == "a@b -"
+    assert given.notes == ("--prompt -: its 2 lines are read as one prompt",)
+    assert GivenOptions(prompt="two\nlines").notes == ()
+    (tmp_path / "one.txt").write_text("one line\n")
+    assert GivenOptions(prompt=f"@{tmp_path}/one.txt").notes == ()
 
 
 def test_a_prompt_that_cannot_be_read(call, tmp_path, monkeypatch):

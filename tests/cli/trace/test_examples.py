@@ -32,7 +32,7 @@ def test_the_notebook_on_its_page(call):
     assert "wrong    zeros that dropout makes: 6 of 33 live values (18 %); the text says ~10 %" in out
     assert "holds    negatives before ReLU: 15\n" in out
     assert "\x1b" not in out
-    assert out.startswith("the notebook's block  the notebook's weights\n")
+    assert out.startswith("the notebook's block  fixed weights\n")
     assert "dropped 6 of 33 live values (18 %)" in out
     assert "verdict" not in call("trace")[1]
 

@@ -58,6 +58,19 @@ def test_rows_are_labelled_by_their_tokens(call):
     assert "against the model's own FFN: max error" in out or "matches the model's own FFN exactly" in out
 
 
+def test_extremes_are_named_by_their_tokens(call):
+    arguments = (source("mixtral"), "--prompt", PROMPT, "--position", "-1,0,1", "--expert", "all")
+    out = call("trace", *arguments)[1]
+    words = PROMPT.split()
+    for step in answer(call, *arguments)["steps"]:
+        rows = [(3, 0, 1)[row] for row in step["tokens"] or range(3)]
+        row, unit = step["max_at"]
+        place = f'at [{rows[row]} "{words[rows[row]]}", {unit}]'
+        block = out[out.index(f"\n{step['name']} = " if step["inputs"] else f"\n{step['name']}  [") :]
+        assert place in next(line for line in block.splitlines() if "  max " in line or line.startswith("  max "))
+    assert max(len(line) for line in out.splitlines() if " max " in line or " std " in line) <= 80
+
+
 def test_rows_inside_an_expert_keep_their_tokens(call):
     found = answer(call, source("mixtral"), "--prompt", PROMPT, "--expert", "all")
     inside = [step for step in found["steps"] if step["tokens"]]
@@ -66,6 +79,16 @@ def test_rows_inside_an_expert_keep_their_tokens(call):
         block = out[out.index(f"\n{step['name']} = ") :].splitlines()[2 : 2 + len(step["tokens"])]
         assert [int(line.split()[0]) for line in block] == step["tokens"]
         assert [line.split('"')[1] for line in block] == [PROMPT.split()[token] for token in step["tokens"]]
+
+
+def test_the_token_of_a_unit_s_largest_value_has_its_text(call):
+    arguments = (source("mixtral"), "--prompt", PROMPT, "--expert", "all", "--top-units", "2")
+    out, words = call("trace", *arguments)[1], PROMPT.split()
+    for step in answer(call, *arguments)["steps"]:
+        for unit in (step["units"] or {"largest_norm": ()})["largest_norm"]:
+            block = out[out.index(f"\n{step['name']}: the units") :]
+            row = next(line for line in block.splitlines() if line.split()[:1] == [str(unit["unit"])])
+            assert f'{unit["token"]} "{words[unit["token"]]}"' in row
 
 
 def test_a_token_cannot_speak_to_the_terminal(call):
@@ -566,25 +589,6 @@ def test_eight_bit_weights_agree(call, copied):
     found = answer(call, str(copied), "--prompt", PROMPT, "--layer", "1")
     assert found["model_run"]["agreement"]["relative_error"] <= 1e-6
     assert "fp8" in found["block"]["weights"]
-
-
-def test_a_gguf_file(call, tmp_path):
-    import gguf
-    import numpy
-
-    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
-    for key, value in (("embedding_length", 32), ("feed_forward_length", 64), ("block_count", 1)):
-        writer.add_uint32(f"llama.{key}", value)
-    for name, shape in (("ffn_gate", (64, 32)), ("ffn_up", (64, 32)), ("ffn_down", (32, 64)), ("ffn_norm", (32,))):
-        writer.add_tensor(f"blk.0.{name}.weight", numpy.ones(shape, numpy.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    for typed in (tmp_path / "m.gguf", tmp_path):
-        code, _, err = call("trace", str(typed), "--prompt", "Hello")
-        assert code == 2
-        assert "is a GGUF file, which this option does not support yet" in err
 
 
 def test_without_transformers(call, monkeypatch):

@@ -36,10 +36,10 @@ def mine(tmp_path):
     return path
 
 
-def test_the_notebooks_block_is_verified(call):
+def test_without_a_source_the_built_in_block_is_verified(call):
     code, out, err = call("verify", "-v")
     assert (code, err) == (0, "")
-    assert out.startswith("the notebook's block  the notebook's weights\n")
+    assert out.startswith("a small built-in block  fixed weights\n")
     assert all(f"\n{name}  {check.states}" in out for name, check in CHECKS.items())
     assert "collectives: 1 (all-reduce of down)" in out
     assert "3 ranks: d_ff = 8 does not divide over 3 ranks" in out

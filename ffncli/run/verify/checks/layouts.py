@@ -41,9 +41,10 @@ _WHERE = 120  # letters of a tensor's name
 class Proof:
     """The result of another program, called `name`, for `x` [tokens, d_model] with the same layer.
 
-    `weights` are its canonical weights, if they can be compared with ours, and `norms` the outputs of its norms for
-    x. `single`: it always computes parts in float32. `same` are the tokens that are compared; None:
-    all. `fault` is a known bug in it.
+    `weights` are its canonical weights, where they can be compared with ours, and `norms` the outputs of its norms for
+    x. It is `single` if it computes parts in float32 whatever the dtype. `same` are the tokens that are compared; None:
+    all. `fault` is a known bug in it. `formats` are the packed formats that its weights are unpacked from; None where
+    they are those of the same file.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Proof:
     single: bool = False
     same: Tensor | None = None
     fault: str = ""
+    formats: tuple[str, ...] | None = None
 
 
 def layout(case: CheckedBlock) -> Iterator[CheckRow]:
@@ -147,7 +149,8 @@ def _other(case: CheckedBlock) -> Proof:
         for step in ready.steps
         if isinstance(step.op, Norm) and step not in block and step.op.axis.name == "d_model"
     }
-    return Proof(other.source, x, reference, _differences(layer.spec, spec), weights, norms)
+    formats = packed_formats(located_weights(other, ready.layer) or ())
+    return Proof(other.source, x, reference, _differences(layer.spec, spec), weights, norms, formats=formats)
 
 
 def _stacks(resolved: Resolved) -> int:
@@ -209,7 +212,7 @@ def _agreement(case: CheckedBlock, judge: Judge, located: Sequence[Located], pro
     elif nearest is not None and (nearest.relative_error or inf) < (row.relative_error or 0):
         verdict = f"no other reading agrees; nearest: {nearest.subject}, off by {nearest.relative_error:.2g}"
     elif row.relative_error is not None and nearest is not None:
-        verdict = "no other reading is closer: the weights themselves differ"
+        verdict = f"no other reading is closer: {_weight_difference(packed_formats(located), proof.formats)}"
     elif nearest is not None:
         verdict = "no other reading agrees"
     else:
@@ -222,6 +225,14 @@ def _agreement(case: CheckedBlock, judge: Judge, located: Sequence[Located], pro
     for name, theirs in proof.weights.items():
         if name in case.ffn_weights and case.ffn_weights[name].shape == theirs.shape:
             yield judge.figure(f"{name} vs {proof.name}", case.ffn_weights[name], theirs)
+
+
+def _weight_difference(ours: tuple[str, ...], theirs: tuple[str, ...] | None) -> str:
+    """Why the same layout gives other numbers: `the weights differ by quantization (Q8_0 here, none there)`."""
+    if theirs is None or set(ours) == set(theirs):
+        return "the weights themselves differ"
+    here, there = (" and ".join(formats) or "none" for formats in (ours, theirs))
+    return f"the weights differ by quantization ({here} here, {there} there); --tolerance says how much is accepted"
 
 
 def _misread(case: CheckedBlock, judge: Judge, located: Sequence[Located], x: Tensor) -> Iterator[CheckRow]:
