@@ -13,8 +13,8 @@ _MOST_NAMED = 6
 def balance(rows: Sequence[ResultRow], names: Mapping[str, str]) -> list[Line]:
     """`memory bound: 1, 4; compute bound: 64; ridge 13.2 FLOP/byte, measured in this run`.
 
-    `names` are cases by their keys, one word each; of a single case the line has its FLOPs per byte instead. Nothing
-    where no rate is known.
+    `names` are the cases by their keys, without a comma; of a single case the line has its FLOPs per byte instead.
+    Nothing where no rate is known.
     """
     first = {row.case: row for row in rows if row.bound and row.ridge_flops_per_byte}
     if not first:
@@ -23,7 +23,7 @@ def balance(rows: Sequence[ResultRow], names: Mapping[str, str]) -> list[Line]:
         (row,) = first.values()
         what = f"{row.bound} bound: {_intensity(row)}"
     else:
-        what = "; ".join(_named(bound, first.values(), names) for bound in ("memory", "compute")).strip("; ")
+        what = "; ".join(_named(bound, [*first.values()], names) for bound in ("memory", "compute")).strip("; ")
     return [Line(f"{what}; {_ridge(rows)}", quiet=True)]
 
 

@@ -30,7 +30,7 @@ def sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str) -
     parts: list[Part] = [Heading(f"{len(cases)} cases", common), _grid(measured, rows, baseline, differ)]
     if any(row.verdict == "inconclusive" and row.kernel != row.baseline for row in rows):
         parts.append(Line("?: inconclusive", quiet=True))
-    parts += balance(rows, {key: _where(case, differ) for key, case in measured.items()})
+    parts += balance(rows, {key: _where(case, differ).replace(",", "") for key, case in measured.items()})
     parts += _scaling(
         measured, thread_scaling(tuple(cases.values()), rows), [name for name in differ if name != "threads"]
     )

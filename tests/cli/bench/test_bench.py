@@ -271,8 +271,10 @@ def test_what_bounds_a_case_stands_below_the_grid_with_the_ridge():
     assert of_balance([replace(row, bound="") for row in found], cases) == []
 
 
-@pytest.mark.parametrize(("intensity", "said"), [(3.21, "3.21 FLOP/byte from memory"),
-                                                 (None, "the cache can hold all that it reads and writes")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("intensity", "said"),
+    [(3.21, "3.21 FLOP/byte from memory"), (None, "the cache can hold all that it reads and writes")],
+)
 def test_a_single_case_says_its_own_intensity(intensity, said):
     row = ResultRow(case="c", bound="compute", flops_per_byte=intensity, ridge_flops_per_byte=9.5, roof_fraction=0.3)
     (line,) = balance([row], {"c": "c"})
