@@ -51,7 +51,8 @@ SAMPLES = {
         "32x64:relu --kernel eager,packed --quick --threads 1 --save c.csv",
     ],
     "models": ["", "llama"],
-    "compare": ["a.json b.json", "a.json a.json", "a.json c.json", "a.csv b.csv --fail-if-slower 900%", "a.csv b.csv"],
+    "compare": ["a.json b.json", "a.json a.json", "a.json c.json", "a.csv b.csv --fail-if-slower 900%", "a.csv b.csv",
+                "a.csv --plot"],
     "doctor": ["", "--no-noise"],
     "explain": ["", "gelu", "swiglu", "4x", "moe", "neuron", "activation"],
 }  # fmt: skip
@@ -169,7 +170,7 @@ def main() -> None:
     with page_folder() as run:
         run(_PREPARE.strip())
         if "compare" in names:
-            run("ffn bench 64x256:swiglu --kernel eager,packed --quick --save a.csv -q && cp a.csv b.csv")
+            run("ffn bench 64x256:swiglu --kernel eager,packed --quick --tokens 1,2 --save a.csv -q && cp a.csv b.csv")
         for name in names:
             text = json.dumps(schema_of(name, list(answers(name, SAMPLES[name]))), indent=1, ensure_ascii=False)
             (SCHEMAS / f"{name}.schema.json").write_text(text + "\n", "utf-8")

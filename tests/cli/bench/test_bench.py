@@ -28,6 +28,7 @@ from ffncli.show.progress import Advance
 from ffncli.show.text import time_text
 from tests import ROOT
 from tests.bench.test_suite import FAKE, worker_with
+from tests.oracles.checkpoints import expect_refusal
 
 
 @pytest.fixture
@@ -57,6 +58,23 @@ def test_the_page_the_json_and_the_file_agree(bench, tmp_path):
     lines = bench("8x16:swiglu", "--kernel", "eager", "--save", "b.csv", "--csv", "-q")
     assert lines[1] == (tmp_path / "b.csv").read_text()
     assert lines[2] == ""
+
+
+def test_a_sweep_can_be_drawn_and_a_single_case_is_refused_before_it_is_measured(bench, tmp_path):
+    words = ("8x16:swiglu", "--kernel", "eager,packed", "--save", "a.csv")
+    code, out, err = bench(*words, "--tokens", "1,4", "--plot", "--plot-file", "a.svg")
+    page, _, plot = out.partition("speed against eager, 8x16:silu, gated\n")
+    assert (code, "how to read this" in page, "wrote a.svg" in err) == (0, True, True)
+    *_, labels, name, legend = plot.rstrip().splitlines()
+    assert (labels.split(), name.strip(), legend) == (["1", "4"], "tokens", "  a eager (baseline)   b packed")
+    assert (tmp_path / "a.svg").exists()
+    expect_refusal(bench(*words, "--force", "--plot"), "no size has two values")
+    expect_refusal(bench(*words, "--force", "--tokens", "1,2", "--plot-file", "a.txt"), ".svg, .png, .pdf")
+    expect_refusal(bench("8x16", "--by-step", "--tokens", "1,2", "--plot"), "--by-step contradicts --plot")
+    expect_refusal(bench("8x16", "--selftest", "--plot"), "--selftest has no sweep to plot")
+    lost = (" 1 tokens 0 kill", " 4 tokens 0 kill")
+    code, out, err = bench(*words, "--tokens", "1,4", "--plot", "--force", faults=lost)
+    assert (code, "times as fast" in out, "nothing to plot: fewer than two sizes" in err) == (3, False, True)
 
 
 def test_every_key_is_documented(bench):
