@@ -81,7 +81,7 @@ def _alone(
 ) -> None:
     """The sweeps of one result, drawn. Raises FFNError where there is no second file and no plot is asked for."""
     if not plot.wanted:
-        raise FFNError("missing argument NEW", "give two files, or one result of ffn bench with --plot")
+        raise FFNError("Missing argument 'NEW'", "give two files, or one result of ffn bench with --plot")
     paths = _files(base, (base,))
     if not _kind(base, paths):
         raise FFNError(f"{shown(base, 200)} is not a result of ffn bench", "--plot draws those alone")
