@@ -27,12 +27,12 @@ def file_at(ref: str, path: Path, option: str) -> FileAtCommit:
     ref or a file that is not there and for a path outside of any repository; exit 3 where git cannot be run.
     """
     folder = next(parent for parent in path.parents if parent.is_dir())
-    found = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
-    if found.returncode == 1:
+    answer = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+    if answer.returncode == 1:
         raise FFNError(f"{option}: git has no commit {shown(ref)}", did_you_mean(ref, _refs(folder), "see git log"))
-    if found.returncode:
-        raise FFNError(f"{option}: {shown_path(path)} at {shown(ref)}: {_reason(found)}")
-    commit = found.stdout.decode("ascii", "replace").strip()
+    if answer.returncode:
+        raise FFNError(f"{option}: {shown_path(path)} at {shown(ref)}: {_reason(answer)}")
+    commit = answer.stdout.decode("ascii", "replace").strip()
     blob = _git(folder, "cat-file", "blob", f"{commit}:./{path.relative_to(folder).as_posix()}")
     if blob.returncode:
         raise FFNError(f"{option}: {shown_path(path)} is not a file at {shown(ref)} (commit {commit[:12]})")

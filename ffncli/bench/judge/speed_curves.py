@@ -73,12 +73,12 @@ def speed_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
     for row in timed:
         if getattr(row, axis) is not None:
             groups.setdefault(tuple(getattr(row, name) for name in varying), []).append(row)
-    found = []
+    sweeps = []
     for values, group in groups.items():
         if len({getattr(row, axis) for row in group}) > 1:
             where = ", ".join(_value(name, value) for name, value in zip(varying, values, strict=True))
-            found.append(SpeedSweep(axis, group[0].baseline, _block(axis, group), where, tuple(_curves(axis, group))))
-    return tuple(found)
+            sweeps.append(SpeedSweep(axis, group[0].baseline, _block(axis, group), where, tuple(_curves(axis, group))))
+    return tuple(sweeps)
 
 
 def require_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:

@@ -67,10 +67,10 @@ def _named(choice: KernelChoice, files: dict[str, str]) -> KernelChoice:
     One at a git commit gets that commit's hash, which says what it holds for good: a branch may move on.
     """
     if choice.file is not None and choice.ref is not None:
-        found = file_at(choice.ref, choice.file, "--kernel")
-        tree = _parsed(found.data, f"{shown_path(choice.file)} at {shown(choice.ref)}")
+        at_commit = file_at(choice.ref, choice.file, "--kernel")
+        tree = _parsed(at_commit.data, f"{shown_path(choice.file)} at {shown(choice.ref)}")
         choice = choice.with_attribute(_attribute(choice.file, choice.attribute, tree))
-        choice = replace(choice, ref=found.commit)
+        choice = replace(choice, ref=at_commit.commit)
     elif choice.file is not None:
         raw = _read(choice.file)
         files[str(choice.file)] = hashlib.sha256(raw).hexdigest()

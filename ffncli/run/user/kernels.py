@@ -91,12 +91,12 @@ def _copy_at(ref: str, path: Path) -> tuple[Path, str]:
 
     The file alone: modules that lie beside it in the repository cannot be imported.
     """
-    found = file_at(ref, path, "--kernel")
+    original = file_at(ref, path, "--kernel")
     folder = tempfile.mkdtemp(prefix="ffn-kernel-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     copied = Path(folder, path.name)
-    copied.write_bytes(found.data)
-    return copied, found.commit
+    copied.write_bytes(original.data)
+    return copied, original.commit
 
 
 def argument(parameter: str) -> str:
