@@ -2,7 +2,8 @@
 
     NAME                           a kernel of the package: eager, packed, ...; `all`: all of them
     [LABEL=]FILE.py[:NAME]         a function, an nn.Module or a Kernel in a user's file
-    [LABEL=]slowed:FACTOR:KERNEL   any of these, slowed by a known factor, which a self-test must detect
+    [LABEL=]REF:FILE.py[:NAME]     the same in that file at a git commit, of a branch, a tag or `HEAD~1`
+    [LABEL=]slowed:FACTOR:KERNEL   one of these, slower by a known factor, which a self-test must detect
 
 No file is read here, and nothing needs torch.
 """
@@ -19,7 +20,8 @@ from ffncli.errors import FFNError, shown
 from ffncli.kernels import BUILT_IN, full_name, unknown_kernel
 
 _FORM = re.compile(r"(?:(?P<label>[^=:/]+)=)?(?:slowed:(?P<factor>[^:]*):)?(?P<kernel>.*)", re.DOTALL)
-_FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<attribute>\w+))?")
+_FILE = re.compile(r"(?:(?P<ref>[^:\n-][^:\n]*):)?(?P<path>[^:\n]+\.py)(?::(?P<attribute>\w+))?")
+_LABEL = re.compile(r"[^=:/]+")
 _FACTOR = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{1,9})?")
 
 
@@ -27,26 +29,30 @@ _FACTOR = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{1,9})?")
 class KernelChoice:
     """One kernel of `--kernel`; `label` is its name in results.
 
-    `kernel` is the name of one of the package's kernels, or the path of a user's file as typed; `attribute` names the
-    kernel in that file, None for its only one: until that is resolved a choice may have no label. `factor`, as typed,
-    is the factor by which the kernel is slowed down. Results are looked up by the label.
+    `kernel` is the name of one of the package's, or the path of a user's file as typed; `attribute` names the kernel in
+    that file, None its only one: until that is known a choice may have no label. `factor`, as typed, is by how much the
+    kernel is slowed down: results are looked up by their label. `ref` is the git commit that the file is taken from, as
+    typed or, once it was looked up, its full hash; None for the file in the working tree.
     """
 
     label: str
     kernel: str
     attribute: str | None = None
     factor: str | None = None
+    ref: str | None = None
 
     @property
     def file(self) -> Path | None:
-        """The user's file, absolute; None for a kernel of the package."""
+        """The user's file, absolute; None for a kernel of the package. At a `ref` it need not exist on disk."""
         return Path(os.path.abspath(os.path.expanduser(self.kernel))) if self.kernel.endswith(".py") else None
 
     @property
     def text(self) -> str:
-        """The text from which `parse` makes this choice."""
+        """The text from which `parse` makes this choice; a label that no text can give is left out."""
         plain = self._plain
-        return plain if self.label in ("", self._default_label) else f"{self.label}={plain}"
+        if self.label in ("", self._default_label) or not _LABEL.fullmatch(self.label):
+            return plain
+        return f"{self.label}={plain}"
 
     def with_attribute(self, attribute: str) -> KernelChoice:
         """This choice with that kernel of the file; the kernel's name becomes the label if there is none."""
@@ -55,17 +61,19 @@ class KernelChoice:
 
     @property
     def _plain(self) -> str:
-        return self._slowed + (f"{self.kernel}:{self.attribute}" if self.attribute else self.kernel)
+        return self._front + (f"{self.kernel}:{self.attribute}" if self.attribute else self.kernel)
 
     @property
-    def _slowed(self) -> str:
-        return "" if self.factor is None else f"slowed:{self.factor}:"
+    def _front(self) -> str:
+        """What stands before a kernel's name: by how much it is slowed, and its commit."""
+        slowed = "" if self.factor is None else f"slowed:{self.factor}:"
+        return slowed if self.ref is None else f"{slowed}{self.ref}:"
 
     @property
     def _default_label(self) -> str:
         if self.file is None:
             return self._plain
-        return f"{self._slowed}{self.file.name}:{self.attribute}" if self.attribute else ""
+        return f"{self._front}{self.file.name}:{self.attribute}" if self.attribute else ""
 
 
 def parse(text: str) -> KernelChoice:
@@ -76,19 +84,19 @@ def parse(text: str) -> KernelChoice:
     if factor is not None and not _FACTOR.fullmatch(factor):
         hint = "write it as slowed:FACTOR:KERNEL, such as slowed:1.05:eager, FACTOR from 1 to 999"
         raise FFNError(f"--kernel: {shown(factor)} is not a factor, in {shown(text)}", hint)
-    attribute = None
+    attribute = ref = None
     if ".py" in kernel:
         file = _FILE.fullmatch(kernel)
         if not file:
             raise FFNError(f"--kernel: {shown(text)} is not a kernel", "write it as file.py:name or label=file.py:name")
-        kernel, attribute = file.group("path", "attribute")
+        kernel, attribute, ref = file.group("path", "attribute", "ref")
     elif full_name(kernel) not in BUILT_IN or (label and factor is None):
         raise unknown_kernel(text if factor is None else kernel)
     else:
         kernel = full_name(kernel)
     if label in BUILT_IN:
-        raise FFNError(f"--kernel: {shown(label)} is one of ffn's own kernels", "give another label")
-    choice = KernelChoice("", kernel, attribute, factor)
+        raise FFNError(f"--kernel: {shown(label)} is a kernel of ffn's own", "give another label")
+    choice = KernelChoice("", kernel, attribute, factor, ref)
     return replace(choice, label=label or choice._default_label)
 
 

@@ -14,6 +14,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
+from ffncli.errors import FFNError, did_you_mean, shown
+
 _MAKER = re.compile(r"^(nvidia|amd|google)\s+")
 
 
@@ -84,6 +86,36 @@ def links() -> tuple[Link, ...]:
 def find(device_name: str) -> Device | None:
     """The device of this name, None unless a name matches. Case and the maker's name do not matter."""
     return _names().get(_key(device_name))
+
+
+def named(text: str, field: str) -> Device:
+    """The device that a user means by its name, a short one (`h100`), or the beginning of one device's name.
+
+    Case, spaces and hyphens do not matter. Raises FFNError with the nearest names; `field` is the option.
+    """
+    key, names = _letters(text), {_letters(name): device for name, device in typed_names().items()}
+    if key in names:
+        return names[key]
+    begin = [device.name for device in devices() if key and _letters(device.name).startswith(key)]
+    if len(begin) == 1:
+        return names[_letters(begin[0])]
+    if begin:
+        listed = ", ".join(begin[:4]) + (" ..." if len(begin) > 4 else "")
+        raise FFNError(f"{field}: {shown(text)} is the beginning of {listed}", "type more of the name")
+    otherwise = "for example h100, mi300x, rtx-4090 or tpu-v5e"
+    raise FFNError(f"{field}: unknown device {shown(text)}", did_you_mean(text, [*typed_names()], otherwise))
+
+
+@cache
+def typed_names() -> Mapping[str, Device]:
+    """What a shell completes → its device: the short names, then every name in small letters with hyphens."""
+    whole = {device.name: device for device in devices()}
+    short = {name: whole[full] for name, full in table()["short"].items()}
+    return short | {re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"): device for name, device in whole.items()}
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
 @cache

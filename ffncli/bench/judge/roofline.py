@@ -23,6 +23,7 @@ from math import prod
 from ffncli.bench.records import Case, Roof
 from ffncli.block.cost import cost
 from ffncli.block.dtypes import dtype
+from ffncli.block.floor import TimeFloor, time_floor
 from ffncli.block.recipe import steps
 from ffncli.block.steps import (
     Activation,
@@ -45,8 +46,12 @@ class RooflineFigures:
     """Figures of one case and time. `tflops` and `gbytes_per_s` are rates, fractions are of the least possible time.
 
     `fusion_saving_max`: the traffic that fusing the activation with its products can save at most, over the least time
-    of the block (0.086: at most about 8.6 %). It is an estimate, not a bound: it assumes that both versions reach the
-    same rate of the products. None is unknown.
+    of the block (0.086: at most about 8.6 %). It is an estimate, not a bound: it takes both versions to reach the same
+    rate of the products. None is unknown.
+
+    `ridge_flops_per_byte` is the machine balance: the measured peak over the measured bandwidth, those of the data
+    sheet where no roof was measured. `bound` says on which side of it the case lies with `flops_per_byte`, those of the
+    bytes that no cache holds; None where a cache holds all.
     """
 
     flops: int
@@ -56,6 +61,9 @@ class RooflineFigures:
     roof_fraction: float | None = None
     datasheet_fraction: float | None = None
     fusion_saving_max: float | None = None
+    bound: str = ""
+    flops_per_byte: float | None = None
+    ridge_flops_per_byte: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,23 +101,34 @@ def figures(case: Case, time_s: float | None, roof: Roof, device_name: str, tf32
     sheet = Roof(known.flops_per_s(case.dtype, tf32), known.bytes_per_s) if known else Roof()
     least = least_time(work, case.cache, roof, llc)
     at_best = least_time(work, case.cache, sheet, llc)
+    judged, moved = least or at_best, work.from_memory(case.cache, llc)
     rate = None if not time_s else 1 / time_s
     return RooflineFigures(
         flops=work.flops,
         bytes=work.bytes,
         tflops=_times(rate, work.flops / 1e12),
         gbytes_per_s=_times(rate, work.bytes / 1e9),
-        roof_fraction=_times(rate, least),
-        datasheet_fraction=_times(rate, at_best),
-        fusion_saving_max=fusable_bytes(case) / roof.bytes_per_s / least if least and roof.bytes_per_s else None,
+        roof_fraction=_times(rate, least.seconds if least else None),
+        datasheet_fraction=_times(rate, at_best.seconds if at_best else None),
+        fusion_saving_max=fusable_bytes(case) / roof.bytes_per_s / least.seconds
+        if least and roof.bytes_per_s
+        else None,
+        bound=judged.bound if judged else "",
+        flops_per_byte=work.flops / moved if moved else None,
+        ridge_flops_per_byte=_ridge(roof if least else sheet),
     )
 
 
-def least_time(work: Work, cache: str, roof: Roof, llc: int) -> float | None:
-    """Seconds that the arithmetic or the memory needs, the larger; None if a rate is unknown."""
+def least_time(work: Work, cache: str, roof: Roof, llc: int) -> TimeFloor | None:
+    """What the arithmetic and the memory need; None where a rate is unknown."""
     if not roof.flops_per_s or not roof.bytes_per_s:
         return None
-    return max(work.flops / roof.flops_per_s, work.from_memory(cache, llc) / roof.bytes_per_s)
+    return time_floor(work.flops, work.from_memory(cache, llc), roof.flops_per_s, roof.bytes_per_s)
+
+
+def _ridge(roof: Roof) -> float | None:
+    """FLOPs per byte at which arithmetic and memory take the same time."""
+    return roof.flops_per_s / roof.bytes_per_s if roof.flops_per_s and roof.bytes_per_s else None
 
 
 def work_of(case: Case) -> Work:

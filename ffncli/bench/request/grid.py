@@ -204,7 +204,8 @@ def from_json(stored: Mapping[str, Any]) -> BenchRequest:
 def _choice(text: str, label: str) -> KernelChoice:
     """Earlier versions stored texts as typed, without the name of a file's only kernel: the label has it."""
     choice = parse(text)
-    return choice if choice.label else choice.with_attribute(label.rpartition(":")[2])
+    choice = choice if choice.label else choice.with_attribute(label.rpartition(":")[2])
+    return replace(choice, label=label)  # with a commit looked up, the label still says `main`
 
 
 def _case(stored: Mapping[str, Any]) -> Case:

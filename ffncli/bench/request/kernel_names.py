@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ffncli.bench.records import OWN_ARMS
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.kernels import BUILT_IN, BY_DEFAULT, COMPILING
 from ffncli.kernels.choice import KernelChoice, choices, parse, require_unlike
+from ffncli.system.git import file_at
 
 
 @dataclass(frozen=True)
@@ -61,30 +62,42 @@ def _baseline(text: str, labels: Sequence[str]) -> KernelChoice:
 
 
 def _named(choice: KernelChoice, files: dict[str, str]) -> KernelChoice:
-    """The choice with its kernel's name, if the user's file shows it; adds the file to `files`."""
-    if choice.file is not None:
-        raw, tree = _read(choice.file)
+    """The choice with its kernel's name, as far as the user's file says it; adds the file to `files`.
+
+    One at a git commit gets that commit's hash, which says what it holds for good: a branch may move on.
+    """
+    if choice.file is not None and choice.ref is not None:
+        at_commit = file_at(choice.ref, choice.file, "--kernel")
+        tree = _parsed(at_commit.data, f"{shown_path(choice.file)} at {shown(choice.ref)}")
+        choice = choice.with_attribute(_attribute(choice.file, choice.attribute, tree))
+        choice = replace(choice, ref=at_commit.commit)
+    elif choice.file is not None:
+        raw = _read(choice.file)
         files[str(choice.file)] = hashlib.sha256(raw).hexdigest()
+        tree = _parsed(raw, shown_path(choice.file))
         choice = choice.with_attribute(_attribute(choice.file, choice.attribute, tree))
     if choice.label in OWN_ARMS:
         raise FFNError(f"--kernel: {shown(choice.label)} is the name of one of ffn's own arms", "give another label")
     return choice
 
 
-def _read(path: Path) -> tuple[bytes, ast.Module]:
-    """The file's bytes and their syntax tree; the file is not run."""
+def _read(path: Path) -> bytes:
     try:
-        raw = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise FFNError(f"--kernel: cannot read {shown_path(path)}: {error.strerror}", "give file.py:name") from None
     except ValueError:
         raise FFNError(f"--kernel: {shown(str(path))} is not a file name") from None
+
+
+def _parsed(raw: bytes, name: str) -> ast.Module:
+    """What Python reads in a file's bytes; it is not run."""
     try:
-        return raw, ast.parse(raw)
+        return ast.parse(raw)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         where = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise FFNError(f"{shown_path(path)}{where}: {why}", "it is not valid Python") from None
+        raise FFNError(f"{name}{where}: {why}", "it is not valid Python") from None
 
 
 _Code = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda

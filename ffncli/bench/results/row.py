@@ -107,6 +107,9 @@ class ResultRow:
     precision: float | None = None  # the requested half-width
     numpy: str = ""
     isa: str = ""
+    bound: str = ""  # memory or compute
+    flops_per_byte: float | None = None  # of the bytes that no cache holds
+    ridge_flops_per_byte: float | None = None  # the machine balance
 
     @property
     def fusion_share_max(self) -> float | None:

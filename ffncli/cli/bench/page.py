@@ -15,6 +15,7 @@ from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.csv_file import COLUMNS, cells
 from ffncli.bench.results.journal import ResultFiles
 from ffncli.bench.results.row import ResultRow
+from ffncli.cli.bench.balance import balance
 from ffncli.cli.bench.remarks import remarks, warned
 from ffncli.cli.bench.sweep_page import sweep
 from ffncli.cli.bench.words import interval, rates, ratio, verdict
@@ -84,7 +85,7 @@ def _case(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
     unit, speeds = rates(rows)
     lines = [_line(row, speed) for row, speed in zip(rows, speeds, strict=True)]
     table = Table(("kernel", "time", "ratio", "verdict", unit, "of roof"), lines)
-    return [Heading(case.label, _where(case, rows)), table, *remarks(rows)]
+    return [Heading(case.label, _where(case, rows)), table, *balance(rows, {case.key: case.label}), *remarks(rows)]
 
 
 def _where(case: Case, rows: Sequence[ResultRow]) -> str:

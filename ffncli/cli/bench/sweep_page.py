@@ -9,6 +9,7 @@ from typing import Any
 from ffncli.bench.judge.thread_scaling import ThreadScaling, thread_scaling
 from ffncli.bench.records import Case
 from ffncli.bench.results.row import ResultRow
+from ffncli.cli.bench.balance import balance
 from ffncli.cli.bench.remarks import notes, warned
 from ffncli.cli.bench.words import interval, ratio, verdict
 from ffncli.show.parts import Heading, Line, Part
@@ -29,6 +30,7 @@ def sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str) -
     parts: list[Part] = [Heading(f"{len(cases)} cases", common), _grid(measured, rows, baseline, differ)]
     if any(row.verdict == "inconclusive" and row.kernel != row.baseline for row in rows):
         parts.append(Line("?: inconclusive", quiet=True))
+    parts += balance(rows, {key: _where(case, differ).replace(",", "") for key, case in measured.items()})
     parts += _scaling(
         measured, thread_scaling(tuple(cases.values()), rows), [name for name in differ if name != "threads"]
     )

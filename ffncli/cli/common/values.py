@@ -13,6 +13,13 @@ def models() -> Iterable[str]:
     return catalog.names()
 
 
+def devices() -> Iterable[str]:
+    """Accelerators, as they are typed."""
+    from ffncli.system.hardware import typed_names
+
+    return typed_names()
+
+
 def activations() -> Iterable[str]:
     """Activations and gated units, each by its usual name."""
     from ffncli.block.activations import GATED, TABLE

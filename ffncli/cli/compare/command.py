@@ -13,6 +13,7 @@ import typer
 from ffncli.cli.common.option import option
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.parsers import from_zero
+from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.cli.compare.options import CompareResultOptions
 from ffncli.errors import ExitCode, FFNError, shown
@@ -21,7 +22,10 @@ from ffncli.show.output import Output
 Base = Annotated[
     str, typer.Argument(metavar="BASE", help="Results of ffn bench (one or several: a.csv,b.csv), or a saved trace.")
 ]
-New = Annotated[str, typer.Argument(metavar="NEW", help="The same kind of file, compared against BASE.")]
+New = Annotated[
+    str | None,
+    typer.Argument(metavar="NEW", help="The same kind of file, compared against BASE. With --plot BASE can be alone."),
+]
 Tolerance = Annotated[
     float | None,
     option(
@@ -33,10 +37,16 @@ Tolerance = Annotated[
 
 @spread
 def command(
-    *, base: Base, new: New, results: CompareResultOptions, tolerance: Tolerance = None, show: OutputOptions
+    *,
+    base: Base,
+    new: New = None,
+    results: CompareResultOptions,
+    tolerance: Tolerance = None,
+    plot: PlotOptions,
+    show: OutputOptions,
 ) -> None:
-    """Compare two results of ffn bench, or two saved traces: what changed, and how certain that is. Exit 1 if
-    the traces differ, or if a kernel fails --fail-if-slower.
+    """Compare two results of ffn bench, or two saved traces: what changed, and with what certainty. Exit 1 if
+    the traces differ, or if a kernel fails --fail-if-slower. With --plot, draw the sweep of one result.
 
     Examples:
       ffn compare main.csv branch.csv
@@ -45,6 +55,12 @@ def command(
       ffn compare base.npz new.npz                         # two traces
     """
     output = show.output()
+    plot.check(show.force, show.out)
+    if new is None:
+        _alone(base, results, tolerance, plot, output)
+        return
+    if plot.wanted:
+        raise FFNError("--plot draws one result of ffn bench", "leave out NEW")
     sides = [_files(text, (base, new)) for text in (base, new)]
     kinds = [_kind(text, paths) for text, paths in zip((base, new), sides, strict=True)]
     if kinds[0] != kinds[1]:
@@ -58,6 +74,26 @@ def command(
         if option := results.first_set():
             raise FFNError(f"{option} is for results of ffn bench", "two saved traces are compared within --tolerance")
         _traces(sides[0], sides[1], tolerance, output)
+
+
+def _alone(
+    base: str, options: CompareResultOptions, tolerance: float | None, plot: PlotOptions, output: Output
+) -> None:
+    """The sweeps of one result, drawn. Raises FFNError where there is no second file and no plot is asked for."""
+    if not plot.wanted:
+        raise FFNError("Missing argument 'NEW'", "give two files, or one result of ffn bench with --plot")
+    paths = _files(base, (base,))
+    if not _kind(base, paths):
+        raise FFNError(f"{shown(base, 200)} is not a result of ffn bench", "--plot draws those alone")
+    if option := options.first_set() or ("--tolerance" if tolerance is not None else ""):
+        raise FFNError(f"{option} compares two files", "give NEW too, or leave it out")
+    from ffncli.bench.judge.speed_curves import require_sweeps
+    from ffncli.bench.results.csv_file import read_rows
+    from ffncli.cli.common.speed_plots import speed_plots
+    from ffncli.cli.compare.sweep_page import answer
+
+    sweeps = require_sweeps([row for path in paths for row in read_rows(path)])
+    output.show(plot.extended(answer(paths, sweeps), speed_plots(sweeps), output))
 
 
 def _results(base: Sequence[Path], new: Sequence[Path], options: CompareResultOptions, output: Output) -> None:

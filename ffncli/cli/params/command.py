@@ -23,6 +23,7 @@ from ffncli.cli.params.options import (
     Sources,
     Sweep,
     TensorParallel,
+    ridge_of,
 )
 from ffncli.cli.params.page import parts_of, sweep_table
 from ffncli.errors import ExitCode, FFNError, shown
@@ -73,7 +74,7 @@ def command(
     output = show.output()
     conditions = assertions.parse([*(asserted or []), *_lines_of(assert_file)], KEYS)
     overrides = dimensions.dimensions()
-    options = FigureQuestion(_formats(joined(dtype)), tokens.numbers(), tp, ridge)
+    options = FigureQuestion(_formats(joined(dtype)), tokens.numbers(), tp, *ridge_of(ridge))
     if multiple_of is not None and not iso_params:
         raise FFNError("--multiple-of needs --iso-params", "it rounds the d_ff of the other block")
     if sweep:
@@ -170,7 +171,8 @@ def _require_agreement(models: Sequence[Resolved]) -> None:
 def _check_sweep(sources: _Texts, everything: bool, iso_params: bool, options: FigureQuestion) -> None:
     if everything or (sources and len(sources) > 1):
         raise FFNError("--sweep takes one SOURCE", "give one, or dimensions alone")
-    others = [("--iso-params", iso_params), ("--tp", options.ranks), ("--ridge", options.ridge is not None)]
+    ridge = options.ridge is not None or bool(options.devices)
+    others = [("--iso-params", iso_params), ("--tp", options.ranks), ("--ridge", ridge)]
     for name, on in others:
         if on:
             raise FFNError(f"--sweep contradicts {name}", "use one at a time")

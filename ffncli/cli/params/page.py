@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
+from ffncli.cli.params.floor_page import floor_parts
 from ffncli.models.counting.labels import LABELS, label
 from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Short, Table, apart
@@ -33,7 +34,8 @@ def parts_of(reports: list[CostReport], costs: bool = False) -> list[Part]:
     parts += [_costs(one.costs, several) for one in reports if costs and one.costs]
     splits = [one.split for one in reports if one.split]
     parts += [_splits(splits)] if len(splits) > _MOST_COLUMNS else [p for s in splits for p in _split(s, several)]
-    return parts + [_ridge(one.count.name, one.ridge) for one in reports if one.ridge]
+    parts += [part for one in reports for part in floor_parts(one, several)]
+    return parts + [_ridge(one.count.name, ridge) for one in reports for ridge in one.ridges if not ridge.device]
 
 
 # --- one source -------------------------------------------------------------------------------------------------------

@@ -5,13 +5,15 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
 from ffncli.errors import ExitCode, FFNError, did_you_mean, shown
+from ffncli.models.counting.device_floor import DeviceFloor
 from ffncli.models.counting.labels import LABELS, key_of
 
+_OF_DEVICE = {f.name for f in fields(DeviceFloor)}
 _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
 }  # fmt: skip
@@ -63,8 +65,9 @@ class Assertion:
     def _actual(self, row: Mapping[str, Any]) -> Any:
         """The row's value; for a list, its length. Raises FFNError for a key that only another option adds."""
         if self.key not in row:
-            option = "--ridge" if self.key.startswith("ridge") else "--tp"
-            raise FFNError(f"--assert {shown(self.text)}: {self.key} needs {option}")
+            of_device = self.key in _OF_DEVICE
+            option = "--ridge DEVICE" if of_device else "--ridge" if self.key.startswith("ridge") else "--tp"
+            raise FFNError(f"--assert {shown(self.text)}: {self.key} is there with {option} only")
         value = row[self.key]
         return len(value) if isinstance(value, (list, tuple)) else value
 
@@ -120,7 +123,7 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Each row's name: its model, with `tokens=32` or `d_ff=4x` if models alone do not distinguish the rows."""
     if len({row["name"] for row in rows}) == len(rows):
         return [row["name"] for row in rows]
-    keys = [key for key in rows[0] if key in ("dtype", "tokens") or key.startswith("sweep_")]
+    keys = [key for key in rows[0] if key in ("dtype", "tokens", "device") or key.startswith("sweep_")]
     apart = [key for key in keys if len({row[key] for row in rows}) > 1]
     return [" ".join([row["name"], *(f"{key.removeprefix('sweep_')}={row[key]}" for key in apart)]) for row in rows]
 

@@ -1,4 +1,4 @@
-"""Users' kernels: `[label=]file.py:name`, a plain function, an nn.Module (its class, or one), or a Kernel.
+"""Users' kernels: `[label=][ref:]file.py:name`, a plain function, an nn.Module (its class, or one), or a Kernel.
 
 A function's first argument is x, the others are named after the block's weights: `def mlp(x, gate, up, down)`; a bias
 is `up_bias`, an activation's learned parameter `act_weight`, a shared expert's `shared__up`. The caller decides
@@ -7,11 +7,15 @@ about gradients: functions and modules are differentiable with respect to x and 
 
 from __future__ import annotations
 
+import atexit
 import copy
 import hashlib
 import inspect
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ from ffncli.models.dimensions import Dimensions
 from ffncli.run.user.construct import NotTaken
 from ffncli.run.user.module import LoadedModule, load_module
 from ffncli.run.user.python_file import import_file, user_code
+from ffncli.system.git import file_at
 
 
 def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
@@ -65,15 +70,33 @@ def _unless_named(kernel: Kernel) -> Kernel:
 
 
 def _user_kernel(choice: KernelChoice, path: Path, steps: Steps, spec: FFNSpec) -> Kernel:
-    """The kernel in a user's file, which is executed."""
+    """The kernel in a user's file, which is executed; one at a git commit from a copy."""
+    origin = shown_path(Path(choice.kernel))
+    if choice.ref is not None:
+        path, commit = _copy_at(choice.ref, path)
+        origin += f" at commit {commit[:12]}"
     target, name = _target(path, choice.attribute)
     label = choice.with_attribute(name).label
-    origin = f"{shown_path(Path(choice.kernel))}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
+    origin += f", sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
     if isinstance(target, Kernel):
         return _guarded_kernel(target, path, label, origin)
     if inspect.isclass(target) or isinstance(target, nn.Module):
         return replace(_module_kernel(f"{path}:{name}", path, label, steps, spec), origin=origin)
     return replace(_function_kernel(target, path, label, steps), origin=origin)
+
+
+@cache
+def _copy_at(ref: str, path: Path) -> tuple[Path, str]:
+    """(the file as the commit has it, in a private folder that is removed when the process ends; the commit).
+
+    The file alone: modules that lie beside it in the repository cannot be imported.
+    """
+    original = file_at(ref, path, "--kernel")
+    folder = tempfile.mkdtemp(prefix="ffn-kernel-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    copied = Path(folder, path.name)
+    copied.write_bytes(original.data)
+    return copied, original.commit
 
 
 def argument(parameter: str) -> str:

@@ -85,6 +85,10 @@ def _fill(figure: Figure, plots: Sequence[Plot]) -> None:
             dashes = _DASHES[(curve + turn) % len(_DASHES)]
             color = _COLORS[curve % len(_COLORS)]
             axes.plot(x, y, label=clean(line.name), color=color, linestyle=dashes, marker=mark, markersize=5)
+            for place, (low, high) in zip(x, line.intervals, strict=False):
+                if _fits(low, plot.log_y) and _fits(high, plot.log_y):  # NaN is an end that is not known
+                    ends = [place, place], [low, high]
+                    axes.plot(*ends, color=color, linewidth=1.2, marker="_", markersize=7, alpha=0.6)
         axes.set(title=clean(plot.title), xlabel=clean(plot.x), ylabel=clean(plot.y))
         _scale(axes, plot)
         if plot.lines:

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: its name in the legend and its points (x, y), from left to right; non-finite points break it."""
+    """One curve: its name in the legend and its points (x, y), from left to right; one that is not finite breaks it.
+
+    `intervals`: from where to where the y of each point may lie, drawn in a file alone; empty where none is known.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
+    intervals: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True)

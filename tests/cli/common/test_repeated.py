@@ -50,6 +50,7 @@ LISTS = [
     (("trace", "4x8:swiglu", "--experts", "4"), "--expert", "0", "1"),
     (("params", "gpt2"), "--tokens", "1", "32"),
     (("params", "gpt2"), "--dtype", "bf16", "q4_0"),
+    (("params", "gpt2"), "--ridge", "h100", "b200"),
     (("activations", "gelu"), "--at", "0.5", "1.5"),
     (("activations", "swiglu"), "--up", "0.5", "1.5"),
     (("activations", "gelu", "--rounding"), "--dtype", "bf16", "fp16"),
