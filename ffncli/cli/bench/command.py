@@ -18,6 +18,7 @@ from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
+from ffncli.system.packages import require_installed
 
 
 @spread
@@ -43,6 +44,7 @@ def command(
     output = show.output()
     options = asked([dimensions, tokens, grid, method], {"source": source})
     plot.check(show.force, show.out)
+    require_installed("torch", "numpy")  # before a word of where results go
     if method.selftest:
         if plot.wanted:
             raise FFNError("--selftest has no sweep to plot", "leave out --plot and --plot-file")
