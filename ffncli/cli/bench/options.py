@@ -23,6 +23,7 @@ _how = partial(option, "How to measure")
 _gate = partial(option, "Checks and results")
 _compute = partial(option, COMPUTE)
 _Texts = list[str] | None
+FIRST_LOOK = Method(processes=3, precision=0.03, max_time=12.0)  # `ffn bench` alone: some 30 s, quiet
 _UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
