@@ -16,6 +16,7 @@ from ffncli.cli.common.options import BenchSource, DimensionOptions, OutputOptio
 from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
+from ffncli.run.user.time_limit import set_load_time
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
 from ffncli.system.packages import require_installed
@@ -42,6 +43,7 @@ def command(
       ffn bench --save new.csv                           # for ffn compare
     """
     output = show.output()
+    set_load_time(method.load_time)  # of SOURCE; a worker has its parent to watch it load kernels
     options = asked([dimensions, tokens, grid, method], {"source": source})
     plot.check(show.force, show.out)
     require_installed("torch", "numpy")  # before a word of where results go

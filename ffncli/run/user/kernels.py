@@ -32,15 +32,20 @@ from ffncli.models.dimensions import Dimensions
 from ffncli.run.user.construct import NotTaken
 from ffncli.run.user.module import LoadedModule, load_module
 from ffncli.run.user.python_file import import_file, user_code
+from ffncli.run.user.time_limit import loading
 from ffncli.system.git import file_at
 
 
 def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
     """The kernel of a choice, called by its label; a user's file is executed. `steps` are the kernel steps of `spec`.
 
-    Raises FFNError for a file that does not run, and for a kernel with arguments that the block has no weight for.
+    Raises FFNError for a file that does not run or takes too long to load, and for a kernel with arguments that the
+    block has no weight for.
     """
-    return built_in(choice.kernel) if choice.file is None else _user_kernel(choice, choice.file, steps, spec)
+    if choice.file is None:
+        return built_in(choice.kernel)
+    with loading(choice.file):
+        return _user_kernel(choice, choice.file, steps, spec)
 
 
 def kernels_of(
