@@ -171,5 +171,5 @@ def asked(bundles: list[Any], more: dict[str, Any]) -> dict[str, str]:
 
 def _text_of(value: Any) -> str:
     if isinstance(value, (list, tuple)):
-        return ",".join(part.replace(" ", "") if isinstance(part, str) else str(part) for part in value)
+        return ",".join(word.strip() for part in value for word in str(part).split(","))
     return str(value).lower() if isinstance(value, bool) else str(value)

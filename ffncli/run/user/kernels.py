@@ -75,11 +75,20 @@ def _unless_named(kernel: Kernel) -> Kernel:
 
 
 def _user_kernel(choice: KernelChoice, path: Path, steps: Steps, spec: FFNSpec) -> Kernel:
-    """The kernel in a user's file, which is executed; one at a git commit from a copy."""
-    origin = shown_path(Path(choice.kernel))
-    if choice.ref is not None:
-        path, commit = _copy_at(choice.ref, path)
-        origin += f" at commit {commit[:12]}"
+    """The kernel in a user's file, which is executed; one at a git commit from a copy, whose name no error shows."""
+    if choice.ref is None:
+        return _kernel_in(path, choice, shown_path(Path(choice.kernel)), steps, spec)
+    copied, commit = _copy_at(choice.ref, path)
+    origin = f"{shown_path(Path(choice.kernel))} at commit {commit[:12]}"
+    try:
+        return _kernel_in(copied, choice, origin, steps, spec)
+    except FFNError as error:
+        message, hint = (text.replace(shown_path(copied), origin) for text in (error.message, error.hint))
+        raise FFNError(message, hint, error.code) from None
+
+
+def _kernel_in(path: Path, choice: KernelChoice, origin: str, steps: Steps, spec: FFNSpec) -> Kernel:
+    """The kernel of this file; its note says `origin` and the file's sha256."""
     target, name = _target(path, choice.attribute)
     label = choice.with_attribute(name).label
     origin += f", sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
