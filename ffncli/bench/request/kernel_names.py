@@ -12,6 +12,9 @@ from ffncli.bench.records import OWN_ARMS
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.kernels import BUILT_IN, BY_DEFAULT, COMPILING
 from ffncli.kernels.choice import KernelChoice, choices, parse, require_unlike
+from ffncli.system.files import read_whole
+
+MOST_KERNEL_BYTES = 10_000_000  # of a Python file
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def _named(choice: KernelChoice, files: dict[str, str]) -> KernelChoice:
 def _read(path: Path) -> tuple[bytes, ast.Module]:
     """The file's bytes and what Python reads in them; it is not run."""
     try:
-        raw = path.read_bytes()
+        raw = read_whole(path, MOST_KERNEL_BYTES)
     except OSError as error:
         raise FFNError(f"--kernel: cannot read {shown_path(path)}: {error.strerror}", "give file.py:name") from None
     except ValueError:
