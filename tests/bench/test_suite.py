@@ -274,8 +274,8 @@ def test_a_journal_without_a_request_or_with_a_damaged_line_is_refused(tmp_path)
     for raw, words in (
         (journal[:40], "has no request"),
         (b"{}\n", "line 1: not a request"),
-        (b"[" * 100_000 + b"\n", "line 1: not a request"),
-        (journal.replace(b'"outcomes"', b'"outcom', 1), "line 2 is damaged"),
+        (b"[" * 100_000 + b"\n", "line 1 nests too deeply"),
+        (journal.replace(b'"outcomes"', b'"outcom', 1), "line 2 is not JSON"),
     ):
         restored(path, states[-1] | {"a.partial.jsonl": raw})
         with pytest.raises(FFNError, match=words):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -53,7 +54,7 @@ def command(
     )  # fmt: skip
     from ffncli.bench.suite import begun, default_path
 
-    target = default_path() if result.save is None else Path(result.save).expanduser()
+    target = default_path() if result.save is None else Path(os.path.expanduser(result.save))
     with begun(target, request, show.force) as journal:
         output.notes(*notes, f"results go to {shown_path(target)}")
         _measure(journal, request, output)
@@ -100,6 +101,8 @@ def _kept(journal: Journal, request: BenchRequest) -> Iterator[None]:
     def kept() -> str:
         if not journal.count:
             return "nothing was finished"
+        if not journal.files.journal.exists():
+            return "nothing is kept: its files were removed while it ran"
         name = shown_path(journal.files.csv)
         return f"{journal.count} of {request.units} units kept in {name}; resume with `ffn bench --resume {name}`"
 
