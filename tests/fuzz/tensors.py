@@ -45,6 +45,34 @@ def _changed(raw: bytes, kind: str, draw: Random) -> bytes:
     return raw_safetensors(changes.of_json(header, draw).encode("utf-8", "surrogatepass"), raw[length:])
 
 
+HEADERS = [
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (5, 4), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (0,)}",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (2**62, 0)}",
+    "{'descr': '<U0', 'fortran_order': 0, 'shape': ()}",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904, 0, 9)}",
+    "{'descr': [('a', '<f4')]}",
+    "{",
+    "{'descr': '|V0', 'fortran_order': False, 'shape': (1000000000000,)}",
+    "\0",
+    "(((",
+    "[" * 500,
+    "{'shape': 5}",
+    "1 if",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (True, 4)}",
+    "{'descr': ',', 'fortran_order': False, 'shape': ()}",
+    "{'descr': '<U1000000000', 'fortran_order': False, 'shape': ()}",
+    "\n\t'",
+    "{'descr': 'O', 'shape': (), 'x': 1}",
+    "é",
+]
+
+
+def _npy(header: str) -> bytes:
+    text = header.encode("latin1")
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(80)
+
+
 def _changed_npz(raw: bytes, draw: Random) -> bytes:
     """The archive with one member's bytes, header or name changed, or its record."""
     out = io.BytesIO()
@@ -55,10 +83,12 @@ def _changed_npz(raw: bytes, draw: Random) -> bytes:
         text = str(np.load(io.BytesIO(members["ffn_trace.npy"])))
         np.save(record := io.BytesIO(), np.array(changes.of_json(json.loads(text), draw)))
         members["ffn_trace.npy"] = record.getvalue()
-    else:
+    elif draw.random() < 0.5:
         members[name] = changes.of_bytes(members[name], draw, 0, 130)
+    else:
+        members[name] = _npy(draw.choice(HEADERS))
     if draw.random() < 0.1:
-        members[draw.choice(("", "../x", "a\x1bb.npy", "weights/x.npy", "tokens/x.npy"))] = members[name]
+        members[draw.choice(("x/", "../x", "a\x1bb.npy", "weights/x.npy", "tokens/x.npy"))] = members[name]
     with zipfile.ZipFile(out, "w") as archive:
         for member, data in members.items():
             archive.writestr(member, data)
@@ -92,7 +122,7 @@ def inputs(draw: Random, folder: Path) -> list[str]:
     else:
         if kind == ".npy":
             np.save(out := io.BytesIO(), np.array(values))
-            whole = out.getvalue()
+            whole = _npy(draw.choice(HEADERS)) if draw.random() < 0.3 else out.getvalue()
         else:
             whole = save({"x": torch.tensor(values)})
         raw = changes.of_bytes(whole, draw, 0, 130)

@@ -40,25 +40,12 @@ OPERANDS = [
     "-0",
     " and ",
 ]
-AXES = ["d_ff", "d_model", "tokens", "activation", "gated", "experts", "top_k", "dtype", "bias", "D-FF"]
-VALUES = [
-    "1x",
-    "4x",
-    "8",
-    "16",
-    "1:99999",
-    "8:64:8",
-    "64:8:-8",
-    "gelu",
-    "swiglu",
-    "yes",
-    "no",
-    "0",
-    "-1",
-    "0.5",
-    "",
-    "fp16",
-]
+SIZES, WORDS = ["1x", "4x", "8", "16", "8:64:8"], ["yes", "no"]
+AXES = {
+    "d_ff": SIZES, "d_model": ["8", "16", "4:16:4"], "tokens": ["1", "32"], "activation": ["gelu", "swiglu", "relu"],
+    "gated": WORDS, "experts": ["2", "4"], "bias": WORDS, "D-FF": SIZES, "dtype": ["fp16"], "zz": SIZES,
+}  # fmt: skip
+VALUES = ["1:99999", "64:8:-8", "1:2:0", "gelu", "yes", "0", "-1", "0.5", "", "fp16", "2147483648"]
 
 
 def one(choices: Sequence[str], draw: Random) -> str:
@@ -100,8 +87,8 @@ def assertion(draw: Random, folder: Path) -> list[str]:
 
 def sweep(draw: Random, folder: Path) -> list[str]:
     """--sweep, mostly of a dimension that there is."""
-    texts = [
-        one(AXES, draw) + draw.choice("=====:") + ",".join(one(VALUES, draw) for _ in range(draw.choice((1, 1, 2, 3))))
-        for _ in range(draw.choice((1, 1, 2)))
-    ]
+    texts = []
+    for axis in draw.sample(list(AXES), draw.choice((1, 1, 2))):
+        values = [one(AXES[axis] if draw.random() < 0.8 else VALUES, draw) for _ in range(draw.choice((1, 1, 2, 3)))]
+        texts.append(axis + draw.choice("=========:") + ",".join(values))
     return ["params", draw.choice(("4x8:swiglu", "gpt2")), *(word for text in texts for word in ("--sweep", text))]

@@ -193,10 +193,10 @@ def _record(kind: Any) -> Check:
             return value
         if not isinstance(value, dict):
             raise _Mismatch(f" must be an object, got {shown(value)}")
-        if unknown := next((name for name in value if name not in checks), None):
-            raise _Mismatch(f" has the unknown field {shown(unknown)}")
-        if missing := next((name for name in needed if name not in value), None):
-            raise _Mismatch(f" has no field {missing}")
+        if unknown := [name for name in value if name not in checks]:
+            raise _Mismatch(f" has the unknown field {shown(unknown[0])}")
+        if missing := [name for name in needed if name not in value]:
+            raise _Mismatch(f" has no field {missing[0]}")
         values = {name: _at(f".{name}", checks[name], one) for name, one in value.items()}
         try:
             return kind(**values)

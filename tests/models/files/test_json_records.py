@@ -53,6 +53,7 @@ def test_what_fits_becomes_the_record():
         ({"parts": [{"name": "n", "size": True}]}, "parts[0].size must be a whole number, got True"),
         ({"parts": [{}]}, "parts[0] has no field name"),
         ({"parts": [{"name": "n", "nam": 1}]}, "parts[0] has the unknown field 'nam'"),
+        ({"": 1}, "it has the unknown field ''"),
         ({"kind": "c"}, "kind must be one of a, b, got 'c'"),
         ({"kind": ["a"]}, "kind must be one of a, b, got ['a']"),
         ({"share": 0}, "share must be above 0, got 0"),
