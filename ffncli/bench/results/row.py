@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, get_args
 
-from ffncli.bench.records import Above, Seconds, Share, Status, Verdict
+from ffncli.bench.records import Above, Share, Status, Verdict
 from ffncli.models.files.json_records import Count, OneOf
 
 SCHEMA_VERSION = 1
@@ -74,7 +74,7 @@ class ResultRow:
     placements: Count | None = None
     rounds: Count | None = None
     inner: Count | None = None
-    time_s: Seconds | None = None
+    time_s: Share | None = None
     time_low_s: Share | None = None
     time_high_s: Share | None = None
     ratio: Share | None = None
@@ -94,7 +94,7 @@ class ResultRow:
     fusion_saving_max: Share | None = None
     peak_memory_bytes: Count | None = None
     page_faults_per_call: Share | None = None
-    compile_s: Seconds | None = None
+    compile_s: Share | None = None
     error_max: Share | None = None
     error_rel: Share | None = None
     baseline_error_rel: Share | None = None
@@ -102,8 +102,8 @@ class ResultRow:
     warnings: tuple[BenchWarning, ...] = ()
     note: str = ""
     # Added after the first fixed list. `ffn compare` needs these of each process, so that this file alone is enough.
-    process_times_s: tuple[Seconds, ...] = ()  # one value per process (statistics.centre), of the kernel
-    process_anchors_s: tuple[Seconds, ...] = ()  # and of the machine anchor, among the same rounds
+    process_times_s: tuple[Share, ...] = ()  # one value per process (statistics.centre), of the kernel
+    process_anchors_s: tuple[Share, ...] = ()  # and of the machine anchor, among the same rounds
     process_ratios: tuple[Share, ...] = ()  # exp of the value of each process of the paired log ratio
     openmp: str = ""  # OMP_PROC_BIND, OMP_PLACES, OMP_WAIT_POLICY as the workers had them
     allocator: str = ""

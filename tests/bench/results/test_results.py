@@ -119,7 +119,7 @@ def test_a_header_of_many_columns_is_refused_at_once(tmp_path):
     ("column", "cell", "words"),
     [
         ("threads", "-2", "threads must be at least 0, got -2"),
-        ("time_s", "1e30", r"time_s must be at least 0 and at most 1e\+09"),
+        ("time_s", "-1e-9", "time_s must be at least 0, got -1e-09"),
         ("process_times_s", "1;-2", r"process_times_s\[1\] must be at least 0"),
         ("precision", "0", "precision must be above 0"),
     ],
