@@ -29,7 +29,7 @@ from ffncli.bench.suite import begun, resumed, run
 from ffncli.errors import FFNError
 from tests import ROOT
 from tests.bench.stored import blocks_in
-from tests.bench.test_suite import RUN, in_process, request, worker_with, workers
+from tests.bench.test_suite import RUN, hear_signals, in_process, request, worker_with, workers
 from tests.fuzz.results import no_workers
 
 COUNT = int(os.environ.get("FFN_KILLS", "4"))
@@ -83,7 +83,7 @@ def test_a_run_that_is_killed_is_resumed_to_the_same_result(number: int, tmp_pat
         [sys.executable, "-c", _PARENT, ",".join(command), "bench", "8x16:swiglu", *options, "--device", "cpu",
          "--save", str(path)],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=hear_signals,
     )  # fmt: skip
     killed = _send(running, sent, moment, log if at_worker else None)
     _, err = running.communicate(timeout=60)

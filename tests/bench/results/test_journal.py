@@ -124,3 +124,13 @@ def test_files_of_a_run_that_are_no_files(unfinished: Path, suffix: str, what: s
     if suffix == ".partial.jsonl" and what != "loop":
         with pytest.raises(FFNError, match="not a file"):
             resume(unfinished, summarise)
+
+
+def test_a_torn_line_is_gone_before_the_next_is_written(unfinished: Path):
+    """Of a run that is killed twice."""
+    with ResultFiles(unfinished).journal.open("ab") as file:
+        file.write(b'{"unit": {"proc')
+    journal = resume(unfinished, summarise)
+    asked = journal.request
+    journal.add(fake_worker.unit(asked.cases[0], Job(1, (), asked.kernels, "eager", asked.method)))
+    assert resume(unfinished, summarise).count == 3
