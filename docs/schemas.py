@@ -29,11 +29,13 @@ SAMPLES = {
         "--example notebook --explain dropout[0,0,0]", "--example llama", "--d-model 8 --vocab 20 --tokens 2",
         "4x8:relu --input nan,0,1,2", f"./my-model --layer 2 {PROMPT} --unembed", f"./my-model --layer all {PROMPT}",
         "./my-model --layer 1 --unembed --neuron 3", "gpt2 --d-model 4 --d-ff 8 --layer all",
+        "mixtral-8x7b --d-model 4 --d-ff 8 --layer all",
         "8x16:swiglu --experts 4 --explain route[0,0] --depth 2",
     ],
     "params": [
         "gpt2", "mixtral-8x7b --tokens 1,32", "deepseek-v3 --tp 8 --ridge 100", "gpt2 --sweep d_ff=1x,2x",
         "gpt2 --iso-params", "./my-model", "4x8:relu", "./edited", "./unknown", "t5-v1.1-xxl",
+        "gpt2 --ridge h100,apple-m1",
     ],
     "activations": [
         "gelu relu", "gelu_tanh --against gelu", "gelu --rounding --dtype bf16", "swiglu swiglu_oai --iso-params",
@@ -50,7 +52,8 @@ SAMPLES = {
         "32x64:relu --kernel eager,packed --quick --threads 1 --save c.csv",
     ],
     "models": ["", "llama"],
-    "compare": ["a.json b.json", "a.json a.json", "a.json c.json", "a.csv b.csv --fail-if-slower 900%", "a.csv b.csv"],
+    "compare": ["a.json b.json", "a.json a.json", "a.json c.json", "a.csv b.csv --fail-if-slower 900%", "a.csv b.csv",
+                "a.csv --plot"],
     "doctor": ["", "--no-noise"],
     "explain": ["", "gelu", "swiglu", "4x", "moe", "neuron", "activation"],
 }  # fmt: skip
@@ -168,7 +171,7 @@ def main() -> None:
     with page_folder() as run:
         run(_PREPARE.strip())
         if "compare" in names:
-            run("ffn bench 64x256:swiglu --kernel eager,packed --quick --save a.csv -q && cp a.csv b.csv")
+            run("ffn bench 64x256:swiglu --kernel eager,packed --quick --tokens 1,2 --save a.csv -q && cp a.csv b.csv")
         for name in names:
             text = json.dumps(schema_of(name, list(answers(name, SAMPLES[name]))), indent=1, ensure_ascii=False)
             (SCHEMAS / f"{name}.schema.json").write_text(text + "\n", "utf-8")

@@ -1,6 +1,6 @@
-"""The one error that users cause, and the exit codes. `cli/main.py` is the only place that catches it.
+"""The one error for what users can cause, and the exit codes. `cli/main.py` is the only place that catches it.
 
-And what every message needs: other people's text, written so that it controls no terminal.
+Also what every message needs: text from files and arguments, escaped so that it cannot control a terminal.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import re
 from enum import IntEnum
 from pathlib import Path
 
-# C0, DEL, C1, and what hides or reorders text in a terminal: Unicode's format characters (marks of direction and of no
-# width, soft hyphens, tags, the plane that tags are in), surrogates, line and paragraph separators.
+# C0, DEL, C1, and characters that hide or reorder text in a terminal: Unicode's format characters (marks of direction
+# and of no width, soft hyphens, tags, the plane that tags are in), surrogates, line and paragraph separators.
 UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
     "\ufff9-\ufffb\ud800-\udfff\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
@@ -22,8 +22,8 @@ class ExitCode(IntEnum):
     """What a shell or a CI job learns from `$?`."""
 
     OK = 0
-    FAILED = 1  # the check you asked for failed
-    USAGE = 2  # wrong options, or input that cannot be what it claims to be
+    FAILED = 1  # a requested check failed
+    USAGE = 2  # wrong options, or input that is not what it claims to be
     ENVIRONMENT = 3  # this machine cannot do it: no memory, disk full, a missing extra
     INCONCLUSIVE = 4
     BUG = 70
@@ -32,14 +32,14 @@ class ExitCode(IntEnum):
 
 
 class Terminated(SystemExit):
-    """SIGTERM, on its way out through every `finally`; unlike the SystemExit of a user's file, nobody answers it."""
+    """SIGTERM as an exception, so that every `finally` runs; unlike a user's SystemExit, nothing catches it."""
 
     def __init__(self) -> None:
         super().__init__(int(ExitCode.TERMINATED))
 
 
 class FFNError(Exception):
-    """Something the user can mend. `message` says what is wrong and where, `hint` what to do."""
+    """Something the user can fix. `message` says what is wrong and where, `hint` what to do."""
 
     def __init__(self, message: str, hint: str = "", code: ExitCode = ExitCode.USAGE) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ def clean(text: str) -> str:
 
 
 def shown_path(path: Path) -> str:
-    """The path as typed, but clean: a directory's name is somebody else's text too."""
+    """The path as typed, but escaped: a directory's name is untrusted text too."""
     return clean(str(path))
 
 
@@ -76,9 +76,9 @@ def _written_out(match: re.Match[str]) -> str:
 
 
 def did_you_mean(name: str, known: list[str], otherwise: str, cutoff: float = 0.6) -> str:
-    """A hint with the nearest known names, or `otherwise` where nothing is near.
+    """A hint with the nearest known names, or `otherwise` if none is near.
 
-    `cutoff`: how much of both names must agree (difflib's ratio), for names of which many share long parts.
+    `cutoff`: how similar two names must be (difflib's ratio), for sets of names that share long parts.
     """
     from difflib import get_close_matches
 

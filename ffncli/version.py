@@ -1,3 +1,3 @@
-"""The version, alone: the package names what lies above its floors, so none of them imports the package for it."""
+"""The version, in a file of its own: `ffncli/__init__.py` imports from the floors, so no floor may import it."""
 
 __version__ = "0.1.0"

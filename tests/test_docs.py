@@ -106,6 +106,7 @@ def keys(value: object) -> set[str]:
     "arguments",
     [
         ["params", "deepseek-v3", "--json", "--tp", "8", "--ridge", "100"],
+        ["params", "gpt2", "--json", "--ridge", "h100"],
         ["models", "--json"],
         ["params", "gpt2", "--sweep", "d_ff=1x,2x", "--json"],
         ["params", "gpt2", "--iso-params", "--json"],

@@ -23,7 +23,7 @@ def test_every_name_is_there_and_is_what_its_module_has():
 
 def test_a_trace_takes_the_models_own_unless_told():
     found = ffncli.trace(ffncli.load("4x8:relu"))
-    assert (found["x"].shape, found["x"].dtype, found.block.device) == ((4, 4), "float32", "cpu")
+    assert (found["x"].shape, found.step("x").dtype, found.block.device) == ((4, 4), "float32", "cpu")
     assert (found.block.weights, found.block.mode) == ("random weights, seed 0", "eval")
 
 

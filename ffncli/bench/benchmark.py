@@ -34,8 +34,8 @@ def benchmark(
     """Verify, then time kernels in fresh processes; a row for every case and kernel, as in the CSV.
 
     `source`, `kernels` and the lists are as on the command line, () their defaults. `save` names a CSV, with the rounds
-    file beside it; without one nothing is kept. Times in seconds. Raises FFNError for what cannot be; a kernel that is
-    wrong or fails is a row with that status.
+    file next to it; without one nothing is kept. Times in seconds. Raises FFNError for an impossible request; a kernel
+    that is wrong or fails is a row with that status.
     """
     grid = Grid(
         source, dimensions or Dimensions(), tuple(tokens), tuple(dtypes), tuple(passes), tuple(caches), tuple(devices),

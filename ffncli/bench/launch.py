@@ -1,4 +1,4 @@
-"""Workers: a process of its own for every repetition, started with all that must be fixed before torch is loaded."""
+"""Workers: a separate process for every repetition, started with every setting fixed before torch is loaded."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from ffncli.bench.records import Job
 
 WORKER = (sys.executable, "-m", "ffncli.bench.timing.worker")
 
-# How threads wait and where they sit. A user who has said so is obeyed; either way the results say what it was.
-# A thread that is bound to its core does not queue behind its neighbour (p99 of a 0.5 ms GEMM beside a busy one: 4.6
-# ms, else 16). Waiting is as torch's users have it, libgomp's default written out: it spins for a moment, then sleeps.
+# How threads wait and where they run. A user's own settings are kept; either way the results record them.
+# A thread bound to its core does not queue behind its neighbour (p99 of a 0.5 ms GEMM next to a busy one: 4.6
+# ms, else 16). Waiting is torch's usual setting, libgomp's default written out: it spins for a moment, then sleeps.
 _OPENMP = {
     "OMP_PROC_BIND": "true",
     "OMP_PLACES": "cores",
     "OMP_WAIT_POLICY": "active",
     "GOMP_SPINCOUNT": "300000",
 }
-# Freed memory stays with the process: or every call asks the system for its outputs anew, page by page (none of the
-# page faults are left that made one kernel read 0.89 of another, 0.98 without them).
+# Freed memory stays with the process: otherwise every call requests its outputs from the system again, page by page
+# (none of the page faults remain that made one kernel measure 0.89 of another, 0.98 without them).
 _ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "MALLOC_TOP_PAD_": str(1 << 26),
 }
-# OpenBLAS's threads spin for 2^26 ticks by default, some 27 ms, after each product of numpy's: into the blocks of the
-# arms that come next, which took twice as long and scattered five times as much. 2^16 ticks: they are asleep by then.
+# OpenBLAS's threads spin for 2^26 ticks by default, about 27 ms, after each product of numpy's: into the blocks of the
+# next arms, which took twice as long and scattered five times as much. After 2^16 ticks they sleep in time.
 _OPENBLAS = {"OPENBLAS_THREAD_TIMEOUT": "16"}
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _UNSET = ("OMP_DYNAMIC", "MKL_DYNAMIC", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_THREAD_LIMIT")
 
 
 def environment(threads: int, allocator: str, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables a worker is started with, over those that are `given` (default: ours).
+    """The environment variables for a worker, on top of the `given` ones (default: ours).
 
-    `allocator` is `fixed`, or `system` for malloc as it is.
+    `allocator` is `fixed`, or `system` for the default malloc.
     """
     variables = dict(os.environ if given is None else given)
     for name in _UNSET:
@@ -64,14 +64,17 @@ class Worker:
     connection: Connection
 
     def receive(self, patience: float | None = None) -> tuple[Any, ...] | None:
-        """Its next message; None where none has come after so many seconds."""
+        """Its next message; None if none arrives within that many seconds."""
         if patience is not None and not self.connection.poll(patience):
             return None
         message = self.connection.recv()
         return message if isinstance(message, tuple) else (message,)
 
     def ended(self) -> int:
-        """Its exit code once it has closed the line; negative is a signal. It is not reaped: its group keeps its id."""
+        """Its exit code once it has closed the line; negative is a signal.
+
+        It is not reaped, so that its group keeps its id.
+        """
         if not hasattr(os, "waitid"):  # macOS before Python 3.13
             return self.process.wait()
         status = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
@@ -82,8 +85,8 @@ class Worker:
 
 @contextmanager
 def worker(job: Job, threads: int, command: Sequence[str] = WORKER, directory: str | None = None) -> Iterator[Worker]:
-    """A worker at that job, in that directory (default: ours). However this is left, the worker and all that it
-    started are gone afterwards. Raises OSError where it cannot be started."""
+    """A worker at that job, in that directory (default: ours). On any exit from the block, the worker and everything it
+    started are killed. Raises OSError if it cannot be started."""
     ours, theirs = socket.socketpair()
     process = None
     try:
@@ -95,11 +98,11 @@ def worker(job: Job, threads: int, command: Sequence[str] = WORKER, directory: s
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                process_group=0,  # Ctrl-C is for us to hear, and whatever it starts goes with it
+                process_group=0,  # Ctrl-C is handled here, and its children are killed with it
             )
         connection = Connection(ours.detach())
         with connection:
-            with suppress(OSError):  # gone already: its exit code tells
+            with suppress(OSError):  # already gone: its exit code shows why
                 connection.send(job)
             yield Worker(process, connection)
     finally:

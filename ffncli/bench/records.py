@@ -1,4 +1,4 @@
-"""What a benchmark is made of, as frozen data: the case, the method, what a process is asked and what it answers.
+"""What a benchmark is made of, as frozen data: the case, the method, the job of a process and its answer.
 
 Units are nested: process > placement > round > block. Nothing here needs torch; records travel between processes, and
 through the journal: their annotations say what one that is read may hold (models/files/json_records.py).
@@ -28,7 +28,7 @@ Flag: TypeAlias = Annotated[str, Form(r"[a-z-]{1,40}(=-?[0-9]{1,15}(\.[0-9]{1,20
 Share: TypeAlias = Annotated[float, Range(0)]
 Rate: TypeAlias = Annotated[float, Range(1, 1e24)]  # per second
 
-# Arms that are no kernels of the user's; their names in the rounds file.
+# Arms that are not the user's kernels; their names in the rounds file.
 TWIN = "(aa)"  # the baseline once more, with buffers of its own
 ANCHOR = "(anchor)"  # torch-free work: a numpy GEMM and a memory copy
 GEMM = "(gemm)"  # the bare matrix products of the same shapes, in torch
@@ -40,10 +40,10 @@ BLOCK, STEP = "block", "step "
 
 @dataclass(frozen=True)
 class Case:
-    """One point of the grid. `cache` is what was asked for; what was possible is in the answer (`TimedUnit.cache`).
+    """One point of the grid. `cache` is the requested mode; the mode in use is in the answer (`TimedUnit.cache`).
 
-    `source` is what was typed, `spec` the block that it means, `label` how results call it: unlike blocks have unlike
-    labels. The weights are drawn: time does not depend on them.
+    `source` is the text as typed, `spec` the block that it means, `label` its name in results: different blocks have
+    different labels. The weights are random: time does not depend on them.
     """
 
     source: str
@@ -69,7 +69,7 @@ class Case:
 class Method:
     """How to measure. Times in seconds.
 
-    `precision` is the half-width wanted of the interval of a ratio, `max_time` bounds the measuring of one case over
+    `precision` is the requested half-width of the interval of a ratio, `max_time` bounds the measuring of one case over
     all processes, `margin` decides between `same` and `faster` or `slower`.
     """
 
@@ -85,12 +85,12 @@ class Method:
     math_mode: Literal["highest", "high", "medium"] = "highest"  # torch's float32 matmul precision
     sustained: bool = False
     by_step: bool = False
-    load_time: Time = 180.0  # at most, for a user's file to be loaded; a C++ extension compiles then
+    load_time: Time = 180.0  # at most, for loading a user's file; a C++ extension compiles then
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What a worker does at a case, with which kernel; empty: none, or all of them in turn."""
+    """What a worker is doing in a case, and with which kernel; empty: none, or all of them in turn."""
 
     process: int
     case: Case
@@ -100,10 +100,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Job:
-    """What one worker process does: every case with every kernel.
+    """The job of one worker process: every case with every kernel.
 
-    `gone` holds, with the case's key, what became of kernels that have ended a worker at that case: they are not run
-    there again.
+    `gone` has, with the case's key, the outcome of kernels that have ended a worker in that case: they are not run
+    in it again.
     """
 
     process: int
@@ -139,9 +139,9 @@ class TimedBlock:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one kernel of a case in one process; errors are against float64 on the same rounded inputs.
+    """The outcome of one kernel of a case in one process; errors are against float64 on the same rounded inputs.
 
-    `error_max` = max|a−b| / max|b|, `error_rel` = ‖a−b‖ / ‖b‖. `compile_s` are the seconds of its build where that
+    `error_max` = max|a−b| / max|b|, `error_rel` = ‖a−b‖ / ‖b‖. `compile_s` are the seconds of its build if that
     compiles. A kernel whose status is not ok in any process is not timed in the result.
     """
 
@@ -156,8 +156,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Roof:
-    """What this machine can do, measured in the same process: the best GEMM of any shape, and the best of a copy and a
-    sum. `llc_bytes` is the last-level cache, whose bytes are not bound by the memory.
+    """What this machine can do, measured in the same process: the best GEMM of any shape, and the better of a copy and
+    a sum. `llc_bytes` is the last-level cache, whose bytes are not bound by the memory.
     """
 
     flops_per_s: Rate | None = None
@@ -169,8 +169,8 @@ class Roof:
 class TimedUnit:
     """One case as one process measured it: the smallest piece of finished work.
 
-    `environment` holds the machine and the versions as columns of the results name them; `spent` the seconds of
-    preparing (start, verification, warm-up), of timed blocks with their lead-in, and of the rest.
+    `environment` has the machine and the versions under the columns' names; `spent` the seconds of
+    preparing (start, verification, warm-up), of timed blocks with their lead-in, and of everything else.
     """
 
     process: Count

@@ -1,4 +1,4 @@
-"""The gate, tried on differences that are known: does it fire where it must, and stay silent where it must?"""
+"""The gate, tested on known differences: does it fire when it must, and only then?"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRUTHS = {"again": 1.0, "slowed": 1.05}
 
 @dataclass(frozen=True)
 class KnownDifference:
-    """A kernel whose ratio to eager is `truth`, what was read, whether the gate flagged it, and whether it had to."""
+    """A kernel whose ratio to eager is `truth`: the measured ratio, whether the gate flagged it, and should."""
 
     case: str
     kernel: str
@@ -44,15 +44,15 @@ class SelfTest:
 
     @property
     def failed(self) -> tuple[KnownDifference, ...]:
-        """Those that were flagged and must not be, or the other way round."""
+        """The kernels that were wrongly flagged, or wrongly not flagged."""
         return tuple(row for row in self.rows if not row.passed)
 
 
 def selftest_request(grid: Grid, method: Method) -> BenchRequest:
-    """A request whose answer is known: eager, the same once more, and the same slower by 5 %; on one thread by
+    """A request with a known answer: eager, eager once more, and eager slowed by 5 %; on one thread by
     default.
 
-    Raises FFNError for a method that it cannot follow.
+    Raises FFNError for an unsupported method.
     """
     if set(grid.passes) - {"forward"}:
         raise FFNError("--selftest slows the forward pass, and times no other", "leave out --pass")
@@ -69,7 +69,7 @@ def selftest(
 ) -> SelfTest:
     """Measure known differences: does the gate find them? `tell` and `watch` as in `suite.run`; nothing is kept.
 
-    Raises FFNError where a kernel could not be measured, or is wrong.
+    Raises FFNError if a kernel could not be measured, or is wrong.
     """
     with tempfile.TemporaryDirectory() as folder, begun(Path(folder, "selftest.csv"), request) as journal:
         rows = run(journal, tell, watch=watch).rows

@@ -1,4 +1,4 @@
-"""The parent of a benchmark: K processes one after another, in each a worker per number of threads; keeps what comes.
+"""The parent of a benchmark: K processes one after another, in each a worker per number of threads; stores results.
 
 Nothing here imports torch: the workers do.
 """
@@ -29,7 +29,7 @@ from ffncli.version import __version__
 
 _KILLED = -9
 _TICK = 1.0  # seconds
-_DIED = "the worker "  # how a note begins that says what a worker died of
+_DIED = "the worker "  # the start of a note about a worker's death
 _SIGNALS = {
     -11: "segmentation fault",
     -6: "aborted",
@@ -37,9 +37,9 @@ _SIGNALS = {
     -8: "arithmetic error",
     -4: "illegal instruction",
 }
-Gone = dict[tuple[str, str], Outcome]  # (case, kernel) → what became of a kernel that ended its worker there
+Gone = dict[tuple[str, str], Outcome]  # (case, kernel) → the outcome of a kernel that ended its worker there
 Tell = Callable[[int, Case], None]  # (process, case): one more unit is finished
-Watch = Callable[[Stage, float], None]  # what a worker does, for how many seconds; each second, and when it changes
+Watch = Callable[[Stage, float], None]  # a worker's stage and its seconds; called each second and on changes
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Result:
 
 def default_path() -> Path:
     """`benchmarks/results/20261122T060338Z-host.csv` in a checkout that has this folder, else in the user's state
-    folder, which is made. Raises FFNError where that cannot be."""
+    folder, which is created. Raises FFNError if that fails."""
     import platform
     import re
 
@@ -62,7 +62,7 @@ def default_path() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = f"cannot make {shown_path(folder)}: {error.strerror}"
+        why = f"cannot create {shown_path(folder)}: {error.strerror}"
         raise FFNError(why, "name a file: --save FILE.csv", ExitCode.ENVIRONMENT) from None
     host = re.sub(r"[^\w-]+", "-", platform.node())[:40].strip("-") or "host"
     return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{host}.csv"
@@ -70,7 +70,7 @@ def default_path() -> Path:
 
 @contextmanager
 def begun(path: Path, request: BenchRequest, force: bool = False) -> Iterator[Journal]:
-    """A new run into `path`, locked. Raises FFNError before anything is measured where it cannot be written."""
+    """A new run into `path`, locked. Raises FFNError, before anything is measured, if it cannot be written."""
     import secrets
 
     from ffncli.bench.judge.summary import summarise
@@ -88,7 +88,7 @@ def begun(path: Path, request: BenchRequest, force: bool = False) -> Iterator[Jo
 
 @contextmanager
 def resumed(path: Path) -> Iterator[Journal]:
-    """The unfinished run of `path`, locked. Raises FFNError where there is none, or not under the same conditions."""
+    """The unfinished run of `path`, locked. Raises FFNError if there is none, or if the conditions have changed."""
     from ffncli.bench.judge.summary import summarise
 
     with locked(path):
@@ -108,9 +108,9 @@ def run(
     watch: Watch = lambda stage, seconds: None,
     now: Callable[[], float] = time.monotonic,
 ) -> Result:
-    """Whatever is not finished yet, processes outermost; the journal goes when all is.
+    """Run everything unfinished, processes outermost; the journal is deleted when all is finished.
 
-    Raises FFNError (exit 3) where the disk is full or a worker cannot start; what was finished is kept.
+    Raises FFNError (exit 3) if the disk is full or a worker cannot start; finished units are kept.
     """
     request = journal.request
     running = _Running(journal, _environments(journal), _gone(journal), tell, watch, now, command)
@@ -124,7 +124,7 @@ def run(
 
 @dataclass(frozen=True)
 class _Running:
-    """What all workers of a run share: the surroundings so far, the kernels that ended one, and who listens."""
+    """The shared state of a run's workers: the environment so far, the kernels that ended one, and the callbacks."""
 
     journal: Journal
     before: Mapping[tuple[str, int], Mapping[str, str]]
@@ -154,9 +154,9 @@ def _places(cases: Sequence[Case]) -> list[tuple[tuple[str, int], list[Case]]]:
 
 
 def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...]) -> None:
-    """One worker at these cases. Where it dies of a kernel, the next worker does without that one.
+    """One worker for these cases. If it dies of a kernel, the next worker leaves that kernel out.
 
-    Where nobody knows of which, the case that it was at is finished, and the next worker has the rest.
+    If the kernel is unknown, the current case counts as finished, and the next worker has the rest.
     """
     journal, gone, known = running.journal, running.gone, {case.key: case for case in todo}
     request, stage, since, finished = journal.request, None, running.now(), 0
@@ -185,7 +185,7 @@ def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...])
                         raise _failed(f"a worker finished {finished} of its {len(todo)} cases")
                     return
                 case _:
-                    raise _failed(f"a worker said {shown(message)}")
+                    raise _failed(f"unexpected message from a worker: {shown(message)}")
             if stage is not None:
                 if running.overdue(stage, seconds := running.now() - since):
                     return
@@ -195,7 +195,7 @@ def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...])
 
 
 def _died(running: _Running, process: int, stage: Stage | None, code: int, finished: int) -> None:
-    """What becomes of the kernel that a worker died of, or of the case where nobody knows of which."""
+    """Record the kernel that a worker died of, or the case if the kernel is unknown."""
     if stage is not None and stage.kernel and (stage.case.key, stage.kernel) not in running.gone:
         outcome = Outcome(stage.kernel, _status(code), f"{_DIED}{_ending(code)}")
         running.gone[stage.case.key, stage.kernel] = outcome
@@ -208,16 +208,16 @@ def _died(running: _Running, process: int, stage: Stage | None, code: int, finis
 
 @contextmanager
 def _started(job: Job, threads: int, command: Sequence[str], directory: str | None) -> Iterator[Worker]:
-    """A worker, in the directory where the run began. Raises FFNError (exit 3) where that is gone."""
+    """A worker, in the directory where the run began. Raises FFNError (exit 3) if that is gone."""
     if directory is not None and not Path(directory).is_dir():
         why = f"the run began in {shown_path(Path(directory))}, which is gone"
-        raise FFNError(why, "begin anew: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
+        raise FFNError(why, "start again: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
     with worker(job, threads, command, directory) as busy:
         yield busy
 
 
 def _messages(busy: Worker) -> Iterator[tuple[Any, ...] | None]:
-    """What a worker says, until it closes the line; None where it has said nothing for a second."""
+    """A worker's messages, until it closes the line; None after each silent second."""
     while True:
         try:
             message = busy.receive(_TICK)
@@ -227,14 +227,14 @@ def _messages(busy: Worker) -> Iterator[tuple[Any, ...] | None]:
 
 
 def _failed(text: str) -> FFNError:
-    return FFNError(text, "what it printed is above; try one case alone", ExitCode.ENVIRONMENT)
+    return FFNError(text, "its output is above; try one case alone", ExitCode.ENVIRONMENT)
 
 
 # --- a worker's death -------------------------------------------------------------------------------------------------
 
 
 def _gone(journal: Journal) -> Gone:
-    """Kernels that have ended a worker, as the finished units say."""
+    """Kernels that have ended a worker, according to the finished units."""
     units = (kept.unit for by_process in journal.units.values() for kept in by_process.values())
     return {(u.case, o.kernel): o for u in units for o in u.outcomes if o.note.startswith(_DIED)}
 
@@ -244,7 +244,7 @@ def _status(code: int) -> Status:
 
 
 def _dead(journal: Journal, process: int, case: Case, kernel: str | None, code: int) -> TimedUnit:
-    """The unit of a case that ended its worker: oom where the system killed it, else failed."""
+    """The unit of a case that ended its worker: oom if the system killed it, else failed."""
     request = journal.request
     status, why = _status(code), f"{_DIED}{_ending(code)}"
     outcomes = tuple(
@@ -259,7 +259,7 @@ def _dead(journal: Journal, process: int, case: Case, kernel: str | None, code: 
 def _ending(code: int) -> str:
     """How a process ended, in words."""
     if code == _KILLED:
-        return "was killed (signal 9), probably for memory"
+        return "was killed (signal 9), probably for lack of memory"
     if code < 0:
         return f"was ended by signal {-code}" + (f" ({_SIGNALS[code]})" if code in _SIGNALS else "")
     return f"ended with exit code {code}"
@@ -269,7 +269,7 @@ def _ending(code: int) -> str:
 
 
 def software() -> dict[str, str]:
-    """The machine and the versions, as far as they show without torch."""
+    """The machine and the versions, as far as they are known without torch."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
@@ -285,7 +285,7 @@ def software() -> dict[str, str]:
 
 
 def sha256(path: Path) -> str:
-    """Of a file; empty where it cannot be read."""
+    """The file's SHA-256; empty if it cannot be read."""
     import hashlib
 
     try:
@@ -295,18 +295,18 @@ def sha256(path: Path) -> str:
 
 
 def _environments(journal: Journal) -> dict[tuple[str, int], Mapping[str, str]]:
-    """What the finished units say of their surroundings, by device and threads."""
+    """The environments of the finished units, by device and threads."""
     cases = {case.key: case for case in journal.request.cases}
     kept = itertools.chain.from_iterable(units.values() for units in journal.units.values())
     return {(c.device, c.threads): k.unit.environment for k in kept if (c := cases[k.unit.case]) and k.unit.environment}
 
 
 def _require_same(when: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raises FFNError where the machine or a version is another; one run has one environment."""
+    """Raises FFNError if the machine or a version has changed; one run has one environment."""
     for name in before.keys() & now.keys():
         if before[name] != now[name]:
             raise _changed(f"{name} is {shown(now[name])}, {when} {shown(before[name])}")
 
 
 def _changed(text: str) -> FFNError:
-    return FFNError(f"cannot go on: {text}", "begin anew: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
+    return FFNError(f"cannot continue: {text}", "start again: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)

@@ -22,8 +22,8 @@ Function = Callable[[Any, Any], Any]
 class ActivationRow:
     """One activation: its names, its mathematics, where it is used and where its definition comes from.
 
-    `kinks` holds (x, order) wherever a derivative jumps: order 1 where the slope does, 2 where the slope is continuous
-    and the second derivative is not, 0 where f itself does. Between and beyond them f is smooth.
+    `kinks` holds (x, order) for each jump of a derivative: order 1 where the slope jumps, 2 where the slope is
+    continuous and the second derivative is not, 0 where f itself jumps. Between and beyond the kinks f is smooth.
     """
 
     name: str
@@ -36,7 +36,7 @@ class ActivationRow:
     used_by: str = ""
     source: str = ""
     kinks: tuple[tuple[float, int], ...] = ()
-    stable: Function | None = None  # the same function without the cancellation that costs f its digits in a tail
+    stable: Function | None = None  # the same function without the cancellation that makes f lose digits in a tail
 
     @property
     def accurate(self) -> Function:
@@ -53,7 +53,7 @@ _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
 def _zero(x: Any, m: Any) -> Any:
-    """0 where x is a number, infinities included, and NaN where it is not; in x's dtype."""
+    """0 for any number, infinities included, and NaN for NaN; in x's dtype."""
     return m.where(x == x, 0.0, x)
 
 
@@ -74,7 +74,7 @@ def _gelu_slope(x: Any, m: Any) -> Any:
 
 
 def _gelu_stable(x: Any, m: Any) -> Any:
-    return 0.5 * x * m.erfc(-x * _SQRT_HALF)  # of 1 + erf(x) nothing is left below -6
+    return 0.5 * x * m.erfc(-x * _SQRT_HALF)  # 1 + erf(x) rounds to 0 below -6
 
 
 def _tanh_argument(x: Any) -> Any:
@@ -163,7 +163,7 @@ def _xielu_slope(x: Any, m: Any) -> Any:
     an = _XIELU_BETA + _softplus(m.alpha_n, m)
     low = m.where(x < _XIELU_EPS, x, _zero(x, m) + _XIELU_EPS)
     share = m.where(x < _XIELU_EPS, _zero(x, m) + 1.0, m.where(x > _XIELU_EPS, _zero(x, m), _zero(x, m) + 0.5))
-    curve = share * m.exp(low)  # torch.min gives each side half at a tie
+    curve = share * m.exp(low)  # torch.min splits the gradient evenly at a tie
     return m.where(x > 0, 2.0 * ap * x, (curve - 1.0) * an) + _XIELU_BETA
 
 
@@ -366,14 +366,14 @@ _ROWS = (
 TABLE: dict[str, ActivationRow] = {row.name: row for row in _ROWS}
 CANONICAL: dict[str, str] = {alias: row.name for row in _ROWS for alias in (row.name, *row.aliases)}
 
-# Names of gated units: which function the gate goes through (Shazeer 2020, arXiv:2002.05202).
+# Names of gated units: the function applied to the gate (Shazeer 2020, arXiv:2002.05202).
 GATED: dict[str, str] = {
     "swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid", "bilinear": "identity",
     "geglu_tanh": "gelu_tanh",
 }  # fmt: skip
 
-# Gated units whose gate and up are limited too, spelling → name: a block says so by its limits (FFNSpec's clamp and
-# up_plus), so these name no activation of a block; `analysis/gated.py` has them whole.
+# Gated units that also limit gate or up, spelling → name. A block expresses this by its limits (FFNSpec's clamp and
+# up_plus), so these names are not activations of a block; `analysis/gated.py` has the complete units.
 LIMITED: dict[str, str] = dict.fromkeys(
     ("swiglu_oai", "swigluoai", "swiglu_clamped", "clamped_swiglu", "gpt_oss_swiglu"), "swiglu_oai"
 )
@@ -385,7 +385,7 @@ def known_names() -> list[str]:
 
 
 def resolve(name: str, field: str = "--activation") -> tuple[str, bool | None]:
-    """(canonical name, gated) for any spelling; gated is True for the name of a gated unit, else None (open).
+    """(canonical name, gated) for any spelling; gated is True for the name of a gated unit, else None (not decided).
 
     Raises FFNError for an unknown name, with the nearest known ones, and for one of LIMITED. Names are looked up, never
     evaluated.
@@ -397,7 +397,7 @@ def resolve(name: str, field: str = "--activation") -> tuple[str, bool | None]:
         return CANONICAL[key], None
     if key in LIMITED:
         raise FFNError(
-            f"{field}: {shown(name)} also limits gate and up, which the name of an activation cannot say",
+            f"{field}: {shown(name)} also limits gate and up, which an activation name cannot express",
             f"a block that has it: gpt-oss-20b; the unit itself: ffn activations {LIMITED[key]}",
         )
     hint = did_you_mean(key, known_names(), "known: " + ", ".join([*TABLE, *GATED]))

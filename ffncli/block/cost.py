@@ -4,7 +4,7 @@ Conventions (also printed in every JSON answer): 1 multiply-add = 2 FLOPs. Eleme
 activation, multiply and add, 4 for RMSNorm, 7 for LayerNorm, 0 for dropout. A router costs 1 per logit for its score,
 1 per logit for a choice correction, top_k for a renormalisation and top_k for a scale; mixing the chosen experts is a
 multiply each and the adds between them. `params` are the FFN's: weights, biases, the router, learned activation
-parameters; norms are counted separately, and only those that no other branch reads.
+parameters; norms are counted separately, and only if no other branch reads them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ffncli.block.steps import (
 
 CONVENTIONS: Mapping[str, str] = {
     "ffn_params": "weights, FFN biases, router (bias, choice correction, shared-expert gate), learned activation"
-    " parameters; norms apart",
-    "ffn_params_active": "per token: top_k experts, everything else in full",
+    " parameters; norms are counted separately",
+    "ffn_params_active": "per token: top_k experts, and everything else in full",
     "norm_params": "norms that only the FFN branch uses",
     "matmul_flops": "1 multiply-add = 2 FLOPs; biases are elementwise",
     "elementwise_flops": "1 per element for bias, activation, multiply, add; RMSNorm 4, LayerNorm 7; dropout 0;"
@@ -60,25 +60,25 @@ class Cost:
         return Cost(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def times(self, n: int) -> Cost:
-        """The cost of n such parts."""
+        """The cost of n identical parts."""
         return Cost(*(a * n for a in vars(self).values()))
 
     @property
     def flops(self) -> int:
-        """Matmul and elementwise together."""
+        """Matmul and elementwise FLOPs together."""
         return self.matmul_flops + self.elementwise_flops
 
     def weight_bytes(self, width: float) -> int:
-        """Bytes of the FFN's parameters at `width` bytes each, norms apart."""
+        """Bytes of the FFN's parameters at `width` bytes each, without norms."""
         return round(self.params * width)
 
     def activation_bytes(self, width: float) -> int:
-        """Bytes of every intermediate written once, for all tokens: what an unfused forward stores for backward."""
+        """Bytes of every intermediate written once, for all tokens: what an unfused forward keeps for backward."""
         return round(self.elements * width)
 
 
 def cost(steps: Sequence[Step], tokens: int = 1) -> Cost:
-    """The cost of a block on `tokens` tokens. Raises FFNError where its shapes do not fit."""
+    """The cost of a block on `tokens` tokens. Raises FFNError if its shapes do not fit."""
     return sum(step_costs(steps, input_shapes(steps, (tokens,))).values(), Cost())
 
 

@@ -1,6 +1,6 @@
-"""The number formats a weight or an activation can have, by every name in use for them.
+"""The number formats a weight or an activation can have, under every common name.
 
-`TABLE` holds the formats an FFN is computed in, `STORED` those that weights are only stored in, which count bytes. A
+`TABLE` holds the formats an FFN is computed in, `STORED` the storage-only formats, used to count bytes. A
 stored format packs only the projection matrices; biases, norms, routers and learned activation parameters keep
 `other_bytes` each (see `storage.py`).
 """
@@ -21,8 +21,8 @@ class DType:
 
     `torch` is torch's attribute, `safetensors` the code in a header; empty if there is none. `other_bytes` is the width
     of a number that the format leaves unpacked. The blocks of a `flat` format continue across the ends of rows, and its
-    last block counts in full; any other format needs rows of a whole number of blocks. `mean` is for the format of a
-    file: its bytes per weight, all scales and indices included, in place of `block_bytes`.
+    last block counts in full; any other format needs each row to be a whole number of blocks. `mean` is for the format
+    of a file: its bytes per weight, all scales and indices included, in place of `block_bytes`.
     """
 
     name: str
@@ -37,7 +37,7 @@ class DType:
 
     @property
     def computable(self) -> bool:
-        """Whether a block can be run in it."""
+        """Whether a block can run in this format."""
         return self in TABLE
 
     @property
@@ -51,9 +51,9 @@ class DType:
         return 8 * self.bytes
 
     def matrix_bytes(self, shape: Sequence[int]) -> int:
-        """Bytes of a matrix, or a stack of them, whose rows are the last axis.
+        """Bytes of a matrix, or of a stack of matrices, whose rows are the last axis.
 
-        Raises FFNError where a row is not a whole number of blocks.
+        Raises FFNError if a row is not a whole number of blocks.
         """
         row, numbers = shape[-1], prod(shape)
         if self.mean is not None:
@@ -113,7 +113,7 @@ _STORABLE = _names((*TABLE, *STORED))
 def dtype(text: str, field: str = "--dtype") -> DType:
     """The row to compute in for any usual spelling (`bf16`, `bfloat16`, `torch.bfloat16`).
 
-    Raises FFNError for an unknown one, and for one that weights are only stored in.
+    Raises FFNError for an unknown format and for a storage-only one.
     """
     row = find(text)
     if row is None:
@@ -127,7 +127,7 @@ def dtype(text: str, field: str = "--dtype") -> DType:
 
 
 def storage(text: str, field: str = "--dtype") -> DType:
-    """The row to count bytes in: what `dtype` knows and the formats of `STORED`. Raises FFNError for an unknown one."""
+    """The row to count bytes in: any format of `TABLE` or `STORED`. Raises FFNError for an unknown one."""
     row = find_storage(text)
     if row is None:
         names = ", ".join(row.name for row in (*TABLE, *STORED))
@@ -138,7 +138,7 @@ def storage(text: str, field: str = "--dtype") -> DType:
 
 
 def find(text: object) -> DType | None:
-    """The row of a format that can be computed in, or None."""
+    """The row of a compute format, or None."""
     return _BY_NAME.get(_key(text)) if isinstance(text, str) else None
 
 
@@ -148,7 +148,7 @@ def find_storage(text: object) -> DType | None:
 
 
 def activation_dtype(weights: DType) -> DType:
-    """The format of the activations for weights in this one: the same, or bf16 for a stored one."""
+    """The format of the activations for weights in this format: the same, or bf16 for a storage-only format."""
     return weights if weights.computable else _BY_NAME["bf16"]
 
 

@@ -30,11 +30,11 @@ def flow(steps: Sequence[Step], aliases: Mapping[str, str] = {}) -> tuple[str, .
     shapes_by_name = shapes(steps, input_shapes(steps, (1,)))
     readers = Counter(name for step in steps for name in step.inputs)
     lines: list[str] = []
-    ending: dict[str, int] = {}  # name → the line that it ends
+    ending: dict[str, int] = {}  # name → the line that ends with it
     named: set[str] = set()
 
     def node(name: str) -> str:
-        """A name, at its first mention with its width."""
+        """A name; its first mention includes its width."""
         if name in named:
             return name
         named.add(name)

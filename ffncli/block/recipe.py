@@ -23,12 +23,12 @@ Weigh = Literal["output", "input"]
 
 @dataclass(frozen=True)
 class MoE:
-    """How tokens are routed to experts, and what runs next to these. Meanings as in `steps.Route` and `steps.Experts`.
+    """How tokens are routed to experts, and what runs next to them. Meanings as in `steps.Route` and `steps.Experts`.
 
     `shared_d_ff` is the width of all shared experts together (None: shared_experts × d_ff); `shared_gate` multiplies
     them by a sigmoid of one logit per token (Qwen2-MoE), `shared_scale` by a number (Cohere 2 takes the mean).
     `shared_clamp` False: the block's clamp applies only to the routed experts. `identity_experts` are routed to like
-    others and return the token unchanged (LongCat-Flash); active parameters are counted as if no token went there.
+    the others and return the token unchanged (LongCat-Flash); active parameters assume that no token is routed to them.
     `latent` is the width of a narrower space in which the routed experts work, with a projection into it and one back
     (Nemotron-H). `eps` is added to the sum of the chosen weights that renormalises them (LFM2).
     """
@@ -60,12 +60,12 @@ class MoE:
 class FFNSpec:
     """One block. d_ff is the width of ONE projection (of one expert, in MoE).
 
-    `activation` may be any known spelling and is stored canonically; `swiglu` and its kin also set `gated`. `bias` is
-    None for the default: biases if and only if not gated. `clamp` and `up_plus` are gpt-oss's: gate ≤ clamp,
-    |up| ≤ clamp, then up + up_plus. A parallel block adds `attention`, a second input, to its residual;
-    `shared_norm` says that its norm is also the attention's. `down_bias` is the down projection's where it differs
-    from the others' (GTE). `gate_scale` multiplies the gate before its activation (Falcon-H1). Raises FFNError for
-    values that cannot be a block.
+    `activation` may be any known spelling and is stored canonically; `swiglu` and similar names also set `gated`.
+    `bias` is None for the default: biases if and only if not gated. `clamp` and `up_plus` are gpt-oss's: gate ≤ clamp,
+    |up| ≤ clamp, then up + up_plus. A parallel block adds `attention`, a second input, to its residual; `shared_norm`
+    means that attention uses the same norm. `down_bias` is the down projection's bias where it differs from the others
+    (GTE). `gate_scale` multiplies the gate before its activation (Falcon-H1). Raises FFNError for values that do not
+    describe a block.
     """
 
     d_model: int
@@ -123,7 +123,7 @@ class FFNSpec:
 
     @property
     def shared_width(self) -> int:
-        """d_ff of the shared experts taken together; 0 where there are none."""
+        """The total d_ff of the shared experts; 0 without any."""
         if not self.moe or not self.moe.shared_experts:
             return 0
         return self.moe.shared_d_ff or self.moe.shared_experts * self.d_ff
@@ -154,7 +154,7 @@ def _number(field: str, value: Any) -> float:
 
 
 def check_moe(moe: MoE) -> None:
-    """Raises FFNError where the routing cannot work: more experts chosen than exist, groups of unequal size."""
+    """Raises FFNError for impossible routing: more experts chosen than exist, groups of unequal size."""
     for field, literal in (("score", Score), ("order", Order), ("score_dtype", ScoreDType), ("weigh", Weigh)):
         one_of(field, getattr(moe, field), literal)
     _number("scale", moe.scale)
@@ -190,7 +190,7 @@ def steps(spec: FFNSpec) -> tuple[Step, ...]:
 
 
 def ffn(spec: FFNSpec, x: str, d_model: Axis, width: int | None = None, prefix: str = "") -> list[Step]:
-    """Up (and gate), activation, down, as a plain or gated block reads; every output under `prefix`."""
+    """Up (and gate), activation, down, of a plain or gated block; every output name starts with `prefix`."""
     d_ff = Axis("d_ff", width or spec.d_ff)
     up_proj = Linear(d_model, d_ff, bool(spec.bias))
     down_proj = Linear(d_ff, d_model, bool(spec.bias if spec.down_bias is None else spec.down_bias))
@@ -275,4 +275,4 @@ def _negative(value: float | None) -> float | None:
 
 
 def _fill(spec: FFNSpec, field: str, value: object) -> None:
-    object.__setattr__(spec, field, value)  # frozen everywhere else
+    object.__setattr__(spec, field, value)  # the dataclass is frozen

@@ -10,7 +10,7 @@ from ffncli.block.steps import Activation, Add, Axis, Experts, Linear, Op, Route
 
 
 def without_nonlinearity(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps with identity in place of every activation and of its limits, outside of experts."""
+    """The steps with the identity in place of every activation and its limits, except inside experts."""
     return tuple(replace(s, op=Activation("identity")) if isinstance(s.op, Activation) else s for s in steps)
 
 
@@ -28,7 +28,7 @@ def with_biases(steps: Sequence[Step], bias: bool) -> tuple[Step, ...]:
 def final_layer(source: str, d_model: int, vocab: int, bias: bool) -> tuple[Step, ...]:
     """`logits = source · W (+ b)` over the vocabulary, and `probs = softmax(logits)`.
 
-    A softmax over an axis is a Route that chooses all of it. Raises FFNError for a vocabulary that is not a size.
+    A softmax over an axis is a Route that chooses all of it. Raises FFNError for an invalid vocabulary size.
     """
     axis = Axis("vocab", size("vocab", vocab))
     softmax = Route(axis, vocab, renormalise=False, score_dtype="input")
@@ -39,7 +39,7 @@ def final_layer(source: str, d_model: int, vocab: int, bias: bool) -> tuple[Step
 
 
 def merged_first(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The block behind `merged = x + attention`: as run by an engine that defers the attention's residual to it."""
+    """The block after `merged = x + attention`, for an engine that defers the attention's residual add to the FFN."""
     (entry,) = block_inputs(steps)
     moved = [replace(s, inputs=tuple("merged" if name == entry else name for name in s.inputs)) for s in steps]
     return (Step("merged", Add(), (entry, "attention")), *moved)

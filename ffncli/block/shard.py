@@ -2,7 +2,7 @@
 
 gate and up become column-parallel (their outputs are split) and down row-parallel (its inputs are split), so that its
 output is a partial sum; the bias of a row-split Linear stays on rank 0 alone, so that the sum has it once. A partial
-sum stays one through Add and Multiply where it can, and is reduced where a step needs the whole: one AllReduce per
+sum passes through Add and Multiply where possible, and is reduced where a step needs the full sum: one AllReduce per
 block (Shoeybi et al. 2019, arXiv:1909.08053).
 """
 
@@ -25,8 +25,8 @@ CONVENTIONS: Mapping[str, str] = {
 def shard(steps: Sequence[Step], rank: int, ranks: int, axis: str = "d_ff") -> tuple[Step, ...]:
     """The steps that rank `rank` of `ranks` runs; names stay, `down.sum` is the reduced `down`.
 
-    Raises FFNError where `axis` does not divide by `ranks`, and for a Norm over the split axis, which would need values
-    of the other ranks.
+    Raises FFNError if `ranks` does not divide `axis`, and for a Norm over the split axis, which would need values
+    from the other ranks.
     """
     if not 0 <= rank < ranks:
         raise FFNError(f"rank must be from 0 to {ranks - 1}, got {rank}")
@@ -78,7 +78,7 @@ def _makes_partial(step: Step, axis: str) -> bool:
 
 
 def _stays_partial(step: Step, partial: set[str]) -> bool:
-    """Whether the sum over ranks may wait: a sum of partial sums, or a partial sum times a whole factor."""
+    """Whether the sum over ranks may wait: a sum of partial sums, or a partial sum times a complete factor."""
     count = sum(name in partial for name in step.inputs)
     if isinstance(step.op, Add):
         return count == len(step.inputs)

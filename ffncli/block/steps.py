@@ -6,7 +6,7 @@
 
 An op defines four things: its parameters (shapes over named axes, torch's `[out, in]`), how it maps shapes, how its
 formula prints, and which axis its input has. Everything else (costs, weights, execution, sharding) is a reader in a
-separate file with one arm per op. A name that is used and never produced is an input of the block.
+separate file with one arm per op. A name that no step produces is an input of the block.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ONE = Axis("one", 1)
 
 
 class Op:
-    """What all nine share. By default `parameters` is empty and shapes pass through."""
+    """The base of all nine. By default `parameters` is empty and shapes pass through."""
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
         """Parameter name → its axes, in torch's order (`weight` of a Linear: out, in)."""
@@ -49,7 +49,7 @@ class Op:
         raise AssertionError(f"{type(self).__name__} prints no formula")
 
     def into_axis(self) -> Axis | None:
-        """The feature axis that the op demands of its first input; None where any will do."""
+        """The feature axis that the op requires of its first input; None if any axis will do."""
         return None
 
 
@@ -66,7 +66,7 @@ class Linear(Op):
         return {"weight": (self.out, self.into)} | ({"bias": (self.out,)} if self.bias else {})
 
     def shape(self, *inputs: Shape) -> Shape:
-        """[..., in] → [..., out]; FFNError where the input's width is not `into`."""
+        """[..., in] → [..., out]; FFNError if the input's width is not `into`."""
         _require_axis(self.into, inputs[0], "Linear")
         return (*inputs[0][:-1], self.out.size)
 
@@ -89,7 +89,7 @@ class Activation(Op):
     plus: float = 0.0
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
-        """What the function learns (xielu's two alphas, prelu's slope): one number each."""
+        """The function's learned parameters (xielu's two alphas, prelu's slope): one number each."""
         return dict.fromkeys(activations.TABLE[self.function].learned, (ONE,))
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
@@ -107,10 +107,10 @@ class Activation(Op):
 
 @dataclass(frozen=True)
 class Multiply(Op):
-    """Elementwise product; a width of 1 broadcasts (a gate of one number per token)."""
+    """Elementwise product; a width of 1 broadcasts (a gate with one number per token)."""
 
     def shape(self, *inputs: Shape) -> Shape:
-        """The wider of the two; FFNError where they differ and neither is 1 wide."""
+        """The wider of the two; FFNError if they differ and neither is 1 wide."""
         wide = max(inputs, key=lambda s: s[-1])
         if any(s[:-1] != wide[:-1] or s[-1] not in (1, wide[-1]) for s in inputs):
             raise FFNError(f"Multiply: shapes {list(inputs)} do not broadcast")
@@ -123,12 +123,12 @@ class Multiply(Op):
 
 @dataclass(frozen=True)
 class Add(Op):
-    """Sum of all inputs; the last one times `scale` (Granite's residual multiplier). One input alone is scaled."""
+    """Sum of all inputs; the last one times `scale` (Granite's residual multiplier). A single input is just scaled."""
 
     scale: float = 1.0
 
     def shape(self, *inputs: Shape) -> Shape:
-        """All inputs have one shape."""
+        """All inputs have the same shape."""
         if len(set(inputs)) != 1:
             raise FFNError(f"Add: shapes {list(inputs)} differ")
         return inputs[0]
@@ -160,7 +160,7 @@ class Norm(Op):
         return dict.fromkeys(names, (self.axis,))
 
     def shape(self, *inputs: Shape) -> Shape:
-        """Unchanged; FFNError where the width is not `axis`."""
+        """Unchanged; FFNError if the width is not `axis`."""
         _require_axis(self.axis, inputs[0], "Norm")
         return inputs[0]
 
@@ -189,10 +189,10 @@ class Route(Op):
     """Router logits [..., experts] → weights [..., experts]; zero means 'not chosen'.
 
     score_first scores all experts and keeps top_k (Mixtral, Qwen, DeepSeek); choose_first keeps the top_k logits and
-    scores those (gpt-oss). With groups, only experts of the `top_groups` best groups may be chosen; a group is judged
+    scores those (gpt-oss). With groups, only experts of the `top_groups` best groups may be chosen; a group is ranked
     by the sum of its `group_best` best scores (DeepSeek-V2: 1, V3: 2). `correction` is added to the scores for the
-    choice alone (to the logits where these are chosen first). Scores are computed in `score_dtype` ("fp32", or "input"
-    for the logits' own). `eps` is added to the sum that renormalises (LFM2).
+    choice alone (to the logits if the choice comes first). Scores are computed in `score_dtype` ("fp32", or "input"
+    for the logits' dtype). `eps` is added to the sum that renormalises (LFM2).
     """
 
     experts: Axis
@@ -210,17 +210,18 @@ class Route(Op):
 
     @property
     def chooses(self) -> bool:
-        """Whether anything is left out: a Route over all of its axis is a softmax (or sigmoid) over it."""
+        """Whether any expert can be left out: a Route that keeps all of its axis is a softmax (or sigmoid) over it."""
         return self.top_k < self.experts.size
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
-        """`correction [experts]` (DeepSeek-V3's e_score_correction_bias), where there is one."""
+        """`correction [experts]` (DeepSeek-V3's e_score_correction_bias), if there is one."""
         return {"correction": (self.experts,)} if self.correction else {}
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
         """`normalise(top2(softmax(router)))`, `softmax(top4(router))`; `softmax(logits)` where all are chosen.
 
-        A choice by other numbers than the scores follows a bar: `top8(sigmoid(router) | + b_route, 4 of 8 groups)`.
+        If the choice uses numbers other than the scores, they follow a bar: `top8(sigmoid(router) | + b_route, 4 of 8
+        groups)`.
         """
         how = [f"+ {symbol('correction')}"] if self.correction else []
         how += [f"{self.top_groups} of {self.groups} groups"] if self.groups > 1 else []
@@ -242,10 +243,10 @@ class Route(Op):
 
 @dataclass(frozen=True)
 class Experts(Op):
-    """The one op that holds a program: every expert runs it with its own weights on the tokens routed to it.
+    """The one op that contains a program: every expert runs it, with its own weights, on the tokens routed to it.
 
     Inputs are (x, route). `weigh` says whether the route's weight multiplies the expert's output or its input (Llama
-    4). `identity` more numbers of the route belong to experts that return the token as it is (LongCat-Flash).
+    4). The route has `identity` further entries, for experts that return the token unchanged (LongCat-Flash).
     """
 
     program: tuple[Step, ...]
@@ -263,7 +264,7 @@ class Experts(Op):
         return shapes(self.program, {name: inputs[0]})[self.program[-1].output]
 
     def formula(self, inputs: Sequence[str], symbol: Symbols) -> str:
-        """`Σ route[e] · expert_e(norm)`, with `, the last 256 are identities` where some are."""
+        """`Σ route[e] · expert_e(norm)`, with `, the last 256 are identities` if there are any."""
         x, route = inputs
         rest = f", the last {self.identity} are identities" if self.identity else ""
         if self.weigh == "input":
@@ -298,7 +299,7 @@ class Step:
     inputs: tuple[str, ...]
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
-        """Full parameter name → axes: `up.weight`; for Experts the names of its program (`gate.weight`)."""
+        """Full parameter name → axes: `up.weight`; for Experts, the names of its program (`gate.weight`)."""
         prefix = "" if isinstance(self.op, Experts) else f"{self.output}."
         return {prefix + name: axes for name, axes in self.op.parameters().items()}
 
@@ -309,18 +310,21 @@ def parameters(steps: Sequence[Step]) -> dict[str, tuple[Axis, ...]]:
 
 
 def block_inputs(steps: Sequence[Step]) -> tuple[str, ...]:
-    """The names that are used and never produced, in order of first use."""
+    """The names that no step produces, in order of first use."""
     produced = {step.output for step in steps}
     return tuple(dict.fromkeys(name for step in steps for name in step.inputs if name not in produced))
 
 
 def feature_axis(steps: Sequence[Step]) -> Axis | None:
-    """The axis of the block's inputs (d_model): that of the first step that requires one."""
+    """The axis of the block's inputs (d_model): the axis of the first step that requires one."""
     return next((axis for step in steps if (axis := step.op.into_axis())), None)
 
 
 def shapes(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Every name's shape, from the inputs'. Raises FFNError for a name used too early, assigned twice, or a misfit."""
+    """Every name's shape, from the inputs'.
+
+    Raises FFNError for a name used too early or assigned twice, and for shapes that do not fit.
+    """
     by_name = dict(inputs)
     for step in steps:
         for name in step.inputs:
@@ -343,8 +347,8 @@ def input_shapes(steps: Sequence[Step], leading: Shape) -> dict[str, Shape]:
 def ffn_span(steps: Sequence[Step]) -> tuple[str, str]:
     """(ffn_input, ffn_output): the tensors that enter and leave what a model calls its FFN or MLP module.
 
-    Residuals and the norms around the module lie outside: input is what the first projection or router reads, output is
-    the down projection's, or the (mixed) experts'; of the final layer alone, its logits.
+    Residuals and the norms around the module are outside: the input is what the first projection or router reads, the
+    output is what the down projection, or the (mixed) experts, produce; for the final layer alone, its logits.
     """
     first = next(s for s in steps if isinstance(s.op, Linear))
     names = {s.output for s in steps}
@@ -374,7 +378,7 @@ def right_hand_side(step: Step, steps: Sequence[Step]) -> str:
 
 
 def weight_symbol(output: str, parameter: str, steps: Sequence[Step]) -> str:
-    """How a formula prints a parameter. Gated: W1 gate, W3 up, W2 down; plain: W1 up, W2 down; W_router; shared.W1.
+    """How a formula prints a parameter. Gated: W1 gate, W3 up, W2 down; plain: W1 up, W2 down. W_router, shared.W1.
 
     The final layer's are plain W and b.
     """

@@ -18,14 +18,14 @@ from ffncli.errors import FFNError
 CONVENTIONS: Mapping[str, str] = {
     "weight_bytes": "plain formats: parameters × width; a stored format packs the projection matrices, scales"
     " included, and keeps every other parameter at 4 bytes (ggml's) or 2 (the others); scales of whole tensors,"
-    " rows or tiles of fp8, int8 and nvfp4 are not counted, nor are any of int4",
+    " rows or tiles of fp8, int8 and nvfp4 and all scales of int4 are not counted",
 }
 
 
 def weight_bytes(steps: Sequence[Step], dtype: DType, stack: tuple[Axis, ...] = ()) -> int:
-    """Bytes of the FFN's parameters without norms; `stack` are axes before those of each tensor, the experts'.
+    """Bytes of the FFN's parameters without norms; `stack` are leading axes of each tensor (the experts).
 
-    Raises FFNError where a row does not divide into blocks.
+    Raises FFNError if a row does not divide into blocks.
     """
     total = 0
     for step in steps:
@@ -37,7 +37,7 @@ def weight_bytes(steps: Sequence[Step], dtype: DType, stack: tuple[Axis, ...] = 
 
 
 def parameter_bytes(name: str, axes: Sequence[Axis], dtype: DType) -> int:
-    """Bytes of one parameter tensor. Raises FFNError, naming it, where its rows do not divide into blocks."""
+    """Bytes of one parameter tensor. Raises FFNError, naming it, if its rows do not divide into blocks."""
     sizes = [axis.size for axis in axes]
     if dtype.computable:
         return prod(sizes) * dtype.block_bytes
@@ -50,5 +50,5 @@ def parameter_bytes(name: str, axes: Sequence[Axis], dtype: DType) -> int:
 
 
 def is_projection(axes: Sequence[Axis]) -> bool:
-    """Whether a parameter is a matrix between d_model and d_ff, or a stack of them: what a stored format packs."""
+    """Whether a parameter is a matrix between d_model and d_ff, or a stack of them, which a stored format packs."""
     return {"d_model", "d_ff"} <= {axis.name for axis in axes}

@@ -1,7 +1,7 @@
 """How many bytes a forward pass moves between memory and the processor, and how many FLOPs it does per byte.
 
 From ffn_input to ffn_output, with a cold cache: every used weight is read once. In MoE those are the experts that any
-token chose: under uniform and independent routing a token does not choose an expert with probability 1 - k/E, so
+token chose: under uniform and independent routing a token skips an expert with probability 1 - k/E, so
 that E · (1 - (1 - k/E)^T) of E experts are expected to be touched by T tokens. Activations, of all steps, norm and
 residual too as in `cost`, are counted in two ways: unfused, every step reads its inputs and writes its output; fused,
 only the block's inputs are read and its output written. Dropout moves nothing (a forward pass in eval mode), and a
@@ -23,7 +23,7 @@ from ffncli.block.storage import parameter_bytes
 from ffncli.errors import FFNError, shown
 
 CONVENTIONS: Mapping[str, str] = {
-    "weight_bytes_read": "every weight once; of E experts the E · (1 - (1 - top_k/E)^tokens) that uniform routing is"
+    "weight_bytes_read": "every weight once; of E experts, the E · (1 - (1 - top_k/E)^tokens) that uniform routing is"
     " expected to touch",
     "activation_bytes": "unfused: every step's inputs read and output written, norm and residual too, the steps of"
     " elementwise_flops; fused: the block's inputs and output",
@@ -33,7 +33,7 @@ CONVENTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes moved and matmul FLOPs done by some blocks on some tokens; those of parts add up to those of the whole."""
+    """Bytes moved and matmul FLOPs done by some blocks on some tokens; parts add up to the whole."""
 
     weight_bytes_read: int = 0
     activation_bytes: int = 0
@@ -44,7 +44,7 @@ class Traffic:
         return Traffic(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def times(self, n: int) -> Traffic:
-        """The traffic of n such blocks."""
+        """The traffic of n identical blocks."""
         return Traffic(*(a * n for a in vars(self).values()))
 
     def moved(self, fused: bool = False) -> int:
@@ -57,7 +57,7 @@ class Traffic:
 
 
 def traffic(steps: Sequence[Step], weights: DType, activations: DType, tokens: int = 1) -> Traffic:
-    """What one block moves on `tokens` tokens. Raises FFNError where a row does not divide into blocks."""
+    """What one block moves on `tokens` tokens. Raises FFNError if a row does not divide into blocks."""
     inputs = input_shapes(steps, (tokens,))
     ends = sum(prod(shape) for shape in inputs.values()) + prod(shapes(steps, inputs)[steps[-1].output])
     return Traffic(
@@ -69,18 +69,18 @@ def traffic(steps: Sequence[Step], weights: DType, activations: DType, tokens: i
 
 
 def experts_touched(experts: int, top_k: int, tokens: int) -> float:
-    """The expected number of distinct experts that `tokens` tokens choose, `top_k` each, all experts alike."""
+    """The expected number of distinct experts that `tokens` tokens choose, `top_k` each, all experts equally likely."""
     if tokens == 1 or top_k == experts:
         return top_k
     return -experts * expm1(tokens * log1p(-top_k / experts))
 
 
 def tokens_at(flops_per_byte: float, measure: Callable[[int], Traffic], fused: bool = False) -> int | None:
-    """The least number of tokens whose traffic, `measure(tokens)`, has at least this intensity; None where none has.
+    """The least number of tokens whose traffic, `measure(tokens)`, has at least this intensity; None if none has.
 
     With W weight bytes, and per token F FLOPs and A activation bytes, F·T / (W + A·T) grows with T towards F/A and
-    reaches r at T = r·W / (F - r·A). Experts not yet touched make W smaller, so that this T is a bound, which halving
-    then brings down. Raises FFNError for an intensity that is not a positive number.
+    reaches r at T = r·W / (F - r·A). Experts not yet touched make W smaller, so this T is an upper bound, which
+    bisection then lowers. Raises FFNError for an intensity that is not a positive number.
     """
     if not (isfinite(flops_per_byte) and flops_per_byte > 0):
         raise FFNError(f"FLOPs per byte must be a positive number, got {shown(flops_per_byte)}")
@@ -132,7 +132,7 @@ def _elements(steps: Sequence[Step], inputs: Mapping[str, Shape]) -> int:
 def _expert_elements(op: Experts, top_k: int, x: Shape) -> int:
     """The programs of all chosen experts, and mixing, which reads their outputs and writes the sum.
 
-    Where the route weighs their inputs, these are read, weighted and written first.
+    If the route weights the experts' inputs, these are read, weighted and written first.
     """
     chosen = prod(x[:-1]) * top_k
     program = _elements(op.program, input_shapes(op.program, (chosen,)))

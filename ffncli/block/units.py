@@ -1,6 +1,6 @@
-"""Which steps show a block's hidden units: read off the axes, for any block, experts included.
+"""Which steps hold a block's hidden units (read off the axes, for any block, experts included),
 
-And what counts as near zero there.
+and which values count as near zero there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NEAR_ZERO = 1e-3  # |x| up to this is near zero; rounded to float32 where the va
 def unit_steps(steps: Sequence[Step]) -> Mapping[str, str | None]:
     """Steps as wide as d_ff that come after an activation → the Linear that reads them, if one does.
 
-    `{"act": None, "hidden": "down"}` for a gated block. An activation that is the identity decides nothing.
+    `{"act": None, "hidden": "down"}` for a gated block. An identity activation does not count.
     """
     wide: set[str] = set()
     readers: dict[str, str | None] = {}

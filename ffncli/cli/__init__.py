@@ -1,1 +1,1 @@
-"""HOW it is asked: each command parses, makes one core call, and shows the record."""
+"""HOW users ask: each command parses, makes one core call, and shows the record."""

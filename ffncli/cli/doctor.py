@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CONVENTIONS = {
     "status": "ok; note: worth knowing; missing: can be installed; bad: installed and does not work",
     "resolvable_difference": "half-width of the 95 % interval, over fresh processes, of the ratio of a small product to"
-    " itself, or how far its end is from 1 where it does not hold 1; of 1: 0.01 is 1 %",
+    " itself, or the distance of its end from 1 if it excludes 1; 0.01 is 1 %",
 }
 _WIDTH = 54  # of a value, so that the table fits 80 columns
 _SECONDS = 10.0
@@ -50,7 +50,7 @@ Threads = Annotated[
     int | None,
     option(
         COMPUTE, "--threads", metavar="N", parser=positive("--threads", 4096), daily=True,
-        help="CPU threads of the noise test. [default: as `ffn bench`]",
+        help="CPU threads of the noise test. [default: as in `ffn bench`]",
     ),
 ]  # fmt: skip
 
@@ -84,7 +84,7 @@ def command(
 
 
 def _noise(seconds: float, threads: int, output: Output) -> Noise | None:
-    """The noise test, with a bar while it runs; in a pipe a note that it does."""
+    """The noise test, with a bar while it runs; in a pipe, a note."""
     from ffncli.bench.doctor.noise import measure_noise, processes_for
 
     count = processes_for(seconds)
@@ -95,7 +95,7 @@ def _noise(seconds: float, threads: int, output: Output) -> Noise | None:
 
 
 def answer(checks: Sequence[DoctorCheck], noise: Noise | None) -> Answer:
-    """All rows: `rows` in JSON, a line each in CSV."""
+    """All rows: `rows` in JSON, one line each in CSV."""
     names = tuple(field.name for field in fields(DoctorCheck))
     flat = Table(names, [tuple(getattr(check, name) for name in names) for check in checks])
     body = {
@@ -112,13 +112,13 @@ def answer(checks: Sequence[DoctorCheck], noise: Noise | None) -> Answer:
 
 
 def failure(lacking: Sequence[DoctorCheck]) -> FFNError:
-    """The error that names what nothing runs without; the answer has been shown before it."""
+    """The error for missing required packages; the answer has already been shown."""
     names = ", ".join(check.name for check in lacking)
     return FFNError(f"ffn cannot run here: {names}", lacking[0].advice, ExitCode.ENVIRONMENT)
 
 
 def _rows(check: DoctorCheck) -> list[tuple[str, str, str]]:
-    """A row of the table; a long value goes on in the next ones."""
+    """A row of the table; a long value continues in further rows."""
     first, *others = wrap(check.value, _WIDTH, break_long_words=False) or [""]
     return [(check.name, first, check.status), *(("", other, "") for other in others)]
 

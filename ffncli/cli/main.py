@@ -1,4 +1,4 @@
-"""The `ffn` command: assembles the commands, imports only the one asked for, and catches every error once."""
+"""The `ffn` command: assembles the commands, imports only the requested one, and catches every error once."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command line and exit. Nothing but an exit code and a line on stderr leaves this function."""
-    if arguments is None:  # the process is ours: what start-up makes stays, and was looked through for garbage (3 %)
+    """Run the command line and exit. Errors leave this function only as an exit code and a line on stderr."""
+    if arguments is None:  # the process is ours: start-up objects stay, and garbage collection would scan them (3 %)
         gc.set_threshold(100_000, 20, 20)
     args = sys.argv[1:] if arguments is None else arguments
     if args[:1] == ["help"]:
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     try:
         code = _run(args)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader had enough
+    except BrokenPipeError:  # the reader has closed the pipe
         _discard_output()
         code = ExitCode.OK
     except Exception as error:
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         print_error("interrupted")
         code = ExitCode.INTERRUPTED
     if arguments is None:
-        gc.freeze()  # or the interpreter looks through everything once more before it ends: 10 % of `ffn params`
+        gc.freeze()  # or the interpreter scans everything once more at exit: 10 % of `ffn params`
     _leave(int(code))
 
 
@@ -71,7 +71,7 @@ def _run(args: list[str]) -> int:
         return ExitCode.USAGE
     name = args[0] if args and args[0] in COMMANDS else None
     try:
-        if name:  # the command alone is the whole app
+        if name:  # the app consists of only that command
             app, words, program = _app([name], name), args[1:], f"ffn {name}"
         else:
             app, words, program = build(_asked_for(args)), args, "ffn"
@@ -79,10 +79,10 @@ def _run(args: list[str]) -> int:
     except typer.Abort:  # the end of a terminal's input
         raise KeyboardInterrupt from None
     except SystemExit as stop:
-        if isinstance(stop.__context__, BrokenPipeError):  # typer makes an exit of 1 of it
+        if isinstance(stop.__context__, BrokenPipeError):  # typer turns it into exit 1
             raise BrokenPipeError from None
         raise
-    if result == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
+    if result == ExitCode.INTERRUPTED:  # typer's result for Ctrl-C
         raise KeyboardInterrupt
     return result if isinstance(result, int) else ExitCode.OK
 
@@ -104,7 +104,7 @@ def load(name: str | None) -> Any:
 
 
 def _app(names: Collection[str], asked_for: str | None) -> Any:
-    """A Typer app of these commands; of one alone, Typer makes that command itself."""
+    """A Typer app of these commands; for a single one, Typer makes that command itself."""
     import typer
 
     from ffncli.cli.common.repeated import OnceCommand
@@ -124,7 +124,7 @@ def _app(names: Collection[str], asked_for: str | None) -> Any:
 
 
 def _complete() -> int | None:
-    """Answer a shell that completes; None where it is the script that is wanted, which Typer has."""
+    """Answer a shell's completion request; None if it wants the script, which Typer provides."""
     from ffncli.cli.common.complete import completion
 
     answer = completion({name: summary for name, (_, summary) in COMMANDS.items()}, load)
@@ -144,7 +144,7 @@ def _asked_for(args: list[str]) -> str | None:
 
 
 def print_error(text: str) -> None:
-    """One line on stderr; its module is only loaded where there is something to say."""
+    """One line on stderr; its module is loaded only when needed."""
     from ffncli.show import output
 
     output.print_error(text)
@@ -154,7 +154,7 @@ def print_error(text: str) -> None:
 
 
 def _failed(error: Exception, args: list[str]) -> int:
-    """Print the one line that an error deserves; its exit code."""
+    """Print the one line for an error; returns its exit code."""
     if "--debug" in args and type(error).__name__ != "NoArgsIsHelpError":
         import traceback
 
@@ -177,7 +177,7 @@ def _failed(error: Exception, args: list[str]) -> int:
         return ExitCode.ENVIRONMENT
     print_error(
         f"error: a bug in ffn: {type(error).__name__}: {str(error)[:200]}; "
-        "please report it, with what the same command prints after --debug"
+        "please report it, with the output of the same command with --debug"
     )
     return ExitCode.BUG
 
@@ -205,26 +205,26 @@ def _usage(error: Any, args: list[str]) -> int:
 
 
 def _is_source(name: str) -> bool:
-    """Whether the user put a model where a command belongs."""
+    """Whether the user typed a model in place of a command."""
     from ffncli.models import catalog
 
     return catalog.find(name) is not None or os.path.exists(name)
 
 
 def _is_topic(name: str) -> bool:
-    """Whether the user put a topic of `ffn explain` where a command belongs."""
+    """Whether the user typed a topic of `ffn explain` in place of a command."""
     from ffncli.run.topics.call import find_topic
 
     return find_topic(name) is not None
 
 
 def _is_output(error: OSError) -> bool:
-    """Errors on files are FFNErrors by now; what is left without a file name came from writing to stdout."""
+    """Errors on files are already FFNErrors; one without a file name comes from writing to stdout."""
     return error.filename is None
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """numpy and Python say MemoryError; torch says OutOfMemoryError on GPUs and a plain RuntimeError on CPUs."""
+    """numpy and Python raise MemoryError; torch raises OutOfMemoryError on GPUs and a plain RuntimeError on CPUs."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))
     )
@@ -235,7 +235,7 @@ def _terminated(number: int, frame: object) -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit without a second complaint from the interpreter about a stdout that is gone."""
+    """Exit without a second error from the interpreter about a closed stdout."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -244,5 +244,5 @@ def _leave(code: int) -> NoReturn:
 
 
 def _discard_output() -> None:
-    """Let what is still buffered go nowhere."""
+    """Discard any output that is still buffered."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

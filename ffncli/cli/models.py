@@ -46,13 +46,13 @@ def command(
 
 
 def answer(counts: list[ModelCount]) -> Answer:
-    """Rows as `ffn params` has them, without groups."""
+    """Rows as in `ffn params`, without groups."""
     rows = [
         {k: v for k, v in asdict(c).items() if k != "groups"} | {"aliases": catalog.aliases(c.name)} for c in counts
     ]
     flat = Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
     columns = ("model", "d_model", "d_ff", "activation", "gated", "layers", "FFN", "active")
-    kept = len(columns) if any(c.experts for c in counts) else -1  # "active" says nothing of dense models
+    kept = len(columns) if any(c.experts for c in counts) else -1  # "active" means nothing for dense models
     table = Table((*columns[:kept], "also"), [(*_row(c)[:kept], ", ".join(catalog.aliases(c.name))) for c in counts])
     return Answer("models", {"rows": rows}, flat, [table], CONVENTIONS)
 

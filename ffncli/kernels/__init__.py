@@ -18,7 +18,7 @@ BUILT_IN: Mapping[str, str] = {
     "compiled": "ffncli.kernels.compiled",
 }
 COMPILING = ("compiled",)  # take seconds to minutes before their first answer: run only when named
-BY_DEFAULT = tuple(name for name in BUILT_IN if name not in COMPILING)  # what a benchmark times when none is named
+BY_DEFAULT = tuple(name for name in BUILT_IN if name not in COMPILING)  # timed when no kernel is named
 ALIASES: Mapping[str, str] = {"conv": "conv1x1"}  # former names
 
 

@@ -1,7 +1,7 @@
-"""Activations as one would write them in torch: the native call where there is one, else a line of torch.
+"""Activations as a user would write them in torch: the native call if there is one, else a line of torch.
 
-Written independently of the formulas of `block.activations`, so that each checks the other; a row that is in neither
-table here runs by its formula.
+Written independently of the formulas of `block.activations`, so that each checks the other; a row in neither
+table here runs its formula.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WRITTEN: Mapping[str, Callable[[Tensor, Learned], Tensor]] = {
 
 
 def activation(op: Activation) -> Callable[[Tensor, Learned], Tensor]:
-    """f(clip(x, low, high)) + plus; the second argument holds what the function learns, by name."""
+    """f(clip(x, low, high)) + plus; the second argument holds the learned parameters, by name."""
     call = _function(op.function)
     if op.low is None and op.high is None and not op.plus:
         return call

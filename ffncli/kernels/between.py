@@ -15,7 +15,7 @@ Between = Callable[[Tensor | None, Tensor, Weights], Tensor]
 
 
 def between(shape: Dense) -> Between:
-    """f(gate, up, weights) → what enters down, before any norm; `gate` is None in a plain block. Elementwise."""
+    """f(gate, up, weights) → the input of down, before any norm; `gate` is None in a plain block. Elementwise."""
     act, lift = activation(shape.act), activation(shape.lift) if shape.lift else None
 
     def plain(gate: Tensor | None, up: Tensor, w: Weights) -> Tensor:
@@ -30,7 +30,7 @@ def between(shape: Dense) -> Between:
 
 
 def normed(shape: Dense, x: Tensor, w: Weights) -> Tensor:
-    """x [..., d_ff] after the block's norm over d_ff (BitNet), by torch's own functions; unchanged without one."""
+    """x [..., d_ff] after the block's norm over d_ff (BitNet), by torch's functions; unchanged without one."""
     op = shape.sub_norm
     if op is None:
         return x

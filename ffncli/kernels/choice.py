@@ -1,7 +1,8 @@
-"""`--kernel`: a text becomes a KernelChoice once, by one grammar, which every process after that reads.
+"""`--kernel`: one grammar parses a text into a KernelChoice, once; every later process uses the KernelChoice.
 
-    NAME                           a kernel of the package: eager, packed, ...; `all` of them
+    NAME                           a kernel of the package: eager, packed, ...; `all`: all of them
     [LABEL=]FILE.py[:NAME]         a function, an nn.Module or a Kernel in a user's file
+    [LABEL=]REF:FILE.py[:NAME]     the same in that file at a git commit, of a branch, a tag or `HEAD~1`
     [LABEL=]slowed:FACTOR:KERNEL   one of these, slower by a known factor, which a self-test must detect
 
 No file is read here, and nothing needs torch.
@@ -19,7 +20,8 @@ from ffncli.errors import FFNError, shown
 from ffncli.kernels import BUILT_IN, full_name, unknown_kernel
 
 _FORM = re.compile(r"(?:(?P<label>[^=:/]+)=)?(?:slowed:(?P<factor>[^:]*):)?(?P<kernel>.*)", re.DOTALL)
-_FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<attribute>\w+))?")
+_FILE = re.compile(r"(?:(?P<ref>[^:\n-][^:\n]*):)?(?P<path>[^:\n]+\.py)(?::(?P<attribute>\w+))?")
+_LABEL = re.compile(r"[^=:/]+")
 _FACTOR = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{1,9})?")
 
 
@@ -29,71 +31,77 @@ class KernelChoice:
 
     `kernel` is the name of one of the package's, or the path of a user's file as typed; `attribute` names the kernel in
     that file, None its only one: until that is known a choice may have no label. `factor`, as typed, is by how much the
-    kernel is slowed down: results are looked up by their label.
+    kernel is slowed down: results are looked up by their label. `ref` is the git commit that the file is taken from, as
+    typed or, once it was looked up, its full hash; None for the file in the working tree.
     """
 
     label: str
     kernel: str
     attribute: str | None = None
     factor: str | None = None
+    ref: str | None = None
 
     @property
     def file(self) -> Path | None:
-        """The user's file, absolute; None for a kernel of the package."""
+        """The user's file, absolute; None for a kernel of the package. At a `ref` it need not exist on disk."""
         return Path(os.path.abspath(os.path.expanduser(self.kernel))) if self.kernel.endswith(".py") else None
 
     @property
     def text(self) -> str:
-        """The text from which `parse` makes this choice."""
+        """The text from which `parse` makes this choice; a label that no text can give is left out."""
         plain = self._plain
-        return plain if self.label in ("", self._default_label) else f"{self.label}={plain}"
+        if self.label in ("", self._default_label) or not _LABEL.fullmatch(self.label):
+            return plain
+        return f"{self.label}={plain}"
 
     def with_attribute(self, attribute: str) -> KernelChoice:
-        """The choice of that kernel of the file, which is also its label if it has none."""
+        """This choice with that kernel of the file; the kernel's name becomes the label if there is none."""
         choice = replace(self, attribute=attribute)
         return replace(choice, label=self.label or choice._default_label)
 
     @property
     def _plain(self) -> str:
-        return self._slowed + (f"{self.kernel}:{self.attribute}" if self.attribute else self.kernel)
+        return self._front + (f"{self.kernel}:{self.attribute}" if self.attribute else self.kernel)
 
     @property
-    def _slowed(self) -> str:
-        return "" if self.factor is None else f"slowed:{self.factor}:"
+    def _front(self) -> str:
+        """What stands before a kernel's name: by how much it is slowed, and its commit."""
+        slowed = "" if self.factor is None else f"slowed:{self.factor}:"
+        return slowed if self.ref is None else f"{slowed}{self.ref}:"
 
     @property
     def _default_label(self) -> str:
         if self.file is None:
             return self._plain
-        return f"{self._slowed}{self.file.name}:{self.attribute}" if self.attribute else ""
+        return f"{self._front}{self.file.name}:{self.attribute}" if self.attribute else ""
 
 
 def parse(text: str) -> KernelChoice:
     """The choice for one word of `--kernel`. Raises FFNError for a word that is not a kernel."""
     match = _FORM.fullmatch(text)
-    assert match is not None  # it takes any text
+    assert match is not None  # the pattern matches any text
     label, factor, kernel = match.group("label", "factor", "kernel")
     if factor is not None and not _FACTOR.fullmatch(factor):
         hint = "write it as slowed:FACTOR:KERNEL, such as slowed:1.05:eager, FACTOR from 1 to 999"
         raise FFNError(f"--kernel: {shown(factor)} is not a factor, in {shown(text)}", hint)
-    attribute = None
+    attribute = ref = None
     if ".py" in kernel:
         file = _FILE.fullmatch(kernel)
         if not file:
             raise FFNError(f"--kernel: {shown(text)} is not a kernel", "write it as file.py:name or label=file.py:name")
-        kernel, attribute = file.group("path", "attribute")
+        kernel, attribute, ref = file.group("path", "attribute", "ref")
     elif full_name(kernel) not in BUILT_IN or (label and factor is None):
         raise unknown_kernel(text if factor is None else kernel)
     else:
         kernel = full_name(kernel)
     if label in BUILT_IN:
         raise FFNError(f"--kernel: {shown(label)} is a kernel of ffn's own", "give another label")
-    choice = KernelChoice("", kernel, attribute, factor)
+    choice = KernelChoice("", kernel, attribute, factor, ref)
     return replace(choice, label=label or choice._default_label)
 
 
 def choices(texts: Iterable[str]) -> tuple[KernelChoice, ...]:
-    """The choices for the values of `--kernel`, each a comma list, in order; duplicates count once.
+    """The choices for the values of `--kernel`, each a comma-separated list, in order, without duplicates.
 
     Raises FFNError for a word that is not a kernel, and for two with the same label.
     """
@@ -104,7 +112,7 @@ def choices(texts: Iterable[str]) -> tuple[KernelChoice, ...]:
 
 
 def require_unlike(labels: Sequence[str]) -> None:
-    """Raises FFNError where two kernels have the same label."""
+    """Raises FFNError if two kernels have the same label."""
     twice = next((label for n, label in enumerate(labels) if label in labels[:n]), None)
     if twice is not None:
         raise FFNError(f"--kernel: two kernels are called {shown(twice)}", "give labels: --kernel a=file.py:name")

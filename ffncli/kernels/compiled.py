@@ -1,4 +1,4 @@
-"""compiled: torch.compile of what eager does, one graph per shape; and counters of what was compiled."""
+"""compiled: torch.compile of eager's function, one graph per shape; and counters of compilations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     uncompiled. So only the function built last may be called. Another shape or grad mode compiles again, which
     `recompiles` counts. f raises FFNError where the function cannot be one graph, or the compiler fails.
     """
-    import torch._dynamo  # takes a second: only where something is compiled
+    import torch._dynamo  # takes a second, so only if something is compiled
     import torch._inductor.config as inductor
 
     torch._dynamo.reset()
@@ -50,8 +50,8 @@ def recompiles() -> int:
 
 @contextmanager
 def on_compiling(tell: Callable[[], None]) -> Iterator[None]:
-    """`tell` hears of each graph that torch begins to compile in here, also those of a user's own torch.compile."""
-    if "torch._dynamo" not in sys.modules:  # nothing has been given to torch.compile, and importing it takes a second
+    """Calls `tell` for each graph that torch begins to compile inside, including a user's own torch.compile."""
+    if "torch._dynamo" not in sys.modules:  # torch.compile has not been used, and importing it takes a second
         yield
         return
     from torch._dynamo.callback import callback_handler
@@ -74,7 +74,7 @@ class CompileCache:
     misses: int
 
     def since(self, before: CompileCache) -> str:
-        """Where the graphs compiled since then came from: `cold`, `cached`, or an empty text for neither."""
+        """The origin of the graphs compiled since then: `cold`, `cached`, or an empty text for neither."""
         if self.misses > before.misses:
             return "cold"
         return "cached" if self.hits > before.hits else ""
@@ -88,7 +88,7 @@ def cache() -> CompileCache:
 
 
 def _counted(group: str, name: str) -> int:
-    """One of torch's counters; 0 where nothing was compiled: the module that counts is not imported for this."""
+    """One of torch's counters; 0 if nothing was compiled: the counting module is not imported for this."""
     utils = sys.modules.get("torch._dynamo.utils")
     counters: Mapping[str, Mapping[str, int]] = getattr(utils, "counters", {})
     return int(counters.get(group, {}).get(name, 0))

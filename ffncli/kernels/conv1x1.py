@@ -15,7 +15,7 @@ from ffncli.kernels.pattern import dense, refuses_all_but_dense
 
 
 def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
-    """Matrices [out, in] as convolution weights [out, in, 1]; the rest as it is."""
+    """Matrices [out, in] as convolution weights [out, in, 1]; the rest unchanged."""
     tensors = [weights[name] for name in parameters(steps)]
     return tuple(tensor[..., None] if tensor.dim() == 2 else tensor for tensor in tensors)
 

@@ -1,4 +1,4 @@
-"""eager: the block in plain torch functions, as one would write it by hand. The baseline of every comparison."""
+"""eager: the block in plain torch functions, as a user would write it by hand. The baseline of every comparison."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ffncli.kernels.routing import Body, mixture, refuses_unknown_routing
 
 @register("eager", refuses=refuses_unknown_routing)
 def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
-    """The function for a dense block or a mixture of experts, which loops over the experts that are chosen."""
+    """The function for a dense block or a mixture of experts, which loops over the chosen experts."""
     shape = dense(steps)
     compute = body(shape) if shape else mixture(steps, body)
     names = tuple(parameters(steps))

@@ -67,7 +67,7 @@ class Buffers:
         """[tokens, width], uninitialised."""
         buffer = self._by_name.get(name)
         if buffer is None or buffer.shape[0] != x.shape[0]:
-            with torch.inference_mode(False):  # a tensor of inference mode could not be written to outside of it
+            with torch.inference_mode(False):  # a tensor created in inference mode could not be written to outside it
                 buffer = self._by_name[name] = torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
         return buffer
 

@@ -1,6 +1,6 @@
-"""Kernel: a way to compute an FFN, as a record of two functions; and the decorator that registers ours.
+"""Kernel: a way to compute an FFN, as a record of two functions; and a decorator that registers the package's.
 
-`prepare` puts the weights into the form that a kernel needs (packed, say), once for each copy or placement of them.
+`prepare` puts the weights into the form that a kernel needs (packed, say), once for each copy or placement.
 `build` returns the function to call, once for each case; compiling belongs there.
 """
 
@@ -44,12 +44,12 @@ class Kernel:
 
     `steps` run from ffn_input to ffn_output in eval mode (`kernel_steps`); `weights` are canonical, contiguous, on the
     device, in the dtype, and read-only. `f` maps x [tokens, d_model], also read-only, to a tensor of the same shape and
-    dtype. `needs` names its requirements: `cuda`, `compiler`, or a module. `refuses(steps)` says why it cannot compute
-    a block, or None. `origin` is the file of a user's kernel.
+    dtype. `needs` names its requirements: `cuda`, `compiler`, or a module. `refuses(steps)` returns why it cannot
+    compute a block, or None. `origin` is the file of a user's kernel.
 
     `trains`: gradients flow from f's output to x and to the params, and through `prepare` to the weights.
-    `compiles`: the first call with a shape compiles, which is reported separately. `dtypes`: those it computes in, by
-    our names (`fp32`); None is all of them.
+    `compiles`: the first call with a shape compiles, which is reported separately. `dtypes`: the dtypes that it
+    computes in, by our names (`fp32`); None is all of them.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Kernel:
     dtypes: tuple[str, ...] | None = None
 
     def missing(self, device: str) -> str | None:
-        """What it needs and this machine lacks, in words; None where nothing is missing."""
+        """What it needs and this machine lacks, in words; None if nothing is missing."""
         for need in self.needs:
             if need == "cuda" and not device.startswith("cuda"):
                 return "runs on a GPU only"
@@ -77,7 +77,7 @@ class Kernel:
         return None
 
     def refusal(self, steps: Steps, device: str, dtype: object, passes: str = "forward") -> str | None:
-        """Every reason why it cannot run this case, joined by `; `; None where it can.
+        """Every reason why it cannot run this case, joined by `; `; None if it can.
 
         `dtype` is torch's or one of our names, `passes` forward or forward+backward.
         """
@@ -140,5 +140,5 @@ def _without_dropout(steps: Steps) -> tuple[Step, ...]:
 
 
 def _eval(step: Step) -> Op:
-    """The step's op; experts without dropout too."""
+    """The step's op; dropout is removed from experts too."""
     return replace(step.op, program=_without_dropout(step.op.program)) if isinstance(step.op, Experts) else step.op

@@ -1,6 +1,6 @@
-"""module: the block as an nn.Module of nn.Linear layers, as one writes it in a notebook.
+"""module: the block as an nn.Module of nn.Linear layers, as it is often written in a notebook.
 
-`run/verify/module.py` has another one on purpose: the second opinion with which `ffn verify` compares the steps.
+`run/verify/module.py` has another on purpose: the independent implementation that `ffn verify` compares the steps with.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ffncli.kernels.pattern import Dense, dense, refuses_all_but_dense
 
 
 class _EmptyLinear(nn.Linear):
-    """nn.Linear without initial weights: they are set before the first call, so none are drawn."""
+    """nn.Linear without initial weights: they are set before the first call, so no random ones are needed."""
 
     def __init__(self, into: int, out: int, bias: bool) -> None:
         super().__init__(into, out, bias, device="meta")
@@ -39,7 +39,7 @@ class FeedForward(nn.Module):
         }
         self.gate, self.up, self.down = layers.get("gate"), layers["up"], layers["down"]
         self.shape, self.between = shape, between(shape)
-        self.others: dict[str, Tensor] = {}  # what an activation learns, a norm's parameters
+        self.others: dict[str, Tensor] = {}  # an activation's learned parameters, a norm's parameters
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, d_model] → [tokens, d_model]."""
@@ -59,8 +59,8 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
     last: list[Params] = [()]
 
     def run(x: Tensor, params: Params) -> Tensor:
-        # Written where torch looks them up: assigning attributes, or torch.func.functional_call, takes some 20 µs per
-        # call, which a module in a notebook does not spend. Gradients flow to the tensors themselves.
+        # Written where torch looks them up: assigning attributes, or torch.func.functional_call, takes about 20 µs per
+        # call, which a module in a notebook does not cost. Gradients flow to the tensors themselves.
         if params is not last[0]:
             for (home, name), tensor in zip(places, params, strict=True):
                 home[name] = tensor
@@ -76,5 +76,5 @@ def _place(module: FeedForward, name: str) -> tuple[dict[str, Tensor], str]:
     layer, _, key = name.rpartition(".")
     linear = getattr(module, layer, None)
     if isinstance(linear, nn.Linear):
-        return linear._parameters, key  # type: ignore[return-value]  # it holds any tensor
+        return linear._parameters, key  # type: ignore[return-value]  # it accepts any tensor
     return module.others, name

@@ -1,4 +1,4 @@
-"""packed: gate and up in one matrix, so that x is read once and one larger product is computed in place of two."""
+"""packed: gate and up in one matrix, so that x is read once and one larger product replaces two."""
 
 from __future__ import annotations
 

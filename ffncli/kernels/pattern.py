@@ -1,4 +1,4 @@
-"""What a kernel must know of a block, read off its steps: is it dense, gated, and what lies between its matrices."""
+"""What a kernel needs to know about a block, from its steps: is it dense, is it gated, what is between its matrices?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STEPS = ("gate", "up", "gate_scaled", "act", "lift", "hidden", "sub_norm", "dow
 
 @dataclass(frozen=True)
 class Dense:
-    """One FFN of two or three matrices. `prefix` begins its steps' names (`shared.`).
+    """One FFN of two or three matrices. `prefix` starts its steps' names (`shared.`).
 
     `act` is the activation's op, `lift` is applied to up before the product (gpt-oss), `gate_scale` multiplies the gate
     before its activation, `sub_norm` normalises the input of down (BitNet).
@@ -27,7 +27,7 @@ class Dense:
 
 
 def dense(steps: Sequence[Step], prefix: str = "") -> Dense | None:
-    """The dense FFN of the steps whose names begin with `prefix`; None where they are something else."""
+    """The dense FFN formed by the steps whose names start with `prefix`; None if they form something else."""
     by = {step.output.removeprefix(prefix): step for step in steps if step.output.startswith(prefix)}
     if not {"up", "act", "down"} <= set(by) or (not prefix and not set(by) <= set(_STEPS)):
         return None
@@ -44,4 +44,4 @@ def refuses_all_but_dense(steps: Sequence[Step]) -> str | None:
     """Why a kernel for dense FFNs cannot compute these steps."""
     if dense(steps) is not None:
         return None
-    return "computes no experts" if any(isinstance(step.op, Experts) for step in steps) else "computes no such block"
+    return "cannot compute " + ("experts" if any(isinstance(step.op, Experts) for step in steps) else "this block")

@@ -21,16 +21,16 @@ def refuses_unknown_routing(steps: Steps) -> str | None:
     """Why `mixture` cannot compute these steps; None for a dense block too, which has no experts."""
     experts = next((step.op for step in steps if isinstance(step.op, Experts)), None)
     if experts is None:
-        return None if dense(steps) else "computes no such block"
+        return None if dense(steps) else "cannot compute this block"
     if experts.identity:
-        return "computes no identity experts"
+        return "cannot compute identity experts"
     if any(step.output not in _COMPUTED and not step.output.startswith("shared.") for step in steps):
-        return "computes no experts in a narrower space"
-    return None if dense(experts.program) else "computes no such experts"
+        return "cannot compute experts in a narrower space"
+    return None if dense(experts.program) else "cannot compute these experts"
 
 
 def mixture(steps: Steps, body: Callable[[Dense], Body]) -> Body:
-    """Σ over the chosen experts, each built by `body`, plus the shared ones."""
+    """Σ over the chosen experts, each built by `body`, plus the shared experts."""
     by: dict[str, Step] = {step.output: step for step in steps}
     route, experts = by["route"].op, by["experts"].op
     assert isinstance(route, Route)

@@ -39,12 +39,12 @@ def spellings() -> list[str]:
 
 
 def search(text: str) -> list[str]:
-    """Canonical names of models with `text` in one of their spellings, hyphens and points apart."""
+    """Canonical names of models with `text` in one of their spellings, ignoring hyphens and points."""
     return list(dict.fromkeys(name for alias, name in _aliases().items() if _letters(text) in _letters(alias)))
 
 
 def starting_with(text: str) -> list[str]:
-    """The same of those with a spelling that begins so."""
+    """The same for models with a spelling that starts with `text`."""
     word = _letters(text)
     matches = (name for alias, name in _aliases().items() if word and _letters(alias).startswith(word))
     return list(dict.fromkeys(matches))

@@ -1,4 +1,4 @@
-"""The block that runs where no source is given."""
+"""The block that runs if no source is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dimension options: they make a block, or change a model's."""
+"""The dimension options: they make a block, or change a model's blocks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Dimensions:
 
 
 def merged(first: Dimensions, over: Dimensions) -> Dimensions:
-    """`first`, overridden by what `over` sets."""
+    """`first`, overridden by the options that `over` sets."""
     changes = {f.name: value for f in fields(over) if (value := getattr(over, f.name)) is not None}
     return replace(first, **changes)
 
@@ -68,15 +68,15 @@ def from_dimensions(options: Dimensions, source: str | None = None) -> Resolved:
 def with_dimensions(resolved: Resolved, options: Dimensions) -> Resolved:
     """The model with its specs overridden by the options that are set.
 
-    Where dense and MoE layers mix, --d-ff and the MoE options apply to the kind that most layers are (the model's
-    "per layer" numbers); the others keep theirs, and a note says so. --top-k without --experts applies to the model's
-    experts. A field that an option sets is no longer unknown. Raises FFNError for a user's module: its code decides
-    what it computes.
+    In a mix of dense and MoE layers, --d-ff and the MoE options apply to the kind of most layers (the model's
+    "per layer" numbers); the other layers keep their values, and a note says so. --top-k without --experts applies to
+    the model's experts. A field that an option sets is no longer unknown. Raises FFNError for a user's module: its code
+    decides what it computes.
     """
     if not options.any_set():
         return resolved
     if resolved.weights is not None:
-        raise FFNError("the dimension options cannot change a module that is already built", "name its class")
+        raise FFNError("the dimension options cannot change a module that is already built", "give its class")
     model = resolved.model
     main = model.main.spec.moe is not None
     others = replace(options, d_ff=None, experts=None, top_k=None, shared_experts=None)
@@ -94,7 +94,7 @@ def with_dimensions(resolved: Resolved, options: Dimensions) -> Resolved:
         notes = tuple(text for note in notes for text in (now if note == was else (note,)))
     if mixed and others != options and (ours == options or options.d_ff is not None):
         notes = (*notes, f"widths and experts are changed in the {'MoE' if main else 'dense'} layers only")
-    outside = model.non_ffn if options.d_model is None else None  # the attention's width would be another too
+    outside = model.non_ffn if options.d_model is None else None  # the attention's width would change too
     changed = replace(model.with_specs(specs), unknown=unknown, non_ffn=outside)
     evidence = (f"changed by options: {names}", *resolved.evidence)
     return replace(resolved, model=changed, evidence=evidence, stored=None, notes=notes)
@@ -110,7 +110,7 @@ def _changed(spec: FFNSpec, options: Dimensions) -> FFNSpec:
 
 
 def _choices(options: Dimensions, default_activation: str | None) -> dict[str, Any]:
-    """The keyword arguments of FFNSpec for everything but the sizes; only what is set."""
+    """The keyword arguments of FFNSpec for everything but the sizes; only the options that are set."""
     flags = {name: getattr(options, name) for name in ("bias", "residual", "dropout")}
     out: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     name = options.activation if options.activation is not None else default_activation
@@ -172,7 +172,7 @@ def width(option: str, text: str, d_model: int) -> int:
 
 
 def leading_axes(tokens: int | None, batch: int | None, seq_len: int | None) -> tuple[int, ...] | None:
-    """An input's axes before d_model; None where no option sets them. Raises FFNError where two options do."""
+    """An input's axes before d_model; None if no option sets them. Raises FFNError if two options do."""
     if batch is None and seq_len is None:
         return None if tokens is None else (tokens,)
     if tokens is not None:

@@ -1,6 +1,6 @@
-"""Small blocks that come with the package, numbers and all: those of the texts that `ffn trace --example` runs.
+"""Small blocks that come with the package, numbers and all: the blocks of the texts that `ffn trace --example` runs.
 
-What a text gives is given here (dimensions, some numbers of an input, a whole set of weights); what it does not give is
+What a text specifies is here (dimensions, some numbers of an input, a whole set of weights); anything else is
 drawn when the block runs, and `evidence` says so.
 """
 
@@ -23,10 +23,10 @@ from ffncli.models.model import Resolved, block_model
 class Example:
     """A block with everything that its run needs: weights as nested lists ({}: drawn), the input's name and shape.
 
-    `dropped` lists, per dropout step, the (token, unit) pairs that its mask drops. A drawn input is multiplied by
-    `scale`, then `given` puts single numbers into it, by (token, unit). `block` are its steps where the model's spec
-    cannot say them, `vocab` the width of a final layer that follows (0: none), `aliases` the text's names of ours.
-    `fixed` says that the text gives the whole input, so that no option may choose another.
+    `dropped` lists, per dropout step, the (token, unit) pairs that its mask drops. A random input is multiplied by
+    `scale`, then `given` puts single numbers into it, by (token, unit). `block` are its steps if the model's spec
+    cannot express them, `vocab` the width of a final layer that follows (0: none), `aliases` the text's names of ours.
+    `fixed`: the text gives the whole input, so no option may choose another.
     """
 
     model: Resolved
@@ -43,7 +43,7 @@ class Example:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The block as assignments, without a final layer that is asked for beside it."""
+        """The block as assignments, without any requested final layer."""
         return steps(self.model.main.spec) if self.block is None else self.block
 
 
@@ -95,17 +95,17 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
 
 
 def find(name: str) -> Example:
-    """The example of that name. Raises FFNError with the nearest names where there is none."""
+    """The example of that name. Raises FFNError with the nearest names if there is none."""
     key = name.strip().lower()
     if key not in EXAMPLES:
         known = ", ".join(EXAMPLES)
-        hint = did_you_mean(key, list(EXAMPLES), f"there are {known}")
+        hint = did_you_mean(key, list(EXAMPLES), f"use one of {known}")
         raise FFNError(f"--example: unknown example {shown(name)}", hint if known in hint else f"{hint} ({known})")
     return EXAMPLES[key]()
 
 
 def final_layer_alone(d_model: int, vocab: int, bias: bool) -> Example:
-    """`logits = x · W + b` and its softmax, with weights and input to be drawn."""
+    """`logits = x · W + b` and its softmax, with weights and input to be drawn at random."""
     spec = FFNSpec(d_model, d_model, bias=bias)
     model = block_model(spec, "", f"the final layer, {d_model} → {vocab:,}")
     return Example(model, {}, "randn", (4, d_model), block=final_layer("x", d_model, vocab, bias))

@@ -1,13 +1,19 @@
-"""Whether transformers can run a source: it can run a directory with a config and safetensors."""
+"""Whether transformers can run a source: a directory with a config and safetensors, or a GGUF file."""
 
 from __future__ import annotations
 
+import re
+from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.model import Resolved
 
-_HINT = "give a directory with config.json and safetensors"
+if TYPE_CHECKING:
+    from ffncli.models.files.checkpoint import Checkpoint
+
+_HINT = "give a directory with config.json and safetensors, or a GGUF file"
 
 
 def is_runnable(resolved: Resolved) -> bool:
@@ -20,13 +26,11 @@ def is_runnable(resolved: Resolved) -> bool:
 
 
 def folder_of(resolved: Resolved, option: str) -> Path:
-    """The directory that transformers can load, for an `option` that needs one.
+    """The directory, or the GGUF file, that transformers can load, for an `option` that needs one.
 
-    Raises FFNError where the source is not one: a known model's dimensions, pickled weights, a GGUF file, headers only.
+    Raises FFNError where the source is not one: a known model's dimensions, pickled weights, headers only.
     """
     name, checkpoint, path = shown(resolved.source), resolved.checkpoint, Path(resolved.source)
-    if path.suffix == ".gguf" or (checkpoint is not None and checkpoint.gguf):
-        raise FFNError(f"{option}: {name} is a GGUF file, which this option does not support yet", _HINT)
     if checkpoint is None:
         if resolved.location and any(any(resolved.location.glob(f"*{end}")) for end in (".bin", ".pt", ".pth")):
             where = shown_path(resolved.location)
@@ -38,6 +42,28 @@ def folder_of(resolved: Resolved, option: str) -> Path:
         raise FFNError(f"{option}: {name if resolved.source else 'the block'} is not a directory with weights", _HINT)
     if checkpoint.remote:
         raise FFNError(f"{option}: only the headers of {name} are fetched", "download the model and give its path")
+    if checkpoint.gguf:
+        files = sorted({*checkpoint.files.values()})
+        if len(files) > 1:
+            hint = f"join them: llama-gguf-split --merge {shown_path(checkpoint.folder / files[0])} joined.gguf"
+            raise FFNError(f"{option}: {name} is {len(files)} GGUF files, and transformers loads a single one", hint)
+        return checkpoint.folder / files[0]
     if not (checkpoint.folder / "config.json").is_file():
         raise FFNError(f"{option}: {shown_path(checkpoint.folder / 'config.json')} is missing", _HINT)
     return checkpoint.folder
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether what transformers loads is a GGUF file, not a directory."""
+    return path.suffix == ".gguf" and not path.is_dir()
+
+
+def loaded_parameters(checkpoint: Checkpoint, last_layer: int) -> int:
+    """How many parameters of a GGUF file are loaded to run its layers up to the last one: no later layer, no head."""
+    total = 0
+    for name in checkpoint.files:
+        layer = re.match(r"blk\.(\d+)\.", name)
+        if (layer and int(layer[1]) > last_layer) or name == "output.weight":
+            continue
+        total += prod(checkpoint.info(name).shape)
+    return total

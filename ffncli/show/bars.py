@@ -9,9 +9,9 @@ _FEWEST = 6
 
 
 def bars(counts: Sequence[int]) -> str:
-    """`▁▃▆█▅▂▁`, as high as the counts, the fullest bin a full block; a bin with nothing is a space.
+    """`▁▃▆█▅▂▁`, as high as the counts, the fullest bin a full block; an empty bin is a space.
 
-    Neighbours are taken together where there are fewer than three values per bar on average; empty where even 6 bars
+    Neighbours are merged if there are fewer than three values per bar on average; empty if even 6 bars
     would have no more.
     """
     while len(counts) > _FEWEST and sum(counts) < 3 * len(counts):

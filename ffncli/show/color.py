@@ -1,4 +1,4 @@
-"""Whether colour is wanted, and the few styles that all output has, as escape codes."""
+"""Whether to use colour, and the few styles of all output, as escape codes."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def is_colored(stream: TextIO | None, choice: ColorChoice = "auto") -> bool:
 
 
 def painted(text: str, style: str) -> str:
-    """`text` between the escape codes of a style, "" for none; spaces at its end stay outside."""
+    """`text` between the escape codes of a style, "" for none; trailing spaces stay outside."""
     bare = text.rstrip()
     return f"\x1b[{_CODES[style]}m{bare}\x1b[0m{text[len(bare) :]}" if style and bare else text
 
 
 def unpainted(text: str, style: str) -> str:
-    """`text` as it is: what paints where there is no colour."""
+    """`text` unchanged: the paint function without colour."""
     return text
 
 

@@ -64,7 +64,7 @@ class Output:
             with written_whole(Path(str(self.path))) as file:
                 file.write(text.encode())
         elif self.format == "table" and sys.stdout.isatty():
-            from ffncli.show.terminal import Terminal  # rich is loaded for a terminal alone
+            from ffncli.show.terminal import Terminal  # rich is loaded only for a terminal
 
             Terminal(sys.stdout, is_colored(sys.stdout, self.color)).show(answer.parts)
         else:
@@ -85,13 +85,13 @@ class Output:
         return _plain(answer.parts, encoding, painted if color else unpainted)
 
 
-_LONGEST_LINE = 2000  # what a file or an argument says may be any length
+_LONGEST_LINE = 2000  # text from a file or an argument may have any length
 
 
 def print_error(text: str) -> None:
-    """One line on stderr, safe for any terminal, cut where it is endless; silent where stderr is closed.
+    """One line on stderr, safe for any terminal, cut if it is endless; silent if stderr is closed.
 
-    A terminal gets it folded between words, where its edge would cut one.
+    For a terminal it is wrapped between words.
     """
     if len(text) > _LONGEST_LINE:
         text = text[: _LONGEST_LINE - 1] + "…"
@@ -106,7 +106,7 @@ def print_error(text: str) -> None:
 
 
 def _columns() -> int:
-    """The width of the terminal behind stderr; 0 where it does not say."""
+    """The width of the terminal behind stderr; 0 if it is not known."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns
     except OSError:
@@ -190,7 +190,7 @@ def _plain_table(table: Table, paint: Paint) -> list[str]:
 
 
 def markdown(parts: Sequence[Part]) -> str:
-    """Parts as Markdown: for who has to know how long it is."""
+    """Parts as Markdown, for callers that must know its length."""
     return _markdown(parts, "utf-8")
 
 
@@ -222,11 +222,11 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def _md(text: str) -> str:
-    """Text of anybody's as Markdown shows it; a name behind an @ calls nobody."""
+    """Untrusted text as Markdown; a name after an @ notifies nobody."""
     escaped = re.sub(r"([\\|*_`~<>\[\]#])", r"\\\1", clean(text))
     return re.sub(r"(?<!\w)@(?=\w)", "@<!-- -->", escaped)
 
 
 def _html(text: str) -> str:
-    """Text inside a tag, where Markdown's escapes do not count."""
+    """Text inside a tag, where Markdown's escapes do not work."""
     return clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,4 +1,4 @@
-"""What a command has to say, before any rendering."""
+"""The parts of an answer, before any rendering."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ffncli.show.tensors import Excerpt
 
 @dataclass(frozen=True)
 class Heading:
-    """A line that opens a part: bold text, and a quiet remark at its right."""
+    """A line that opens a part: bold text, and a quiet remark to its right."""
 
     text: str
     remark: str = ""
@@ -29,7 +29,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Fold:
-    """Parts that a page of Markdown folds away under `summary`; elsewhere they stand as they are."""
+    """Parts that a page of Markdown folds away under `summary`; elsewhere they are shown unfolded."""
 
     summary: str
     parts: Sequence[Part]
@@ -40,7 +40,7 @@ Part: TypeAlias = Table | Excerpt | Heading | Line | Plot | Fold
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command has to say, before any rendering: `body` for JSON, `rows` for CSV, `parts` for people."""
+    """A command's answer, before any rendering: `body` for JSON, `rows` for CSV, `parts` for people."""
 
     command: str
     body: Mapping[str, Any]
@@ -49,7 +49,7 @@ class Answer:
     conventions: Mapping[str, str] = field(default_factory=dict)
 
     def with_section(self, key: str, value: Any, parts: Sequence[Part] = ()) -> Answer:
-        """The answer with `key` and these parts at its end; unchanged where there is no value (None)."""
+        """The answer with `key` and these parts at its end; unchanged if there is no value (None)."""
         if value is None:
             return self
         return replace(self, body={**self.body, key: value}, parts=[*self.parts, *parts])

@@ -1,4 +1,4 @@
-"""A progress bar on stderr, where that is a terminal."""
+"""A progress bar on stderr, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Advance:
-    """Called with how much has been done since. `doing` says what is being done; without a bar both do nothing."""
+    """Called with the progress since the last call. `doing` names the current work; without a bar both do nothing."""
 
     bar: Progress | None = None
     task: TaskID | None = None
 
     def __call__(self, done: int) -> None:
-        """So much more is done."""
+        """Add this much progress."""
         if self.bar is not None and self.task is not None:
             self.bar.advance(self.task, done)
 
     def doing(self, what: str) -> None:
-        """The text at the bar."""
+        """Set the text next to the bar."""
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, description=what)
 
 
 @contextmanager
 def progress(total: int, what: str, quiet: bool = False, color: ColorChoice = "auto") -> Iterator[Advance]:
-    """Yields a function that is told how much of `total` has been done since; its bar is gone when the work ends.
+    """Yields a function to call with each further part of `total`; the bar disappears when the work ends.
 
-    Nothing is shown in a pipe, in a terminal that cannot go back in a line, or where `quiet`.
+    Nothing is shown in a pipe, in a terminal that cannot move the cursor back, or if `quiet`.
     """
     if not shows_bar(quiet):
         yield Advance()

@@ -1,4 +1,4 @@
-"""Table: named columns of raw values, and how a value reads in one. Rendering is `output.py`'s."""
+"""Table: named columns of raw values, and how their values are written. Rendering is `output.py`'s."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Cell = Any  # int, float, bool, str, None, or a sequence of those
 
 
 class Short(int):
-    """A count that reads short in a table, four digits and a unit: `4.329 B`. JSON and CSV have all of it."""
+    """A count that is short in a table, four digits and a unit: `4.329 B`. JSON and CSV have all digits."""
 
     def __str__(self) -> str:
         for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
-            if self >= 0.99995 * size and self >= 1000:  # what would round up to the unit takes it
+            if self >= 0.99995 * size and self >= 1000:  # a value that would round up to the unit uses it
                 return f"{self / size:#.4g} {unit}"
         return f"{int(self)}"
 
 
 class Fixed(float):
-    """A float that reads with four decimals in a table, `0.0000` at zero; what those cannot say is scientific."""
+    """A float with four decimals in a table, `0.0000` at zero; other sizes are scientific."""
 
     def __str__(self) -> str:
         value = float(self)
@@ -35,9 +35,9 @@ class Fixed(float):
 class Table:
     """`rows` hold raw values, one per column. `emphasis` names rows to set in bold (totals).
 
-    `side_by_side` says that the first column names quantities and the others are things compared: where they do not fit
-    beside each other they are shown in several tables. So are other tables with `labels`, the
-    number of columns that name a row. `caption` stands below the title.
+    `side_by_side` says that the first column names quantities and the others are things compared: if they do not fit
+    next to each other they are shown in several tables. So are other tables with `labels`, the
+    number of columns that name a row. `caption` is below the title.
     """
 
     columns: tuple[str, ...]
@@ -49,10 +49,10 @@ class Table:
     caption: str = ""
 
     def narrowed(self, widths: Sequence[int], room: int) -> list[Table]:
-        """This table as one or several that take at most `room`, its columns being so wide; none where it cannot be.
+        """This table as one or several that take at most `room`, given its columns' widths; none if impossible.
 
-        Columns that say the same in every row leave first: the caption names them. Those that stay are shown in several
-        tables, each with the labels, where the table has `labels`.
+        Columns with the same value in every row are dropped first, and the caption names them. The others are shown in
+        several tables, each with the labels, if the table has `labels`.
         """
         same = [] if self.side_by_side else self._constants()
         kept, left = [*range(len(self.columns))], []
@@ -65,12 +65,12 @@ class Table:
         return [self._with(part, "" if at else caption) for at, part in enumerate(parts)]
 
     def _constants(self) -> list[int]:
-        """Columns, labels apart, with one text in all of several rows."""
+        """Columns, except labels, with the same text in all of several rows."""
         texts = self.texts() if len(self.rows) > 1 else []
         return [i for i in range(max(1, self.labels), len(self.columns)) if len({row[i] for row in texts}) == 1]
 
     def _split(self, kept: Sequence[int], widths: Sequence[int], room: int) -> list[list[int]]:
-        """Columns in groups that fit, each after the labels; none without labels, or where one column is too wide."""
+        """Columns in groups that fit, each after the labels; none without labels, or if one column is too wide."""
         first = 1 if self.side_by_side else self.labels
         parts: list[list[int]] = []
         for i in kept[first:]:
@@ -85,7 +85,7 @@ class Table:
         return Table(tuple(self.columns[i] for i in kept), rows, self.title, self.emphasis, caption=caption)
 
     def texts(self) -> list[list[str]]:
-        """Every cell as it reads."""
+        """The text of every cell."""
         return [[cell_text(cell) for cell in row] for row in self.rows]
 
     def right_aligned(self) -> list[bool]:
@@ -97,7 +97,7 @@ class Table:
 
 
 def cell_text(value: Cell) -> str:
-    """A value for a person: thousands apart, booleans in words, unknown as a dash."""
+    """A value for a person: with thousands separators, booleans in words, unknown as a dash."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -114,9 +114,9 @@ def cell_text(value: Cell) -> str:
 
 
 def apart(values: Sequence[Cell], text: Callable[[float, int], Cell] | None = None) -> list[Cell]:
-    """Values beside each other, floats with as many digits as tell different ones apart.
+    """Values next to each other, floats with enough digits to distinguish different ones.
 
-    `text` makes a cell of a float and a number of digits, from 1; without it they are significant ones, from 4.
+    `text` makes a cell of a float and a number of digits, from 1; without it they are significant digits, from 4.
     """
     floats = {value for value in values if isinstance(value, float)}
     write, fewest = text or (lambda value, digits: f"{value:.{digits}g}"), 1 if text else 4
@@ -143,7 +143,7 @@ def csv_text(value: Cell) -> str:
 
 
 def _taken(widths: Sequence[int], columns: Sequence[int]) -> int:
-    """What these columns take beside each other."""
+    """The width of these columns next to each other."""
     return sum(widths[i] + 2 for i in columns) - 2
 
 

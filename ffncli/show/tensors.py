@@ -21,7 +21,7 @@ class Excerpt:
     index: tuple[tuple[int, ...], ...]
     values: Values
     digits: int = 4
-    names: tuple[int | str, ...] | None = None  # what the first axis counts, where its rows have names of their own
+    names: tuple[int | str, ...] | None = None  # what the first axis counts, if its rows have names of their own
 
     @property
     def labelled(self) -> bool:
@@ -29,7 +29,7 @@ class Excerpt:
         return len(self.shape) > 1
 
     def lines(self) -> list[list[tuple[str, float]]]:
-        """Lines of (text, value) cells, all as wide as they must be: a label per row, then its values.
+        """Lines of (text, value) cells, padded to equal width: a label per row, then its values.
 
         The value is NaN for labels and for `…`. Rows are all but the last axis, in order.
         """
@@ -39,7 +39,7 @@ class Excerpt:
         wide = max((len(t) for row in texts for t in row), default=1)
         labels = [clean(",".join(map(str, self._named(label)))) for label, _ in rows]
         label_wide = max(map(width, labels), default=0)
-        right = not any(isinstance(name, str) for name in self.names or ())  # numbers stand under each other
+        right = not any(isinstance(name, str) for name in self.names or ())  # numbers are right-aligned
         out: list[list[tuple[str, float]]] = []
         before: tuple[int, ...] | None = None
         for (label, row), cells, name in zip(rows, texts, labels, strict=True):
@@ -61,7 +61,7 @@ class Excerpt:
         return (self.names[label[0]], *label[1:]) if self.names and label else label
 
     def _with_gaps(self, row: Sequence[float], cells: list[str], wide: int) -> list[tuple[str, float]]:
-        """A row's cells, with `…` where the last axis skips or ends early."""
+        """A row's cells, with `…` if the last axis skips or ends early."""
         shown = self.index[-1] if self.index else (0,)
         out: list[tuple[str, float]] = []
         for at, (position, value, text) in enumerate(zip(shown, row, cells, strict=True)):
@@ -74,12 +74,12 @@ class Excerpt:
 
 
 def number_text(value: float, digits: int) -> str:
-    """One number as a block of its own would show it: fixed where that says something, else scientific."""
+    """One number as in a block of its own: fixed if that shows enough digits, else scientific."""
     return _style([value], digits)(value)
 
 
 def edges(size: int, most: int) -> tuple[int, ...]:
-    """The indices of an axis to show: all, or the first and the last ones, `most` together."""
+    """The indices of an axis to show: all, or the first and the last ones, `most` in all."""
     if size <= most:
         return tuple(range(size))
     first = (most + 1) // 2
@@ -106,7 +106,7 @@ def _follows(before: tuple[int, ...], label: tuple[int, ...], shape: tuple[int, 
 
 
 def _style(values: Sequence[float], digits: int) -> Callable[[float], str]:
-    """One number format for a whole block: fixed where that reads well, else scientific."""
+    """One number format for a whole block: fixed if that is readable, else scientific."""
     sizes = [abs(v) for v in values if math.isfinite(v) and v != 0]
     fixed = not sizes or (max(sizes) < 1e5 and max(sizes) >= min(10.0 ** (1 - digits), 0.1))
     code = f".{digits}f" if fixed else f".{max(digits - 1, 0)}e"

@@ -21,7 +21,7 @@ class Terminal:
     def __init__(self, stream: TextIO, color: bool) -> None:
         from rich.console import Console
 
-        # Where colour is forced, a terminal without any (TERM=dumb) gets the eight that all others know.
+        # Where colour is forced, a terminal without any (TERM=dumb) gets the eight standard ones.
         system: Literal["auto", "standard"] = "standard" if os.environ.get("TERM") == "dumb" else "auto"
         self.console = Console(
             file=stream, markup=False, highlight=False, emoji=False, no_color=not color,
@@ -53,7 +53,7 @@ class Terminal:
         return encodable(clean(text), self.encoding)
 
     def _excerpt(self, excerpt: Excerpt) -> None:
-        """A row per line; one that is too wide goes on in the next, under its values."""
+        """A row per line; one that is too wide continues in the next, under its values."""
         from rich.text import Text
 
         for cells in excerpt.lines():
@@ -118,7 +118,7 @@ class Terminal:
         self.console.print(rich)
 
     def _aligned(self, names: list[str], texts: list[list[str]], widths: list[int], table: Table) -> None:
-        """A table that fits, as one text that looks as rich's table does: that one takes four times as long."""
+        """A table that fits, as one text that looks like rich's table, which takes four times as long."""
         from rich.text import Text
 
         right, out = table.right_aligned(), Text(no_wrap=True, overflow="ignore")

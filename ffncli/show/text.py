@@ -18,12 +18,12 @@ _ASCII = str.maketrans({
 
 
 def json_safe(text: str) -> str:
-    """JSON text with the characters that JSON leaves alone and terminals do not written as `\\u....`."""
+    """JSON text in which characters that are safe in JSON but not in terminals are written as `\\u....`."""
     return UNSAFE.sub(lambda match: match[0] if match[0] == "\n" else json.dumps(match[0])[1:-1], text)
 
 
 def encodable(text: str, encoding: str) -> str:
-    """`text` for an output that may not know our symbols: those become ASCII, anything else a question mark."""
+    """`text` for an output that may not support our symbols: those become ASCII, other characters a question mark."""
     try:
         text.encode(encoding)
         return text
@@ -32,20 +32,20 @@ def encodable(text: str, encoding: str) -> str:
 
 
 def width(text: str) -> int:
-    """Terminal columns that `text` takes."""
+    """The terminal columns of `text`."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def pad(text: str, columns: int, right: bool = False) -> str:
-    """`text` filled with spaces to `columns`; `right` aligns it to the right."""
+    """`text` padded with spaces to `columns`; `right` aligns it to the right."""
     space = " " * max(0, columns - width(text))
     return space + text if right else text + space
 
 
 def folded(text: str, columns: int) -> str:
-    """`text` in lines of at most so many columns, broken at spaces; a word that is longer stays whole."""
+    """`text` in lines of at most this many columns, broken at spaces; a word that is longer stays whole."""
     lines = [""]
     for word in text.split(" "):
         if lines[-1] and width(f"{lines[-1]} {word}") > columns:
@@ -56,7 +56,7 @@ def folded(text: str, columns: int) -> str:
 
 
 def percent(share: float, digits: int = 3) -> str:
-    """`12.3 %` of a share of 1: so many digits, or as many as stand before the point."""
+    """`12.3 %` of a share of 1: this many digits, or as many as are before the decimal point."""
     value = 100 * share
     return f"{value:.{digits}g} %" if value < 10**digits - 0.5 else f"{value:.0f} %"
 
@@ -72,14 +72,14 @@ def plural(noun: str, count: int) -> str:
 
 
 def finite(value: float) -> float | None:
-    """A figure as a column or JSON has it: None where it is infinite or not a number."""
+    """A figure for a column or JSON: None if it is infinite or not a number."""
     return value if isfinite(value) else None
 
 
 def bytes_text(size: int) -> str:
     """`112.7 GB`: four digits and the decimal unit; below 1000 bytes `768 B`."""
     for unit, one in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if size >= 0.99995 * one:  # what would round up to the unit takes it
+        if size >= 0.99995 * one:  # a value that would round up to the unit uses it
             return f"{size / one:#.4g} {unit}"
     return f"{size} B"
 
@@ -94,7 +94,7 @@ def time_text(seconds: float | None) -> str | None:
 
 
 def seconds_text(seconds: float) -> str:
-    """A span as one says it: `40 s`, `12 min`, `3.5 h`."""
+    """A duration in words: `40 s`, `12 min`, `3.5 h`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
@@ -107,6 +107,6 @@ def aligned(rows: Sequence[Sequence[str]], widths: Sequence[int], right: Sequenc
 
 
 def interval(low: str | None, high: str | None, closed: tuple[bool, bool]) -> str:
-    """`[-0.1700, ∞)`: None is no bound, a bracket stands where the bound is reached."""
+    """`[-0.1700, ∞)`: None is no bound; a square bracket marks a bound that is reached."""
     left = "(-∞" if low is None else f"{'[' if closed[0] else '('}{low}"
     return f"{left}, ∞)" if high is None else f"{left}, {high}{']' if closed[1] else ')'}"

@@ -1,1 +1,1 @@
-"""THE MACHINE below us: its processors, memory and limits, and files written whole. Pure Python; knows no FFN."""
+"""THE MACHINE: its processors, memory and limits, and atomic file writes. Pure Python; knows no FFN."""

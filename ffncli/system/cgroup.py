@@ -1,7 +1,7 @@
 """What a container or a service manager grants this process: CPU quota, memory limit, throttling. Linux, v1 and v2.
 
 Limits apply at every level between a process's group and the root, so the lowest one counts. `root` is the root of the
-file system; tests pass another. https://docs.kernel.org/admin-guide/cgroup-v2.html, .../cgroup-v1/memory.html and
+file system; tests pass another one. https://docs.kernel.org/admin-guide/cgroup-v2.html, .../cgroup-v1/memory.html and
 https://docs.kernel.org/scheduler/sched-bwc.html.
 """
 
@@ -15,7 +15,7 @@ _UNLIMITED = 1 << 60  # v1 says "no limit" as the largest multiple of a page
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """How many CPUs' worth of time the group may use; None without a limit."""
+    """How many CPUs' worth of time the group may use; None if unlimited."""
     quotas = []
     for folder in _unified(root):
         quota, _, period = text(folder / "cpu.max").partition(" ")
@@ -46,7 +46,7 @@ def memory_left(root: Path = ROOT) -> int | None:
 
 
 def throttled(root: Path = ROOT) -> float | None:
-    """Seconds for which the quota stopped this group so far; None where that is not counted."""
+    """Seconds for which the quota has stopped this group; None where the kernel does not count them."""
     for folder in _unified(root):
         if "throttled_usec" in (stat := text(folder / "cpu.stat")):
             return _field(stat, "throttled_usec") / 1e6
@@ -57,7 +57,7 @@ def throttled(root: Path = ROOT) -> float | None:
 
 
 def text(path: Path) -> str:
-    """A file's text without the space around it; empty where it cannot be read."""
+    """A file's text without surrounding space; empty if it cannot be read."""
     try:
         return path.read_text("utf-8", "replace").strip()
     except (OSError, ValueError):
@@ -65,7 +65,7 @@ def text(path: Path) -> str:
 
 
 def _unified(root: Path) -> Iterator[Path]:
-    """The folders of the process's v2 group, from its own up to the root's."""
+    """The folders of the process's v2 group, from its own folder up to the root."""
     base = root / "sys/fs/cgroup"
     for number, controllers, path in _groups(root):
         if number == "0" and not controllers:
@@ -74,7 +74,7 @@ def _unified(root: Path) -> Iterator[Path]:
 
 
 def _legacy(root: Path, controller: str) -> Iterator[Path]:
-    """The same for the v1 group of this controller; its folder is named after one controller or all of the group's."""
+    """The same for the v1 group of this controller; the folder is named after one or several controllers."""
     base = root / "sys/fs/cgroup"
     for _, controllers, path in _groups(root):
         if controller in controllers.split(","):
@@ -85,7 +85,7 @@ def _legacy(root: Path, controller: str) -> Iterator[Path]:
 def _groups(root: Path) -> Iterator[tuple[str, str, str]]:
     """The process's groups as hierarchy, controllers and path: `4:cpu,cpuacct:/a/b`.
 
-    Where none are listed (/proc is hidden), v2's root counts: it has a container's limits.
+    If none are listed (/proc is hidden), v2's root is used: it has a container's limits.
     """
     for line in (text(root / "proc/self/cgroup") or "0::/").splitlines():
         number, _, rest = line.partition(":")
@@ -94,7 +94,7 @@ def _groups(root: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _upwards(base: Path, path: str) -> Iterator[Path]:
-    """`base`/`path` and the folders above, as far as `base`; in a container the path may not exist below it."""
+    """`base`/`path` and the folders above it, up to `base`; in a container the path may not exist below it."""
     parts = [part for part in path.split("/") if part not in ("", ".", "..")]
     for length in range(len(parts), -1, -1):
         folder = base.joinpath(*parts[:length])

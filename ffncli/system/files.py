@@ -52,9 +52,9 @@ def read_whole(path: Path, most: int, pipe: bool = False) -> bytes:
 
 
 def check_writable(path: str, force: bool, option: str) -> None:
-    """Raises FFNError for a file that cannot be written, before anything is computed for it.
+    """Raises FFNError, before anything is computed, for a file that cannot be written.
 
-    That is a directory, an empty name, a folder that is missing or not writable (exit 3); or an existing file without
+    That is a directory, an empty name, a path in a missing or read-only folder (exit 3); or an existing file without
     `force`.
     """
     if why := _cannot_be_written(path):
@@ -64,7 +64,7 @@ def check_writable(path: str, force: bool, option: str) -> None:
 
 
 def _cannot_be_written(path: str) -> str:
-    """Why no file can be created there; empty if one can, as far as can be told without writing."""
+    """Why no file can be created there; empty if one can, judging without writing."""
     if "\0" in path:
         return "no file has such a name"
     if not path or path.endswith(os.sep) or os.path.isdir(path):
@@ -81,7 +81,7 @@ def _cannot_be_written(path: str) -> str:
 
 
 def _would_be_lost(path: str) -> bool:
-    """Whether writing there would replace something: a pipe or a device has nothing to replace."""
+    """Whether writing there would replace a file: a pipe or a device has nothing to replace."""
     return path != "-" and os.path.lexists(path) and (os.path.isfile(path) or not os.path.exists(path))
 
 
@@ -89,7 +89,7 @@ def _would_be_lost(path: str) -> bool:
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """A file to write to: a temporary one in the same folder, then a rename. Devices and pipes are written directly.
 
-    A link stays a link to the file that is written, and a file keeps its permissions. Raises FFNError (exit 3) where
+    A link remains a link to the written file, and a file keeps its permissions. Raises FFNError (exit 3) if
     the system refuses: a full disk, no such directory, no permission.
     """
     import tempfile
@@ -126,7 +126,7 @@ def _umask() -> int:
 
 
 def results_folder(here: Path) -> Path:
-    """Where results go that no option names: a checkout's `benchmarks/results`, where `here` has it, else the user's.
+    """The default folder for results: a checkout's `benchmarks/results`, if `here` has it, else the user's.
 
     That is $XDG_STATE_HOME/ffn/results, by default ~/.local/state/ffn/results.
     """
@@ -134,5 +134,5 @@ def results_folder(here: Path) -> Path:
     if checkout.is_dir():
         return checkout.relative_to(here) if here == Path.cwd() else checkout
     state = os.environ.get("XDG_STATE_HOME", "")
-    root = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()  # relative ones do not count
+    root = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()  # a relative path is ignored
     return root / "ffn" / "results"

@@ -1,6 +1,7 @@
 """Known accelerators by the names that torch, nvidia-smi and ROCm give them, from `hardware.toml`. No torch.
 
-Rates are dense. Only whole names match: `NVIDIA H100 NVL` is not a listed H100, a laptop's RTX 4090 is another chip.
+Rates are dense. Only whole names match: `NVIDIA H100 NVL` is not the listed H100, and a laptop's RTX 4090 is a
+different chip.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
+from ffncli.errors import FFNError, did_you_mean, shown
+
 _MAKER = re.compile(r"^(nvidia|amd|google)\s+")
 
 
@@ -20,8 +23,8 @@ _MAKER = re.compile(r"^(nvidia|amd|google)\s+")
 class Device:
     """One accelerator. `tflops` by class (fp32, tf32, bf16, fp16, fp8, int8, fp4), GB/s of 1e9 bytes.
 
-    `approx` names the values that are accurate only to 10 %: classes, `memory`, `llc`. `achieved` is the best published
-    measurement of a GEMM, TFLOP/s.
+    `approx` names the values that are accurate only to 10 %: rate classes, `memory`, `llc`. `achieved` is the best
+    published measurement of a GEMM, TFLOP/s.
     """
 
     name: str
@@ -36,7 +39,7 @@ class Device:
     source: str
 
     def flops_per_s(self, dtype: str, tf32: bool = False) -> float | None:
-        """Peak of products in this dtype, FLOP/s; for fp32 with TF32 on, TF32's. None where it has no such rate."""
+        """Peak of products in this dtype, FLOP/s; for fp32 with TF32 on, TF32's. None if it has none."""
         rate = self.tflops.get(dtype)
         if dtype == "fp32" and tf32:
             rate = self.tflops.get("tf32", rate)
@@ -64,7 +67,7 @@ class Link:
 
 @cache
 def table() -> Mapping[str, Any]:
-    """The file as it is: sources, devices, cpus, links."""
+    """The parsed file: sources, devices, cpus, links."""
     return tomllib.loads(files("ffncli.system").joinpath("hardware.toml").read_text("utf-8"))
 
 
@@ -83,6 +86,36 @@ def links() -> tuple[Link, ...]:
 def find(device_name: str) -> Device | None:
     """The device of this name, None unless a name matches. Case and the maker's name do not matter."""
     return _names().get(_key(device_name))
+
+
+def named(text: str, field: str) -> Device:
+    """The device that a user means by its name, a short one (`h100`), or the beginning of one device's name.
+
+    Case, spaces and hyphens do not matter. Raises FFNError with the nearest names; `field` is the option.
+    """
+    key, names = _letters(text), {_letters(name): device for name, device in typed_names().items()}
+    if key in names:
+        return names[key]
+    begin = [device.name for device in devices() if key and _letters(device.name).startswith(key)]
+    if len(begin) == 1:
+        return names[_letters(begin[0])]
+    if begin:
+        listed = ", ".join(begin[:4]) + (" ..." if len(begin) > 4 else "")
+        raise FFNError(f"{field}: {shown(text)} is the beginning of {listed}", "type more of the name")
+    otherwise = "for example h100, mi300x, rtx-4090 or tpu-v5e"
+    raise FFNError(f"{field}: unknown device {shown(text)}", did_you_mean(text, [*typed_names()], otherwise))
+
+
+@cache
+def typed_names() -> Mapping[str, Device]:
+    """What a shell completes → its device: the short names, then every name in small letters with hyphens."""
+    whole = {device.name: device for device in devices()}
+    short = {name: whole[full] for name, full in table()["short"].items()}
+    return short | {re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"): device for name, device in whole.items()}
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
 @cache

@@ -1,7 +1,7 @@
 """What this machine has, without torch: its CPU and instructions, cores, caches, memory, load.
 
-From /proc and /sys on Linux, through sysctl on macOS; elsewhere what Python knows. `root` is the root of the file
-system; tests pass another.
+From /proc and /sys on Linux, through sysctl on macOS; elsewhere from Python's standard library. `root` is the root of
+the file system; tests pass another one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 from ffncli.system.cgroup import ROOT, cpu_quota, memory_left, text
 
-_LLC_FALLBACK = 32 << 20  # where no cache size is known: most server and desktop chips have this or less per thread
+_LLC_FALLBACK = 32 << 20  # if no cache size is known: most server and desktop chips have this or less per thread
 
-# What decides how fast a GEMM can be, by the flag that /proc/cpuinfo (or sysctl) has for it.
+# The instructions that decide how fast a GEMM can be, by their flag in /proc/cpuinfo (or sysctl).
 _ISA = {
     "avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512_vnni": "avx512_vnni", "avx512_bf16": "avx512_bf16",
     "avx512_fp16": "avx512_fp16", "amx_tile": "amx_tile", "amx_bf16": "amx_bf16", "amx_int8": "amx_int8",
@@ -38,7 +38,7 @@ class Cores:
 
     @property
     def threads(self) -> int:
-        """How many threads can run at once without sharing a core: the default of `ffn bench`."""
+        """How many threads can run at once without sharing a core: the default for `ffn bench`."""
         bounds = [self.affinity, self.physical] + ([max(1, floor(self.quota))] if self.quota is not None else [])
         return max(1, min(bounds))
 
@@ -72,7 +72,7 @@ def default_threads(root: Path = ROOT) -> int:
 
 
 def physical_cores(cpus: Iterable[int], root: Path = ROOT) -> int:
-    """How many physical cores these CPUs are: hardware threads of one core count once."""
+    """How many physical cores these CPUs have: hardware threads of one core count once."""
     cpus = tuple(cpus)
     sibling_groups = set()
     for cpu in cpus:
@@ -85,7 +85,7 @@ def physical_cores(cpus: Iterable[int], root: Path = ROOT) -> int:
 
 
 def cpu_name(root: Path = ROOT) -> str:
-    """The CPU as its maker calls it; on ARM often only an implementer and a part."""
+    """The CPU as its maker calls it; on ARM often only an implementer and a part number."""
     info = _cpuinfo(root)
     for key in ("model name", "Model", "cpu model", "Hardware", "cpu"):
         if info.get(key):
@@ -118,7 +118,7 @@ def isa(root: Path = ROOT) -> tuple[str, ...]:
 
 
 def caches(root: Path = ROOT) -> tuple[ProcessorCache, ...]:
-    """Every cache of the CPUs that this process may run on, once each, by level."""
+    """Every cache of the CPUs that this process may run on, without duplicates, by level."""
     by_key: dict[tuple[int, str, str], ProcessorCache] = {}
     for cpu in affinity():
         for index in sorted((root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*")):
@@ -134,9 +134,9 @@ def caches(root: Path = ROOT) -> tuple[ProcessorCache, ...]:
 
 
 def cpu_llc(root: Path = ROOT) -> tuple[int, str]:
-    """Bytes of last-level cache that the default threads can fill, and a note where they are assumed or combined.
+    """Bytes of last-level cache that the default threads can fill, and a note if that is assumed or combined.
 
-    Chips of several dies have one last-level cache each: as many of them count as there are threads, the largest first.
+    Chips of several dies have one last-level cache each: as many count as there are threads, the largest first.
     """
     every = [cache for cache in caches(root) if cache.kind != "Instruction"]
     if not every:
@@ -144,7 +144,7 @@ def cpu_llc(root: Path = ROOT) -> tuple[int, str]:
     last = max(cache.level for cache in every)
     sizes = sorted((cache.bytes for cache in every if cache.level == last), reverse=True)
     used = sizes[: default_threads(root)]
-    note = f"{len(used)} L{last} caches of {len(sizes)} together" if len(sizes) > 1 else ""
+    note = f"{len(used)} of {len(sizes)} L{last} caches combined" if len(sizes) > 1 else ""
     return sum(used), note
 
 
@@ -169,7 +169,7 @@ def available_memory(root: Path = ROOT) -> int | None:
 
 
 def load() -> float | None:
-    """Processes that ran or waited for a CPU, mean of the last minute; None where that is not counted."""
+    """Mean number of processes running or waiting for a CPU over the last minute; None where that is not counted."""
     try:
         return os.getloadavg()[0]
     except (OSError, AttributeError):
@@ -177,7 +177,7 @@ def load() -> float | None:
 
 
 def steal(root: Path = ROOT) -> float | None:
-    """Share of CPU time since boot that the hypervisor gave to other machines; None where it is not counted."""
+    """Share of CPU time since boot that the hypervisor gave to other machines; None where that is not counted."""
     fields = text(root / "proc/stat").partition("\n")[0].split()
     if len(fields) < 9 or fields[0] != "cpu" or not all(map(str.isdigit, fields[1:9])):
         return None
@@ -188,14 +188,14 @@ def steal(root: Path = ROOT) -> float | None:
 
 
 def governor(root: Path = ROOT) -> str:
-    """The frequency governor of the CPUs in use, `mixed` of several; empty where the machine shows none."""
+    """The frequency governor of the CPUs in use, `mixed: ...` if they differ; empty if the machine shows none."""
     folder = root / "sys/devices/system/cpu"
     governors = {text(folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in affinity()} - {""}
     return governors.pop() if len(governors) == 1 else "mixed: " + " ".join(sorted(governors)) if governors else ""
 
 
 def numa_nodes(root: Path = ROOT) -> int | None:
-    """How many memory nodes the CPUs in use belong to; None where that is not shown."""
+    """How many memory nodes the CPUs in use belong to; None if that is not shown."""
     allowed = set(affinity())
     nodes = [cpu_list(text(node / "cpulist")) for node in (root / "sys/devices/system/node").glob("node[0-9]*")]
     return sum(bool(allowed & set(cpus)) for cpus in nodes) if nodes else None
@@ -213,7 +213,7 @@ def cpu_list(shown: str) -> tuple[int, ...]:
 
 @cache
 def sysctl(name: str) -> str:
-    """A value that macOS reports; empty where it does not."""
+    """A value that macOS reports; empty if it reports none."""
     import subprocess
 
     try:

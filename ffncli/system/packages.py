@@ -1,12 +1,13 @@
-"""The packages that ffn needs: which versions, which are installed, and the error where one is missing or broken."""
+"""The packages that ffn needs: which versions, which are installed, and the error if one is missing or broken."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ffncli.errors import ExitCode, FFNError
 
-# The least versions, as in pyproject.toml; not read from the metadata, which a checkout on PYTHONPATH does not have.
+# The minimum versions, as in pyproject.toml; not read from the metadata, which a checkout on PYTHONPATH does not have.
 REQUIRED = {
     "torch": "2.10", "numpy": "1.26", "typer": "0.26", "rich": "13.8", "pandas": "2.2", "safetensors": "0.5",
     "threadpoolctl": "3.5", "filelock": "3.15",
@@ -14,7 +15,7 @@ REQUIRED = {
 
 
 def installed(name: str) -> str | None:
-    """The version of a distribution, None where it is not installed."""
+    """The version of a distribution, None if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -29,12 +30,12 @@ def install_command(name: str) -> str:
 
 
 def reinstall_command(name: str) -> str:
-    """The line that mends one that is installed and does not load."""
+    """The line that repairs a package that is installed but does not load."""
     return f"pip install --force-reinstall '{name}>={REQUIRED[name]}'"
 
 
 def package_error(error: BaseException) -> FFNError | None:
-    """What to tell the user (exit 3) where `error` comes from a required package: missing, or failing as it loads.
+    """The error for the user (exit 3) if `error` comes from a required package: missing, or failing to load.
 
     None for every other error: once a package is loaded, its errors are about what it was called with. While it loads,
     the bodies of its modules run, and they are in the traceback.
@@ -44,12 +45,23 @@ def package_error(error: BaseException) -> FFNError | None:
         return FFNError(why, install_command(error.name), ExitCode.ENVIRONMENT)
     loading = [name for name in _packages_loading(error) if name in REQUIRED]
     if isinstance(error, ModuleNotFoundError) and (name := str(error.name).partition(".")[0]) in REQUIRED:
-        loading.append(name)  # a part of it is missing: too old, or half removed
+        loading.append(name)  # part of it is missing: too old, or half removed
     if not loading or isinstance(error, MemoryError):
         return None
-    name = loading[-1]  # pandas fails where numpy does
+    name = loading[-1]  # pandas fails if numpy does
     why = f"{name} does not load ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
     return FFNError(why, reinstall_command(name), ExitCode.ENVIRONMENT)
+
+
+@contextmanager
+def package_errors() -> Iterator[None]:
+    """Within it, a required package that is missing or does not load is an FFNError (exit 3): for library calls."""
+    try:
+        yield
+    except Exception as error:
+        if (known := None if isinstance(error, FFNError) else package_error(error)) is not None:
+            raise known from error
+        raise
 
 
 def _packages_loading(error: BaseException) -> Iterator[str]:

@@ -111,7 +111,7 @@ def test_a_request_survives_json():
 @pytest.mark.parametrize(
     ("what", "status", "words"),
     [
-        ("kill", "oom", "the worker was killed (signal 9), probably for memory"),
+        ("kill", "oom", "the worker was killed (signal 9), probably for lack of memory"),
         ("segfault", "failed", "the worker was ended by signal 11 (segmentation fault)"),
         ("exit", "failed", "the worker ended with exit code 5"),
     ],
@@ -143,7 +143,7 @@ def test_a_kernel_that_kills_its_worker_costs_its_own_row_alone(tmp_path):
         assert (of[case.key, "eager"].status, of[case.key, "eager"].verdict) == ("ok", "same")
         assert of[case.key, "packed"].status == ("oom" if case.tokens == 2 else "ok")
     (killed,) = [case.key for case in asked.cases if case.tokens == 2]
-    assert of[killed, "packed"].note.startswith("the worker was killed (signal 9), probably for memory")
+    assert of[killed, "packed"].note.startswith("the worker was killed (signal 9), probably for lack of memory")
     begun_there = [line for line in log.read_text().splitlines() if " 2 tokens" in line]
     assert len(begun_there) == asked.method.processes + 1  # tried once, then left out: also in the other processes
 
@@ -274,7 +274,7 @@ def test_a_journal_without_a_request_or_with_a_damaged_line_is_refused(tmp_path)
     for raw, words in (
         (journal[:40], "has no request"),
         (b"{}\n", "line 1: not a request"),
-        (b"[" * 100_000 + b"\n", "line 1 nests too deeply"),
+        (b"[" * 100_000 + b"\n", "line 1 is nested too deeply"),
         (journal.replace(b'"outcomes"', b'"outcom', 1), "line 2 is not JSON"),
     ):
         restored(path, states[-1] | {"a.partial.jsonl": raw})
@@ -292,7 +292,7 @@ def test_another_machine_or_version_or_kernel_file_is_not_resumed(tmp_path, monk
     command, _ = worker_with(tmp_path, " 1 tokens 1 other")
     with begun(path, asked) as journal:
         in_process(journal, 2)
-    with resumed(path) as journal, pytest.raises(FFNError, match=r"cannot go on: host is 'there', its run began with 'here'"):  # fmt: skip  # noqa: E501
+    with resumed(path) as journal, pytest.raises(FFNError, match=r"cannot continue: host is 'there', its run began with 'here'"):  # fmt: skip  # noqa: E501
         run(journal, command=command)
     kernel.write_text("def mlp(x, gate, up, down): return x")
     with pytest.raises(FFNError, match=r"k.py has changed since its run began"), resumed(path):
@@ -431,7 +431,7 @@ def test_a_signal_ends_the_worker_and_says_how_to_go_on(tmp_path, number, code, 
     (tmp_path / "faults.txt").write_text("")
     again = parent(command, "--resume", str(path))
     out, err = again.communicate(timeout=60)
-    assert (again.returncode, "1 of 6 units are there already" in err) == (0, True), err
+    assert (again.returncode, "1 of 6 units are already finished" in err) == (0, True), err
     assert "0.950 [0.950, 0.950]" in out
     assert len(read_rows(path)) == 4
     assert not path.with_suffix(".partial.jsonl").exists()

@@ -144,3 +144,15 @@ def test_an_error_after_loading_is_still_a_bug(tmp_path):
     done = run_with(tmp_path, "params", "gpt2")
     assert done.returncode == 70
     assert done.stderr.startswith("error: a bug in ffn: AttributeError")
+
+
+@pytest.mark.parametrize("name", ["trace", "survey", "verify", "approximate"])
+def test_without_torch_a_library_call_raises_the_same(name, ffn_without, tmp_path):
+    call = "ffncli.approximate()" if name == "approximate" else f"ffncli.{name}('gpt2', d_model=4, d_ff=8)"
+    code = f"import ffncli\ntry: {call}\nexcept ffncli.FFNError as e: print(int(e.code), e)"
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path, "MISSING": "torch"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout == f"3 {INSTALL_TORCH.removeprefix('error: ')}\n", done.stderr

@@ -203,12 +203,12 @@ def test_kernels_see_no_dropout():
 
 def test_what_is_refused_is_said():
     wide = kernel_steps(steps(FFNSpec(6, 24, "swiglu", moe=MoE(4, 2, identity_experts=2))))
-    assert built_in("eager").refuses(wide) == "computes no identity experts"
+    assert built_in("eager").refuses(wide) == "cannot compute identity experts"
     narrow = kernel_steps(steps(FFNSpec(6, 24, "swiglu", moe=MoE(4, 2, latent=3))))
-    assert built_in("eager").refuses(narrow) == "computes no experts in a narrower space"
+    assert built_in("eager").refuses(narrow) == "cannot compute experts in a narrower space"
     plain = kernel_steps(steps(PLAIN["plain"]))
     assert built_in("packed").refuses(plain) == "a plain block has no gate to pack"
-    assert built_in("eager").refuses(plain[:1]) == "computes no such block"
+    assert built_in("eager").refuses(plain[:1]) == "cannot compute this block"
     with pytest.raises(FFNError, match=r"unknown kernel 'eagre'; did you mean 'eager'"):
         built_in("eagre")
 
@@ -232,7 +232,7 @@ def test_a_refusal_says_every_reason():
     assert kernel.refusal(kernel_steps(steps(GATED["gated"])), "cpu", torch.float64) is None
     assert kernel.refusal(plain, "cpu", "fp32") == "numpy has no erf, which gelu needs"
     assert kernel.refusal(experts, "cuda:0", torch.bfloat16, "forward+backward") == (
-        "runs on a CPU only; computes no experts; computes in fp64 and fp32 only, not in bf16; computes forward only"
+        "runs on a CPU only; cannot compute experts; computes in fp64 and fp32 only, not in bf16; computes forward only"
     )
     assert built_in("inplace").refusal(plain, "cpu", "bf16", "forward+backward") == "computes forward only"
     assert built_in("eager").refusal(plain, "cuda", "fp16", "forward+backward") is None

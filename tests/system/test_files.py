@@ -94,5 +94,5 @@ def test_a_gguf_file_that_becomes_shorter_while_it_is_read(tmp_path: Path, monke
         return file
 
     monkeypatch.setattr(gguf, "open_to_read", cut)
-    with pytest.raises(FFNError, match="is truncated: its header goes on after its 700 bytes"):
+    with pytest.raises(FFNError, match="is truncated: its header does not end within its 700 bytes"):
         read_gguf(path)

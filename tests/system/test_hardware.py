@@ -147,6 +147,25 @@ def test_ridge_points(name, dtype, ridge):
     assert device.flops_per_s(dtype) / device.bytes_per_s == pytest.approx(ridge, abs=1)
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("h100", "H100 SXM5"), ("H100-PCIe", "H100 PCIe"), ("a100", "A100 80GB SXM"), ("a100-40gb", "A100 40GB"),
+        ("rtx4090", "RTX 4090"), ("mi250x", "MI250X"), ("mi250x-both", "MI250X (both dies)"), ("gb200", "GB200"),
+        ("tpu-v5p", "TPU v5p"), ("Apple M3 Max", "Apple M3 Max"), ("l4", "L4"), ("l40", "L40S"), ("b3", "B300"),
+    ],
+)  # fmt: skip
+def test_names_as_they_are_typed(typed, meant):
+    assert hardware.named(typed, "--ridge").name == meant
+
+
+def test_every_device_has_a_name_to_type():
+    completed = hardware.typed_names()
+    assert {device.name for device in completed.values()} == set(ROWS)
+    assert all(hardware.named(name, "--ridge") == device for name, device in completed.items())
+    assert all(" " not in name and "," not in name for name in completed)
+
+
 def test_tf32_and_what_a_device_cannot_do():
     h100, v100 = hardware.find("NVIDIA H100 80GB HBM3"), hardware.find("Tesla V100-SXM2-16GB")
     assert h100.flops_per_s("fp32") == 67e12

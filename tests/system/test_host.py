@@ -132,10 +132,10 @@ def test_one_last_level_cache(tmp_path, four_cpus):
 
 def test_several_dies_have_a_cache_each(tmp_path, four_cpus):
     chip(tmp_path, {"0": "0-1", "1": "0-1", "2": "2-3", "3": "2-3"})
-    assert host.cpu_llc(tmp_path) == (128 << 20, "2 L3 caches of 2 together")
+    assert host.cpu_llc(tmp_path) == (128 << 20, "2 of 2 L3 caches combined")
     put(tmp_path, "proc/self/cgroup", "0::/")
     put(tmp_path, "sys/fs/cgroup/cpu.max", "100000 100000")  # one thread fills one of them
-    assert host.cpu_llc(tmp_path) == (96 << 20, "1 L3 caches of 2 together")
+    assert host.cpu_llc(tmp_path) == (96 << 20, "1 of 2 L3 caches combined")
 
 
 def test_a_cache_of_unknown_size_is_assumed_and_said(tmp_path, four_cpus):

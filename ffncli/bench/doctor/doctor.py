@@ -1,5 +1,5 @@
-"""doctor: what this machine has to measure with, row by row, and what to do about what is missing; torch is imported
-inside."""
+"""doctor: the tools that this machine has for measuring, row by row, and how to fix what is missing; torch is imported
+inside functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CheckStatus = Literal["ok", "note", "missing", "bad"]
 _GIB = 1 << 30
-_BUSY = 0.25  # of a core, from which other work matters
+_BUSY = 0.25  # of a core, above which other work matters
 _STOLEN = 0.01
 _MARGIN = Method().margin
 
@@ -47,9 +47,9 @@ _FOR = {
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One thing that was checked. `advice` says what to do, empty where there is nothing to do.
+    """One checked item. `advice` says what to do, empty if there is nothing to do.
 
-    `missing` can be installed, `bad` is installed and does not work, `note` is worth knowing.
+    `missing` can be installed, `bad` is installed but does not work, `note` is worth knowing.
     """
 
     name: str
@@ -78,17 +78,17 @@ def _software() -> Iterator[DoctorCheck]:
     yield DoctorCheck("python", ".".join(map(str, sys.version_info[:3])))
     for name, least in REQUIRED.items():
         check = _package(name, least)
-        if name in ("torch", "numpy") or check.status != "ok":  # of the others, only problems
+        if name in ("torch", "numpy") or check.status != "ok":  # for the others, only problems
             yield check
 
 
 def lacking(rows: Iterable[DoctorCheck]) -> list[DoctorCheck]:
-    """The rows without which nothing runs."""
+    """The rows for required packages."""
     return [check for check in rows if check.name in REQUIRED and check.status in ("missing", "bad")]
 
 
 def _package(name: str, least: str) -> DoctorCheck:
-    """A distribution that must be there, at this version or a later one; torch and numpy are also imported."""
+    """A distribution that must be installed, at this version or a later one; torch and numpy are also imported."""
     current = installed(name)
     if current is None:
         return DoctorCheck(name, "missing", "missing", install_command(name))
@@ -145,7 +145,7 @@ def _processor(root: Path) -> Iterator[DoctorCheck]:
     yield DoctorCheck("cpu", name)
     instructions = host.isa(root)
     fast = {"avx512_bf16", "amx_bf16", "bf16"} & set(instructions)
-    slow = "bf16 goes through float32 on this CPU: slower than fp32"
+    slow = "bf16 is computed through float32 on this CPU: slower than fp32"
     yield DoctorCheck(
         "instructions", " ".join(instructions) or "unknown", "ok" if fast else "note", "" if fast else slow
     )
@@ -168,7 +168,7 @@ def _cores(cores: host.Cores) -> DoctorCheck:
 
 
 def cache_text(caches: tuple[host.ProcessorCache, ...]) -> str:
-    """`L1d 32 KiB x2, L2 1 MiB x2, L3 35.8 MiB`: data and unified caches, alike ones counted."""
+    """`L1d 32 KiB x2, L2 1 MiB x2, L3 35.8 MiB`: data and unified caches, identical ones counted."""
     kinds: dict[tuple[int, str, int], int] = {}
     for cache in caches:
         if cache.kind != "Instruction":
@@ -248,7 +248,7 @@ def _gpu() -> Iterator[DoctorCheck]:
             )
         else:
             yield DoctorCheck(
-                "gpu", f"torch (CUDA {built}) cannot use it", "bad", "is the driver older than that? nvidia-smi"
+                "gpu", f"torch (CUDA {built}) cannot use it", "bad", "is the driver older? check with nvidia-smi"
             )
         return
     from ffncli.bench.machine import machine
@@ -260,7 +260,7 @@ def _gpu() -> Iterator[DoctorCheck]:
         value = f"{properties.name}, {_size(properties.total_memory)}, L2 {_size(machine.llc_bytes(device))}"
         yield DoctorCheck(f"gpu {index}", value)
         row = hardware.find(properties.name)
-        sheet = "not in our table: only fractions of the measured roof"
+        sheet = "not in the built-in table: only fractions of the measured roof"
         if row:
             sheet = f"{row.tflops.get('bf16') or row.tflops['fp16']:g} TFLOP/s dense, {row.gbytes_per_s:g} GB/s"
         yield DoctorCheck(f"data sheet {index}", sheet, "ok" if row else "note")
@@ -281,7 +281,7 @@ def _has_gpu() -> bool:
 
 
 def _program_output(*command: str) -> str:
-    """The output of a program; empty where it fails."""
+    """The output of a program; empty if it fails."""
     if shutil.which(command[0]) is None:
         return ""
     try:
@@ -291,7 +291,7 @@ def _program_output(*command: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-# --- how quiet it is --------------------------------------------------------------------------------------------------
+# --- how quiet the machine is -----------------------------------------------------------------------------------------
 
 
 def _quiet(root: Path, load: Callable[[], float | None] = host.load) -> Iterator[DoctorCheck]:
@@ -315,11 +315,11 @@ def _quiet(root: Path, load: Callable[[], float | None] = host.load) -> Iterator
 
 
 def _results(here: Path) -> DoctorCheck:
-    """Whether `ffn bench` can keep its results where it does so by default."""
+    """Whether `ffn bench` can write to its default folder for results."""
     wanted = results_folder(here)
     nearest = next(path for path in (wanted, *wanted.absolute().parents) if path.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-        made = "" if nearest == wanted else ", made when needed"
+        made = "" if nearest == wanted else ", created when needed"
         return DoctorCheck("results", f"{shown_path(wanted)}{made}")
     return DoctorCheck("results", f"{shown_path(wanted)} cannot be written", "note", "ffn bench --save FILE.csv")
 

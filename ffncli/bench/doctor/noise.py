@@ -1,11 +1,11 @@
 """noise: the difference this machine can resolve. One small product against itself, measured as in `ffn bench`.
 
-Fresh processes, one after another; in each, placements of interleaved rounds of two arms that are the same code. The
+Fresh processes, one after another; in each, placements of interleaved rounds of two arms with the same code. The
 interval of their ratio contains 1, and its width is the machine's noise. The parent needs no torch.
 
 The whole bench is not used: its arms for verification, roof, anchor and products take 4.6 to 5.2 s of CPU per process
-where 3.0 are enough here, and a run 46 to 73 s instead of 22 to 32 (measured). Nor would it measure the same: it has no
-small product against itself, and no blocks of one code alone, which `sequential_difference` needs.
+while 3.0 are enough here, and a run 46 to 73 s instead of 22 to 32 (measured). It would also measure less: it has no
+small product against itself, and no blocks of a single code, which `sequential_difference` needs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ffncli.bench.launch import environment
 from ffncli.bench.records import TWIN, TimedBlock
 from ffncli.bench.timing.rounds import BLOCK_SECONDS, Arm, Plan, measure
 
-TOKENS, D_MODEL, D_FF = 32, 512, 2048  # 67 MFLOP, 4.5 MB: some tenths of a millisecond, in most caches
+TOKENS, D_MODEL, D_FF = 32, 512, 2048  # 67 MFLOP, 4.5 MB: a few tenths of a millisecond, in most caches
 GEMM = "gemm"
-_PROCESSES, _FEWER, _SHORT = 5, 3, 6.0  # so many, or fewer in less than so many seconds
+_PROCESSES, _FEWER, _SHORT = 5, 3, 6.0  # this many, or fewer if there are fewer than this many seconds
 _OVERDUE = 1.2  # times the requested seconds
-_LEAST = 0.3  # s of measuring in a process, however long it took to start
+_LEAST = 0.3  # s of measuring in a process, no matter how long it took to start
 _TROUBLED = 0.1  # of the blocks
 _PATIENCE = 120.0  # s, for a process to start and measure
 
@@ -37,9 +37,9 @@ _PATIENCE = 120.0  # s, for a process to start and measure
 class Noise:
     """The result; differences and shares are of 1 (0.01: 1 %).
 
-    `resolvable_difference`: the half-width of the 95 % interval of the A/A ratio over processes, or how far the
-    interval's end is from 1 where it does not contain 1. `sequential_difference`: the same for timing one arm after the
-    other in the same time, from the same blocks; `sequential_times_longer`: for how many times as long that would have
+    `resolvable_difference`: the half-width of the 95 % interval of the A/A ratio over processes, or the distance of the
+    interval's end from 1 if it does not contain 1. `sequential_difference`: the same for timing one arm after the
+    other in the same time, from the same blocks; `sequential_times_longer`: how many times longer that would have
     to run to resolve as much, if its errors averaged out. `troubled`: the share of blocks that were preempted,
     throttled or stolen from.
     """
@@ -69,9 +69,9 @@ def measure_noise(
     run: Callable[[int, int, float], Sequence[TimedBlock]] | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> Noise | None:
-    """Measure for about `seconds`, start of the processes included; None where fewer than two of them succeeded.
+    """Measure for about `seconds`, including the start of the processes; None if fewer than two of them succeeded.
 
-    `tell` is called for each process that ended. `run(process, threads, until)` measures in a separate process. Where
+    `tell` is called for each process that ended. `run(process, threads, until)` measures in a separate process. If
     processes are slow to start, those after the third are left out.
     """
     run = run or _in_a_process
@@ -86,12 +86,12 @@ def measure_noise(
 
 
 def processes_for(seconds: float) -> int:
-    """How many processes share so many seconds."""
+    """How many processes share that many seconds."""
     return _PROCESSES if seconds >= _SHORT else _FEWER
 
 
 def judged(blocks: Sequence[TimedBlock], threads: int, seconds: float) -> Noise | None:
-    """The noise in the blocks of all processes; None where those are of fewer than two processes."""
+    """The noise in the blocks of all processes; None if they come from fewer than two processes."""
     twin = ratios.paired(blocks, TWIN, GEMM)
     if twin is None or twin.one_process or not twin.interval.bounded:
         return None
@@ -135,7 +135,7 @@ def _sequential(blocks: Sequence[TimedBlock]) -> float:
 
 
 def _in_a_process(process: int, threads: int, until: float) -> Sequence[TimedBlock]:
-    """The blocks of a separate process; none where it failed."""
+    """The blocks of a separate process; none if it failed."""
     command = [sys.executable, "-m", "ffncli.bench.doctor.noise", str(process), str(threads), repr(until)]
     try:
         done = subprocess.run(
@@ -171,7 +171,7 @@ def main(process: int, threads: int, until: float) -> None:
 
 
 def _arms(placement: int) -> Sequence[Arm]:
-    """Both arms, each with its own buffers anywhere in memory."""
+    """Both arms, each with its own buffers at random places in memory."""
     return [_arm(name) for name in (GEMM, TWIN)]
 
 

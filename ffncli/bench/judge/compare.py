@@ -1,8 +1,8 @@
 """Two stored results: what changed, with an interval per row, and which rows fail a gate.
 
 The unit is the process. `raw` is log time of NEW against BASE, `normalised` the same after each process's time was
-divided by its own machine anchor's. A row fails only where both say so, after Holm's correction over the rows, and
-where the anchor itself did not change: else the difference may be the machine's.
+divided by its own machine anchor's. A row fails only if both agree, after Holm's correction over the rows, and
+if the anchor did not change: otherwise the machine may be the cause.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ffncli.bench.results.row import ResultRow
 from ffncli.errors import FFNError, shown
 from ffncli.show.text import percent
 
-ALPHA = 0.05  # of the gate: the chance that any row at all fails wrongly
+ALPHA = 0.05  # of the gate: the chance that any row fails wrongly
 CompareVerdict = Literal["slower", "faster", "same", "inconclusive", "broken", "mended"]
 _BROKEN = ("wrong", "failed", "oom")
 CONVENTIONS = {
@@ -60,7 +60,7 @@ class ComparedRow:
     """One case and kernel. Ratios are NEW over BASE, times in seconds; None is unknown.
 
     `base_ratio` and `new_ratio` are against the baseline kernel of each side's own runs. `gated` says whether the row
-    could fail, `reason` why it could not, or why the row is inconclusive. `verdict` is None where neither side is ok.
+    could fail, `reason` why it could not, or why the row is inconclusive. `verdict` is None if neither side is ok.
     """
 
     case: str
@@ -96,18 +96,18 @@ class ComparedRow:
     new_ratio: float | None = None
 
     def fails(self, rules: Rules) -> bool:
-        """Whether it fails: slower than a gate allows, or no longer right; without a gate nothing fails by time."""
+        """Whether it fails: slower than a gate allows, or no longer correct; without a gate no time can fail."""
         return self.regression and (rules.threshold is not None or self.verdict == "broken")
 
     def anchor_disagrees(self, margin: float) -> bool:
-        """Whether the times differ by more than the margin, and what the anchor makes of them spoke against it."""
+        """Whether the times differ by more than the margin but the times normalised by the anchor disagree."""
         if self.verdict != "inconclusive" or None in (self.ratio, self.ratio_low, self.ratio_high):
             return False
         times = Interval(self.ratio or 0.0, self.ratio_low or 0.0, self.ratio_high or 0.0).map(log_or_inf)
         return self.normalised_ratio is not None and differs(times, margin)
 
     def inconclusive(self, threshold: float | None) -> bool:
-        """Whether the question stays open: slower by more than the threshold or not; without one, the verdict."""
+        """Whether the question remains open: slower by more than the threshold or not; without one, the verdict."""
         if self.verdict in (None, "mended", "broken"):
             return False
         if self.regression and threshold is not None:
@@ -139,7 +139,7 @@ class ResultComparison:
     only_in_new: tuple[tuple[str, str], ...]
     kernels: tuple[KernelMean, ...]
     remarks: tuple[str, ...]
-    environment: str = ""  # of both, in a line; what differs is in `mismatches`
+    environment: str = ""  # common to both, in a line; differences are in `mismatches`
 
     @property
     def regressions(self) -> tuple[ComparedRow, ...]:
@@ -148,7 +148,7 @@ class ResultComparison:
 
     @property
     def inconclusive(self) -> tuple[ComparedRow, ...]:
-        """The rows whose question stays open."""
+        """The rows whose question remains open."""
         return tuple(row for row in self.rows if row.inconclusive(self.rules.threshold))
 
     def count(self, verdict: CompareVerdict) -> int:
@@ -157,15 +157,15 @@ class ResultComparison:
 
 
 def compare(base: Sequence[ResultRow], new: Sequence[ResultRow], rules: Rules = Rules()) -> ResultComparison:
-    """Hold NEW's rows to BASE's. Raises FFNError for times that are none, for nothing in common, and for results of
-    unlike machines without `allow_mismatch`; with it nothing is gated.
+    """Compare NEW's rows with BASE's. Raises FFNError for invalid times, for nothing in common, and for results of
+    different machines without `allow_mismatch`; with it nothing is gated.
     """
     matching = match(base, new)
     unlike = mismatches(matching.pairs)
     if unlike and not rules.allow_mismatch:
         listed = "; ".join(f"{m.field}: {m.base} in BASE, {m.new} in NEW" for m in unlike)
-        hint = "measure both on one machine, or see it without a gate: --allow-mismatch"
-        raise FFNError(f"BASE and NEW are not of one environment: {listed}", hint)
+        hint = "measure both on one machine, or compare without a gate: --allow-mismatch"
+        raise FFNError(f"BASE and NEW come from different environments: {listed}", hint)
     rows = _corrected([_compared(pair, rules, bool(unlike)) for pair in matching.pairs], rules)
     return ResultComparison(
         rules, not unlike, unlike, rows, matching.only_base, matching.only_new, _kernels(rows),
@@ -181,7 +181,7 @@ class _Side:
     """One side of a row: logs of times and of anchors, one per process of all its runs."""
 
     times: tuple[float, ...]
-    anchors: tuple[float, ...]  # () where any process has none
+    anchors: tuple[float, ...]  # () if any process has none
     status: str
     ratio: float | None
 
@@ -194,7 +194,7 @@ _Tested = tuple[ComparedRow, Shift | None, Shift | None]
 
 
 def _compared(pair: RowPair, rules: Rules, unlike: bool) -> _Tested:
-    """A row without what depends on the others, and its two shifts, both None where it is not gated."""
+    """A row without what depends on the others, and its two shifts, both None if it is not gated."""
     base, new = _side("BASE", pair.base), _side("NEW", pair.new)
     row = _described(pair, base, new)
     if base.status != "ok" or new.status != "ok":
@@ -223,7 +223,7 @@ def _compared(pair: RowPair, rules: Rules, unlike: bool) -> _Tested:
 
 
 def _side(side: str, rows: Sequence[ResultRow]) -> _Side:
-    """All runs of a side together. Raises FFNError for times that no clock shows."""
+    """All runs of a side together. Raises FFNError for impossible times."""
     status = next((row.status for row in rows if row.status != "ok"), "ok")
     times = [value for row in rows for value in row.process_times_s]
     anchors = [value for row in rows for value in row.process_anchors_s]
@@ -259,7 +259,7 @@ def _described(pair: RowPair, base: _Side, new: _Side) -> ComparedRow:
 
 
 def _unlike_status(row: ComparedRow, unlike: bool) -> ComparedRow:
-    """What was ok and is wrong, failed or out of memory is a regression, whatever the times were."""
+    """A row that was ok and is now wrong, failed or out of memory is a regression, regardless of times."""
     reason = f"{row.base_status} in BASE, {row.new_status} in NEW"
     if row.base_status == "ok" and row.new_status in _BROKEN:
         reason += ": other environment" * unlike
@@ -270,7 +270,7 @@ def _unlike_status(row: ComparedRow, unlike: bool) -> ComparedRow:
 
 
 def _verdict(raw: Interval | None, normalised: Interval | None, margin: float) -> tuple[CompareVerdict, str]:
-    """By the raw log ratio, unless the normalised one does not agree; and why it is inconclusive."""
+    """By the raw log ratio, unless the normalised one disagrees; and why it is inconclusive."""
     if raw is None:
         return "inconclusive", ""
     first = verdict(raw, margin)
@@ -283,7 +283,7 @@ def _verdict(raw: Interval | None, normalised: Interval | None, margin: float) -
 
 
 def _ungated(pair: RowPair, base: _Side, new: _Side, anchor: Interval | None, margin: float) -> str:
-    """Why this row is not gated; empty where it is."""
+    """Why this row is not gated; empty if it is."""
     for name, side in (("BASE", base), ("NEW", new)):
         if len(side.times) < 2:
             return f"one process in {name}: shown, not gated"
@@ -301,11 +301,11 @@ def _ungated(pair: RowPair, base: _Side, new: _Side, anchor: Interval | None, ma
 
 
 def change(ratio: float) -> str:
-    """`12 % slower`, `3.4 % faster` (of BASE's time), `the same`, `2.3 times as slow`."""
+    """`12 % slower`, `3.4 % faster` (relative to BASE's time), `the same`, `2.3 times as slow`."""
     if ratio >= 2:
         return f"{ratio:.3g} times as slow"
     if ratio <= 0.5:
-        return f"{1 / ratio:.3g} times as fast" if ratio > 0 else "endlessly fast"
+        return f"{1 / ratio:.3g} times as fast" if ratio > 0 else "infinitely fast"
     share = abs(ratio - 1)
     if share < 0.00005:
         return "the same"
@@ -317,7 +317,7 @@ def change(ratio: float) -> str:
 
 
 def _corrected(rows: Sequence[_Tested], rules: Rules) -> tuple[ComparedRow, ...]:
-    """The rows with Holm's p and their regressions. Of a row's two p the larger counts: both must say so."""
+    """The rows with Holm's p and their regressions. The larger of a row's two p counts: both must agree."""
     tested = [at for at, (row, _, _) in enumerate(rows) if row.gated and row.ratio is not None]
     ps = []
     for at in tested:
@@ -346,7 +346,7 @@ def _kernels(rows: Sequence[ComparedRow]) -> tuple[KernelMean, ...]:
 
 
 def _mean(ratios: Iterable[float | None]) -> float | None:
-    """The geometric mean of those that are known; None without any, or where one has no logarithm."""
+    """The geometric mean of those that are known; None without any, or if one has no logarithm."""
     known = [ratio for ratio in ratios if ratio is not None]
     if not known or not all(0 < ratio < math.inf for ratio in known):
         return None
@@ -354,7 +354,7 @@ def _mean(ratios: Iterable[float | None]) -> float | None:
 
 
 def _remarks(pairs: Sequence[RowPair]) -> tuple[str, ...]:
-    """What a reader should know and what decides nothing."""
+    """Remarks for the reader that affect no verdict."""
     base, new = [row for pair in pairs for row in pair.base], [row for pair in pairs for row in pair.new]
     out = []
     if both := sorted({row.run_id for row in base} & {row.run_id for row in new} - {""}):

@@ -1,8 +1,8 @@
-"""Which rows of two results are the same question asked twice, and whether the same machine answered.
+"""Which rows of two results measure the same case, and whether on the same machine.
 
-`host` decides nothing: containers and CI runners get a new name each time, and two machines of one model may share
-none. What is recorded of the hardware and the software decides; that the names differ is a remark, and whether the
-machine runs as fast as before is what its anchor says.
+`host` is not compared: containers and CI runners get a new name each time, and two machines of one model may share
+nothing else. The recorded hardware and software decide; different names are a remark, and the
+anchor shows whether the machine runs as fast as before.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from ffncli.bench.results.row import ResultRow, name_of
 from ffncli.errors import FFNError, shown
 from ffncli.show.text import plural
 
-# What must be the same for times to be compared. Device, dtype, threads, pass and cache mode are in the question.
+# What must match for times to be comparable. Device, dtype, threads, pass and cache mode are part of the case.
 ENVIRONMENT = (
     "cpu", "isa", "device_name", "driver", "blas", "openmp", "allocator", "math_mode", "torch", "numpy", "python",
 )  # fmt: skip
 _BLOCK = ("d_model", "d_ff", "activation", "gated", "bias", "experts", "top_k", "shared_experts")
 _ASKED = ("tokens", "dtype", "passes", "cache", "device", "threads")
-Key = tuple[object, ...]  # of _BLOCK, _ASKED, the kernel; the case's own text where these do not tell cases apart
+Key = tuple[object, ...]  # of _BLOCK, _ASKED, the kernel; the case's own text if these do not distinguish cases
 
 
 @dataclass(frozen=True)
 class EnvironmentMismatch:
-    """A field of the environment that is not the same; `rows` counts the rows that it concerns."""
+    """A field of the environment that differs; `rows` counts the affected rows."""
 
     field: str
     base: str
@@ -45,7 +45,7 @@ class RowPair:
 
 @dataclass(frozen=True)
 class Matching:
-    """What both sides have, in the order of BASE, and what one alone has: (case, kernel)."""
+    """What both sides have, in the order of BASE, and what only one side has: (case, kernel)."""
 
     pairs: tuple[RowPair, ...]
     only_base: tuple[tuple[str, str], ...]
@@ -53,10 +53,10 @@ class Matching:
 
 
 def match(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> Matching:
-    """Rows by (block, tokens, dtype, pass, cache, device, threads, kernel); several runs of a side add their rows.
+    """Rows by (block, tokens, dtype, pass, cache, device, threads, kernel); several runs of a side combine their rows.
 
-    A row that a side has twice (a file named twice, or joined to itself) counts once. Raises FFNError where one run
-    answers one question in two ways, and where nothing is in common.
+    A row that a side has twice (a file named twice, or joined to itself) counts once. Raises FFNError if one run
+    has two different results for one case, and if nothing is in common.
     """
     unclear = _unclear(base) | _unclear(new)
     left, right = _grouped("BASE", base, unclear), _grouped("NEW", new, unclear)
@@ -69,7 +69,7 @@ def match(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> Matching:
 
 
 def mismatches(pairs: Iterable[RowPair]) -> tuple[EnvironmentMismatch, ...]:
-    """Where the environments differ, by field; one that is recorded on one side alone differs too."""
+    """The differences of the environments, by field; a field recorded on only one side also differs."""
     counts: dict[tuple[str, str, str], int] = {}
     for pair in pairs:
         for field in ENVIRONMENT:
@@ -100,7 +100,7 @@ def _key(row: ResultRow) -> Key:
 
 
 def _unclear(rows: Sequence[ResultRow]) -> set[Key]:
-    """Keys under which one run has several cases: blocks that differ in what no column holds, such as a limit."""
+    """Keys under which one run has several cases: blocks that differ in something without a column, such as a limit."""
     cases: dict[tuple[str, Key], set[str]] = {}
     for row in rows:
         cases.setdefault((row.run_id, _key(row)), set()).add(row.case)
@@ -116,7 +116,7 @@ def _grouped(side: str, rows: Sequence[ResultRow], unclear: set[Key]) -> Mapping
         if runs.setdefault(row.run_id, row) != row:
             case, kernel = _name(row)
             raise FFNError(
-                f"{side} has {shown(kernel)} twice with unlike figures: {shown(case, 120)}, run {shown(row.run_id)}",
+                f"{side} has {shown(kernel)} twice with different figures: {shown(case, 120)}, run {shown(row.run_id)}",
                 "leave one of them out",
             )
     return {key: tuple(runs.values()) for key, runs in groups.items()}
@@ -136,12 +136,12 @@ def _name(row: ResultRow) -> tuple[str, str]:
 
 
 def block_of(row: ResultRow) -> str:
-    """The block as one types it: `512x2048:gelu`."""
+    """The block as a user types it: `512x2048:gelu`."""
     return f"{row.d_model}x{row.d_ff}:{row.activation}" + (", gated" if row.gated else "")
 
 
 def _apart(base: Sequence[ResultRow], new: Sequence[ResultRow]) -> str:
-    """Where no row of one side can be like one of the other: the fields without a common value."""
+    """Why no row of one side matches a row of the other: the fields without a common value."""
     parts = []
     for field in (*_BLOCK, *_ASKED, "kernel"):
         sides = [list(dict.fromkeys(str(getattr(row, field)) for row in rows)) for rows in (base, new)]

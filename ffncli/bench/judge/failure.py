@@ -1,4 +1,4 @@
-"""What becomes of a run as a whole: the gate where one was asked for, and the error that its exit code stands for."""
+"""The outcome of a run as a whole: the gate, if requested, and the error behind its exit code."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ffncli.show.text import percent
 
 
 def gated(rows: Sequence[ResultRow], request: BenchRequest) -> Gate | None:
-    """What --fail-if-slower says of the rows; None where it was not asked."""
+    """The result of --fail-if-slower for the rows; None if it was not requested."""
     return None if request.fail_if_slower is None else gate(rows, request.fail_if_slower, request.method)
 
 
 def name_in(row: ResultRow, many: bool) -> str:
-    """A row's kernel, with its case where the run has many."""
+    """A row's kernel, with its case if the run has several."""
     return f"{row.kernel} ({row.case})" if many else row.kernel
 
 
 def failure(rows: Sequence[ResultRow], request: BenchRequest, judged: Gate | None) -> FFNError | None:
-    """What the exit code says, graver first; None where all is well."""
+    """The error for the exit code, the most serious first; None if all is well."""
     many = len(request.cases) > 1
 
     def names(rows: Sequence[ResultRow]) -> str:

@@ -1,4 +1,4 @@
-"""gate: which kernels of a run are slower than a threshold allows, such that a whole table of noise raises no alarm."""
+"""gate: which kernels of a run are slower than a threshold allows, with few false alarms even over many rows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LEVEL = 0.05  # the chance of any false alarm among all rows
 
 @dataclass(frozen=True)
 class GatedRow:
-    """A row that was gated: its chance under "not slower than allowed", also adjusted, and its adjusted lower bound.
+    """A gated row: its p value under "not slower than allowed", also adjusted, and its adjusted lower bound.
 
-    `low` is one-sided: the ratio is above it, at LEVEL over all rows. `high` is the upper one of this row alone.
+    `low` is one-sided: the ratio is above it, at LEVEL over all rows. `high` is the upper bound for this row alone.
     """
 
     row: ResultRow
@@ -43,8 +43,8 @@ class Gate:
 def gate(rows: Sequence[ResultRow], threshold: float, method: Method) -> Gate:
     """Judges all rows of a run against `threshold` (0.03: 3 % slower than the baseline is too slow).
 
-    Of each, one-sided Student t over the processes' log ratios; Holm over the rows: exactly one regression among many
-    is found, and identical kernels raise an alarm in no more than 5 % of the runs, however many rows there are.
+    For each, one-sided Student t over the processes' log ratios; Holm over the rows: a single regression among many
+    is found, and identical kernels raise an alarm in at most 5 % of the runs, regardless of the number of rows.
     """
     reasons = [(row, _not_gated(row, method)) for row in rows if row.kernel != row.baseline]
     gated = [row for row, reason in reasons if not reason]
@@ -59,7 +59,7 @@ def gate(rows: Sequence[ResultRow], threshold: float, method: Method) -> Gate:
 
 
 def one_sided(log_ratios: Sequence[float], edge: float) -> float:
-    """P of a mean as high as this one's where the truth is `edge`: Student's t over independent values."""
+    """P of a mean as high as this one if the truth is `edge`: Student's t over independent values."""
     error, above = statistics.standard_error(log_ratios), statistics.mean(log_ratios) - edge
     if error == 0:
         return 0.0 if above > 0 else 1.0
@@ -81,7 +81,7 @@ def _judged(rows: Sequence[ResultRow], edge: float) -> list[GatedRow]:
 
 
 def _not_gated(row: ResultRow, method: Method) -> str:
-    """Why a row cannot fail a run; empty where it can."""
+    """Why a row cannot fail a run; empty if it can."""
     if row.status != "ok":
         return f"{row.status}: no time"
     if not row.process_ratios:
@@ -96,6 +96,6 @@ def _not_gated(row: ResultRow, method: Method) -> str:
 
 
 def aa_of(row: ResultRow) -> Interval:
-    """The log of the row's A/A ratio, of the same code twice; an end that is not known is infinite."""
+    """The log of the row's A/A ratio, of the same code twice; an unknown end is infinite."""
     ends = (row.aa_ratio or 1.0, row.aa_low or 0.0, inf if row.aa_high is None else row.aa_high)
     return Interval(*map(statistics.log_or_inf, ends))

@@ -1,4 +1,4 @@
-"""paired: how much longer a kernel takes than another one in the same rounds, with an interval over processes."""
+"""paired: how much longer one kernel takes than another in the same rounds, with an interval over processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ffncli.bench.judge import statistics
 from ffncli.bench.judge.statistics import Interval
 from ffncli.bench.records import TimedBlock, Verdict
 
-_LEAST = 1e-12  # s; a call that takes no time has no logarithm
+_LEAST = 1e-12  # s; a time of zero has no logarithm
 Nested = dict[int, dict[int, list[float]]]  # process → placement → one value per round
 
 
@@ -18,9 +18,9 @@ Nested = dict[int, dict[int, list[float]]]  # process → placement → one valu
 class Means:
     """Logarithms, one for each process; `interval` is over processes.
 
-    Of one process alone the interval is over its placements: it says how well this process is known, not the kernel.
-    `placements` and `rounds` are counts over all processes, `correlation` is that of neighbouring processes (or
-    placements, of one process), by which the interval has been widened where it is above `statistics.CORRELATED`.
+    For a single process the interval is over its placements: it describes the precision within this process only.
+    `placements` and `rounds` are counts over all processes, `correlation` is between neighbouring processes (or
+    placements, in one process); the interval has been widened if it is above `statistics.CORRELATED`.
     """
 
     interval: Interval
@@ -41,7 +41,7 @@ class Means:
 
 
 def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | None:
-    """The log ratio of `kernel` to `baseline`, paired within rounds; None where no round has both."""
+    """The log ratio of `kernel` to `baseline`, paired within rounds; None if no round has both."""
     times: dict[tuple[int, int, int], dict[str, float]] = {}
     for block in blocks:
         if block.kernel in (kernel, baseline):
@@ -56,7 +56,7 @@ def paired(blocks: Iterable[TimedBlock], kernel: str, baseline: str) -> Means | 
 
 
 def log_times(blocks: Iterable[TimedBlock], kernel: str) -> Means | None:
-    """The logarithm of the seconds of a call; None where the kernel has no block."""
+    """The logarithm of the seconds of a call; None if the kernel has no block."""
     nested: Nested = {}
     for block in sorted(blocks, key=lambda b: (b.process, b.placement, b.round)):
         if block.kernel == kernel:
@@ -66,7 +66,10 @@ def log_times(blocks: Iterable[TimedBlock], kernel: str) -> Means | None:
 
 
 def averaged(nested: Mapping[int, Mapping[int, Sequence[float]]]) -> Means | None:
-    """Rounds and placements → the value of each process (`statistics.centre`) → the interval. None of nothing."""
+    """Rounds and placements → the value of each process (`statistics.centre`) → the interval.
+
+    None if there are none.
+    """
     if not nested:
         return None
     processes = {process: statistics.centre(list(inside.values())) for process, inside in nested.items()}
@@ -83,9 +86,9 @@ def averaged(nested: Mapping[int, Mapping[int, Sequence[float]]]) -> Means | Non
 
 
 def verdict(log_ratio: Interval, margin: float) -> Verdict:
-    """`slower`, `faster` or `same`: the interval of a log ratio wholly beyond the margin, or within; else inconclusive.
+    """`slower`, `faster` or `same`: the interval of a log ratio is beyond the margin, or within; else inconclusive.
 
-    The margin is on the log scale, so that who is called the baseline changes the word and nothing else: with 2 %,
+    The margin is on the log scale, so that exchanging kernel and baseline changes only the word: with 2 %,
     faster means below 1 / 1.02.
     """
     edge = log1p(margin)
@@ -99,5 +102,5 @@ def verdict(log_ratio: Interval, margin: float) -> Verdict:
 
 
 def differs(log_ratio: Interval | None, margin: float) -> bool:
-    """Whether it is certainly beyond the margin, either way; of nothing that is not known."""
+    """Whether it is certainly beyond the margin, either way; False if it is not known."""
     return log_ratio is not None and verdict(log_ratio, margin) in ("slower", "faster")

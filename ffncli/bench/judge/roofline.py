@@ -1,17 +1,17 @@
-"""figures: what a case must compute and move, and how near its time comes to what the machine can do; measured_roof:
-what that is. The roofline model (Williams, Waterman, Patterson 2009). RooflineFigures need no torch.
+"""figures: what a case must compute and move, and how close its time is to the machine's limit; measured_roof:
+that limit. The roofline model (Williams, Waterman, Patterson 2009). RooflineFigures need no torch.
 
 FLOPs are those of the matrix products, as `block/cost.py` counts them. Forward+backward is three times forward: every
 product has two of its size in backward, the gradients of its input and of its weights.
 
-Bytes are compulsory: what a cache without end would still have to move. Forward: every weight that is used (of the
-experts those that are expected to be touched) and x are read once, the output is written once. Forward+backward: these,
+Bytes are compulsory: what even an infinite cache would have to move. Forward: every used weight (of the
+experts, those expected to be touched) and x are read once, the output is written once. Forward+backward: these,
 and the output's gradient read, the gradients of x and of the weights written.
 
-What a cache may keep from call to call is not bound by the memory: in `warm` and `shared` anything may stay, in
-`cold-weights` all but the weights, after `flush` what is written may stay on its way. So up to one last-level cache of
-those bytes is taken off before the time of the memory is counted; where everything fits, the arithmetic is the only
-bound. The columns `bytes` and `gbytes_per_s` are of all compulsory bytes.
+Data that a cache may keep between calls is not bound by memory: in `warm` and `shared` anything may stay, in
+`cold-weights` all but the weights, after `flush` written data may stay in the cache. So up to one last-level cache of
+those bytes is subtracted before memory time is counted; if everything fits, the arithmetic is the only
+bound. The columns `bytes` and `gbytes_per_s` cover all compulsory bytes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from math import prod
 from ffncli.bench.records import Case, Roof
 from ffncli.block.cost import cost
 from ffncli.block.dtypes import dtype
+from ffncli.block.floor import TimeFloor, time_floor
 from ffncli.block.recipe import steps
 from ffncli.block.steps import (
     Activation,
@@ -42,11 +43,15 @@ from ffncli.system import hardware
 
 @dataclass(frozen=True)
 class RooflineFigures:
-    """Of one case and time. `tflops` and `gbytes_per_s` are rates, the fractions are of the least possible time.
+    """Figures of one case and time. `tflops` and `gbytes_per_s` are rates, fractions are of the least possible time.
 
     `fusion_saving_max`: the traffic that fusing the activation with its products can save at most, over the least time
     of the block (0.086: at most about 8.6 %). It is an estimate, not a bound: it takes both versions to reach the same
     rate of the products. None is unknown.
+
+    `ridge_flops_per_byte` is the machine balance: the measured peak over the measured bandwidth, those of the data
+    sheet where no roof was measured. `bound` says on which side of it the case lies with `flops_per_byte`, those of the
+    bytes that no cache holds; None where a cache holds all.
     """
 
     flops: int
@@ -56,11 +61,14 @@ class RooflineFigures:
     roof_fraction: float | None = None
     datasheet_fraction: float | None = None
     fusion_saving_max: float | None = None
+    bound: str = ""
+    flops_per_byte: float | None = None
+    ridge_flops_per_byte: float | None = None
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a case has to do: FLOPs of its products; bytes of weights and of activations, read and written."""
+    """The work of a case: FLOPs of its products; bytes of weights and of activations, read and written."""
 
     flops: int
     weights_read: int
@@ -70,7 +78,7 @@ class Work:
 
     @property
     def bytes(self) -> int:
-        """All of them."""
+        """All bytes."""
         return self.weights_read + self.weights_written + self.activations_read + self.activations_written
 
     def from_memory(self, cache: str, llc: int) -> int:
@@ -83,9 +91,9 @@ class Work:
 
 
 def figures(case: Case, time_s: float | None, roof: Roof, device_name: str, tf32: bool = False) -> RooflineFigures:
-    """What `case` costs, and what `time_s` seconds make of it beside the measured roof and the device's data sheet.
+    """The cost of `case`, and the rates of `time_s` seconds relative to the measured roof and the device's data sheet.
 
-    `case.cache` is the mode that was possible. `tf32` says that float32 products ran in TF32.
+    `case.cache` is the mode actually used. `tf32` says that float32 products ran in TF32.
     """
     work = work_of(case)
     known = hardware.find(device_name) if case.device != "cpu" else None
@@ -93,27 +101,38 @@ def figures(case: Case, time_s: float | None, roof: Roof, device_name: str, tf32
     sheet = Roof(known.flops_per_s(case.dtype, tf32), known.bytes_per_s) if known else Roof()
     least = least_time(work, case.cache, roof, llc)
     at_best = least_time(work, case.cache, sheet, llc)
+    judged, moved = least or at_best, work.from_memory(case.cache, llc)
     rate = None if not time_s else 1 / time_s
     return RooflineFigures(
         flops=work.flops,
         bytes=work.bytes,
         tflops=_times(rate, work.flops / 1e12),
         gbytes_per_s=_times(rate, work.bytes / 1e9),
-        roof_fraction=_times(rate, least),
-        datasheet_fraction=_times(rate, at_best),
-        fusion_saving_max=fusable_bytes(case) / roof.bytes_per_s / least if least and roof.bytes_per_s else None,
+        roof_fraction=_times(rate, least.seconds if least else None),
+        datasheet_fraction=_times(rate, at_best.seconds if at_best else None),
+        fusion_saving_max=fusable_bytes(case) / roof.bytes_per_s / least.seconds
+        if least and roof.bytes_per_s
+        else None,
+        bound=judged.bound if judged else "",
+        flops_per_byte=work.flops / moved if moved else None,
+        ridge_flops_per_byte=_ridge(roof if least else sheet),
     )
 
 
-def least_time(work: Work, cache: str, roof: Roof, llc: int) -> float | None:
-    """Seconds that the arithmetic or the memory needs, the larger; None where a rate is unknown."""
+def least_time(work: Work, cache: str, roof: Roof, llc: int) -> TimeFloor | None:
+    """What the arithmetic and the memory need; None where a rate is unknown."""
     if not roof.flops_per_s or not roof.bytes_per_s:
         return None
-    return max(work.flops / roof.flops_per_s, work.from_memory(cache, llc) / roof.bytes_per_s)
+    return time_floor(work.flops, work.from_memory(cache, llc), roof.flops_per_s, roof.bytes_per_s)
+
+
+def _ridge(roof: Roof) -> float | None:
+    """FLOPs per byte at which arithmetic and memory take the same time."""
+    return roof.flops_per_s / roof.bytes_per_s if roof.flops_per_s and roof.bytes_per_s else None
 
 
 def work_of(case: Case) -> Work:
-    """What the case computes and moves, by the conventions above."""
+    """The FLOPs and bytes of the case, by the conventions above."""
     kind, body = dtype(case.dtype), ffn_steps(steps(case.spec))
     moved = traffic(body, kind, kind, case.tokens)
     weights, flops = moved.weight_bytes_read, cost(body, case.tokens).matmul_flops
@@ -134,8 +153,8 @@ def _times(a: float | None, b: float | None) -> float | None:
 def fusable_bytes(case: Case) -> int:
     """Bytes between the products that a fused kernel need not move: what they write for the activation to read.
 
-    Forward: gate and up (of a plain block: up), written and read; what the activation makes of them has to be written
-    either way. Forward+backward: backward needs gate and up, so their reading alone is saved, and in backward the
+    Forward: gate and up (of a plain block: up), written and read; the activation's result has to be written
+    either way. Forward+backward: backward needs gate and up, so only reading them is saved, and in backward the
     gradient of the down projection's input, written and read.
     """
     body = ffn_steps(steps(case.spec))
@@ -147,7 +166,7 @@ def fusable_bytes(case: Case) -> int:
 def _between(body: Sequence[Step], inputs: Mapping[str, Shape]) -> tuple[int, int]:
     """How many numbers the products write for elementwise steps, and how many those make for the next product.
 
-    Of the products into d_ff alone: a shared expert's gate or its output, mixed in after the down projection, are no
+    Only for products into d_ff: a shared expert's gate or its output, mixed in after the down projection, are not
     part of it.
     """
     known = shapes(body, inputs)

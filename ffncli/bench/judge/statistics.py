@@ -12,7 +12,7 @@ from math import exp, fsum, inf, isinf, lgamma, log, log1p, pi, sqrt
 
 SCALE = 1.4826  # a MAD times this estimates the standard deviation of normal values: 1 / Φ⁻¹(3/4)
 SPIKE = 5.0  # scaled MADs from the median
-DIFFER = 0.05  # level of the test by which placements are taken to differ
+DIFFER = 0.05  # level of the test for deciding that placements differ
 CORRELATED = 0.4  # lag-1 autocorrelation above which an interval is widened
 _MOST_TERMS = 10_000
 _TINY = 1e-300
@@ -20,7 +20,7 @@ _TINY = 1e-300
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and where the truth is. The ends are infinite where one value alone says nothing of them."""
+    """A value and its interval. The ends are infinite if a single value cannot determine them."""
 
     value: float
     low: float
@@ -85,7 +85,7 @@ def _upper_quantile(tail: float, df: float) -> float:
 
 
 def _betainc(a: float, b: float, x: float, rest: float) -> float:
-    """The regularised incomplete beta function I_x(a, b); `rest` is 1 − x, given apart so that none of it is lost."""
+    """The regularised incomplete beta function I_x(a, b); `rest` is 1 − x, passed separately to keep its digits."""
     if x <= 0:
         return 0.0
     if rest <= 0:
@@ -124,7 +124,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The standard deviation, divisor n − 1; 0 of a single value."""
+    """The standard deviation, divisor n − 1; 0 for a single value."""
     if len(values) < 2:
         return 0.0
     centre = mean(values)
@@ -137,18 +137,18 @@ def median(values: Sequence[float]) -> float:
 
 
 def mad(values: Sequence[float]) -> float:
-    """The median distance from the median, times SCALE: a standard deviation that spikes do not move."""
+    """The median distance from the median, times SCALE: a standard deviation that is robust to spikes."""
     middle = median(values)
     return SCALE * median([abs(v - middle) for v in values])
 
 
 def centre(groups: Sequence[Sequence[float]]) -> float:
-    """What a process measured: the median of all its rounds, where its placements (the groups) do not differ.
+    """The value of a process: the median of all its rounds, if its placements (the groups) do not differ.
 
-    Where they do (`differ`) every placement counts: the mean of their medians, each weighted by 1 / (v + median v), v
-    being the variance of its rounds over their number, so that one which was disturbed throughout counts little and
-    quiet ones count alike. Medians, since what disturbs a block can make it a hundred times as long: on a shared
-    machine of two cores means of middle halves within placements scattered 1.3 to 3 times as much.
+    If they do (`differ`) every placement counts: the mean of their medians, each weighted by 1 / (v + median v), v
+    being the variance of its rounds over their number, so that a placement disturbed throughout counts little and
+    quiet ones count equally. Medians are used because a disturbance can make a block a hundred times as long: on a
+    shared machine of two cores means of middle halves within placements scattered 1.3 to 3 times as much.
     """
     if not differ(groups):
         return median([v for group in groups for v in group])
@@ -159,7 +159,7 @@ def centre(groups: Sequence[Sequence[float]]) -> float:
 
 
 def differ(groups: Sequence[Sequence[float]]) -> bool:
-    """Whether some groups lie higher than others, at the level DIFFER (Kruskal and Wallis 1952, by ranks).
+    """Whether some groups are higher than others, at the level DIFFER (Kruskal and Wallis 1952, by ranks).
 
     Against the chi-squared quantile of k − 1 degrees of freedom as Wilson and Hilferty (1931) approximate it.
     """
@@ -173,13 +173,13 @@ def differ(groups: Sequence[Sequence[float]]) -> bool:
 
 
 def chi_squared(p: float, df: int) -> float:
-    """About the value below which a share `p` of chi-squared lies (within 3 % from p = 0.9 on)."""
+    """An approximation of the value below which a share `p` of chi-squared lies (within 3 % from p = 0.9 on)."""
     part = 2 / (9 * df)
     return float(df * (1 - part + standard.NormalDist().inv_cdf(p) * sqrt(part)) ** 3)
 
 
 def autocorrelation(values: Sequence[float]) -> float | None:
-    """Of neighbours (lag 1); None of fewer than 5 values, which say nothing of it, and of equal ones."""
+    """The correlation of neighbours (lag 1); None for fewer than 5 values, too few to tell, and for equal ones."""
     if len(values) < 5:
         return None
     centre = mean(values)
@@ -191,21 +191,21 @@ def autocorrelation(values: Sequence[float]) -> float | None:
 
 
 def widening(correlation: float | None) -> float:
-    """The factor √((1 + r) / (1 − r)) by which neighbours that are alike widen an interval; 1 up to CORRELATED."""
+    """The factor √((1 + r) / (1 − r)) by which correlated neighbours widen an interval; 1 up to CORRELATED."""
     if correlation is None or correlation <= CORRELATED:
         return 1.0
     return sqrt((1 + correlation) / (1 - correlation))
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of `values`, widened where neighbours resemble each other; infinite for one value."""
+    """The standard error of the mean of `values`, widened if neighbours correlate; infinite for one value."""
     if len(values) < 2:
         return inf
     return deviation(values) / sqrt(len(values)) * widening(autocorrelation(values))
 
 
 def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """The mean of independent values with its two-sided interval (df = n − 1), widened where neighbours correlate."""
+    """The mean of independent values with its two-sided interval (df = n − 1), widened if neighbours correlate."""
     centre, error = mean(values), standard_error(values)
     if isinf(error):
         return Interval(centre, -inf, inf)
@@ -224,10 +224,10 @@ def holm(ps: Sequence[float]) -> tuple[float, ...]:
 
 
 def exp_or_inf(value: float) -> float:
-    """e^value; infinite where that is no float."""
+    """e^value; infinite if that exceeds a float."""
     return exp(value) if value < 700 else inf
 
 
 def log_or_inf(ratio: float) -> float:
-    """The log of a ratio; −∞ where it is not above 0."""
+    """The log of a ratio; −∞ unless it is above 0."""
     return log(ratio) if ratio > 0 else -inf

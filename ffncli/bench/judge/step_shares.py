@@ -17,9 +17,9 @@ _INSIDE = "[e]."
 
 @dataclass(frozen=True)
 class StepShare:
-    """One step of a case, or the `whole` block. `inside`: inside the experts, all that got a token, and part of theirs.
+    """One step of a case, or the `whole` block. `inside` experts it covers all that received a token.
 
-    `share` of the block's time, with its interval; `flops_share` of its FLOPs. None is not known, or not timed.
+    `share` of the block's time, with its interval; `flops_share` of its FLOPs. None: not known, or not timed.
     """
 
     name: str
@@ -42,7 +42,7 @@ def step_shares(case: Case, rows: Sequence[ResultRow]) -> tuple[StepShare, ...]:
 
 
 def together(shares: Sequence[StepShare]) -> float | None:
-    """The shares of all steps, those inside experts left out; None where there is none, or one is not known."""
+    """The shares of all steps, those inside experts left out; None if there are none, or one is not known."""
     parts = [one.share for one in shares if not (one.whole or one.inside)]
     known = [share for share in parts if share is not None]
     return sum(known) if known and len(known) == len(parts) else None
@@ -57,7 +57,7 @@ def _share(row: ResultRow, op: str, flops: int, whole: int) -> StepShare:
 
 
 def _costs(case: Case) -> dict[str, tuple[str, int]]:
-    """Step → (its op, its FLOPs on the case's tokens), the block's and those inside experts with them."""
+    """Step → (its op, its FLOPs on the case's tokens), including the block and the steps inside experts."""
     block = kernel_steps(steps(case.spec))
     inputs = input_shapes(block, (case.tokens,))
     costs = _of(block, inputs)

@@ -1,4 +1,4 @@
-"""summarise: what all processes measured of a case, as the rows of the result. Pure: the same units, the same rows."""
+"""summarise: the measurements of a case from all processes, as the rows of the result. Pure: same units, same rows."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ENVIRONMENT = (
     *("openmp", "allocator", "numpy", "isa"),
 )  # columns that a unit's environment fills
 _EARLY = 0.6  # of --max-time
-_FAULTS = 1.0  # page faults a call, by which arms differ
+_FAULTS = 1.0  # page faults a call, by which arms may differ
 
 
 def summarise(case: Case, units: Sequence[TimedUnit], method: Method, run: Mapping[str, str]) -> tuple[ResultRow, ...]:
     """A row for every kernel, in the order of the first unit's outcomes. `run` holds `run_id` and `started_utc`.
 
     `placements` and `rounds` of a row are counts over all processes. A kernel that is not ok in every process has a
-    row with its gravest status and no time.
+    row with its most serious status and no time.
     """
     if not units:
         return ()
@@ -53,7 +53,7 @@ class _CaseUnits:
     def of(cls, case: Case, units: Sequence[TimedUnit], method: Method) -> _CaseUnits:
         baseline = units[0].baseline
         lost = {outcome.kernel for unit in units for outcome in unit.outcomes if outcome.status != "ok"}
-        if baseline in lost:  # found out when it had been timed: nothing is compared with it
+        if baseline in lost:  # detected only after it was timed: nothing is compared with it
             lost.add(TWIN)
         arms: dict[str, list[TimedBlock]] = {}
         for unit in units:
@@ -90,7 +90,7 @@ class _CaseUnits:
 
     @property
     def roof(self) -> Roof:
-        """The best that any process reached."""
+        """The best rate of any process."""
         flops = [u.roof.flops_per_s for u in self.units if u.roof.flops_per_s]
         copied = [u.roof.bytes_per_s for u in self.units if u.roof.bytes_per_s]
         caches = [u.roof.llc_bytes for u in self.units if u.roof.llc_bytes is not None]
@@ -98,7 +98,7 @@ class _CaseUnits:
 
 
 def _of_case(whole: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
-    """What all rows of a case share."""
+    """The columns that all rows of a case share."""
     case, spec, moe = whole.case, whole.case.spec, whole.case.spec.moe
     environment = whole.units[0].environment
     anchor, aa = log_times(whole.blocks(ANCHOR), ANCHOR), whole.aa.interval.map(exp_or_inf) if whole.aa else None
@@ -136,7 +136,7 @@ def _of_case(whole: _CaseUnits, run: Mapping[str, str]) -> ResultRow:
 
 
 def _of_kernel(whole: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
-    """A kernel's row: its outcome, and its time where that is ok in all processes."""
+    """A kernel's row: its outcome, and its time if that is ok in all processes."""
     outcomes = whole.outcomes(kernel)
     gravest = min(outcomes, key=lambda o: _GRAVEST.index(o.status))
     ok = gravest.status == "ok" and len(outcomes) == len(whole.units)
@@ -162,7 +162,7 @@ def _of_kernel(whole: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
 
 
 def _with_figures(row: ResultRow, whole: _CaseUnits, time_s: float | None) -> ResultRow:
-    """FLOPs, bytes and how near they come to the roof; those of the block, so none for one of its steps."""
+    """FLOPs, bytes and their fraction of the roof; for the whole block, so none for single steps."""
     if row.kernel.startswith(STEP):
         return row
     figures = roofline.figures(
@@ -192,7 +192,7 @@ def _with_time(row: ResultRow, whole: _CaseUnits, time: Means) -> ResultRow:
 
 
 def _with_ratio(row: ResultRow, whole: _CaseUnits, notes: list[str]) -> tuple[ResultRow, list[str]]:
-    """The ratio, what it means, and what makes it less believable."""
+    """The ratio, its verdict, and reasons to trust it less."""
     is_baseline = row.kernel == whole.baseline
     ratio, gemm = whole.ratio(row.kernel, whole.baseline), whole.ratio(row.kernel, GEMM)
     row = replace(row, gemm_ratio=exp(gemm.interval.value) if gemm else None)
@@ -224,7 +224,7 @@ def _with_ratio(row: ResultRow, whole: _CaseUnits, notes: list[str]) -> tuple[Re
 
 
 def _verdict(whole: _CaseUnits, ratio: Means, blocks: Sequence[TimedBlock]) -> str:
-    """In words; inconclusive whatever the interval says where the machine was disturbed or A/A differ."""
+    """The verdict; always inconclusive if the machine was disturbed or A/A differ."""
     aa = whole.aa.interval if whole.aa else None
     if warnings.disturbed(blocks) or differs(aa, whole.method.margin):
         return "inconclusive"
@@ -232,7 +232,7 @@ def _verdict(whole: _CaseUnits, ratio: Means, blocks: Sequence[TimedBlock]) -> s
 
 
 def _faults(blocks: Sequence[TimedBlock]) -> float | None:
-    """Page faults of a call; None where nothing was timed."""
+    """Page faults of a call; None if nothing was timed."""
     calls = sum(block.inner for block in blocks)
     return sum(warnings.figures(blocks, "faults")) / calls if calls else None
 

@@ -1,4 +1,4 @@
-"""How much faster a kernel is on more threads: cases that differ in nothing else, by the times of their processes."""
+"""How much faster a kernel is on more threads: cases that are otherwise equal, by the times of their processes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ffncli.bench.results.row import ResultRow
 
 @dataclass(frozen=True)
 class ThreadScaling:
-    """One kernel of one case on `threads` threads, beside the fewest that were measured, `base_threads`.
+    """One kernel of one case on `threads` threads, compared with the fewest measured, `base_threads`.
 
-    `speed_up` is the time there over the time here, with its 95 % interval where each has two processes or more;
-    `efficiency` is it over the quotient of the threads: 1 where twice the threads take half the time.
+    `speed_up` is the time there over the time here, with its 95 % interval if each has two processes or more;
+    `efficiency` is the speed-up over the quotient of the threads: 1 if twice the threads take half the time.
     """
 
     case: str
@@ -31,7 +31,7 @@ class ThreadScaling:
 
 
 def thread_scaling(cases: Sequence[Case], rows: Sequence[ResultRow]) -> tuple[ThreadScaling, ...]:
-    """A record for every row that has one on fewer threads; none of a GPU's, whose threads only launch."""
+    """A record for every row that has one on fewer threads; none for a GPU, where threads only launch."""
     times = {(row.case, row.kernel): [*map(log, row.process_times_s)] for row in rows if row.status == "ok"}
     scalings = []
     for fewest, case in _pairs(cases):

@@ -1,4 +1,4 @@
-"""What makes a ratio less believable: codes that stay, and what to do about each. Nothing is dropped because of one."""
+"""Reasons to trust a ratio less: stable codes, and what to do about each. No row is dropped because of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DRIFT = 0.02
 _SHARE = 0.1  # of the blocks
 _STOLEN = 0.01  # of the blocks
 _ROOF = 1.02
-_PATIENCE = 600.0  # seconds for one case that are worth proposing
+_PATIENCE = 600.0  # the most seconds for one case worth proposing
 
 
 class Code(StrEnum):
@@ -46,42 +46,42 @@ ADVICE: Mapping[str, str] = {
     Code.ONE_PROCESS: "the interval holds for this process only: --processes 5 to compare, and to gate",
     Code.UNRESOLVED: "the same code measured twice differs by more than the margin: nothing is gated; stop other work,"
     " use --threads 1 or more --max-time",
-    Code.PRECISION: "raise --max-time, or ask for less with --precision",
+    Code.PRECISION: "raise --max-time, or relax --precision",
     Code.PREEMPTED: "other work ran on these cores, so no verdict: --threads 1, or stop the other work",
     Code.THROTTLED: "the container used up its quota of processor time: fewer --threads, or a larger quota",
     Code.STOLEN: "the hypervisor took CPU time (steal): measure on a machine of your own",
-    Code.LOAD: "more work waits than there are cores: stop the other work",
-    Code.WAITING: "the threads waited for each other or for a core: fewer --threads for so little work",
+    Code.LOAD: "more tasks are waiting than there are cores: stop the other work",
+    Code.WAITING: "the threads waited for each other or for a core: fewer --threads for this little work",
     Code.CLOCK: "the processor runs below its rated clock: power, heat or a governor; ratios hold, times are long",
-    Code.GPU_THROTTLED: "the GPU lowered its clock against heat or a failing supply: ratios hold, times do not repeat",
-    Code.LAUNCH_BOUND: "the GPU waited for the host, so times hold launches too: more tokens, or fewer waits",
+    Code.GPU_THROTTLED: "the GPU lowered its clock for heat or a power problem: ratios hold, times do not repeat",
+    Code.LAUNCH_BOUND: "the GPU waited for the host, so times include launches: more tokens, or fewer waits",
     Code.DRIFT: "the machine became slower or faster while it measured: ratios hold, times do not repeat",
-    Code.CORRELATED: "neighbouring processes are alike, so the interval was widened: more --processes",
+    Code.CORRELATED: "neighbouring processes correlate, so the interval was widened: more --processes",
     Code.SPIKES: "many blocks took much longer than the rest: other work, or memory being moved",
     Code.ROOF: "faster than this machine can be: check cache mode or timing",
-    Code.ENVIRONMENT: "the processes did not run in one environment: measure again in one",
+    Code.ENVIRONMENT: "the processes ran in different environments: measure again in one",
 }
 
 ONE_THREAD: Mapping[str, str] = {
     Code.UNRESOLVED: "the same code measured twice differs by more than the margin: nothing is gated; stop other work,"
     " or raise --max-time",
     Code.PREEMPTED: "other work ran on this core, so no verdict: stop the other work",
-    Code.THROTTLED: "the container used up its quota of processor time: it needs a larger one",
+    Code.THROTTLED: "the container used up its quota of processor time: give it a larger quota",
     Code.WAITING: "the thread waited for a core: stop the other work",
 }
 
 
 def advice(warning: BenchWarning, threads: int = 0) -> str:
-    """What to do about a warning; empty where this version does not know it.
+    """What to do about a warning; empty if this version does not know it.
 
-    Of rows on one thread it does not propose fewer. `threads`: the most that were used, 0 where that is not known.
+    For rows on one thread it does not propose fewer. `threads`: the largest number used, 0 if that is not known.
     """
     known = ONE_THREAD if threads == 1 and warning.code in ONE_THREAD else ADVICE
     return known.get(warning.code, "")
 
 
 def has(warnings: Iterable[BenchWarning], code: Code) -> bool:
-    """Whether one of them has this code."""
+    """Whether any of the warnings has this code."""
     return any(warning.code == code for warning in warnings)
 
 
@@ -91,7 +91,7 @@ def percent(share: float) -> str:
 
 
 def of_case(anchors: Sequence[TimedBlock], aa: Interval | None, method: Method, processes: int) -> list[BenchWarning]:
-    """What concerns all rows of a case: the blocks of the anchor, and the A/A interval, of the log ratio."""
+    """Warnings for all rows of a case: the anchor's blocks, and the A/A interval of the log ratio."""
     warnings = []
     if processes == 1:
         warnings.append(BenchWarning(Code.ONE_PROCESS, "1 process"))
@@ -117,23 +117,23 @@ def halves(blocks: Sequence[TimedBlock]) -> float | None:
 
 
 def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWarning]:
-    """What concerns a kernel's interval: precision not reached, processes that are alike.
+    """Warnings about a kernel's interval: precision not reached, correlated processes.
 
-    `early`: the processes ended before their time, so that more time would change nothing.
+    `early`: the processes ended before their time, so more time would not help.
     """
     warnings = []
     reached, wanted = ratio.interval.half_width, log1p(method.precision)
     if not ratio.interval.bounded:
-        warnings.append(BenchWarning(Code.PRECISION, "one value has no interval"))
+        warnings.append(BenchWarning(Code.PRECISION, "a single value has no interval"))
     elif reached > wanted:
         more = min(reached / wanted, 1e6) ** 2  # of a precision that nobody reaches, more than anybody waits for
         rounds = ceil(ratio.rounds * more)
         text = f"±{percent(expm1(reached))} reached, ±{percent(method.precision)} wanted"
         seconds = float(f"{method.max_time * rounds / ratio.rounds:.2g}")
-        option = f" (--max-time {seconds:g}s)" if seconds <= _PATIENCE else ""  # for days nobody waits
-        if early:  # each process is sure of itself, and they differ
+        option = f" (--max-time {seconds:g}s)" if seconds <= _PATIENCE else ""  # nobody waits for days
+        if early:  # each process is precise, but they differ
             option = f" (--processes {ceil(method.processes * more)})" if seconds <= _PATIENCE else ""
-        needed = f"some {rounds} rounds needed, {ratio.rounds} done{option}"
+        needed = f"about {rounds} rounds needed, {ratio.rounds} done{option}"
         warnings.append(BenchWarning(Code.PRECISION, f"{text}: {needed}"))
     factor = statistics.widening(ratio.correlation)
     if factor > 1:
@@ -142,7 +142,7 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWar
 
 
 def disturbed(blocks: Sequence[TimedBlock]) -> bool:
-    """Whether so many blocks were preempted, throttled or robbed that they decide nothing."""
+    """Whether too many blocks were preempted, throttled or stolen from for any verdict."""
     return disturbed_share(blocks) > _SHARE
 
 
@@ -152,7 +152,7 @@ def disturbed_share(blocks: Sequence[TimedBlock]) -> float:
 
 
 def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
-    """What the flags of a kernel's and the baseline's blocks say."""
+    """Warnings from the flags of a kernel's and the baseline's blocks."""
     warnings = []
     if disturbed(blocks):
         warnings.append(BenchWarning(Code.PREEMPTED, f"{percent(disturbed_share(blocks))} of the blocks"))

@@ -1,7 +1,7 @@
 """How much slower NEW is than BASE: Welch's two-sample t interval on the logs of times, one value per process.
 
 Source: B. L. Welch, Biometrika 34 (1947) 28-35; degrees of freedom by F. E. Satterthwaite, Biometrics Bulletin 2
-(1946) 110-114. A process is the unit: what it measures shares its offset, so that more rounds add no evidence.
+(1946) 110-114. A process is the unit: its measurements share an offset, so more rounds add no evidence.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Shift:
 
 
 def welch(base: Sequence[float], new: Sequence[float]) -> Shift | None:
-    """NEW's mean less BASE's, of values that are logs; None with fewer than two on a side: no spread is known.
+    """NEW's mean less BASE's, for logs; None with fewer than two on a side, where the spread is unknown.
 
-    Neighbours that resemble each other (a machine that drifts over its processes) widen it, as everywhere.
+    Correlated neighbours (a machine that drifts over its processes) widen it, as everywhere.
     """
     if len(base) < 2 or len(new) < 2:
         return None
@@ -52,11 +52,11 @@ def welch(base: Sequence[float], new: Sequence[float]) -> Shift | None:
     square, difference = sum(parts), mean(new) - mean(base)
     if square == 0.0:
         return Shift(difference, 0.0, float(len(base) + len(new) - 2))
-    # Of shares, not of squares: the square of a tiny variance is 0 in floats.
+    # From shares, not from squares: the square of a tiny variance is 0 in floats.
     weights = sum((part / square) ** 2 / (len(v) - 1) for part, v in zip(parts, (base, new), strict=True))
     return Shift(difference, math.sqrt(square), 1.0 / weights)
 
 
 def mean_ratio(base: Sequence[float], new: Sequence[float]) -> float | None:
-    """exp of the difference of the means of logs; None where a side is empty."""
+    """exp of the difference of the means of logs; None if a side is empty."""
     return exp_or_inf(mean(new) - mean(base)) if base and new else None

@@ -1,1 +1,1 @@
-"""The machine's description: for the rows, for comparing runs, for the advice."""
+"""The machine's description: for rows, comparisons and advice."""

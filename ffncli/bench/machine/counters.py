@@ -15,7 +15,7 @@ except ImportError:  # not on Windows
 
 SLICE = 0.01  # s; a thread that is preempted waits for some milliseconds, the length of a scheduler's slice
 WAITED = 0.01  # of a block, in the queue for a core
-STOLEN = 0.1  # of the busy time between two readings; one of some ten ticks may be chance
+STOLEN = 0.1  # of the busy time between two readings; one tick in ten may be chance
 WAITING = 0.9  # of threads × wall
 CLOCK = 0.75  # of the rated clock
 _RARELY = 0.1  # s between two readings of files that are slow to read and count in ticks of 10 ms
@@ -26,9 +26,9 @@ _SELDOM = 0.5  # s between two readings of values that change slowly
 class Snapshot:
     """Counts so far; None where the system does not provide them.
 
-    `waited` are the seconds that this process's threads were ready to run without a core; `stolen` is the share of all
-    processors' busy time that other virtual machines took between its last two readings; `load` is set where it is
-    above the number of cores; `clock` is the share of the rated one.
+    `waited` is how long this process's threads were ready to run but had no core, in seconds; `stolen` is the share of
+    all processors' busy time that other virtual machines took between its last two readings; `load` is set if it is
+    above the number of cores; `clock` is the share of the rated clock.
     """
 
     preemptions: int = 0
@@ -52,11 +52,11 @@ class Counters(Protocol):
 
 
 def flags(before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
-    """`preempted`, `throttled`, `stolen`, and figures where they matter: `faults=`, `cpu=`, `load=`, `clock=`.
+    """`preempted`, `throttled`, `stolen`, and figures if they matter: `faults=`, `cpu=`, `load=`, `clock=`.
 
-    A block is preempted by involuntary context switches that cost it WAITED of its time: most are for kernel threads,
-    which take microseconds. Where the waiting time is unknown, by one for every SLICE of its time. `cpu` is the share
-    of threads × wall in which threads were busy.
+    A block is preempted by involuntary context switches that cost it WAITED of its time: most switches are to kernel
+    threads, which take microseconds. If the waiting time is unknown, by one switch for every SLICE of its time. `cpu`
+    is the share of threads × wall in which threads were busy.
     """
     labels = []
     if _preempted(before, after, seconds):
@@ -102,7 +102,7 @@ class SystemCounters:
         self._waiting = _Waiting()
 
     def read(self) -> Snapshot:
-        """The counts now, in some microseconds; slow ones are read again only after a while."""
+        """The counts now, within microseconds; slow ones are read again only after a while."""
         now = time.monotonic()
         if self._stat is not None and now - self._stat_read >= self._stat_every:
             ticks = _ticks(self._stat)
@@ -122,12 +122,12 @@ class SystemCounters:
         return Snapshot(use.ru_nivcsw, faults, cpu, throttled, self._stolen, load, clock, waited)
 
     def flags(self, before: Snapshot, after: Snapshot, seconds: float, threads: int) -> tuple[str, ...]:
-        """As the function `flags`."""
+        """Like the function `flags`."""
         return flags(before, after, seconds, threads)
 
 
 class _Waiting:
-    """How long this process's threads waited for a core (Linux: schedstat), some 1.5 µs each to read.
+    """How long this process's threads waited for a core (Linux: schedstat), about 1.5 µs each to read.
 
     The files stay open; a finished thread keeps its waiting time, so that the sum never falls.
     """
@@ -157,7 +157,7 @@ class _Waiting:
 
 
 def _text(path: Path) -> str:
-    """The text of a system file; empty where it cannot be read."""
+    """The text of a system file; empty if it cannot be read."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):
@@ -165,7 +165,7 @@ def _text(path: Path) -> str:
 
 
 def _throttle_file() -> Path | None:
-    """The cpu.stat of this process's cgroup (version 2 or 1), the nearest that counts; None without a quota."""
+    """The cpu.stat of this process's cgroup (version 2 or 1), the nearest one with counts; None without a quota."""
     for line in _text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, group = [*line.split(":", 2), "", ""][:3]
         if controllers and "cpu" not in controllers.split(","):
@@ -200,7 +200,7 @@ def _ticks(path: Path) -> tuple[int | None, int | None]:
 
 
 def _share_stolen(before: tuple[int | None, int | None], after: tuple[int | None, int | None]) -> float | None:
-    """The stolen share of the busy ticks between two readings; None where either is unknown, or none has passed."""
+    """The stolen share of the busy ticks between two readings; None if either is unknown, or no tick has passed."""
     if None in before or None in after:
         return None
     (steal, busy), (steal_now, busy_now) = before, after
@@ -209,7 +209,7 @@ def _share_stolen(before: tuple[int | None, int | None], after: tuple[int | None
 
 
 def _load_above_cores() -> float | None:
-    """The load of the last minute where it is above the number of cores by more than a half."""
+    """The load of the last minute if it exceeds the number of cores by more than a half."""
     try:
         load = os.getloadavg()[0]
     except (OSError, AttributeError):
@@ -224,13 +224,13 @@ def _clock_files(name: str) -> list[Path]:
 
 
 def _rated() -> float | None:
-    """The processor's nominal clock, in kHz; None where the system does not say."""
+    """The processor's nominal clock, in kHz; None where the system does not report it."""
     clocks = [int(text) for path in _clock_files("base_frequency") if (text := _text(path).strip()).isdigit()]
     return float(max(clocks)) if clocks else None
 
 
 def _clock_share(rated: float | None) -> float | None:
-    """The clock of the fastest of our processors over the rated one: the others may be idle."""
+    """The clock of the fastest usable processor over the rated one: the others may be idle."""
     if not rated:
         return None
     clocks = [int(text) for path in _clock_files("scaling_cur_freq") if (text := _text(path).strip()).isdigit()]

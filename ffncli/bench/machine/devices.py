@@ -1,4 +1,4 @@
-"""The device of a benchmark, for the parent, which loads torch only where there may be a GPU."""
+"""The device of a benchmark, for the parent, which loads torch only if there may be a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def has_driver() -> bool:
 
 
 def default_device() -> str:
-    """A GPU where torch has one, else the CPU."""
+    """A GPU if torch has one, else the CPU."""
     if not has_driver():
         return "cpu"
     import torch
@@ -29,6 +29,6 @@ def require_gpu(devices: Sequence[str], sustained: bool) -> None:
     """Raises FFNError for a missing GPU (exit 3), and for `sustained` without one."""
     asks_for_gpu = any(device.startswith("cuda") for device in devices)
     if sustained and not asks_for_gpu:
-        raise FFNError("--sustained needs --device cuda", "a CPU's blocks are long enough for its clock")
+        raise FFNError("--sustained needs --device cuda", "on a CPU, blocks are long enough for the clock to settle")
     if asks_for_gpu and not has_driver():
         raise FFNError("--device cuda: there is no GPU here (no driver)", "use --device cpu", ExitCode.ENVIRONMENT)

@@ -1,6 +1,6 @@
 """The machine a benchmark ran on, as columns of its results: versions, device, driver, BLAS, arithmetic.
 
-The parts without torch are in `system/host.py`; they are also exported here, so that a worker has one place to ask.
+The parts without torch are in `system/host.py`; they are also exported here, so that a worker needs only this module.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ __all__ = [
     "finish", "llc_bytes", "llc_note", "load", "openmp", "room", "unusable",
 ]  # fmt: skip
 
-_SHARE = 0.6  # of the free memory; the rest is for what calls need
-_GPU_CACHE_FALLBACK = 50 << 20  # H100's; used where torch does not say
+_SHARE = 0.6  # of the free memory; the rest is for the calls
+_GPU_CACHE_FALLBACK = 50 << 20  # H100's; used if torch does not report it
 
 
 def environment(device: str) -> dict[str, str]:
-    """The columns of `ResultRow` on machine and software: all of them, empty where they do not apply.
+    """The columns of `ResultRow` on machine and software: all of them, empty if they do not apply.
 
-    Call it in the process that measures, after its settings: `math_mode`, `openmp` and `allocator` are the present
+    Call it in the process that measures, after its settings: `math_mode`, `openmp` and `allocator` are the current
     ones.
     """
     import numpy
 
     return {
         "ffncli": __version__,
-        "torch": str(torch.__version__),  # a TorchVersion would load torch where it is unpickled
+        "torch": str(torch.__version__),  # unpickling a TorchVersion would load torch
         "python": platform.python_version(),
         "numpy": numpy.__version__,
         "host": platform.node(),
@@ -56,19 +56,19 @@ def environment(device: str) -> dict[str, str]:
 
 
 def device_name(device: str) -> str:
-    """The device's name from its maker: `NVIDIA H100 80GB HBM3`; of `cpu` the CPU."""
+    """The device's name from its maker: `NVIDIA H100 80GB HBM3`; for `cpu`, the CPU."""
     if is_cuda(device):
         return torch.cuda.get_device_name(torch.device(device))
     return host.cpu_name()
 
 
 def llc_bytes(device: str) -> int:
-    """Bytes of the device's last-level cache; `llc_note` says where that is a guess."""
+    """Bytes of the device's last-level cache; `llc_note` says if that is a guess."""
     return _llc(device)[0]
 
 
 def llc_note(device: str) -> str:
-    """The source of `llc_bytes`, where it is not simply the size of one cache."""
+    """The source of `llc_bytes`, unless it is simply the size of one cache."""
     return _llc(device)[1]
 
 
@@ -82,7 +82,7 @@ def _llc(device: str) -> tuple[int, str]:
     sheet = row.llc_bytes if row else 0
     size = int(getattr(properties, "L2_cache_size", 0) or 0)
     if sheet > 2 * size:  # AMD: torch knows only the L2 of a die, not the Infinity Cache behind it
-        return sheet, "the data sheet's"
+        return sheet, "from the data sheet"
     return (size, "") if size else (_GPU_CACHE_FALLBACK, f"unknown, {_GPU_CACHE_FALLBACK >> 20} MiB assumed")
 
 
@@ -95,7 +95,7 @@ def is_cuda(device: str) -> bool:
 
 
 def driver(device: str) -> str:
-    """`580.82.07, CUDA 12.8`: the GPU's driver and what torch was built for; empty of a CPU."""
+    """`580.82.07, CUDA 12.8`: the GPU's driver and the platform of this torch build; empty for a CPU."""
     if not is_cuda(device):
         return ""
     if torch.version.hip:
@@ -105,7 +105,7 @@ def driver(device: str) -> str:
 
 @cache
 def nvidia_driver() -> str:
-    """NVIDIA's kernel driver: from /proc, else from nvidia-smi; empty where there is none."""
+    """NVIDIA's kernel driver: from /proc, else from nvidia-smi; empty if there is none."""
     match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text(Path("/proc/driver/nvidia/version")))
     if match:
         return match[1]
@@ -121,7 +121,7 @@ def nvidia_driver() -> str:
 
 @cache
 def unusable(device: str) -> str:
-    """Why torch cannot compute on a device (`cpu`, `cuda`, `cuda:1`); empty where it can."""
+    """Why torch cannot compute on a device (`cpu`, `cuda`, `cuda:1`); empty if it can."""
     if device == "cpu":
         return ""
     if not torch.cuda.is_available():
@@ -137,7 +137,7 @@ def finish(device: str) -> None:
 
 
 def room(device: str) -> int | None:
-    """Bytes of the device's memory that copies may use; None where the free memory is unknown."""
+    """Bytes of the device's memory that copies may use; None if the free memory is unknown."""
     if device.startswith("cuda"):
         return int(_SHARE * torch.cuda.mem_get_info(device)[0])
     free = available_memory()

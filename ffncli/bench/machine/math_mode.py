@@ -14,12 +14,13 @@ MODES = {"highest": ("ieee", "ieee"), "high": ("tf32", "tf32"), "medium": ("tf32
 
 
 def set_math_mode(mode: str, device: str = "cpu") -> str:
-    """Fix the arithmetic of this process and return it as in the column `math_mode`, read back from torch.
+    """Fix the arithmetic of this process and return it in the form of the column `math_mode`, read back from torch.
 
     `mode` is torch's float32 matmul precision and holds for convolutions too: cuDNN's use TF32 by default, and a
-    kernel made of convolutions would otherwise run in other arithmetic than one made of products. Sums of bf16 and
-    fp16 products are left as torch ships them (partial sums may be rounded), fp16 accumulation stays off, subnormals
-    are kept. The text names what matters on `device` (`cpu`, `cuda`, `cuda:1`). Raises FFNError for an unknown mode.
+    kernel made of convolutions would otherwise run in different arithmetic than one made of products. Sums of bf16 and
+    fp16 products keep torch's defaults (partial sums may be rounded), fp16 accumulation stays off, subnormals
+    are kept. The text names the settings that matter on `device` (`cpu`, `cuda`, `cuda:1`). Raises FFNError for an
+    unknown mode.
     """
     if mode not in MODES:
         raise FFNError(f"--math-mode: unknown mode {shown(mode)}", f"use {', '.join(MODES)}")
@@ -38,7 +39,7 @@ def set_math_mode(mode: str, device: str = "cpu") -> str:
 
 
 def math_mode(device: str = "cpu") -> str:
-    """The arithmetic as it is now: `fp32=highest subnormals=kept`, on a GPU with TF32 and the sums of bf16 and fp16."""
+    """The current arithmetic: `fp32=highest subnormals=kept`, on a GPU with TF32 and the sums of bf16 and fp16."""
     matmul = torch.backends.cuda.matmul
     words = [f"fp32={torch.get_float32_matmul_precision()}"]
     if device.startswith("cuda"):
@@ -48,7 +49,7 @@ def math_mode(device: str = "cpu") -> str:
             f"bf16_reduction={_sums(matmul.allow_bf16_reduced_precision_reduction)}",
             f"fp16_reduction={_sums(matmul.allow_fp16_reduced_precision_reduction)}",
         ]
-    smallest = torch.tensor(torch.finfo(torch.float32).tiny) / 2  # no torch call says whether subnormals are flushed
+    smallest = torch.tensor(torch.finfo(torch.float32).tiny) / 2  # torch does not report whether subnormals are flushed
     return " ".join([*words, f"subnormals={'kept' if smallest.item() else 'flushed'}"])
 
 
@@ -57,6 +58,6 @@ def _on(flag: bool) -> str:
 
 
 def _sums(reduced: object) -> str:
-    """torch's flag may be a pair (reduced precision, split-k); the first says whether partial sums are rounded."""
+    """torch's flag may be a pair (reduced precision, split-k); the first one tells whether partial sums are rounded."""
     first = reduced[0] if isinstance(reduced, tuple) else reduced
     return "rounded" if first else "fp32"

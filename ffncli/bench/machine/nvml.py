@@ -1,6 +1,6 @@
-"""A GPU's state from NVIDIA's management library: clocks, power, temperature, why it is slowed. Read, never set.
+"""A GPU's state from NVIDIA's management library: clocks, power, temperature, throttling reasons. Read-only.
 
-Through nvidia-ml-py (module `pynvml`, extra `gpu`). A reading takes from some microseconds to milliseconds and is taken
+Through nvidia-ml-py (module `pynvml`, extra `gpu`). A reading takes microseconds to milliseconds and is taken
 between blocks only, at most 5 % of the time. Values that a card or a driver does not provide are None.
 """
 
@@ -18,7 +18,7 @@ from ffncli.bench.machine.counters import CLOCK
 NEEDS = "clocks and power were not read: pip install 'ffncli[gpu]'"
 _SHARE = 0.05  # of the time that readings may take
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h: nvmlClocksEventReason...), why a clock is below its most.
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h: nvmlClocksEventReason...), why a clock is below its maximum.
 IDLE, SETTING, POWER_CAP, DISPLAY = 0x1, 0x2, 0x4, 0x100
 _REASONS = {
     IDLE: "idle",
@@ -31,7 +31,7 @@ _REASONS = {
     0x80: "power brake",
     DISPLAY: "display clock",
 }
-_THROTTLES = 0x8 | 0x20 | 0x40 | 0x80  # something is wrong; a power cap is the ordinary state of a busy card
+_THROTTLES = 0x8 | 0x20 | 0x40 | 0x80  # signs of a problem; a power cap is normal for a busy card
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class GpuProbe:
         self.rated_mhz: int | None = self._of_gpu("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
 
     def read(self) -> Sample:
-        """A reading, or the last one while a new one would exceed its share of the time."""
+        """A reading, or the last one if a new one would exceed its share of the time."""
         began = self._now()
         if began < self._next:
             return self._last
@@ -79,13 +79,13 @@ class GpuProbe:
         return self._last
 
     def fresh(self) -> Sample:
-        """A new reading, whatever it costs: after a turn of a third of a second."""
+        """A new reading, regardless of its cost: after a turn of a third of a second."""
         self._next = float("-inf")
         return self.read()
 
     def _reasons(self) -> int:
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
-            reasons = self._of_gpu(name)  # the second is its name in drivers before 535
+            reasons = self._of_gpu(name)  # the second is the name in drivers before 535
             if reasons is not None:
                 return int(reasons)
         return 0
@@ -97,12 +97,12 @@ class GpuProbe:
     def _ask(self, asks: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return asks(*arguments)
-        except self._nvml.NVMLError:  # not supported by this card, say
+        except self._nvml.NVMLError:  # for example, not supported by this card
             return None
 
 
 def probe_of(uuid: str, nvml: Any = None, now: Callable[[], float] = time.perf_counter) -> tuple[GpuProbe | None, str]:
-    """(the GPU with torch's uuid; why there is none).
+    """(the GPU with torch's uuid; the reason if there is none).
 
     By uuid, since CUDA_VISIBLE_DEVICES numbers GPUs differently than NVML. `nvml` is pynvml or a stand-in.
     """
@@ -136,8 +136,8 @@ def clock_flags(before: Sample, after: Sample) -> tuple[str, ...]:
     """The GPU's state during a block between two readings: `sm=1410` MHz, `power=312` W; `gpu-throttled`,
     `power-capped`.
 
-    `clock=0.71` is the share of the rated clock, given below 0.75, as for a CPU. Reasons count where either reading has
-    them; figures are those after the block, when the GPU has just worked.
+    `clock=0.71` is the share of the rated clock, given if below 0.75, as for a CPU. Reasons count if either reading has
+    them; figures are from the reading after the block, when the GPU has just worked.
     """
     flags = []
     reasons = before.reasons | after.reasons
@@ -155,5 +155,5 @@ def clock_flags(before: Sample, after: Sample) -> tuple[str, ...]:
 
 
 def _text(answer: object) -> str:
-    """The answer as text: old versions return bytes."""
+    """The answer as text: old pynvml versions return bytes."""
     return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer or "")

@@ -1,4 +1,4 @@
-"""What a benchmark is asked, checked as a whole: for the command line, its self-test and the library alike."""
+"""The complete request for a benchmark, checked: for the command line, its self-test and the library alike."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def build_request(
     strict: bool = False,
     asked: Mapping[str, str] | None = None,
 ) -> tuple[BenchRequest, tuple[str, ...]]:
-    """(the request, defaults filled in; what is to be said of it). `kernels` and `baseline` are as on the command line.
+    """(the request with defaults filled in; notes about it). `kernels` and `baseline` are as on the command line.
 
-    `asked` are the options with their values. Raises FFNError for what cannot be, before anything is measured.
+    `asked` are the options with their values. Raises FFNError for an impossible request, before anything is measured.
     """
     if method.by_step:
         _require_steps_alone(grid, kernels, baseline, method)
@@ -42,7 +42,7 @@ def build_request(
 
 
 def _require_steps_alone(grid: Grid, kernels: Sequence[str] | None, baseline: str | None, method: Method) -> None:
-    """Raises FFNError for what has no meaning where the steps of a block are timed."""
+    """Raises FFNError for options that make no sense when the steps of a block are timed."""
     if kernels or baseline:
         raise FFNError("--by-step contradicts --kernel and --baseline", "it times steps, not kernels")
     if method.sustained or set(grid.passes) - {"forward"}:

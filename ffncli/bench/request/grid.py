@@ -1,4 +1,4 @@
-"""The grid: what `ffn bench` was asked, as one record that can be stored, and the cases that it means."""
+"""The grid: the request for `ffn bench` as one record that can be stored, and its cases."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ffncli.models.model import Resolved
 MOST_CASES = 10_000
 NEWCOMERS = "512x2048:swiglu"  # without a SOURCE: a gated block that fits every cache, a second to verify
 TOKENS = (32,)
-DECODE = 16  # up to so many tokens a block reads its weights more than it computes: `auto` keeps them out of cache
+DECODE = 16  # up to this many tokens, reading weights dominates: `auto` keeps them out of the cache
 _COMPUTED = ("fp64", "fp32", "bf16", "fp16")
 _DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Lists of values; every combination is a case. () takes the default: `threads` those that the machine has.
+    """Lists of values; every combination is a case. () takes the default: for `threads` those of the machine.
 
-    `source` as everywhere; `overrides` change it, its d_model and d_ff may be comma lists.
+    `source` as everywhere; `overrides` change it, and its d_model and d_ff may be comma-separated lists.
     """
 
     source: str | None = None
@@ -45,10 +45,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """All that a run needs, and a resumed one reads back. `kernels` all have labels, `baseline` is one of these.
+    """Everything that a run needs, and that a resumed one reads back. All `kernels` have labels; `baseline` is one.
 
-    `asked` are the options with their values, defaults filled in; `files` the sha256 of the user's files, and
-    `directory` where it was asked: the workers start there, also those of a run that is resumed from elsewhere.
+    `asked` are the options with their values, including defaults; `files` the sha256 of the user's files, and
+    `directory` is the working directory: workers start there, even if the run is resumed from elsewhere.
     """
 
     cases: tuple[Case, ...]
@@ -63,19 +63,19 @@ class BenchRequest:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What results call the kernels; the block alone where its steps are timed."""
+        """The kernels' names in results; only the block if its steps are timed."""
         return (BLOCK,) if self.method.by_step else tuple(kernel.label for kernel in self.kernels)
 
     @property
     def units(self) -> int:
-        """How many pieces of work: every case in every process."""
+        """The number of work items: every case in every process."""
         return len(self.cases) * self.method.processes
 
 
 def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None) -> tuple[Case, ...]:
-    """Every combination, blocks outermost; `tell` hears what is to be said of the models, each note once.
+    """Every combination, blocks outermost; `tell` receives the notes on the models, each once.
 
-    Raises FFNError for a value that cannot be, and for too many cases.
+    Raises FFNError for an impossible value, and for too many cases.
     """
     from ffncli.system.host import default_threads
 
@@ -104,7 +104,7 @@ def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None) -> tuple[
 
 
 def load_block(source: str | None, overrides: Dimensions, seed: int = 0) -> Resolved:
-    """The model whose main block is measured. Raises FFNError for one that cannot be run."""
+    """The model whose main block is measured. Raises FFNError for a model that cannot be run."""
     from ffncli.run.user.load import load
 
     resolved = load(source, overrides, seed)
@@ -118,7 +118,7 @@ def load_block(source: str | None, overrides: Dimensions, seed: int = 0) -> Reso
 
 
 def label(resolved: Resolved, overrides: Dimensions) -> str:
-    """How results call a block: a model's name, or its dimensions; then what overrides changed of it."""
+    """A block's name in results: a model's name, or its dimensions; then the changes by overrides."""
     spec, names = resolved.main.spec, overrides
     base = resolved.name
     if resolved.bare and not re.search(r"\.py(:|$)", resolved.source):
@@ -148,7 +148,7 @@ def _blocks(grid: Grid) -> list[tuple[str | None, Dimensions]]:
 
 
 def _each(option: str, texts: Sequence[str], parse: Any) -> tuple[Any, ...]:
-    """The values of a comma list, each once."""
+    """The values of a comma-separated list, without duplicates."""
     return tuple(dict.fromkeys(parse(option, text.strip()) for text in texts))
 
 
@@ -189,7 +189,7 @@ def _cached(cache: str, tokens: int) -> Any:
 
 
 def to_json(request: BenchRequest) -> dict[str, Any]:
-    """The request as JSON has it: its kernels are texts of --kernel, with their labels as `names`."""
+    """The request for JSON: its kernels are texts of --kernel, with their labels as `names`."""
     return {**asdict(request), "kernels": [kernel.text for kernel in request.kernels], "names": list(request.names)}
 
 
@@ -222,6 +222,7 @@ def _check(request: BenchRequest, where: str) -> None:
 
 
 def _choice(text: str, label: str) -> KernelChoice:
-    """Earlier versions stored texts as they were typed, without the name of a file's only kernel: its label has it."""
+    """Earlier versions stored texts as typed, without the name of a file's only kernel: the label has it."""
     choice = parse(text)
-    return choice if choice.label else choice.with_attribute(label.rpartition(":")[2])
+    choice = choice if choice.label else choice.with_attribute(label.rpartition(":")[2])
+    return replace(choice, label=label)  # with a commit looked up, the label still says `main`

@@ -1,11 +1,11 @@
-"""The kernels that a benchmark compares: --kernel and --baseline, with the users' files looked at but not run."""
+"""The kernels that a benchmark compares: --kernel and --baseline, with the users' files parsed but not run."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ffncli.bench.records import OWN_ARMS
@@ -13,13 +13,14 @@ from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.kernels import BUILT_IN, BY_DEFAULT, COMPILING
 from ffncli.kernels.choice import KernelChoice, choices, parse, require_unlike
 from ffncli.system.files import read_whole
+from ffncli.system.git import file_at
 
 MOST_KERNEL_BYTES = 10_000_000  # of a Python file
 
 
 @dataclass(frozen=True)
 class ChosenKernels:
-    """`kernels` in the order asked, each with its label, the baseline in front where it was left out.
+    """`kernels` in the requested order, each with its label; an omitted baseline is put first.
 
     `baseline` is its label, `files` maps the users' files (absolute) to their sha256.
     """
@@ -31,9 +32,9 @@ class ChosenKernels:
 
 
 def choose_kernels(texts: Sequence[str] | None, baseline: str | None) -> ChosenKernels:
-    """What --kernel and --baseline mean. None: all built-in kernels that need no compiling.
+    """The kernels of --kernel and --baseline. None: all built-in kernels that need no compiling.
 
-    The baseline is eager where that is measured, else the first one named; a single kernel is compared with eager.
+    The baseline is eager if that is measured, else the first kernel; a single kernel is compared with eager.
     Raises FFNError for an unknown kernel, and for a file that does not exist, is not Python or lacks the name.
     """
     files: dict[str, str] = {}
@@ -44,7 +45,7 @@ def choose_kernels(texts: Sequence[str] | None, baseline: str | None) -> ChosenK
     if not texts:
         notes = (f"not timed: {', '.join(COMPILING)} (torch.compile); --kernel all adds it",)
     if baseline is None and len(kernels) == 1 and "eager" not in labels:
-        baseline, notes = "eager", ("compared with eager; --baseline NAME names another",)
+        baseline, notes = "eager", ("compared with eager; --baseline NAME chooses another",)
     if baseline is None:
         baseline = "eager" if "eager" in labels else labels[0]
     if baseline not in labels:
@@ -64,30 +65,42 @@ def _baseline(text: str, labels: Sequence[str]) -> KernelChoice:
 
 
 def _named(choice: KernelChoice, files: dict[str, str]) -> KernelChoice:
-    """The choice with its kernel's name, as far as the user's file says it; adds the file to `files`."""
-    if choice.file is not None:
-        raw, tree = _read(choice.file)
+    """The choice with its kernel's name, as far as the user's file says it; adds the file to `files`.
+
+    One at a git commit gets that commit's hash, which says what it holds for good: a branch may move on.
+    """
+    if choice.file is not None and choice.ref is not None:
+        at_commit = file_at(choice.ref, choice.file, "--kernel")
+        tree = _parsed(at_commit.data, f"{shown_path(choice.file)} at {shown(choice.ref)}")
+        choice = choice.with_attribute(_attribute(choice.file, choice.attribute, tree))
+        choice = replace(choice, ref=at_commit.commit)
+    elif choice.file is not None:
+        raw = _read(choice.file)
         files[str(choice.file)] = hashlib.sha256(raw).hexdigest()
+        tree = _parsed(raw, shown_path(choice.file))
         choice = choice.with_attribute(_attribute(choice.file, choice.attribute, tree))
     if choice.label in OWN_ARMS:
-        raise FFNError(f"--kernel: {shown(choice.label)} is the name of one of ffn's arms", "give another label")
+        raise FFNError(f"--kernel: {shown(choice.label)} is the name of one of ffn's own arms", "give another label")
     return choice
 
 
-def _read(path: Path) -> tuple[bytes, ast.Module]:
-    """The file's bytes and what Python reads in them; it is not run."""
+def _read(path: Path) -> bytes:
     try:
-        raw = read_whole(path, MOST_KERNEL_BYTES)
+        return read_whole(path, MOST_KERNEL_BYTES)
     except OSError as error:
         raise FFNError(f"--kernel: cannot read {shown_path(path)}: {error.strerror}", "give file.py:name") from None
     except ValueError:
         raise FFNError(f"--kernel: {shown(str(path))} is not a file name") from None
+
+
+def _parsed(raw: bytes, name: str) -> ast.Module:
+    """What Python reads in a file's bytes; it is not run."""
     try:
-        return raw, ast.parse(raw)
+        return ast.parse(raw)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         where = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise FFNError(f"{shown_path(path)}{where}: {why}", "it is not valid Python") from None
+        raise FFNError(f"{name}{where}: {why}", "it is not valid Python") from None
 
 
 _Code = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
@@ -95,7 +108,7 @@ _MAKE_NAMES = {"globals", "vars", "locals", "exec", "eval", "setattr", "__dict__
 
 
 def _bound(tree: ast.Module) -> set[str]:
-    """The names that the file's code binds: by def, class, assignment and import, whatever branch they stand in."""
+    """The names that the file's code binds: by def, class, assignment and import, in any branch."""
     names: set[str] = set()
     left: list[ast.AST] = [tree]
     while left:
@@ -113,7 +126,7 @@ def _bound(tree: ast.Module) -> set[str]:
 
 
 def _makes_names(tree: ast.Module) -> bool:
-    """Whether the file may bind names in ways that only running it shows."""
+    """Whether the file may bind names in ways that only running it would show."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name) if name in _MAKE_NAMES:
@@ -124,7 +137,7 @@ def _makes_names(tree: ast.Module) -> bool:
 
 
 def _attribute(path: Path, name: str | None, tree: ast.Module) -> str:
-    """The name, or that of the only kernel that the file defines where none was given."""
+    """The name, or that of the file's only kernel if none was given."""
     defined = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     if name is not None:
         if name not in _bound(tree) and not _makes_names(tree):

@@ -1,4 +1,4 @@
-"""The CSV of a benchmark: rows to lines and back, and the same for the rounds file with every block.
+"""The CSV of a benchmark: rows to lines and back, and the same for the rounds file, which has every block.
 
 Every record is one line of UTF-8. The reader is strict: it refuses impossible values and names their line.
 """
@@ -191,7 +191,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
         code = ExitCode.USAGE if isinstance(error, FileNotFoundError | IsADirectoryError) else ExitCode.ENVIRONMENT
         raise FFNError(f"cannot read {shown_path(path)}: {error.strerror}", code=code) from None
     except ValueError:
-        raise FFNError("no file has a name with a NUL character") from None
+        raise FFNError("a file name cannot have a NUL character") from None
     if empty:
         raise FFNError(f"{at} is empty", "give a CSV of `ffn bench`")
 

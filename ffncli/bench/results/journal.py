@@ -1,9 +1,9 @@
 """The files of a run in progress: three files that only grow, and their repair after a crash.
 
-`NAME.partial.jsonl` begins with the request, then has a line per finished unit; the other two files begin with the
-first unit. A unit's blocks are written to `NAME.rounds.csv` first, its line second: a unit without a line was not
+`NAME.partial.jsonl` starts with the request, then has a line per finished unit; the other two files start with the
+first unit. A unit's blocks are written to `NAME.rounds.csv` first, then its line: a unit without a line was not
 finished, and its blocks are cut off. `NAME.csv` gets the rows of a case when its last process has finished; a resumed
-run writes it again from the units. The journal is deleted at the end.
+run rewrites it from the units. The journal is deleted at the end.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class _Kept:
 
 @dataclass
 class Journal:
-    """An open run: its request, its finished units, and the place of the next one. `run` has run_id, started_utc.
+    """An open run: its request, its finished units, and the position of the next one. `run` has run_id, started_utc.
 
-    `died` names the cases that killed a worker: they are finished, and not run again.
+    `died` names the cases that killed a worker: they count as finished and are not run again.
     """
 
     files: ResultFiles
@@ -116,7 +116,7 @@ class Journal:
         self._cases = {case.key: case for case in self.request.cases}
 
     def done(self, process: int, case: str) -> bool:
-        """Whether a case in a process needs no more work."""
+        """Whether a case in a process is finished."""
         return case in self.died or process in self.units.get(case, ())
 
     @property
@@ -134,9 +134,9 @@ class Journal:
         return total
 
     def add(self, unit: TimedUnit, died: bool = False) -> None:
-        """Store a finished unit, and the rows of its case where it was the last one.
+        """Store a finished unit, and the rows of its case if it was the last unit.
 
-        Raises FFNError (exit 3) where the system refuses; earlier units are unchanged.
+        Raises FFNError (exit 3) if the system refuses; earlier units are unchanged.
         """
         if self.done(unit.process, unit.case) or unit.case not in self._cases:
             return
@@ -152,7 +152,7 @@ class Journal:
             _append(self.files.csv, row_lines(rows))
 
     def _take(self, kept: _Kept, died: bool) -> tuple[ResultRow, ...]:
-        """Store the unit in memory; returns the rows of its case, from the files, where that is now complete."""
+        """Store the unit in memory; returns the rows of its case, from the files, if that is now complete."""
         case = kept.unit.case
         mine = self.units.setdefault(case, {})
         mine[kept.unit.process] = kept
@@ -188,12 +188,12 @@ class Journal:
         self.files.journal.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Nothing was finished: delete our files, but keep those that --force would have replaced."""
+        """Called when nothing was finished: delete our files, but keep those that --force would have replaced."""
         for path in (self.files.journal, *(() if self.fresh else (self.files.rounds, self.files.csv))):
             path.unlink(missing_ok=True)
 
 
-# --- beginning and going on -------------------------------------------------------------------------------------------
+# --- starting and resuming -------------------------------------------------------------------------------------------
 
 
 def begin(
@@ -211,13 +211,13 @@ def begin(
     for one in (files.csv, files.rounds):
         check_writable(str(one), force, "--save")
     head = {"journal": _VERSION, "run": dict(run), "software": dict(software), "request": to_json(request)}
-    with written_whole(files.journal) as file:  # it exists as a whole or not at all
+    with written_whole(files.journal) as file:  # it exists completely or not at all
         file.write((json.dumps(head, allow_nan=False) + "\n").encode())
     return Journal(files, request, run, software, summarise, fresh=True)
 
 
 def resume(path: Path, summarise: Summarise) -> Journal:
-    """The unfinished run of `path`, its files repaired. Raises FFNError where there is none, or it is damaged."""
+    """The unfinished run of `path`, its files repaired. Raises FFNError if there is none, or if it is damaged."""
     files = ResultFiles(path)
     name = shown_path(files.journal)
     try:
@@ -296,7 +296,7 @@ def _unfinished(files: ResultFiles) -> FFNError:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One writer for each file. Raises FFNError where another has it."""
+    """One writer for each file. Raises FFNError if another process is writing it."""
     from filelock import FileLock, Timeout
 
     files = ResultFiles(path)
@@ -316,7 +316,7 @@ def locked(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        files.lock.unlink(missing_ok=True)  # while we have the lock, so that no one else can have taken it
+        files.lock.unlink(missing_ok=True)  # while the lock is ours, so nobody else can have taken it
         lock.release()
 
 
@@ -324,9 +324,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _append(path: Path, text: str) -> tuple[int, int]:
-    """Add the text at the end, to the disk, in one write; the sizes before and after it.
+    """Append the text to the file on disk in one write; returns the sizes before and after.
 
-    Raises FFNError (exit 3) where not all of it could be written; the file is then unchanged.
+    Raises FFNError (exit 3) if not all of it could be written; the file is then unchanged.
     """
     data = text.encode()
     try:
@@ -335,7 +335,7 @@ def _append(path: Path, text: str) -> tuple[int, int]:
             before = os.fstat(handle).st_size
             try:
                 left = memoryview(data)
-                while left:  # a write of a few kilobytes is one, unless the disk is full
+                while left:  # a few kilobytes take one write, unless the disk is full
                     left = left[os.write(handle, left) :]
                 os.fsync(handle)
             except OSError:
@@ -349,7 +349,7 @@ def _append(path: Path, text: str) -> tuple[int, int]:
 
 
 def _bytes(path: Path, most: int) -> bytes:
-    """The file's first `most` bytes; empty where there is no such file."""
+    """The file's first `most` bytes; empty if there is no such file."""
     try:
         with open_to_read(path) as file:
             return file.read(most)

@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 class BenchWarning:
     """A reason to trust a row's ratio less. `code` is a `warnings.Code`, or one that this version does not know.
 
-    As text it is `code: figures`. Results join texts with `;`, so none has one inside.
+    As text it is `code: figures`. Results join texts with `;`, so no text contains one.
     """
 
     code: str
@@ -27,14 +27,14 @@ class BenchWarning:
 
     @classmethod
     def parse(cls, text: str) -> BenchWarning:
-        """The warning of that text; one without figures is a code alone."""
+        """The warning of that text; one without figures is only a code."""
         code, _, figures = text.partition(":")
         return cls(code, figures.removeprefix(" "))
 
 
 @dataclass(frozen=True)
 class ResultRow:
-    """One case and one kernel, with the environment it was measured in. None is unknown, an empty cell.
+    """One case and one kernel, with the environment of the measurement. None is unknown, an empty cell.
 
     `ratio` is the time over the baseline's in the same rounds; the quotient of two `time_s` need not equal it.
     Columns are only ever added at the end; a reader finds them by name.
@@ -101,16 +101,19 @@ class ResultRow:
     seed: Count | None = None
     warnings: tuple[BenchWarning, ...] = ()
     note: str = ""
-    # Added after the first fixed list. `ffn compare` needs these of each process, so that this file alone is enough.
+    # Added after the first fixed list. `ffn compare` needs these for each process, so that this file is enough.
     process_times_s: tuple[Share, ...] = ()  # one value per process (statistics.centre), of the kernel
     process_anchors_s: tuple[Share, ...] = ()  # and of the machine anchor, among the same rounds
     process_ratios: tuple[Share, ...] = ()  # exp of the value of each process of the paired log ratio
-    openmp: str = ""  # OMP_PROC_BIND, OMP_PLACES, OMP_WAIT_POLICY as the workers had them
+    openmp: str = ""  # OMP_PROC_BIND, OMP_PLACES, OMP_WAIT_POLICY as set in the workers
     allocator: str = ""
     case: str = ""  # Case.key
     precision: Above | None = None  # the requested half-width
     numpy: str = ""
     isa: str = ""
+    bound: str = ""  # memory or compute
+    flops_per_byte: Share | None = None  # of the bytes that no cache holds
+    ridge_flops_per_byte: Share | None = None  # the machine balance
 
     @property
     def fusion_share_max(self) -> float | None:

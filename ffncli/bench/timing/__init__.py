@@ -1,1 +1,1 @@
-"""What a worker loads: placements, rounds, clocks, counters."""
+"""The modules that only workers load: placements, rounds, clocks, counters."""

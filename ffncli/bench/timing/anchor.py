@@ -1,8 +1,8 @@
-"""The machine anchor: the same work in every run. Its time says how fast the machine is now.
+"""The machine anchor: the same work in every run. Its time shows how fast the machine is now.
 
-The host's anchor uses numpy, not torch. It says nothing about a GPU, and a GPU's events cannot time it: there the
+The host's anchor uses numpy, not torch. It shows nothing about a GPU, and a GPU's events cannot time it: there the
 anchor is work on that GPU, the same in every case and every version. It needs torch; torch's version is in every row,
-and the shapes are so plain that a version hardly changes their time.
+and the shapes are so common that a new version hardly changes their time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ffncli.bench.records import ANCHOR
 from ffncli.bench.timing.clock import Call
 from ffncli.bench.timing.rounds import Arm
 
-SIDE, COUNT = 64, 72  # of the matrices, and how many: 72 · 2 · 64³ = 38 MFLOP, some 0.6 ms on one core
-COPIED = 2 << 20  # bytes read, and as many written: beyond a core's own cache, within the last one of most machines
+SIDE, COUNT = 64, 72  # size and number of the matrices: 72 · 2 · 64³ = 38 MFLOP, about 0.6 ms on one core
+COPIED = 2 << 20  # bytes read, and as many written: more than a core's own cache, less than most last-level caches
 _LINE, _PAGE = 64, 4096
 _GPU_SIDE = 2048  # of a square product in fp16: 17 GFLOP
 _GPU_COPIED = 32 << 20  # bytes, read and written
@@ -36,8 +36,8 @@ def _numbers() -> tuple[NDArray[numpy.float32], ...]:
 def anchor(draw: random.Random) -> Arm:
     """The arm: 72 float32 products of two 64 × 64 matrices, then a copy of 2 MiB, all on one core.
 
-    One thread multiplies matrices this small: with more, OpenBLAS's time depends on what else waits for a core.
-    Its buffers are its own, at random offsets of whole cache lines. The number of calls per block is chosen in the
+    One thread multiplies matrices this small: with more, OpenBLAS's time depends on other tasks waiting for a core.
+    It has its own buffers, at random offsets of whole cache lines. The number of calls per block is chosen in the
     run, as for every arm; stored runs compare its time per call.
     """
     a, b, source = (_placed(array, draw) for array in _numbers())
@@ -61,7 +61,7 @@ def _placed(like: NDArray[numpy.float32], draw: random.Random) -> NDArray[numpy.
 
 @cache
 def gpu_anchor(device: str) -> Call:
-    """A call that multiplies two [2048, 2048] in fp16 and copies 32 MiB; its buffers stay for the process."""
+    """A call that multiplies two [2048, 2048] in fp16 and copies 32 MiB; its buffers live as long as the process."""
     import torch
 
     with torch.inference_mode(False), torch.no_grad():  # to be written to in a backward pass too

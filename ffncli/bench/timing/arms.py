@@ -1,5 +1,5 @@
 """The arms of a case: its kernels, the baseline's twin, the machine anchor and the bare products, each with its own
-buffers, laid out anew at every placement."""
+buffers, placed again at every placement."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def kernels_by_label(
     without: Collection[str] = (),
     tell: Callable[[Doing, str], None] = lambda doing, name: None,
 ) -> dict[str, Kernel | FFNError]:
-    """The kernels by label, in order; in place of one that cannot be had, why.
+    """The kernels by label, in order; or the reason why a kernel cannot be loaded.
 
-    Each by itself, so that a file that does not run costs its own rows alone; `tell` hears of each file before it runs.
-    Those `without` which it is to go are not loaded.
+    Each is loaded separately, so that a broken file costs only its own rows; `tell` is called before each file runs.
+    Kernels in `without` are not loaded.
     """
 
     def one(choice: KernelChoice) -> Kernel | FFNError:
@@ -59,7 +59,7 @@ def kernels_by_label(
 
 
 class Arms:
-    """All arms of a case; `place` is the callback of `rounds.measure`. `twin` is the baseline's, where that is ok.
+    """All arms of a case; `place` is the callback of `rounds.measure`. `twin` is the baseline's, if that is ok.
 
     `wrong` has the errors in timed outputs, by the name of the kernel.
     """
@@ -77,7 +77,7 @@ class Arms:
         self.by_name: dict[str, Arm] = {}  # of the placement made last
         self.wrong: dict[str, WrongResult] = {}
         self.errors: dict[str, Error] = {}
-        self.seconds = 0.0  # of checking timed outputs, within place
+        self.seconds = 0.0  # spent checking timed outputs, within place
         self._problem, self._copies = problem, caching.copies
         self._draw = random.Random(problem.seed)
         self._flush = flusher(llc, problem.case.device) if caching.mode == "flush" else None
@@ -106,7 +106,7 @@ class Arms:
 
     @property
     def launched(self) -> str:
-        """A note on how the arms were called, where there was a choice."""
+        """A note on how the arms were called, if there was a choice."""
         return self._launching.note if self._launching else ""
 
     def inspect(self) -> None:
@@ -144,7 +144,7 @@ def twin_of(baseline: PlacedKernel, problem: Problem, draw: random.Random) -> Pl
 
 
 def anchor_of(device: str, draw: random.Random) -> Arm:
-    """The machine anchor: of the GPU itself where a GPU is measured."""
+    """The machine anchor; on a GPU, work on that GPU."""
     return Arm(ANCHOR, gpu_anchor(device)) if device.startswith("cuda") else anchor(draw)
 
 

@@ -1,4 +1,4 @@
-"""The bare matrix products of a block, in torch, without everything between them."""
+"""The bare matrix products of a block, in torch, without anything between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Thunk = Callable[[], object]
 
 @dataclass(frozen=True)
 class Product:
-    """y = x · Wᵀ. `weight` is canonical, of `expert` where there are several; `x` and `y` number buffers."""
+    """y = x · Wᵀ. `weight` is canonical, of `expert` if there are several; `x` and `y` number buffers."""
 
     weight: str
     expert: int | None
@@ -32,7 +32,7 @@ class Product:
 class Chain:
     """The products of a block in its order, each reading the output of the one before; no bias, nothing between them.
 
-    A mixture's are those of the experts that receive tokens, on as many rows. In a backward pass every product is
+    In a mixture, those of the experts that receive tokens, on their rows. In a backward pass every product is
     followed by two: of the gradient with W, and of its transpose with x.
     """
 
@@ -59,7 +59,7 @@ class Chain:
                 continue
             if isinstance(step.op, Experts):
                 self._experts(step.op, buffers[step.inputs[0]])
-            buffers[step.output] = entering  # an elementwise step is no product; its output is as wide as its input
+            buffers[step.output] = entering  # an elementwise step is not a product; its output is as wide as its input
 
     def _experts(self, op: Experts, entering: int) -> None:
         used = self._problem.experts
@@ -71,7 +71,7 @@ class Chain:
                 self._walk(op.program, {entry: self._buffer(tokens, self._shapes[entering][1])}, expert)
 
     def place(self, copies: int) -> None:
-        """New places for that many copies of the matrices, and for their inputs and outputs. Raises BrokenArm."""
+        """New places for that many copies of the matrices, and for inputs and outputs. Raises BrokenArm."""
         try:
             with torch.inference_mode(False), torch.no_grad():
                 self._place(copies)
@@ -98,13 +98,13 @@ class Chain:
 
     @staticmethod
     def on_copy(thunks: Sequence[Thunk]) -> object:
-        """The products with one copy of the matrices. For graphs, of which each copy has its own."""
+        """The products with one copy of the matrices. For graphs: each copy has its own."""
         for thunk in thunks:
             thunk()
         return None
 
     def replay(self, calls: Sequence[Thunk]) -> None:
-        """From now on a call is the next of these."""
+        """Make each call from now on use the next of these."""
         turn = cycle(calls)
         self.call = lambda: next(turn)()
 

@@ -1,6 +1,6 @@
-"""Where does the time go: every step of a block alone, and the whole block, which calls the same steps in turn.
+"""Where the time goes: every step of a block alone, and the whole block, which calls the same steps in turn.
 
-Activations are torch's own calls where it has them, as in the kernel eager; the rest is what engine.execute computes.
+Activations are torch's own calls if it has them, as in the kernel eager; all else is computed as in engine.execute.
 
 The steps' shares of the block's time need not add up to 1. Called alone and repeatedly, a step finds its inputs and
 weights in another cache state than in the block; and the block's time includes the gaps between steps.
@@ -29,8 +29,8 @@ CopyTensor = Callable[[Tensor], Tensor]
 class StepArm:
     """One step that can be called repeatedly: `gate`, `experts[e].gate` (of all experts together), or the block.
 
-    `op` is the op's class in lower case. `bytes` are those that the call reads (inputs, weights) and writes, each once;
-    of experts, the weights of only those that any token goes to.
+    `op` is the op's class in lower case. `bytes` are the bytes that the call reads (inputs, weights) and writes, each
+    once; for experts, only the weights of those that receive tokens.
     """
 
     name: str
@@ -77,7 +77,7 @@ def _arms(steps: Sequence[Step], weights: Weights, x: Tensor, copy: CopyTensor) 
 
 
 def _inside(step: Step, op: Experts, weights: Weights, tensors: Weights, copy: CopyTensor) -> Iterator[StepArm]:
-    """One step of the program, of every expert that any token goes to, one expert after the other."""
+    """One step of the program, of every expert that receives tokens, one expert after the other."""
     parts = list(_received(step, op, weights, tensors))
     if not parts:
         return
@@ -97,7 +97,7 @@ def _inside(step: Step, op: Experts, weights: Weights, tensors: Weights, copy: C
 
 
 def _function(step: Step) -> Callable[[Weights, Sequence[Tensor]], Tensor]:
-    """One step other than Experts as a function of (its parameters by their last names, its inputs)."""
+    """One step other than Experts as a function of (its parameters by the last part of their names, its inputs)."""
     op = step.op
     if isinstance(op, Activation):
         call = activation(op)
@@ -134,7 +134,7 @@ def _experts(step: Step, weights: Weights, x: Sequence[Tensor]) -> Tensor:
 
 
 def _every(calls: Sequence[Callable[[], Tensor]]) -> Tensor:
-    """Call all; the last one's output, the others' freed, as they are in the block."""
+    """Call all; returns the last output, with the others freed, as in the block."""
     out = calls[0]()
     for call in calls[1:]:
         out = call()

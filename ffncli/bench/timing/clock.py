@@ -24,7 +24,7 @@ class CpuClock:
     """The monotonic clock of highest resolution. A call on a CPU is finished when it returns."""
 
     def time(self, call: Call, inner: int, before: Call | None = None) -> float:
-        """One reading around all calls; with `before`, one around each (two readings cost some 0.1 µs)."""
+        """One reading around all calls; with `before`, one around each (two readings cost about 0.1 µs)."""
         read = time.perf_counter_ns
         if before is None:
             start = read()

@@ -1,11 +1,11 @@
-"""Is a kernel right? Its output and gradients against float64: before it is timed, as it was timed, on a fresh seed.
+"""Is a kernel correct? Its output and gradients against float64: before, during and after timing (on a fresh seed).
 
-The baseline must be within `allowed`; any other kernel within that, or 4 times the error of a baseline that passes.
+The baseline must be within `allowed`; any other kernel within that, or 4 times the error of a passing baseline.
 
 `allowed` is `measure.tolerance.tolerance_for`, 4 · (eps + eps_sum · √width), relative to the largest value of the
 reference. With float32, where eps_sum is eps, that is c · eps · √d_ff with c = 4 (and 4 · eps for the last rounding).
-With 16 bits only the rounding of every step has their eps, the sums have float32's: c · eps · √d_ff would be 0.7 for
-bf16 and d_ff = 2048, and any kernel would pass.
+With 16 bits only the rounding of every step has their eps, the sums have that of float32: c · eps · √d_ff would be 0.7
+for bf16 and d_ff = 2048, and any kernel would pass.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from ffncli.run.measure.not_finite import in_words
 from ffncli.run.measure.statistics import not_finite
 from ffncli.run.measure.tolerance import tolerance_for
 
-GRADIENTS = 2  # times `allowed` where gradients are judged too: twice as many products follow each other
+GRADIENTS = 2  # times `allowed` if gradients are checked too: twice as many products are chained
 TIMES = 4  # the error of a passing baseline
 _SMALL = 0.01  # of the largest gradient; a smaller one is judged as if it were that large
 
-# What float32 products may be rounded to first (torch.set_float32_matmul_precision): TF32 has 10 bits, bf16 has 7.
+# The precision that float32 products may be rounded to first (torch.set_float32_matmul_precision): TF32 has 10 bits,
+# bf16 has 7.
 _MATH_EPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}
 
 
@@ -50,10 +51,10 @@ def computing(backward: bool) -> AbstractContextManager[object]:
 
 
 def before(placed: PlacedKernel, problem: Problem) -> Error:
-    """Before it is timed: on other tokens first, then twice on those that are timed.
+    """Before timing: on other tokens first, then twice on the timed ones.
 
-    This catches a kernel that caches its first answer, and one that is right only on its first call. Raises
-    WrongResult, and what the kernel raises.
+    This catches a kernel that caches its first answer, and one that is correct only on its first call. Raises
+    WrongResult, and the kernel's own exceptions.
     """
     first, error = problem.first, Error()
     with computing(problem.backward):
@@ -70,7 +71,7 @@ def before(placed: PlacedKernel, problem: Problem) -> Error:
 
 
 def timed(placed: PlacedKernel, problem: Problem) -> Error:
-    """The error of its last timed call, after a check that its buffers are unchanged; none where nothing was timed."""
+    """The error of its last timed call, after a check that its buffers are unchanged; none if nothing was timed."""
     if placed.out is None:
         return Error()
     error = _checked_at("as it was timed: ", lambda: compared(placed, problem, problem.first))
@@ -79,7 +80,7 @@ def timed(placed: PlacedKernel, problem: Problem) -> Error:
 
 
 def fresh(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Error:
-    """After it was timed: new tokens, in the buffers that it was timed with."""
+    """After timing: new tokens, in the buffers used for timing."""
     with computing(problem.backward):
         placed.enter(inputs.x, inputs.g)
         placed.call()
@@ -97,9 +98,9 @@ def _checked_at(when: str, check: Callable[[], Error]) -> Error:
 
 
 def compared(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Error:
-    """How far its last output and gradients are from the reference.
+    """The error of its last output and gradients against the reference.
 
-    Raises WrongResult for another type, shape or dtype, or an error beyond `limit`.
+    Raises WrongResult for a wrong type, shape or dtype, or an error beyond `limit`.
     """
     with torch.no_grad():
         out = _tensor(placed.output, problem)
@@ -155,7 +156,7 @@ def _subnormal(tensor: Tensor) -> int:
 
 
 def untouched(placed: PlacedKernel, x: Tensor) -> None:
-    """Raises WrongResult where its input or weights have changed, by the values of the first copy too."""
+    """Raises WrongResult if its input or weights have changed; the values of the first copy are compared too."""
     if not torch.equal(placed.x.detach(), x):
         raise WrongResult("changes its input x")
     if placed.changed() or not _equal(placed.copies[0], placed.built.params):

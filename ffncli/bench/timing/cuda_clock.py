@@ -1,8 +1,8 @@
-"""CudaClock: the GPU's time for a block of calls, by events, with the queue filled before the GPU may begin.
+"""CudaClock: the GPU's time for a block of calls, by events, with the queue filled before the GPU may start.
 
 A GPU works through a queue that the host fills. Timed from an empty queue, a call of 10 µs that takes the host 30 µs to
 launch reads 30 µs: the host is measured, not the kernel. So the GPU is first kept busy by a kernel that only waits,
-just long enough for the host to get ahead, and the block is timed by two events behind it. Where the host still falls
+just long enough for the host to get ahead, and the block is timed by two events after it. If the host still falls
 behind (a call that waits for the GPU, such as a mixture that reads its routing), the block is flagged `launch-bound`.
 """
 
@@ -22,17 +22,17 @@ from ffncli.bench.timing.clock import Call, Clock, CpuClock
 
 Cuda: TypeAlias = Any  # torch.cuda, or a stand-in: Event, _sleep, synchronize
 
-LONGEST = 0.02  # s; more waiting than this costs more than it is worth
+LONGEST = 0.02  # s; waiting longer costs more than it gains
 _UNKNOWN = 200e-6  # s; assumed for the host's launch of a new call
 _AHEAD = 1.5  # times the host's estimated need
 _AT_LEAST = 20e-6  # s
 _WAKING = 2_000_000  # cycles, about 1 ms: a GPU at rest runs slowly at first
-_GIVEN_UP = 2  # after so many misses in a row: the call itself waits for the GPU
+_GIVEN_UP = 2  # after this many misses in a row the call itself must be waiting for the GPU
 
 
 @dataclass
 class _Pace:
-    """The pace of the call timed last, in seconds per call: of the host to launch it, of the GPU to run it."""
+    """The pace of the call timed last, in seconds per call: for the host to launch it, for the GPU to run it."""
 
     host: float | None = None
     gpu: float | None = None
@@ -47,7 +47,7 @@ class _Pace:
         return min(LONGEST, _AT_LEAST + _AHEAD * (host + (inner - 1) * lost))
 
     def learn(self, host: float, gpu: float, behind: bool) -> None:
-        """Keep the host's least time: where the queue is full, the host waits for the GPU and only seems slow."""
+        """Keep the host's least time: if the queue is full, the host waits for the GPU and only seems slow."""
         self.missed = self.missed + 1 if behind and self.host is not None else 0
         self.host = host if self.host is None else min(self.host, host)
         if not behind:
@@ -57,7 +57,7 @@ class _Pace:
 class CudaClock:
     """Times calls on the current GPU. Everything runs in the current stream; the host waits at the ends of blocks only.
 
-    `launch_bound` is of the block timed last: the GPU's queue was empty at some point, so the time includes launches
+    `launch_bound` concerns the block timed last: the GPU's queue was empty at some point, so the time includes launches
     too. `cuda` is torch.cuda or a stand-in, `wall` the host's clock in seconds.
     """
 
@@ -78,7 +78,7 @@ class CudaClock:
     def time(self, call: Call, inner: int, before: Call | None = None) -> float:
         """Seconds of the GPU for `inner` calls; with `before`, the sum over calls timed separately.
 
-        An event costs the GPU some microseconds of its own; with `before` they are in every call's time.
+        An event costs the GPU a few microseconds; with `before` every call's time includes them.
         """
         if self._timed() is not call:  # lead-in calls come first, so that a block's pace is known when it counts
             self._pace, self._timed = _Pace(), _reference(call)
@@ -100,7 +100,7 @@ class CudaClock:
             if done == 0:
                 behind = start.query()
         end.record()
-        # The host's lead changes evenly from the first call to the last: ahead at both ends is ahead throughout.
+        # The host's lead changes evenly from the first call to the last: ahead at both ends means ahead throughout.
         behind = last.query() or behind
         host = self._wall() - began
         self._cuda.synchronize()
@@ -165,12 +165,12 @@ def _reference(call: Call) -> Callable[[], object]:
     """A weak reference to the call: a strong one would keep the buffers of a finished placement."""
     try:
         return weakref.ref(call)
-    except TypeError:  # some objects have no weak references; they count as new each time
+    except TypeError:  # some objects have no weak references; they count as new every time
         return _nothing
 
 
 def _seconds(start: Any, end: Any) -> float:
-    """Between two events that have passed; torch says milliseconds."""
+    """Seconds between two past events; torch returns milliseconds."""
     return float(start.elapsed_time(end)) * 1e-3
 
 

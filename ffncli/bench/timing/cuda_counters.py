@@ -1,4 +1,4 @@
-"""A GPU's clocks between blocks, with the host's counts, and the peak memory of a call."""
+"""A GPU's clocks between blocks, with the host's counters, and the peak memory of a call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GpuSnapshot(Snapshot):
 class GpuCounters:
     """Counters for blocks that `clock` times.
 
-    The host's flags matter only where the GPU waited for it: a block whose queue was never empty is not spoiled by a
+    The host's flags matter only if the GPU waited for it: a block whose queue was never empty is not spoiled by a
     preempted host, so they count only in `launch-bound` blocks.
     """
 
@@ -50,7 +50,7 @@ class GpuCounters:
 def peak_memory(call: Call, device: str, cuda: Cuda = torch.cuda) -> int | None:
     """The peak of bytes allocated by a call, its output included; None on a CPU.
 
-    Of a plain call, not of a graph's replay, whose memory was allocated at capture. The call is made once before: a
+    For a plain call, not a graph's replay, whose memory was allocated at capture. The call is made once before: a
     library's permanent workspace is not a cost of this call.
     """
     if not device.startswith("cuda"):

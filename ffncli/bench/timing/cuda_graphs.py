@@ -1,6 +1,6 @@
 """CUDA graphs: a kernel's launches recorded once and replayed as one, so that a small case times the GPU, not the host.
 
-One graph for each copy of the weights, with x and the outputs at their places of the capture. All arms of a case run
+One graph for each copy of the weights, with x and the outputs at their places during capture. All arms of a case run
 the same way: a ratio of a replayed arm to a launched one would compare ways of launching. So one arm that cannot be
 captured (its routing reads data, it waits for the GPU) means plain calls for all, and a note with the reason.
 """
@@ -22,8 +22,8 @@ Copy = TypeVar("Copy")
 MOST_COPIES = 256  # graphs of one arm; each takes host time to capture, and memory
 REPLAYED = "CUDA graphs: every arm's launches were recorded and replayed"
 _WARM_UP = 3  # calls: libraries choose their algorithms and workspaces outside of the capture
-# Below this a case may be bound by launches. The rates are above any GPU's, so that the answer depends on the case
-# alone and five processes, and two machines, agree on it. A larger case loses nothing by a graph.
+# Below this a case may be bound by launches. The rates are above any GPU's, so that the decision depends on the case
+# alone and all processes and machines agree on it. A larger case loses nothing by a graph.
 _SMALL = 100e-6  # s
 _FLOPS_PER_S, _BYTES_PER_S = 1e15, 4e12
 
@@ -31,7 +31,7 @@ _side: dict[int, Any] = {}  # one stream for all captures on a GPU: cuBLAS keeps
 
 
 class NotCaptured(Exception):
-    """Why a call cannot be a graph, in words for a note; `arm` is which one, where known."""
+    """Why a call cannot be a graph, in words for a note; `arm` names it, if known."""
 
     def __init__(self, why: str, arm: str = "") -> None:
         super().__init__(why)
@@ -47,11 +47,11 @@ class Replayable(Protocol):
         """The call on one copy."""
 
     def replay(self, calls: Sequence[Call], /) -> None:
-        """Call these in turn from now on."""
+        """Make calls use these in turn from now on."""
 
 
 def by_graphs(flops: int, moved_bytes: int) -> bool:
-    """Whether a case with that much work is so small that launches may bound it: then graphs are the default."""
+    """Whether a case with this much work is small enough to be bound by launches: then graphs are the default."""
     return flops / _FLOPS_PER_S + moved_bytes / _BYTES_PER_S < _SMALL
 
 
@@ -120,7 +120,7 @@ def _side_stream(cuda: Cuda) -> Any:
 
 
 def _warm_up(call: Callable[[Copy], object], copy: Copy, cuda: Cuda) -> None:
-    """Some calls, the last checked for waiting: here it spoils no capture, from which torch may not recover."""
+    """A few calls, the last checked for waiting before any capture, since torch may not recover from a spoiled one."""
     for _ in range(_WARM_UP):
         call(copy)
     cuda.synchronize()
@@ -130,7 +130,7 @@ def _warm_up(call: Callable[[Copy], object], copy: Copy, cuda: Cuda) -> None:
         cuda.set_sync_debug_mode("error")
         try:
             call(copy)
-        except Exception as error:  # a user's kernel raises in its own way
+        except Exception as error:  # a user's kernel may raise anything
             raise NotCaptured(_line(error)) from error
         finally:
             cuda.set_sync_debug_mode(before)
@@ -148,7 +148,7 @@ def _captured_call(call: Callable[[Copy], object], copy: Copy, pool: Any, cuda: 
         reason = error
     try:
         graph.capture_end()
-    except RuntimeError as error:  # as a rule, the call has already raised what spoiled the capture
+    except RuntimeError as error:  # usually the call has already raised the error that spoiled the capture
         reason = reason or error
     if reason is not None:
         _recover(cuda)
@@ -174,6 +174,6 @@ def _recover(cuda: Cuda) -> None:
 
 def _line(error: BaseException) -> str:
     """The first line of torch's message; the rest is advice for debugging."""
-    while error.__cause__ is not None:  # the wrapping error says less
+    while error.__cause__ is not None:  # the wrapping error is less specific
         error = error.__cause__
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

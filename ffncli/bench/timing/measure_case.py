@@ -1,5 +1,5 @@
-"""measure_case: one case in this process. Verify every kernel, time the correct ones, and check again the outputs that
-they computed while they were timed."""
+"""measure_case: one case in this process. Verify every kernel, time the correct ones, and check again the outputs
+from the timed calls."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def measure_case(
 ) -> TimedUnit:
     """One case with every kernel of the job, in this process. `start`: seconds that the process took to start.
 
-    `tell` hears what is done with which kernel before its code runs, and no name before all are timed in turn.
+    `tell` is called with the stage and the kernel before its code runs, and with no name before all are timed in turn.
 
-    Whatever a kernel does is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
-    while it is timed is removed and the others are timed again. Only our own errors are raised.
+    Every failure of a kernel is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
+    while it is timed is removed and the others are timed again. Only the package's own errors are raised.
     """
     settle(case, job)
     clock = clock or clock_for(case.device)
@@ -94,7 +94,7 @@ class _Run:
     mode: Caching = field(default_factory=lambda: Caching("warm"))
     measured: Measured | None = None
     tell: Callable[[Doing, str], None] = lambda doing, name: None
-    without: set[str] = field(default_factory=set)  # own arms that could not be had
+    without: set[str] = field(default_factory=set)  # own arms that could not be made
 
     def unit(self) -> TimedUnit:
         steps = kernel_steps(steps_of(self.case.spec))
@@ -122,11 +122,11 @@ class _Run:
         return self._answer(roof)
 
     def _seed(self) -> int:
-        """Every process and case draws its own numbers, the same in every run of the same seed."""
+        """A seed for each process and case, the same in every run with the same seed."""
         return random.Random(f"{self.job.method.seed} {self.job.process} {self.case.key}").getrandbits(48)
 
     def _wanted(self, kernels: Mapping[str, Kernel | FFNError]) -> str:
-        """The requested baseline; else eager, or the first kernel that is ok (empty until that is known)."""
+        """The requested baseline; else eager, or the first kernel that is ok (empty until known)."""
         if self.job.baseline is None:
             return "eager" if "eager" in kernels else ""
         return self.job.baseline
@@ -167,7 +167,7 @@ class _Run:
     # --- verify -------------------------------------------------------------------------------------------------------
 
     def _verify_all(self, kernels: Mapping[str, Kernel | FFNError], problem: Problem) -> None:
-        """Verify the baseline first: its error, if it is correct, sets the others' limit."""
+        """Verify the baseline first: its error, if correct, sets the limit for the others."""
         limit = correct.allowed(problem, self.job.method.math_mode)
         self.outcomes = {name: Outcome(name) for name in kernels}  # their order is that of the options
         order = {name: at for at, name in enumerate(kernels)}
@@ -185,11 +185,11 @@ class _Run:
         self._say_baseline()
 
     def _gone(self) -> dict[str, Outcome]:
-        """What became of the kernels that ended a worker at this case."""
+        """The outcomes of kernels that ended a worker in this case."""
         return {outcome.kernel: outcome for case, outcome in self.job.gone if case == self.case.key}
 
     def _say_baseline(self) -> None:
-        """Without a baseline there is no ratio."""
+        """Notes that without a baseline there is no ratio."""
         if self.baseline and self.baseline not in self.placed and self.placed:
             outcome = self.outcomes.get(self.baseline)
             reason = f"{outcome.status}: {outcome.note}" if outcome else "not among the kernels"
@@ -215,7 +215,7 @@ class _Run:
                 peak = self._peak(placed, problem)
             with correct.computing(problem.backward):
                 placed.unguard()
-        except BaseException as error:  # SystemExit too: whatever a user's code raises ends that kernel alone
+        except BaseException as error:  # SystemExit too: anything that a user's code raises ends only that kernel
             self._broken(name, error)
             return
         how = compile_cache().since(cache_before)
@@ -226,7 +226,7 @@ class _Run:
         self.placed[name] = placed
 
     def _first_call(self, placed: PlacedKernel, problem: Problem) -> float | None:
-        """Seconds of building and of the first call, in which torch compiles; None for a kernel that does not."""
+        """Seconds of building and of the first call, in which torch compiles; None for other kernels."""
         start = time.perf_counter()
         with correct.computing(problem.backward):
             placed.call()
@@ -257,7 +257,7 @@ class _Run:
             error_rel=finite(numeric_error.rel) if numeric_error else before.error_rel,
         )
         self.placed.pop(name, None)
-        cause.__traceback__ = error.__traceback__ = None  # its frames keep the tensors alive
+        cause.__traceback__ = error.__traceback__ = None  # its frames would keep the tensors alive
         gc.collect()
         if self.case.device.startswith("cuda"):
             torch.cuda.empty_cache()
@@ -278,7 +278,7 @@ class _Run:
                 self.measured = None
                 self._without(broken)
                 continue
-            except (RuntimeError, MemoryError) as error:  # not a kernel's: the buffer that empties caches
+            except (RuntimeError, MemoryError) as error:  # not from a kernel: the buffer that empties caches
                 status, note = verdict_of(error)
                 if status != "oom":
                     raise
@@ -314,7 +314,7 @@ class _Run:
     def _arms(self, problem: Problem) -> Arms:
         kernels = list(self.placed.values())
         for placed in kernels:
-            if placed.built.kernel.compiles:  # another kernel's compiling may have made torch forget it
+            if placed.built.kernel.compiles:  # compiling another kernel may have discarded it
                 with self._spending("warm_up"), correct.computing(problem.backward):
                     placed.call()
         llc = machine.llc_bytes(self.case.device)
@@ -345,7 +345,7 @@ class _Run:
         return Launching(by_graphs(work.flops, work.bytes))
 
     def _sustain(self, arms: Arms, problem: Problem) -> None:
-        """Time every kernel against the baseline in long turns, in the first process; note a changed ratio."""
+        """Time every kernel against the baseline in long turns, in the first process; note a different ratio."""
         base = arms.by_name.get(self.baseline)
         if not self.job.method.sustained or self.job.process or base is None or self.measured is None:
             return
@@ -371,11 +371,11 @@ class _Run:
         if recompiles() > compiled:
             for name, placed in list(self.placed.items()):
                 if placed.built.kernel.compiles:
-                    raise BrokenArm(name) from RuntimeError("torch compiled in the timed part")
+                    raise BrokenArm(name) from RuntimeError("torch compiled during timing")
         return measured
 
     def _by_step(self, problem: Problem) -> None:
-        """Time the block's steps, each alone; they are the reference, so the only check is that they run."""
+        """Time the block's steps, each alone; they are the reference, so they are only checked to run."""
         llc, size = machine.llc_bytes(self.case.device), touched(problem) + problem.first.x.nbytes
         cache_mode: Cache = "flush" if self.case.cache == "flush" else "warm"
         self.mode = caching(
@@ -401,5 +401,5 @@ def _subnormal(error: Error) -> str:
 
 @cache
 def _roof(device: str, dtype: str, threads: int) -> Roof:
-    """Measured once per process: half a second."""
+    """The roof, measured once per process in half a second."""
     return measured_roof(device, dtype, threads)

@@ -1,4 +1,4 @@
-"""How a kernel can end: its exceptions and ours, as a status and one line."""
+"""How a kernel can end: its own and our exceptions, as a status and one line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Error:
 
 
 class WrongResult(Exception):
-    """A kernel broke its contract, or its numbers are wrong; the text says how. `error` is how far off they are."""
+    """A kernel broke its contract, or its numbers are wrong; the text says how. `error` is the size of the error."""
 
     def __init__(self, text: str, error: Error | None = None) -> None:
         super().__init__(text)
@@ -39,7 +39,7 @@ class Skipped(Exception):
 
 
 class BrokenArm(Exception):
-    """An arm raised something while it was placed or timed. `name` says which, `__cause__` what."""
+    """An arm raised something while it was placed or timed. `name` is the arm, `__cause__` the exception."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -65,7 +65,7 @@ def verdict_of(error: BaseException) -> tuple[Status, str]:
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ran out, also as the cause of another error."""
+    """Whether memory ran out, directly or as the cause of another error."""
     while error is not None:
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             return True

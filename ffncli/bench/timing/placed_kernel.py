@@ -21,7 +21,7 @@ from ffncli.run.user.kernels import unguarded
 
 @dataclass(frozen=True)
 class BuiltKernel:
-    """A kernel built for a case. `params` are its weights in its own form, which every arm copies."""
+    """A kernel built for a case. `params` are the weights in the kernel's own form, which every arm copies."""
 
     kernel: Kernel
     compute: Computes
@@ -32,7 +32,7 @@ class BuiltKernel:
 def build_kernel(kernel: Kernel, problem: Problem) -> BuiltKernel:
     """The kernel for this case.
 
-    Raises Skipped where it does not support it, WrongResult where its prepare changes the weights, and its exceptions.
+    Raises Skipped if unsupported, WrongResult if its prepare changes the weights, and its own exceptions.
     """
     case = problem.case
     reason = kernel.refusal(problem.steps, case.device, problem.dtype, case.passes)
@@ -44,7 +44,7 @@ def build_kernel(kernel: Kernel, problem: Problem) -> BuiltKernel:
     if any(not torch.equal(weights[name], tensor) for name, tensor in problem.weights.items()):
         raise WrongResult("its prepare changes the weights")
     start = time.perf_counter()
-    compute = kernel.build(problem.steps, case.device, problem.dtype)  # guarded: its errors say where; see `unguard`
+    compute = kernel.build(problem.steps, case.device, problem.dtype)  # guarded: errors name the place; see `unguard`
     took = time.perf_counter() - start if kernel.compiles else None
     return BuiltKernel(kernel, compute, params, took)
 
@@ -66,7 +66,7 @@ class PlacedKernel:
         self._versions: list[list[int]] = []
 
     def place(self, copies: int) -> None:
-        """New places for x and for that many copies of the weights. Raises BrokenArm, also where its prepare raises."""
+        """New places for x and for that many copies of the weights. Raises BrokenArm, also if its prepare raises."""
         try:
             self._place(copies)
         except BaseException as error:  # SystemExit too
@@ -83,7 +83,7 @@ class PlacedKernel:
             params = self.built.params
             if placeable(params):
                 self.copies = far.place([params] * copies)
-            else:  # packed into a library's own form: only the kernel can make a copy
+            else:  # packed into a library's own form: only the kernel can copy it
                 sets = far.place([tuple(problem.weights.values())] * copies)
                 named = [dict(zip(problem.weights, copy, strict=True)) for copy in sets]
                 self.copies = [tuple(self.built.kernel.prepare(problem.steps, copy)) for copy in named]
@@ -105,7 +105,7 @@ class PlacedKernel:
             raise BrokenArm(self.name) from error
 
     def replay(self, calls: Sequence[Callable[[], object]]) -> None:
-        """Call these in turn from now on; they return what `on_copy` does."""
+        """Make calls use these in turn from now on; they return what `on_copy` returns."""
         turn = cycle(calls)
 
         def call() -> object:
@@ -145,7 +145,7 @@ class PlacedKernel:
         return call
 
     def unguard(self) -> None:
-        """Call a user's function without the guard from now on, where it still runs: some import files in it."""
+        """Call a user's function without the guard from now on, if it still runs: some import files inside it."""
         guarded, bare = self.built, replace(self.built, compute=unguarded(self.built.compute))
         if bare.compute is guarded.compute:
             return
@@ -156,7 +156,7 @@ class PlacedKernel:
             self.built = guarded
 
     def enter(self, x: Tensor, g: Tensor | None = None) -> None:
-        """Write other numbers into the same buffers, without a new version count: that catches cached answers too."""
+        """Write other numbers into the same buffers, without a new version count: this also catches cached answers."""
         self.x.data.copy_(x)
         if g is not None and self.g is not None:
             self.g.data.copy_(g)
@@ -189,7 +189,7 @@ def canonical_gradients(
 ) -> dict[str, Tensor]:
     """Gradients of the canonical weights from those of a kernel's own form of them, by number, through its prepare.
 
-    Raises Skipped where its prepare cannot be differentiated.
+    Raises Skipped if its prepare cannot be differentiated.
     """
     kernel = placed.built.kernel
     with torch.enable_grad():
@@ -207,7 +207,7 @@ def canonical_gradients(
 
 
 def shuffle_buffers(kernels: Sequence[PlacedKernel], draw: random.Random) -> None:
-    """Kernels exchange their memory before they are placed again, so that an arm's pages are random, not permanent.
+    """Shuffle the kernels' memory before they are placed again, so that an arm's pages are random, not permanent.
 
     Without this the pages of one arm can be the slower ones throughout a process (A/A read 1.02 in each of five).
     """
@@ -218,7 +218,7 @@ def shuffle_buffers(kernels: Sequence[PlacedKernel], draw: random.Random) -> Non
 
 
 def touched(problem: Problem) -> int:
-    """Bytes of the weights that one call reads: of experts, only those that any token goes to."""
+    """Bytes of the weights that one call reads: for experts, only those that receive tokens."""
     total, used = 0, problem.experts
     for step in problem.steps:
         size = sum(problem.weights[name].nbytes for name in step.parameters())

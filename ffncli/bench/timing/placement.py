@@ -23,16 +23,16 @@ Params: TypeAlias = tuple[Tensor, ...]
 # kernel gets an alignment that it would not get in use. A GPU's allocator promises 256 (cudaMalloc).
 CPU_LINE, GPU_LINE = 64, 256
 _GAP = 4096  # before every tensor, less than this: any place within a page
-_START = 1 << 16  # before the first one: any page too
-_MOST_COPIES = 1024  # of the weights: Python's own objects for more of them would fill the caches, and the time
-_FACTOR = 3  # last-level caches of other data between two uses: every line is then certainly replaced
+_START = 1 << 16  # before the first tensor: any page
+_MOST_COPIES = 1024  # of the weights: Python's objects for more copies would fill the caches and take time
+_FACTOR = 3  # last-level caches of other data between two uses: so every line is certainly replaced
 
 
 class Arena:
     """The memory of one arm's tensors. It is allocated once and reused: a placement costs one copy.
 
     A second copy into existing pages is three times as fast as one into new ones (4.9 against 1.5 GB/s measured), and
-    leaves no page fault to the timed part. The offsets, and with them the pages, are drawn again each time.
+    causes no page faults while timing. The offsets, and with them the pages, are drawn again each time.
     """
 
     def __init__(self, device: str, draw: random.Random) -> None:
@@ -44,7 +44,7 @@ class Arena:
         """Copies of the tensors, in one storage, in random order at random offsets; earlier copies are overwritten.
 
         Views of one storage stay views of one storage, strides stay. Tensors must be strided (`placeable`). Raises
-        RuntimeError or torch.OutOfMemoryError where memory is too small.
+        RuntimeError or torch.OutOfMemoryError if memory is too small.
         """
         spans = [span for params in sets for span in _spans(params, self._line)]
         need = sum(self._up(size) + _GAP for _, _, size in spans) + _START
@@ -101,7 +101,7 @@ def placeable(params: Iterable[Tensor]) -> bool:
 
 
 def _spans(params: Params, line: int) -> list[tuple[torch.UntypedStorage, int, int]]:
-    """(storage, first byte, bytes) of the covered part of every storage; the first byte at a whole line."""
+    """(storage, first byte, bytes) of the covered part of every storage; the first byte is at a whole cache line."""
     spans: dict[int, tuple[torch.UntypedStorage, int, int]] = {}
     for t in params:
         if t.numel() == 0:
@@ -143,8 +143,8 @@ def caching(cache: Cache, arms: Sequence[int], touched: int, llc: int, free: int
     """The cache mode for arms of these sizes: bytes of weights and input, in one copy.
 
     `touched`: bytes of the weights that one call reads, `llc`: of the last-level cache, `free`: of memory that may be
-    used (None: unknown). warm is called shared where the arms together do not fit in the cache. cold-weights cycles
-    through ⌈3 · llc / touched⌉ copies, at most 1024; flush writes 3 · llc bytes before every call. Where that is not
+    used (None: unknown). warm is called shared if the arms together do not fit in the cache. cold-weights cycles
+    through ⌈3 · llc / touched⌉ copies, at most 1024; flush writes 3 · llc bytes before every call. If that is not
     enough, or memory is too small, the mode is warm, and a note says so.
     """
     warm: Cache = "shared" if sum(arms) > llc else "warm"

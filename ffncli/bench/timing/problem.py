@@ -31,7 +31,7 @@ _FEW = 16
 class Inputs:
     """The input x [tokens, d_model], and its reference output in float64.
 
-    `rows` are the tokens that are compared (None: all), `out` [rows, d_model] their reference. In a backward pass `g`
+    `rows` are the compared tokens (None: all), `out` [rows, d_model] their reference. In a backward pass `g`
     [tokens, d_model] is the gradient of the output, `grads` those of `x` and of the canonical weights by name.
     """
 
@@ -45,9 +45,9 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Problem:
-    """The steps of a case as kernels get them, their weights, and inputs drawn on demand.
+    """The steps of a case as passed to kernels, their weights, and random inputs on demand.
 
-    `weights` are drawn as torch's modules draw theirs, so that outputs are of order 1 and tokens go to all experts.
+    `weights` are initialised as in torch's modules, so that outputs are of order 1 and tokens go to all experts.
     """
 
     case: Case
@@ -58,7 +58,7 @@ class Problem:
 
     @classmethod
     def of(cls, case: Case, seed: int) -> Problem:
-        """Raises FFNError (exit 3) where memory is too small for the weights."""
+        """Raises FFNError (exit 3) if memory is too small for the weights."""
         steps, dtype = kernel_steps(steps_of(case.spec)), dtype_of(case.dtype)
         weights = random_weights(steps, torch.Generator().manual_seed(seed), dtype, case.device)
         return cls(case, steps, weights, dtype, seed)
@@ -76,7 +76,7 @@ class Problem:
 
     @property
     def scores(self) -> torch.dtype | None:
-        """The dtype of a router that does not use the block's."""
+        """The dtype of a router with its own dtype."""
         fixed = any(isinstance(step.op, Route) and step.op.score_dtype == "fp32" for step in self.steps)
         return torch.float32 if fixed else None
 
@@ -97,7 +97,7 @@ class Problem:
             return output_and_experts(self.steps, self.weights, {self.entry: self.first.x})[1]
 
     def inputs(self, number: int) -> Inputs:
-        """The inputs of that number, 1 upward: different numbers have different values."""
+        """Inputs number 1, 2, ...: different numbers have different values."""
         generator = torch.Generator().manual_seed(self.seed + number)
         x, left_out = self._steady(generator)
         if not self.backward:
@@ -115,9 +115,9 @@ class Problem:
         return torch.randn(tokens, self.case.spec.d_model, generator=generator).to(self.case.device, self.dtype)
 
     def _steady(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """(tokens whose output does not depend on how a kernel rounds, which of them still does, booleans).
+        """(tokens whose output should not depend on a kernel's rounding, booleans for those where it still does).
 
-        Where two experts score nearly the same, or the input of a relu is nearly 0, the last digit decides which expert
+        If two experts score nearly the same, or the input of a relu is nearly 0, the last digit decides which expert
         computes and which slope counts. Such tokens are drawn again, a few times.
         """
         x = self._drawn(self.case.tokens, generator)
@@ -141,7 +141,7 @@ class Problem:
 
     def _forward(self, x: Tensor, left_out: Tensor, generator: torch.Generator) -> Inputs:
         rows = (~left_out).nonzero().flatten()
-        remark = _remark(len(rows), len(x), "rounding decides the others' experts")
+        remark = _remark(len(rows), len(x), "for the others, rounding decides the experts")
         most = max(_FEW, int(_MOST_FLOPS / max(1, cost(self.steps).flops)))
         if most < len(rows):
             rows = rows[torch.randperm(len(rows), generator=generator)[:most].to(rows.device)]
@@ -192,6 +192,6 @@ def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Map
 
 
 def _kinks(op: Activation) -> tuple[float, ...]:
-    """Where the slope jumps."""
+    """The places where the slope jumps."""
     limits = tuple(limit for limit in (op.low, op.high) if limit is not None)
     return (*(x for x, order in TABLE[op.function].kinks if order == 1), *limits)

@@ -14,14 +14,14 @@ from ffncli.bench.timing.cuda_clock import clock_for
 from ffncli.block.dtypes import dtype as dtype_named
 
 _GEMMS = {"cpu": (256, 512, 768, 1024, 1536, 2048), "cuda": (1024, 2048, 4096, 8192)}  # square: n tokens, n × n weights
-_SECONDS = 0.3  # for the products; the memory's probe takes about half of it more
+_SECONDS = 0.3  # for the products; the memory test takes about half as much again
 _COPY_LEAST, _COPY_MOST, _COPY_GPU = 16 << 20, 1 << 30, 512 << 20  # bytes of a buffer
 
 
 def measured_roof(device: str, dtype: str, threads: int, clock: Clock | None = None) -> Roof:
     """The best rate of a matrix product over a few shapes, and of memory: a copy (bytes read and written) or a sum.
 
-    Takes about half a second; where products are slow, only the smaller shapes are tried. `threads` are
+    Takes about half a second; if products are slow, only the smaller shapes are tried. `threads` are
     torch's while this runs; without `clock`, the device's own.
     """
     clock = clock or clock_for(device)
@@ -67,7 +67,7 @@ def _best_copy(device: str, clock: Clock) -> tuple[float | None, int]:
         size, free = min(max(2 * llc, _COPY_LEAST), _COPY_MOST), machine.available_memory() or _COPY_MOST
     size = min(size, free // 8)
     source = torch.ones(max(1, size // 4), device=device)
-    target = torch.empty_like(source).copy_(source)  # its pages exist before anything is timed
+    target = torch.empty_like(source).copy_(source)  # its pages are allocated before anything is timed
     bytes_ = source.numel() * 4
     rates = [
         moved / seconds

@@ -14,21 +14,21 @@ from ffncli.bench.machine.counters import Counters
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Method, TimedBlock
 from ffncli.bench.timing.clock import Call, Clock
 
-LONG_CALL = 0.02  # s; calls above it need no more than one lead-in call
+LONG_CALL = 0.02  # s; longer calls need only one lead-in call
 _LEAD_IN = 4
-_LONG_LEAD_IN = 2  # for calls as long as a block: the first call brings everything into the caches
+_LONG_LEAD_IN = 2  # for calls as long as a block: the first call fills the caches
 _MOST_LEAD_IN = 12
 _AGREE = 0.05
 _LEAST = 1e-12  # s of a call; none takes less
 _OF_MEDIANS = 1.2533  # standard errors of a median over those of a mean, for normal values: √(π / 2)
-_PLACING = 0.15  # of the time, at most, where more rounds can do that
+_PLACING = 0.15  # of the time, at most, if more rounds can achieve that
 _MOST_WALL = 20  # block lengths that a block may last together with its untimed work
 _LEAST_CALLS = 4  # of a block, however long that takes
 _LED_IN_CALLS = 2  # of a block, where as many are spent on its lead-in
 _SELDOM = {ANCHOR: 2, GEMM: 4}  # arms that only describe: in every second or fourth round of a placement
 _STEPS = (1, 2, 3, 4, 6, 8, 12)  # `inner` is one of these, then doubled: processes then agree on it
-# s. On a CPU disturbances come in steps of the scheduler's tick, 4 ms: they spoil one short block of many, which a
-# median ignores, but a part of every longer one. At equal time blocks of 10, 5 and 2 ms scattered by 2.4, 1.4 and 1.0
+# s. On a CPU disturbances last a scheduler's tick, 4 ms: they spoil one short block of many, which a
+# median ignores, but part of every longer one. In equal time, blocks of 10, 5 and 2 ms scattered by 2.4, 1.4 and 1.0
 # %.
 BLOCK_SECONDS = {"cpu": 2e-3, "cuda": 1e-3}
 
@@ -45,11 +45,11 @@ class Arm:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure of a case in this process. Times in seconds.
+    """How much of a case to measure in this process. Times in seconds.
 
     `kernels` are the arms whose log ratio to `baseline` must reach `target`: the half-width for this process's value
-    (`plan_of` derives it). `budget` is for all of this case here, placing included; `placements`, and `rounds` in each,
-    are done whatever they cost. `processes` is how many will be averaged, `threads` how many compute (0: the processor
+    (`plan_of` derives it). `budget` is for the whole case here, placing included; `placements`, and `rounds` in each,
+    are always done. `processes` is how many will be averaged, `threads` how many compute (0: the processor
     time of a block is not judged, as on a GPU).
     """
 
@@ -107,7 +107,7 @@ def measure(
     counters: Counters,
     plan: Plan,
 ) -> Measured:
-    """Times the arms of `place(0)`, `place(1)`, ...: each call allocates all tensors anew and returns the same arms.
+    """Times the arms of `place(0)`, `place(1)`, ...: each call allocates all tensors again and returns the same arms.
 
     Ends once every kernel's value is as precise as `plan.target` or the budget is spent, never because of the value of
     the ratio, and not before the least number of placements and rounds.
@@ -118,7 +118,7 @@ def measure(
 def orders(names: Sequence[str], random: Random) -> Iterator[tuple[str, ...]]:
     """An endless series of orders in which each name has each place, and follows each other name, equally often.
 
-    Rows of Williams squares (Williams 1949), drawn again each time; over n rounds (2n where n is odd, for followers)
+    Rows of Williams squares (Williams 1949), drawn again each time; over n rounds (2n if n is odd, for followers)
     the balance is exact, over fewer no name has one place twice.
     """
     n = len(names)
@@ -138,7 +138,7 @@ def inner_for(block: float, per_call: float) -> int:
     wanted = block / per_call if per_call > 0 else inf
     if wanted <= _STEPS[-1]:
         return next(step for step in _STEPS if step >= wanted)
-    if wanted > 2**30:  # a call that takes no time at all
+    if wanted > 2**30:  # a call that takes no measurable time
         return 2**30
     power = 1
     while 4 * power < wanted:
@@ -149,8 +149,8 @@ def inner_for(block: float, per_call: float) -> int:
 def half_width(placements: Sequence[Sequence[float]], processes: int) -> float:
     """The half-width of the value of log ratios in placements, as in the interval over all processes.
 
-    With K processes t of K − 1 degrees of freedom, as if all scattered like this one's placements; a single process is
-    judged by its placements. Few placements may agree by chance, so their medians do not count as more precise than
+    With K processes t of K − 1 degrees of freedom, as if all scattered like this process's placements; a single process
+    is judged by its placements. Few placements may agree by chance, so their medians do not count as more precise than
     the rounds within them allow.
     """
     medians = [statistics.median(p) for p in placements]
@@ -226,7 +226,7 @@ class _Measurement:
     def _choose_inner(self, arms: Mapping[str, Arm]) -> None:
         """Choose one number of calls for all arms, by the fastest kernel; the anchor has its own.
 
-        So has an arm that would take the time of _MOST_WALL blocks for one: its ratio needs no precision of 1 %.
+        So has an arm that would take _MOST_WALL blocks' time for one: its ratio does not need a precision of 1 %.
         """
         block, per_call = self.plan.block, {}
         for arm in arms.values():
@@ -245,9 +245,9 @@ class _Measurement:
             self.inner[arm.name] = arm.inner or (separate if arm.name == ANCHOR or slow else shared)
 
     def _estimate(self, arm: Arm) -> tuple[float, float]:
-        """Seconds of a call, without and with its untimed work: more and more calls, until they fill half a block.
+        """Seconds of a call, without and with its untimed work: measured over more and more calls, until they fill half a block.
 
-        Then twice more, and the least of these: disturbances only add, and would make a block too short.
+        Then twice more; the minimum counts, since disturbances only add, and would make a block too short.
         """
         count, again = 1, 2
         self.clock.time(arm.call, 1, arm.before)  # the first is always slow
@@ -265,7 +265,7 @@ class _Measurement:
             again -= 1
 
     def _rounds(self, placement: int, arms: Mapping[str, Arm], order: Iterator[tuple[str, ...]], placed: float) -> None:
-        """A placement's rounds: at least `plan.rounds`, more where placing took long."""
+        """A placement's rounds: at least `plan.rounds`, more if placing took long."""
         plan = self.plan
         for log_ratios in self.log_ratios.values():
             log_ratios.append([])
@@ -281,9 +281,9 @@ class _Measurement:
                 wanted = self._wanted(placed, (self.clock.now() - first) / number)
 
     def _wanted(self, placed: float, one_round: float) -> int:
-        """Rounds of a placement: twice the least number, to recognise spikes; more where placing takes long.
+        """Rounds of a placement: twice the least number, to recognise spikes; more if placing takes long.
 
-        Never so many that the least number of placements would not fit the budget.
+        Never so many that the minimum number of placements would exceed the budget.
         """
         plan = self.plan
         if one_round <= 0:
@@ -314,7 +314,7 @@ class _Measurement:
         return TimedBlock(self.process, self.case, placement, number, position, arm.name, inner, seconds, flags)
 
     def _lead_in(self, arm: Arm) -> None:
-        """Calls that do not count, until two in a row agree; bounded in number, and in time to about a block."""
+        """Untimed calls until two in a row agree; limited in number, and in time to about a block."""
         if self.wall[arm.name] > LONG_CALL:
             self.clock.time(arm.call, 1, arm.before)
             return

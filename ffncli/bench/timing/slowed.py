@@ -1,4 +1,4 @@
-"""A kernel that is slower by a known factor, which a benchmark must find."""
+"""A kernel that is slower by a known factor, which a benchmark must detect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def slowed(call: Callable[..., Any], factor: float) -> Callable[..., Any]:
 def slowed_on_gpu(call: Callable[..., Any], factor: float) -> Callable[..., Any]:
     """The same on a GPU: after the call, its stream sleeps for the time that the call takes, times factor - 1.
 
-    That is measured at the first call, the shortest of ten.
+    That time is measured at the first call, as the shortest of ten.
     """
     from ffncli.bench.timing.cuda_clock import CudaClock
 
@@ -59,7 +59,7 @@ def _sleeping(cycles: int) -> Callable[[], object]:
 
 
 def slowed_kernel(kernel: Kernel, factor: float) -> Kernel:
-    """The kernel, made to take `factor` times as long; a user's function is called as it was written."""
+    """The kernel, made to take `factor` times as long; a user's function is called as written."""
 
     def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
         from ffncli.run.user.kernels import unguarded

@@ -1,7 +1,7 @@
 """--sustained: a kernel and the baseline in turns of 300 ms, each at its own steady clock.
 
-The ordinary ratio is at equal clock: in rounds of short blocks all arms have the same clock. A kernel that draws more
-power runs slower when it runs alone for long (on a B200: 1965 → 1580 MHz after 5 ms). Turns go A B B A, so that a
+The ordinary ratio is at equal clock: within rounds of short blocks all arms have the same clock. A kernel that draws
+more power runs slower when it runs alone for long (on a B200: 1965 → 1580 MHz after 5 ms). Turns go A B B A, so that a
 clock that drops evenly affects both alike.
 """
 
@@ -22,7 +22,7 @@ _TRIES = 4  # a clock that rises under load makes the first turns too short
 
 @dataclass(frozen=True)
 class SustainedSide:
-    """One arm: seconds of a call, geometric mean of its turns; mean clock in MHz and power in W where known."""
+    """One arm: seconds of a call, geometric mean of its turns; mean clock in MHz and power in W if known."""
 
     name: str
     time_s: float
@@ -57,7 +57,7 @@ def sustained(
 
 
 def note(result: Sustained, equal_clock: float) -> str:
-    """Both ratios in words where they differ by more than 1 %, else nothing."""
+    """Both ratios in words if they differ by more than 1 %, else empty."""
     if abs(log(result.ratio / equal_clock)) <= log(1 + WORTH_SAYING):
         return ""
     sides = ", ".join(filter(None, (_state(result.kernel), _state(result.baseline))))
@@ -66,7 +66,7 @@ def note(result: Sustained, equal_clock: float) -> str:
 
 
 def _enough(arm: Arm, clock: Clock, seconds: float) -> int:
-    """Calls that take a tenth more than a turn, from turns that grow towards it (and warm the device)."""
+    """The number of calls that takes a tenth longer than a turn, from growing turns (which warm the device)."""
     inner = 1
     for share in (0.01, 0.1, *(1.0,) * _TRIES):
         taken = clock.time(arm.call, inner, arm.before)

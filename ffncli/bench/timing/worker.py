@@ -1,9 +1,9 @@
-"""`python -m ffncli.bench.timing.worker FD`: one process of a benchmark; it gets a Job and answers with units.
+"""`python -m ffncli.bench.timing.worker FD`: one process of a benchmark; it receives a Job and returns units.
 
 Messages: ("began", key), ("stage", doing, kernel) as that changes (records.Stage), and ("unit", TimedUnit) for every
 case in turn, then ("finished",); or ("refused", error, hint, exit code) for a package that does not load or a device
-that torch cannot use. A case that cannot be measured is a unit too, whose outcomes say why; a worker that ends without
-"finished" was killed, or killed itself.
+that torch cannot use. A case that cannot be measured is also a unit, whose outcomes give the reason; a worker that ends
+without "finished" was killed, or crashed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one job over the inherited descriptor that the only argument numbers; 0, also where nobody listens."""
+    """Serve one job over the inherited descriptor given as the only argument; returns 0, even if nobody listens."""
     settle()
     try:
         with Connection(int(arguments[0])) as connection:
@@ -34,30 +34,30 @@ def main(arguments: list[str]) -> int:
                 if refusal is None:
                     raise
                 connection.send(("refused", refusal.message, refusal.hint, int(refusal.code)))
-    except (EOFError, BrokenPipeError, ConnectionResetError):  # whoever asked is gone
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         return 0
     return 0
 
 
 def settle() -> None:
-    """Before anything of the user's runs: prints go to stderr, Ctrl-C is the parent's to hear, its death is ours."""
+    """Before any user code runs: send prints to stderr, leave Ctrl-C to the parent, and die with the parent."""
     os.dup2(2, 1)
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before we asked to be told
+        if os.getppid() != parent:  # it died before the request to be told
             os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def serve(connection: Connection) -> None:
-    """Every case of the job that comes first, one after the other, each answered before the next begins.
+    """Receive a job and run its cases in order, returning each before the next one starts.
 
     Raises FFNError (exit 3) for a device that torch cannot use.
     """
     job = connection.recv()
     # Before torch: its OpenMP binds this thread to one core, and OpenBLAS's threads, which are started when numpy is
-    # loaded, would inherit that and all sit there (a GEMM of two threads took 10 times as long).
+    # loaded, would inherit that and all run there (a GEMM of two threads took 10 times as long).
     import numpy  # noqa: F401
 
     from ffncli.bench.machine.machine import unusable

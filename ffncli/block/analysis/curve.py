@@ -38,9 +38,9 @@ def curve(name: str) -> Curve:
 
 
 def samples(c: Curve, low: float, high: float, slope: bool = False, steps: int = 240) -> list[tuple[float, float]]:
-    """(x, f(x)) or (x, slope) from `low` to `high`, `steps` apart, as points of a line: every kink is met exactly.
+    """(x, f(x)) or (x, slope) from `low` to `high`, `steps` apart, as points of a line with every kink exactly.
 
-    Where it jumps there are the points on both sides, and NaN between them.
+    At a jump it has the points on both sides, and NaN between them.
     """
     f, least = (c.slope, 1) if slope else (c.f, 0)  # a kink of a higher order is not a jump
     kinks = {x: order for x, order in reversed(c.row.kinks) if low < x < high}

@@ -25,8 +25,8 @@ class Difference:
 
     `maximum` is its least upper bound on the real line, None where there is none; `at` is where it is reached, None
     where it is only approached (`towards`: ±inf), is 0 or does not exist. `symmetric`: it is reached at -at too.
-    `within` is (x, |f - g|) where an unbounded one is largest on [-SHOWN, SHOWN]. `mean` and `rms` are of |f - g| for
-    x ~ N(0, std²).
+    `within` is (x, |f - g|) where an unbounded difference is largest on [-SHOWN, SHOWN]. `mean` and `rms` are of |f -
+    g| for x ~ N(0, std²).
     """
 
     name: str
@@ -61,7 +61,7 @@ def difference(name: str, against: str, std: float = 1.0) -> Difference:
     mean = expectation(lambda x: abs(d.f(x)), std, (*d.kinks, *_crossings(d)))
     rms = math.sqrt(expectation(lambda x: d.f(x) ** 2, std, d.kinks))
     if abs(d.f(0.0)) >= top * (1.0 - _LAST_BITS):
-        at = 0.0  # the true place, not one found by rounding
+        at = 0.0  # the exact location, not one that rounding produced
     if math.isinf(top):
         x, most = _within(d)
         return Difference(name, against, None, None, _mirrored(d, x), None, (x, most), mean, rms)
@@ -73,7 +73,7 @@ def difference(name: str, against: str, std: float = 1.0) -> Difference:
 
 
 def minus(f: Curve, g: Curve) -> Curve:
-    """f - g as a curve; a kink of both counts with its lower order."""
+    """f - g as a curve; a kink of both has the lower of the two orders."""
     kinks: dict[float, int] = {}
     for x, order in (*f.row.kinks, *g.row.kinks):
         kinks[x] = min(order, kinks.get(x, order))

@@ -15,17 +15,17 @@ from ffncli.errors import FFNError
 
 NARROWEST, WIDEST = 1e-6, 1e6  # of the normal input: beyond, every activation is one of its asymptotes
 CONVENTIONS = {
-    "slope": "df/dx; at a kink torch's",
-    "minimum": "the greatest lower bound, null where there is none; minimum_at is null where it is only approached; of "
-    "several places the one nearest to 0; maximum likewise",
-    "lipschitz": "the least L with |f(a) - f(b)| <= L |a - b|, null where there is none",
+    "slope": "df/dx; at a kink, torch's value",
+    "minimum": "the greatest lower bound, null if there is none; minimum_at is null if it is only approached, and the "
+    "place nearest to 0 if there are several; maximum likewise",
+    "lipschitz": "the least L with |f(a) - f(b)| <= L |a - b|, null if there is none",
     "smoothness_at_0": "how many derivatives are continuous at 0: null for all, -1 where f itself jumps",
     "zero_share": f"share of a normal input of mean 0 and that std with |f(x)| <= {NEAR_ZERO:g}; exact_zero_share: "
     "with f(x) = 0, in exact arithmetic",
     "mean, variance": "of f(x) for that input, by quadrature",
     "gain": "std / sqrt(E[f(x)^2]): weights of standard deviation gain / sqrt(fan_in) keep the second moment",
     "gradient_gain": "1 / sqrt(E[f'(x)^2]): the same for the gradient",
-    "learned": "what an activation learns stands at its initial value",
+    "learned": "learned parameters have their initial values",
 }
 
 
@@ -85,7 +85,7 @@ def facts(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
 
 
 def activation(name: str, at: Sequence[float] = (), std: float = 1.0) -> Facts:
-    """The facts of an activation by any of its names, `gelu_new` for one.
+    """The facts of an activation by any of its names, such as `gelu_new`.
 
     Raises FFNError as `facts`, and for an unknown name or that of a gated unit.
     """

@@ -11,15 +11,15 @@ from itertools import pairwise
 from ffncli.block.dtypes import dtype
 from ffncli.errors import FFNError
 
-_LEAST, _MOST = -14, 6  # exponents of the inputs looked at: closer to 0 f is a line, further out its asymptote
-_STRIDE = 16_411  # of fp32 one number in so many; prime, so that their low bits differ
+_LEAST, _MOST = -14, 6  # exponents of the inputs tested: closer to 0, f is a line; further out, its asymptote
+_STRIDE = 16_411  # for fp32, one number in this many is tested; prime, so that their low bits differ
 
 
 @dataclass(frozen=True)
 class NumberFormat:
     """A binary floating-point format (IEEE 754): `precision` bits of significand, exponents of normal numbers.
 
-    Every number of it is a Python float, and has an ordinal: its place in their order, counted from 0.
+    Every number in it is a Python float and has an ordinal: its rank in order of size, counted from 0.
     """
 
     name: str
@@ -45,15 +45,15 @@ class NumberFormat:
 
     @cached_property
     def _end(self) -> float:
-        """From here on a float is rounded to infinity: half a step beyond the largest."""
+        """The threshold above which a float rounds to infinity: half a step beyond the largest."""
         return self.largest + 0.5 * self.ulp(self.largest)
 
     def ulp(self, x: float) -> float:
-        """The distance from |x| to the next larger number of the format, were it without an end."""
+        """The distance from |x| to the next larger number of the format, ignoring its upper limit."""
         return self._spacing[math.frexp(x)[1] if x else self.lowest]
 
     def nearest(self, x: float) -> float:
-        """The nearest number, of two the even one; ±inf beyond the largest. Loses the sign of 0."""
+        """The nearest number, ties to even; ±inf beyond the largest. Loses the sign of 0."""
         if not -self._end < x < self._end:
             return math.copysign(math.inf, x) if x == x else x
         step = self.ulp(x)
@@ -61,7 +61,7 @@ class NumberFormat:
 
     @cached_property
     def ordinal(self) -> Callable[[float], int]:
-        """x → how many steps from 0 the nearest number is, below 0 negative; infinity is the one after the largest."""
+        """x → how many steps from 0 the nearest number is, negative below 0; infinity follows the largest."""
         spacing, frexp, end, half = self._spacing, math.frexp, self._end, 1 << (self.precision - 1)
         below = tuple(max(e - 1 - self.lowest, 0) * half for e in self._exponents)
         last = (self.highest - self.lowest + 2) * half
@@ -77,7 +77,7 @@ class NumberFormat:
         return ordinal
 
     def value(self, ordinal: int) -> float:
-        """The number of an ordinal; ±inf for the one after the largest."""
+        """The number with that ordinal; ±inf for the ordinal after the largest."""
         half, n = 1 << (self.precision - 1), abs(ordinal)
         e = max(n // half - 1, 0)
         size = math.ldexp(n - e * half, self.lowest + 1 - self.precision + e)
@@ -94,9 +94,9 @@ FORMATS = {form.name: form for form in _ALL}
 
 @cache
 def inputs(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
-    """0 and every number of a format (of fp32 one in _STRIDE) from 2^-14 to 64 in size, in order.
+    """0 and every number of a format (for fp32, one in _STRIDE) from 2^-14 to 64 in size, in order.
 
-    The range is wider for a normal input that is: 2^-14 std for a std below 1, 64 std for one above.
+    A wider or narrower normal input extends it: to 2^-14 std for a std below 1, to 64 std for a std above 1.
     """
     scale = math.frexp(std)[1]
     low = max(math.ldexp(1.0, _LEAST + min(scale - 1, 0)), form.value(1))
@@ -107,7 +107,7 @@ def inputs(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
 
 @cache
 def shares(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
-    """For each of `inputs` the probability that x ~ N(0, std²) is nearest to it; what lies beyond is the last one's."""
+    """For each of `inputs` the probability that x ~ N(0, std²) is nearest to it; tails go to the outermost."""
     above = [x for x in inputs(form, std) if x >= 0]
     unit = 1.0 / (std * math.sqrt(2.0))
     beyond = [0.5 * math.erfc(0.5 * (a + b) * unit) for a, b in pairwise(above)] + [0.0]
@@ -116,11 +116,11 @@ def shares(form: NumberFormat, std: float = 1.0) -> tuple[float, ...]:
 
 
 def formats(text: str, field: str = "--dtype") -> tuple[NumberFormat, ...]:
-    """The formats of a comma list in any usual spelling, each once.
+    """The formats in a comma-separated list, in any usual spelling, without duplicates.
 
-    Raises FFNError for a name that is unknown, and for fp64, which is what the others are measured against.
+    Raises FFNError for an unknown name, and for fp64, which is the reference for the others.
     """
     names = [dtype(part, field).name for part in text.split(",")]
     if "fp64" in names:
-        raise FFNError(f"{field} fp64 is the reference", f"compare with it one of {', '.join(FORMATS)}")
+        raise FFNError(f"{field} fp64 is the reference", f"compare it with one of {', '.join(FORMATS)}")
     return tuple(FORMATS[name] for name in dict.fromkeys(names))

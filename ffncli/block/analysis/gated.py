@@ -1,6 +1,6 @@
 """Gated units as functions of two numbers: y = a(gate) ⊙ b(up), where a and b are `steps.Activation`s.
 
-One table: the units of GATED are in it already, one that limits its gate or its up is a row.
+The units of GATED are already in this one table; a unit that limits its gate or its up is a row of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GatedUnit:
         return float(self.f(gate, up, SCALAR))
 
     def slopes(self, gate: float, up: float) -> tuple[float, float]:
-        """(∂y/∂gate, ∂y/∂up); at a kink or a limit torch's."""
+        """(∂y/∂gate, ∂y/∂up); at a kink or a limit, torch's value."""
         a, b = factor(self.gate), factor(self.up)
         return a.slope(gate) * b.f(up), a.f(gate) * b.slope(up)
 
@@ -59,7 +59,7 @@ class GatedUnit:
         return Curve(row, lambda x: self.value(x, up), lambda x: self.slopes(x, up)[0])
 
     def operations(self) -> Operations:
-        """What one element of y costs, the product included."""
+        """The operations of one element of y, the product included."""
         return counted(lambda gate, up: self.f(gate, up, COUNTING), inputs=2)
 
     def spec(self, d_model: int, d_ff: int) -> FFNSpec:
@@ -92,7 +92,7 @@ UNITS: dict[str, GatedUnit] = {
 
 
 def split(names: Sequence[str], option: str = "NAME") -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(canonical names of plain functions, names of gated units), each once, in order; any spelling, comma lists too.
+    """(canonical names of plain functions, names of gated units), in order, no duplicates; in any spelling.
 
     Raises FFNError for an unknown name, with the nearest known ones.
     """
@@ -113,7 +113,7 @@ def split(names: Sequence[str], option: str = "NAME") -> tuple[tuple[str, ...], 
 
 
 def applied(op: Activation, x: Any, m: Any) -> Any:
-    """What the step computes, over a namespace. A limit lets NaN through, as torch's clamp does."""
+    """The step's function, over a namespace. A limit lets NaN through, as torch's clamp does."""
     y = TABLE[op.function].f(_clipped(op, x, m), m)
     return y + op.plus if op.plus else y
 

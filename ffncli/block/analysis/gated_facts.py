@@ -24,21 +24,21 @@ _INF = math.inf
 _FAR = 2.0**20
 CONVENTIONS = {
     "gate, up": "of a gated unit: independent, both normal of mean 0 and that std; slope is by gate, slope_up by up",
-    "growth": "of a gated unit: the power with which it grows along gate = up",
-    "linear_share": "of a gated unit: the share of its variance that the best straight function of gate and up has;"
-    " linear_share_of_gate_function: the same of its gate's function alone; product_share: the further share that the"
-    " bare product gate * up has",
+    "growth": "of a gated unit: the power at which it grows along gate = up",
+    "linear_share": "of a gated unit: the share of its variance that the best linear function of gate and up explains;"
+    " linear_share_of_gate_function: the same for its gate function alone; product_share: the further share that the"
+    " plain product gate * up explains",
 }
 
 
 @dataclass(frozen=True)
 class GatedFacts:
-    """Bounds are None where there are none; `minimum_at` is (gate, up), None where the bound is only approached.
+    """A missing bound is None; `minimum_at` is (gate, up), None where the bound is only approached.
 
     `lipschitz` is the least L with |y(p) - y(q)| ≤ L ‖p - q‖ over the plane of (gate, up), Euclidean. `growth` is the
-    power with which y grows along gate = up: y(2t, 2t) = 2^growth · y(t, t) for large t. `linear_share` is the share
-    of the output's variance that the best straight function of gate and up explains (R²), `product_share` the further
-    share that gate · up itself does; `linear_share_of_gate_function` is R² of the gate's function alone. `gain` is
+    power at which y grows along gate = up: y(2t, 2t) = 2^growth · y(t, t) for large t. `linear_share` is the share
+    of the output's variance that the best linear function of gate and up explains (R²), `product_share` the further
+    share that gate · up itself explains; `linear_share_of_gate_function` is R² of the gate function alone. `gain` is
     std / √E[y²].
     """
 
@@ -83,13 +83,13 @@ class GatedReport:
 def gated_report(
     unit: GatedUnit, at: Sequence[float] = (), ups: Sequence[float] = (1.0,), std: float = 1.0
 ) -> GatedReport:
-    """The same for a unit as `facts.facts` for a function. Raises FFNError as it does."""
+    """For a gated unit what `facts.facts` is for a function. Raises the same FFNErrors."""
     values = tuple(GatedValue(x, up, unit.value(x, up), *unit.slopes(x, up)) for up in ups for x in at)
     return GatedReport(unit, values, std, gated_facts(unit, std), unit.operations())
 
 
 def gated_facts(unit: GatedUnit, std: float = 1.0) -> GatedFacts:
-    """All of it for gate, up ~ N(0, std²), independent. Raises FFNError as `facts.facts` for the std."""
+    """All facts for gate, up ~ N(0, std²), independent. Raises FFNError for a bad std, as `facts.facts` does."""
     check_width(std)
     gate, up = factor(unit.gate), factor(unit.up)
     shape_a, shape_b = shape(gate), shape(up)
@@ -129,7 +129,7 @@ class _BestLine:
 
 
 def _best_line(c: Curve, std: float) -> _BestLine:
-    """Even and odd parts are taken apart, so that what is 0 by symmetry is exactly 0."""
+    """Even and odd parts are separated, so that what is 0 by symmetry is exactly 0."""
 
     def mean(g: Callable[[float], float]) -> float:
         return expectation(g, std, tuple(sorted({*c.kinks, *(-k for k in c.kinks)})))
@@ -146,7 +146,7 @@ def _best_line(c: Curve, std: float) -> _BestLine:
 
 
 def _bound(a: Shape, b: Shape, sign: float) -> tuple[float | None, tuple[float, float] | None]:
-    """(the least or greatest value of a · b, where): a corner of the rectangle of both ranges."""
+    """(the least or greatest value of a · b, its location): a corner of the rectangle of both ranges."""
     corners = [
         (_product(x, y), x_at, y_at)
         for x, x_at in ((a.minimum, a.minimum_at), (a.maximum, a.maximum_at))
@@ -163,7 +163,7 @@ def _product(x: float, y: float) -> float:
 
 
 def _lipschitz(gate: Curve, a: Shape, b: Shape) -> float | None:
-    """sup √((a' b)² + (a b')²) for an up that is a straight line within limits: it is at the one with larger |b|."""
+    """sup √((a' b)² + (a b')²) for an up that is linear within limits: at the limit with the larger |b|."""
     size_b = max(abs(b.minimum), abs(b.maximum))
     if not all(map(math.isfinite, (size_b, a.minimum, a.maximum, a.lipschitz))):
         return None
@@ -182,9 +182,9 @@ def _lipschitz(gate: Curve, a: Shape, b: Shape) -> float | None:
 
 
 def _zero_share(unit: GatedUnit, gate: Curve, std: float) -> float:
-    """P(|a(g) b(u)| ≤ NEAR_ZERO) = E over g of P(|b(u)| ≤ NEAR_ZERO / |a(g)|); the inner one is closed.
+    """P(|a(g) b(u)| ≤ NEAR_ZERO) = E over g of P(|b(u)| ≤ NEAR_ZERO / |a(g)|); the inner one has a closed form.
 
-    It changes fast about the zeros of a(g), so that the panels grow from there by a factor; it jumps where the value of
+    It changes fast near the zeros of a(g), so the panels grow geometrically from there; it jumps where the value at
     a limit comes within the bound.
     """
     lift = unit.up

@@ -1,9 +1,9 @@
-"""Operations per element, counted by running a formula of the table on numbers that record what is done to them.
+"""Operations per element, counted by running a formula of the table on numbers that record each operation.
 
 A repeated expression is counted once, `where` computes both sides, as tensors do, and constants are folded: numbers
 that do not depend on the input (a learned α and what is computed from it once per tensor) cost nothing per element, nor
-does multiplying by 1, adding 0 or testing for NaN (x == x). A fused kernel may differ, say with a max for a comparison
-and a selection. `block/cost.py` counts 1 FLOP per element for any activation; this is the finer figure.
+does multiplying by 1, adding 0 or testing for NaN (x == x). A fused kernel may differ, for example with a max for a
+comparison and a selection. `block/cost.py` counts 1 FLOP per element for any activation; this is the finer figure.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ffncli.block.activations import TABLE
 from ffncli.block.scalar import SCALAR, with_learned
 
 CONVENTION = (
-    "per element, as the table's formula computes it: what is written twice is counted once, a selection computes both"
+    "per element, as the table's formula computes it: a repeated expression is counted once, a selection computes both"
     " sides, constants and learned parameters are not per element; a max is a comparison and a selection; an abs or a"
-    " negation is `sign`; exp, erf, tanh, sigmoid and the like are one each; a fused kernel may do it otherwise"
+    " negation is `sign`; exp, erf, tanh, sigmoid and the like are one each; a fused kernel may differ"
 )
 
 
@@ -38,12 +38,12 @@ class Operations:
 
     @property
     def total(self) -> int:
-        """All of them, a function as one."""
+        """All operations, each function counted as one."""
         return sum(count for _, count in self._kinds()) + self.transcendental
 
     @property
     def transcendental(self) -> int:
-        """The functions among them, square roots too."""
+        """The functions among them, including square roots."""
         return sum(self.functions.values())
 
     @property
@@ -66,7 +66,7 @@ _SHORT = {"multiply": "mul", "add": "add", "divide": "div", "compare": "compare"
 
 @cache
 def operations(name: str, slope: bool = False) -> Operations:
-    """What f of a canonical name (a key of `activations.TABLE`) costs per element; with `slope` its slope alone."""
+    """What f of a canonical name (a key of `activations.TABLE`) costs per element; with `slope`, its slope alone."""
     row = TABLE[name]
     m = with_learned(COUNTING, row.learned)
     function = row.slope if slope else row.f
@@ -74,7 +74,7 @@ def operations(name: str, slope: bool = False) -> Operations:
 
 
 def counted(function: Callable[..., Any], inputs: int = 1) -> Operations:
-    """What a function of so many elements costs; it takes its functions from `COUNTING`."""
+    """The operations of a function of that many elements; it must call the functions of `COUNTING`."""
     tape = _Tape()
     function(*(tape.value(("input", (i,))) for i in range(inputs)))
     kinds = [key[0] for key in tape.values if key[0] != "input"]
@@ -84,11 +84,11 @@ def counted(function: Callable[..., Any], inputs: int = 1) -> Operations:
 
 # --- numbers that record ----------------------------------------------------------------------------------------------
 
-_Key: TypeAlias = tuple[str, tuple[Hashable, ...]]  # kind; how, and on what
+_Key: TypeAlias = tuple[str, tuple[Hashable, ...]]  # kind; operation and operands
 
 
 class _Tape:
-    """Every distinct value computed so far, by what it was computed from."""
+    """Every distinct value computed so far, by its operation and operands."""
 
     def __init__(self) -> None:
         self.values: dict[_Key, _Operand] = {}
@@ -102,7 +102,7 @@ class _Tape:
 
 
 class _Operand:
-    """A number, or a truth, that depends on the input."""
+    """A number, or a boolean, that depends on the input."""
 
     def __init__(self, tape: _Tape, index: int) -> None:
         self.tape, self.index = tape, index

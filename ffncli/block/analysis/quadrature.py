@@ -1,8 +1,8 @@
-"""Expectations under a normal distribution, by Gauss-Legendre quadrature on panels: deterministic, and no sampling.
+"""Expectations under a normal distribution, by Gauss-Legendre quadrature on panels: deterministic, without sampling.
 
-The panels follow two scales, that of the activations (about 1 for any input) and that of the input, and no panel
-reaches over a kink. Within one the integrand is smooth, and 16 nodes leave nothing but rounding (a test holds all
-moments of all rows to 1e-12 of mpmath's).
+The panels follow two scales, that of the activations (about 1 for any input) and that of the input; no panel
+contains a kink. Within a panel the integrand is smooth, and 16 nodes leave only rounding error (a test compares all
+moments of all rows with mpmath's, to 1e-12).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PANELS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)  # ends of panels,
 
 
 def expectation(g: Callable[[float], float], std: float = 1.0, breaks: tuple[float, ...] = ()) -> float:
-    """E[g(X)] for X ~ N(0, std²); `breaks` are the places where g or a derivative of it jumps.
+    """E[g(X)] for X ~ N(0, std²); `breaks` are the points where g or one of its derivatives jumps.
 
     g may grow as a polynomial. std lies between 1e-6 and 1e6 (see `facts`).
     """

@@ -1,7 +1,7 @@
 """The shape of a curve: its range, where it is lowest, how steep it is, whether it is monotone, where it is zero.
 
-All found by search on a grid fine enough for every activation in use, then by bisection or golden section to float64's
-limit; kinks are evaluated from both sides.
+All computed by search on a grid fine enough for every activation in use, then by bisection or golden section to
+float64's limit; kinks are evaluated from both sides.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from ffncli.block.analysis.curve import Curve
 from ffncli.block.analysis.quadrature import normal_share
 from ffncli.block.units import NEAR_ZERO
 
-_GRID = tuple(i / 8 for i in range(-160, 161))  # -20 ... 20: beyond, every activation equals its asymptote
+_GRID = tuple(i / 8 for i in range(-160, 161))  # -20 ... 20: outside, every activation equals its asymptote
 _FAR, _FARTHER = 2.0**20, 2.0**40
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Bounds are ±inf where there are none.
+    """A missing bound is ±inf.
 
     `minimum` is the greatest lower bound, `minimum_at` where it is reached, nearest to zero if at several places; None
     where it is only approached; `maximum` likewise. `lipschitz` is the least L with |f(a) - f(b)| ≤ L |a - b|,
-    `steepest_at` the only place where the slope has that size, None where there is none or a whole interval.
+    `steepest_at` the only place where the slope has that size, None if there is none or a whole interval.
     """
 
     minimum: float
@@ -57,7 +57,7 @@ def near_zero_share(c: Curve, std: float = 1.0, bound: float = NEAR_ZERO) -> flo
 
     xs = [-_FAR, *_grid(c), _FAR]
     values = [c.f(x) for x in xs]
-    marks = []  # (x, whether |f| is above the bound), with every zero of f among them
+    marks = []  # (x, whether |f| is above the bound), including every zero of f
     for (a, at_a), (b, at_b) in pairwise(zip(xs, values, strict=True)):
         marks.append((a, abs(at_a) > bound))
         if at_a * at_b < 0:
@@ -126,7 +126,7 @@ def _steepest(c: Curve, xs: list[float], sizes: list[float]) -> tuple[float, flo
 
 
 def bisect(g: Callable[[float], float], low: float, high: float) -> float:
-    """A zero of g between two places of different sign, to the last bit."""
+    """A zero of g between two points of opposite sign, to the last bit."""
     rising = g(high) > 0
     for _ in range(200):
         middle = 0.5 * (low + high)
@@ -140,7 +140,7 @@ def bisect(g: Callable[[float], float], low: float, high: float) -> float:
 
 
 def golden(g: Callable[[float], float], low: float, high: float) -> float:
-    """Where g, with one maximum between low and high, has it; to the square root of float64's precision."""
+    """The location of g's only maximum between low and high, to the square root of float64's precision."""
     a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     at_a, at_b = g(a), g(b)
     for _ in range(80):

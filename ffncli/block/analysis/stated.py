@@ -1,4 +1,4 @@
-"""Values stated for a function, and whether they are right to the digits in which they are stated."""
+"""Values stated for a function, and whether they are right to their stated digits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Checked:
 
 
 def claim(text: str, option: str) -> Claim:
-    """The claim of `X=Y`. Raises FFNError, naming the option, where that is not a pair of finite numbers."""
+    """The claim of `X=Y`. Raises FFNError, naming the option, if it is not a pair of finite numbers."""
     x, equals, y = text.partition("=")
     try:
         at, stated = Decimal(x.strip()), Decimal(y.strip())
@@ -56,6 +56,6 @@ def check(name: str, claims: Sequence[Claim]) -> tuple[Checked, ...]:
     c, out = curve(name), []
     for one in claims:
         value = c.f(one.x)
-        right = abs(value - one.stated) <= one.half_unit * (1 + 1e-9)  # the claim's own rounding to binary
+        right = abs(value - one.stated) <= one.half_unit * (1 + 1e-9)  # allows for the claim's rounding to binary
         out.append(Checked(name, one.x, one.stated, value, value / one.x if one.x else None, right, one.text))
     return tuple(out)

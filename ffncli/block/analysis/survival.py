@@ -14,7 +14,7 @@ from ffncli.block.analysis.formats import NumberFormat, inputs, shares
 
 @dataclass(frozen=True)
 class Meeting:
-    """Two activations at one number x of a format: their rounded values, and how many of its steps they are apart."""
+    """Two activations at one number x of a format: their rounded values, and how many steps apart they are."""
 
     x: float
     value: float
@@ -27,7 +27,7 @@ class Survival:
     """f and g, computed exactly from each of `inputs` numbers of a format and rounded to it once.
 
     `differ` is the probability, for x ~ N(0, std²) rounded to the format, that the two values are not the same number,
-    `beyond_neighbours` that they are more than one step apart. `largest` is where they are most steps apart, None where
+    `beyond_neighbours` that they are more than one step apart. `largest` is where most steps separate them, None if
     they never differ; `at_difference` their values where |f - g| is largest (see `Difference.places`). `noise` is the
     rms of g's rounding error, for the same x; `ratio` the rms of f - g over it, None where rounding leaves g unchanged.
     """
@@ -51,7 +51,7 @@ class Survival:
 
 @dataclass(frozen=True)
 class RoundedDifference:
-    """One activation's difference from another, and what is left of it in each format."""
+    """One activation's difference from another, and how much of it survives in each format."""
 
     difference: Difference
     rounded: tuple[Survival, ...]
@@ -66,7 +66,7 @@ def rounded_differences(
 
 
 def survival(d: Difference, form: NumberFormat, std: float = 1.0) -> Survival:
-    """What is left of a difference in a format."""
+    """How much of a difference survives in a format."""
     xs, mass = inputs(form, std), shares(form, std)
     ours, theirs = _ordinals(d.name, form, std), _ordinals(d.against, form, std)
     steps = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]

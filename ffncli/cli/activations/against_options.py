@@ -45,11 +45,11 @@ class AgainstOptions:
 
     @property
     def dtype(self) -> str | None:
-        """All values of --dtype as one comma list."""
+        """All values of --dtype as one comma-separated list."""
         return joined(self.dtypes)
 
     def check(self, units: Sequence[str], source: str | None = None) -> None:
-        """Raises FFNError for an option that is wrong or would do nothing, and for gated units; before computing."""
+        """Raises FFNError for wrong options, options without effect, and gated units, before computing."""
         self.reference()
         if self.dtype is not None and source is None:
             self.formats()
@@ -77,7 +77,7 @@ class AgainstOptions:
         return formats(DEFAULT_FORMATS if self.dtype is None else self.dtype)
 
     def differences(self, names: Sequence[str], std: float) -> tuple[RoundedDifference, ...]:
-        """How far each of `names` (canonical) is from --against, in the formats too; none without it."""
+        """The difference of each of `names` (canonical) from --against, also in the formats; none without it."""
         reference = self.reference()
         if reference is None:
             return ()
@@ -86,7 +86,7 @@ class AgainstOptions:
         return rounded_differences(names, reference, self.formats(), std)
 
     def judge(self, differences: Sequence[RoundedDifference]) -> None:
-        """After the answer: FFNError (exit 1) where --tolerance is exceeded."""
+        """After the answer: FFNError (exit 1) if --tolerance is exceeded."""
         if self.tolerance is None:
             return
         over = [one.difference for one in differences if one.difference.exceeds(self.tolerance)]

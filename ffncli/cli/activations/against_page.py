@@ -14,7 +14,7 @@ from ffncli.show.tables import Cell, Fixed, Table
 from ffncli.show.text import percent, plural
 
 CONVENTIONS = {
-    "max_difference": "the least upper bound of |f - g| for all x, g the one of --against; null where there is none",
+    "max_difference": "the least upper bound of |f - g| for all x, g being --against; null if there is none",
     "ulps": "steps from one number of a format to another: 0 the same, 1 neighbours; +0 and -0 are the same",
     "rounded": "f and g, exact at every x of the format, each rounded once to the nearest number",
 }
@@ -40,7 +40,7 @@ def widened(
 
 
 def row(one: RoundedDifference) -> dict[str, Any]:
-    """What is added to a row of the answer, under the keys of docs/json.md."""
+    """The additions to a row of the answer, under the keys of docs/json.md."""
     d = one.difference
     return {
         "against": d.against,
@@ -89,7 +89,7 @@ def _flat(line: Mapping[str, Any]) -> dict[str, Cell]:
 
 
 def place_text(d: Difference) -> str:
-    """Where a difference is largest: `±2.6989`, `towards -∞`; a dash where it is nowhere or everywhere."""
+    """Where a difference is largest: `±2.6989`, `towards -∞`; a dash if it is nowhere or everywhere."""
     if d.towards is not None:
         return "towards -∞" if d.towards < 0 else "towards ∞"
     if not d.places:
@@ -125,7 +125,7 @@ def _survivals(compared: Sequence[RoundedDifference], std: float) -> list[Part]:
     pairs = [(one.difference, s) for one in others for s in one.rounded]
     against = others[0].difference.against
     note = (
-        f"yes: its rms is above that of rounding {against} itself; in part: below it, yet some numbers differ · "
+        f"yes: its rms is above that of rounding {against} itself; in part: below it, but some numbers differ · "
         "1 ulp: from a number of the format to the next · x: where the exact difference is largest, then where the "
         f"ulps are most, with both numbers · inputs are normal, of std {std:g}"
     )

@@ -62,7 +62,7 @@ def command(
             "--std", metavar="X", parser=above_zero("--std"), daily=True, help="Standard deviation of the normal input."
         ),
     ] = 1.0,
-    everything: Annotated[bool, _values("--all", daily=True, help="Every activation there is.")] = False,
+    everything: Annotated[bool, _values("--all", daily=True, help="Show every activation.")] = False,
     expected: ExpectOptions,
     gated: GatedOptions,
     iso: IsoOptions,
@@ -71,7 +71,7 @@ def command(
     data: DataOptions,
     show: OutputOptions,
 ) -> None:
-    """Compare activations: values, slopes, extremes, differences, what becomes of a normal input.
+    """Compare activations: values, slopes, extremes, differences, statistics for a normal input.
 
     Examples:
       ffn activations gelu silu --plot                     # values and curves
@@ -108,7 +108,7 @@ def command(
 
 
 def _no_units(units: Sequence[str]) -> None:
-    """Raises FFNError for a gated unit: with --source functions replace the gate's."""
+    """Raises FFNError for a gated unit: with --source, functions replace the gate's."""
     if units:
         function = UNITS[units[0]].gate.function
         raise FFNError(f"--source: {units[0]} is a gated unit", f"name the function of its gate, {function}")
@@ -117,7 +117,7 @@ def _no_units(units: Sequence[str]) -> None:
 def _rows(
     units: Sequence[str], at: Sequence[float], ups: Sequence[float], std: float, widths: Mapping[str, IsoUnit]
 ) -> list[dict[str, Any]]:
-    """The rows of gated units; nothing is loaded for none."""
+    """The rows of gated units; nothing is loaded if there are none."""
     if not units:
         return []
     from ffncli.block.analysis.gated_facts import gated_report
@@ -151,9 +151,9 @@ def _pictured(page: Answer, plot: PlotOptions, output: Output, plain: _Plain, ga
 
 
 def chosen_names(names: list[str] | None, everything: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Canonical names of plain functions, and of gated units: the named ones, every function, or those in use.
+    """Canonical names of plain functions, and of gated units: the named ones, all of them, or those in use.
 
-    Raises FFNError for an unknown one.
+    Raises FFNError for an unknown name.
     """
     if everything and names:
         raise FFNError("--all and a NAME contradict each other", "give one or the other")

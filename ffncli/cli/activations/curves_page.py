@@ -11,7 +11,7 @@ from ffncli.block.analysis.gated import UNITS
 from ffncli.show.plots.plot import Plot, Series
 
 MOST_CURVES = 8  # in one frame
-_LEAVES = 2.5  # times the height of most curves: what is higher would flatten them
+_LEAVES = 2.5  # times the height of most curves: higher curves would flatten them
 
 
 def curve_plots(names: Sequence[str], at: Sequence[float], against: str | None = None) -> list[Plot]:
@@ -21,7 +21,7 @@ def curve_plots(names: Sequence[str], at: Sequence[float], against: str | None =
     them, and the differences from it come last.
     """
     names = list(dict.fromkeys(names))
-    if against:  # last: the others then look the same without it
+    if against:  # last, so that the others look the same without it
         names = [*(name for name in names if name != against), against]
     curves = [curve(name) for name in names]
     frames = [curves[i : i + MOST_CURVES] for i in range(0, len(curves), MOST_CURVES)]
@@ -63,13 +63,13 @@ def difference_plot(names: Sequence[str], against: str, at: Sequence[float]) -> 
 
 
 def _span(at: Sequence[float]) -> tuple[float, float]:
-    """From the least to the greatest of the points; about a single one, 1 to each side."""
+    """From the least to the greatest of the points; around a single one, 1 to each side."""
     low, high = min(at), max(at)
     return (low, high) if low < high else (low - 1.0, high + 1.0)
 
 
 def _frame(lines: Sequence[Series]) -> tuple[tuple[float, float] | None, list[str]]:
-    """The y-axis that shows most curves well, and the few that leave it; (None, []) where none does."""
+    """The y-axis that shows most curves well, and the few that leave it; (None, []) if none does."""
     ranges = [_range(line) for line in lines]
     heights = sorted(high - low for low, high in ranges)
     limit = _LEAVES * heights[len(heights) // 2]

@@ -43,18 +43,18 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
     def check(self, others: Mapping[str, object], rounding: bool) -> None:
         """Raises FFNError for options that need --source without it, and for contradictions.
 
-        `others` are the command's options that are not about data, each with its value; `rounding` computes on a
+        `others` are the command's options that do not concern data, each with its value; `rounding` computes on a
         --device too.
         """
         made = {"--input": self.input, "--tokens": self.tokens, "--batch": self.batch, "--seq-len": self.seq_len}
         if self.source is None:
             if self.device != "cpu" and not rounding:
-                raise FFNError("--device says where --source and --rounding compute", "add one of them")
+                raise FFNError("--device is the device for --source and --rounding", "add one of them")
             where = {"--seed": self.seed, "--threads": self.threads}
             prompts = {"--prompt": self.prompt, "--input-ids": self.input_ids, "--position": self.position}
             needing = {"--layer": self.layer, **prompts, **made, **where}
             if option := next((name for name, value in needing.items() if value is not None), None):
-                raise FFNError(f"{option} needs --source", "name the model whose activation it is: --source DIR")
+                raise FFNError(f"{option} needs --source", "name the model with the activation: --source DIR")
             return
         if option := next((name for name, value in others.items() if value), None):
             raise FFNError(f"{option} contradicts --source", "with --source the values are those of the model")
@@ -73,5 +73,5 @@ class DataOptions(GivenOptions, TokenOptions, InputOptions, SourceOption):
             leading=self.leading(), dtype=dtype, device=self.device,
             seed=self.seed, threads=self.threads,
         )  # fmt: skip
-        output.notes(*remarks(data, self.layer, self.input))
+        output.notes(*self.notes, *remarks(data, self.layer, self.input))
         output.show(answer(data, self.model_input["prompt"], self.input))

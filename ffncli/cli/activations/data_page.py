@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ffncli.run.measure.distribution import Distribution
 
 CONVENTIONS = {
-    "input": "what reaches the function, after a clip; mean, std and all else of the finite values, std with divisor n",
+    "input": "the function's input, after a clip; all figures are of the finite values, std with divisor n",
     "rms": "sqrt(mean^2 + std^2): the --std whose N(0, std^2) fits best (maximum likelihood)",
     "normal_distance": "max |F - Phi|, F the cumulative distribution, Phi that of a normal of the same mean and std",
     "rows": "each activation on that input, the model's own first",
     "zero_share": f"share of values with |f(x)| <= {NEAR_ZERO:g}; exact_zero_share: with f(x) = 0",
     "dead_units": f"units that are 0 for every token; near_dead_units: within {NEAR_ZERO:g} of 0",
     "relative_difference": "||f(x) - own(x)|| / ||own(x)||",
-    "output_change": "the same of the FFN's output, with every activation of the layer replaced",
+    "output_change": "the same for the FFN's output, with every activation of the layer replaced",
 }
 _LONGEST = 40  # characters of an --input
 _FAULTS = 4  # named one by one
@@ -38,7 +38,7 @@ _FAR = 0.1  # of a std: a mean too far from 0 for a normal about 0
 def remarks(data: ActivationData, layer: str | None, numbers: str | None) -> list[str]:
     """Notes for stderr: on the model and its run, the default layer, random weights or inputs, values not finite.
 
-    `numbers` is the --input, None where it was drawn at random.
+    `numbers` is the --input, None if it is random.
     """
     model = data.model
     out = [*model.notes, *map(str, model.differences), *data.notes]
@@ -202,7 +202,7 @@ def _of_100(share: float | None) -> float | None:
 
 
 def _all(data: ActivationData) -> list[Part]:
-    """A row per layer for the inputs, and one for what other activations would change."""
+    """A row per layer for the inputs, and one for the change by other activations."""
     stacks = {layer.stack for layer in data.layers}
     inputs, changes = [], []
     names = list(dict.fromkeys(m.name for layer in data.layers for e in layer.activations for m in e.made))

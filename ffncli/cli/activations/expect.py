@@ -60,7 +60,7 @@ def with_checked(page: Answer, checks: Sequence[Checked]) -> Answer:
 
 
 def judge(checks: Sequence[Checked]) -> None:
-    """Raises FFNError, exit 1, where a claim is wrong; the answer has been shown before."""
+    """Raises FFNError, exit 1, if a claim is wrong; the answer has already been shown."""
     wrong = [one for one in checks if not one.right]
     if wrong:
         values = ", ".join(f"{one.name}({one.x:g}) = {_value(one)}, not {one.text}" for one in wrong[:5])
@@ -69,7 +69,7 @@ def judge(checks: Sequence[Checked]) -> None:
 
 
 class _Written(Fixed):
-    """A number that is shown as it was written."""
+    """A number that is shown as written."""
 
     text: str
 

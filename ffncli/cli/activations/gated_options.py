@@ -29,11 +29,11 @@ class GatedOptions:
 
     @property
     def up(self) -> str | None:
-        """All values of --up as one comma list."""
+        """All values of --up as one comma-separated list."""
         return joined(self.up_lists)
 
     def ups(self, gated: Sequence[str], at: Sequence[float]) -> tuple[float, ...]:
-        """The values of up. Raises FFNError where no unit has one, and for too many places."""
+        """The values of up. Raises FFNError if no unit has one, and for too many points."""
         if self.up is None:
             return DEFAULT_UP
         ups = points(self.up, "--up")

@@ -92,7 +92,7 @@ def _facts(rows: Sequence[Row]) -> list[Part]:
         f"near zero: |y| ≤ {NEAR_ZERO:g} · gain: weights of std gain / √fan_in keep E[y²]",
         "linear: the share of y's variance that a linear function of gate and up explains;",
         "f alone: the same for the gate's function alone; product: the share that gate · up",
-        "explains besides",
+        "explains in addition",
     ]
     along = Line("growth: y grows as t^growth along gate = up = t; silu and gelu alone have 1", quiet=True)
     costs = [(row["name"], row["operations"]["text"]) for row in rows]
@@ -114,7 +114,7 @@ def _place(at: Sequence[float] | None) -> str:
 
 
 def _values(rows: Sequence[Row], up: float) -> list[Part]:
-    """At one up: value and both slopes, a table each, or one together where there is one unit."""
+    """At one up: value and both slopes, one table each, or a single table for one unit."""
     kinds = [("Value", "value"), ("∂/∂gate", "slope"), ("∂/∂up", "slope_up")]
     chosen = [[value for value in row["values"] if value["up"] == up] for row in rows]
     if len(rows) == 1:

@@ -57,7 +57,7 @@ def row(one: Facts) -> dict[str, Any]:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row for CSV: values as lists, one per key; of operations their total."""
+    """A row for CSV: values as lists, one per key; for operations, their total."""
     counts = {key: row[key]["total"] for key in ("operations", "slope_operations")}
     return {**{k: v for k, v in row.items() if k != "values"}, **counts, **_columns(row["values"])}
 
@@ -121,7 +121,10 @@ def _normal(facts: Sequence[Facts]) -> list[Part]:
 
 
 def _mean(one: Facts) -> float:
-    """The mean, 0 where it is only rounding compared with the spread: 1e-17 for tanh. A narrow input's is small too."""
+    """The mean, 0 where it is only rounding compared with the spread: 1e-17 for tanh.
+
+    A narrow input also has a small mean.
+    """
     return one.mean if abs(one.mean) > 1e-12 * math.sqrt(one.variance) else 0.0
 
 

@@ -12,10 +12,10 @@ FARTHEST = 1e9
 
 
 def points(text: str, option: str = "--at") -> tuple[float, ...]:
-    """The numbers of a comma list, of a range A:B:STEP with both ends, or of several of them, in order.
+    """The numbers of a comma-separated list, of a range A:B:STEP with both ends, or of several of these, in order.
 
-    A range is counted in decimal, so that 0.1 steps meet 0.3. Raises FFNError for anything but finite numbers, for a
-    range that is empty or has no step, and for more than MOST points.
+    A range is counted in decimal, so that steps of 0.1 hit 0.3. Raises FFNError for anything but finite numbers, for an
+    empty range or one without a step, and for more than MOST points.
     """
     out: list[float] = []
     for part in text.split(","):
@@ -47,7 +47,7 @@ def _range(text: str, option: str, most: int) -> list[float]:
 
 
 def _number(text: str, option: str) -> Fraction:
-    """A number of at most FARTHEST, exactly as it is written."""
+    """A number of at most FARTHEST, exactly as written."""
     try:
         value = float(text)
     except ValueError:

@@ -23,7 +23,7 @@ class RoundingOptions(AgainstOptions):
     ] = False
 
     def check(self, units: Sequence[str], source: str | None = None) -> None:
-        """Raises FFNError for an option that is wrong or would do nothing, and for gated units; before computing.
+        """Raises FFNError for an option that is wrong or would have no effect, and for gated units; before computing.
 
         With --source, --dtype is the dtype that the model runs in.
         """
@@ -33,7 +33,7 @@ class RoundingOptions(AgainstOptions):
                 "--rounding is for functions of one number, not gated units", f"leave out {', '.join(units)}"
             )
         if self.dtype is not None and not self.rounding and self.against is None and source is None:
-            raise FFNError("--dtype is what --against and --rounding round to", "add --against NAME or --rounding")
+            raise FFNError("--dtype is the format for --against and --rounding", "add --against NAME or --rounding")
 
     def errors(self, names: Sequence[str], std: float, device: str = "cpu") -> list[RoundingError]:
         """Torch's rounding errors of `names` (canonical) in the formats, on `device`; none without --rounding."""

@@ -43,18 +43,18 @@ def _parts(errors: Sequence[RoundingError], std: float) -> list[Part]:
         Table(("name", "dtype", "way", "ulps", "at x", "is", "exact"), worst, "Rounding: the worst error in ulps"),
         Line(note, quiet=True),
         Table(("name", "dtype", "way", "error", "at x", "right"), sizes, "Rounding: the largest error"),
-        Line(f"|x| ≤ {10 * std:g} · right: within half an ulp, of normal inputs of std {std:g}", quiet=True),
+        Line(f"|x| ≤ {10 * std:g} · right: within half an ulp, for normal inputs of std {std:g}", quiet=True),
         *_overflows(errors),
     ]
 
 
 def _overflows(errors: Sequence[RoundingError]) -> list[Part]:
-    """A line per activation and format that becomes infinite, or loses a value that the format has."""
+    """A line per activation and format that overflows, or loses a value that the format could hold."""
     out: list[Part] = []
     for e in errors:
         who = f"{e.name} in {e.dtype}, {e.way}"
         if e.lost_at is not None:
-            out.append(Line(f"{who}: infinite or NaN from x = {e.lost_at:.4g} on, though {e.dtype} has the value"))
+            out.append(Line(f"{who}: infinite or NaN from x = {e.lost_at:.4g} on, though {e.dtype} can hold the value"))
         elif e.infinite_from is not None:
             out.append(Line(f"{who}: overflows from |x| = {e.infinite_from:.4g} on", quiet=True))
     return out

@@ -142,7 +142,7 @@ def command(
 
 def _overfitting(question: FitQuestion, rows: Sequence[FitRow]) -> list[Overfitting]:
     """The verdicts on blocks that were fitted to noisy samples."""
-    from ffncli.run.approximate.approximate import overfitting  # torch, which fitted the rows
+    from ffncli.run.approximate.approximate import overfitting  # imports torch, already loaded for fitting
 
     return overfitting(rows) if question.noise else []
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def answer(question: FitQuestion, rows: Sequence[FitRow], planned: int, noisy: Sequence[Overfitting] = ()) -> Answer:
-    """A row per block; `planned` is how many rows were planned, `noisy` the verdicts on fits to noisy samples."""
+    """A row per block; `planned` is the number of planned rows, `noisy` the verdicts on fits to noisy samples."""
     targets = list(dict.fromkeys(row.target for row in rows))
     about = [_about(question, name) for name in targets]
     body: dict[str, Any] = {
@@ -54,7 +54,7 @@ def plots(rows: Sequence[FitRow]) -> list[Plot]:
             )
         )
         y = "median held-out rmse" if noisy else "rmse of the best seed"
-        x = "d_ff" + (" (gated: of the plain block with as many parameters)" if any(r.gated for r in of_target) else "")
+        x = "d_ff" + (" (gated: of the plain block of equal size)" if any(r.gated for r in of_target) else "")
         out.append(Plot(f"{target}: error against width", x, y, lines, log_x=True, log_y=True, marks=True))
     return out
 
@@ -107,7 +107,7 @@ def _overfitting_text(one: Overfitting) -> str:
     if one.overfits:
         return f"{least} and {times}: overfits"
     if one.rises:
-        return f"{least} and {times}, yet it fits its samples no better: badly trained, not overfitting"
+        return f"{least} and {times}, but it fits its samples no better: badly trained, not overfitting"
     return f"{least} and {times}: no notable overfitting"
 
 
@@ -144,7 +144,7 @@ def _noisy(rows: Sequence[FitRow], line: str) -> Table:
 
 
 def _summary(rows: Sequence[FitRow]) -> list[Part]:
-    """Errors by activation and width, where there are several of both."""
+    """Errors by activation and width, if there are several of both."""
     widths = list(dict.fromkeys(row.d_ff_plain for row in rows))
     names = list(dict.fromkeys(row.activation for row in rows))
     if len(widths) < 2 or len(names) < 2:

@@ -1,4 +1,4 @@
-"""The rows of `ffn bench --by-step` as a page: where does the time go."""
+"""The rows of `ffn bench --by-step` as a page: where the time goes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ffncli.show.text import time_text
 
 _LEAST = 0.0005  # a share that rounds to 0.1 %
 _BAR = 12  # columns of the bar of a step that takes as long as the block
-_WHY = "alone, a step finds its numbers in another cache state, and the block has more to do between them"
+_WHY = "alone, a step finds different data in the cache, and the block has extra work between steps"
 
 
 def by_step_parts(case: Case, where: str, rows: Sequence[ResultRow]) -> list[Part]:
-    """One case, measured `where`: a table with the steps in their order, and what the shares do and do not say.
+    """One case, measured `where`: a table with the steps in their order, and what the shares do and do not show.
 
     `rows` are the block's and the steps' (`step gate`).
     """
@@ -25,13 +25,13 @@ def by_step_parts(case: Case, where: str, rows: Sequence[ResultRow]) -> list[Par
     blocks = frozenset(at for at, one in enumerate(shares) if one.whole)
     columns = ("step", "op", "share of the time", "", "time", "FLOPs", "GFLOP/s")
     table = Table(columns, [_line(one) for one in shares], emphasis=blocks)
-    parts: list[Part] = [Heading("where does the time go", f"{case.label}, {where}"), table]
+    parts: list[Part] = [Heading("where the time goes", f"{case.label}, {where}"), table]
     if (total := together(shares)) is not None:
         parts.append(
-            Line(f"the steps take {_share(total)} of the block's time together, not 100 %: {_WHY}", quiet=True)
+            Line(f"the steps together take {_share(total)} of the block's time, not 100 %: {_WHY}", quiet=True)
         )
     if any(one.inside for one in shares):
-        parts.append(Line("experts[e].gate: of all experts that got a token; it is part of experts", quiet=True))
+        parts.append(Line("experts[e].gate: all experts that received tokens; part of experts", quiet=True))
     for note in dict.fromkeys(row.note for row in rows if row.note):
         who = [row.kernel for row in rows if row.note == note]
         parts.append(Line((f"{', '.join(who)}: " if len(who) < len(rows) else "") + note, quiet=True))
@@ -39,7 +39,7 @@ def by_step_parts(case: Case, where: str, rows: Sequence[ResultRow]) -> list[Par
 
 
 def _line(one: StepShare) -> tuple[str | None, ...]:
-    """One step; one that was not timed has its status where its share would be."""
+    """One step; one that was not timed shows its status in place of its share."""
     label = f"  {one.name}" if one.inside else one.name
     if one.status not in ("ok", ""):
         return (label, one.op, one.status, "", None, None, None)
@@ -63,5 +63,5 @@ def _share(share: float) -> str:
 
 
 def _bar(share: float | None) -> str:
-    """As long as the share; one that is not nothing has at least a mark."""
+    """A bar as long as the share; a nonzero share has at least one mark."""
     return "" if not share else "█" * min(_BAR, max(1, round(_BAR * share)))

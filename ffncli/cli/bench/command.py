@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +11,14 @@ from pathlib import Path
 from ffncli.bench.request.build import build_request, require_gate
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.journal import Journal
+from ffncli.bench.results.row import ResultRow
 from ffncli.cli.bench.options import GridOptions, MethodOptions, ResultOptions, asked
 from ffncli.cli.common.options import BenchSource, DimensionOptions, OutputOptions, TokenListOptions
+from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
 from ffncli.show.output import Output
+from ffncli.show.parts import Answer
 
 
 @spread
@@ -27,6 +30,7 @@ def command(
     grid: GridOptions,
     method: MethodOptions,
     result: ResultOptions,
+    plot: PlotOptions,
     show: OutputOptions,
 ) -> None:
     """Verify, then time kernels: ratios that anyone can reproduce.
@@ -39,28 +43,43 @@ def command(
     """
     output = show.output()
     options = asked([dimensions, tokens, grid, method], {"source": source})
+    plot.check(show.force, show.out)
     if method.selftest:
+        if plot.wanted:
+            raise FFNError("--selftest has no sweep to plot", "leave out --plot and --plot-file")
         from ffncli.cli.bench.selftest import request_for, show_selftest
 
         show_selftest(request_for(grid.grid(source, dimensions, tokens), grid, method, result), output)
         return
     path = result.resumed()
     if path is not None:
-        _resume(path, options, result, output)
+        _resume(path, options, result, plot, output)
         return
     request, notes = build_request(
         grid.grid(source, dimensions, tokens), grid.kernel, grid.baseline, method.method(),
         fail_if_slower=result.fail_if_slower, strict=result.strict, asked=options,
     )  # fmt: skip
+    _require_plottable(plot, request)
     from ffncli.bench.suite import begun, default_path
 
     target = default_path() if result.save is None else Path(os.path.expanduser(result.save))
     with begun(target, request, show.force) as journal:
         output.notes(*notes, f"results go to {shown_path(target)}")
-        _measure(journal, request, output)
+        _measure(journal, request, plot, output)
 
 
-def _resume(path: Path, options: dict[str, str], result: ResultOptions, output: Output) -> None:
+def _require_plottable(plot: PlotOptions, request: BenchRequest) -> None:
+    """Raises FFNError, before anything is measured, where --plot would have nothing to draw."""
+    if not plot.wanted:
+        return
+    from ffncli.bench.judge.speed_curves import require_sweep
+
+    if request.method.by_step:
+        raise FFNError("--by-step contradicts --plot", "it times steps, not kernels")
+    require_sweep(request.cases)
+
+
+def _resume(path: Path, options: dict[str, str], result: ResultOptions, plot: PlotOptions, output: Output) -> None:
     """Go on; options that were given must be those that the run began with, but for what judges it."""
     from ffncli.bench.suite import resumed
 
@@ -71,15 +90,16 @@ def _resume(path: Path, options: dict[str, str], result: ResultOptions, output: 
                 before = stored.asked.get(option)
                 why = f"the run began with {before}" if before else "the run began without it"
                 name = "SOURCE" if option == "--source" else option
-                raise FFNError(f"{name} {value} cannot be resumed: {why}", "leave it out: --resume FILE alone goes on")
+                raise FFNError(f"{name} {value} cannot be resumed: {why}", "leave it out: --resume FILE is enough")
         gate = stored.fail_if_slower if result.fail_if_slower is None else result.fail_if_slower
         request = replace(stored, fail_if_slower=gate, strict=stored.strict or result.strict)
         require_gate(request)
-        output.note(f"{journal.count} of {request.units} units are there already")
-        _measure(journal, request, output)
+        _require_plottable(plot, request)
+        output.note(f"{journal.count} of {request.units} units are already finished")
+        _measure(journal, request, plot, output)
 
 
-def _measure(journal: Journal, request: BenchRequest, output: Output) -> None:
+def _measure(journal: Journal, request: BenchRequest, plot: PlotOptions, output: Output) -> None:
     """Run what is left, show all of it, and raise what the exit code says."""
     from ffncli.bench.judge.failure import failure, gated
     from ffncli.bench.suite import run
@@ -89,14 +109,27 @@ def _measure(journal: Journal, request: BenchRequest, output: Output) -> None:
     with _kept(journal, request), unit_progress(request, journal.count, output) as shown:
         finished = run(journal, shown.finished, watch=shown.at)
     judged = gated(finished.rows, request)
-    output.show(answer(finished.rows, request, judged, journal.files, journal.spent))
+    page = answer(finished.rows, request, judged, journal.files, journal.spent)
+    output.show(_with_plots(page, finished.rows, plot, output) if plot.wanted else page)
     if problem := failure(finished.rows, request, judged):
         raise problem
 
 
+def _with_plots(page: Answer, rows: Sequence[ResultRow], plot: PlotOptions, output: Output) -> Answer:
+    """The page with speed against the swept size, in it or in a file; a note where too little was timed for a curve."""
+    from ffncli.bench.judge.speed_curves import speed_sweeps
+    from ffncli.cli.common.speed_plots import speed_plots
+
+    sweeps = speed_sweeps(rows)
+    if not sweeps:
+        output.note("nothing to plot: fewer than two sizes were timed")
+        return page
+    return plot.extended(page, speed_plots(sweeps), output)
+
+
 @contextmanager
 def _kept(journal: Journal, request: BenchRequest) -> Iterator[None]:
-    """Says what is kept when a run ends before its time."""
+    """Reports what is kept when a run ends early."""
 
     def kept() -> str:
         if not journal.count:

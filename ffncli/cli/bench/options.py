@@ -27,7 +27,7 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def _choice(*words: str) -> Callable[[], tuple[str, ...]]:
-    """What a shell completes a choice among these with."""
+    """The shell completion for a choice among these."""
     return lambda: words
 
 
@@ -45,7 +45,7 @@ def duration(option: str) -> Callable[[str], float]:
 
 
 def _words(texts: _Texts) -> tuple[str, ...]:
-    """The values of comma lists, in order."""
+    """The values of comma-separated lists, in order."""
     return tuple(word.strip() for text in texts or () for word in text.split(","))
 
 
@@ -76,8 +76,8 @@ class GridOptions:
     ] = None  # fmt: skip
     kernel: Annotated[
         _Texts, _what("-k", "--kernel", metavar="NAME,...", daily=True, values=values.kernels,
-                      help="Kernels to time: eager, packed, ..., all, or your [label=]file.py:name (runs that file)."
-                           " [default: all but compiled]"),
+                      help="Kernels to time: eager, packed, ..., all, or your [label=]file.py:name (runs that file);"
+                           " main:file.py:name is the file at a git commit. [default: all but compiled]"),
     ] = None  # fmt: skip
     baseline: Annotated[
         Text, _what("--baseline", metavar="NAME", daily=True, values=values.kernels,
@@ -85,7 +85,7 @@ class GridOptions:
     ] = None  # fmt: skip
 
     def grid(self, source: str | None, dimensions: DimensionOptions, tokens: TokenListOptions) -> Grid:
-        """The cases asked for."""
+        """The requested cases."""
         return Grid(
             source, dimensions.dimensions(), tokens.numbers(), _words(self.dtype), _words(self.passes),
             _words(self.cache), _words(self.device), flat(self.threads) or (),
@@ -110,10 +110,10 @@ class MethodOptions:
     ] = None  # fmt: skip
     processes: Annotated[
         Count, _how("--processes", metavar="N", parser=positive("--processes", 1000),
-                    help="Fresh processes; the interval is computed across them. [default: 5]"),
+                    help="Number of fresh processes; the interval is computed across them. [default: 5]"),
     ] = None  # fmt: skip
     quick: Annotated[
-        bool, _how("--quick", daily=True, help="Same as --processes 3 --precision 3%; either may be given too.")
+        bool, _how("--quick", daily=True, help="Same as --processes 3 --precision 3%; either can be overridden.")
     ] = False
     seed: Annotated[
         Count, _compute("--seed", metavar="N", parser=natural("--seed"),
@@ -121,7 +121,7 @@ class MethodOptions:
     ] = None  # fmt: skip
     allocator: Annotated[
         Text, _compute("--allocator", metavar="NAME", values=_choice("fixed", "system"),
-                       help="fixed sets malloc's thresholds, system leaves them alone. [default: fixed]"),
+                       help="fixed sets malloc's thresholds, system leaves them unchanged. [default: fixed]"),
     ] = None  # fmt: skip
     math_mode: Annotated[
         Text, _compute("--math-mode", metavar="NAME", values=_choice("highest", "high", "medium"),
@@ -132,11 +132,11 @@ class MethodOptions:
     ] = False
     by_step: Annotated[bool, _how("--by-step", help="Time every step of the block by itself.")] = False
     selftest: Annotated[
-        bool, _how("--selftest", help="Test the benchmark: it must find a slowdown of 5 %, and none between equals.")
+        bool, _how("--selftest", help="Test the benchmark: it must detect a 5 % slowdown, and only that.")
     ] = False
 
     def method(self) -> Method:
-        """The method asked for; --quick gives way to what is given beside it. Raises FFNError for an unknown word."""
+        """The requested method; explicit options override --quick. Raises FFNError for an unknown word."""
         settings: dict[str, Any] = {"processes": 3, "precision": 0.03} if self.quick else {}
         for name in ("precision", "max_time", "load_time", "processes", "seed"):
             if getattr(self, name) is not None:
@@ -162,21 +162,21 @@ class ResultOptions:
     strict: Annotated[bool, _gate("--strict", help="Exit 4 if a verdict is inconclusive.")] = False
     save: Annotated[
         Text, _gate("--save", metavar="FILE.csv", daily=True,
-                    help="Where results go. [default: benchmarks/results/ where that exists, else your state folder]"),
+                    help="Result file. [default: in benchmarks/results/ if it exists, else your state folder]"),
     ] = None  # fmt: skip
     resume: Annotated[
         Text, _gate("--resume", metavar="FILE.csv", help="Continue an interrupted run.")
     ] = None  # fmt: skip
 
     def resumed(self) -> Path | None:
-        """The file to go on with."""
+        """The file to resume."""
         if self.resume is not None and self.save is not None:
-            raise FFNError("--resume contradicts --save", "it goes on in the file that it names")
+            raise FFNError("--resume contradicts --save", "it continues in the file that it names")
         return None if self.resume is None else Path(os.path.expanduser(self.resume))
 
 
 def asked(bundles: list[Any], more: dict[str, Any]) -> dict[str, str]:
-    """Option → value as text, of those that were given."""
+    """Option → value as text, of the given options."""
     options = {f.name: getattr(b, f.name) for b in bundles for f in fields(b) if getattr(b, f.name) != f.default}
     options |= {name: value for name, value in more.items() if value is not None}
     names = {"passes": "pass"}

@@ -15,6 +15,7 @@ from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.csv_file import COLUMNS, cells
 from ffncli.bench.results.journal import ResultFiles
 from ffncli.bench.results.row import ResultRow
+from ffncli.cli.bench.balance import balance
 from ffncli.cli.bench.remarks import remarks, warned
 from ffncli.cli.bench.sweep_page import sweep
 from ffncli.cli.bench.words import interval, rates, ratio, verdict
@@ -24,11 +25,11 @@ from ffncli.show.tables import Table
 from ffncli.show.text import percent, plural, time_text
 
 CONVENTIONS = {
-    "ratio": "time over the baseline's in the same rounds; ratio_low to ratio_high holds it with 95 % confidence,"
+    "ratio": "time over the baseline's in the same rounds; ratio_low to ratio_high is its 95 % confidence interval,"
     " Student's t over the processes",
-    "verdict": "faster or slower: the interval lies wholly beyond 2 %; same: wholly within; else inconclusive",
+    "verdict": "faster or slower: the interval lies entirely beyond 2 %; same: entirely within; else inconclusive",
     "time_s": "of one call; the quotient of two need not equal their ratio",
-    "roof_fraction": "of the best that this machine reached in this run: matrix products, or bytes copied",
+    "roof_fraction": "of the best rate that this machine reached in this run: matrix products, or bytes copied",
 }
 _CACHES = {
     "warm": "weights warm in cache", "shared": "weights warm in cache, where they fit",
@@ -80,15 +81,15 @@ def _listed(value: Any) -> Any:
 
 
 def _case(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
-    """Its table, then what is to be said of it in words."""
+    """Its table, then remarks in words."""
     unit, speeds = rates(rows)
     lines = [_line(row, speed) for row, speed in zip(rows, speeds, strict=True)]
     table = Table(("kernel", "time", "ratio", "verdict", unit, "of roof"), lines)
-    return [Heading(case.label, _where(case, rows)), table, *remarks(rows)]
+    return [Heading(case.label, _where(case, rows)), table, *balance(rows, {case.key: case.label}), *remarks(rows)]
 
 
 def _where(case: Case, rows: Sequence[ResultRow]) -> str:
-    """`32 tokens, fp32, forward, weights in cache, cpu, 2 threads`: all of a case but its block."""
+    """`32 tokens, fp32, forward, weights in cache, cpu, 2 threads`: a case without its block."""
     cache = rows[0].cache if rows else case.cache
     threads = f"{case.threads} {plural('thread', case.threads)}"
     place = f"{case.device}, {threads}" if case.device == "cpu" else case.device
@@ -104,11 +105,11 @@ def _line(row: ResultRow, rate: str | None) -> tuple[Any, ...]:
 
 
 def _gate(judged: Gate, rows: Sequence[ResultRow], request: BenchRequest) -> list[Part]:
-    """What was checked, what was found, and what that means for the exit code."""
+    """The checks, their results, and the exit code that follows."""
     allowed = percent(request.fail_if_slower or 0.0, 2)
     many = len(request.cases) > 1
     checked = [f"{row.kernel} {row.error_rel:.1e}" for row in rows if row.error_rel is not None]
-    parts: list[Part] = [Heading("gate", f"fails where a kernel is more than {allowed} slower than {request.baseline}")]
+    parts: list[Part] = [Heading("gate", f"fails if a kernel is more than {allowed} slower than {request.baseline}")]
     if checked and not many:
         parts.append(Line(f"results were checked against float64; relative error: {', '.join(checked)}", quiet=True))
     for word, group in (("FAILED", judged.slower), ("passed", judged.passed), ("inconclusive", judged.inconclusive)):
@@ -137,7 +138,7 @@ def _judged(judged: GatedRow, many: bool) -> str:
 
 
 def _reason(row: ResultRow) -> str:
-    """A reason that is visible: page faults, other work, a cache that does not hold all arms."""
+    """A reason that is visible: page faults, other work, a cache too small for all arms."""
     reasons = [part for part in row.note.split("; ") if "page fault" in part]
     if row.cache == "shared":
         reasons.append("cache: the kernels' weights do not all fit into the last-level cache")
@@ -170,7 +171,7 @@ def _gate_json(judged: Gate, allowed: float | None) -> dict[str, Any]:
 
 
 def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles) -> list[Part]:
-    """How to read the page, in few lines."""
+    """How to read the page, in a few lines."""
     method = request.method
     over = f"{method.processes} fresh processes" if method.processes > 1 else "this process only"
     if method.by_step:
@@ -182,10 +183,10 @@ def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles
     ]
     if any(row.verdict == "inconclusive" for row in rows):
         lines.append(
-            "inconclusive: the interval is neither within 2 % of 1 nor wholly beyond, or the machine was busy; try a"
+            "inconclusive: the interval is neither within 2 % of 1 nor entirely beyond, or the machine was busy; try a"
             " longer --max-time"
         )
     if len(request.cases) == 1 and any(row.roof_fraction is not None for row in rows):
-        lines.append("of roof: of the best matrix product (or copy) that this machine reached in this run")
+        lines.append("of roof: share of the best matrix product (or copy) rate that this machine reached in this run")
     lines.append(f"every kernel was checked against float64 first; results: {shown_path(files.csv)}")
     return [Heading("how to read this"), *(Line(text, quiet=True) for text in lines)]

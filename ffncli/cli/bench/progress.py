@@ -1,4 +1,4 @@
-"""How far a benchmark is, and what it does: a bar in a terminal, else a line now and then."""
+"""A benchmark's progress: a bar in a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ffncli.show.progress import Advance, progress, shows_bar
 from ffncli.show.text import plural, seconds_text
 
 _START = 5.0  # s, in which a worker has loaded torch
-_PATIENCE = 10.0  # s, after which a line says what takes so long; the next ones after twice as long each
+_PATIENCE = 10.0  # s, after which a line names the slow step; each further line after twice the time
 
 
 @dataclass
 class UnitProgress:
-    """Hears of a run: `finished` after each unit, `at` of what is done in between.
+    """Callbacks of a run: `finished` after each unit, `at` for the stages in between.
 
-    Where there is no bar `line` prints: after every tenth of the units, and where a step takes long.
+    Without a bar, `line` prints after every tenth of the units, and if a step takes long.
     """
 
     request: BenchRequest
@@ -50,7 +50,7 @@ class UnitProgress:
             )
 
     def at(self, stage: Stage, seconds: float) -> None:
-        """What a worker does now, and for how long already."""
+        """A worker's current stage, and its duration so far."""
         if stage != self.stage:
             self.stage, self.patience = stage, _PATIENCE
         text = f"{self._case(stage.case)}: {stage.doing}" + (f" {stage.kernel}" if stage.kernel else "")
@@ -69,11 +69,11 @@ class UnitProgress:
 
 @contextmanager
 def unit_progress(request: BenchRequest, done: int, output: Output) -> Iterator[UnitProgress]:
-    """Shows how far a run is, of which `done` units are there already; it says first how long that is to take."""
+    """Shows the progress of a run with `done` units already finished; first it notes the expected time."""
     method, count = request.method, len(request.cases)
     if left := request.units - done:
         expected = left / request.units * (count * method.max_time + method.processes * _START)
-        most = f"about {seconds_text(expected)}; less where --precision is reached, more where kernels compile"
+        most = f"about {seconds_text(expected)}; less if --precision is reached, more if kernels compile"
         processes = "1 process" if method.processes == 1 else f"{method.processes} processes"
         output.note(f"{count} {plural('case', count)} in {processes}: {most}")
     bar = shows_bar(output.quiet)

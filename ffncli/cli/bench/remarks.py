@@ -1,4 +1,4 @@
-"""What is to be said of rows in words, each thing once: notes, and warnings with advice."""
+"""Remarks on rows, each once: notes, and warnings with advice."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.show.parts import Line
 from ffncli.show.text import percent, plural
 
-_SHA256 = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # 12 digits tell two files apart; results hold all 64
+_SHA256 = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # 12 digits distinguish files; results keep all 64
 
 
 def remarks(rows: Sequence[ResultRow]) -> list[Line]:
-    """Of one case: the twin, the bare products, what fusing can save; notes, then warnings with advice."""
+    """For one case: the twin, the bare products, possible savings by fusing; notes, then warnings with advice."""
     lines: list[Line] = []
     base = next((row for row in rows if row.kernel == row.baseline and row.status == "ok"), None)
     if base is not None:
@@ -29,7 +29,7 @@ def remarks(rows: Sequence[ResultRow]) -> list[Line]:
 
 
 def notes(rows: Sequence[ResultRow], most: int = 20) -> list[Line]:
-    """Every note once, with whom it is of."""
+    """Every note once, with the kernels that it concerns."""
     texts = list(dict.fromkeys(row.note for row in rows if row.note))
     lines = [
         Line(_who(rows, [r for r in rows if r.note == n]) + _SHA256.sub(r"\1", n), quiet=True) for n in texts[:most]
@@ -38,9 +38,9 @@ def notes(rows: Sequence[ResultRow], most: int = 20) -> list[Line]:
 
 
 def warned(rows: Sequence[ResultRow]) -> list[Line]:
-    """Every kind of warning once, with what to do: whom it concerns in one case, how many rows in several.
+    """Every kind of warning once, with advice: the kernels in one case, the number of rows in several.
 
-    Of one kind the first stands for all.
+    The first warning of a kind represents all.
     """
     lines: list[Line] = []
     kinds: dict[str, list[BenchWarning]] = {}
@@ -58,7 +58,7 @@ def warned(rows: Sequence[ResultRow]) -> list[Line]:
 
 
 def _first(rows: Sequence[ResultRow], warning: BenchWarning) -> str:
-    """Whose figures a warning shows; the tokens too where the rows are of several cases."""
+    """The row whose figures a warning shows, with its tokens if there are several cases."""
     row = next(row for row in rows if warning in row.warnings)
     if len({row.case for row in rows}) == 1 or row.tokens is None:
         return row.kernel
@@ -66,7 +66,7 @@ def _first(rows: Sequence[ResultRow], warning: BenchWarning) -> str:
 
 
 def _who(rows: Sequence[ResultRow], concerned: Sequence[ResultRow]) -> str:
-    """`packed, inplace: `; empty where all are concerned."""
+    """`packed, inplace: `; empty if all are concerned."""
     names = list(dict.fromkeys(row.kernel for row in concerned))
     everyone = {row.kernel for row in rows if row.status == "ok"} | set(names)
     if len(names) > 1 and set(names) >= everyone - {row.baseline for row in rows}:

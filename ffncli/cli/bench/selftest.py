@@ -37,7 +37,7 @@ def request_for(grid: Grid, kernels: GridOptions, method: MethodOptions, result:
 
 
 def show_selftest(request: BenchRequest, output: Output) -> None:
-    """Measure known differences and show whether the gate finds them; exit 1 where it does not."""
+    """Measure known differences and show whether the gate finds them; exit 1 if it does not."""
     from ffncli.bench.selftest import selftest
     from ffncli.cli.bench.progress import unit_progress
 
@@ -71,6 +71,6 @@ def _table(rows: Sequence[KnownDifference]) -> Table:
 
 
 def _verdict(row: KnownDifference) -> str:
-    """`the same code, made 5 % slower: ratio 1.051 [1.049, 1.053], flagged, as it must be`."""
-    result = ("flagged" if row.flagged else "not flagged") + (", as it must be" if row.passed else ", which is wrong")
+    """`the same code, made 5 % slower: ratio 1.051 [1.049, 1.053], flagged, as it should be`."""
+    result = ("flagged" if row.flagged else "not flagged") + (", as it should be" if row.passed else ", which is wrong")
     return f"{_WORDS[row.kernel]}: ratio {row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}], {result}"

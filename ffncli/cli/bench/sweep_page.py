@@ -1,4 +1,4 @@
-"""Several cases on one page: a grid of ratios, what more threads bring, and every warning once."""
+"""Several cases on one page: a grid of ratios, thread scaling, and every warning once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from ffncli.bench.judge.thread_scaling import ThreadScaling, thread_scaling
 from ffncli.bench.records import Case
 from ffncli.bench.results.row import ResultRow
+from ffncli.cli.bench.balance import balance
 from ffncli.cli.bench.remarks import notes, warned
 from ffncli.cli.bench.words import interval, ratio, verdict
 from ffncli.show.parts import Heading, Line, Part
@@ -21,7 +22,7 @@ _MOST_NOTES = 6
 
 
 def sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str) -> list[Part]:
-    """A line per case, a column per kernel; what the cases have in common is the heading."""
+    """A line per case, a column per kernel; the heading has what the cases share."""
     measured = _as_measured(cases, rows)
     values = {name: list(dict.fromkeys(getattr(case, name) for case in measured.values())) for name in _VARYING}
     differ = [name for name in _VARYING if len(values[name]) > 1]
@@ -29,6 +30,7 @@ def sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str) -
     parts: list[Part] = [Heading(f"{len(cases)} cases", common), _grid(measured, rows, baseline, differ)]
     if any(row.verdict == "inconclusive" and row.kernel != row.baseline for row in rows):
         parts.append(Line("?: inconclusive", quiet=True))
+    parts += balance(rows, {key: _where(case, differ).replace(",", "") for key, case in measured.items()})
     parts += _scaling(
         measured, thread_scaling(tuple(cases.values()), rows), [name for name in differ if name != "threads"]
     )
@@ -40,13 +42,13 @@ def sweep(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str) -
 
 
 def _as_measured(cases: Mapping[str, Case], rows: Sequence[ResultRow]) -> Mapping[str, Case]:
-    """The cases with the caches that they were measured with: cold weights that would not fit are warm."""
+    """The cases with the cache modes in use: cold weights that would not fit are warm."""
     caches: dict[str, Any] = {row.case: row.cache for row in rows if row.status == "ok"}
     return {key: replace(case, cache=caches.get(key) or case.cache) for key, case in cases.items()}
 
 
 def _grid(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str, differ: Sequence[str]) -> Table:
-    """The baseline's column holds times, the others' ratios to it."""
+    """The baseline's column has times, the others have ratios to it."""
     of = {(row.case, row.kernel): row for row in rows}
     kernels = list(dict.fromkeys(row.kernel for row in rows))
     kernels.sort(key=lambda kernel: kernel != baseline)  # the others stay in their order
@@ -58,7 +60,7 @@ def _grid(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str, d
 
 
 def _cell(row: ResultRow | None) -> str | None:
-    """`0.950 [0.948, 0.952]`, with `?` where that is inconclusive; a time where there is no ratio, a status without."""
+    """`0.950 [0.948, 0.952]`, with `?` if inconclusive; a time if there is no ratio, a status if there is neither."""
     if row is None:
         return None
     if row.status != "ok":
@@ -69,7 +71,7 @@ def _cell(row: ResultRow | None) -> str | None:
 
 
 def _scaling(cases: Mapping[str, Case], scalings: Sequence[ThreadScaling], differ: Sequence[str]) -> list[Part]:
-    """How many times as fast each kernel is on more threads; nothing where all have as many."""
+    """How many times as fast each kernel is on more threads; empty if all have equally many."""
     if not scalings:
         return []
     lines: dict[tuple[str, int, int], dict[str, str]] = {}
@@ -85,7 +87,7 @@ def _scaling(cases: Mapping[str, Case], scalings: Sequence[ThreadScaling], diffe
         (", ".join(filter(None, (where, f"{few} → {many}"))), *(texts.get(kernel) for kernel in kernels))
         for (where, few, many), texts in lines.items()
     ]
-    remark = "times as fast [95 % interval], and the share of what as many threads could bring"
+    remark = "times as fast [95 % interval], and the share of the ideal speed-up"
     return [Heading("speed-up and efficiency", remark), Table(columns, cells, side_by_side=True)]
 
 
@@ -94,7 +96,7 @@ def _named(differ: Sequence[str]) -> str:
 
 
 def _where(case: Case, differ: Sequence[str]) -> str:
-    """`32, bf16`: what this case has of that which differs."""
+    """`32, bf16`: this case's values of the columns that differ."""
     return ", ".join(str(getattr(case, name)) for name in differ)
 
 

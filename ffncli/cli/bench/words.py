@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from ffncli.bench.results.row import ResultRow
 from ffncli.show.text import percent
 
-STATUS = {"oom": "out of memory", "wrong": "WRONG RESULT"}  # where the CSV's word is short
+STATUS = {"oom": "out of memory", "wrong": "WRONG RESULT"}  # full words for the CSV's short ones
 
 
 def verdict(row: ResultRow) -> str:
-    """`1.6 % faster`, `same within 2 %`, `inconclusive`; of a row without a time its status."""
+    """`1.6 % faster`, `same within 2 %`, `inconclusive`; for a row without a time, its status."""
     if row.status != "ok":
         return STATUS.get(row.status, row.status)
     if row.kernel == row.baseline:
@@ -24,14 +24,14 @@ def verdict(row: ResultRow) -> str:
 
 
 def ratio(row: ResultRow) -> str | None:
-    """`0.950 [0.948, 0.952]`; 1 of the baseline, None of a row without one."""
+    """`0.950 [0.948, 0.952]`; 1 for the baseline, None for a row without one."""
     if row.status != "ok" or row.ratio is None or row.kernel == row.baseline:
         return "1" if row.kernel == row.baseline and row.status == "ok" else None
     return f"{row.ratio:.3f}{interval(row.ratio_low, row.ratio_high)}"
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """` [0.948, 0.952]`; empty where an end is not known."""
+    """` [0.948, 0.952]`; empty if an end is not known."""
     return "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
 
 

@@ -1,4 +1,4 @@
-"""A block in one line, as trace and verify head their pages with it."""
+"""A block in one line, the heading of the pages of trace and verify."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def dimensions_text(block: BlockSummary) -> str:
     """`d_model 4, d_ff 8, relu, plain, bias`; a final layer alone has neither d_ff nor activation.
 
-    A mixture of experts adds how many there are and how many of them a token uses; `d_ff` is one expert's.
+    A mixture of experts adds the number of experts and how many a token uses; `d_ff` is one expert's.
     """
     kind, bias = "gated" if block.gated else "plain", "bias" if block.bias else "no bias"
     ffn = "" if block.d_ff is None else f", d_ff {block.d_ff}, {block.activation}, {kind}"

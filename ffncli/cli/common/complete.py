@@ -1,7 +1,7 @@
-"""Completion on Tab: what may stand where the cursor is, in the form that each shell reads.
+"""Completion on Tab: the candidates at the cursor, in the form that each shell reads.
 
-The shells call `ffn` through the scripts of `ffn --show-completion`, which are Typer's. The answer is our own: Typer's
-loads every command's names and, for zsh and fish, rich.
+The shells call `ffn` through the scripts of `ffn --show-completion`, which are Typer's. The candidates are computed
+here: Typer's code loads every command and, for zsh and fish, rich.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-Candidate = tuple[str, str]  # a word, and what it means; "" where the word says it
+Candidate = tuple[str, str]  # a word, and its meaning; "" if the word is enough
 
 
 def completion(commands: Mapping[str, str], load: Callable[[str | None], Any]) -> tuple[str, int] | None:
-    """(text for the shell, exit code); None where no shell of ours asks, or for the completion script itself.
+    """(text for the shell, exit code); None unless a supported shell asks, and for the completion script itself.
 
     `commands` are names with a line each, `load` gives the Typer command of a name, or that of `ffn` for None.
     """
@@ -39,7 +39,7 @@ def completion(commands: Mapping[str, str], load: Callable[[str | None], Any]) -
 def candidates(
     words: list[str], incomplete: str, commands: Mapping[str, str], load: Callable[[str | None], Any]
 ) -> Iterator[Candidate]:
-    """What may follow `words` (those after `ffn`) and begins with `incomplete`."""
+    """The candidates after `words` (those after `ffn`) that start with `incomplete`."""
     before = [word for word in words if not word.startswith("-")]
     name = before[0] if before and before[0] in commands else None
     if name is None and not incomplete.startswith("-"):
@@ -62,7 +62,7 @@ def candidates(
 
 
 def _values(command: Any, param: Any, incomplete: str) -> Iterator[str]:
-    """Values of an option or an argument; of a comma list the next one, behind those that stand there."""
+    """Values of an option or an argument; in a comma-separated list the next one, after those already typed."""
     import typer
 
     listed, comma, last = incomplete.rpartition(",") if ",..." in (param.metavar or "") else ("", "", incomplete)
@@ -94,12 +94,12 @@ def _typed_words() -> list[str]:
 def _split(line: str) -> list[str]:
     try:
         return shlex.split(line)
-    except ValueError:  # a quote that is not closed yet
+    except ValueError:  # an unclosed quote
         return line.split()
 
 
 def _for_zsh(matches: list[Candidate]) -> str:
-    """What the script evaluates: the words with what they mean, or names of files."""
+    """The text that the script evaluates: words with their meanings, or file names."""
     if not matches:
         return "_files\n"
     items = (f'"{_escaped(word)}"' + (f':"{_escaped(text)}"' if text else "") for word, text in matches)

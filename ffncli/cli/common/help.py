@@ -1,4 +1,4 @@
-"""The two helps of a command: `-h`, what one needs every day, and `--help`, every option in its group."""
+"""The two help pages of a command: `-h` for daily use, and `--help` with every option in its group."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ffncli.cli.common.option import COMPUTE, HELP, INPUT, OUTPUT, SOURCE, Daily
 from ffncli.show.color import ColorChoice, Paint, color_choice, is_colored, painted, unpainted
 from ffncli.show.text import encodable
 
-_FIRST, _LAST = (SOURCE, INPUT), (COMPUTE, OUTPUT, HELP)  # a command's own groups stand between them
-_WIDEST, _NAMES = 100, 28  # columns of a line, and of an option's names before its text starts a line of its own
+_FIRST, _LAST = (SOURCE, INPUT), (COMPUTE, OUTPUT, HELP)  # a command's own groups are between them
+_WIDEST, _NAMES = 100, 28  # columns of a line, and of an option's names before its text starts on a new line
 _NAME = re.compile(r"(?<![\w-])--?[\w\[][\w\]-]*")  # -n, --tokens, --[no-]bias
 _Row = tuple[str, str]
 
 
 def help_page(command: Any, program: str, whole: bool, columns: int, paint: Paint) -> str:
-    """The help of a Typer command as text; `program` is how it is called, `paint` adds the colours."""
+    """The help of a Typer command as text; `program` is its name, `paint` adds the colours."""
     page = [f"{paint('Usage:', 'bold')} {_usage(command, program)}", ""]
     summary, examples = _described(command.help)
     page += [*_wrapped(summary, columns), ""]
@@ -51,7 +51,7 @@ def _usage(command: Any, program: str) -> str:
 
 
 def _described(docstring: str | None) -> tuple[str, list[str]]:
-    """A command's docstring: what it does, and the lines below its `Examples:`."""
+    """A command's docstring: its description, and the lines below its `Examples:`."""
     summary, _, examples = cleandoc(docstring or "").partition("\n\nExamples:\n")
     return " ".join(summary.split()), [line.strip() for line in examples.splitlines() if line.strip()]
 
@@ -95,7 +95,7 @@ def _row(param: Any) -> _Row:
 
 
 def _lines(row: _Row, widest: int, columns: int, paint: Paint) -> list[str]:
-    """A row as lines; one whose names are long has its text below them."""
+    """A row as lines; a row with long names has its text below them."""
     names, text = row
     wrapped = _wrapped(text, columns - widest - 4) or [""]
     styled = _NAME.sub(lambda match: paint(match[0], "cyan"), names) if "-" in names else paint(names, "cyan")

@@ -1,4 +1,4 @@
-"""How an option is declared: with the group that `--help` shows it in, and whether `-h` shows it too."""
+"""How an option is declared: with its group in `--help`, and whether `-h` shows it too."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def option(
     values: Callable[[], Iterable[str]] | None = None,
     **settings: Any,
 ) -> Any:
-    """A typer.Option in `group`. `values` are what a shell completes it with; they are computed where it asks."""
+    """A typer.Option in `group`. `values` are what a shell completes it with; they are computed when it asks."""
     panel = Daily(group) if daily else group
     completion = None if values is None else lambda: list(values())
     return typer.Option(*names, rich_help_panel=panel, autocompletion=completion, **settings)

@@ -55,11 +55,11 @@ Flag = bool | None
 
 @dataclass(frozen=True)
 class DimensionOptions:
-    """--d-model and its kin: the choices that make a block, or override a source's."""
+    """--d-model and related options: the choices that make a block, or override a source's."""
 
     d_model: Annotated[
         Text,
-        _source("--d-model", metavar="N", help="Width of the model. This option and those below override SOURCE's."),
+        _source("--d-model", metavar="N", help="Width of the model. This option and those below override SOURCE."),
     ] = None
     d_ff: Annotated[
         Text, _source("--d-ff", metavar="N|4x", help="Width of one projection: a number, or a multiple of d_model.")
@@ -82,7 +82,7 @@ class DimensionOptions:
         Text,
         _source(
             "--norm-position", metavar="PLACE", values=values.norm_positions,
-            help="Where the norm stands: pre, post, branch or pre+branch.",
+            help="Position of the norm: pre, post, branch or pre+branch.",
         ),
     ] = None  # fmt: skip
     residual: Annotated[Flag, _source("--residual/--no-residual", help="Add the input to the output.")] = None
@@ -130,7 +130,7 @@ class TokenOptions:
     seq_len: _SeqLen = None
 
     def leading(self) -> tuple[int, ...] | None:
-        """An input's axes before d_model, or None where nothing was said."""
+        """An input's axes before d_model, or None if not given."""
         return leading_axes(self.tokens, self.batch, self.seq_len)
 
 
@@ -140,13 +140,13 @@ class TokenListOptions:
 
     tokens: Annotated[
         list[Any] | None,
-        _tokens(metavar="N,...", parser=numbers("--tokens"), help="Number of tokens; several give a row each."),
+        _tokens(metavar="N,...", parser=numbers("--tokens"), help="Number of tokens; several give one row each."),
     ] = None
     batch: _Batch = None
     seq_len: _SeqLen = None
 
     def numbers(self) -> tuple[int, ...]:
-        """How many tokens, each in turn; () where nothing was said."""
+        """The numbers of tokens, in order; () if not given."""
         if self.batch is None and self.seq_len is None:
             return flat(self.tokens) or ()
         if self.tokens is not None:
@@ -156,7 +156,7 @@ class TokenListOptions:
 
 @dataclass(frozen=True)
 class InputOptions:
-    """--layer, --input and their kin: what is run, on what, where."""
+    """--layer, --input and related options: what runs, on which input, on which device."""
 
     layer: Annotated[
         Text,
@@ -181,7 +181,7 @@ class InputOptions:
 
 @dataclass(frozen=True)
 class PlaceOptions(InputOptions):
-    """The same, and in which dtype."""
+    """The same, with the dtype."""
 
     dtype: Annotated[
         Text,
@@ -192,20 +192,20 @@ class PlaceOptions(InputOptions):
 
 @dataclass(frozen=True)
 class RunOptions(PlaceOptions):
-    """The same, of all layers too, and in which mode."""
+    """The same, also for all layers, with the mode."""
 
     layer: Annotated[
         Text,
         _source("-l", "--layer", metavar="N|all", daily=True,
-                help="Layer, counted from 0; decoder.3 in a model with two stacks; all gives a row for each."),
+                help="Layer, counted from 0; decoder.3 in a model with two stacks; all gives one row per layer."),
     ] = None  # fmt: skip
     train: Annotated[Flag, _compute("--train/--eval", help="Apply dropout, or turn it off.")] = None
 
 
 def format_of(path: str | None) -> str | None:
-    """The format that the suffix of `-o` means; None where it leaves it open: no suffix, or .txt.
+    """The format that the suffix of `-o` means; None if it means none: no suffix, or .txt.
 
-    Raises FFNError for any other suffix: text in a file of that name would not be what the name says.
+    Raises FFNError for any other suffix: a file of that name should not contain text.
     """
     suffix = os.path.splitext(path or "")[1].lower()
     if suffix in ("", ".txt"):
@@ -217,7 +217,7 @@ def format_of(path: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """--format and its kin."""
+    """--format and related options."""
 
     format: Annotated[
         Text,
@@ -235,7 +235,7 @@ class OutputOptions:
             help="Write to FILE, in the format of its suffix (.json, .csv, .md); - is stdout.",
         ),
     ] = None
-    force: Annotated[bool, _show("--force", help="Replace a file that exists.")] = False
+    force: Annotated[bool, _show("--force", help="Overwrite existing files.")] = False
     color: Annotated[
         Text,
         _show("--color", metavar="WHEN", is_eager=True, values=values.colors,
@@ -246,7 +246,7 @@ class OutputOptions:
     debug: Annotated[bool, _show("--debug", help="Print the traceback of an error.")] = False  # main.py reads argv
 
     def output(self) -> Output:
-        """The sink these options ask for. Raises FFNError for a contradiction or a file that exists."""
+        """The sink for these options. Raises FFNError for a contradiction or an existing file."""
         formats = [name for name, on in (("json", self.json), ("csv", self.csv)) if on]
         formats += [self.format] if self.format is not None else []
         if len(set(formats)) > 1:
@@ -259,7 +259,7 @@ class OutputOptions:
         return Output(chosen, path, self.force, self.color_choice(), self.quiet)
 
     def color_choice(self) -> ColorChoice:
-        """When to use colours. Raises FFNError for a value there is not, and for a contradiction."""
+        """When to use colours. Raises FFNError for an unknown value, and for a contradiction."""
         choice = color_choice(self.color or "auto")
         if self.no_color and choice == "always":
             raise FFNError("--no-color contradicts --color always", "give one")

@@ -9,7 +9,7 @@ from ffncli.block.recipe import MAX_SIZE
 from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import whole
 
-_MOST_VALUES = 1000  # of a comma list
+_MOST_VALUES = 1000  # of a comma-separated list
 
 
 def positive(option: str, high: int = MAX_SIZE) -> Callable[[str], int]:
@@ -35,7 +35,7 @@ def natural(option: str, high: int = 2**63 - 1) -> Callable[[str], int]:
 
 
 def _number(option: str, allowed: Callable[[float], bool], words: str) -> Callable[[str], float]:
-    """A parser for a number that is `allowed`, which `words` say; NaN never is."""
+    """A parser for an `allowed` number, described by `words`; NaN is never allowed."""
 
     def parse(text: str) -> float:
         try:
@@ -70,7 +70,7 @@ def from_zero(option: str) -> Callable[[str], float]:
 
 
 def percentage(option: str, most: float = inf, zero: bool = False) -> Callable[[str], float]:
-    """A parser for a difference, `3%` or `0.03`, up to `most`, above 0 or from it where `zero`.
+    """A parser for a difference, `3%` or `0.03`, up to `most`, above 0, or from 0 if `zero`.
 
     A bare number of 1 or more is refused: it is likely a percentage.
     """
@@ -85,7 +85,7 @@ def percentage(option: str, most: float = inf, zero: bool = False) -> Callable[[
         except ValueError:
             value = nan
         if not (0 <= value <= most and value < inf and (zero or value)) or (bare and value >= 1):
-            hint = f"that would be {value:.0%}: say {typed}%" if bare and 1 <= value <= 100 * min(most, 1) else ""
+            hint = f"that would be {value:.0%}: write {typed}%" if bare and 1 <= value <= 100 * min(most, 1) else ""
             raise FFNError(f"{option} must be {words}, got {shown(text)}", hint)
         return value
 
@@ -93,17 +93,17 @@ def percentage(option: str, most: float = inf, zero: bool = False) -> Callable[[
 
 
 def joined(values: list[str] | None) -> str | None:
-    """One comma list of an option that may be repeated; None where it was not given."""
+    """One comma-separated list from an option that may be repeated; None if not given."""
     return ",".join(values) if values else None
 
 
 def flat(lists: Sequence[Sequence[int]] | None) -> tuple[int, ...] | None:
-    """The same of a list of numbers: all of them in order."""
+    """The same for lists of numbers: all of them in order."""
     return tuple(number for numbers in lists for number in numbers) if lists else None
 
 
 def numbers(option: str) -> Callable[[str], tuple[int, ...]]:
-    """A parser for a comma list of positive whole numbers, `1,32,512`; its FFNError names the option."""
+    """A parser for a comma-separated list of positive whole numbers, `1,32,512`; its FFNError names the option."""
     one = positive(option)
 
     def parse(text: str) -> tuple[int, ...]:

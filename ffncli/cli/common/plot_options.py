@@ -32,18 +32,18 @@ class PlotOptions:
 
     @property
     def wanted(self) -> bool:
-        """Whether any picture was asked for."""
+        """Whether any picture was requested."""
         return self.plot or self.plot_file is not None
 
     @property
     def path(self) -> str:
-        """The file to draw into; empty where there is none."""
+        """The file to draw into; empty if there is none."""
         return os.path.expanduser(self.plot_file or "")
 
     def check(self, force: bool, out: str | None = None) -> None:
-        """Say what is wrong before anything is computed.
+        """Raise FFNError for wrong options before anything is computed.
 
-        That is an unknown suffix, a file that may not be written, the file that -o names (`out`), and matplotlib
+        These are an unknown suffix, a file that may not be written, the file of -o (`out`), and matplotlib
         missing (exit 3).
         """
         if self.plot_file is None:
@@ -59,9 +59,9 @@ class PlotOptions:
             raise FFNError("--plot-file needs matplotlib", NEEDS, ExitCode.ENVIRONMENT)
 
     def extended(self, page: Answer, plots: Sequence[Plot], output: Output) -> Answer:
-        """`page` with the plots at its end where --plot asks for them; writes them to --plot-file and notes it.
+        """`page` with the plots at its end if --plot is given; writes them to --plot-file and notes that.
 
-        Raises FFNError (exit 3) where the file cannot be written.
+        Raises FFNError (exit 3) if the file cannot be written.
         """
         if self.plot_file is not None:
             from ffncli.show.plots.image import write
@@ -71,5 +71,5 @@ class PlotOptions:
         if not self.plot:
             return page
         if output.format in ("json", "csv"):
-            output.note(f"--plot is a picture: {output.format.upper()} has the numbers alone")
+            output.note(f"--plot is a picture: {output.format.upper()} has only the numbers")
         return replace(page, parts=[*page.parts, *plots])

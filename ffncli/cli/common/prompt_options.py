@@ -1,4 +1,4 @@
-"""Options that run a real model: what it is given, and what `ffn trace` looks at."""
+"""Options that run a real model: its input, and the part that `ffn trace` examines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from ffncli.cli.common.option import INPUT, option
 from ffncli.cli.common.parsers import flat, joined, natural, positive
-from ffncli.errors import FFNError, shown
+from ffncli.errors import FFNError, clean, shown
 from ffncli.run.pretrained.prompt import Prompt, prompt_of
 from ffncli.system.files import open_to_read
 
@@ -30,7 +30,7 @@ def _ids(text: str) -> tuple[int, ...]:
 
 
 def prompt_text(text: str) -> str:
-    """The prompt that `--prompt` names: `-` is standard input, `@FILE` a file (its last line end is no part of it).
+    """The prompt that `--prompt` names: `-` is standard input, `@FILE` a file (without its final newline).
 
     Raises FFNError for a file that cannot be read or is not UTF-8 text.
     """
@@ -55,7 +55,7 @@ def prompt_text(text: str) -> str:
 
 @dataclass(frozen=True)
 class GivenOptions:
-    """--prompt, --input-ids and --position: what the model reads, and which of that is looked at."""
+    """--prompt, --input-ids and --position: what the model reads, and which tokens are examined."""
 
     prompt: Annotated[
         str | None,
@@ -78,23 +78,30 @@ class GivenOptions:
 
     @cached_property
     def model_input(self) -> dict[str, Any]:
-        """The three as the library takes them: the text itself, where --prompt names a file or standard input."""
+        """The three as the library's arguments: the text itself, even if --prompt names a file or standard input."""
         text = None if self.prompt is None else prompt_text(self.prompt)
         return {"prompt": text, "input_ids": flat(self.input_ids), "position": joined(self.position)}
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """A remark on a file or standard input of several lines, which is one prompt all the same."""
+        text = self.model_input["prompt"]
+        lines = len(text.splitlines()) if text is not None and text != self.prompt else 0
+        return (f"--prompt {clean(str(self.prompt))}: its {lines:,} lines are read as one prompt",) if lines > 1 else ()
+
+    @property
     def model_prompt(self) -> Prompt | None:
-        """The same as one record; None where transformers is not to run the model."""
+        """The same as one record; None if transformers need not run the model."""
         return prompt_of(*self.model_input.values())
 
     def values(self) -> dict[str, Any]:
-        """Every option by name, those three as the library takes them."""
+        """Every option by name, those three as the library's arguments."""
         return {f.name: getattr(self, f.name) for f in fields(self)} | self.model_input
 
 
 @dataclass(frozen=True)
 class PromptOptions(GivenOptions):
-    """The same, and --unembed and its kin."""
+    """The same, and --unembed with its related options."""
 
     unembed: Annotated[
         bool, _unembed("--unembed", daily=True, help="Show the tokens that the FFN's output promotes.")

@@ -1,4 +1,4 @@
-"""Repeated options: lists go on, anything else is refused; no value is dropped in silence."""
+"""Repeated options: lists accumulate, anything else is refused; no value is silently dropped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class OnceCommand(TyperCommand):
     """A command in which only options of type `list[...]`, and flags that cannot contradict themselves, may repeat."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer does. Raises FFNError for two values of an option that takes one."""
+        """Parse as Typer does. Raises FFNError for two values of an option that takes one."""
         if not ctx.resilient_parsing:  # completion: the line is not finished
             _, _, order = self.make_parser(ctx).parse_args(list(args))
             for option, times in Counter(order).items():
@@ -25,5 +25,5 @@ class OnceCommand(TyperCommand):
 
 
 def _may_repeat(option: TyperOption) -> bool:
-    """A list, or a flag that can only be switched on."""
+    """Whether it is a list, or a flag that can only be switched on."""
     return option.multiple or (option.is_flag and not option.secondary_opts)

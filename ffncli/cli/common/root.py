@@ -1,4 +1,4 @@
-"""`ffn` without a command: --version, --debug and the helps."""
+"""`ffn` without a command: --version, --debug and the help options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ffncli.version import __version__
 
 
 def _version(wanted: bool) -> None:
-    """Versions of ffn and of what decides its numbers, read from metadata: torch is not imported for it."""
+    """Versions of ffn and of the packages that decide its numbers, read from metadata without importing torch."""
     if not wanted:
         return
     from importlib.metadata import PackageNotFoundError, version

@@ -1,6 +1,6 @@
 """`spread` lets a command's signature name an options dataclass; Typer sees its fields as the command's own options.
 
--h and --help are the last of every command.
+-h and --help are the last options of every command.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**values: Any) -> None:
-        for name in HELP_OPTIONS:  # their callbacks have answered
+        for name in HELP_OPTIONS:  # their callbacks have already run
             values.pop(name, None)
         for name, bundle in bundles.items():
             values[name] = bundle(**{f.name: values.pop(f.name) for f in fields(bundle)})
@@ -39,7 +39,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
-    del run.__wrapped__  # or Typer would look through to the original
+    del run.__wrapped__  # or Typer would inspect the original
     return run
 
 

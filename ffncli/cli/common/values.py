@@ -1,4 +1,4 @@
-"""What a shell completes an option's value with. Each imports what it lists only where a shell asks."""
+"""Shell completions for option values. Each imports its list only when a shell asks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ def models() -> Iterable[str]:
     return catalog.names()
 
 
+def devices() -> Iterable[str]:
+    """Accelerators, as they are typed."""
+    from ffncli.system.hardware import typed_names
+
+    return typed_names()
+
+
 def activations() -> Iterable[str]:
     """Activations and gated units, each by its usual name."""
     from ffncli.block.activations import GATED, TABLE
@@ -21,7 +28,7 @@ def activations() -> Iterable[str]:
 
 
 def units() -> Iterable[str]:
-    """The same, of which `ffn activations` knows more units."""
+    """The same, with the further units of `ffn activations`."""
     from ffncli.block.activations import TABLE
     from ffncli.block.analysis.gated import UNITS
 
@@ -85,14 +92,14 @@ def norms() -> Iterable[str]:
 
 
 def norm_positions() -> Iterable[str]:
-    """Where a norm stands."""
+    """Positions of a norm."""
     from ffncli.block.recipe import NormPosition
 
     return get_args(NormPosition)
 
 
 def formats() -> Iterable[str]:
-    """Formats of an answer."""
+    """Output formats."""
     from ffncli.show.output import Format
 
     return get_args(Format)

@@ -13,6 +13,7 @@ import typer
 from ffncli.cli.common.option import option
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.parsers import from_zero
+from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.cli.compare.options import CompareResultOptions
 from ffncli.errors import ExitCode, FFNError, shown
@@ -21,22 +22,31 @@ from ffncli.show.output import Output
 Base = Annotated[
     str, typer.Argument(metavar="BASE", help="Results of ffn bench (one or several: a.csv,b.csv), or a saved trace.")
 ]
-New = Annotated[str, typer.Argument(metavar="NEW", help="The same kind of file, compared against BASE.")]
+New = Annotated[
+    str | None,
+    typer.Argument(metavar="NEW", help="The same kind of file, compared against BASE. With --plot BASE can be alone."),
+]
 Tolerance = Annotated[
     float | None,
     option(
         "Saved traces", "--tolerance", metavar="X", parser=from_zero("--tolerance"), daily=True,
-        help="Largest relative error allowed. [default: by dtype, as 1e-5 for fp32 and 1e-2 for bf16]",
+        help="Largest relative error allowed. [default: by dtype, such as 1e-5 for fp32 and 1e-2 for bf16]",
     ),
 ]  # fmt: skip
 
 
 @spread
 def command(
-    *, base: Base, new: New, results: CompareResultOptions, tolerance: Tolerance = None, show: OutputOptions
+    *,
+    base: Base,
+    new: New = None,
+    results: CompareResultOptions,
+    tolerance: Tolerance = None,
+    plot: PlotOptions,
+    show: OutputOptions,
 ) -> None:
     """Compare two results of ffn bench, or two saved traces: what changed, and with what certainty. Exit 1 if
-    the traces differ, or if a kernel fails --fail-if-slower.
+    the traces differ, or if a kernel fails --fail-if-slower. With --plot, draw the sweep of one result.
 
     Examples:
       ffn compare main.csv branch.csv
@@ -45,6 +55,12 @@ def command(
       ffn compare base.npz new.npz                         # two traces
     """
     output = show.output()
+    plot.check(show.force, show.out)
+    if new is None:
+        _alone(base, results, tolerance, plot, output)
+        return
+    if plot.wanted:
+        raise FFNError("--plot draws one result of ffn bench", "leave out NEW")
     sides = [_files(text, (base, new)) for text in (base, new)]
     kinds = [_kind(text, paths) for text, paths in zip((base, new), sides, strict=True)]
     if kinds[0] != kinds[1]:
@@ -52,12 +68,32 @@ def command(
         raise FFNError(f"{shown(base, 200)} holds {first}, {shown(new, 200)} {second}", "give two of one kind")
     if kinds[0]:
         if tolerance is not None:
-            raise FFNError("--tolerance is for saved traces", "of results, --margin says what counts as the same")
+            raise FFNError("--tolerance is for saved traces", "for results, --margin sets what counts as the same")
         _results(sides[0], sides[1], results, output)
     else:
         if option := results.first_set():
             raise FFNError(f"{option} is for results of ffn bench", "two saved traces are compared within --tolerance")
         _traces(sides[0], sides[1], tolerance, output)
+
+
+def _alone(
+    base: str, options: CompareResultOptions, tolerance: float | None, plot: PlotOptions, output: Output
+) -> None:
+    """The sweeps of one result, drawn. Raises FFNError where there is no second file and no plot is asked for."""
+    if not plot.wanted:
+        raise FFNError("Missing argument 'NEW'", "give two files, or one result of ffn bench with --plot")
+    paths = _files(base, (base,))
+    if not _kind(base, paths):
+        raise FFNError(f"{shown(base, 200)} is not a result of ffn bench", "--plot draws those alone")
+    if option := options.first_set() or ("--tolerance" if tolerance is not None else ""):
+        raise FFNError(f"{option} compares two files", "give NEW too, or leave it out")
+    from ffncli.bench.judge.speed_curves import require_sweeps
+    from ffncli.bench.results.csv_file import read_rows
+    from ffncli.cli.common.speed_plots import speed_plots
+    from ffncli.cli.compare.sweep_page import answer
+
+    sweeps = require_sweeps([row for path in paths for row in read_rows(path)])
+    output.show(plot.extended(answer(paths, sweeps), speed_plots(sweeps), output))
 
 
 def _results(base: Sequence[Path], new: Sequence[Path], options: CompareResultOptions, output: Output) -> None:
@@ -68,12 +104,12 @@ def _results(base: Sequence[Path], new: Sequence[Path], options: CompareResultOp
     rows = [[row for path in paths for row in read_rows(path)] for paths in (base, new)]
     for paths, side in zip((base, new), rows, strict=True):
         if not side:
-            raise FFNError(f"{shown(','.join(map(str, paths)), 200)} holds no rows", "the run had not finished a case")
+            raise FFNError(f"{shown(','.join(map(str, paths)), 200)} holds no rows", "the run did not finish any case")
     comparison = compare(rows[0], rows[1], options.rules())
     failed = failure(comparison) if options.fail_if_slower is not None else ""
     open_ = open_question(comparison) if options.strict else ""
     output.show(answer(base, new, comparison, output.format, verdict=not (_same_screen(output) and (failed or open_))))
-    if (left := not_gated(comparison)) and comparison.comparable:  # else the page's verdict says so
+    if (left := not_gated(comparison)) and comparison.comparable:  # otherwise the page's verdict says so
         output.note(left)
     if failed:
         raise FFNError(failed, code=ExitCode.FAILED)
@@ -95,12 +131,12 @@ def _traces(base: Sequence[Path], new: Sequence[Path], tolerance: float | None, 
 
 
 def _same_screen(output: Output) -> bool:
-    """Whether page and error appear below each other: then what the error says is not said twice."""
+    """Whether page and error appear below each other, so that the page can leave out the error's text."""
     return output.path is None and all(stream and stream.isatty() for stream in (sys.stdout, sys.stderr))
 
 
 def _files(text: str, both: Sequence[str]) -> tuple[Path, ...]:
-    """The files of a side: one, or a comma list. Raises FFNError for names that are no files."""
+    """The files of a side: one, or a comma-separated list. Raises FFNError for names that are not files."""
     whole = Path(os.path.expanduser(text))
     if os.path.isfile(whole):
         return (whole,)
@@ -123,13 +159,13 @@ def _are_activations(names: Sequence[str]) -> bool:
 
 
 def _kind(text: str, paths: Sequence[Path]) -> bool:
-    """Whether the files are results; else it is one saved trace. Raises FFNError for what is neither."""
+    """Whether the files are results; else it is one saved trace. Raises FFNError for anything else."""
     from ffncli.bench.results.csv_file import is_results
 
     are = [is_results(path) for path in paths]
     if not all(are) and len(paths) > 1:
         name = str(paths[are.index(False)])
         raise FFNError(
-            f"{shown(text, 200)}: {shown(name, 200)} is not a CSV", "only results may be several files a side"
+            f"{shown(text, 200)}: {shown(name, 200)} is not a CSV", "only results may have several files per side"
         )
     return all(are)

@@ -1,4 +1,4 @@
-"""Options of `ffn compare` for results: what fails, and what counts as the same."""
+"""Options of `ffn compare` for results: what fails, and which differences count."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ class CompareResultOptions:
         return Rules(threshold=self.fail_if_slower, allow_mismatch=self.allow_mismatch, **margin)
 
     def first_set(self) -> str:
-        """The first of these options that was given; empty where none was."""
+        """The first given one of these options; empty if none was."""
         name = next((f.name for f in fields(self) if getattr(self, f.name) != f.default), "")
         return name and "--" + name.replace("_", "-")

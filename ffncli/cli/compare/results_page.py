@@ -1,4 +1,4 @@
-"""The page of `ffn compare` for results: the verdict in words, what fails, the rows, what was and was not compared."""
+"""The page of `ffn compare` for results: the verdict in words, failures, rows, and what was and was not compared."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def answer(
 
 
 def _known(value: Any) -> Any:
-    """A cell of the CSV: an infinite end of an interval is no number there."""
+    """A cell of the CSV: an infinite end of an interval is left empty there."""
     return finite(value) if isinstance(value, float) else value
 
 
@@ -71,7 +71,7 @@ def _body(names: Sequence[str], comparison: ResultComparison) -> dict[str, Any]:
 # --- words ------------------------------------------------------------------------------------------------------------
 
 _WORDS: dict[Any, str] = {
-    "broken": "no longer right", "slower": "slower", "faster": "faster", "same": "same", "mended": "right again",
+    "broken": "no longer correct", "slower": "slower", "faster": "faster", "same": "same", "mended": "correct again",
     "inconclusive": "inconclusive",
 }  # fmt: skip
 
@@ -100,7 +100,7 @@ def headline(comparison: ResultComparison) -> str:
 
 
 def not_gated(comparison: ResultComparison) -> str:
-    """Which rows the gate could not judge and why, since silence is not a pass; empty where it judged all."""
+    """Which rows the gate could not judge and why, since silence is not a pass; empty if it judged all."""
     left = [row for row in comparison.rows if not row.gated and row.verdict is not None]
     if comparison.rules.threshold is None:
         return ""
@@ -115,7 +115,7 @@ def not_gated(comparison: ResultComparison) -> str:
 
 
 def failure(comparison: ResultComparison, named: bool = True) -> str:
-    """What --fail-if-slower says: how many rows fail and which; empty where none does."""
+    """The result of --fail-if-slower: how many rows fail and which; empty if none does."""
     slow = [row for row in comparison.regressions if row.verdict != "broken"]
     broken = [row for row in comparison.regressions if row.verdict == "broken"]
     total, margin, out = len(comparison.rows), comparison.rules.margin, []
@@ -130,7 +130,7 @@ def failure(comparison: ResultComparison, named: bool = True) -> str:
 
 
 def open_question(comparison: ResultComparison) -> str:
-    """What --strict says where a row is not decided; empty where all are."""
+    """The message of --strict for inconclusive rows; empty if there are none."""
     rows = comparison.inconclusive
     if not rows:
         return ""
@@ -159,7 +159,7 @@ def words(row: ComparedRow, margin: float) -> str:
 
 
 def _span(ratio: float, low: float, high: float) -> str:
-    """The interval in the unit that `change` chose for the ratio, with digits that tell its ends apart."""
+    """The interval in the unit that `change` chose for the ratio, with enough digits to distinguish its ends."""
     if ratio >= 2:
         ends, unit = (low, high), ""
     elif ratio <= 0.5:
@@ -211,7 +211,7 @@ def _page(names: Sequence[str], comparison: ResultComparison, verdict: bool) -> 
 
 
 def _comment(names: Sequence[str], comparison: ResultComparison) -> list[Part]:
-    """A pull-request comment: the verdict, what fails, the rest folded, as many rows as it may have characters."""
+    """A pull-request comment: the verdict, what fails, the rest folded, as many rows as the size limit allows."""
     failing, others = _split(comparison)
     ranks = {"broken": 0, "slower": 1, "inconclusive": 2, "mended": 3, "faster": 4, "same": 5, None: 6}
     rows = [*failing, *sorted(others, key=lambda row: ranks[row.verdict])]
@@ -224,7 +224,7 @@ def _comment(names: Sequence[str], comparison: ResultComparison) -> list[Part]:
             parts.append(_table(comparison, top, _title(comparison)))
         parts += _reasons(comparison)
         if left := len(rows) - count:
-            parts.append(Line(f"{left:,} of {len(rows):,} rows are left out: a comment has a limit of characters"))
+            parts.append(Line(f"{left:,} of {len(rows):,} rows are left out: comments have a size limit"))
         if rest:
             many = f"{len(rest):,} {'other ' if top else ''}{plural('row', len(rest))}"
             parts.append(Fold(many, [_table(comparison, rest, "")]))
@@ -247,14 +247,14 @@ def _most(high: int, fits: Callable[[int], bool]) -> int:
 
 
 def _split(comparison: ResultComparison) -> tuple[list[ComparedRow], list[ComparedRow]]:
-    """The rows that fail and the others; without a gate nothing fails, and what is slower stands among the rest."""
+    """The rows that fail and the others; without a gate nothing fails, and slower rows are among the rest."""
     failing = [row for row in comparison.rows if row.fails(comparison.rules)]
     return failing, [row for row in comparison.rows if not row.fails(comparison.rules)]
 
 
 def _title(comparison: ResultComparison) -> str:
     if comparison.rules.threshold is None:
-        return "no longer right"
+        return "no longer correct"
     return f"fails --fail-if-slower {percent(comparison.rules.threshold)}"
 
 
@@ -297,18 +297,18 @@ def _cell(value: Any) -> Any:
 
 
 def _reasons(comparison: ResultComparison) -> list[Part]:
-    """Why rows were not gated, or what speaks against a verdict; each reason once."""
+    """Why rows were not gated, or reasons against a verdict; each reason once."""
     rows: dict[str, list[ComparedRow]] = {}
     for row in comparison.rows:
         if row.reason and row.verdict not in ("broken", "mended", None) and comparison.comparable:
-            rows.setdefault(row.reason.partition(",")[0], []).append(row)  # what follows a comma is the row's own
+            rows.setdefault(row.reason.partition(",")[0], []).append(row)  # after a comma: specific to the row
     out: list[Part] = []
     for group in sorted(rows.values(), key=len, reverse=True)[:_MOST_NAMED]:
         kernels = list(dict.fromkeys(_cut(row.kernel) for row in group))
         who = "all rows" if len(group) == len(comparison.rows) else f"{len(group)} {plural('row', len(group))}"
         few = ", ".join(kernels[:_MOST_NAMED]) + (", ..." if len(kernels) > _MOST_NAMED else "")
         texts = sorted({row.reason for row in group})
-        out.append(Line(f"{who} ({few}): {_cut(texts[0])}" + (" (others alike)" if len(texts) > 1 else "")))
+        out.append(Line(f"{who} ({few}): {_cut(texts[0])}" + (" (others similar)" if len(texts) > 1 else "")))
     if len(rows) > _MOST_NAMED:
         out.append(Line(f"and {len(rows) - _MOST_NAMED} more reasons, in --json"))
     return out

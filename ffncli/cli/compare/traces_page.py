@@ -1,4 +1,4 @@
-"""The page of `ffn compare` for two saved traces: the first step that departs, and why."""
+"""The page of `ffn compare` for two saved traces: the first step that differs, and why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def answer(base: Saved, new: Saved, comparison: TraceComparison, verdict: bool = True) -> Answer:
     """The comparison as JSON, as CSV (one row per step, then per weight) and as a page.
 
-    Without `verdict` the page leaves to the error what that says: which step departs first, and why.
+    Without `verdict` the page leaves it to the error which step differs first, and why.
     """
     from ffncli.run.saved.compare import CONVENTIONS
 
@@ -50,14 +50,14 @@ def _table(rows: tuple[TensorRow, ...], first_column: str, first: str | None) ->
 
 
 def verdict_of(row: TensorRow) -> str:
-    """`up departs first: at up[0,3] base has 1.5, new 1.25 ...`."""
-    at = f"{row.step} departs first: {row.worst} is {row.base!r} in BASE, {row.new!r} in NEW"
+    """`up differs first: at up[0,3] base has 1.5, new 1.25 ...`."""
+    at = f"{row.step} differs first: {row.worst} is {row.base!r} in BASE, {row.new!r} in NEW"
     if row.nonfinite:
-        return f"{at} ({row.nonfinite:,} values are not finite in one alone)"
+        return f"{at} ({row.nonfinite:,} values are finite in only one of them)"
     if finite(row.relative_error) is None:
-        return f"{at}; all of it is 0 in BASE, so that no error is relative to it"
+        return f"{at}; the whole step is 0 in BASE, so there is no relative error"
     near = row.base is not None and row.new is not None and abs(row.new - row.base) <= abs(row.base)
     ulps = (
         f", {row.ulps:.4g} ulps of {row.dtype}" if near and row.ulps is not None else ""
-    )  # else the unit says nothing
+    )  # otherwise the unit is meaningless
     return f"{at}; relative error {row.relative_error:.3g} > {row.tolerance:g}{ulps}"

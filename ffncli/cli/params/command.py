@@ -24,6 +24,7 @@ from ffncli.cli.params.options import (
     Sources,
     Sweep,
     TensorParallel,
+    ridge_of,
 )
 from ffncli.cli.params.page import parts_of, sweep_table
 from ffncli.errors import ExitCode, FFNError, shown
@@ -40,7 +41,7 @@ from ffncli.system.files import read_whole
 
 if TYPE_CHECKING:
     from ffncli.models.counting.iso_params import (
-        IsoParams,  # sweeps, twins and splits are imported where they are asked for
+        IsoParams,  # sweeps, counterparts and splits are imported on request
     )
 
 _CONVENTIONS = {**CONVENTIONS, **storage.CONVENTIONS, **traffic.CONVENTIONS, **shard.CONVENTIONS}
@@ -77,9 +78,9 @@ def command(
     output = show.output()
     conditions = assertions.parse([*(asserted or []), *_lines_of(assert_file)], KEYS)
     overrides = dimensions.dimensions()
-    options = FigureQuestion(_formats(joined(dtype)), tokens.numbers(), tp, ridge)
+    options = FigureQuestion(_formats(joined(dtype)), tokens.numbers(), tp, *ridge_of(ridge))
     if multiple_of is not None and not iso_params:
-        raise FFNError("--multiple-of needs --iso-params", "it rounds the twin's d_ff")
+        raise FFNError("--multiple-of needs --iso-params", "it rounds the d_ff of the other block")
     if sweep:
         _check_sweep(sources, everything, iso_params, options)
         models, answer, lines = _swept(sources[0] if sources else None, overrides, sweep, options)
@@ -97,7 +98,7 @@ def command(
 
 
 def _lines_of(path: str | None) -> list[str]:
-    """The conditions in a file, one per line; `#` opens a comment."""
+    """The conditions in a file, one per line; `#` starts a comment."""
     if path is None:
         return []
     try:
@@ -109,13 +110,13 @@ def _lines_of(path: str | None) -> list[str]:
 
 
 def _with_assertions(answer: Answer, checked: Sequence[assertions.CheckedAssertion], several: bool) -> Answer:
-    """The answer with what was asserted: a line each for people, all of it under `assertions` for JSON."""
+    """The answer with the assertions: one line each for people, all of them under `assertions` for JSON."""
     parts: list[Part] = [Heading("assertions"), *(Line(one.line(several)) for one in checked)]
     return answer.with_section("assertions", [asdict(one) for one in checked], parts)
 
 
 def answer_for(models: list[Resolved], options: FigureQuestion) -> tuple[Answer, list[dict[str, Any]]]:
-    """(JSON rows, CSV rows and tables; the CSV rows as they are)."""
+    """(JSON rows, CSV rows and tables; the CSV rows unchanged)."""
     reports = options.reports(models)
     lines = [line for one in reports for line in one.lines()]
     parts = parts_of(reports, costs=bool(options.tokens or options.ranks))
@@ -123,7 +124,7 @@ def answer_for(models: list[Resolved], options: FigureQuestion) -> tuple[Answer,
 
 
 def _formats(text: str | None) -> tuple[str | None, ...]:
-    """The formats of `--dtype`, a comma list; a wrong one is said before anything is read."""
+    """The formats of `--dtype`, a comma-separated list; a wrong one is reported before anything is read."""
     return (None,) if text is None else tuple(dtypes.storage(name).name for name in text.split(","))
 
 
@@ -137,7 +138,7 @@ def _models(sources: _Texts, everything: bool, overrides: Dimensions) -> list[Re
 def _with_twins(
     models: list[Resolved], multiple_of: int, options: FigureQuestion
 ) -> tuple[Answer, list[dict[str, Any]]]:
-    """Each model beside its gated or plain counterpart, with what they differ by."""
+    """Each model next to its gated or plain counterpart, with the difference in size."""
     from ffncli.models.counting.iso_params import counterparts, iso_params
 
     answer, lines = answer_for(
@@ -160,7 +161,7 @@ def _notes(models: Sequence[Resolved], output: Output) -> None:
 
 
 def _require_agreement(models: Sequence[Resolved]) -> None:
-    """Raises FFNError, exit 1, where a config and the tensors beside it disagree."""
+    """Raises FFNError, exit 1, if a config and its tensors disagree."""
     wrong = [(model, difference) for model in models for difference in model.differences]
     if wrong:
         model, first = wrong[0]
@@ -174,14 +175,15 @@ def _require_agreement(models: Sequence[Resolved]) -> None:
 def _check_sweep(sources: _Texts, everything: bool, iso_params: bool, options: FigureQuestion) -> None:
     if everything or (sources and len(sources) > 1):
         raise FFNError("--sweep takes one SOURCE", "give one, or dimensions alone")
-    others = [("--iso-params", iso_params), ("--tp", options.ranks), ("--ridge", options.ridge is not None)]
+    ridge = options.ridge is not None or bool(options.devices)
+    others = [("--iso-params", iso_params), ("--tp", options.ranks), ("--ridge", ridge)]
     for name, on in others:
         if on:
-            raise FFNError(f"--sweep and {name} do not go together", "ask for one at a time")
+            raise FFNError(f"--sweep contradicts {name}", "use one at a time")
     if len(options.tokens) > 1:
         raise FFNError("--sweep takes one number of --tokens", "to vary them: --sweep tokens=1,32,512")
     if len(options.formats) > 1:
-        raise FFNError("--sweep takes one --dtype", "ask for one at a time")
+        raise FFNError("--sweep takes one --dtype", "use one at a time")
 
 
 def _swept(

@@ -1,4 +1,4 @@
-"""How `ffn params` reads to a person: one source in full, several side by side, sweeps, costs, splits."""
+"""The pages of `ffn params`: one source in full, several side by side, sweeps, costs, splits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
+from ffncli.cli.params.floor_page import floor_parts
 from ffncli.models.counting.labels import LABELS, label
 from ffncli.show.parts import Heading, Line, Part
 from ffncli.show.tables import Short, Table, apart
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from ffncli.models.counting.traffic import TokenCost
 
 Row = tuple[object, ...]
-_MOST_COLUMNS = 12  # more sources than this read better below one another
+_MOST_COLUMNS = 12  # more sources than this are easier to read below each other
 
 
 def parts_of(reports: list[CostReport], costs: bool = False) -> list[Part]:
-    """Everything that was asked for, counts first; `costs` says whether memory traffic was."""
+    """Everything requested, counts first; `costs` tells whether memory traffic was requested."""
     counts, several = [one.count for one in reports], len(reports) > 1
     parts: list[Part]
     if not several:
@@ -33,14 +34,15 @@ def parts_of(reports: list[CostReport], costs: bool = False) -> list[Part]:
     parts += [_costs(one.costs, several) for one in reports if costs and one.costs]
     splits = [one.split for one in reports if one.split]
     parts += [_splits(splits)] if len(splits) > _MOST_COLUMNS else [p for s in splits for p in _split(s, several)]
-    return parts + [_ridge(one.count.name, one.ridge) for one in reports if one.ridge]
+    parts += [part for one in reports for part in floor_parts(one, several)]
+    return parts + [_ridge(one.count.name, ridge) for one in reports for ridge in one.ridges if not ridge.device]
 
 
 # --- one source -------------------------------------------------------------------------------------------------------
 
 
 def _one(c: ModelCount) -> list[Part]:
-    """What it is, each group's matrices on their own lines, totals, evidence."""
+    """Its shape, each group's matrices on their own lines, totals, evidence."""
     parts: list[Part] = [Heading(c.name, c.source if c.source != c.name else "")]
     kind = "gated" if c.gated else "plain"
     several = [str(d_ff) for d_ff in dict.fromkeys(group.d_ff for group in c.groups)]
@@ -67,7 +69,7 @@ def _one(c: ModelCount) -> list[Part]:
 
 
 def _layers(c: ModelCount) -> Table:
-    """The FFN beside the attention, for each kind of layer."""
+    """The FFN next to the attention, for each kind of layer."""
     rows: list[Row] = []
     for group in c.groups:
         what = f"{group.stack} {_ranges(group.layers)}" if len(c.groups) > 1 else "one layer"
@@ -77,8 +79,8 @@ def _layers(c: ModelCount) -> Table:
 
 
 def _remark(tensor: TensorCount) -> str:
-    """Why a tensor is not part of the FFN's own sum."""
-    return "shared with attention" if tensor.shared else "norm, apart" if tensor.norm else ""
+    """Why a tensor is not part of the FFN's sum."""
+    return "shared with attention" if tensor.shared else "norm, separate" if tensor.norm else ""
 
 
 def _totals(c: ModelCount) -> list[Row]:
@@ -96,13 +98,13 @@ def _totals(c: ModelCount) -> list[Row]:
 
 
 def _row(c: ModelCount, key: str, more: str = "") -> Row:
-    """One key as its label, its value, and a size in bytes as one reads it."""
+    """One key as its label, its value, and a readable size for bytes."""
     value = getattr(c, key)
     return (label(key) + more, value, bytes_text(value) if key.endswith("_bytes") and value is not None else "")
 
 
 def _of_kind(c: ModelCount) -> Callable[[str], str]:
-    """A label about a layer with the kind of the layer that it is about, where layers are of several kinds."""
+    """A label about a layer, with the kind of layer if there are several kinds."""
     if len({group.kind for group in c.groups}) == 1:
         return lambda text: text if c.uniform else text.replace("layer", "commonest layer")
     kind = "MoE" if c.experts else "dense"
@@ -165,14 +167,14 @@ def _side_by_side(counts: list[ModelCount]) -> Table:
 
 
 def _main_kind(c: ModelCount) -> str:
-    """What every row "per layer" is about: `dense`, or `MoE, 58 of 61`."""
+    """The kind of layer for every row "per layer": `dense`, or `MoE, 58 of 61`."""
     kind = "MoE" if c.experts else "dense"
     alike = sum(len(group.layers) for group in c.groups if bool(group.experts) == bool(c.experts))
     return kind if alike == c.layers else f"{kind}, {alike} of {c.layers}"
 
 
 def _apart(c: ModelCount, counts: list[ModelCount]) -> str:
-    """What tells a source from another of the same name: its format, else what was typed."""
+    """Distinguishes sources of the same name: by format, else by the text as typed."""
     formats = {o.dtype for o in counts if o.name == c.name}
     return f"{c.name} {c.dtype}" if len(formats) > 1 else c.source
 
@@ -192,7 +194,7 @@ def _short(number: int | None) -> Short | None:
 
 
 def sweep_table(reports: Sequence[tuple[Point, CostReport]], tokens: bool) -> Table:
-    """One row per combination: what was swept, then what it comes to; `tokens` says whether a number was given."""
+    """One row per combination: the swept values, then the results; `tokens` tells whether a number was given."""
     names = [name for name, _ in reports[0][0].values]
     moe = any(one.count.experts for _, one in reports)
     columns = {
@@ -231,7 +233,7 @@ def _costs(rows: Sequence[TokenCost], several: bool) -> Table:
 
 
 def _split(split: Split, several: bool) -> list[Part]:
-    """Every tensor's slice, then what a rank holds and sends."""
+    """Every tensor's slice, then the totals that a rank stores and sends."""
     parts: list[Part] = []
     name = f"{split.name}: " if several else ""
     for group in split.groups:
@@ -246,7 +248,7 @@ def _split(split: Split, several: bool) -> list[Part]:
         ("ring all-reduce, bytes/token/layer", *[_sent(split)[0]] * 2),
         ("all-gather of sums, bytes/token/layer", *[_sent(split)[1]] * 2),
     ]
-    parts.append(Table(("holds and sends", "rank 0", "any other"), totals, name.removesuffix(": ")))
+    parts.append(Table(("stores and sends", "rank 0", "any other"), totals, name.removesuffix(": ")))
     return parts
 
 

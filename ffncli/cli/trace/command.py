@@ -46,9 +46,9 @@ def command(
         **vars(save), expert=joined(view.expert), show=view.values(), keep=view.kept(), top_units=insight.top_units,
         force=show.force,
     )  # fmt: skip
+    output.notes(*prompt.notes)
     if run.layer == "all":
-        survey = survey_for(question)
-        output.notes(*survey.notes)
+        survey = survey_for(question, output.note)
         output.show(survey_answer(survey, insight.top_units or 1))
         insight.judge(not_finite_texts(survey), output)
     else:

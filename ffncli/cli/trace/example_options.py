@@ -1,4 +1,4 @@
-"""--example and --vocab: the founding texts' blocks with their facts, and the final layer behind a block."""
+"""--example and --vocab: the founding texts' blocks with their facts, and the final layer after a block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _final = partial(option, "Final layer")
 
 @dataclass(frozen=True)
 class ExampleOptions:
-    """A text's block, and what follows a block over a vocabulary."""
+    """A text's block, and the final layer over a vocabulary."""
 
     example: Annotated[
         Text,

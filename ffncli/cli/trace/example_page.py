@@ -1,4 +1,4 @@
-"""What a text states, computed, beside the trace of its block."""
+"""The statements of a text, computed, next to the trace of its block."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def sentence(fact: Fact) -> str:
-    """`gelu(0.21): 0.1225; the text says 0.115`; what it says is left out where that is just what was found."""
+    """`gelu(0.21): 0.1225; the text says 0.115`; the text's value is left out if it equals the computed one."""
     stated = f"; the text says {fact.said}" if fact.said not in ("", fact.found) else ""
     return f"{fact.topic}: {fact.found}{stated}"
 
 
 def facts_table(facts: Sequence[Fact]) -> list[Part]:
-    """A verdict and a sentence per fact, its note below; of two columns, because their text may wrap."""
+    """A verdict and a sentence per fact, its note below; in two columns, because their text may wrap."""
     rows: list[tuple[str | None, str]] = []
     wrong: set[int] = set()
     for fact in facts:

@@ -9,12 +9,12 @@ from typing import Annotated
 from ffncli.cli.common.option import option
 from ffncli.cli.common.parsers import positive
 
-_explain = partial(option, "How a number came about")
+_explain = partial(option, "How a number was computed")
 
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """--explain and its kin."""
+    """--explain and related options."""
 
     explain: Annotated[
         list[str] | None,

@@ -1,4 +1,4 @@
-"""How a number came about, as JSON and as a page to read: records go in, parts come out."""
+"""How a number was computed, as JSON and as a page to read: records go in, parts come out."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _USUAL_WIDTH = 80
 
 
 def explanation_parts(session: Session, digits: int) -> list[Part]:
-    """Each explanation as a heading, its terms, the numbers on the way, and the value itself as the last line.
+    """Each explanation as a heading, its terms, the intermediate numbers, and the value itself as the last line.
 
-    Where the input's tokens have texts, they are named.
+    If the input's tokens have texts, these are shown.
     """
     texts = tuple(token.text or "" for token in session.tokens)
     return [part for one in session.explain or () for part in _parts(one, session.trace, digits, texts)]
 
 
 def _token(one: Explanation, leading: Sequence[int], tokens: Sequence[str]) -> str:
-    """`token 3 'llo'`: which one it is, inside an expert or where tokens have texts."""
+    """`token 3 'llo'`: the token, inside an expert or if tokens have texts."""
     flat = one.token
     if flat is None and tokens:
         flat = 0
@@ -59,9 +59,9 @@ def _parts(one: Explanation, result: Trace, digits: int, tokens: Sequence[str]) 
 
 
 def _dot_product(one: Explanation, digits: int) -> Table:
-    """The largest terms, the others in one row, the bias, and what they sum to.
+    """The largest terms, the others in one row, the bias, and their sum.
 
-    Where long names would make it wider than a terminal usually is, they move into the column's heading.
+    If long names would make it wider than a usual terminal, they move into the column's heading.
     """
     rows: list[tuple[str, ...]] = [
         (x.place, _text(x.value, digits), w.place, w.symbol, _text(w.value, digits), _text(term.value, digits))
@@ -85,7 +85,7 @@ def _dot_product(one: Explanation, digits: int) -> Table:
 
 
 def _experts(one: Explanation, digits: int) -> Table:
-    """The chosen experts, and the one that was asked for; of the final layer the likeliest tokens, by their ids."""
+    """The chosen experts, and the requested one; for the final layer, the likeliest tokens by id."""
     grouped = one.experts[0].group is not None
     corrected = any(e.score is not None and e.choice != e.score for e in one.experts)
     columns = (
@@ -110,7 +110,7 @@ def _experts(one: Explanation, digits: int) -> Table:
 
 
 def _terms(one: Explanation, digits: int) -> list[str]:
-    """`route[0,3] 0.25 × experts.3.down[0,1] 0.4 = 0.1`, a line per term, and their sum where there are several."""
+    """`route[0,3] 0.25 × experts.3.down[0,1] 0.4 = 0.1`, a line per term, and their sum if there are several."""
     places = _left([" × ".join(f.place for f in term.factors) for term in one.terms])
     values = [" × ".join(_text(f.value, digits) for f in term.factors) for term in one.terms]
     results = [_text(term.value, digits) if len(term.factors) > 1 else "" for term in one.terms]
@@ -125,7 +125,7 @@ def _terms(one: Explanation, digits: int) -> list[str]:
 
 
 def _quantities(one: Explanation, digits: int) -> list[str]:
-    """`mean square  4.25`, a line each, and where it stands."""
+    """`mean square  4.25`, a line each, and its place."""
     names = _left([q.name for q in one.quantities])
     values = _right([_text(q.value, digits) for q in one.quantities])
     return [f"{n}  {v}  {q.place}".rstrip() for n, v, q in zip(names, values, one.quantities, strict=True)]
@@ -146,7 +146,7 @@ _COPIES = ("dropout", "allreduce")
 
 
 def _printed(one: Explanation, result: Trace, digits: int) -> str:
-    """The number as the trace's page prints it, among its neighbours."""
+    """The number formatted as on the trace's page, among its neighbours."""
     for record in result.steps:
         if record.name == one.name:
             return Excerpt(record.shape, record.values_index, record.values, digits).text(one.value)

@@ -1,4 +1,4 @@
-"""What a run of the real model adds to a trace: its tokens, the agreement with its own FFN, the chosen experts."""
+"""The additions to a trace from a run of the real model: tokens, agreement with its own FFN, chosen experts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def model_run_lines(session: Session) -> list[Part]:
-    """What the model read, and how far our output is from its own; nothing without a run of it."""
+    """The model's input, and the difference of our output from its own; nothing without a run of it."""
     run = session.model_run
     return [Line(listed(run.tokens)), Line(agreement_text(run.agreement))] if run else []
 
@@ -32,5 +32,5 @@ def routes_table(session: Session) -> list[Part]:
 
 
 def _expert(number: int, count: int) -> str:
-    """A routed expert by its number; the identities have those behind the last."""
+    """A routed expert by its number; identity experts have the numbers after the last."""
     return str(number) if number < count else f"identity {number}"

@@ -14,6 +14,7 @@ from ffncli.cli.common.model_run import labels
 from ffncli.cli.trace.example_page import facts_table
 from ffncli.cli.trace.explain_page import explanation_parts
 from ffncli.cli.trace.model_page import model_run_lines, routes_table
+from ffncli.cli.trace.routing_page import routing_json, routing_parts
 from ffncli.cli.trace.sampling_page import sampling_parts
 from ffncli.cli.trace.unembed_page import unembed_json, unembed_parts
 from ffncli.cli.trace.units_page import unit_parts
@@ -21,7 +22,7 @@ from ffncli.show.bars import bars
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
 from ffncli.show.tensors import Excerpt, number_text
-from ffncli.show.text import plural
+from ffncli.show.text import plural, width
 
 if TYPE_CHECKING:
     from ffncli.run.engine.trace import StepRecord, Trace
@@ -33,10 +34,10 @@ _NOT_IN_CSV = ("parameters", "values", "values_index", "tokens", "units")
 
 
 def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answer:
-    """A session as JSON, CSV (one row per step, without values) and as a page, with `digits` of each value.
+    """A session as JSON, as CSV (one row per step, without values) and as a page, with `digits` of each value.
 
-    Its rows are named by the prompt's tokens where there was one. Without steps the page begins with what else was
-    asked for.
+    Its rows are named by the prompt's tokens, if there was one. Without steps the page starts with the other
+    requested parts.
     """
     steps = [asdict(record) for record in session.steps]
     body = {
@@ -56,6 +57,7 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answ
     return (
         page.with_section("model_run", asdict(session.model_run) if session.model_run else None)
         .with_section("routes", _records(session.routes) or None, routes_table(session))
+        .with_section("routing", routing_json(session.routing), routing_parts(session.routing))
         .with_section("unembed", unembed_json(session), unembed_parts(session, digits, with_steps))
         .with_section("sampling", _records(session.sampling), sampling_parts(session, digits))
         .with_section("aliases", None if session.facts is None else session.aliases)
@@ -65,12 +67,12 @@ def trace_answer(session: Session, digits: int, with_steps: bool = True) -> Answ
 
 
 def _records(records: Sequence[Any] | None) -> list[dict[str, Any]] | None:
-    """Records under their keys of docs/json.md; None for what was not asked."""
+    """Records under their keys of docs/json.md; None for anything not requested."""
     return None if records is None else [asdict(record) for record in records]
 
 
 def _head(session: Session) -> list[Part]:
-    """What was run: the block, the picture of its dimensions, the model's run, then the evidence."""
+    """The run: the block, the picture of its dimensions, the model's run, then the evidence."""
     block = session.block
     parts: list[Part] = [Heading(block.name, block.weights), Line(dimensions_text(block))]
     parts += [Line(line) for line in session.flow]
@@ -85,9 +87,9 @@ def _head(session: Session) -> list[Part]:
 
 
 def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...]) -> list[Part]:
-    """One step: its formula and shape, the values, what they are like, what it costs."""
+    """One step: its formula and shape, the values, their statistics, its cost."""
     marks = {result.ffn_input: "enters the FFN", result.ffn_output: "leaves the FFN"}
-    if result.ffn_output == "logits":  # a final layer alone is none
+    if result.ffn_output == "logits":  # a final layer alone is not an FFN
         marks = {}
     head = record.name if record.op == "input" else f"{record.name} = {record.formula}"
     about = [
@@ -100,7 +102,7 @@ def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...])
     at = range(len(rows)) if record.tokens is None else record.tokens
     names = tuple(rows[row] for row in at) if rows else record.tokens
     parts.append(Excerpt(record.shape, record.values_index, record.values, digits, names))
-    lines = (*_statistics(record, digits), _counts(record), _weights(record))
+    lines = (*_statistics(record, digits, names), _counts(record), _weights(record))
     parts += [Line(text, quiet=True) for text in lines if text]
     if record.live is not None and record.dropped is not None:
         share = f" ({100 * record.dropped / record.live:.0f} %)" if record.live else ""
@@ -108,21 +110,37 @@ def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...])
         parts.append(Line(text, quiet=True))
     elif record.op == "dropout":
         parts.append(Line("eval mode: passes everything on", quiet=True))
-    return parts + unit_parts(record)
+    return parts + unit_parts(record, rows)
 
 
-def _statistics(record: StepRecord, digits: int) -> tuple[str, ...]:
-    """Extremes, mean and spread, then the histogram: in the same line, or in the next where 80 columns do not do.
+def _statistics(record: StepRecord, digits: int, rows: Sequence[int | str] | None) -> list[str]:
+    """Extremes with their places, mean and spread, the histogram: in one line where 80 columns do, else in two or more.
 
-    A line that a terminal folds would break the bars at an empty one.
+    If the terminal wrapped the line, it would break the bars at an empty one.
     """
-    numbers = (("min", record.min), ("max", record.max), ("mean", record.mean), ("std", record.std))
-    text = "  ".join(f"{name} {number_text(value, digits)}" for name, value in numbers if value is not None)
+    ends = [
+        f"{name} {number_text(value, digits)} at {_place(at, rows)}"
+        for name, value, at in (("min", record.min, record.min_at), ("max", record.max, record.max_at))
+        if value is not None and at is not None
+    ]
+    numbers = (("mean", record.mean), ("std", record.std))
+    spread = "  ".join(f"{name} {number_text(value, digits)}" for name, value in numbers if value is not None)
     bar = bars(record.histogram)
     if bar and record.histogram_stride > 1:
         bar += f"  1 in {record.histogram_stride:,} values"
-    whole = f"{text}  {bar}".rstrip()
-    return (whole,) if len(whole) <= _MOST_COLUMNS - 2 else (text, bar)
+    return _fitted([*ends, spread, bar]) or [*(_fitted(ends) or ends), *(_fitted([spread, bar]) or [spread, bar])]
+
+
+def _fitted(texts: Sequence[str]) -> list[str]:
+    """The texts in one line; none where 80 columns do not do."""
+    whole = "  ".join(filter(None, texts))
+    return [whole] if width(whole) <= _MOST_COLUMNS - 2 else []
+
+
+def _place(at: Sequence[int], rows: Sequence[int | str] | None) -> str:
+    """`[0 "[CLS]", 99]`: an index, its first axis by the name of the row where rows have names."""
+    first = rows[at[0]] if rows and at else None
+    return f"[{', '.join(map(str, at if first is None else (first, *at[1:])))}]"
 
 
 def _counts(record: StepRecord) -> str:

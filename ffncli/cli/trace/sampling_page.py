@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Sets: TypeAlias = Sampling | PromotedTokens
 
-NOTHING = "some are no numbers, so there is nothing to pick"
+NOTHING = "some are not numbers, so there is nothing to pick"
 
 
 def sampling_parts(session: Session, digits: int) -> list[Part]:
@@ -45,7 +45,7 @@ def columns(one: Sets) -> tuple[str, ...]:
 
 
 def more(one: Sets, listed: int, option: str) -> list[Part]:
-    """A quiet line for what the top-p set has beyond the `listed` entries; `option` N lists N. Nothing without."""
+    """A quiet line for the entries of the top-p set beyond the `listed` ones; `option` N lists N. Nothing without."""
     rest = (one.top_p_count or 0) - listed
     return [Line(f"… {rest:,} more in the top-p set; {option} {one.top_p_count} shows them", True)] if rest > 0 else []
 

@@ -27,7 +27,7 @@ class SaveOptions:
     ] = None
 
     def check(self, out: str | None) -> None:
-        """Raises FFNError where -o names the same file."""
+        """Raises FFNError if -o names the same file."""
         path, other = (os.path.realpath(os.path.expanduser(name or "")) for name in (self.save, out))
         if None not in (self.save, out) and path == other:
             raise FFNError("--save and -o name the same file", "give two names")

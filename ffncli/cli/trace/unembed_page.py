@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 _OUTPUT = "the FFN's direct contribution alone, through the final norm and head, without the residual stream"
 _UNIT = (
-    "the unit's column of the down projection alone, through the norm of its branch where it has one, the final norm"
+    "the unit's column of the down projection alone, through the norm of its branch, if any, the final norm"
     " and the head; its sign is the activation's"
 )
 
 
 def unembed_json(session: Session) -> list[dict[str, Any]] | None:
-    """The records under the keys of docs/json.md; None where nothing was unembedded."""
+    """The records under the keys of docs/json.md; None if nothing was unembedded."""
     if session.unembed is None:
         return None
     records = [asdict(one) for one in session.unembed]
@@ -32,7 +32,7 @@ def unembed_json(session: Session) -> list[dict[str, Any]] | None:
 
 
 def unembed_parts(session: Session, digits: int, with_steps: bool) -> list[Part]:
-    """A table for each position or sign; nothing where nothing was unembedded."""
+    """A table for each position or sign; nothing if nothing was unembedded."""
     if session.unembed is None:
         return []
     parts: list[Part] = [Heading("unembed", _OUTPUT if session.question.neuron is None else _UNIT)]

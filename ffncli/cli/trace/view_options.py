@@ -1,4 +1,4 @@
-"""What `ffn trace` shows of a run, and what it is strict about: --expert, --show, -v, --digits, --keep, --top-units."""
+"""What `ffn trace` shows of a run, and when it fails: --expert, --show, -v, --digits, --keep, --top-units."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class ViewOptions:
         return None if self.show == "all" else positive("--show")("8" if self.show is None else self.show)
 
     def steps(self, question: Question) -> bool:
-        """Whether the page has the steps: --unembed asks for tokens, unless an option that shapes a step is there."""
+        """Whether the page has the steps: --unembed shows tokens, unless an option about steps is given."""
         shaped = self.verbose or self.show is not None or self.expert is not None or question.top_units is not None
         return shaped or not question.unembed
 
     def kept(self) -> frozenset[str] | None:
-        """The steps whose whole tensors stay: every one (None), or none beyond what the answer needs."""
+        """The steps whose complete tensors are kept: all (None), or only those that the answer needs."""
         return None if self.keep else frozenset()
 
 
@@ -62,7 +62,7 @@ class InsightOptions:
     ] = False
 
     def judge(self, not_finite: Sequence[str], output: Output) -> None:
-        """After the answer: a note each, or, where it was asked for, FFNError (exit 1) with all of them."""
+        """After the answer: a note each, or, if requested, FFNError (exit 1) with all of them."""
         if not_finite and self.fail_on_nonfinite:
             raise FFNError(f"not finite: {'; '.join(not_finite)}", code=ExitCode.FAILED)
         output.notes(*not_finite)

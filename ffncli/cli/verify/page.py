@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("subject", "max error", "relative", "ulps", "tolerance", "passed")
 _PASSED = {True: "PASS", False: "FAIL", None: "SKIP"}
-_MANY = 4  # subjects that share a note are named up to so many
+_MANY = 4  # up to this many subjects that share a note are named
 
 
 def answer(verdict: Verdict, verbose: bool = False) -> Answer:
@@ -41,14 +41,14 @@ def answer(verdict: Verdict, verbose: bool = False) -> Answer:
 
 
 def counted(rows: Sequence[CheckRow]) -> str:
-    """`31 passed, 1 failed, 4 skipped, 2 for information`: the last are figures that nothing is required of."""
+    """`31 passed, 1 failed, 4 skipped, 2 for information`: the last are figures without a requirement."""
     judged: dict[bool | None, str] = {True: "passed", False: "failed"}
     words = [judged.get(row.passed, "skipped" if row.max_error is None else "for information") for row in rows]
     return ", ".join(f"{n} {w}" for w in (*judged.values(), "skipped", "for information") if (n := words.count(w)))
 
 
 def failure(verdict: Verdict) -> FFNError:
-    """The error that names what failed; the answer has been shown before it."""
+    """The error that names the failures; the answer has already been shown."""
     reasons = []
     for row in verdict.failed[:3]:
         size = f"relative error {row.relative_error:.2g}" if row.relative_error is not None else row.note
@@ -61,7 +61,7 @@ def failure(verdict: Verdict) -> FFNError:
 
 # --- a line per check -------------------------------------------------------------------------------------------------
 
-_Short = tuple[str, str, str]  # PASS, FAIL or SKIP; the check or the kernel; why
+_Short = tuple[str, str, str]  # PASS, FAIL or SKIP; the check or the kernel; the reason
 
 
 def _short(lines: Sequence[_Short]) -> list[Part]:
@@ -73,7 +73,7 @@ def _short(lines: Sequence[_Short]) -> list[Part]:
 def _lines(name: str, states: str, rows: Sequence[CheckRow]) -> list[_Short]:
     """One line for a check: what holds, or why it was skipped; a line for each row that failed.
 
-    A kernel that a user brings has its own line, with its error; so has the only one that was asked for.
+    A user's kernel has its own line, with its error; so does a single requested one.
     """
     from ffncli.kernels import BUILT_IN
 
@@ -91,7 +91,7 @@ def _lines(name: str, states: str, rows: Sequence[CheckRow]) -> list[_Short]:
 
 
 def _error(row: CheckRow) -> str:
-    """`error 5.8e-07 (limit 2.2e-05)`; empty of a row without figures."""
+    """`error 5.8e-07 (limit 2.2e-05)`; empty for a row without figures."""
     if row.relative_error is None or row.tolerance is None:
         return ""
     return f"error {row.relative_error:.2g} (limit {row.tolerance:.2g})"
@@ -101,9 +101,9 @@ def _error(row: CheckRow) -> str:
 
 
 def _table(name: str, states: str, rows: Sequence[CheckRow]) -> list[Part]:
-    """One check: its table of figures, then the notes, each with the subjects that it is of.
+    """One check: its table of figures, then the notes, each with its subjects.
 
-    A tolerance that all rows have stands in the heading.
+    A tolerance shared by all rows is in the heading.
     """
     allowed = {row.tolerance for row in rows} - {None}
     (one,) = allowed if len(allowed) == 1 else (None,)

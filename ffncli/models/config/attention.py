@@ -10,29 +10,29 @@ from dataclasses import dataclass
 
 from ffncli.models.files.fields import Fields
 
-Flag = bool | tuple[str, bool]  # what the family's code fixes, or a field's name with its default
+Flag = bool | tuple[str, bool]  # a value fixed by the family's code, or a field's name with its default
 
 
 def flag(config: Fields, value: Flag) -> bool:
-    """A Flag's value for this config. Raises FFNError where the field is neither true nor false."""
+    """A Flag's value for this config. Raises FFNError if the field is neither true nor false."""
     return value if isinstance(value, bool) else config.flag(*value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """Projections to heads that share keys and values or not (MHA, GQA, MQA). Strings are field names.
+    """Projections to heads, which may share keys and values (MHA, GQA, MQA). Strings are field names.
 
-    `heads` None: queries, keys and values are as wide as the model for any heads. `kv_heads` None: as many as
+    `heads` None: queries, keys and values are as wide as the model for any number of heads. `kv_heads` None: as many as
     heads; a number: fixed. A null or absent `head_dim` means `head_dim_default`, else d_model / heads.
     """
 
     heads: str | None = "num_attention_heads"
     kv_heads: str | int | None = "num_key_value_heads"
-    kv_default: int | None = None  # where the field is absent; null means as many as heads
+    kv_default: int | None = None  # if the field is absent; null means as many as heads
     head_dim: str | None = "head_dim"
     head_dim_default: int | None = None
     qkv_bias: Flag = False
-    key_bias: bool = True  # False: of the three, only queries and values have the bias
+    key_bias: bool = True  # False: queries and values have the bias, keys do not
     output_bias: Flag = False
     qk_norm: Flag = False
     qk_norm_per_head: bool = False  # a weight for each head, not one that all heads share
@@ -42,12 +42,12 @@ class Heads:
 
     @property
     def needs(self) -> Sequence[str]:
-        """The fields without which nothing can be counted."""
+        """The fields that counting requires."""
         return () if self.heads is None else (self.heads,)
 
     @property
     def fields(self) -> Sequence[str]:
-        """The fields that its widths come from."""
+        """The fields that give its widths."""
         return tuple(name for name in (self.heads, self.kv_heads, self.head_dim) if isinstance(name, str))
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:
@@ -84,7 +84,8 @@ class Heads:
 class Latent:
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434 §2.1): keys and values through a narrow latent.
 
-    `bias` is that of the three projections that meet the residual stream. A null q_lora_rank projects queries directly.
+    `bias` is for the three projections that read or write the residual stream. A null q_lora_rank projects queries
+    directly.
     """
 
     heads: str = "num_attention_heads"
@@ -92,12 +93,12 @@ class Latent:
 
     @property
     def needs(self) -> Sequence[str]:
-        """The fields without which nothing can be counted."""
+        """The fields that counting requires."""
         return (self.heads, "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
     @property
     def fields(self) -> Sequence[str]:
-        """The fields that its widths come from."""
+        """The fields that give its widths."""
         return (*self.needs, "q_lora_rank")
 
     def params(self, config: Fields, d_model: int, cross: bool = False) -> int:

@@ -18,10 +18,10 @@ TOP_K = "num_experts_per_tok|moe_topk|moe_k|moe_top_k|top_k_experts|num_experts_
 class Stack:
     """A stack of layers: its name, the field that counts them, and its d_ff field if it has a separate one.
 
-    `layers` may compute the count where no field holds it (Funnel: the sum of its blocks). `at` names a nested config
+    `layers` may compute the count if no field holds it (Funnel: the sum of its blocks). `at` names a nested config
     that holds the stack's fields. `kind` keeps only the dense or only the MoE layers of the count, for a model whose
     layers have both (LongCat-Flash); `times` is then how many FFNs of that kind one layer has: a number, or the field
-    that holds it. `runs` is the family's of that name, for a stack that differs; it may be one number per layer.
+    that holds it. `runs` overrides the family's `runs` for this stack; it may be one number per layer.
     """
 
     name: str = "decoder"
@@ -38,13 +38,13 @@ LayerExtra: TypeAlias = Callable[[Fields, Stack], Callable[[int], Extra | None]]
 
 
 def every_layer(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    """The rule of a model whose layers are all alike."""
+    """The rule for a model whose layers are all the same."""
     return lambda i: True
 
 
 @dataclass(frozen=True)
 class MoEFields:
-    """The part of a family's row that concerns experts. `layers` makes the rule that says which layers have them."""
+    """The part of a family's row that concerns experts. `layers` makes the rule for which layers have experts."""
 
     experts: str = EXPERTS
     d_ff: str = "moe_intermediate_size"
@@ -55,13 +55,13 @@ class MoEFields:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One model family. Strings are field names; `multiple` is d_ff / d_model where d_ff is null or absent.
+    """One model family. Strings are field names; `multiple` is d_ff / d_model if d_ff is null or absent.
 
     `gated` None: the activation field decides (T5). `bias` is fixed, or the name of a flag (with its default). `adjust`
-    computes what is not a plain field, as keyword arguments of FFNSpec; `layer` the same for single layers, or None for
+    computes other choices, as keyword arguments of FFNSpec; `layer` does the same for single layers, with None for
     a layer without an FFN (hybrids). A `d_ff` field may hold one width per layer. `runs` is how often the stored layers
     run in one forward pass (ALBERT shares its one layer). `text` names the nested configs that may hold the numbers;
-    `parts` those that are whole models with separate rows (encoder-decoder), which `stacks` then leaves out.
+    `parts` the configs that are whole models with separate rows (encoder-decoder), which `stacks` then leaves out.
     """
 
     gated: bool | None = True

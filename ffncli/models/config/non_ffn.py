@@ -1,8 +1,8 @@
 """What a model has outside its FFN blocks, from the config alone: attention, norms, embeddings and head.
 
 One row of RESTS per model family, as in `families.FAMILIES`: fields are read, nothing is built. What is counted is the
-base model, with its language-model head where it is a language model: BERT and its kin with their pooler (as published:
-109,482,240 for bert-base), ViT without pooler and classifier. Facts: transformers 5.23 `modeling_*.py`.
+base model, with its language-model head if it is a language model: BERT and its relatives with their pooler (as
+published: 109,482,240 for bert-base), ViT without pooler and classifier. Facts: transformers 5.23 `modeling_*.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ffncli.models.non_ffn import LayerParams, NonFFN
 
 
 def non_ffn(config: Fields, model_type: str, groups: Sequence[Group]) -> NonFFN | None:
-    """The parameters around the FFN blocks `groups` of a model of that `model_type`, as its config.json spells it; None
-    where the family's attention is unknown, or the config lacks a field for it.
+    """The parameters around the FFN blocks `groups` of a model of that `model_type`, as spelled in its config.json;
+    None if the family's attention is unknown, or the config lacks a field for it.
 
     Raises FFNError, naming file, field and value, for an impossible value.
     """

@@ -21,7 +21,7 @@ def _none(config: Fields, d_model: int) -> int:
 
 @dataclass(frozen=True)
 class StackRow:
-    """A stack: its name, whether its layers also attend to the other stack, and what it has once."""
+    """A stack: its name, whether its layers also attend to the other stack, and the parts that it has once."""
 
     name: str = "decoder"
     cross: bool = False
@@ -32,8 +32,8 @@ class StackRow:
 @dataclass(frozen=True, kw_only=True)
 class Rest:
     """One family. `norms` per layer (cross-attention adds its own), each of `norm_vectors` vectors (1 weight, 2 with
-    bias, 0 neither). `embedding`: the field of the table's width where it is not d_model's. `head` None: none.
-    `adjust` makes the row for one config, where no plain field does. Not `complete`: only its layers are known.
+    bias, 0 neither). `embedding`: the field with the table's width if that is not d_model. `head` None: none.
+    `adjust` makes the row for one config if plain fields cannot. Not `complete`: only its layers are known.
     """
 
     attention: Heads | Latent = field(default_factory=Heads)
@@ -52,7 +52,7 @@ class Rest:
     adjust: Callable[[Fields, Rest], Rest] = lambda config, row: row
 
 
-# --- what is not a plain field ----------------------------------------------------------------------------------------
+# --- what no plain field holds ----------------------------------------------------------------------------------------
 
 
 def _norm(config: Fields, d_model: int) -> int:
@@ -61,7 +61,7 @@ def _norm(config: Fields, d_model: int) -> int:
 
 
 def _table(names: str, default: int | None = None, extra: int = 0) -> Once:
-    """A learned position table of so many rows, each d_model wide."""
+    """A learned position table of that many rows, each d_model wide."""
 
     def count(config: Fields, d_model: int) -> int:
         rows: int = config.integer(names) if default is None else config.integer(names, default)
@@ -126,7 +126,7 @@ def _opt(config: Fields, row: Rest) -> Rest:
 
 
 def _opt_other(config: Fields, d_model: int) -> int:
-    """Projections from a narrower embedding table and back to it, where it is narrower."""
+    """Projections from a narrower embedding table and back to it, if it is narrower."""
     width: int = config.integer("word_embed_proj_dim", d_model)
     return 0 if width == d_model else 2 * width * d_model
 

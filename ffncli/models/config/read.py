@@ -1,7 +1,7 @@
-"""config.json → the model it describes. A family's row (families/) says which fields hold what, what the code fixes.
+"""config.json → the model it describes. A family's row (families/) says what the fields mean and what the code fixes.
 
-Gatedness and most biases are in no config field: the family's row has them (they follow from `model_type`), and tensor
-names, where there are any, overrule it (`evidence/`). Facts: transformers 5.23
+No config field holds gatedness and most biases: the family's row has them (they follow from `model_type`), and tensor
+names, if there are any, override it (`evidence/`). Facts: transformers 5.23
 `configuration_*.py` and `modeling_*.py`.
 """
 
@@ -35,7 +35,7 @@ TOWERS = (
 )
 PREDICTION = "num_nextn_predict_layers|mtp_num_hidden_layers|num_mtp_layers|mtp_num_layers"  # multi-token prediction
 _OTHER_TOWERS = "the numbers are the text model's: other towers are left out"
-_QUANTIZATION = ("quantization_config", "compression_config")  # the second: before compressed-tensors 0.7
+_QUANTIZATION = ("quantization_config", "compression_config")  # the second is from before compressed-tensors 0.7
 _INHERITED = ("model_type", "dtype", "torch_dtype", *_QUANTIZATION)
 
 
@@ -45,13 +45,13 @@ def read_config(path: Path, source: str) -> Resolved:
 
 
 def from_config(values: Mapping[str, Any], source: str, where: str, name: str | None = None) -> Resolved:
-    """The Model that a config's values describe; a multimodal config's text tower (`text_config`) is meant."""
+    """The Model that a config's values describe; for a multimodal config, of its text tower (`text_config`)."""
     config, evidence = text_tower(Fields(values, where))
     towers = bool(evidence)
     if config.values.get("model_type") is None:
         raise FFNError(
             f"{config.where}: model_type {'is null' if 'model_type' in config.values else 'is missing'}",
-            "it says which family's fields these are: llama, gpt2, ...",
+            "it names the family that the fields belong to: llama, gpt2, ...",
         )
     model_type = config.text("model_type")
     if why := refusal(model_type):
@@ -84,7 +84,7 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
 
 
 def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
-    """tie_word_embeddings of the text model's config or the whole one; None where neither has it, or they differ."""
+    """tie_word_embeddings of the text model's config or of the whole; None if neither has it or they differ."""
     values = [values.get("tie_word_embeddings") for values in (config.values, whole_values)]
     flags = {value for value in values if isinstance(value, bool)}
     return flags.pop() if len(flags) == 1 else None
@@ -99,7 +99,7 @@ def _nearest_model_type(model_type: str) -> str:
 
 
 def _names(config: Fields, family: Family) -> dict[str, str]:
-    """The config's names of our fields, for messages: those it uses, else the usual ones."""
+    """The config's names of our fields, for messages: those that it uses, else the usual ones."""
     moe, stack = family.moe, family.stacks[0] if family.stacks else Stack()
     fields = {
         "d_model": family.d_model, "d_ff": stack.d_ff or family.d_ff, "activation": family.activation,
@@ -111,7 +111,7 @@ def _names(config: Fields, family: Family) -> dict[str, str]:
 
 
 def quantization_of(config: Fields) -> Mapping[str, Any] | None:
-    """The quantization_config of a config or of its text_config; None where there is none."""
+    """The quantization_config of a config or of its text_config; None if there is none."""
     for values in (config.values, config.values.get("text_config")):
         if isinstance(values, Mapping):
             for key in _QUANTIZATION:
@@ -121,7 +121,7 @@ def quantization_of(config: Fields) -> Mapping[str, Any] | None:
 
 
 def _dtype(config: Fields) -> str | None:
-    """The format of the stored weights by the config; None where it has none, or an unknown one."""
+    """The format of the stored weights according to the config; None if it has none, or an unknown one."""
     quantization = quantization_of(config) or {}
     method, bits = quantization.get("quant_method"), quantization.get("bits")
     if method == "bitsandbytes":
@@ -148,7 +148,7 @@ def text_tower(config: Fields) -> tuple[Fields, list[str]]:
 
 
 def _part(config: Fields, part: str) -> tuple[list[Group], tuple[str, ...]]:
-    """(groups, evidence) of a nested config's model (encoder-decoder), its one stack named after the part."""
+    """(groups, evidence) of a nested config's model (encoder-decoder), its only stack named after the part."""
     fields = config.inside(part)
     family = family_of(fields.values.get("model_type"))
     if family is not None and (family.parts or len(family.stacks) != 1):
@@ -215,7 +215,7 @@ def _common(config: Fields, family: Family) -> dict[str, Any]:
 
 
 def _dense_width(config: Fields, family: Family, stack: Stack, layer: int, count: int) -> int | None:
-    """d_ff of a dense layer; None where no field has it (then the family's multiple of d_model, or `layer`)."""
+    """d_ff of a dense layer; None if no field has it (then the family's multiple of d_model, or `layer`)."""
     name = stack.d_ff or family.d_ff
     value = config.get(name, None) if name else None
     if value is None or name is None:
@@ -253,7 +253,7 @@ def _experts(config: Fields, family: Family, extra: Extra) -> FFNSpec:
 
 
 def _spec(config: Fields, **choices: Any) -> FFNSpec:
-    """FFNSpec, whose errors then name the config."""
+    """FFNSpec, with errors that name the config."""
     try:
         return FFNSpec(**choices)
     except FFNError as error:
@@ -261,7 +261,7 @@ def _spec(config: Fields, **choices: Any) -> FFNSpec:
 
 
 def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> list[str]:
-    """Which fields the widths and the function came from, and which similar one was not used."""
+    """Which fields gave the widths and the function, and which similar field was not used."""
     dense = [n for n in (family.d_ff, *(s.d_ff for s in family.stacks)) if n]
     kinds = {group.spec.moe is not None for group in groups}
     names = [
@@ -285,6 +285,6 @@ def _width_evidence(config: Fields, family: Family, groups: Sequence[Group]) -> 
 
 
 def _short_name(source: str) -> str:
-    """The directory's name: the name in a config is often that of its parent model."""
+    """The directory's name: the name in a config is often its parent model's."""
     path = Path(source)
     return (path.absolute().parent.name if path.suffix == ".json" else path.absolute().name) or source

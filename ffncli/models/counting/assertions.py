@@ -1,22 +1,24 @@
-"""Conditions on the keys of a row, for CI: `ffn_params_total == 4328521728`. `ffn params --assert` asks them."""
+"""Conditions on the keys of a row, for CI: `ffn_params_total == 4328521728`. `ffn params --assert` checks them."""
 
 from __future__ import annotations
 
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
 from ffncli.errors import ExitCode, FFNError, did_you_mean, shown
+from ffncli.models.counting.device_floor import DeviceFloor
 from ffncli.models.counting.labels import LABELS, key_of
 
+_OF_DEVICE = {f.name for f in fields(DeviceFloor)}
 _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
 }  # fmt: skip
 _FORM = re.compile(r"\s*([^=!<>]+?)\s*(==|!=|<=|>=|<|>|=)\s*(.*?)\s*")
-_AND = re.compile(r"\s+and\s+(?=[^=!<>]+[=!<>])", re.IGNORECASE)  # before another condition: texts may hold the word
+_AND = re.compile(r"\s+and\s+(?=[^=!<>]+[=!<>])", re.IGNORECASE)  # before another condition: texts may contain it
 _WORDS = {"true": True, "yes": True, "false": False, "no": False, "null": None, "none": None}
 _NUMBER = re.compile(
     r"([-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:e[-+]?\d{1,3})?) ?([kmbt]|[kmgt]b|%)?", re.IGNORECASE
@@ -34,7 +36,7 @@ _UNITS: Mapping[str, int | Fraction] = {
 
 @dataclass(frozen=True)
 class Assertion:
-    """One condition: `text` as typed, `operand` what the row's value is compared with."""
+    """One condition: `text` as typed, `operand` the value that the row's value is compared with."""
 
     text: str
     key: str
@@ -42,7 +44,7 @@ class Assertion:
     operand: Any
 
     def check(self, row: Mapping[str, Any], name: str) -> CheckedAssertion:
-        """Whether it holds for a row. Raises FFNError where the two are of different kinds."""
+        """Whether it holds for a row. Raises FFNError if the two are of different kinds."""
         actual = self._actual(row)
         return CheckedAssertion(name, self.text, self.key, self.operator, self.operand, actual, self._holds(actual))
 
@@ -51,19 +53,20 @@ class Assertion:
         if actual is None or self.operand is None:
             if self.operator in ("==", "!="):
                 return _OPERATORS[self.operator](actual, self.operand)
-            raise FFNError(f"{wrong}, which is neither more nor less than {_words(self.operand)}")
+            raise FFNError(f"{wrong}, which has no order relative to {_words(self.operand)}")
         if _kind(actual) != _kind(self.operand):
             raise FFNError(
                 f"{wrong}, {shown(self.operand)} is {_kind(self.operand)}", f"compare it with {_kind(actual)}"
             )
         if self.operator not in ("==", "!=") and _kind(actual) != "a number":
-            raise FFNError(f"{wrong}, which is neither more nor less than anything", "use == or !=")
+            raise FFNError(f"{wrong}, which has no order", "use == or !=")
         return _OPERATORS[self.operator](actual, self.operand)
 
     def _actual(self, row: Mapping[str, Any]) -> Any:
-        """The row's value: of a list, how many. Raises FFNError where only another option would make the key."""
+        """The row's value; for a list, its length. Raises FFNError for a key that only another option adds."""
         if self.key not in row:
-            option = "--ridge" if self.key.startswith("ridge") else "--tp"
+            of_device = self.key in _OF_DEVICE
+            option = "--ridge DEVICE" if of_device else "--ridge" if self.key.startswith("ridge") else "--tp"
             raise FFNError(f"--assert {shown(self.text)}: {self.key} is there with {option} only")
         value = row[self.key]
         return len(value) if isinstance(value, (list, tuple)) else value
@@ -71,7 +74,7 @@ class Assertion:
 
 @dataclass(frozen=True)
 class CheckedAssertion:
-    """A condition on one row: what the row is called, the condition, the value there (`actual`), whether it holds."""
+    """A condition on one row: the row's name, the condition, the row's value (`actual`), whether it holds."""
 
     name: str
     text: str
@@ -82,7 +85,7 @@ class CheckedAssertion:
     holds: bool
 
     def line(self, several: bool = False) -> str:
-        """`ok  d_ff == 3,072`, `FAILED  d_ff == 1 (actual 3072)`; `several` rows are told apart by name."""
+        """`ok  d_ff == 3,072`, `FAILED  d_ff == 1 (actual 3072)`; `several` rows are distinguished by name."""
         of = f"{self.name}: " if several else ""
         if not self.holds:
             return f"FAILED  {of}{self.failure()}"
@@ -96,7 +99,7 @@ class CheckedAssertion:
 
 
 def parse(texts: Sequence[str], keys: Sequence[str]) -> list[Assertion]:
-    """The conditions, several in a text where it joins them by `and`.
+    """The conditions of all texts; one text may join several by `and`.
 
     Raises FFNError for a text that is not a condition, and for a key that no row has.
     """
@@ -104,29 +107,29 @@ def parse(texts: Sequence[str], keys: Sequence[str]) -> list[Assertion]:
 
 
 def check(assertions: Sequence[Assertion], rows: Sequence[Mapping[str, Any]]) -> list[CheckedAssertion]:
-    """Every condition on every row. Raises FFNError where a row's value is of another kind than the operand."""
+    """Every condition on every row. Raises FFNError if a row's value and the operand are of different kinds."""
     named = zip(rows, _names(rows), strict=True)
     return [assertion.check(row, name) for row, name in named for assertion in assertions]
 
 
 def require(checked: Sequence[CheckedAssertion], several: bool = False) -> None:
-    """Raises FFNError, exit 1, naming every condition that does not hold and the value there is instead."""
+    """Raises FFNError, exit 1, naming every condition that does not hold, and the actual value."""
     failed = [one.failure(several) for one in checked if not one.holds]
     if failed:
         raise FFNError(f"assertion failed: {'; '.join(failed)}", code=ExitCode.FAILED)
 
 
 def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each row is called: its model, and `tokens=32`, `d_ff=4x` where models alone do not tell rows apart."""
+    """Each row's name: its model, with `tokens=32` or `d_ff=4x` if models alone do not distinguish the rows."""
     if len({row["name"] for row in rows}) == len(rows):
         return [row["name"] for row in rows]
-    keys = [key for key in rows[0] if key in ("dtype", "tokens") or key.startswith("sweep_")]
+    keys = [key for key in rows[0] if key in ("dtype", "tokens", "device") or key.startswith("sweep_")]
     apart = [key for key in keys if len({row[key] for row in rows}) > 1]
     return [" ".join([row["name"], *(f"{key.removeprefix('sweep_')}={row[key]}" for key in apart)]) for row in rows]
 
 
 def _conditions(joined: str) -> list[str]:
-    """The conditions between the `and`s; one without an operator yet is a name with the word in it."""
+    """The conditions between the `and`s; a part without an operator is a name that contains the word."""
     out: list[str] = []
     for part in _AND.split(joined):
         if out and not re.search("[=!<>]", out[-1]):
@@ -143,7 +146,7 @@ def _parse(text: str, keys: Sequence[str]) -> Assertion:
     key = match[1] if match[1] in keys else key_of(match[1])
     if key not in keys:
         names = [*keys, *(label for labels in LABELS.values() for label in labels)]
-        hint = did_you_mean(match[1], names, "any key of the row with one value will do; --json shows them")
+        hint = did_you_mean(match[1], names, "use any key of the row with a single value; --json shows them")
         raise FFNError(f"--assert {shown(text)}: no key {shown(match[1])}", hint)
     operand = _value(match[3])
     if match[2] not in ("==", "!=") and _kind(operand) != "a number":
@@ -169,10 +172,10 @@ def _kind(value: object) -> str:
 
 
 def _words(value: object) -> str:
-    """A value as JSON has it."""
+    """A value as JSON writes it."""
     return "not known (null)" if value is None else str(value).lower() if isinstance(value, bool) else shown(value)
 
 
 def _digits(value: object) -> str:
-    """The same with thousands apart."""
+    """The same with thousands separators."""
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _words(value)

@@ -17,9 +17,9 @@ from ffncli.models.model import Group, Model, Resolved, StoredSize
 
 @dataclass(frozen=True)
 class TensorCount:
-    """One parameter tensor: its canonical name, torch's shape, how many numbers.
+    """One parameter tensor: its canonical name, torch's shape, the number of values.
 
-    `norm` tensors are counted apart, `shared` ones (a norm that the attention reads too) not at all.
+    `norm` tensors are counted separately, `shared` ones (a norm that the attention reads too) not at all.
     """
 
     name: str
@@ -33,8 +33,8 @@ class TensorCount:
 class GroupCount:
     """Layers with equal steps. All `*_per_layer` are parameters, all `*_per_token` FLOPs of one layer, forward.
 
-    `attention_params_per_layer` and `layer_norm_params_per_layer` (every norm of the layer) are None where the family's
-    attention is not known; `ffn_share_of_layer` is the FFN's part of all three.
+    `attention_params_per_layer` and `layer_norm_params_per_layer` (every norm of the layer) are None if the family's
+    attention is not known; `ffn_share_of_layer` is the FFN's share of all three.
     """
 
     stack: str
@@ -60,8 +60,8 @@ class GroupCount:
 class ModelCount:
     """One row of `ffn params`. Totals are over all layers (over the one block for bare dimensions).
 
-    None is "not known": activation, norms and top_k where only tensor names were there to read, the whole model where
-    its family's attention is not known, what is stored where no headers were read. `*_flops_total` are the forward
+    None is "not known": activation, norms and top_k if only tensor names could be read, the whole model if
+    its family's attention is not known, the stored sizes if no headers were read. `*_flops_total` are the forward
     FLOPs of all layers on `tokens` tokens. `weight_bytes` are the FFN's in `dtype`: as stored, scales included, where
     that is a packed format of the file; `model_weight_bytes` are those of the whole model, None where a packed format
     leaves open how the rest is stored. `ffn_params_stored` is the same count as `ffn_params_total`, made from the
@@ -113,14 +113,14 @@ class ModelCount:
 
     @property
     def has_experts(self) -> bool:
-        """Whether any layer has; the main ones may not (Llama 4's every second)."""
+        """Whether any layer is MoE; the main ones may not be (in Llama 4 every second one is)."""
         return any(group.experts for group in self.groups)
 
 
 def count(resolved: Resolved, dtype: str | None = None, tokens: int = 1) -> ModelCount:
     """Count a model. `dtype` sets the format of weight_bytes (default: the stored one, else fp32).
 
-    Raises FFNError for an unknown `dtype`, and for one whose blocks the rows do not divide into.
+    Raises FFNError for an unknown `dtype`, and for one whose block size does not divide the rows.
     """
     model = resolved.model
     groups = [(group, cost(group.steps)) for group in model.groups]
@@ -193,14 +193,14 @@ def _group(model: Model, group: Group, one: Cost) -> GroupCount:
 
 
 def _flops(model: Model, one: Cost) -> tuple[int | None, int | None]:
-    """(matmul, elementwise) FLOPs; None where what they depend on is not known."""
+    """(matmul, elementwise) FLOPs; None if an input to the count is unknown."""
     if "top_k" in model.unknown:
         return None, None
     return one.matmul_flops, None if "norm" in model.unknown else one.elementwise_flops
 
 
 def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
-    """(the format's name, the FFN's bytes in it): as the files have them where the format is theirs."""
+    """(the format's name, the FFN's bytes in it): the files' own bytes if the format is theirs."""
     row = storage_of(resolved, dtype)
     if dtype is None and resolved.stored and not row.computable:
         return row.name, resolved.stored.bytes
@@ -208,9 +208,9 @@ def _weights(resolved: Resolved, dtype: str | None) -> tuple[str, int]:
 
 
 def _model_bytes(resolved: Resolved, dtype: str | None, ffn_total: int) -> int | None:
-    """All of the model's weights: as the files have them, else in one plain format.
+    """All of the model's weights: as in the files, else in one plain format.
 
-    None where parameters outside the FFNs are not known, or where a packed format leaves open how they are stored.
+    None if parameters outside the FFNs are not known, or if a packed format leaves open how they are stored.
     """
     if dtype is None and resolved.stored:
         return resolved.stored.file_bytes
@@ -223,10 +223,10 @@ def _model_bytes(resolved: Resolved, dtype: str | None, ffn_total: int) -> int |
 
 
 def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, Any]:
-    """The keys of the whole model, FFN and what is outside of it; each for which not enough is known is None.
+    """The keys for the whole model, the FFN and everything outside it; None for each that is not known.
 
-    Active: without the experts that a token does not choose. `..._no_embedding` leaves out what is looked up and not
-    multiplied.
+    Active: without the experts that a token does not choose. `..._no_embedding` leaves out parameters that are looked
+    up and not multiplied.
     """
     rest = model.non_ffn.params({group.stack for group in model.groups}) if model.non_ffn else None
     lookup = model.non_ffn.lookup if model.non_ffn else None
@@ -241,7 +241,7 @@ def _whole(model: Model, ffn_total: int, ffn_active: int | None) -> dict[str, An
 
 
 def _stored(stored: StoredSize | None) -> dict[str, Any]:
-    """The keys of what the checkpoint's headers say; bits per weight are bytes over logical parameters."""
+    """The keys for the checkpoint's headers; bits per weight are stored bits over logical parameters."""
     return {
         "ffn_params_stored": stored.params if stored else None,
         "ffn_stored_bytes": stored.bytes if stored else None,

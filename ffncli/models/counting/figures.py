@@ -1,4 +1,4 @@
-"""Everything `ffn params` says of one source: counts, costs against tokens, a split over ranks, a ridge."""
+"""All that `ffn params` reports about one source: counts, costs against tokens, a split over ranks, a ridge."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from ffncli.block.dtypes import DType
 from ffncli.errors import FFNError
 from ffncli.models.counting.count import ModelCount, count
+from ffncli.models.counting.device_floor import DeviceFloor, device_floors, ridge_of
 from ffncli.models.counting.traffic import TokenCost, ridge_tokens, token_costs
 from ffncli.models.counting.weight_format import storage_of
-from ffncli.models.model import Resolved
+from ffncli.models.model import Model, Resolved
+from ffncli.system.hardware import Device
 
 if TYPE_CHECKING:
-    from ffncli.models.counting.tensor_parallel import Split  # imported where a split is asked for
+    from ffncli.models.counting.tensor_parallel import Split  # imported only for a requested split
 
-_ADDED = ("model_weight_bytes",)  # columns go at the end, where a file's readers do not count on their place
+_ADDED = ("model_weight_bytes",)  # new columns go at the end, where readers of older files do not expect others
 _OF_COUNT = tuple(f.name for f in fields(ModelCount) if f.name not in ("groups", *_ADDED))
 _OF_COST = (
     "experts_touched", "weight_bytes_read", "activation_bytes", "activation_bytes_fused", "flops_per_byte",
@@ -26,31 +29,40 @@ _OF_SPLIT = (
     "other_rank_weight_bytes_total", "ring_all_reduce_bytes_per_token", "all_gather_bytes_per_token",
 )  # fmt: skip
 _OF_RIDGE = ("ridge_tokens", "ridge_tokens_fused")
+_OF_FLOOR = tuple(f.name for f in fields(DeviceFloor) if f.name not in ("tokens", "ranks", "flops_per_byte"))
 KEYS = (
-    *(name for name in _OF_COUNT if name not in ("evidence", "citation")), *_OF_COST, *_OF_SPLIT, *_OF_RIDGE, *_ADDED,
+    *(name for name in _OF_COUNT if name not in ("evidence", "citation")), *_OF_COST, *_OF_SPLIT, *_OF_RIDGE,
+    *_OF_FLOOR, *_ADDED,
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Ridge:
-    """From how many tokens on the FFNs do `flops_per_byte`, as every step moves its own and at best; None for never."""
+    """From how many tokens on the FFNs do `flops_per_byte`, as every step moves its own and at best; None for never.
+
+    `device` is whose ridge it is; empty for a number that was typed.
+    """
 
     flops_per_byte: float
     ridge_tokens: int | None
     ridge_tokens_fused: int | None
+    device: str = ""
 
 
 @dataclass(frozen=True)
 class CostReport:
-    """One source. `costs` has a record for each number of tokens; none where nothing says how many experts work.
+    """One source. `costs` has a record for each number of tokens; none if the number of active experts is unknown.
 
-    `counts` are the counts for each number of tokens, the first of which is the row's.
+    `counts` are the counts for each number of tokens, the first of which is the row's. `ridges` are those of the typed
+    number or of each device, where it has one, and `floors` has a record for each device and number of tokens.
     """
 
     counts: tuple[ModelCount, ...]
     costs: tuple[TokenCost, ...]
     split: Split | None
-    ridge: Ridge | None
+    ridges: tuple[Ridge, ...] = ()
+    floors: tuple[DeviceFloor, ...] = ()
+    devices: tuple[str, ...] = ()
 
     @property
     def count(self) -> ModelCount:
@@ -58,36 +70,52 @@ class CostReport:
         return self.counts[0]
 
     def row(self) -> dict[str, Any]:
-        """As JSON has it: counts and costs, the split and the ridge where they were asked for."""
+        """As JSON has it: counts and costs, and where they were asked for the split, the ridge and the floors."""
         more: dict[str, Any] = {"costs": [asdict(cost) for cost in self.costs]}
         more |= {"tensor_parallel": asdict(self.split)} if self.split else {}
-        more |= {name: getattr(self.ridge, name) for name in _OF_RIDGE} if self.ridge else {}
+        if self.devices:
+            more["floors"] = [{**asdict(floor), **self._ridge_tokens(floor.device)} for floor in self.floors]
+        elif self.ridges:
+            more |= self._ridge_tokens("")
         return {**asdict(self.count), **more}
 
     def lines(self) -> list[dict[str, Any]]:
-        """As CSV has it: one line for each number of tokens."""
+        """As CSV has it: one line for each number of tokens and device."""
         fixed = {name: getattr(self.split, name) for name in _OF_SPLIT} if self.split else {}
-        fixed |= {name: getattr(self.ridge, name) for name in _OF_RIDGE} if self.ridge else {}
         return [
             {name: getattr(counted, name) for name in _OF_COUNT}
             | {name: getattr(self.costs[i], name) if self.costs else None for name in _OF_COST}
             | fixed
+            | (self._ridge_tokens(device) if self.ridges or device else {})
+            | (self._floor(device, counted.tokens) if device else {})
             | {name: getattr(counted, name) for name in _ADDED}
+            for device in self.devices or ("",)
             for i, counted in enumerate(self.counts)
         ]
+
+    def _ridge_tokens(self, device: str) -> dict[str, Any]:
+        """The two numbers of tokens of a device's ridge, or of the typed one; null where there is no ridge."""
+        ridge = next((one for one in self.ridges if one.device == device), None)
+        return {name: getattr(ridge, name) if ridge else None for name in _OF_RIDGE}
+
+    def _floor(self, device: str, tokens: int) -> dict[str, Any]:
+        """The columns of a device's floor; null but for its name where nothing says how many experts work."""
+        floor = next((one for one in self.floors if (one.device, one.tokens) == (device, tokens)), None)
+        return {name: getattr(floor, name) if floor else None for name in _OF_FLOOR} | {"device": device}
 
 
 @dataclass(frozen=True)
 class FigureQuestion:
-    """What is asked beside the counts. No format is the stored one, no tokens is 1; ranks and ridge as in `figures`."""
+    """What is asked beside the counts. No format is the stored one, no tokens is 1; the others as in `figures`."""
 
     formats: tuple[str | None, ...] = (None,)
     tokens: tuple[int, ...] = ()
     ranks: int | None = None
     ridge: float | None = None
+    devices: tuple[Device, ...] = ()
 
     def reports(self, models: Sequence[Resolved]) -> list[CostReport]:
-        """Every model's figures in each format; an error names the model where there are several."""
+        """Every model's figures in each format; errors name the model if there are several."""
         reports = []
         for model in models:
             try:
@@ -99,32 +127,44 @@ class FigureQuestion:
 
     def report(self, model: Resolved, format: str | None = None, tokens: int | None = None) -> CostReport:
         """One model's figures in one format, for other `tokens` where they are given."""
-        return figures(model, format, (tokens,) if tokens else self.tokens or (1,), self.ranks, self.ridge)
+        numbers = (tokens,) if tokens else self.tokens or (1,)
+        return figures(model, format, numbers, self.ranks, self.ridge, self.devices)
 
 
 def figures(
     resolved: Resolved, dtype: str | None = None, tokens: tuple[int, ...] = (1,), ranks: int | None = None,
-    ridge: float | None = None,
+    ridge: float | None = None, devices: Sequence[Device] = (),
 ) -> CostReport:  # fmt: skip
-    """What a source comes to, its weights in `dtype` (None: as stored, else fp32), over `ranks` ranks.
+    """The figures of a source, its weights in `dtype` (None: as stored, else fp32), over `ranks` ranks.
 
-    Raises FFNError for a dtype whose blocks do not fit, and for ranks that d_ff does not divide over, with the nearest
-    that would do.
+    `ridge` is FLOPs per byte; `devices` have ridges of their own, and time floors. Raises FFNError for a dtype whose
+    blocks do not fit, and for ranks that d_ff does not divide over, with the nearest that would do.
     """
     model, weights = resolved.model, storage_of(resolved, dtype)
-    known = "top_k" not in model.unknown  # else nothing says how many experts work
+    known = "top_k" not in model.unknown  # else the number of active experts is unknown
     over = None
     if ranks:
         from ffncli.models.counting.tensor_parallel import split
 
         over = split(model, ranks, weights, tokens[0])
-    reached = None
-    if ridge is not None and known:
-        both = (ridge_tokens(model, weights, ridge, ranks or 1, fused) for fused in (False, True))
-        reached = Ridge(ridge, *both)
+    counts = tuple(count(resolved, dtype, number) for number in tokens)
+    costs = token_costs(model, weights, tokens, ranks or 1) if known else ()
+    needed = counts[0].model_weight_bytes or counts[0].weight_bytes
+    typed = [] if ridge is None else [(ridge, "")]
+    of_devices = [(flops_per_byte, one.name) for one in devices if (flops_per_byte := ridge_of(one, weights))]
     return CostReport(
-        tuple(count(resolved, dtype, number) for number in tokens),
-        token_costs(model, weights, tokens, ranks or 1) if known else (),
+        counts,
+        costs,
         over,
-        reached if known or ridge is None else Ridge(ridge, None, None),
+        tuple(_ridge(model, weights, number, ranks or 1, name) for number, name in (*typed, *of_devices)),
+        tuple(floor for device in devices for floor in device_floors(device, costs, weights, needed)),
+        tuple(device.name for device in devices),
     )
+
+
+def _ridge(model: Model, weights: DType, flops_per_byte: float, ranks: int, device: str) -> Ridge:
+    """The ridge; never reached where nothing says how many experts work."""
+    if "top_k" in model.unknown:
+        return Ridge(flops_per_byte, None, None, device)
+    plain, fused = (ridge_tokens(model, weights, flops_per_byte, ranks, fused) for fused in (False, True))
+    return Ridge(flops_per_byte, plain, fused, device)

@@ -1,6 +1,6 @@
 """Gated and plain blocks of equal size: a gated block has three matrices for a plain one's two, so d_ff × 2/3.
 
-The rule is Shazeer's (2020, arXiv:2002.05202); Llama's code takes the same and then the next multiple of 256.
+The rule is Shazeer's (2020, arXiv:2002.05202); Llama's code does the same and rounds up to a multiple of 256.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ffncli.models.model import Resolved
 
 @dataclass(frozen=True)
 class IsoParams:
-    """A block and its counterpart. Parameters are the FFN's own, biases and router included, norms apart.
+    """A block and its counterpart. Parameters are the FFN's own, biases and router included, without norms.
 
-    `difference` is gated - plain, `difference_percent` the same per hundred of the plain block's parameters.
+    `difference` is gated - plain, `difference_percent` the same in percent of the plain block's parameters.
     """
 
     multiple_of: int
@@ -29,10 +29,10 @@ class IsoParams:
 
 
 def counterpart(spec: FFNSpec, multiple_of: int = 1) -> FFNSpec:
-    """The gated block for a plain one, the plain for a gated: all else equal, biases too.
+    """The gated block for a plain one, the plain block for a gated one; all else equal, including biases.
 
-    d_ff is the nearest whole number to 2/3 (or 3/2) of the given one, then the next multiple of `multiple_of`; so is
-    the width of the shared experts where it is their own. Raises FFNError for a multiple that is no size.
+    d_ff is the nearest whole number to 2/3 (or 3/2) of the given one, rounded up to a multiple of `multiple_of`; so is
+    the width of the shared experts if it differs. Raises FFNError for an invalid multiple.
     """
     size("--multiple-of", multiple_of)
     moe = spec.moe
@@ -43,7 +43,10 @@ def counterpart(spec: FFNSpec, multiple_of: int = 1) -> FFNSpec:
 
 
 def counterparts(resolved: Resolved, multiple_of: int = 1) -> Resolved:
-    """The model with the counterpart of every layer, known by that alone. Raises FFNError as `counterpart`."""
+    """The model with the counterpart of every layer, without anything known about its weights.
+
+    Raises FFNError as `counterpart`.
+    """
     model, kind = resolved.model, "plain" if resolved.main.spec.gated else "gated"
     other = model.with_specs([counterpart(group.spec, multiple_of) for group in model.groups])
     other = replace(other, name=f"{model.name} ({kind})")
@@ -59,7 +62,7 @@ def iso_params(spec: FFNSpec, multiple_of: int = 1) -> IsoParams:
 
 
 def _scaled(d_ff: int, gated: bool, multiple_of: int) -> int:
-    """d_ff of the other kind of block; halves go up."""
+    """d_ff of the other kind of block; halves round up."""
     times, over = (3, 2) if gated else (2, 3)
     nearest = (2 * times * d_ff + over) // (2 * over)
     return -(-nearest // multiple_of) * multiple_of

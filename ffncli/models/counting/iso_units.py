@@ -1,4 +1,4 @@
-"""What a gated unit costs in a block that has as many parameters as a plain one."""
+"""The cost of a gated unit in a block with as many parameters as a plain one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ffncli.models.counting.iso_params import IsoParams, counterpart, iso_params
 
 @dataclass(frozen=True)
 class IsoUnit:
-    """A plain block and the gated one with its parameters; what both do between their projections, per token.
+    """A plain block and the gated one with its parameters; the work of both between their projections, per token.
 
     FLOPs are `cost`'s, 1 per element of an activation or a product; operations are those of `analysis.operations`. The
     plain block has the gate's function, limits included. Neither has biases.
@@ -28,7 +28,7 @@ class IsoUnit:
 
 
 def iso_unit(unit: GatedUnit, d_model: int, d_ff: int, multiple_of: int = 1) -> IsoUnit:
-    """For a plain block d_model × d_ff. Raises FFNError for sizes that are none."""
+    """For a plain block d_model × d_ff. Raises FFNError for invalid sizes."""
     plain = replace(unit.spec(d_model, d_ff), gated=False)
     widths = iso_params(plain, multiple_of)
     alone = counted(lambda x: applied(unit.gate, x, COUNTING))

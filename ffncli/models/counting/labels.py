@@ -1,11 +1,11 @@
-"""What the pages of `ffn params` call a key of a row, which `--assert` takes for it too."""
+"""The labels of a row's keys on the pages of `ffn params`, which `--assert` accepts too."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-# key → (below one source, side by side)
+# key → (on the page of one source, side by side)
 LABELS: Mapping[str, tuple[str, str]] = {
     name: (label, short or label)
     for name, label, short in (
@@ -48,14 +48,14 @@ LABELS: Mapping[str, tuple[str, str]] = {
 
 
 def label(key: str) -> str:
-    """What the page of one source calls a key."""
+    """The label of a key on the page of one source."""
     return LABELS[key][0]
 
 
 def key_of(name: str) -> str | None:
-    """The key of that name: itself, or a label as a page shows it, whatever stands behind it there.
+    """The key of that name: the key itself, or its label on a page, with or without the addition there.
 
-    `weight bytes (bf16)`, `parameters per MoE layer` and `matmul FLOPs, all layers, 1 token` are those of
+    `weight bytes (bf16)`, `parameters per MoE layer` and `matmul FLOPs, all layers, 1 token` mean
     `weight bytes`, `parameters per layer` and `matmul FLOPs`.
     """
     text = re.sub(r"\s*\(.*\)$", "", " ".join(name.split()).lower())

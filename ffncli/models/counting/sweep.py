@@ -1,4 +1,4 @@
-"""`--sweep d_ff=1x,2x,4x` → one block or model for every combination of the values that were asked for."""
+"""`--sweep d_ff=1x,2x,4x` → one block or model for every combination of the values requested."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Point:
 def points(sweeps: Sequence[str]) -> tuple[Point, ...]:
     """Every combination of the sweeps' values, the last sweep fastest.
 
-    A sweep is `NAME=VALUE,...`, each value as the dimension's option takes it (yes or no for a flag) or, for whole
-    numbers, a range `FROM:TO:STEP` that includes TO where it meets it. Raises FFNError for an unknown dimension, one
-    that is swept twice, a value it cannot have, and more than MAX_ROWS combinations.
+    A sweep is `NAME=VALUE,...`, each value in the form that the dimension's option takes (yes or no for a flag) or, for
+    whole numbers, a range `FROM:TO:STEP` that includes TO if a step lands on it. Raises FFNError for an unknown
+    dimension, one swept twice, a value that it cannot have, and more than MAX_ROWS combinations.
     """
     parsed: dict[str, list[str]] = {}
     for text in sweeps:
@@ -63,7 +63,8 @@ def swept(
 ) -> Iterator[tuple[Point, Resolved]]:
     """Each point with its model: SOURCE under the dimension options `options`, under the point's own.
 
-    The source is read once, through `load`. Raises FFNError, naming the point, where a combination cannot be a block.
+    The source is read once, through `load`. Raises FFNError, naming the point, if a combination does not describe a
+    block.
     """
     change = _changer(source, load)
     for point in points:
@@ -74,11 +75,11 @@ def swept(
 
 
 def _changer(source: str | None, load: Load) -> Callable[[Dimensions], Resolved]:
-    """Dimensions → Model. A block made of numbers is made anew, so that its defaults follow what is swept."""
+    """Dimensions → Model. A block from dimensions is rebuilt, so that its defaults follow the swept values."""
     if source is None:
         return partial(load, None)
     if source.partition(":")[0].endswith(".py"):
-        return partial(load, source)  # a class of one's own is built anew, whatever it makes of its arguments
+        return partial(load, source)  # a user's class is rebuilt: it may use its arguments in any way
     resolved = load(source, None)
     return partial(load, source) if resolved.bare else partial(with_dimensions, resolved)
 
@@ -108,7 +109,7 @@ def _sweep(text: str) -> tuple[str, list[str]]:
 
 def _bounded(rows: int) -> None:
     if rows > MAX_ROWS:
-        raise FFNError(f"--sweep asks for {rows} rows or more, the limit is {MAX_ROWS}", "sweep fewer values")
+        raise FFNError(f"--sweep needs {rows} rows or more, the limit is {MAX_ROWS}", "sweep fewer values")
 
 
 def _values(name: str, item: str) -> list[str]:
@@ -154,7 +155,7 @@ def _activation(name: str, text: str) -> str:
 
 
 def _parsers() -> Mapping[str, Callable[[str], Any]]:
-    """Dimension → what checks and converts one value. Widths stay text: `4x` waits for its d_model."""
+    """Dimension → the function that checks and converts one value. Widths stay text: `4x` waits for its d_model."""
     readers: dict[str, Callable[[str, str], Any]] = {
         "d_model": lambda name, text: str(_size(name, text)),
         "d_ff": lambda name, text: text,

@@ -1,9 +1,9 @@
 """Model → what each rank holds and sends when its FFN blocks are split over n ranks (`block/shard.py`).
 
 Every d_ff is split, that of dense blocks, of every expert, and of the shared experts; gate and up become
-column-parallel (their outputs are split), down row-parallel (its inputs are). Router, norms and what an activation
-learns are copied to every rank, and the bias of down stays on rank 0. A slice of down is cut along its rows, so that in
-a format with blocks each rank's part of d_ff has to be a whole number of blocks.
+column-parallel (their outputs are split), down row-parallel (its inputs are). Router, norms and an activation's
+learned parameters are copied to every rank, and the bias of down stays on rank 0. A slice of down is cut along its
+rows, so that in a format with blocks each rank's part of d_ff has to be a whole number of blocks.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Place = Literal["column", "row", "copied", "rank 0"]
 
 @dataclass(frozen=True)
 class Slice:
-    """One parameter tensor and a rank's part of it, with torch's shapes.
+    """One parameter tensor and one rank's part of it, with torch's shapes.
 
-    `place` says how it is split: `column` (outputs), `row` (inputs), `copied` whole to every rank, or on `rank 0`
-    alone. `params` and `bytes` are those of one rank that has it.
+    `place` says how it is split: `column` (outputs), `row` (inputs), `copied` in full to every rank, or on `rank 0`
+    alone. `params` and `bytes` are for one rank that has it.
     """
 
     name: str
@@ -42,10 +42,10 @@ class Slice:
 
 @dataclass(frozen=True)
 class GroupSplit:
-    """Layers with equal steps. Parameters (norms apart) and bytes are of one layer on rank 0 and on any other rank.
+    """Layers with equal steps. Parameters (without norms) and bytes are of one layer on rank 0 and on any other rank.
 
     `d_ff` and `shared_d_ff` are one rank's part (0 without shared experts). `all_reduces` counts the reductions of one
-    layer and `reduced_bytes` what they sum, per token. The other bytes are those that one rank sends for it.
+    layer and `reduced_bytes` their size, per token. The other bytes are sent by one rank for them.
     """
 
     stack: str
@@ -68,7 +68,7 @@ class Split:
     """A model over `ranks` ranks. `*_per_token` is sent by one rank for one layer of the main group.
 
     `*_total` is over all layers: parameters and weight bytes of a rank, and bytes that one rank sends for `tokens`
-    tokens. `whole_params_total` is what one device would hold.
+    tokens. `whole_params_total` is the parameters that one device would hold.
     """
 
     name: str
@@ -93,8 +93,8 @@ class Split:
 def split(model: Model, ranks: int, weights: DType, tokens: int = 1) -> Split:
     """The model over `ranks` ranks, its weights in this format.
 
-    Raises FFNError where a width does not divide, with the nearest numbers of ranks that would do, where a norm lies
-    over d_ff, and where the format does not fit the whole tensors.
+    Raises FFNError if a width does not divide, with the nearest numbers of ranks that would do, for a norm
+    over d_ff, and if the format does not fit the whole tensors.
     """
     check(model, ranks, weights)
     groups = tuple(_group(group, ranks, weights) for group in model.groups)
@@ -129,7 +129,7 @@ def split(model: Model, ranks: int, weights: DType, tokens: int = 1) -> Split:
 def rank_counts(model: Model, weights: DType) -> tuple[int, ...]:
     """Every number of ranks over which all widths divide into whole blocks, ascending; always 1 in a plain format.
 
-    Empty where not even the whole d_ff is a number of blocks.
+    Empty if not even the whole d_ff is a number of blocks.
     """
     if any(group.spec.sub_norm for group in model.groups):
         return (1,)
@@ -138,7 +138,7 @@ def rank_counts(model: Model, weights: DType) -> tuple[int, ...]:
 
 
 def check(model: Model, ranks: int, weights: DType) -> None:
-    """Raises FFNError where the split is impossible: what does not divide, and the nearest ranks that would."""
+    """Raises FFNError for an impossible split: what does not divide, and the nearest ranks that would."""
     possible = rank_counts(model, weights)
     if ranks in possible:
         return
@@ -149,15 +149,15 @@ def check(model: Model, ranks: int, weights: DType) -> None:
             raise FFNError(f"{name} = {size} does not divide over {ranks} ranks", hint)
         if size // ranks % weights.block:
             raise FFNError(
-                f"{name} = {size} over {ranks} {plural('rank', ranks)} is {size // ranks} each, no whole number"
+                f"{name} = {size} over {ranks} {plural('rank', ranks)} is {size // ranks} each, not a whole number"
                 f" of {weights.name}'s blocks of {weights.block}",
                 hint,
             )
-    raise FFNError("a norm lies over d_ff, which cannot be split over ranks", hint)
+    raise FFNError("a norm covers d_ff, so it cannot be split over ranks", hint)
 
 
 def ring_all_reduce_bytes(size: int, ranks: int) -> float:
-    """What each rank sends to sum `size` bytes over a ring, mean over ranks: 2 (n - 1) / n × size.
+    """The bytes that each rank sends to sum `size` bytes over a ring, mean over ranks: 2 (n - 1) / n × size.
 
     A reduce-scatter and an all-gather, n - 1 rounds each, every rank passing on one n-th part per round (Patarasuk and
     Yuan 2009).
@@ -167,7 +167,7 @@ def ring_all_reduce_bytes(size: int, ranks: int) -> float:
 
 
 def all_gather_bytes(size: int, ranks: int) -> int:
-    """What each rank sends where it gives `size` bytes of its own to every other: (n - 1) × size."""
+    """The bytes that each rank sends to give its `size` bytes to every other rank: (n - 1) × size."""
     return (ranks - 1) * size
 
 
@@ -218,7 +218,7 @@ def _reduced_bytes(steps: tuple[Step, ...], activations: DType) -> list[int]:
 
 
 def _widths(model: Model) -> list[tuple[str, int]]:
-    """Every width that a split cuts, with the name an error gives it."""
+    """Every width that a split cuts, with its name in errors."""
     specs = [group.spec for group in model.groups]
     return [("d_ff", spec.d_ff) for spec in specs] + [
         ("shared d_ff", spec.shared_width) for spec in specs if spec.shared_width

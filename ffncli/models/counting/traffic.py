@@ -1,4 +1,4 @@
-"""Model → what a forward pass of all its FFN blocks moves, and its arithmetic intensity, against tokens."""
+"""Model → the bytes that a forward pass of all its FFN blocks moves, and its arithmetic intensity, by tokens."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class TokenCost:
 def token_costs(model: Model, weights: DType, tokens: Sequence[int], ranks: int = 1) -> tuple[TokenCost, ...]:
     """One record for each number of tokens.
 
-    Raises FFNError where rows do not divide into the format's blocks or widths over the ranks; call
-    `tensor_parallel.split` first, which says what would divide.
+    Raises FFNError if rows do not divide into the format's blocks, or widths over the ranks; call
+    `tensor_parallel.split` first, whose error says what would divide.
     """
     moe = model.main.spec.moe
     out = []
@@ -64,7 +64,7 @@ def token_costs(model: Model, weights: DType, tokens: Sequence[int], ranks: int 
 
 
 def model_traffic(model: Model, weights: DType, tokens: int = 1, ranks: int = 1) -> Traffic:
-    """What rank 0 of `ranks` moves for all layers. Raises FFNError as `token_costs`."""
+    """The traffic of rank 0 of `ranks` for all layers. Raises FFNError as `token_costs`."""
     activations = activation_dtype(weights)
     parts = (
         traffic(shard(group.steps, 0, ranks), weights, activations, tokens).times(len(group.layers) * group.runs)
@@ -78,6 +78,6 @@ def ridge_tokens(
 ) -> int | None:
     """The least number of tokens at which the FFNs reach this intensity, an accelerator's FLOPs per byte.
 
-    None where no number of tokens does. Raises FFNError as `token_costs`, and for no positive number.
+    None where no number of tokens does. Raises FFNError as `token_costs`, and for a number that is not positive.
     """
     return tokens_at(flops_per_byte, lambda tokens: model_traffic(model, weights, tokens, ranks), fused)

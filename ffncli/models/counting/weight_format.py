@@ -1,4 +1,4 @@
-"""The format that a model's weights count in: the one asked for, else as its files have them, else fp32."""
+"""The format that a model's weights count in: the requested one, else that of its files, else fp32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ffncli.models.model import Resolved
 
 
 def storage_of(resolved: Resolved, dtype: str | None = None) -> DType:
-    """The format of a model's weights: `dtype` if given, else as stored, packed formats by their file's own mean.
+    """The format of a model's weights: `dtype` if given, else as stored, packed formats by the mean of their file.
 
     Raises FFNError for an unknown `dtype`.
     """
@@ -29,7 +29,7 @@ def storage_of(resolved: Resolved, dtype: str | None = None) -> DType:
 
 
 def _nearest_dtype(name: str) -> DType:
-    """The plain format that a file's packed one (fp8-block128, gptq-4bit) is a kind of; bf16 for none."""
+    """The plain format behind a file's packed one (fp8-block128, gptq-4bit); bf16 if there is none."""
     return dtypes.find_storage(name.partition("-")[0]) or dtypes.dtype("bf16")
 
 
@@ -46,7 +46,7 @@ def _block(resolved: Resolved) -> int:
 
 
 def _numbers(values: Any, name: str) -> list[int]:
-    """Every whole number that stands under `name`, at any depth of a quantization_config."""
+    """Every whole number under the key `name`, at any depth of a quantization_config."""
     if not isinstance(values, Mapping):
         return []
     entry = values.get(name)

@@ -1,4 +1,4 @@
-"""Config against tensors, block by block: every width by each of them, and the fields on which they disagree."""
+"""Config against tensors, block by block: the widths according to each, and the fields that disagree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ffncli.models.model import IN_ALL, UNEVEN, Disagreement, Group, Layer, Mode
 from ffncli.models.tensors.matching import Spotted, blocks, pairs, prefixes, side_by_side
 from ffncli.models.tensors.recognise import Layers, StoredFFN
 
-# What a block's tensors show of it: our name → (its value in a spec, the attribute of StoredFFN).
+# What a block's tensors show: our name → (its value in a spec, the attribute of StoredFFN).
 _COMPARED: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
     "d_model": (lambda s: s.d_model, "d_model"),
     "d_ff": (lambda s: s.d_ff, "d_ff"),
@@ -29,15 +29,15 @@ _COMPARED: Mapping[str, tuple[Callable[[FFNSpec], Any], str]] = {
     "activation": (lambda s: s.activation, "activation"),
 }
 _OF_MOE = ("experts", "shared_d_ff", "latent", "router_bias", "correction", "shared_gate")
-_BY_TENSORS = ("gated", "bias")  # the tensors decide these; with any other difference the block cannot run
+_BY_TENSORS = ("gated", "bias")  # the tensors decide these; a block with any other difference cannot run
 _MOST_NOTES = 3
 
 
 @dataclass(frozen=True)
 class TensorBlocks:
-    """A model's FFN blocks as its tensors have them: where each lies, what all of them take, and notes about it.
+    """A model's FFN blocks according to its tensors: where each is, their total size, and notes.
 
-    `stored` is None where not all of them are here.
+    `stored` is None unless all of them are here.
     """
 
     groups: tuple[Group, ...]
@@ -50,7 +50,7 @@ class TensorBlocks:
 
 @dataclass
 class ConfigAgreement:
-    """The comparison so far, layer by layer. `specs` are the blocks as the tensors have them."""
+    """The comparison so far, layer by layer. `specs` are the blocks according to the tensors."""
 
     specs: dict[str, dict[int, FFNSpec]]
     complete: bool
@@ -65,16 +65,16 @@ class ConfigAgreement:
     spots: dict[tuple[str, int], Spot] = field(default_factory=dict)
 
     def differ(self, new: Disagreement) -> None:
-        """Note a difference, once for all layers that have the same."""
+        """Note a difference, once for all layers that share it."""
         key = (new.name, new.config, new.tensors)
         earlier = self.differences.get(key)
         self.differences[key] = replace(earlier, layers=earlier.layers + 1) if earlier else new
 
 
 def agree(model: Model, layers: Layers, others: Layers, where: str, complete: bool = True) -> TensorBlocks:
-    """The blocks of a model as its tensors have them, with every difference from its config.
+    """The blocks of a model according to its tensors, with every difference from its config.
 
-    `others` are FFNs that belong to no layer of the model; they are noted. `where` names the checkpoint. Where it is
+    `others` are FFNs that belong to no layer of the model; they are noted. `where` names the checkpoint. If it is
     not `complete`, layers may be missing.
     """
     by_stack = blocks(model)
@@ -116,7 +116,7 @@ def _compare_numbers(
     ffns: Mapping[int, object],
     agreement: ConfigAgreement,
 ) -> None:
-    """Note a layer that the tensors lack, else one that the config does not have."""
+    """Note a layer that the tensors lack, else one that the config lacks."""
     lacking = sorted(set(by_layer) - set(ffns)) if agreement.complete else []
     extra = sorted(set(ffns) - set(by_layer))
     for layer in (lacking or extra)[:1]:
@@ -171,7 +171,7 @@ def _compare(model: Model, block: Layer, item: StoredFFN, at: str, agreement: Co
 
 
 def _without_leftovers(spec: FFNSpec, item: StoredFFN, agreement: ConfigAgreement) -> StoredFFN:
-    """The FFN without the zero biases that GPTQ writers left in modules that have none: loaders skip them."""
+    """The FFN without the zero biases that GPTQ writers add to modules without biases: loaders skip them."""
     if spec.bias or not item.bias or not item.formats or not all(form.startswith("gptq") for form in item.formats):
         return item
     biases = params_of(replace(spec, bias=True)) - params_of(spec)
@@ -182,7 +182,7 @@ def _without_leftovers(spec: FFNSpec, item: StoredFFN, agreement: ConfigAgreemen
 
 
 def misfit(item: StoredFFN, spec: FFNSpec, at: str) -> Disagreement:
-    """The difference for a matrix whose shape fits no other: the first of an unexpected width, else the last."""
+    """The difference for matrices that do not fit together: the first of an unexpected width, else the last."""
     widths = [{spec.d_model, parts * d_ff} for d_ff in (spec.d_ff, spec.shared_width) for parts in (1, 2)]
     wrong = [(name, shape) for name, shape in item.misfit if {*shape[-2:]} not in widths]
     name, shape = (wrong or item.misfit[-1:])[0]
@@ -192,12 +192,12 @@ def misfit(item: StoredFFN, spec: FFNSpec, at: str) -> Disagreement:
 
 @cache
 def params_of(spec: FFNSpec) -> int:
-    """Parameters of a block; cached, because most layers of a model have the same."""
+    """Parameters of a block; cached, because most layers of a model are the same."""
     return cost(steps(spec)).params
 
 
 def _config_name(model: Model, name: str, spec: FFNSpec) -> str:
-    """The config's name for one of ours; what no field holds follows from model_type."""
+    """The config's name for one of our names; without a field the value follows from model_type."""
     label = model.names.get(f"moe.{name}" if spec.moe else name) or model.names.get(name)
     return label or (name if name == IN_ALL else f"{name} (by model_type {model.model_type})")
 
@@ -208,13 +208,13 @@ def _evidence(model: Model, spec: FFNSpec, item: StoredFFN, tensor: str) -> Iter
         yield f"{'gated' if item.gated else 'plain'}: {fused}tensor {shown(tensor, 120)}"
         if item.gated != spec.gated:
             family = f"model_type {model.model_type}, which is {'gated' if spec.gated else 'plain'}"
-            yield f"gatedness: the tensors overrule {family}"
+            yield f"gatedness: the tensors override {family}"
     if item.bias != spec.bias:
-        yield f"bias: {'present' if item.bias else 'absent'} in the file, against the config"
+        yield f"bias: {'present' if item.bias else 'absent'} in the file, unlike the config"
 
 
 def _corrected(model: Model, agreement: ConfigAgreement) -> TensorBlocks:
-    """The model's groups with the tensors' specs, regrouped only where they changed anything."""
+    """The model's groups with the tensors' specs, regrouped only if they changed anything."""
     groups: list[Group] = []
     for group in model.groups:
         if group.stack in agreement.specs:
@@ -229,7 +229,7 @@ def _corrected(model: Model, agreement: ConfigAgreement) -> TensorBlocks:
 
 
 def not_counted(left: Layers, why: str = "") -> list[str]:
-    """Notes on FFNs that are in no layer of the model: each prefix, or how many there are and the first few."""
+    """Notes on FFNs that are in no layer of the model: each prefix, or a count and the first few."""
     params = {
         prefix: sum(item.params for items in by_layer.values() for item in items) for prefix, by_layer in left.items()
     }  # fmt: skip

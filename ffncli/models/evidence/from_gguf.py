@@ -1,8 +1,8 @@
-"""A GGUF file as a model that can be run: where its tensors' values lie, and what its architecture fixes.
+"""A GGUF file as a model that can be run: where its tensors' values are, and what its architecture fixes.
 
-The metadata give neither norm nor routing: llama.cpp's code has them, by the architecture's name. Where that is a known
-family under another name, the metadata are put into that family's config fields and its row supplies the rest; what
-the tensors do not confirm stays unknown.
+The metadata contain neither norm nor routing: llama.cpp's code fixes them by the architecture's name. If that is a
+known family under another name, the metadata become that family's config fields and its row supplies the rest; anything
+that the tensors do not confirm stays unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FAMILIES: Mapping[str, str] = {
     "olmo2": "olmo2", "olmoe": "olmoe", "smollm3": "smollm3", "seed_oss": "seed_oss", "gpt2": "gpt2",
     "starcoder2": "starcoder2", "gpt-oss": "gpt_oss",
 }  # fmt: skip
-_RENORMALISED = {"qwen3moe": True}  # fixed in llama.cpp's code, absent from the metadata; others as the family has it
+_RENORMALISED = {"qwen3moe": True}  # fixed in llama.cpp's code, absent from the metadata; otherwise the family's value
 
 
 def checkpoint_of(file: GGUFFile) -> Checkpoint:
@@ -46,7 +46,7 @@ def checkpoint_of(file: GGUFFile) -> Checkpoint:
 
 
 def described(file: GGUFFile) -> Model | None:
-    """The model by its metadata alone, read as the config of its family; None where they do not describe one."""
+    """The model by its metadata alone, read as its family's config; None if they do not describe one."""
     config = gguf_config(file)
     model_type = _FAMILIES.get(file.architecture)
     if model_type == "llama" and config.get("experts"):
@@ -72,7 +72,7 @@ def described(file: GGUFFile) -> Model | None:
 
 
 def confirmed(groups: Sequence[Group], model: Model | None) -> list[Group] | None:
-    """Groups that the tensors show, with the norms and the routing of `model`; None where a layer contradicts it."""
+    """Groups that the tensors show, with the norms and the routing of `model`; None if a layer contradicts it."""
     if model is None:
         return None
     by_layer = {layer: group.spec for group in model.groups for layer in group.layers}
@@ -86,7 +86,7 @@ def confirmed(groups: Sequence[Group], model: Model | None) -> list[Group] | Non
 
 
 def _sizes(config: Mapping[str, Any], file: GGUFFile) -> dict[str, Any]:
-    """Widths and experts under the usual config names, only what is there."""
+    """Widths and experts under the usual config names, only the present ones."""
     experts = config.get("experts")
     names = {
         "hidden_size": "d_model", "intermediate_size": "d_ff", "num_hidden_layers": "layers",
@@ -115,7 +115,7 @@ def _epsilon(file: GGUFFile) -> float | None:
 
 
 def _agreed(stored: FFNSpec, spec: FFNSpec | None) -> FFNSpec | None:
-    """`spec` where the tensors confirm it, else None. Converters add the 1 of Gemma's norms to their weights."""
+    """`spec` if the tensors confirm it, else None. Converters add the 1 of Gemma's norms to their weights."""
     if spec is None or (stored.moe is None) != (spec.moe is None):
         return None
     same = (stored.d_model, stored.d_ff, stored.gated, stored.bias) == (spec.d_model, spec.d_ff, spec.gated, spec.bias)

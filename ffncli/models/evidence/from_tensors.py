@@ -1,6 +1,6 @@
-"""Models that no family's row describes: blocks from the tensors, and what a config adds under the usual names.
+"""Models that no family's row describes: blocks from the tensors, plus what a config adds under the usual names.
 
-These are checkpoints of an unknown model_type or without a config.json, and every GGUF file: its metadata give the
+These are checkpoints of an unknown model_type or without a config.json, and every GGUF file, whose metadata give the
 widths, but neither gatedness nor activation.
 """
 
@@ -42,13 +42,13 @@ _KEYS = {"d_model": "embedding_length", "layers": "block_count", "experts": "exp
 
 @dataclass(frozen=True)
 class Metadata:
-    """What is known apart from the tensors: from a config's usual field names, or a GGUF file's metadata.
+    """What is known besides the tensors: from a config's usual field names, or a GGUF file's metadata.
 
-    `checks` are what the tensors are compared with: our name → (its name there, its value); `width` is a dense d_ff
-    that may mean gate and up together, or one of them. `extra_layers` may be stored beyond the stated number. A config
-    of an unknown model_type is not `binding`: its fields may mean other things, so a difference is only noted.
-    `model` has the norms and the routing, used where the blocks match it.
-    `refused` is why its blocks cannot be run.
+    `checks` are what the tensors are compared with: our name → (the name in the metadata, the value); `width` is a
+    dense d_ff that may mean gate and up together, or one of them. `extra_layers` may be stored in addition to the
+    stated number. A config of an unknown model_type is not `binding`: its fields may mean other things, so a difference
+    is only noted. `model` has the norms and the routing, used if the blocks match it. `refused` is why its blocks
+    cannot be run.
     """
 
     d_model: int | None = None
@@ -68,7 +68,7 @@ class Metadata:
 def from_tensors(checkpoint: Checkpoint, config: Fields | None, source: str, name: str) -> Resolved:
     """The model whose tensors these are; `config` is that of a model_type without a row, or None.
 
-    Raises FFNError, with the names looked for, where no FFN is recognised, and naming the file where a needed one is
+    Raises FFNError, with the names searched for, if no FFN is recognised, and naming the file if a required one is
     missing.
     """
     inventory = take_inventory(checkpoint)
@@ -81,7 +81,7 @@ def from_tensors(checkpoint: Checkpoint, config: Fields | None, source: str, nam
 
 
 def from_gguf(file: GGUFFile, source: str) -> Resolved:
-    """The model in a GGUF file. Where its metadata contradict the tensors, that is a difference, as with a config."""
+    """The model in a GGUF file. A contradiction between metadata and tensors is a difference, as with a config."""
     items = {t.name: Item(t.shape, t.params, t.bytes, 1, t.format) for t in file.tensors}
     path = Path(source).absolute()
     name = path.stem if path.suffix == ".gguf" else path.name
@@ -115,7 +115,7 @@ def _positive(config: Fields, names: str) -> int | None:
 
 
 def _from_metadata(file: GGUFFile) -> Metadata:
-    """A GGUF architecture is a family's name, apart from hyphens and underscores; the activation is the family's."""
+    """The Metadata of a GGUF file. Its architecture, apart from hyphens and underscores, names the family."""
     config = gguf_config(file)
     family = family_of(BY_TYPE.get(file.architecture) or file.architecture.replace("moe", "_moe"))
     act = family.default_activation if family and family.default_activation is not REQUIRED else None
@@ -145,7 +145,7 @@ def _from_metadata(file: GGUFFile) -> Metadata:
 def _resolved(
     tensors: RecognisedTensors, metadata: Metadata, source: str, name: str, checkpoint: Checkpoint
 ) -> Resolved:
-    """A checkpoint with absent files can be a model only if all tensors of its FFNs are here."""
+    """A checkpoint with absent files can be read only if it has all tensors of its FFNs."""
     layers, where = tensors.layers, tensors.where
     ffns = [ffn for numbered in layers.values() for several in numbered.values() for ffn in several]
     if tensors.absent and not all(ffn.whole for ffn in ffns):
@@ -168,7 +168,7 @@ def _resolved(
         model, source, evidence=evidence, notes=metadata.notes, from_tensors=True, checkpoint=checkpoint
     )  # fmt: skip
     blocks = _blocks(model, tensors, metadata, ffns)
-    # What lies outside the FFNs can be counted only where there is one plain stack.
+    # Parameters outside the FFNs can be counted only for a single plain stack.
     plain = not tensors.absent and len(layers) == 1 and not blocks.differences
     return with_tensors(resolved, blocks, tensors, outside=plain)
 
@@ -196,7 +196,7 @@ def _blocks(model: Model, tensors: RecognisedTensors, metadata: Metadata, ffns: 
 def _groups(
     prefix: str, stack: str, by_layer: Mapping[int, tuple[StoredFFN, ...]], metadata: Metadata, where: str
 ) -> list[Group]:
-    """The layers under one prefix, in groups; a layer's several FFNs one after the other."""
+    """The layers under one prefix, in groups; the FFNs of one layer in order."""
     per_layer = max(map(len, by_layer.values()))
     specs = {
         layer * per_layer + i: _spec(ffn, metadata, f"{where}: {prefix}.{layer}")
@@ -212,7 +212,7 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
     if ffn.d_model is None or ffn.d_ff is None:
         what = " and ".join(f"{shown(name)} {shown(list(shape))}" for name, shape in ffn.misfit)
         problem = f"{what} do not fit each other" if what else f"the shapes of {shown(ffn.tensor)} do not show widths"
-        raise FFNError(f"{where}: {problem}", "" if what else "give a config.json, which says d_model and d_ff")
+        raise FFNError(f"{where}: {problem}", "" if what else "add a config.json, which has d_model and d_ff")
     moe = None
     if ffn.experts:
         moe = MoE(
@@ -236,7 +236,7 @@ def _spec(ffn: StoredFFN, metadata: Metadata, where: str) -> FFNSpec:
 
 
 def _uncounted(layers: Layers, metadata: Metadata) -> list[Disagreement]:
-    """Parameters that an FFN's tensors have and its block does not, which would go uncounted."""
+    """Parameters that an FFN's tensors have but its block does not, and which would not be counted."""
     out: dict[tuple[str, str, str], Disagreement] = {}
     for prefix, by_layer in layers.items():
         for layer, ffns in by_layer.items():
@@ -261,7 +261,7 @@ def _unlike(ffn: StoredFFN, spec: FFNSpec, at: str) -> Iterator[Disagreement]:
 def _differences(
     groups: Sequence[Group], layers: Layers, items: Mapping[str, Item], metadata: Metadata, tensor: str
 ) -> Iterator[Disagreement]:
-    """Where the config or the metadata differ from the tensors."""
+    """The differences of the config or the metadata from the tensors."""
     main = max(groups, key=lambda group: len(group.layers)).spec
     most = max((g for g in groups if g.spec.moe), key=lambda group: len(group.layers), default=None)
     experts = most.spec if most else None

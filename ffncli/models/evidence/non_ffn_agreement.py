@@ -1,7 +1,7 @@
-"""What lies outside the FFNs, config against tensors: attention of every layer, and the vocabulary.
+"""The parameters outside the FFNs, config against tensors: attention of every layer, and the vocabulary.
 
-Only what a family's row in `non_ffn_rows` says is compared, and only where the tensors leave no doubt
-(`non_ffn.measure`): a layer with adapters, or with several FFNs, is not. Of a multimodal model the vocabulary is not
+Compares only what a family's row in `non_ffn_rows` describes, and only if the tensors leave no doubt
+(`non_ffn.measure`): a layer with adapters, or with several FFNs, is skipped. A multimodal model's vocabulary is not
 compared, because its image or sound tokens may have rows that its text_config does not count.
 """
 
@@ -25,7 +25,7 @@ OTHER_TOWERS = "the numbers are the text model's"
 class NonFFNAgreement:
     """The parameters outside the FFNs by config and tensors together, and notes about them.
 
-    `towers` are the modules of other towers that are left out, in words; empty where there are none.
+    `towers` are the modules of other towers that are left out, in words; empty if there are none.
     """
 
     non_ffn: NonFFN | None
@@ -36,7 +36,7 @@ class NonFFNAgreement:
 
 
 def non_ffn_agreement(model: Model, items: Mapping[str, Item], layers: Layers) -> NonFFNAgreement:
-    """What a complete checkpoint has outside the FFNs, and every difference from its config."""
+    """The parameters of a complete checkpoint outside the FFNs, and every difference from its config."""
     measured, config = measure(model, items, layers), model.non_ffn
     towers = ", ".join(words(measured.left_out))
     if config is None:
@@ -58,13 +58,13 @@ def _evidence(measured: MeasuredNonFFN) -> Iterator[str]:
     if first:
         yield f"attention and norms: from the tensors, as {shown(first.tensor, 120)}"
     if measured.params is not None:
-        yield "whole model: every parameter that the tensors hold for the text, tied ones once"
+        yield "whole model: every text parameter in the tensors, tied ones once"
 
 
 def _attention(config: NonFFN, measured: MeasuredNonFFN, stack: str) -> Iterator[Disagreement]:
-    """One difference for all layers of a stack whose attention is not the config's.
+    """One difference for all layers of a stack whose attention differs from the config's.
 
-    Writers of quantized files give each module a bias, all zeros where the model has none: those may have more.
+    Writers of quantized files give each module a bias, all zeros if the model has none, so these may have more.
     """
     expected = next(iter(config.layers[stack].values())).attention
     other = {

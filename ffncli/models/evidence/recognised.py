@@ -1,4 +1,4 @@
-"""A checkpoint's FFNs among its tensors, and the model with what they say: with a config or without one."""
+"""A checkpoint's FFNs among its tensors, and the model that they describe, with or without a config."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NOT_WHOLE = "every expert needs all of its matrices; is the file complete?"
 
 @dataclass(frozen=True)
 class RecognisedTensors:
-    """A checkpoint's tensors as the model means them, and the FFNs among them.
+    """A checkpoint's logical tensors, and the FFNs among them.
 
-    `others` are FFNs of text that is not the model's, `absent` says which files are not here; empty: all are.
+    `others` are FFNs of other text models, `absent` names missing files (empty: none).
     """
 
     where: str
@@ -35,7 +35,7 @@ class RecognisedTensors:
 def recognised(
     items: Mapping[str, Item], d_model: int | None, where: str, absent: str = "", needed: bool = True
 ) -> RecognisedTensors:
-    """The FFNs among some tensors. Raises FFNError where they are `needed` and there is none."""
+    """The FFNs among some tensors. Raises FFNError if one is `needed` and there is none."""
     layers, others = recognise_all(items, d_model, where)
     if needed and not layers:
         raise FFNError(f"{where}: no FFN among {len(items):,} tensor names", f"looked for {looked_for()}")
@@ -43,7 +43,7 @@ def recognised(
 
 
 def absent_files(inventory: Inventory) -> str:
-    """The files of an index that are not here, in words; empty where all are."""
+    """The missing files of an index, in words; empty if none is missing."""
     absent = inventory.missing
     return f"{len(absent)} of {inventory.files} files are not here ({absent[0]})" if absent else ""
 
@@ -51,7 +51,7 @@ def absent_files(inventory: Inventory) -> str:
 def with_tensors(
     resolved: Resolved, blocks: TensorBlocks, tensors: RecognisedTensors, outside: bool = True
 ) -> Resolved:
-    """The model with these blocks, with what its files hold and, if `outside`, with what lies outside the FFNs."""
+    """The model with these blocks, with its stored sizes and, if `outside`, with the parameters outside the FFNs."""
     model, stored = replace(resolved.model, groups=blocks.groups), blocks.stored
     if stored:
         row = dtypes.find(stored.formats[0])

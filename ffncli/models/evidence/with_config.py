@@ -1,4 +1,4 @@
-"""A model from its config, checked against its checkpoint's tensors: they confirm, overrule or contradict it."""
+"""A model from its config, checked against its checkpoint's tensors, which confirm, override or contradict it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_LOOKS = 16  # each goes through all names once
 
 
 def with_evidence(resolved: Resolved) -> Resolved:
-    """The model as its tensors have it, if it has any, with the differences from its config."""
+    """The model according to its tensors, if it has any, with the differences from its config."""
     checkpoint = resolved.checkpoint
     if checkpoint is None:
         return _config_alone(resolved)
@@ -47,13 +47,13 @@ def _config_alone(resolved: Resolved) -> Resolved:
 
 
 def _require_all(resolved: Resolved, checkpoint: Checkpoint, difference: Disagreement) -> None:
-    """Raises FFNError where the file is at fault: a block differs because a tensor is missing or has another shape."""
+    """Raises FFNError if the file is at fault: a block differs because a tensor is missing or has another shape."""
     alike = [g.spec for g in resolved.groups if g.stack == difference.stack]
     spec = next(g.spec for g in resolved.groups if g.stack == difference.stack and difference.index in g.layers)
     name = difference.name
     if name in ("gated", "bias") and any(getattr(other, name) != getattr(spec, name) for other in alike):
         config: dict[str, Any] = {name: not getattr(spec, name)}
-        spec = replace(spec, **config)  # other layers have it as the config says
+        spec = replace(spec, **config)  # other layers match the config
     spec = replace(spec, norm="none", sub_norm=False)  # norms matter to a trace alone
     layer = block_tensors(resolved, checkpoint, difference.stack, difference.index)
     if layer is not None and layout.torn(layer, spec):
@@ -62,11 +62,11 @@ def _require_all(resolved: Resolved, checkpoint: Checkpoint, difference: Disagre
 
 
 def with_inventory(resolved: Resolved, inventory: Inventory) -> Resolved:
-    """As `with_evidence`, for tensors already listed. Raises FFNError where none of them belongs to an FFN."""
+    """As `with_evidence`, for tensors already listed. Raises FFNError if none of them belongs to an FFN."""
     items, complete = items_of(inventory, resolved.quantization), not inventory.missing
     tensors = recognised(items, resolved.main.spec.d_model, inventory.where, absent_files(inventory), complete)
     if tensors.layers:
         blocks = agree(resolved.model, tensors.layers, tensors.others, tensors.where, complete)
         resolved = with_tensors(resolved, blocks, tensors, complete)
-    note = f"{tensors.where}: {tensors.absent}: their tensors are taken from the config"
+    note = f"{tensors.where}: {tensors.absent}: their tensors are inferred from the config"
     return resolved if complete else resolved.noted(note)

@@ -19,7 +19,7 @@ MOST_AT_ONCE = 16 << 20  # bytes: Ctrl-C takes effect between two reads
 
 
 def named_tensor(path: Path, name: str) -> Tensor:
-    """One tensor of a .safetensors file, by the library. Raises FFNError, naming the file, where it cannot be read."""
+    """One tensor of a .safetensors file, by the library. Raises FFNError, naming the file, if it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     opened: Callable[..., Any] = safe_open
@@ -54,7 +54,7 @@ class OpenFiles:
     def read(self, path: Path, start: int, count: int) -> Tensor:
         """`count` bytes from byte `start` on, as uint8. The next read overwrites them.
 
-        Raises FFNError where the file ends too early (exit 2) or cannot be read (exit 3).
+        Raises FFNError if the file ends too early (exit 2) or cannot be read (exit 3).
         """
         import torch
 
@@ -78,6 +78,6 @@ class OpenFiles:
         while at < len(into):
             got = os.preadv(self._open[path].fileno(), [into[at : at + MOST_AT_ONCE]], start + at)
             if not got:
-                need = f"{shown_path(path)} is truncated: its tensors go on to byte {start + len(into)}"
+                need = f"{shown_path(path)} is truncated: its tensors extend to byte {start + len(into)}"
                 raise FFNError(f"{need}, the file ends at {start + at}", "is the download complete?")
             at += got

@@ -1,4 +1,4 @@
-"""A checkpoint on disk: which file has which tensor, and where in it; `tensors/read_weights.py` reads the values."""
+"""A checkpoint on disk: which file has which tensor, and at what offset; `tensors/read_weights.py` reads values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAIN = {"F64", "F32", "BF16", "F16"}
 
 
 class ByteLocation(NamedTuple):
-    """Where a tensor's bytes lie: the file, the first of them, and what they are."""
+    """The location of a tensor's bytes: the file, the first byte, and the tensor's description."""
 
     path: Path
     start: int
@@ -31,7 +31,7 @@ class ByteLocation(NamedTuple):
 class Checkpoint:
     """The tensors of a file or directory: which file has which name. Headers are read on first use.
 
-    For a `remote` one only the headers were fetched. The tensors of a `gguf` one have GGML's formats as their dtypes.
+    `remote`: only the headers were fetched. `gguf`: the tensors' dtypes are GGML's formats.
     """
 
     where: str
@@ -44,7 +44,7 @@ class Checkpoint:
     _starts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
-        """The file that has a tensor. Raises FFNError where it was not fetched."""
+        """The file that has a tensor. Raises FFNError if it was not fetched."""
         if self.remote:
             raise FFNError(
                 f"{self.where}: only headers are fetched, not weights", "download the model and give its path"
@@ -52,7 +52,7 @@ class Checkpoint:
         return self.folder / self.files[name]
 
     def info(self, name: str) -> TensorInfo:
-        """A tensor's dtype and shape. Raises FFNError where the index names it and its file does not have it."""
+        """A tensor's dtype and shape. Raises FFNError if the index names it but its file lacks it."""
         file = self.files[name]
         if file not in self._headers:
             columns = self._columns.get(file) or read_columns(self.folder / file)
@@ -71,14 +71,14 @@ class Checkpoint:
         return sorted(self.files)
 
     def place(self, name: str) -> ByteLocation:
-        """Where a tensor's bytes lie. Raises FFNError where it was not fetched, or is not in its file."""
+        """The location of a tensor's bytes. Raises FFNError if it was not fetched, or is not in its file."""
         path, info = self.path(name), self.info(name)
         return ByteLocation(path, self._starts[self.files[name]][name], info)
 
     def shards(self) -> Iterator[tuple[str, Columns | None]]:
         """Every file with its header, one at a time to save memory; None for a missing file.
 
-        Raises FFNError where a file lacks a tensor that the index names.
+        Raises FFNError if a file lacks a tensor that the index names.
         """
         promised: dict[str, list[str]] = defaultdict(list)
         for name, file in self.files.items():
@@ -122,7 +122,7 @@ def remote_checkpoint(where: str, columns: dict[str, Columns]) -> Checkpoint:
 
 
 def _named_once(columns: Mapping[str, Columns], where: str) -> dict[str, str]:
-    """Tensor → file. Raises FFNError for one that is in two."""
+    """Tensor → file. Raises FFNError for a tensor in two files."""
     files: dict[str, str] = {}
     for file, header in columns.items():
         for name in header.names:
@@ -133,7 +133,7 @@ def _named_once(columns: Mapping[str, Columns], where: str) -> dict[str, str]:
 
 
 def _indexed(path: Path) -> Checkpoint:
-    """A sharded checkpoint. Shard names must be plain file names: one that leaves the directory is refused."""
+    """A sharded checkpoint. Shard names must be plain file names: a path outside the directory is refused."""
     where = shown_path(path)
     files = parse_index(path, MOST_HEADER_BYTES)
     if {*map(type, files.values())} != {str}:

@@ -1,8 +1,8 @@
 """Stored tensors as rows of plain floats: FP8 with scales, MXFP4, GGUF's formats; other formats are refused by name.
 
-A tensor goes by its logical name, the one that it would have unpacked: `X.weight` for FP8 values and their scales, `X`
-for MXFP4's `X_blocks` and `X_scales`. Nothing is read before its rows are requested. Values are computed in float32, as
-the formats define them.
+A tensor is identified by its logical name, the name it would have unpacked: `X.weight` for FP8 values and their scales,
+`X` for MXFP4's `X_blocks` and `X_scales`. Nothing is read before its rows are requested. Values are computed in
+float32, as the formats define them.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class StoredTensor:
 def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None = None) -> StoredTensor:
     """The tensor of a logical name; `quantization` is the config's quantization_config.
 
-    Raises FFNError for one that is missing, is packed in an unsupported way, lacks its scales, or whose pieces do not
-    fit each other; and (exit 3) for a format that this torch or gguf library does not have.
+    Raises FFNError for a tensor that is missing, is packed in an unsupported way, lacks its scales, or has pieces that
+    do not fit each other; and (exit 3) for a format that this torch or gguf library does not have.
     """
     if name in checkpoint.files:
         info = checkpoint.info(name)
@@ -70,7 +70,7 @@ def stored(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | 
 
 
 def shaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
-    """The same with a shape whose axes of size one are elsewhere; packed rows do not change."""
+    """The same tensor with its axes of size one elsewhere; packed rows do not change."""
     if tensor.place.info.dtype in PLAIN:
         return _plain(tensor.place, shape)
     return replace(tensor, shape=shape)
@@ -88,7 +88,7 @@ def _packed(
         what = f"{shown_path(checkpoint.path(name))}: tensor {shown(f'{name}_scale_inv', 120)} is missing"
         raise FFNError(what, f"{shown(name, 120)} is {means.format} and cannot be read without its scales")
     if means.anchor == name and means.format == tensors[name].dtype:
-        raise _refused(checkpoint, name, f"is stored as {means.format}, and nothing says how to read its values")
+        raise _refused(checkpoint, name, f"is stored as {means.format}, and nothing describes how to read its values")
     return means, tensors
 
 
@@ -108,11 +108,11 @@ def _refused(checkpoint: Checkpoint, name: str, why: str) -> FFNError:
     return FFNError(f"{shown_path(checkpoint.path(name))}: tensor {shown(name, 120)} {why}", _HINT)
 
 
-# --- values as they are -----------------------------------------------------------------------------------------------
+# --- plain values -----------------------------------------------------------------------------------------------------
 
 
 def _dtype(place: ByteLocation, name: str) -> Any:
-    """torch's dtype of that name; FFNError where this torch has none."""
+    """torch's dtype of that name; FFNError if this torch has none."""
     import torch
 
     dtype = getattr(torch, name, None)
@@ -148,7 +148,7 @@ def _plain(place: ByteLocation, shape: tuple[int, ...]) -> StoredTensor:
 def _float8(
     checkpoint: Checkpoint, means: Logical, tensors: Mapping[str, TensorInfo], quantization: Mapping[str, Any] | None
 ) -> StoredTensor:
-    """value × scale; one for the tensor, for each row, or for each block. `logical` has checked that the shapes fit.
+    """value × scale; one scale per tensor, row or block. `logical` has checked that the shapes fit.
 
     DeepSeek-V3 calls the factor weight_scale_inv, compressed-tensors weight_scale.
     """
@@ -181,7 +181,7 @@ class _Scale:
         fits = (way for way in ways if way == tuple(map(int, way)) and self.counts == _counts(sizes, way))
         self.blocks = next(fits, None)
         if self.blocks is None:
-            raise self._wrong(f"do not divide {list(sizes)} into equal blocks, and no weight_block_size says how")
+            raise self._wrong(f"do not divide {list(sizes)} into equal blocks, and there is no weight_block_size")
         self._values: Tensor | None = None
 
     def _wrong(self, what: str) -> FFNError:
@@ -189,7 +189,7 @@ class _Scale:
         return FFNError(f"{label}: scales of shape {list(self.place.info.shape)} {what}")
 
     def of(self, files: OpenFiles, start: int, stop: int) -> Tensor:
-        """The factors of some rows: float32 [stop - start, columns], or [stop - start, 1] where a row has one."""
+        """The factors of some rows: float32 [stop - start, columns], or [stop - start, 1] if a row shares one."""
         import torch
 
         if self._values is None:
@@ -234,7 +234,7 @@ def _powers() -> Tensor:
 
 
 def _mxfp4(checkpoint: Checkpoint, means: Logical, tensors: Mapping[str, TensorInfo]) -> StoredTensor:
-    """Two E2M1 values a byte, the low one first, a power of two for each 32 of a row (OCP Microscaling Formats 1.0).
+    """Two E2M1 values a byte, the low one first, a power of two per 32 of a row (OCP Microscaling Formats 1.0).
 
     gpt-oss's `X_blocks` [experts, out, in / 32, 16] are [experts, out, in]; its bfloat16 checkpoints, and the blocks as
     transformers unpacks them, are the transpose.
@@ -250,7 +250,7 @@ def _mxfp4(checkpoint: Checkpoint, means: Logical, tensors: Mapping[str, TensorI
     scales, shape = checkpoint.place(name), means.shape
     if scales.info.dtype not in ("F8_E8M0", "U8"):
         what = f"{shown_path(scales.path)}: tensor {shown(name, 120)} holds scales as {scales.info.dtype}"
-        raise FFNError(what, "MXFP4 has bytes")
+        raise FFNError(what, "MXFP4 scales are bytes")
     read, read_scales = _rows(place, shape), _rows(scales, shape)
 
     def decode(files: OpenFiles, start: int, stop: int) -> Tensor:

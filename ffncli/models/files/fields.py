@@ -9,14 +9,14 @@ from typing import Any
 from ffncli.block.recipe import MAX_SIZE
 from ffncli.errors import FFNError, shown
 
-REQUIRED: Any = object()  # no default: the field must be there
+REQUIRED: Any = object()  # no default: the field is required
 
 
 @dataclass(frozen=True)
 class Fields:
     """A config's values, read strictly: every error names the file, the field and the value.
 
-    A name may list spellings (`hidden_size|n_embed`), the first one present counts, and reach into a nested object
+    A name may list spellings (`hidden_size|n_embed`), the first one present counts; it may reach into a nested object
     (`ffn_config.ffn_hidden_size`).
     """
 
@@ -24,7 +24,7 @@ class Fields:
     where: str
 
     def inside(self, name: str) -> Fields:
-        """The nested config of that name (`` is this one). Raises FFNError where it is missing or not an object."""
+        """The nested config of that name (`` is this one). Raises FFNError if it is missing or not an object."""
         if not name:
             return self
         inner = self.get(name, kind="an object")
@@ -33,13 +33,13 @@ class Fields:
         return Fields(inner, f"{self.where}: {name}")
 
     def get(self, names: str, default: Any = REQUIRED, kind: str = "a value") -> Any:
-        """The value, or `default` where it is absent or null; FFNError where there is no default."""
+        """The value, or `default` if it is absent or null; FFNError if there is no default."""
         for name in names.split("|"):
             if (value := self._value(name)) is not None:
                 return value
         if default is REQUIRED:
             spellings = names.split("|")
-            first = next((n for n in spellings if n in self.values), spellings[0])  # the one that is present, as null
+            first = next((n for n in spellings if n in self.values), spellings[0])  # the one present, with null
             others = [n for n in spellings if n != first]
             problem = "is null" if first in self.values else "is missing"
             also = f" (or {', '.join(others)})" if others else ""
@@ -88,7 +88,7 @@ class Fields:
         return next((n for n in names.split("|") if self._value(n) is not None), names.split("|")[0])
 
     def _value(self, name: str) -> Any:
-        """The value of a name, else of the path that its dots describe; None without either."""
+        """The value of a name, else of the path that its dots describe; None if there is neither."""
         if name in self.values or "." not in name:
             return self.values.get(name)
         value: Any = self.values

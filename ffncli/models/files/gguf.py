@@ -1,7 +1,7 @@
-"""GGUF files: metadata and tensors from the header alone, as a config reader and a counter need them.
+"""GGUF files: metadata and tensors from the header alone, in the form that a config reader and a counter need.
 
-The `gguf` library lists the tensor formats and the sizes of their blocks. The header is read by our own checked code:
-`GGUFReader` makes two arrays for every token of a vocabulary (9 s and 700 MB for Llama 3's), and trusts counts: 45
+The `gguf` library lists the tensor formats and the sizes of their blocks. The header is read by checked code of our
+own: `GGUFReader` makes two arrays for every token of a vocabulary (9 s and 700 MB for Llama 3's), and trusts counts: 45
 bytes that promise an array of 2^40 numbers keep it busy forever.
 """
 
@@ -24,7 +24,6 @@ from ffncli.system.files import open_to_read
 MOST_HEADER_BYTES = 100_000_000  # a vocabulary of 260,000 tokens with its merges takes 25 MB
 MOST_TENSORS = 1_000_000
 MOST_KEYS = 100_000
-_PIECE = 1 << 20  # bytes that are read at a time
 _MOST_TEXT = 1_000_000  # a chat template takes 10 kB
 _MOST_ENTRIES = 100_000
 _MOST_DIMS = 4  # ggml's own limit
@@ -40,7 +39,7 @@ _LEFT_OUT: Any = object()  # a value that is not needed here: a vocabulary, a ve
 class GGUFTensor:
     """One tensor: torch's shape (GGML's reversed: ffn_gate [d_ff, d_model]), format as in `Q4_0`, bytes in the file.
 
-    `start` is its first byte in the file `path`.
+    `start` is the offset of its first byte in the file `path`.
     """
 
     name: str
@@ -65,8 +64,8 @@ class GGUFFile:
 def read_gguf(path: Path) -> GGUFFile:
     """Metadata and tensors of a GGUF file; of the whole set where `path` is one shard of several.
 
-    Raises FFNError (exit 2) for a file that is not what it claims to be or a set with a shard missing, and (exit 3)
-    where the `gguf` library is not installed.
+    Raises FFNError (exit 2) for a malformed file or a set with a missing shard, and (exit 3)
+    if the `gguf` library is not installed.
     """
     formats = _formats()
     paths = _shards(path)
@@ -77,7 +76,7 @@ def read_gguf(path: Path) -> GGUFFile:
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not re.fullmatch(r"[A-Za-z0-9_.\-]{1,64}", architecture):
         raise FFNError(
-            f"{shown_path(path)}: general.architecture must be a name as in 'llama', got {shown(architecture)}"
+            f"{shown_path(path)}: general.architecture must be a name such as 'llama', got {shown(architecture)}"
         )
     return GGUFFile(shown_path(path), architecture, metadata, tensors)
 
@@ -86,7 +85,7 @@ def read_gguf(path: Path) -> GGUFFile:
 
 
 def _shards(path: Path) -> list[Path]:
-    """The files of the set that `path` belongs to, first shard first; only the path where its name is not a shard's."""
+    """The files of the set that `path` belongs to, first shard first; only `path` if it is not named as a shard."""
     match = _SHARD.fullmatch(path.name)
     if not match or int(match["count"]) < 2:
         return [path]
@@ -101,11 +100,11 @@ def _shards(path: Path) -> list[Path]:
 
 
 def _joined_metadata(path: Path, files: list[GGUFFile]) -> Mapping[str, Any]:
-    """The first shard's metadata, which are the model's. Raises FFNError where the shards are not one set."""
+    """The first shard's metadata, which describe the model. Raises FFNError if the shards are not one set."""
     for number, file in enumerate(files):
         for key, expected in (("split.no", number), ("split.count", len(files))):
             if file.metadata.get(key, expected) != expected:
-                raise FFNError(f"{file.where}: {key} is {shown(file.metadata[key])}, its name says {expected}")
+                raise FFNError(f"{file.where}: {key} is {shown(file.metadata[key])}, the file name says {expected}")
     count = sum(len(file.tensors) for file in files)
     promised = files[0].metadata.get("split.tensors.count", count)
     if promised != count:
@@ -158,25 +157,21 @@ def _read_file(path: Path, formats: Mapping[int, _GGMLFormat]) -> GGUFFile:
 
 @dataclass
 class _Cursor:
-    """A position in the first bytes of a file of `size` bytes. Nothing beyond their end is read or skipped.
-
-    `data` holds what was read so far. A map of the file would end the process where another one cuts the file short.
-    """
+    """A position in the first bytes of a file of `size` bytes. Nothing past the end is read or skipped."""
 
     file: BinaryIO
     size: int
     where: str
     path: Path
     at: int = 0
-    data: bytearray = field(default_factory=bytearray)
+    data: bytearray = field(default_factory=bytearray)  # read so far: of a map, a file cut short ends the process
 
     def step(self, count: int) -> int:
         """Advance by `count` bytes. Returns where they start."""
-        start = self.at
-        if start + count > len(self.data):
-            self.load(start + count)
-        self.at = start + count
-        return start
+        if self.at + count > len(self.data):
+            self.load(self.at + count)
+        self.at += count
+        return self.at - count
 
     def load(self, end: int) -> None:
         """Read on, up to byte `end` at least. Raises FFNError where the file, or what a header may take, ends there."""
@@ -184,12 +179,12 @@ class _Cursor:
         if end > limit < self.size:
             raise FFNError(f"{self.where}: a header of more than {MOST_HEADER_BYTES:,} bytes is not supported")
         while len(self.data) < min(end, limit):
-            piece = self.file.read(min(max(_PIECE, end - len(self.data)), limit - len(self.data)))
+            piece = self.file.read(min(1 << 20, limit - len(self.data)))
             if not piece:  # cut short since it was opened
                 self.size = limit = len(self.data)
             self.data += piece
         if end > limit:
-            raise FFNError(f"{self.where} is truncated: its header goes on after its {self.size} bytes")
+            raise FFNError(f"{self.where} is truncated: its header does not end within its {self.size} bytes")
 
     def numbers(self, code: str, count: int = 1) -> tuple[Any, ...]:
         """`count` numbers by struct's code, little-endian."""
@@ -241,7 +236,7 @@ def _parsed(cursor: _Cursor, formats: Mapping[int, _GGMLFormat]) -> GGUFFile:
 
 
 def _counts(cursor: _Cursor) -> tuple[int, int]:
-    """The numbers of tensors and metadata keys that the file promises; refused if they cannot fit into it."""
+    """The numbers of tensors and metadata keys that the file promises; refused if they cannot fit."""
     where, size = cursor.where, cursor.size
     start = bytes(cursor.data[cursor.step(min(4, size)) : 4])
     if start != b"GGUF"[:size]:
@@ -291,7 +286,7 @@ def _array(cursor: _Cursor, key: str) -> Any:
 
 
 def _tensors(cursor: _Cursor, count: int, alignment: Any, formats: Mapping[int, _GGMLFormat]) -> list[GGUFTensor]:
-    """The tensors, which follow each other in the data without gaps except for alignment, as ggml requires."""
+    """The tensors, which must be contiguous in the data except for alignment, as ggml requires."""
     where = cursor.where
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise FFNError(f"{where}: general.alignment must be a power of two, got {shown(alignment)}")
@@ -315,12 +310,12 @@ def _tensor(cursor: _Cursor, formats: Mapping[int, _GGMLFormat]) -> tuple[GGUFTe
     label = f"{cursor.where}: tensor {shown(name, 120)}"
     dims = cursor.number("I")
     if dims > _MOST_DIMS:
-        raise FFNError(f"{label} has {dims} dimensions, ggml knows at most {_MOST_DIMS}")
+        raise FFNError(f"{label} has {dims} dimensions, ggml supports at most {_MOST_DIMS}")
     sizes = cursor.numbers("Q", dims)
     code, offset = cursor.number("I"), cursor.number("Q")
     if code not in formats:
         raise FFNError(
-            f"{label} has the unknown format {code}", "a newer gguf library may know it: pip install -U gguf"
+            f"{label} has the unknown format {code}", "a newer gguf library may support it: pip install -U gguf"
         )
     form, params = formats[code], prod(sizes)
     if params >= 2**63:
@@ -371,7 +366,8 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
 
     d_model, d_ff, layers, experts, top_k, expert_d_ff, shared_experts, shared_d_ff, leading_dense, heads, kv_heads,
     head_dim, value_dim, vocab: whole numbers; d_ff, heads and kv_heads may be a tuple with one per layer. A key may
-    have its architecture's prefix or, as some writers leave it, none; 0 is none. Raises FFNError for anything else.
+    have its architecture's prefix or, as some writers leave it, none; 0 counts as absent. Raises FFNError for anything
+    else.
     """
     fields = Fields(file.metadata, file.where)
     out: dict[str, Any] = {}
@@ -396,7 +392,7 @@ def _per_layer(fields: Fields, names: str, low: int) -> tuple[int, ...]:
 
 
 def _check_layers(config: Mapping[str, Any], fields: Fields, architecture: str) -> None:
-    """FFNError where a list with one value per layer has not as many values as there are layers."""
+    """FFNError if a list with one value per layer does not have as many values as there are layers."""
     layers = config.get("layers")
     for name, value in config.items():
         if isinstance(value, tuple) and layers is not None and len(value) != layers:

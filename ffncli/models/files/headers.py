@@ -1,9 +1,9 @@
 """safetensors headers: which tensors a file claims to hold, without reading any, and without torch.
 
-Our own reader, because opening a file through the library imports numpy or torch. It refuses all that the library
-refuses, and duplicate keys too. It has two ways: a header written in the usual way is cut into columns and checked as a
-whole, in C; any other is read entry by entry, which gives a precise error. Every header that the quick way accepts, the
-careful way accepts too, with the same answer.
+Our own reader, because opening a file through the library imports numpy or torch. It refuses everything that the
+library refuses, and duplicate keys too. It has two paths: a header in the usual layout is cut into columns and checked
+as a whole, in C; any other is read entry by entry, which gives a precise error. Every header that the quick path
+accepts, the careful path accepts too, with the same result.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def named(columns: Columns) -> dict[str, TensorInfo]:
-    """The same, name by name."""
+    """The same data as entries by name."""
     infos = map(TensorInfo, columns.dtypes, columns.shapes, columns.bytes)
     return dict(zip(columns.names, infos, strict=True))
 
@@ -67,8 +67,8 @@ def named(columns: Columns) -> dict[str, TensorInfo]:
 def read_columns(path: Path) -> Columns:
     """The header of a safetensors file.
 
-    Raises FFNError, naming the file and what is wrong, for all that safetensors itself refuses: a header past the end
-    of the file, bytes that no tensor or two tensors claim, a shape that does not fit its bytes.
+    Raises FFNError, naming the file and what is wrong, for everything that safetensors itself refuses: a header past
+    the end of the file, bytes that no tensor or two tensors claim, a shape that does not fit its bytes.
     """
     where = shown_path(path)
     try:
@@ -83,7 +83,7 @@ def read_columns(path: Path) -> Columns:
 
 
 def check_length(length: int, total: int, where: str) -> None:
-    """FFNError where a header of `length` bytes does not fit into a file of `total` bytes."""
+    """FFNError if a header of `length` bytes does not fit into a file of `total` bytes."""
     if total < 8 or length > total - 8:
         raise FFNError(f"{where} is truncated or not a safetensors file: {total} bytes, header of {length}")
     if length > MOST_HEADER_BYTES:
@@ -99,7 +99,7 @@ def _missing(path: Path) -> str:
     return "" if os.path.exists(path) else "the file does not exist; is the download complete?"
 
 
-# --- the quick way ----------------------------------------------------------------------------------------------------
+# --- the quick path ---------------------------------------------------------------------------------------------------
 
 _WIDTHS = {code: bits // 8 for code, bits in _BITS.items() if bits % 8 == 0}
 _SIZES = re.compile(r"(?:[1-9][0-9]{0,17}(?:, ?[1-9][0-9]{0,17})*)?")
@@ -110,7 +110,7 @@ def _quick_columns(raw: bytes, size: int) -> Columns | None:
     """The columns of a header as safetensors and json.dumps write it, its tensors in the order of their bytes.
 
     Each tensor has ten quotation marks there, so splitting at them gives the columns. Then the header is rebuilt from
-    these: only exactly the same text is accepted, for any other the answer is None. json.loads and a check of every
+    these: only exactly the same text is accepted; for any other the result is None. json.loads and a check of every
     column took a third longer.
     """
     try:
@@ -157,7 +157,7 @@ def _without_metadata(text: str) -> str:
 
 
 def _sizes(shape: str, space: str) -> tuple[int, ...]:
-    """`:[2,3],` → (2, 3). Raises ValueError for anything else, and for a zero, which the careful way checks."""
+    """`:[2,3],` → (2, 3). Raises ValueError for anything else, and for a zero, which the careful path checks."""
     inner = shape[2 + len(space) : -2 - len(space)]
     if shape != f":{space}[{inner}],{space}" or not _SIZES.fullmatch(inner):
         raise ValueError
@@ -178,7 +178,7 @@ def _written(names: list[str], dtypes: list[str], shapes: list[str], cuts: list[
     ) + "}"  # fmt: skip
 
 
-# --- the careful way --------------------------------------------------------------------------------------------------
+# --- the careful path -------------------------------------------------------------------------------------------------
 
 
 def _careful_columns(raw: bytes, size: int, where: str) -> Columns:
@@ -214,7 +214,7 @@ def _entry(name: str, entry: Any, where: str) -> tuple[TensorInfo, int, int]:
     if any(_refused(value) for key, value in entry.items() if key not in ("dtype", "shape", "data_offsets")):
         raise FFNError(f"{label} has a field that nests too deeply or holds a number that is not finite")
     bits = _BITS[dtype]
-    for size in shape:  # step by step, as safetensors does: an overflow counts even where a zero follows
+    for size in shape:  # step by step, as safetensors does: an overflow counts even if a zero follows
         bits = bits * size if bits < 2**64 else bits
     if bits >= 2**64 or bits != 8 * (span[1] - span[0]):
         raise FFNError(f"{label}: shape {list(shape)} of {dtype} does not fit its {span[1] - span[0]} bytes")
@@ -222,7 +222,7 @@ def _entry(name: str, entry: Any, where: str) -> tuple[TensorInfo, int, int]:
 
 
 def _refused(value: Any, most: int = 120) -> bool:
-    """What safetensors' parser refuses even where it is not used: 128 levels, numbers beyond a double."""
+    """Whether safetensors' parser would refuse this value: 128 levels, numbers too large for a double."""
     level = [value]
     for _ in range(most):
         if any(isinstance(v, (int, float)) and not abs(v) <= sys.float_info.max for v in level):

@@ -1,7 +1,7 @@
 """`hf://org/name[@revision]` → config.json and safetensors headers: from the local Hub cache, or over the network.
 
-A cached snapshot with weights needs no request. One without (a config that some other program fetched) is completed
-from the network at the same commit, or used as it is where there is no network: the answer must not depend on what
+A cached snapshot with weights needs no request. A snapshot without weights (only a config, fetched by another program)
+is completed from the network at the same commit, or used as it is without a network: the answer must not depend on what
 happens to be cached. Weights are never fetched.
 """
 
@@ -37,10 +37,10 @@ class RemoteHeader:
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model on the Hub. `revision` is the commit where it is known.
+    """A model on the Hub. `revision` is the commit if known.
 
-    `folder`: a cached snapshot, to be read like any other directory. Without one: `config` on disk, and the headers of
-    `shards` (none where the model has no safetensors). `note` tells the user where this comes from.
+    `folder`: a cached snapshot, to be read like any other directory. Otherwise: `config` on disk, and the headers of
+    `shards` (none if the model has no safetensors). `note` tells the user the origin.
     """
 
     repo: str
@@ -54,7 +54,7 @@ class HubModel:
 def open_hub(text: str) -> HubModel:
     """The model at `hf://org/name[@revision]`.
 
-    Raises FFNError: code 2 for an invalid id, for what the Hub refuses (401, 403, 404) and for a file that cannot be
+    Raises FFNError: code 2 for an invalid id, for what the Hub refuses (401, 403, 404) and for a file that is not
     what it claims; 3 for a missing library, and for a Hub that is offline, unreachable, slow, or fails (5xx).
     """
     repo, revision = parse(text)
@@ -92,7 +92,7 @@ def parse(text: str) -> tuple[str, str]:
     repo, at, revision = text.removeprefix(PREFIX).partition("@")
     try:
         utils.validate_repo_id(repo)
-        good = repo.isascii() and repo.isprintable()  # its first versions let `é` and a last line end pass
+        good = repo.isascii() and repo.isprintable()  # its first versions accept `é` and a final newline
     except utils.HFValidationError:
         good = False
     if not good:
@@ -124,7 +124,10 @@ def _cached_file(repo: str, name: str, revision: str) -> Path | None:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Is there a file to read tensors from? Files of a snapshot are links into `blobs`, and a link may be broken."""
+    """Whether there is a file to read tensors from.
+
+    Files of a snapshot are links into `blobs`, and a link may be broken.
+    """
     return any(path.exists() for path in folder.glob("*.safetensors"))
 
 
@@ -160,7 +163,7 @@ def _shards(index: Path, hub: Requests) -> list[str]:
 
 
 def _sizes(hub: Requests, name: str, commit: str) -> tuple[int, int] | None:
-    """(bytes of the header, bytes of the file), from the first 8 bytes; None for a file that is not there."""
+    """(bytes of the header, bytes of the file), from the first 8 bytes; None for a missing file."""
     answer = hub.ask("GET", name, commit, (0, 8))
     if answer.status == 404:
         return None

@@ -1,7 +1,7 @@
 """Requests to a Hub over the network: small files into the local cache, and exact byte ranges of others.
 
-Endpoint, token, session and cache are huggingface_hub's. The ranges are requested here, through its session, because
-`get_safetensors_metadata` takes the first 100 kB however long the header is, keeps the whole answer of a server that
+Endpoint, token, session and cache are huggingface_hub's. Ranges are requested here, through its session, because
+`get_safetensors_metadata` always takes the first 100 kB, keeps the whole answer of a server that
 ignores ranges, stops at headers of 25 MB and keeps no raw header, so that duplicate keys could not be refused.
 
 Every answer has a limit in bytes and in time, a request is repeated at most once, and all errors are one line.
@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from ffncli.errors import UNSAFE, ExitCode, FFNError, shown
 
-AT_ONCE = 16  # requests under way together
+AT_ONCE = 16  # simultaneous requests
 PATIENCE = 12  # all requests together may take this many times the limit of one: two minutes by default
 _PAUSE = 0.5  # seconds before a request is repeated
 _ATTEMPTS = {"HEAD": 1, "GET": 2}  # of the library, for one address
@@ -43,7 +43,7 @@ _R = TypeVar("_R")
 
 
 def library() -> Any:
-    """huggingface_hub. Raises FFNError where it is not installed, or cannot use its environment variables."""
+    """huggingface_hub. Raises FFNError if it is not installed, or cannot use its environment variables."""
     try:
         import huggingface_hub.constants
         import huggingface_hub.utils
@@ -107,7 +107,7 @@ class _BrokenResponse(Exception):
 
 
 class Requests:
-    """The requests for one model. Raises FFNError: code 2 for what a Hub refuses, 3 for a Hub that cannot be used."""
+    """The requests for one model. Raises FFNError: code 2 if the Hub refuses, 3 if the Hub cannot be used."""
 
     def __init__(self, repo: str) -> None:
         hub = library()
@@ -135,9 +135,9 @@ class Requests:
     # --- files --------------------------------------------------------------------------------------------------------
 
     def download(self, name: str, revision: str, most: int) -> Path | None:
-        """A small file of the model, in the local cache; None where the model has no file of that name.
+        """A small file of the model, in the local cache; None if the model has no file of that name.
 
-        Its size and whether it may be read are checked first: the library alone would try for 23 seconds.
+        Its size and permission are checked first: the library alone would keep trying for 23 seconds.
         """
         return self.together(lambda file: self._to_cache(file, revision, most), [name])[0]
 
@@ -158,13 +158,13 @@ class Requests:
         except self.http.RequestError as error:
             raise self._unreachable(error) from None
         except OSError as error:
-            hint = "HF_HOME sets where the cache is" if error.strerror else "try again"
+            hint = "HF_HOME sets the location of the cache" if error.strerror else "try again"
             reason = one_line(error.strerror or error)
             raise FFNError(f"cannot fetch {self.label(name)}: {reason}", hint, ExitCode.ENVIRONMENT) from None
 
     @contextmanager
     def _few_attempts(self, name: str) -> Iterator[None]:
-        """The library's own requests, cut short where it would repeat them for a minute."""
+        """The library's own requests, cut short before it repeats them for a minute."""
         counts: Counter[tuple[str, str]] = Counter()
 
         def count(request: Any) -> None:
@@ -222,7 +222,7 @@ class Requests:
         return HubResponse(200, size=metadata.size)
 
     def _range(self, url: str, span: tuple[int, int]) -> HubResponse:
-        """Some bytes of a file, and the size of the whole; of any other answer the body is not read."""
+        """Some bytes of a file, and the size of the whole; the body of any other answer is not read."""
         headers = self.headers | {"Range": f"bytes={span[0]}-{span[1] - 1}"}
         with self.session.stream("GET", url, headers=headers, timeout=self.timeout, follow_redirects=True) as response:
             status = response.status_code
@@ -230,13 +230,13 @@ class Requests:
                 return HubResponse(status, refusal=response.headers.get("X-Error-Code", ""))
             match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if not match:
-                raise _BrokenResponse("the answer does not say which bytes it holds")
+                raise _BrokenResponse("the answer does not say which bytes it contains")
             if status == 416:
                 return HubResponse(status, size=int(match["size"]))
             body = self._body(response, span)
         end = min(span[1], int(match["size"]))
         if match["start"] != str(span[0]) or len(body) != end - span[0]:
-            raise _BrokenResponse(f"{len(body)} bytes came, {end - span[0]} were expected")
+            raise _BrokenResponse(f"received {len(body)} bytes, expected {end - span[0]}")
         return HubResponse(status, body, int(match["size"]))
 
     def _body(self, response: Any, span: tuple[int, int]) -> bytes:
@@ -244,13 +244,13 @@ class Requests:
         for chunk in response.iter_raw():
             body += chunk
             if len(body) > span[1] - span[0]:
-                raise _BrokenResponse("more bytes came than were requested")
+                raise _BrokenResponse("received more bytes than requested")
         return bytes(body)
 
     def together(self, task: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
         """`task` of every item, several at a time. The first error, the time limit or Ctrl-C ends it.
 
-        In threads that nothing waits for: a thread pool would delay the end of the program.
+        Uses daemon threads: a thread pool would delay the end of the program.
         """
         todo: SimpleQueue[tuple[int, _T]] = SimpleQueue()
         done: SimpleQueue[tuple[int, _R | None, BaseException | None]] = SimpleQueue()
@@ -292,9 +292,9 @@ class Requests:
             what, hint = _REFUSALS[status]
             return FFNError(f"{self.label()}: {what}", hint)
         if status == 200:
-            what = f"{self.host} sends whole files where a part is requested, and ffn never loads the weights"
+            what = f"{self.host} sends whole files instead of the requested part, and ffn never loads the weights"
             return FFNError(what, "check HF_ENDPOINT", ExitCode.ENVIRONMENT)
-        hint = "too many requests: wait a little" if status == 429 else "try again later"
+        hint = "too many requests: wait a moment" if status == 429 else "try again later"
         return FFNError(f"{self.host} answers {status} for {self.label(name)}", hint, ExitCode.ENVIRONMENT)
 
     def _unreachable(self, error: Exception) -> FFNError:
@@ -307,7 +307,7 @@ class Requests:
             return FFNError(
                 f"cannot reach {self.host}: {one_line(error)}", "check the connection and HF_ENDPOINT", code
             )
-        return FFNError(f"cannot ask {self.host}: the request cannot be sent", "check HF_ENDPOINT and HF_TOKEN", code)
+        return FFNError(f"cannot send the request to {self.host}", "check HF_ENDPOINT and HF_TOKEN", code)
 
     def _broken_off(self, name: str, reason: str) -> FFNError:
         what = f"{self.host} broke off while sending {name}: {reason}"

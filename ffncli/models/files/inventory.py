@@ -1,4 +1,4 @@
-"""Inventory: all tensors of a checkpoint by name, shape and bytes, small even where there are 90,000 of them.
+"""Inventory: all tensors of a checkpoint by name, shape and bytes, small even for 90,000 of them.
 
 Tensors that differ only in their expert's number are one entry, `…experts.#.up_proj.weight`, with a count; headers are
 read one after the other. Memory grows with the number of layers.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.models.files.headers import Columns, TensorInfo
 
-if TYPE_CHECKING:  # it imports this file's names
+if TYPE_CHECKING:  # it imports names from this file
     from ffncli.models.files.checkpoint import Checkpoint
 
 _EXPERT = re.compile(r"experts\.(?:expert_)?\d+\.")  # experts.17.up_proj, experts.expert_17.wi
@@ -71,7 +71,7 @@ def collect(headers: Iterable[Columns]) -> tuple[dict[str, TensorInfo], dict[str
                     entries[shared] = [1, dtype, shape, size]
                 elif entry[1] == dtype and entry[2] == shape:
                     entry[0] += 1
-                else:  # an expert unlike its neighbours keeps its number
+                else:  # an expert that differs from the others keeps its number
                     entries[name] = [1, dtype, shape, size]
     tensors = {name: TensorInfo(dtype, shape, size) for name, (_, dtype, shape, size) in entries.items()}
     return tensors, {name: count for name, (count, *_) in entries.items()}

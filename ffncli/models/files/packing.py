@@ -1,8 +1,8 @@
 """How quantizers pack a matrix into several safetensors, read from their names, dtypes and shapes.
 
-One of the tensors, the anchor, holds the packed values and says by its name and dtype how; the others (scales, zeros,
-indices) are looked up under its name. A reader makes a Matrix of an anchor. Sources: what the writers wrote (AutoGPTQ,
-AutoAWQ, bitsandbytes, compressed-tensors, torchao, ModelOpt) and what transformers' integrations read.
+One of the tensors, the anchor, holds the packed values, and its name and dtype identify the format; the others (scales,
+zeros, indices) are looked up under its name. A reader turns an anchor into a Matrix. Sources: what the writers wrote
+(AutoGPTQ, AutoAWQ, bitsandbytes, compressed-tensors, torchao, ModelOpt) and what transformers' integrations read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MODULE_PIECES = (
 
 @dataclass(frozen=True)
 class Matrix:
-    """What a reader makes of an anchor: the matrix's logical name, shape, parameters, format, and its other pieces."""
+    """A reader's result for an anchor: the matrix's logical name, shape, parameters, format, and its other pieces."""
 
     name: str
     shape: tuple[int, ...] | None
@@ -49,7 +49,7 @@ class Anchor:
     config: Fields
 
     def pieces(self, base: str, endings: str) -> tuple[str, ...]:
-        """Those of `base` + ending that are there."""
+        """The existing tensors among `base` + ending."""
         return tuple(name for ending in endings.split() if (name := base + ending) in self.tensors)
 
     def wrong(self, what: str) -> FFNError:
@@ -64,7 +64,7 @@ class Anchor:
         return self.info.shape[-2], self.info.shape[-1]
 
     def piece(self, name: str, rank: int) -> TensorInfo | None:
-        """A piece that must have this many axes (at least one), none of them empty."""
+        """A required piece with this many axes (at least one), none of them empty."""
         info = self.tensors.get(name)
         if info is not None and (len(info.shape) != rank or min(info.shape) < 1):
             raise self.wrong(f"cannot go with {shown(name, 120)} of shape {shown(list(info.shape))}")
@@ -76,7 +76,7 @@ class Anchor:
 
 def _qweight(anchor: Anchor) -> Matrix:
     """GPTQ packs 32/bits values of a column into an int32 (qweight [in·bits/32, out]), AWQ those of a row ([in,
-    out·bits/32]); scales are [groups, out] in both, so they tell the two apart."""
+    out·bits/32]); scales are [groups, out] in both, so they distinguish the two."""
     stem = anchor.name.removesuffix(".qweight")
     rows, columns = anchor.matrix()
     scales = anchor.piece(stem + ".scales", len(anchor.info.shape))
@@ -101,7 +101,7 @@ def _qweight(anchor: Anchor) -> Matrix:
 
 
 def _gptq_inputs(anchor: Anchor, stem: str, outputs: int) -> int | None:
-    """The input width: g_idx has an entry for each input; else the bits say it, by qzeros [groups, out·bits/32]."""
+    """The input width: g_idx has an entry for each input; else the bits give it, by qzeros [groups, out·bits/32]."""
     index = anchor.tensors.get(stem + ".g_idx")
     if index is not None and index.shape[-1:] not in ((), (0,)):
         return index.shape[-1]
@@ -113,14 +113,14 @@ def _gptq_inputs(anchor: Anchor, stem: str, outputs: int) -> int | None:
 
 
 def _bits(anchor: Anchor, words: int, values: int | None, method: str) -> int:
-    """Bits per value: from `words` int32 that hold `values`, else the config's. FFNError where these two differ.
+    """Bits per value: from `words` int32 that hold `values`, else the config's. FFNError if these two differ.
 
-    `dynamic` (GPTQModel) and `extra_config` (AutoRound) give modules bits of their own, so shapes alone count then.
+    `dynamic` (GPTQModel) and `extra_config` (AutoRound) set bits per module, so only shapes count then.
     """
     stated: int | None = anchor.config.integer("bits|w_bit", None, 1, 32)
     if values is None:
         if stated not in _GPTQ_BITS:
-            raise anchor.wrong("has no scales, g_idx or bits in quantization_config that say how wide its values are")
+            raise anchor.wrong("has no scales, g_idx or bits in quantization_config that give the width of its values")
         return stated
     bits, rest = divmod(32 * words, values)
     if rest or bits not in _GPTQ_BITS:
@@ -140,13 +140,13 @@ def _values(anchor: Anchor, words: int, bits: int) -> int:
 
 
 def _check_groups(anchor: Anchor, name: str, groups: int, inputs: int) -> None:
-    """A group is a run of equally many inputs, the last perhaps shorter."""
+    """Checks that groups are runs of equally many inputs, the last perhaps shorter."""
     size = -(-inputs // groups)
     if groups > inputs or -(-inputs // size) != groups:
         raise anchor.wrong(f"has {inputs} inputs, {shown(name, 120)} has {groups} groups")
 
 
-# --- values in 8 bits, scaled -----------------------------------------------------------------------------------------
+# --- scaled 8-bit values ----------------------------------------------------------------------------------------------
 
 
 def scale_name(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
@@ -180,10 +180,10 @@ def _int8(anchor: Anchor) -> Matrix:
 
 
 def _blocks(anchor: Anchor) -> str:
-    """What shares a scale, as the format's name ends: nothing for tensors and channels, `-block128` for blocks.
+    """The ending of the format's name, by what shares a scale: empty for tensors and channels, `-block128` for blocks.
 
-    Along each axis the scales are as many as equal blocks, the last perhaps shorter, that the axis falls into. Raises
-    FFNError for other scales, or for blocks that are not the config's weight_block_size.
+    Along each axis there is one scale per equal block, the last perhaps shorter. Raises
+    FFNError for other scales, or for blocks that differ from the config's weight_block_size.
     """
     name = scale_name(anchor.name, anchor.tensors) or ""
     shape, scales = anchor.info.shape, anchor.tensors[name].shape
@@ -201,7 +201,7 @@ def _blocks(anchor: Anchor) -> str:
 
 
 def _block_size(anchor: Anchor) -> tuple[int, ...]:
-    """The config's weight_block_size, [rows, columns]; empty where it has none."""
+    """The config's weight_block_size, [rows, columns]; empty if it has none."""
     sizes = anchor.config.get("weight_block_size", None)
     if sizes is None:
         return ()
@@ -210,7 +210,7 @@ def _block_size(anchor: Anchor) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-# --- values in less, several to a byte --------------------------------------------------------------------------------
+# --- smaller values, several to a byte --------------------------------------------------------------------------------
 
 
 def _mxfp4(anchor: Anchor) -> Matrix:
@@ -254,10 +254,11 @@ def _packed(anchor: Anchor) -> Matrix:
 
 
 def _row(words: int, groups: int | None, bits: int, size: int | None) -> int:
-    """How many values of so many bits a row of int32 words holds, 0 for a contradiction.
+    """How many values of that many bits a row of int32 words holds, 0 for a contradiction.
 
-    Groups say it exactly. Without, the last word counts as full: the exact width is in weight_shape's values, which no
-    header has. Writers before dense packing left the bits that are over in each word empty (3 bits: ten values a word).
+    Groups give it exactly. Without groups, the last word counts as full: the exact width is in weight_shape's values,
+    which no header has. Writers before dense packing left the spare bits of each word empty (3 bits: ten values a
+    word).
     """
     if groups is None or size is None:
         return 32 * words // bits if groups in (None, 1) else 0
@@ -266,7 +267,7 @@ def _row(words: int, groups: int | None, bits: int, size: int | None) -> int:
 
 
 def _integer_weights(anchor: Anchor) -> list[tuple[int, int | None]]:
-    """(bits, group size or None) of each group of modules that the config names."""
+    """(bits, group size or None) of each group of modules in the config."""
     groups = anchor.config.get("config_groups", {})
     if not isinstance(groups, dict):
         raise anchor.config.wrong("config_groups", groups, "an object")
@@ -287,7 +288,7 @@ def _microscaled(anchor: Anchor) -> Matrix:
     _, columns = anchor.matrix()
     scales = anchor.piece(name, len(anchor.info.shape)) if name else None
     if scales is None:
-        raise anchor.wrong("has no scales that say how its bytes are packed")
+        raise anchor.wrong("has no scales that show how its bytes are packed")
     size, rest = divmod(columns, scales.shape[-1])
     if rest or size not in _MICROSCALED or scales.shape[:-1] != anchor.info.shape[:-1]:
         raise anchor.wrong(f"cannot go with {shown(name, 120)} of shape {shown(list(scales.shape))}")
@@ -318,7 +319,7 @@ def _bitsandbytes_8bit(anchor: Anchor) -> Matrix:
     rows, columns = anchor.matrix()
     stem = anchor.name.removesuffix(".weight")
     if prod(anchor.tensors[stem + ".SCB"].shape) != rows:
-        raise anchor.wrong(f"cannot go with {shown(stem + '.SCB', 120)}, which should have one scale a row")
+        raise anchor.wrong(f"cannot go with {shown(stem + '.SCB', 120)}, which should have one scale per row")
     return Matrix(anchor.name, (rows, columns), rows * columns, "bnb-int8", anchor.pieces(stem, ".SCB .weight_format"))
 
 
@@ -339,7 +340,7 @@ _BY_SCALE = {**dict.fromkeys(_FLOAT8, _float8), "I8": _int8, "U8": _uint8}
 
 
 def reader(name: str, info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Callable[[Anchor], Matrix] | None:
-    """How the tensor's packed values are read, None for a plain tensor or a piece of another one."""
+    """How the tensor's packed values are read, None for a plain tensor or a piece of another."""
     if name + ".absmax" in tensors:  # first: bitsandbytes may store its bytes as any dtype
         return _bitsandbytes_4bit
     if info.dtype not in PACKED_DTYPES and info.dtype not in _FLOAT8:

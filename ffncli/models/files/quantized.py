@@ -1,8 +1,8 @@
 """Quantized modules of a safetensors checkpoint: logical parameters and stored bytes, from names and shapes alone.
 
-Only the packed values of a quantized matrix are parameters; scales, zeros and indices are bookkeeping. Tensors of no
-packed matrix (biases, norms, modules that were not quantized) stay as they are. Nothing depends on digits in names, so
-expert numbers may be replaced by a sign.
+Only the packed values of a quantized matrix are parameters; scales, zeros and indices are bookkeeping. Tensors outside
+any packed matrix (biases, norms, modules that were not quantized) stay as they are. Nothing depends on digits in names,
+so expert numbers may be replaced by a sign.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ffncli.models.files.packing import PACKED_DTYPES, Anchor, Matrix, reader
 
 @dataclass(frozen=True)
 class Logical:
-    """One tensor as the model means it: torch's shape ([out, in]; None where only the number is known), parameters,
+    """One logical tensor: torch's shape ([out, in]; None if only the number of values is known), parameters,
     bytes of all its pieces in the file, format (`gptq-4bit`, `fp8-block128`; a plain tensor's dtype code).
 
-    `anchor` is the stored tensor that stands for it: the packed values, or the plain tensor itself.
+    `anchor` is the stored tensor that represents it: the packed values, or the plain tensor itself.
     """
 
     shape: tuple[int, ...] | None
@@ -36,12 +36,12 @@ class Logical:
 def logical(
     tensors: Mapping[str, TensorInfo], quantization: Mapping[str, Any] | None, where: str
 ) -> dict[str, Logical]:
-    """Tensors as stored → tensors as the model means them, in the same order.
+    """Stored tensors → logical tensors, in the same order.
 
-    A packed matrix becomes one entry `X.weight` (`X` where experts share a parameter without that ending), at the place
+    A packed matrix becomes one entry `X.weight` (`X` if experts share a parameter without that ending), at the place
     of its packed values. All pieces of a matrix must be passed together; other parts of the checkpoint may be left out.
-    `where` names the checkpoint in errors. Raises FFNError naming the tensor where shapes contradict each other or the
-    config, or where values are packed in an unknown way.
+    `where` names the checkpoint in errors. Raises FFNError naming the tensor if shapes contradict each other or the
+    config, or if values are packed in an unknown way.
     """
     matrices, pieces = _matrices(tensors, Fields(quantization or {}, where))
     out: dict[str, Logical] = {}

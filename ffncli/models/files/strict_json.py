@@ -1,4 +1,4 @@
-"""JSON from an untrusted file: refused where it is ambiguous, not a number, too big or too deep."""
+"""JSON from an untrusted file: refused if it is ambiguous, not a number, too big or too deep."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class _Refused(Exception):
 def read_object(path: Path, most_bytes: int, constants: bool = False) -> dict[str, Any]:
     """The JSON object in `path`. Raises FFNError, naming the file, for anything else or over `most_bytes`.
 
-    `constants` lets NaN and Infinity through, which Python writes into configs (Mamba-2's time_step_limit).
+    `constants` allows NaN and Infinity, which Python writes into configs (Mamba-2's time_step_limit).
     """
     return parse_object(_bytes(path, most_bytes), shown_path(path), constants)
 
 
 def parse_index(path: Path, most_bytes: int) -> dict[str, Any]:
-    """The weight_map of a safetensors index: tensor name → shard. Raises FFNError where there is none."""
+    """The weight_map of a safetensors index: tensor name → shard. Raises FFNError if there is none."""
     raw = _bytes(path, most_bytes)
     index = parse_plain(raw, _index_strings)
     if index is None:
@@ -38,7 +38,7 @@ def parse_index(path: Path, most_bytes: int) -> dict[str, Any]:
 
 
 def _index_strings(index: dict[str, Any]) -> int:
-    """How many strings an index was written with: two for each tensor, and what surrounds them."""
+    """How many strings an index was written with: two for each tensor, plus everything around them."""
     return 2 * len(index["weight_map"]) + 1 + strings_in({k: v for k, v in index.items() if k != "weight_map"})
 
 
@@ -54,7 +54,7 @@ def _bytes(path: Path, most_bytes: int) -> bytes:
 
 
 def parse_object(raw: bytes, where: str, constants: bool = False) -> dict[str, Any]:
-    """The JSON object in `raw`; `where` names it in errors. Duplicate keys, NaN (but for `constants`) and deep
+    """The JSON object in `raw`; `where` names it in errors. Duplicate keys, NaN (unless `constants`) and deep
     nesting are refused.
     """
     if not raw.strip():
@@ -73,11 +73,11 @@ def parse_object(raw: bytes, where: str, constants: bool = False) -> dict[str, A
     except json.JSONDecodeError as error:
         raise FFNError(f"{where} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
-        raise FFNError(f"{where} nests too deeply to be real") from None
+        raise FFNError(f"{where} is nested too deeply") from None
     except ValueError:  # an integer of more than 4300 digits
         raise FFNError(f"{where} holds a number with too many digits") from None
     if not isinstance(value, dict):
-        raise FFNError(f"{where} holds a JSON {_kind(value)}, not an object")
+        raise FFNError(f"{where} contains a JSON {_kind(value)}, not an object")
     return value
 
 
@@ -104,10 +104,11 @@ def _kind(value: object) -> str:
 
 
 def parse_plain(raw: bytes, strings: Callable[[dict[str, Any]], int]) -> dict[str, Any] | None:
-    """The same object several times faster, or None where `parse_object` should decide (nothing may be wrong).
+    """The same object several times faster, or None if `parse_object` must decide (perhaps nothing is wrong).
 
-    `strings` counts the strings, keys included, that the object was written with. A duplicate key leaves strings over:
-    without a backslash in the text, each is two quotation marks. Numbers may be of any kind; the caller checks them.
+    `strings` counts the strings, keys included, that the object was written with. A duplicate key leaves a surplus of
+    strings: without a backslash in the text, each is two quotation marks. Numbers may be of any kind; the caller checks
+    them.
     """
     if b"\\" in raw:
         return None

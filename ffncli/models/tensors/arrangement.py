@@ -15,7 +15,7 @@ from ffncli.models.tensors.names import Naming
 
 @dataclass(frozen=True)
 class Order:
-    """How gate and up share a matrix: which comes first, one after the other or by turns."""
+    """How gate and up share a matrix: which comes first, and whether concatenated or interleaved."""
 
     gate_first: bool
     interleaved: bool
@@ -37,7 +37,7 @@ class Arrangement:
     norms: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def order(self, naming: Naming, biased_experts: bool = False) -> Order:
-        """How the two lie in the one matrix of `naming`; `biased_experts`: it is that of all experts, with a bias."""
+        """How the two are arranged in the matrix of `naming`; `biased_experts`: it holds all experts and has a bias."""
         if self.interleaved or naming.up in _INTERLEAVED:
             return Order(True, True, f"gate and up by turns, as {self.family or naming.up} has them")
         if biased_experts and not self.family:
@@ -52,7 +52,7 @@ class Arrangement:
         return Order(True, False, "gate before up", f"{naming.up}: the gate's half is read as the first")
 
 
-_GATE_FIRST = {"gate_up_proj", "w13_weight", "ffn_up"}  # as the names say; so in llama.cpp too (Phi-3)
+_GATE_FIRST = {"gate_up_proj", "w13_weight", "ffn_up"}  # as the names say; the same in llama.cpp (Phi-3)
 _UP_FIRST = {"up_gate_proj", "ff_proj"}  # GTE, Molmo
 _INTERLEAVED = {"mlp1_weight"}  # OpenAI's own gpt-oss files
 
@@ -77,7 +77,7 @@ _ROWS: Mapping[str, Arrangement] = {
     "gpt_oss": Arrangement("gpt_oss", interleaved=True),
     **{name: Arrangement(name, norms={"norm": ("../layer_norm2.{i}",), "post_norm": ("../layer_norm2.{i}",)})
        for name in ("xlm", "flaubert")},
-    "chameleon": Arrangement("chameleon", norms={"post_norm": ("post_attention_layernorm",)}),  # where it is Swin's
+    "chameleon": Arrangement("chameleon", norms={"post_norm": ("post_attention_layernorm",)}),  # for its Swin variant
     "gguf": Arrangement(  # llama.cpp's names, the same for all families; gpt-oss has no ffn_norm
         "GGUF", norms={"norm": ("ffn_norm", "post_attention_norm"), "post_norm": ("post_ffw_norm",)}
     ),
@@ -86,7 +86,7 @@ _ROWS: Mapping[str, Arrangement] = {
 
 
 def arrangement(model_type: str) -> Arrangement:
-    """The row of a family; without a row the usual one under its name, nameless for an unknown family."""
+    """The row of a family; without a row, the usual arrangement under its name; nameless for an unknown family."""
     if row := _row(model_type):
         return row
     return Arrangement(model_type if family_of(model_type) is not None else "")

@@ -1,4 +1,4 @@
-"""Where FFNs lie in a layer, by names and shapes: matrices of one naming, with their shared experts and routers.
+"""Where FFNs are in a layer, by names and shapes: matrices of one naming, with their shared experts and routers.
 
 An FFNLocation is one FFN: its matrices, or its experts', and those of its shared experts. The other tensors (a router,
 a correction, a gate for the shared experts) are recognised by name.
@@ -21,14 +21,14 @@ _ROUTING = re.compile(
 _ROUTER = re.compile(r"(?:^|\.)(?:router|gate|ffn_gate_inp)(?:\.(?:layer|wg|gate|classifier))?\.weight$")
 _SHARED_GATE = re.compile(r"shared_expert_gate\.weight$|ffn_gate_inp_shexp\.weight$")
 _LATENT = re.compile(r"(?:^|\.)fc[12]_latent_proj\.weight$")  # around Nemotron-H's experts, the narrow side first
-_ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # one that is unlike its neighbours
+_ONE_EXPERT = re.compile(r"(?:^|\.)experts\.(?:expert_)?\d+\.")  # one that differs from the others
 _CORRECTION = re.compile(r"correction_bias$|expert_bias$|router_bias$|exp_probs_b\.bias$")
 _ROLES = {"latent": _LATENT, "router": _ROUTER, "shared_gate": _SHARED_GATE, "correction": _CORRECTION}
 
 
 @dataclass(frozen=True)
 class Projections:
-    """The matrices of one FFN, or of one FFN's experts: where they lie in the layer and how they are named there."""
+    """The matrices of one FFN, or of one FFN's experts: where they are in the layer and how they are named there."""
 
     parent: str
     naming: Naming
@@ -39,7 +39,7 @@ class Projections:
         return self.parent + leaf + self.suffix
 
     def bias(self, leaf: str) -> str:
-        """That of its bias."""
+        """The name of its bias."""
         return self.parent + leaf + (".bias" if self.suffix else "_bias")
 
     def matrices(self, items: Mapping[str, Item]) -> dict[str, Item]:
@@ -48,7 +48,7 @@ class Projections:
 
     @property
     def is_shared(self) -> bool:
-        """Whether these are shared experts' by their names."""
+        """Whether these belong to shared experts, by their names."""
         return bool(_SHARED.search(self.parent) or _SHARED.search(self.naming.down))
 
 
@@ -75,7 +75,7 @@ class FFNLocation:
 
 
 def is_norm(name: str) -> bool:
-    """Whether a tensor is called like a norm's."""
+    """Whether a tensor has a norm's name."""
     return bool(_NORM.search(name))
 
 
@@ -85,11 +85,11 @@ def role(name: str) -> str:
 
 
 def ffn_locations(items: Mapping[str, Item], projections: Sequence[Projections]) -> list[FFNLocation]:
-    """The FFNs that these projections form. Shared experts belong to the first routed ones."""
+    """The FFNs that these projections form. Shared experts belong to the first routed experts."""
     rows = next((i.shape[0] for name, i in items.items() if _ROUTER.search(name) and i.shape), 0)
     counts = {p: _expert_count(items, p, rows) for p in projections if not p.is_shared}
     first = next((p for p, experts in counts.items() if experts), None)
-    if first is None:  # without routed experts, one called shared is an ordinary FFN
+    if first is None:  # without routed experts, an FFN called shared is an ordinary one
         counts |= dict.fromkeys((p for p in projections if p.is_shared), 0)
     shared = [p for p in projections if p.is_shared]
     return [FFNLocation(p, shared if p is first else (), experts) for p, experts in counts.items()]
@@ -110,17 +110,17 @@ def projections(items: Mapping[str, Item]) -> Iterator[Projections]:
 
 
 def _fits(items: Mapping[str, Item], p: Projections) -> bool:
-    """Whether up and down can follow each other: as many numbers, or twice as many in a fused one."""
+    """Whether up and down can follow each other: equally many numbers, or twice as many in a fused one."""
     up, down = items[p.name(p.naming.up)], items[p.name(p.naming.down)]
     if not up.params or not down.params:
-        return True  # their names alone decide
+        return True  # only their names decide
     matrices = all(item.shape is None or len(item.shape) > 1 for item in (up, down))
     up_size, down_size = (_of_one(item) for item in (up, down))
     return matrices and up_size in (down_size, *([] if p.naming.gate else [2 * down_size]))
 
 
 def _of_one(item: Item) -> int:
-    """How many numbers one expert's matrix has, where all experts' are in one tensor."""
+    """How many numbers one expert's matrix has, if all experts share one tensor."""
     return item.params // item.shape[0] if item.shape and _is_stack(item.shape) else item.params
 
 
@@ -130,7 +130,7 @@ def _is_stack(shape: tuple[int, ...]) -> bool:
 
 
 def _expert_count(items: Mapping[str, Item], p: Projections, rows: int) -> int:
-    """How many experts the matrices belong to; 0 for an FFN without. `rows` are the router's."""
+    """How many experts the matrices belong to; 0 for an FFN without experts. `rows` are the router's."""
     down = items[p.name(p.naming.down)]
     if "experts.#." in p.parent:
         return max(item.count for item in p.matrices(items).values())
@@ -138,13 +138,13 @@ def _expert_count(items: Mapping[str, Item], p: Projections, rows: int) -> int:
         return down.shape[0]
     if _ONE_EXPERT.search(p.parent):
         return 1
-    return rows if re.search(r"(?:^|\.)experts\.", p.parent) else 0  # one below the other in one matrix (DBRX)
+    return rows if re.search(r"(?:^|\.)experts\.", p.parent) else 0  # stacked in one matrix (DBRX)
 
 
 def members(items: Mapping[str, Item], locations: Sequence[FFNLocation]) -> list[dict[str, Item]]:
     """The tensors of each FFN except norms: its matrices, everything else in its modules, its experts' router.
 
-    A name belongs to the innermost module, so that nothing counts twice. Sorted, all names in a module follow it, so
+    A name belongs to the innermost module, so nothing counts twice. In sorted order all names in a module follow it, so
     that one walk is enough: the time is linear in the number of names.
     """
     owner: dict[str, int] = {}

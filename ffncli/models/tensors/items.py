@@ -1,4 +1,4 @@
-"""A checkpoint's tensors as the model means them, and those of one layer, where a block's parameters are found."""
+"""A checkpoint's logical tensors, and the tensors of one layer, among which a block's parameters are looked up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ffncli.models.tensors.slices import LayerTensors
 
 
 def items_of(inventory: Inventory, quantization: Mapping[str, Any] | None) -> dict[str, Item]:
-    """The tensors as the model means them: packed ones unpacked by name and shape, nothing read."""
+    """The logical tensors: packed ones unpacked by name and shape, without reading values."""
     present = {name: info for name, info in inventory.tensors.items() if info.dtype}
     items: dict[str, Item] = {}
     for name, means in logical(present, quantization, inventory.where).items():
@@ -35,7 +35,7 @@ def items_of(inventory: Inventory, quantization: Mapping[str, Any] | None) -> di
 
 
 def block_tensors(resolved: Resolved, checkpoint: Checkpoint, stack: str, index: int) -> LayerTensors | None:
-    """The tensors among which one block's parameters are looked for; None where its whole stack has none."""
+    """The tensors to search for one block's parameters; None if its whole stack has none."""
     model = resolved.model
     specs = {i: group.spec for group in model.groups if group.stack == stack for i in group.layers}
     spots = {i: spot for (at, i), spot in resolved.spots.items() if at == stack}
@@ -45,13 +45,13 @@ def block_tensors(resolved: Resolved, checkpoint: Checkpoint, stack: str, index:
     others = [i for i in spots if i != index and spec is not None and bool(specs[i].moe) == bool(spec.moe)]
     near = min(others, key=lambda i: specs[i] != spec, default=None)
     spot = spots.get(index)
-    if spot is None:  # as its neighbours have it
+    if spot is None:  # as in its neighbours
         spot = replace(spots[next(iter(spots)) if near is None else near], layer=index // model.per_layer(stack))
 
     def alike() -> LayerTensors | None:
         try:
             return None if near is None else _in_files(resolved, checkpoint, spots[near])
-        except FFNError:  # its file is not here
+        except FFNError:  # its file is missing
             return None
 
     return _in_files(resolved, checkpoint, spot, alike)
@@ -74,7 +74,7 @@ def layer_tensors(
     items: Mapping[str, Item], spot: Spot, family: str, stored: Collection[str], where: str,
     alike: Callable[[], LayerTensors | None] = lambda: None,
 ) -> LayerTensors:  # fmt: skip
-    """The layer at `spot` among some tensors, with the norms that its family keeps outside of it."""
+    """The layer at `spot` among some tensors, with the norms that its family keeps outside the layer."""
     stem = stem_of(spot.prefix, spot.layer)
     full = inside(items, stem)
     for begin, norm in _norms_outside(family, spot).items():
@@ -84,6 +84,6 @@ def layer_tensors(
 
 
 def _norms_outside(family: str, spot: Spot) -> dict[str, str]:
-    """What the names of a layer's norms begin with that lie outside of it → the same as `LayerTensors` has it."""
+    """The name prefixes of norms that belong to a layer but are outside it → the prefixes in `LayerTensors`."""
     parent = spot.prefix.rpartition(".")[0]
     return {f"{parent}.{name[3:].format(i=spot.layer)}.".lstrip("."): f"{name}." for name in outside(family)}

@@ -1,7 +1,7 @@
-"""Where every parameter of a block lies among the tensors of a file, or of a model in memory, and its canonical view.
+"""Where every parameter of a block is among the tensors of a file, or of a model in memory, and its canonical view.
 
-`slices` says how a layer's tensors are read; here their names are looked up, and a tensor that is missing, or whose
-shape is not the one that its parameter needs, is reported.
+`slices` describes how a layer's tensors are read; here their names are looked up, and a missing tensor, or one of
+another shape than its parameter needs, is reported.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Located:
-    """One canonical parameter found: `names` are the full tensor names (one, or one per expert).
+    """One located canonical parameter: `names` are the full tensor names (one, or one per expert).
 
-    Names are those of the tensors as the model means them: a packed matrix's without the endings of its pieces.
+    Names are logical: a packed matrix's name has no endings of its pieces.
     """
 
     parameter: str
@@ -51,9 +51,9 @@ class Located:
 
 
 def locate(layer: LayerTensors, spec: FFNSpec) -> tuple[Located, ...]:
-    """Where every parameter of `spec` lies; norms whose tensors are not known are left out.
+    """Where every parameter of `spec` is; norms whose tensors are not known are left out.
 
-    Raises FFNError naming the first tensor that is not there.
+    Raises FFNError naming the first missing tensor.
     """
     block = steps(spec)
     norms, parts = _norms(block), _slices(layer, spec)
@@ -68,14 +68,14 @@ def locate(layer: LayerTensors, spec: FFNSpec) -> tuple[Located, ...]:
             out.append(_located(layer, parameter, axes, parts[parameter]))
         elif parameter not in norms:
             raise FFNError(
-                f"{layer.where}: no tensor under {shown(layer.stem, 120)} is known to hold {parameter}",
-                "`ffn params` counts the tensors that are there",
+                f"{layer.where}: no tensor under {shown(layer.stem, 120)} is known to contain {parameter}",
+                "`ffn params` counts the tensors in the file",
             )
     return tuple(out)
 
 
 def torn(layer: LayerTensors, spec: FFNSpec) -> bool:
-    """Whether some of the FFN's tensors are there, so that one that is not is missing, not another model's."""
+    """Whether some of the FFN's tensors exist, so that an absent one is missing rather than another model's."""
     norms = _norms(steps(spec))
     tensors = [part.tensor for name, part in _slices(layer, spec).items() if name not in norms]
     return any(_full(layer, tensor).replace("{e}", "0") in layer.stored for tensor in tensors)
@@ -86,7 +86,7 @@ def _norms(block: tuple[Step, ...]) -> set[str]:
 
 
 def _slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:
-    """The layer's own slices; what it lacks, as another layer of its stack has it."""
+    """The layer's slices; any that it lacks as in another layer of its stack."""
     parts = slices(layer, spec)
     if parameters(steps(spec)).keys() <= parts.keys():
         return parts
@@ -95,7 +95,7 @@ def _slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:
 
 
 def _located(layer: LayerTensors, parameter: str, axes: tuple[Axis, ...], part: StoredSlice) -> Located:
-    """Raises FFNError where the tensor, or that of one expert, is not there; a packed one has other names."""
+    """Raises FFNError if the tensor, or one expert's tensor, is missing; a packed one has other names."""
     full = _full(layer, part.tensor)
     names = tuple(full.replace("{e}", str(e)) for e in range(axes[0].size if part.per_expert else 1))
     first = next((name for name in names if name not in layer.stored), None)
@@ -120,9 +120,9 @@ def _full(layer: LayerTensors, tensor: str) -> str:
 
 
 def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
-    """Raises FFNError where a stored shape contradicts the config's widths; missing shards are skipped.
+    """Raises FFNError if a stored shape contradicts the config's widths; missing shards are skipped.
 
-    Tensors of packed formats are skipped too: their shapes are not those of the matrices.
+    Tensors of packed formats are skipped too: their shapes differ from the matrices'.
     """
     for item in located:
         expected = item.stored_shape()
@@ -135,7 +135,7 @@ def check_shapes(checkpoint: Checkpoint, located: tuple[Located, ...]) -> None:
 
 
 def squeezed(shape: Iterable[int]) -> list[int]:
-    """A shape without its axes of one: a correction may be [1, experts], a convolution [out, in, 1]."""
+    """A shape without its axes of size one: a correction may be [1, experts], a convolution [out, in, 1]."""
     return [size for size in shape if size != 1]
 
 

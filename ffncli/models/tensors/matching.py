@@ -1,4 +1,4 @@
-"""Which FFN of the tensors is which block of a model: stacks by their names, layers by their numbers."""
+"""Which FFN of the tensors belongs to which block of a model: stacks by their names, layers by their numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeAlias
 from ffncli.models.model import Layer, Model, Resolved, Spot
 from ffncli.models.tensors.recognise import Layers, StoredFFN
 
-_CALLED = {"low": "L_module", "high": "H_module"}  # stacks whose tensors have another name (HRM)
+_CALLED = {"low": "L_module", "high": "H_module"}  # stacks whose tensors use another name (HRM)
 
 Spotted: TypeAlias = tuple[Spot, StoredFFN]
 
@@ -24,10 +24,10 @@ def blocks(model: Model) -> dict[str, list[Layer]]:
 
 
 def prefixes(model: Model, layers: Layers) -> dict[str, str]:
-    """Stack → the prefix of its tensors: the one named after it, else the one with as many layers, else the longest.
+    """Stack → the prefix of its tensors: the prefix named after it, else the one with as many layers, else the longest.
 
-    The first name in a prefix counts: `decoder.bert.encoder.layer` is the decoder's. Stacks of one model that share
-    their layers (LongCat's dense and MoE blocks) share a prefix.
+    The first name in a prefix counts: `decoder.bert.encoder.layer` belongs to the decoder. Stacks of one model that
+    share their layers (LongCat's dense and MoE blocks) share a prefix.
     """
     by_stack = blocks(model)
     out: dict[str, str] = {}
@@ -51,9 +51,9 @@ def _stack_in(prefix: str, stacks: Iterable[str]) -> str | None:
 def side_by_side(
     model: Model, blocks: Sequence[Layer], prefix: str, ffns: Mapping[int, Sequence[StoredFFN]]
 ) -> tuple[dict[int, list[Layer]], dict[int, list[Spotted]]]:
-    """The blocks that share a prefix and the FFNs under it, each by the number of their layer.
+    """The blocks that share a prefix and the FFNs under it, each by its layer's number.
 
-    Where the same FFNs go by other numbers, both are numbered in order.
+    If the same FFNs have other numbers, both are numbered in order.
     """
     spotted = {i: [(Spot(prefix, i, n), item) for n, item in enumerate(items)] for i, items in ffns.items()}
     by_layer: dict[int, list[Layer]] = {}
@@ -74,7 +74,7 @@ def _numbered_otherwise(blocks: Sequence[Layer], ffns: Mapping[int, Sequence[Sto
 
 
 def pairs(blocks: Sequence[Layer], ffns: Sequence[Spotted]) -> Iterator[tuple[Layer, Spotted]]:
-    """The blocks and the FFNs of one layer: mixtures of experts with those, dense ones with dense ones."""
+    """The blocks and the FFNs of one layer: mixtures of experts with mixtures, dense with dense."""
     ordered = sorted(blocks, key=lambda block: block.spec.moe is None)
     return zip(ordered, sorted(ffns, key=lambda item: item[1].experts == 0), strict=False)
 
@@ -97,7 +97,7 @@ def spots(resolved: Resolved, layers: Layers) -> dict[tuple[str, int], Spot]:
 
 
 def stacks_of(layers: Iterable[str]) -> dict[str, str]:
-    """Prefix → the name of its stack without a config: encoder or decoder, as in the prefix; where several would have
+    """Prefix → the name of its stack without a config: encoder or decoder, as in the prefix; if several would have
     the same name, the part in which their prefixes differ."""
     every = [*layers]
     named = {prefix: _stack_in(prefix, ("encoder", "decoder")) or "decoder" for prefix in every}
@@ -113,12 +113,12 @@ def stacks_of(layers: Iterable[str]) -> dict[str, str]:
 
 
 def _shared(several: Sequence[Sequence[str]]) -> int:
-    """How many words all of them begin with."""
+    """How many leading words all of them share."""
     return sum(1 for _ in takewhile(lambda words: len({*words}) == 1, zip(*several, strict=False)))
 
 
 def spots_by_name(layers: Layers) -> dict[tuple[str, int], Spot]:
-    """The same for blocks read from the tensors: several FFNs of a layer are numbered one after the other."""
+    """The same for blocks read from the tensors: several FFNs of a layer are numbered in order."""
     out: dict[tuple[str, int], Spot] = {}
     named = stacks_of(layers)
     for prefix, by_layer in layers.items():

@@ -1,7 +1,7 @@
-"""How a file could be misread: every other way of reading its tensors that fits their shapes just as well.
+"""How a file could be misread: every other way of reading its tensors that fits their shapes equally well.
 
-A misreading has a name that a person would give it ("gate and up swapped"), and says where each parameter would be.
-Nothing here reads a value; `run/verify/checks/layouts.py` asks what each would change.
+A misreading has a descriptive name ("gate and up swapped") and gives the place where each parameter would be.
+Nothing here reads a value; `run/verify/checks/layouts.py` computes what each would change.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from itertools import combinations
 from ffncli.models.tensors.layout import Located
 
 Readings = tuple[Located, ...]
-_Change = Callable[[Readings], Readings | None]  # None where it does not apply
+_Change = Callable[[Readings], Readings | None]  # None if it does not apply
 
 
 @dataclass(frozen=True)
 class Misreading:
-    """`name` goes on from "read with"; `located` is where the parameters would be.
+    """`name` continues "read with"; `located` is where the parameters would be.
 
-    Of `exchanged` ones the experts axis is taken for that axis.
+    For the `exchanged` parameters the experts axis is confused with that axis.
     """
 
     name: str
@@ -37,7 +37,7 @@ def misreadings(located: Sequence[Located]) -> list[Misreading]:
 
 
 def mixed_misreadings(located: Sequence[Located]) -> Iterator[Misreading]:
-    """The single ones first, then every two and three of them together."""
+    """The single mistakes first, then every two and three of them together."""
     items = tuple(located)
     yield from misreadings(items)
     changes = list(_changes(items))
@@ -74,7 +74,7 @@ def _changes(items: Readings) -> Iterator[tuple[str, _Change]]:
 
 
 def _swapped(items: Readings, one: str, two: str) -> Readings | None:
-    """One read in the place of the other, if their matrices have the same size."""
+    """Each read in place of the other, if their matrices have the same size."""
     by, other = {item.parameter: item for item in items}, {one: two, two: one}
     out = []
     for item in items:
@@ -115,7 +115,7 @@ def _transposed(items: Readings, names: Sequence[str]) -> Readings | None:
 
 
 def _sorted_as_text(items: Readings, written: bool) -> Readings | None:
-    """experts.10 before experts.2, as a sort of names puts them; `written`: sorted when written, so the inverse."""
+    """experts.10 before experts.2, as a text sort orders them; `written`: sorted when written, so the inverse."""
 
     def sort(names: tuple[str, ...]) -> tuple[str, ...]:
         order = sorted(names)

@@ -1,4 +1,4 @@
-"""What the matrices of FFNs are called, in one table."""
+"""The names of FFN matrices, in one table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Naming:
-    """The names that one kind of FFN gives its matrices; `up` may hold the gate too where `gate` is empty."""
+    """The names that one kind of FFN gives its matrices; `up` may contain the gate too if `gate` is empty."""
 
     up: str
     down: str
@@ -16,7 +16,7 @@ class Naming:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them."""
+        """All names."""
         return (self.gate, self.up, self.down) if self.gate else (self.up, self.down)
 
 
@@ -65,10 +65,10 @@ NAMINGS: Sequence[Naming] = (
     Naming("ffn_up", "ffn_down"),
 )
 _BY_DOWN = {naming.down: [n for n in NAMINGS if n.down == naming.down] for naming in NAMINGS}
-# The last component of a name → the downs that end in it, each with its namings.
+# The last component of a name → the down projections that end in it, each with its namings.
 BY_LAST = {leaf: [(d, n) for d, n in _BY_DOWN.items() if last(d) == leaf] for leaf in map(last, _BY_DOWN)}
 
 
 def looked_for() -> str:
-    """The first names of the table, for the message that no FFN is recognised."""
+    """The first names of the table, for the error that no FFN is recognised."""
     return ", ".join("/".join(naming.names) for naming in NAMINGS[:6]) + ", ..."

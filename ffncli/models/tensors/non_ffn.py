@@ -1,8 +1,8 @@
-"""What a checkpoint holds outside its FFNs, by its tensors' names and shapes alone: attention, norms, embeddings, head.
+"""The parameters of a checkpoint outside its FFNs, by names and shapes alone: attention, norms, embeddings, head.
 
-A layer has three parts: its FFN (`recognise`), its norms, and what lies in a module of attention or of another sequence
-mixer. A layer that has more than these three parts is left out.
-Norms of queries, keys and latents belong to the attention (`non_ffn_rows`), those of the residual stream to the layer.
+A layer has three parts: its FFN (`recognise`), its norms, and the tensors in a module of attention or of another
+sequence mixer. A layer with anything else is left out. Norms of queries, keys and latents belong to the attention
+(`non_ffn_rows`), those of the residual stream to the layer.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _MIXER = re.compile(r"att|^(?:mixer|mamba|conv|temporal_block|mlstm_layer|short_
 _STREAM_NORM = re.compile(r"^(?:LayerNorm|layer_norm|layernorm\w*)$")  # inside BERT's and XLNet's attention modules
 _INNER_NORM = re.compile(
     r"(?:^|[._])(?:q|k|v|kv|qk|q_a|kv_a|q_lora|query|key)_?(?:layer)?norm"
-)  # also GGUF's flat ones
+)  # also GGUF's flat names
 _RELATIVE = re.compile(r"relative_attention_bias\.weight$")
 _BUFFER = re.compile(
     r"inv_freq$|rope_freqs\.weight$|masked_bias$|causal_mask$|position_ids$|token_type_ids$|num_batches_tracked$"
     r"|running_(?:mean|var)$|final_logits_bias$|layer_scalar$|slope_rate$|(?:query|key|diagonal)_decay$"
     r"|LayerNorm\.shift$|relative_position_index$|lora_|_integer$|scaling_factor$|\.x_(?:min|max)$"
 )
-_ONE_NUMBER = re.compile(  # a quantizer's, of keys and values or of what a module reads and writes
+_ONE_NUMBER = re.compile(  # from a quantizer, for keys and values or a module's inputs and outputs
     r"(?:^|[._])(?:q|k|v|kv|prob|input|output|weight|activation)_(?:scale|zero_point)$"
 )
-_MASK = re.compile(r"att(?:n|ention)\.bias$")  # GPT-2's and GPT-NeoX's, of four axes
+_MASK = re.compile(r"att(?:n|ention)\.bias$")  # in GPT-2 and GPT-NeoX, with four axes
 _EMBEDDING = re.compile(
     r"(?:^|\.)(?:embed_tokens|wte|word_embeddings?|tok_embeddings|token_embd|embed_in|tokens_embed|shared)\.weight$"
 )
@@ -48,9 +48,9 @@ _TEXT_ROOT = re.compile(r"^(?:.*?\.)??(?:language_model|text_model)\.")
 
 
 def measure(model: Model, items: Mapping[str, Item], layers: Layers) -> MeasuredNonFFN:
-    """What lies outside the FFNs of a whole checkpoint: none of its files may be missing.
+    """The parameters outside the FFNs of a whole checkpoint: none of its files may be missing.
 
-    `layers` are the FFNs that `recognise` found among `items`, `model` what the config made of them.
+    `layers` are the FFNs that `recognise` found among `items`, `model` is the model of its config.
     """
     stored = {name: item for name, item in items.items() if not _is_buffer(name, item)}
     ours = prefixes(model, layers)
@@ -69,11 +69,11 @@ def measure(model: Model, items: Mapping[str, Item], layers: Layers) -> Measured
 
 
 def _is_buffer(name: str, item: Item) -> bool:
-    """Whether a stored tensor is a constant of the code and no parameter."""
+    """Whether a stored tensor is a constant of the code, not a parameter."""
     mask = _MASK.search(name) and item.shape is not None and len(item.shape) > 2
     if mask or _BUFFER.search(name) or (item.params == 1 and _ONE_NUMBER.search(name)):
         return True
-    return not is_parameter(name) and not is_norm(name)  # `beta` is also what older files call a norm's bias
+    return not is_parameter(name) and not is_norm(name)  # older files also call a norm's bias `beta`
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def _stack(
     prefix: str, blocks: Mapping[int, int], items: Mapping[int, Mapping[str, Item]],
     by_layer: Mapping[int, tuple[StoredFFN, ...]],
 ) -> dict[int, MeasuredLayer]:  # fmt: skip
-    """FFN block → its layer, for the layers that have one FFN and nothing of an unknown kind."""
+    """FFN block → its layer, for the layers that have one FFN and no unknown parts."""
     cache: dict[object, MeasuredLayer | None] = {}
     out: dict[int, MeasuredLayer] = {}
     for block, layer in blocks.items():
@@ -119,7 +119,7 @@ def _stack(
 
 
 def _rest(inside: Mapping[str, Item], ffns: tuple[StoredFFN, ...], at: str) -> MeasuredLayer | None:
-    """One layer in three parts; None where they do not add up to it, or it has no attention or several FFNs."""
+    """One layer in three parts; None if they do not add up, or it has no attention or several FFNs."""
     if len(ffns) != 1:
         return None
     norms: dict[str, Item] = {}
@@ -142,7 +142,7 @@ def _rest(inside: Mapping[str, Item], ffns: tuple[StoredFFN, ...], at: str) -> M
 
 
 def _in_mixer(name: str) -> bool:
-    """Whether a tensor of a layer belongs to what mixes tokens; a norm of the residual stream does not."""
+    """Whether a tensor of a layer belongs to the token mixer; a norm of the residual stream does not."""
     *modules, _ = name.split(".")
     if not is_norm(name):
         return any(map(_MIXER.search, name.split("."))) and not name.endswith("_mlp_gate")
@@ -161,7 +161,7 @@ def _sum(items: Iterable[Item]) -> int:
 def _text_model(
     items: Mapping[str, Item], layers: Layers, counted: set[tuple[str, int]]
 ) -> tuple[dict[str, Item] | None, dict[str, int]]:
-    """(the text model's tensors, module left out → its parameters); None where names do not set it apart.
+    """(the text model's tensors, module left out → its parameters); None if names do not distinguish it.
 
     Layers beyond the config's (multi-token prediction) and other towers are left out.
     """
@@ -188,7 +188,7 @@ def _text_model(
 
 
 def _total(model: Model, text: Mapping[str, Item], layers: Layers, counted: set[tuple[str, int]]) -> int | None:
-    """Every parameter of the text model outside its FFNs, tied ones once; None where that is unclear."""
+    """Every parameter of the text model outside its FFNs, tied ones once; None if that is unclear."""
     ffn = sum(item.params for prefix, layer in counted for item in layers[prefix][layer])
     if ffn != sum(cost(group.steps).params * len(group.layers) for group in model.groups):
         return None  # shared or left out in the file
@@ -197,18 +197,18 @@ def _total(model: Model, text: Mapping[str, Item], layers: Layers, counted: set[
 
 
 def _twice(model: Model, text: Mapping[str, Item]) -> set[str] | None:
-    """Tables that are stored a second time; None where the config does not say whether they are one."""
+    """Tables that are stored a second time; None if the config does not say whether they are tied."""
     tables = [name for name in text if _EMBEDDING.search(name) and not placed(name)]
     shared = next((name for name in tables if name.endswith("shared.weight")), None)
     out = {name for name in tables if shared and name != shared and text[name].shape == text[shared].shape}
     heads = [name for name in text if _HEAD.search(name) and any(text[name].shape == text[t].shape for t in tables)]
     if heads and (model.tied is None or (model.tied and any(name.endswith("decoder.weight") for name in heads))):
-        return None  # some encoders (LUKE) keep their own in spite of the field
+        return None  # some encoders (LUKE) keep a separate table in spite of the field
     return out | set(heads if model.tied else ())
 
 
 def _embedding(text: Mapping[str, Item]) -> Embedding | None:
-    """The one table of token embeddings that names show, or None."""
+    """The only table of token embeddings, by names, or None."""
     tables = {name: item for name, item in text.items() if _EMBEDDING.search(name) and not placed(name)}
     shapes = {item.shape for item in tables.values()}
     shape = shapes.pop() if len(shapes) == 1 else None
@@ -225,5 +225,5 @@ def _lookup(model: Model, embedding: Embedding | None) -> int | None:
 
 
 def words(left_out: Mapping[str, int]) -> Iterator[str]:
-    """`'vision_tower' (5,000 parameters)`, one after the other."""
+    """`'vision_tower' (5,000 parameters)`, in order."""
     return (f"{shown(module)} ({params:,} parameters)" for module, params in left_out.items())

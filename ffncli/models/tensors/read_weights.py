@@ -1,7 +1,7 @@
-"""One layer's weights in canonical form: only their bytes are read from the files, each once, a few MB at a time.
+"""One layer's weights in canonical form: only their bytes are read, each once, a few MB at a time.
 
-A stored tensor comes in blocks of rows (`dequantize.py`). Each block is copied straight into the canonical parameters:
-gate and up of a fused matrix are filled together, so that it is read once.
+A stored tensor arrives in blocks of rows (`dequantize.py`). Each block is copied straight into the canonical
+parameters: gate and up of a fused matrix are filled together, so that it is read once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BLOCK = 1 << 20  # values: 4 MB as float32, which stay in a processor's cache between being read and being converted
-_MOST_WORKERS = 4  # of one thread each: torch's own threads wait for each other after every block
+_MOST_WORKERS = 4  # one thread each: torch's own threads synchronise after every block
 _WORTH_WORKERS = 64 << 20  # bytes
 _Work: TypeAlias = "list[tuple[StoredTensor, tuple[int, int, int], list[_Destination]]]"
 _Rows: TypeAlias = "tuple[StoredTensor, list[_Destination], tuple[int, int, tuple[int, int]]]"
@@ -39,7 +39,7 @@ def read_weights(
 ) -> dict[str, Tensor]:
     """The located parameters in canonical form, contiguous, in `dtype` on `device`; no other tensor is touched.
 
-    Packed ones are dequantized; `quantization` is the config's quantization_config. Raises FFNError where a tensor is
+    Packed ones are dequantized; `quantization` is the config's quantization_config. Raises FFNError if a tensor is
     missing, has another shape, is packed in a way that is not unpacked here, or is cut short.
     """
     import torch
@@ -54,7 +54,7 @@ def read_weights(
         item.parameter: torch.empty([axis.size for axis in item.axes], dtype=dtype, device=device) for item in located
     }
     work: _Work = []
-    for name in sorted(wanted, key=lambda name: tensors[name].place[:2]):  # as they lie on disk
+    for name in sorted(wanted, key=lambda name: tensors[name].place[:2]):  # in the order on disk
         targets = [_destination(out[item.parameter], item, expert) for item, expert in wanted[name]]
         work.append((tensors[name], _matrices(wanted[name][0][0]), targets))
     _fill(work, sum(tensor.nbytes for tensor in out.values()))
@@ -62,7 +62,10 @@ def read_weights(
 
 
 def _fitting(tensor: StoredTensor, name: str, item: Located) -> StoredTensor:
-    """The tensor in the shape that its parameter needs. Raises FFNError where it has another, axes of one aside."""
+    """The tensor in the shape that its parameter needs.
+
+    Raises FFNError if it has another, ignoring axes of size one.
+    """
     expected = item.stored_shape()
     if squeezed(tensor.shape) != squeezed(expected):
         raise wrong_shape(tensor.place.path, name, tensor.shape, item)
@@ -70,7 +73,7 @@ def _fitting(tensor: StoredTensor, name: str, item: Located) -> StoredTensor:
 
 
 def values(checkpoint: Checkpoint, name: str, quantization: Mapping[str, Any] | None = None) -> Tensor:
-    """One whole tensor by its logical name, in its logical shape: as stored, or float32 where it is dequantized.
+    """One whole tensor by its logical name, in its logical shape: as stored, or float32 if it is dequantized.
 
     Raises FFNError as `read_weights` does.
     """
@@ -118,12 +121,12 @@ def _fill(work: _Work, size: int) -> None:
             for one in as_completed(running):
                 one.result()
         finally:
-            stop.set()  # after an error or Ctrl-C the others end with the block that they are at
-            torch.set_num_threads(threads)  # a thread's own number is also that of the threads to come
+            stop.set()  # after an error or Ctrl-C the other workers finish their current block
+            torch.set_num_threads(threads)  # this also sets the number for later threads
 
 
 def _read_pieces(pieces: Iterator[_Rows], lock: Lock, stop: Event) -> None:
-    """Take one block after the other until there is none; several threads share `pieces`."""
+    """Process blocks until none is left; several threads share `pieces`."""
     with OpenFiles() as files:
         while not stop.is_set():
             with lock:

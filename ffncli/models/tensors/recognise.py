@@ -1,9 +1,9 @@
 """FFNs recognised by their tensors' names and shapes alone, for any model_type.
 
-Families name their layers in many ways, but the matrices of an FFN in few; NAMINGS lists those. Two matrices that match
-one of its rows and fit each other are an FFN: up takes d_model to d_ff and down takes it back. Twice d_ff in the first
-one means that gate and up are stored in one. This is a second opinion: from a config it takes only d_model, and only
-where nothing in the file shows which way round a matrix is stored.
+Families name their layers in many ways, but the matrices of an FFN in only a few, listed in NAMINGS. Two matrices that
+match one of its rows and fit each other are an FFN: up maps d_model to d_ff and down maps it back. Twice d_ff in the
+first one means that gate and up are stored together. This is a second opinion: from a config it takes only d_model, and
+only if nothing in the file shows a matrix's orientation.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ffncli.models.files.inventory import shared_name
 from ffncli.models.tensors.ffns import FFNLocation, Projections, ffn_locations, is_norm, members, projections, role
 from ffncli.models.tensors.shapes import Hints, Item, Misfit, unlike, widths
 
-MOST_FFNS = 256  # in one layer; where names nest, a layer is what the first number says
+MOST_FFNS = 256  # in one layer; if names nest, the first number decides the layer
 _LAYER = re.compile(r"(?:^|\.)(\d{1,6})\.")  # the first number between dots
-_ONLY_LAYER = re.compile(r"cross_attention()\.(?=mlp\.)")  # Perceiver's, which has no number
+_ONLY_LAYER = re.compile(r"cross_attention()\.(?=mlp\.)")  # in Perceiver, without a number
 _NOT_TEXT = re.compile(
     r"vis(?:ion|ual)|image|audio|speech|video_|siglip|clip_model|patch(?!er\.)|codec|vq", re.IGNORECASE
 )
@@ -33,14 +33,14 @@ _LEARNED = {frozenset(row.learned): name for name, row in activations.TABLE.item
 
 @dataclass(frozen=True)
 class StoredFFN:
-    """One FFN by its tensors: widths from the shapes (None where these do not show them), parts, parameters, bytes.
+    """One FFN by its tensors: widths from the shapes (None if they do not show them), parts, parameters, bytes.
 
-    `gated` is None where the file that would show it is missing; `whole` is False where any file of it is. `params`
+    `gated` is None if the file that would show it is missing; `whole` is False if any of its files is. `params`
     counts the FFN without norms, `bytes` is its size in the file. `tensor` decided gatedness.
     `latent` is the narrower width that its experts read and write, 0 where that is d_model.
-    `loose` names tensors inside the FFN that fit no role and are counted all the same. `activation` is the function
+    `loose` names tensors inside the FFN that fit no role but are counted. `activation` is the function
     whose learned parameters are among them, None without any. `misfit` are matrices, name and shape, that do not fit
-    one another. `uneven` says which matrix some experts lack; empty where none does.
+    one another. `uneven` says which matrix some experts lack; empty if none does.
     """
 
     tensor: str
@@ -70,9 +70,9 @@ Layers = Mapping[str, Mapping[int, tuple[StoredFFN, ...]]]  # prefix → layer �
 
 
 def recognise(items: Mapping[str, Item], d_model: int | None = None, where: str = "") -> Layers:
-    """Every FFN of the text model in a checkpoint. `d_model` settles a matrix's orientation where the file does not.
+    """Every FFN of the text model in a checkpoint. `d_model` decides a matrix's orientation if the file does not.
 
-    Raises FFNError, naming `where`, for a layer of more FFNs than any has.
+    Raises FFNError, naming `where`, for a layer with impossibly many FFNs.
     """
     return recognise_all(items, d_model, where)[0]
 
@@ -129,7 +129,7 @@ def stem_of(prefix: str, layer: int) -> str:
 
 
 def inside(names: Iterable[str], stem: str) -> dict[str, str]:
-    """The names inside one layer, as `recognise` cuts them → the whole ones."""
+    """The names inside one layer, as `recognise` cuts them → the full names."""
     out: dict[str, str] = {}
     for name in names:
         if name.startswith(stem):
@@ -139,7 +139,7 @@ def inside(names: Iterable[str], stem: str) -> dict[str, str]:
 
 
 def _text(prefixes: Iterable[str]) -> tuple[set[str], set[str]]:
-    """(Prefixes of the text model, of other text): those named so, else all not named otherwise, else all."""
+    """(Prefixes of the text model, of other text): those with text names, else those without other names, else all."""
     every = set(prefixes)
     plain = {p for p in every if not _NOT_TEXT.search(p)}
     text = {p for p in every if "language_model" in p} or plain
@@ -168,7 +168,7 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
     p, matrices = location.projections, location.projections.matrices(items)
     up, down = items[p.name(p.naming.up)], items[p.name(p.naming.down)]
     fused = not p.naming.gate and 0 < up.params == 2 * down.params
-    shown_here = bool(up.params and down.params)  # their shapes are
+    shown_here = bool(up.params and down.params)  # their shapes are known
     d_model, d_ff = widths(up, down, 2 if fused else 1, hints, items.get(p.bias(p.naming.up)), location.experts)
     misfit = unlike(matrices, d_ff)
     shared = [(q.matrices(items), _shared_width(items, q, d_model)) for q in location.shared]
@@ -179,7 +179,7 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
     roles = {name: kind for name in sorted(others) if (kind := role(name))}
     around = [name for name, kind in roles.items() if kind == "latent"]
     latent = items[around[0]].shape if around else None
-    if around:  # `d_model` so far is the latent width
+    if around:  # up to here `d_model` is the latent width
         d_model = latent[1] if latent and len(latent) == 2 else hints.hint
     with_role = set(roles) - set(around)
     biases = {name for name in others - with_role if name.removesuffix("bias") + "weight" in with_role}
@@ -212,7 +212,7 @@ def _record(items: Mapping[str, Item], location: FFNLocation, members: Mapping[s
 
 
 def _learned(members: Mapping[str, Item], names: Iterable[str]) -> tuple[str | None, set[str]]:
-    """(The activation, its tensors) whose learned scalars are among these names: xielu's `act_fn.alpha_p`, ..."""
+    """(The activation, its tensors) that has its learned scalars among these names: xielu's `act_fn.alpha_p`, ..."""
     leaves: dict[str, set[str]] = {}
     for name in names:
         parent, _, leaf = name.rpartition(".")
@@ -225,7 +225,7 @@ def _learned(members: Mapping[str, Item], names: Iterable[str]) -> tuple[str | N
 
 
 def _uneven(p: Projections, matrices: Mapping[str, Item], members: Mapping[str, Item]) -> tuple[str, Misfit]:
-    """(`up_proj for 7 of 8 experts`, nothing), or (nothing, what is shaped as no other expert's is)."""
+    """(`up_proj for 7 of 8 experts`, nothing), or (nothing, a tensor whose shape no other expert has)."""
     counts = {leaf: item.count for leaf, item in zip(p.naming.names, matrices.values(), strict=True)}
     fewest, most = min(counts, key=counts.__getitem__), max(counts.values())
     if counts[fewest] == most or "experts.#." not in p.parent:
@@ -237,7 +237,7 @@ def _uneven(p: Projections, matrices: Mapping[str, Item], members: Mapping[str, 
 
 
 def _shared_width(items: Mapping[str, Item], q: Projections, d_model: int | None) -> int | None:
-    """d_ff of shared experts, all together; None where their shapes do not show it."""
+    """d_ff of shared experts, all together; None if their shapes do not show it."""
     up, down = items[q.name(q.naming.up)], items[q.name(q.naming.down)]
     parts = 2 if not q.naming.gate and up.params == 2 * down.params else 1
     several = down.shape[0] if down.shape and len(down.shape) == 3 else 1
@@ -251,11 +251,11 @@ def _norm_widths(items: Mapping[str, Item]) -> Counter[int]:
     return Counter(shape[0] for shape in norms if shape and len(shape) == 1)
 
 
-# --- names, for what lies outside the FFN ---------------------------------------------------------------------------
+# --- names, for parameters outside the FFN ---------------------------------------------------------------------------
 
 
 def placed(name: str) -> tuple[str, int, str] | None:
-    """(prefix, layer, the name inside the layer) as `recognise` cuts it; None for what is in no layer."""
+    """(prefix, layer, the name inside the layer) as `recognise` cuts it; None for a tensor outside all layers."""
     match = _LAYER.search(name) or _ONLY_LAYER.search(name)
     if match is None:
         return None
@@ -268,5 +268,5 @@ def is_parameter(name: str) -> bool:
 
 
 def of_other_tower(name: str) -> bool:
-    """Whether a name speaks of images, sound or their tokens."""
+    """Whether a name refers to images, sound or their tokens."""
     return bool(_NOT_TEXT.search(name))

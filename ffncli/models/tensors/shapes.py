@@ -1,6 +1,6 @@
-"""Matrices by their shapes: which axis of each is d_model, which is d_ff, and which of them fit nothing.
+"""Matrices by their shapes: which axis is d_model, which is d_ff, and which matrices do not fit.
 
-A matrix may lie either way round: torch's [out, in], or a convolution's [in, out].
+A matrix may have either orientation: torch's [out, in], or a convolution's [in, out].
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ Misfit: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # matrices, name an
 
 @dataclass(frozen=True)
 class Item:
-    """One tensor of a layer, or `count` alike: logical shape (None where only the number is known), numbers
-    of one, bytes of all.
+    """One tensor of a layer, or `count` identical ones: logical shape (None if only the size is known), values
+    in one, bytes of all.
 
-    `params` 0: the tensor is named in an index, and its file is not here.
+    `params` 0: the tensor is named in an index, and its file is missing.
     """
 
     shape: tuple[int, ...] | None
@@ -30,7 +30,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Hints:
-    """What settles a matrix's orientation where both fit: the lengths of the layer's norms, a `hint` for d_model."""
+    """What decides a matrix's orientation if both fit: the lengths of the layer's norms, a `hint` for d_model."""
 
     norms: Counter[int]
     hint: int | None
@@ -43,16 +43,16 @@ class Hints:
 def widths(
     up: Item, down: Item, parts: int, hints: Hints, bias: Item | None = None, experts: int = 0
 ) -> tuple[int | None, int | None]:
-    """(d_model, d_ff) of up [parts·d_ff, d_model] and down [d_model, d_ff], or of both the other way round.
+    """(d_model, d_ff) of up [parts·d_ff, d_model] and down [d_model, d_ff], or of both transposed.
 
-    Where both fit, up's bias decides, else the layer's norms, else the hint. None: nothing decides.
+    If both fit, up's bias decides, else the layer's norms, else the hint. None: nothing decides.
     """
     a, b = matrix(up), matrix(down)
     if a is None or b is None:
         hint = hints.d_model()
         return (hint, down.params // hint) if hint and down.params and down.params % hint == 0 else (hint, None)
     if a == b and experts and up.shape and len(up.shape) == 2 and a[0] % experts == 0 and up.count == 1:
-        return a[1], a[0] // experts  # [experts · d_ff, d_model], both: down is used as it lies
+        return a[1], a[0] // experts  # [experts · d_ff, d_model], both: down is used as stored
     as_linear = (a[1], b[1]) if a[1] == b[0] and a[0] == parts * b[1] else None
     turned = (a[0], b[0]) if a[0] == b[1] and a[1] == parts * b[0] else None
     if as_linear is None or turned is None or as_linear == turned:
@@ -73,9 +73,9 @@ def matrix(item: Item) -> tuple[int, int] | None:
 
 
 def unlike(matrices: Mapping[str, Item], d_ff: int | None) -> Misfit:
-    """The matrices (gate, up, down; or up, down), name and shape, that do not fit one another; none where all do.
+    """The matrices (gate, up, down; or up, down), name and shape, that do not fit one another; none if all do.
 
-    `d_ff` is None where up and down agree on none. Shapes that are not here fit everything.
+    `d_ff` is None if up and down agree on none. Missing shapes fit everything.
     """
     shapes = [(name, item.shape) for name, item in matrices.items() if item.shape]
     if len(shapes) < len(matrices):

@@ -1,9 +1,9 @@
 """How the tensors of one layer are read: names and shapes → the slice of every canonical parameter.
 
 The matrices are those of `recognise`. A StoredSlice says where one canonical parameter is, and how it is stored.
-Canonical is torch's `[out, in]`; a file's matrix may be transposed (GPT-2's Conv1D), hold gate and up one after the
-other (Phi-3) or interleaved (gpt-oss), be one tensor per expert, one for all, or all experts' rows in one matrix. What
-names and shapes do not show is in `arrangement.py`, family by family; beyond that the usual is assumed, with a note.
+Canonical is torch's `[out, in]`; a file's matrix may be transposed (GPT-2's Conv1D), hold gate and up concatenated
+(Phi-3) or interleaved (gpt-oss), be one tensor per expert, one for all, or all experts' rows in one matrix. What
+names and shapes do not show is in `arrangement.py`, family by family; otherwise the usual is assumed, with a note.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ffncli.models.tensors.shapes import Item, matrix
 class StoredSlice:
     """`tensor` is relative to the layer; `{e}` stands for every expert.
 
-    The stored matrix holds `parts` parameters along its output axis, of which this is number `part`, either one after
-    the other or `interleaved`; `transposed` means stored as `[in, out]`; `stacked`: the experts' matrices lie one below
-    the other in a single one. `format` is how the tensor is stored (`F32`, `gptq-4bit`); `evidence` is why it is read
-    this way, `assumed` what neither the file nor its family shows and is taken to be as usual.
+    The stored matrix holds `parts` parameters along its output axis, of which this is number `part`, either
+    concatenated or `interleaved`; `transposed` means stored as `[in, out]`; `stacked`: the experts' matrices are
+    stacked in a single one. `format` is how the tensor is stored (`F32`, `gptq-4bit`); `evidence` is why it is read
+    this way, `assumed` a usual property that neither the file nor its family confirms.
     """
 
     tensor: str
@@ -58,9 +58,9 @@ class StoredSlice:
 class LayerTensors:
     """The tensors in which one layer's parameters are looked up, for FFN `number` of that layer.
 
-    `items` are the layer's by their names inside it, `#` for an expert's number, `full` their whole names; `../` begins
-    the name of one outside of the layer (XLM's norms). `stored` are all names of the file `where`; `alike` returns a
-    layer of the same stack, to see what this one lacks. `family` is the model_type, "" without one.
+    `items` are the layer's by their names inside it, `#` for an expert's number, `full` their full names; `../` starts
+    the name of one outside the layer (XLM's norms). `stored` are all names of the file `where`; `alike` returns a
+    layer of the same stack, for tensors that this one lacks. `family` is the model_type, "" without one.
     """
 
     stem: str
@@ -85,7 +85,7 @@ class LayerTensors:
 
 
 def slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:
-    """Canonical parameter → its slice, for one FFN of a layer; empty where the layer has no such FFN."""
+    """Canonical parameter → its slice, for one FFN of a layer; empty if the layer has no such FFN."""
     items = layer.items
     locations = ffn_locations(items, [*projections(items)])
     kind = [n for n, location in enumerate(locations) if bool(location.experts) == bool(spec.moe)]
@@ -108,7 +108,7 @@ def slices(layer: LayerTensors, spec: FFNSpec) -> dict[str, StoredSlice]:
 
 
 def _fused(items: Mapping[str, Item], p: Projections) -> bool:
-    """Whether gate and up are in one matrix, as far as the known shapes show."""
+    """Whether gate and up are in one matrix, judging by the known shapes."""
     up, down = (matrix(items[p.name(leaf)]) for leaf in (p.naming.up, p.naming.down))
     return up is None or down is None or up[0] * up[1] == 2 * down[0] * down[1]
 
@@ -137,7 +137,7 @@ def _matrices(
 
 @dataclass(frozen=True)
 class Orientation:
-    """How up (and gate) and down are stored: transposed, experts one below the other; why, and what was assumed."""
+    """How up (and gate) and down are stored: transposed, or experts stacked; why, and what was assumed."""
 
     turned: bool = False
     down_turned: bool = False
@@ -147,12 +147,12 @@ class Orientation:
 
 
 def _orientation(up: Item, down: Item, parts: int, spec: FFNSpec, rules: Arrangement) -> Orientation:
-    """From both shapes together; where both orientations fit, the family's, else nn.Linear's."""
+    """From both shapes together; if both orientations fit, the family's, else nn.Linear's."""
     d_model = (spec.moe.latent if spec.moe else None) or spec.d_model
     width, experts = parts * spec.d_ff, spec.moe.experts if spec.moe else 0
     a, b = matrix(up), matrix(down)
     if a is None or b is None:
-        return Orientation(because="as nn.Linear has it: its shape is not known")
+        return Orientation(because="as in nn.Linear: its shape is not known")
     if experts and len(up.shape or ()) == 2 and up.count == 1 and a == b == (experts * spec.d_ff, d_model):
         return Orientation(False, True, True, "[experts · d_ff, d_model] by its shape")
     # how many of the two matrices fit each orientation: one may be square, or too short to show it
@@ -162,7 +162,7 @@ def _orientation(up: Item, down: Item, parts: int, spec: FFNSpec, rules: Arrange
         way = "[in, out]" if turned > linear else "[out, in]"
         return Orientation(turned > linear, turned > linear, False, f"{way} by the shapes {list(a)} and {list(b)}")
     way = "[in, out]" if rules.transposed else "[out, in]"
-    because = f"{way} as {rules.family or 'nn.Linear'} has it: the shapes {list(a)} and {list(b)} fit both ways"
+    because = f"{way} as in {rules.family or 'nn.Linear'}: the shapes {list(a)} and {list(b)} fit both ways"
     assumed = "" if rules.family or linear < 2 else "square matrices are read as nn.Linear's [out, in]"
     return Orientation(rules.transposed, rules.transposed, False, because, assumed)
 
@@ -173,7 +173,7 @@ _PARAMETERS = {
 
 
 def _vectors(layer: LayerTensors, location: FFNLocation, inner: Mapping[str, Item]) -> dict[str, StoredSlice]:
-    """The router with its bias, the correction, the gate of shared experts, the latent pair, what activations learn."""
+    """The router with its bias, the correction, the shared experts' gate, the latent pair, activation parameters."""
     matrices = {p.name(leaf) for p in location.all for leaf in p.naming.names}
     out: dict[str, StoredSlice] = {}
 
@@ -216,12 +216,12 @@ def _norms(layer: LayerTensors, location: FFNLocation, spec: FFNSpec, rules: Arr
 
 
 def _norm(items: Mapping[str, Item], stem: str, step: str, op: Norm) -> dict[str, StoredSlice]:
-    """Weight and bias of one norm module, all that the op needs; older files call them gamma and beta."""
+    """Weight and bias of one norm module, those that the op needs; older files call them gamma and beta."""
     out: dict[str, StoredSlice] = {}
     for parameter, endings in (("weight", ("weight", "gamma", "scale")), ("bias", ("bias", "beta"))):
         tensor = next((t for e in endings if (t := f"{stem}.{e}") in items), None)
         if tensor and parameter not in op.parameters():
-            return {}  # a norm of another kind
+            return {}  # a different kind of norm
         if tensor and items[tensor].shape in ((op.axis.size,), None):
             out[f"{step}.{parameter}"] = StoredSlice(tensor, format=items[tensor].format, evidence=f"named {stem}")
     return out if len(out) == len(op.parameters()) else {}

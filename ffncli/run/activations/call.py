@@ -34,10 +34,10 @@ def activations_of(
     seed: int | None = None,
     threads: int | None = None,
 ) -> ActivationData:
-    """The inputs of the activations of a SOURCE's layer (`all`: of every one), and the outputs of `others` for them.
+    """The inputs of the activations of a SOURCE's layer (`all`: of every layer), and the outputs of `others` for them.
 
-    `others` are canonical names, `leading` the input's axes before d_model, the rest the command line's names. Raises
-    FFNError as `activations_on_data`, and for a source that lacks something that it needs to run.
+    `others` are canonical names, `leading` the input's axes before d_model, the rest are named as on the command line.
+    Raises FFNError as `activations_on_data`, and for a source that lacks something required to run it.
     """
     with sleep_while_waiting():  # a user's module imports torch
         resolved = _model(source, seed or 0)
@@ -57,7 +57,7 @@ def activations_of(
 
 
 def _model(source: str, seed: int) -> Resolved:
-    """The model of a source, which has to describe itself fully. Raises FFNError where it would need an option."""
+    """The model of a source that describes itself fully. Raises FFNError if an option would be needed."""
     try:
         resolved = load(source, None, seed)
     except FFNError as error:

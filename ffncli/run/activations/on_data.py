@@ -1,4 +1,4 @@
-"""The actual inputs of the activations of a model's layers, and the outputs of other activations for them."""
+"""The actual inputs of the activations in a model's layers, and the outputs of other activations for them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _ffn_input(ready: Prepared) -> Tensor:
 def look(ready: Prepared, enters: Tensor, others: Sequence[str]) -> LayerData:
     """Run one layer's FFN on `enters` [..., d_model], some tokens at a time, with its own activation and with `others`.
 
-    Nothing as wide as d_ff is kept. Raises FFNError where no token reaches an activation.
+    No tensor as wide as d_ff is kept. Raises FFNError if no token reaches an activation.
     """
     steps, layer, flat = ffn_steps(ready.steps), ready.layer, enters.reshape(-1, enters.shape[-1])
     start, _ = ffn_span(steps)
@@ -129,7 +129,7 @@ def _chunks(flat: Tensor, steps: Sequence[Step]) -> Iterator[Tensor]:
 
 
 def _most(steps: Sequence[Step], tokens: int) -> Mapping[str, int]:
-    """The most rows that an activation can receive: a token goes to several experts."""
+    """The most rows that an activation can receive: a token may go to several experts."""
     most = {"": tokens}
     for step in steps:
         if isinstance(step.op, Experts):

@@ -27,9 +27,9 @@ class RoundingError:
 
     Over `inputs` finite numbers of the dtype: `max_ulps` is the largest |value - exact| over the distance from |exact|
     to the next larger number of the dtype, at x = `at`; `max_error` the largest |value - exact| that a normal input
-    reaches (|x| ≤ 10 std), at `max_error_at`.
+    covers (|x| ≤ 10 std), at `max_error_at`.
     `correctly_rounded_share` is the probability, for x ~ N(0, std²), that the error is at most half an ulp.
-    `infinite_from` is the least |x| whose value is infinite, None where there is none; `lost` is how many values are
+    `infinite_from` is the least |x| whose value is infinite, None if there is none; `lost` is how many values are
     infinite or NaN although the exact one is a number of the dtype, `lost_at` the x of these that is nearest to 0.
     """
 
@@ -52,7 +52,7 @@ class RoundingError:
 def rounding_errors(
     names: Sequence[str], formats: Sequence[str], std: float = 1.0, device: str = "cpu"
 ) -> list[RoundingError]:
-    """Every way of every activation (canonical names) in every dtype (fp16, bf16, fp32), in this order.
+    """One record for each activation (canonical name), way and dtype (fp16, bf16, fp32), in this order.
 
     Each is computed for all numbers in one tensor; for a handful of them torch may round differently.
     """
@@ -66,7 +66,7 @@ def _ways(name: str) -> tuple[str, ...]:
 
 @cache
 def numbers(dtype: str) -> Tensor:
-    """Every finite number of a 16-bit dtype, in order; of fp32 one in _STRIDE."""
+    """Every finite number of a 16-bit dtype, in order; for fp32, one in _STRIDE."""
     form = _torch(dtype)
     if form == torch.float32:
         above = torch.arange(0, 0x7F800000, _STRIDE, dtype=torch.int32).view(form)
@@ -112,7 +112,7 @@ def _judged(name: str, dtype: str, way: str, std: float, x: Tensor, computed: Te
 
 
 def _first(sizes: Tensor, x: Tensor) -> int:
-    """The index of the largest size; of several, the one whose x is nearest to 0."""
+    """The index of the largest size; if several, the one with x nearest to 0."""
     among = (sizes == sizes.max()).nonzero().flatten()
     return int(among[x[among].abs().argmin()])
 

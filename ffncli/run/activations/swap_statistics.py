@@ -1,4 +1,4 @@
-"""Statistics of each activation's output for the same input, chunk by chunk: nothing as wide as d_ff is kept."""
+"""Statistics of each activation's output for the same input, chunk by chunk: no tensor as wide as d_ff is kept."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _BLOCK_ON_GPU = 1 << 24
 class ActivationOutput:
     """One activation's output: the block's own, or another in its place.
 
-    `mean` and `variance` (divisor n) are of the finite values. `zero_share` have |y| ≤ NEAR_ZERO, `exact_zero_share`
-    are 0. `dead_units` are 0 for every token, `near_dead_units` within NEAR_ZERO of 0. Against the block's own y₀,
-    where both are finite: `max_difference` = max|y - y₀|, `max_difference_at` the input there, `relative_difference` =
-    ‖y - y₀‖ / ‖y₀‖. `output_change` is the same of the FFN's output, with all of the layer's activations replaced at
-    once; None where the block's own is 0 throughout.
+    `mean` and `variance` (divisor n) are of the finite values. `zero_share` is the share with |y| ≤ NEAR_ZERO,
+    `exact_zero_share` with 0. `dead_units` are 0 for every token, `near_dead_units` within NEAR_ZERO of 0. Against the
+    block's own y₀, where both are finite: `max_difference` = max|y - y₀|, `max_difference_at` the input there,
+    `relative_difference` = ‖y - y₀‖ / ‖y₀‖. `output_change` is the same for the FFN's output, with all of the layer's
+    activations replaced at once; None if the block's own is 0 throughout.
     """
 
     name: str
@@ -45,10 +45,10 @@ class ActivationOutput:
 
 @dataclass(frozen=True)
 class ActivationInput:
-    """One activation of a layer: of a dense FFN `act`, of all routed experts together `experts.act`, `shared.act`.
+    """One activation of a layer: `act` in a dense FFN, `experts.act` for all routed experts together, `shared.act`.
 
     `input` describes the function's input, after the step's clip, which changed `clipped` of the values. `units` are
-    over all `experts` (those that received a token; None outside of them). `made` has the block's own first.
+    over all `experts` (those that received a token; None outside experts). `made` starts with the block's own.
     """
 
     step: str
@@ -85,7 +85,7 @@ class _Differences:
 
     @property
     def relative(self) -> float | None:
-        """‖y - y₀‖ / ‖y₀‖; None where y₀ is 0 throughout and y is not, and where nothing was finite."""
+        """‖y - y₀‖ / ‖y₀‖; None if y₀ is 0 throughout and y is not, or if nothing was finite."""
         if not self.reference:
             return None if self.apart or not self.any else 0.0
         ratio = sqrt(self.apart) / sqrt(self.reference)
@@ -140,7 +140,7 @@ class _SwappedStep:
 
 class SwapStatistics:
     """The statistics of a layer so far: its activations by name, and how each of `names`, the block's own first,
-    changes its output. An activation can receive `most` rows: by the experts' name, "" for any other.
+    changes its output. An activation can receive `most` rows: keyed by the experts' name, "" for any other.
     """
 
     def __init__(self, names: tuple[str, ...], most: Mapping[str, int]) -> None:

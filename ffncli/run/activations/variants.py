@@ -1,4 +1,4 @@
-"""A block run once for several activations: what does not depend on the activation is computed once.
+"""A block run once for several activations: everything that does not depend on the activation is computed once.
 
 A callback receives the input and the outputs of each activation. Experts are run one after the other.
 """
@@ -20,7 +20,7 @@ Watch = Callable[[str, Step, int | None, Tensor, Sequence[Tensor]], None]
 
 
 def is_act(step: Step) -> bool:
-    """Whether a step is the block's own activation, not a clip of the other half or a score of a router or a mix."""
+    """Whether a step is the block's own activation, not a clip of up or a score of the router or the mix."""
     return isinstance(step.op, Activation) and step.output.rpartition(".")[2] == "act"
 
 
@@ -28,7 +28,7 @@ def run_variants(
     steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], names: Sequence[str],
     watch: Watch, place: tuple[str, int | None] = ("", None),
 ) -> list[Tensor]:  # fmt: skip
-    """The last step's output with each activation of `names` in the place of the block's own, in eval mode.
+    """The last step's output with each activation of `names` in place of the block's own, in eval mode.
 
     `inputs` are flat, [tokens, d_model]. The block's own activation keeps its learned parameters, others have their
     initial values. `watch` is called for every activation as it runs; `place` is the prefix of its name, and its
@@ -58,7 +58,7 @@ def run_variants(
 
 
 def _instead(op: Activation, name: str, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The output for x of the activation of that name in the place of `op`, with its clip and its plus."""
+    """The output for x of the activation of that name in place of `op`, with its clip and its plus."""
     if name == op.function:
         return activation(op, params, x)
     learned = {key: torch.tensor(value, dtype=x.dtype, device=x.device) for key, value in TABLE[name].learned.items()}

@@ -27,10 +27,10 @@ _OVERFITS = 1.1  # times the least held-out error
 class FitRow:
     """The figures of one block, over its seeds. `None` where every seed diverged.
 
-    `activation` names the unit (`swiglu` where it is gated by `function` silu). `rmse`, `median_rmse` and `max_error`
+    `activation` names the unit (`swiglu` if it is gated by `function` silu). `rmse`, `median_rmse` and `max_error`
     (at the input `worst`) are errors against the target itself, at points other than the samples; `train_rmse` is the
-    median over the samples, their noise included, `held_out_rmse` with noise `median_rmse` again. `floor` is the rmse
-    of the best straight line. Errors of a block are of its best seed unless they are medians.
+    median over the samples, their noise included, `held_out_rmse` with noise is `median_rmse` again. `floor` is the
+    rmse of the best straight line. Errors of a block are of its best seed unless they are medians.
     """
 
     target: str
@@ -67,7 +67,7 @@ class Fit:
 class Overfitting:
     """One activation's held-out errors over its widths: the least, and the largest of the wider blocks.
 
-    `overfits`: that is more than 1.1 times the least, while the error on the samples themselves is smaller.
+    `overfits`: the latter is more than 1.1 times the least, while the error on the samples themselves is smaller.
     """
 
     target: str
@@ -98,13 +98,13 @@ class _TrainingData:
 def fits(question: FitQuestion, cases: Iterable[FitCase], tick: Advance = lambda steps: None) -> Iterator[Fit]:
     """A Fit for each case in order, as soon as it is done; `tick` is called with the number of training steps done.
 
-    One thread computes, so that the figures depend on nothing but the question's seeds, target, width and samples.
+    Uses one thread, so that the figures depend only on the question's seeds, target, width and samples.
     """
     data = lru_cache(maxsize=1)(lambda target: _data(question, target))
     done: dict[object, Fit] = {}
     for case in cases:
         key = (case.target, case.name, case.spec.d_ff)
-        if key in done:  # a narrow gated block stands for two plain widths
+        if key in done:  # one narrow gated block may match two plain widths
             tick(question.steps)
             yield _again(done[key], case)
             continue
@@ -114,7 +114,7 @@ def fits(question: FitQuestion, cases: Iterable[FitCase], tick: Advance = lambda
 
 
 def overfitting(rows: Sequence[FitRow]) -> list[Overfitting]:
-    """Overfitting by target and activation over their widths, medians over seeds; nothing for a single width."""
+    """Overfitting by target and activation over widths, medians over seeds; empty for a single width."""
     out = []
     for target, name in dict.fromkeys((row.target, row.activation) for row in rows):
         series = [
@@ -236,7 +236,7 @@ def _values(target: Target, x: Tensor) -> Tensor:
 
 
 def _floor(x: Tensor, y: Tensor) -> float:
-    """The rmse of the best straight line: slope cov(x, y) / var(x) along each input, which on a grid is the nearest."""
+    """The rmse of the best straight line: slope cov(x, y) / var(x) along each input, on a grid the best fit."""
     off, rise = x - x.mean(0), y - y.mean()
     slope = (off * rise).sum(0) / off.square().sum(0)
     return _rms(rise - off @ slope.unsqueeze(1))

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.run.approximate.question import FitQuestion, cases
 from ffncli.run.engine.threads import set_threads
+from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
     from ffncli.run.approximate.approximate import Fit
 
 
+@package_errors()
 def approximate(question: FitQuestion | None = None, **choices: Any) -> tuple[Fit, ...]:
     """Train every requested block: `approximate(targets=("sin",), activations=("gelu",), widths=("1", "16"))`.
 

@@ -24,10 +24,10 @@ _TICK = 50  # training steps between two progress reports
 
 
 def drawn(steps: Sequence[Step], seed: int) -> Weights:
-    """One seed's weights, for inputs spread evenly over [-√3, √3]: every hidden unit bends inside that range.
+    """One seed's weights, for inputs spread evenly over [-√3, √3]: every hidden unit has its kink inside that range.
 
-    A unit is v·(x - p) with a direction v of length 0.5 to 3 and a bend p in the domain; with one input the bends of a
-    layer are stratified. Depends on the steps and the seed alone.
+    A unit is v·(x - p) with a direction v of length 0.5 to 3 and a kink p in the domain; with one input the bends of a
+    layer are stratified. Depends only on the steps and the seed.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -59,13 +59,13 @@ def drawn(steps: Sequence[Step], seed: int) -> Weights:
 def train(
     steps: Sequence[Step], start: Sequence[Weights], x: Tensor, y: Tensor, count: int, tick: Advance
 ) -> list[Weights]:
-    """Each seed's weights after `count` steps of Adam on its own samples; the seeds do not touch each other.
+    """Each seed's weights after `count` steps of Adam on its own samples; the seeds are independent.
 
-    x [seeds, samples, inputs] is of about unit variance, y [seeds, samples, 1]. In float32: its rounding
+    x [seeds, samples, inputs] has about unit variance, y [seeds, samples, 1]. In float32: its rounding
     error is far below the training error. Where it overflows, that seed's weights end as NaN or Inf.
     """
     unit = y.std((1, 2), keepdim=True)
-    unit = torch.where(unit == 0, torch.ones_like(unit), unit)  # a constant is left as it is
+    unit = torch.where(unit == 0, torch.ones_like(unit), unit)  # a constant stays unchanged
     x, y = x.float(), (y / unit).float()
     weights = {
         name: torch.stack([seed_weights[name] for seed_weights in start]).float().requires_grad_() for name in start[0]
@@ -112,7 +112,7 @@ def refitted(steps: Sequence[Step], weights: Weights, x: Tensor, y: Tensor) -> W
     tensors = {event.name: event.tensor for event in execute(steps[:-1], _weights_of(steps[:-1], weights), {"x": x})}
     hidden = tensors[last.inputs[0]]
     table = torch.cat([hidden, torch.ones_like(hidden[:, :1])], 1)
-    size = table.norm(dim=0)  # columns of one size, or small ones would be cut off as rounding error
+    size = table.norm(dim=0)  # equal norms, or small columns would be cut off as rounding error
     size = torch.where(size == 0, torch.ones_like(size), size)
     solution = torch.linalg.lstsq(table / size, y, rcond=RCOND, driver="gelsd").solution / size.unsqueeze(1)
     return weights | {f"{last.output}.weight": solution[:-1].T.contiguous(), f"{last.output}.bias": solution[-1]}
@@ -154,4 +154,4 @@ def _apply(step: Step, weights: Mapping[str, Tensor], x: Sequence[Tensor]) -> Te
         case Multiply():
             return x[0] * x[1]
         case _:
-            raise AssertionError(f"no block that is trained has a {type(op).__name__}")
+            raise AssertionError(f"no trained block has a {type(op).__name__}")

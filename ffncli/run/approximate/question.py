@@ -1,4 +1,4 @@
-"""The question of `ffn approximate`, checked and expanded into cases, a block each; torch is not imported for it."""
+"""The question of `ffn approximate`, checked and expanded into cases, one block each; torch is not imported for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOISY_SAMPLES = 32
 STEPS = 300
 
 MAX_WIDTH, MAX_SEEDS, MAX_SAMPLES, MAX_STEPS, MAX_ROWS = 4096, 100, 100_000, 100_000, 1000
-MAX_VALUES = 1 << 24  # of one hidden tensor, all seeds together: 64 MB in float32, and training keeps a dozen of them
+MAX_VALUES = 1 << 24  # of one hidden tensor, all seeds together: 64 MB in float32, and training keeps a dozen of these
 MAX_REFIT = (
     1 << 32
 )  # samples × d_ff × the smaller of them, of least squares, in one call that Ctrl-C cannot stop: a second or two
@@ -33,17 +33,17 @@ CONVENTIONS: Mapping[str, str] = {
     "params": "weights, biases and learned activation parameters of that block",
     "d_ff": "of one projection; a gated block takes the width whose parameters are nearest to the plain block's of"
     " d_ff_plain, biases counted; 4x is 4 times the number of inputs",
-    "training": "every seed draws its own weights, with bends all over the domain; inputs scaled to unit variance over"
+    "training": "every seed draws its own weights, with kinks all over the domain; inputs scaled to unit variance over"
     " the domain; Adam in float32 on all samples at once, learning rate 0.2/√d_ff, at most 0.1, rising over a"
     " twentieth of the steps, then falling as a cosine;"
-    " without noise the output layer is then refitted in float64 by least squares, which with noise would fit that",
+    " without noise the output layer is then refitted in float64 by least squares, which would otherwise fit the noise",
     "samples": "256 (1,024 for two inputs), with noise 32, by default; without noise evenly over the domain, its ends"
     " included (two inputs: Roberts' R2 sequence); with noise drawn uniformly by each seed, and normal noise of that"
     " width added to the target",
     "errors": "in float64 against the target without noise, at points evenly over the domain that are not the samples"
     " (2,048; 64 × 64 for two inputs); best and median over seeds; the largest error is the best seed's",
     "floor": "root-mean-square error of the straight line (two inputs: plane) that is nearest at those points",
-    "seeds": "a seed whose training ends in NaN or Inf counts as diverged and is in no other number",
+    "seeds": "a seed whose training ends in NaN or Inf counts as diverged and is left out of every other figure",
 }
 
 
@@ -51,7 +51,7 @@ CONVENTIONS: Mapping[str, str] = {
 class FitQuestion:
     """The question: every target with every activation in every width.
 
-    `widths` are of plain blocks, numbers or multiples of the inputs (`4x`). `samples` None: 256, of two inputs
+    `widths` are of plain blocks, numbers or multiples of the inputs (`4x`). `samples` None: 256, for two inputs
     1,024, with noise 32. `domain` None: each target's own. Seeds are `seed`, `seed` + 1, ... Raises
     FFNError for impossible values.
     """
@@ -83,13 +83,16 @@ class FitQuestion:
         return self.samples or (NOISY_SAMPLES if self.noise else SAMPLES[target.inputs])
 
     def domain_of(self, target: Target) -> Domain:
-        """Where its inputs lie, each of them."""
+        """The domain of its inputs."""
         return self.domain or target.domain
 
 
 @dataclass(frozen=True)
 class FitCase:
-    """One block to train: its steps, and the plain width that it stands for. `name` is `gelu`, or `swiglu` if gated."""
+    """One block to train: its steps, and the plain width that it corresponds to.
+
+    `name` is `gelu`, or `swiglu` if gated.
+    """
 
     target: Target
     name: str
@@ -116,7 +119,7 @@ def cases(question: FitQuestion) -> tuple[FitCase, ...]:
     names = list(dict.fromkeys(map(_named, question.activations)))
     rows = len(targets) * len(names) * len(question.widths)
     if rows > MAX_ROWS:
-        raise FFNError(f"{rows:,} blocks to train, the limit is {MAX_ROWS:,}", "ask for fewer targets or widths")
+        raise FFNError(f"{rows:,} blocks to train, the limit is {MAX_ROWS:,}", "use fewer targets or widths")
     out = []
     for target in targets:
         widths = list(dict.fromkeys(_width(text, target) for text in question.widths))
@@ -159,7 +162,7 @@ def _check_domain(domain: Domain) -> None:
 
 
 def _named(text: str) -> str:
-    """The name that a row has: canonical, a gated unit by its own (`swiglu`)."""
+    """The name in a row: canonical; for a gated unit its own (`swiglu`)."""
     name, gated = activations.resolve(text)
     return text.strip().lower().replace("-", "_") if gated else name
 
@@ -169,7 +172,7 @@ def _width(text: str, target: Target) -> int:
     if d_ff > MAX_WIDTH:
         raise FFNError(
             f"--d-ff {shown(text)} is above the limit of {MAX_WIDTH:,}",
-            "wider blocks train for minutes and add nothing",
+            "wider blocks train for minutes without adding anything",
         )
     return d_ff
 
@@ -202,7 +205,8 @@ def _params(spec: FFNSpec) -> int:
 def _gated(plain: FFNSpec) -> FFNSpec:
     """The gated block whose parameters are nearest to the plain one's; the narrower where two are as near.
 
-    Shazeer's 2/3 (`models/counting/iso_params.py`) leaves biases out, which in blocks of one input are a third of all.
+    Shazeer's 2/3 (`models/counting/iso_params.py`) leaves out biases, which are a third of the parameters in blocks
+    with one input.
     """
     sought = _params(plain)
 
@@ -215,5 +219,5 @@ def _gated(plain: FFNSpec) -> FFNSpec:
 
 
 def texts(values: Sequence[str]) -> tuple[str, ...]:
-    """The values of comma lists, one after the other."""
+    """The values of comma-separated lists, in order."""
     return tuple(part.strip() for value in values for part in value.split(","))

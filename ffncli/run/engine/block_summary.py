@@ -12,7 +12,7 @@ from ffncli.run.engine.prepare import RANDOM, Prepared
 
 @dataclass(frozen=True)
 class BlockSummary:
-    """The key `block` of docs/json.md. Of a final layer alone `d_ff`, `activation`, `gated` and `norm` are None."""
+    """The key `block` of docs/json.md. For a final layer alone `d_ff`, `activation`, `gated` and `norm` are None."""
 
     name: str
     source: str
@@ -65,7 +65,7 @@ def block_summary(resolved: Resolved, ready: Prepared, device: str) -> BlockSumm
 
 
 def _evidence(model: Resolved, layer: Layer) -> tuple[str, ...]:
-    """The evidence, which cites a tensor of the first layer of a kind, with this layer's tensors of the same name."""
+    """The evidence, which cites a tensor of the first layer of its kind, with this layer's tensors substituted."""
     spot = model.spots.get((layer.stack, layer.index))
     if spot is None or model.checkpoint is None:
         return tuple(model.evidence)
@@ -80,7 +80,7 @@ def _evidence(model: Resolved, layer: Layer) -> tuple[str, ...]:
 
 
 def _mask(ready: Prepared) -> str | None:
-    """Where the masks of active dropouts come from; None where none is active."""
+    """The origin of the masks of active dropouts; None if none is active."""
     dropouts = [s.output for _, s in walk(ready.steps) if isinstance(s.op, Dropout)] if ready.mode.train else []
     if not dropouts:
         return None

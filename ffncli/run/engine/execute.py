@@ -1,7 +1,7 @@
 """The reference reader: runs the steps in torch, one after the other, and yields every intermediate.
 
 It is written to be read, not to be fast; kernels are checked against it. Each tensor is freed after its last use, or
-overwritten by an elementwise step where the caller allows it, so that only two of three wide intermediates are alive.
+overwritten by an elementwise step if the caller allows it, so only two of three wide intermediates are alive.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ffncli.run.engine.functions import function
 
 @dataclass(frozen=True)
 class Mode:
-    """Eval by default. In training, dropout keeps what `masks[name]` keeps (True), or draws from `generator`.
+    """Eval by default. In training, dropout keeps the values where `masks[name]` is True, or draws from `generator`.
 
     `reduce` sums a tensor over ranks, for sharded steps.
     """
@@ -78,7 +78,7 @@ def execute(
 
     `inputs` maps each input of the block to a tensor [..., d_model]; `weights` are canonical, in the inputs' dtype.
     Inputs, and the tensors of the steps named in `keep` (None: all), are not changed after they are yielded; others may
-    be overwritten once the next event is requested. Raises FFNError for a weight that is missing or of another shape.
+    be overwritten once the next event is requested. Raises FFNError for a weight that is missing or has another shape.
     """
     for name, axes in parameters(steps).items():
         shape = tuple(weights[name].shape) if name in weights else None
@@ -113,7 +113,7 @@ def execute(
 def run(
     steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor], mode: Mode = EVAL
 ) -> Tensor:
-    """The block's output alone."""
+    """Only the block's output."""
     tensor = None
     for event in execute(steps, weights, inputs, mode):
         tensor = event.tensor
@@ -123,7 +123,7 @@ def run(
 
 @contextmanager
 def possible(step: Step, x: Tensor) -> Iterator[None]:
-    """Raise an FFNError for what torch cannot compute in this dtype on this device."""
+    """Raises FFNError if torch cannot compute this step in this dtype on this device."""
     try:
         yield
     except NotImplementedError:  # torch: "…" not implemented for 'Half'
@@ -135,7 +135,7 @@ def possible(step: Step, x: Tensor) -> Iterator[None]:
 def _result(
     step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode, last: Sequence[Tensor]
 ) -> tuple[Tensor, bool]:
-    """The step's output, and whether no other name has the same tensor. Those of `last` may be overwritten."""
+    """The step's output, and whether no other name has the same tensor. Tensors of `last` may be overwritten."""
     if isinstance(step.op, _ELEMENTWISE) and all(tensor.is_contiguous() for tensor in x):
         shape = step.op.shape(*(tuple(tensor.shape) for tensor in x))
         for over in last:
@@ -148,7 +148,7 @@ def _result(
 def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode) -> Tensor:
     """The step's output in the memory of an argument, a chunk at a time: no other tensor of that size is made.
 
-    Chunks begin at multiples of a vector's width: elsewhere torch computes some functions another way, off by an ulp.
+    Chunks begin at multiples of a vector's width: elsewhere torch computes some functions differently, off by an ulp.
     """
     width = 1 if all(tensor.shape == over.shape for tensor in x) else over.shape[-1]  # 1 wide: broadcast by rows
     parts = [tensor.reshape(-1, width if tensor.shape == over.shape else 1) for tensor in x]
@@ -161,7 +161,7 @@ def _overwrite(over: Tensor, step: Step, params: Mapping[str, Tensor], x: Sequen
 
 
 def apply(step: Step, params: Mapping[str, Tensor], x: Sequence[Tensor], mode: Mode = EVAL) -> Tensor:
-    """The output of one step other than Experts; `params` are its parameters by their last names."""
+    """The output of one step other than Experts; `params` are its parameters by the last part of their names."""
     op: Op = step.op
     match op:
         case Linear():
@@ -196,7 +196,7 @@ def activation(op: Activation, params: Mapping[str, Tensor], x: Tensor) -> Tenso
 
 
 def norm(op: Norm, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """LayerNorm as torch has it; RMSNorm x / √(mean(x²) + eps), in at least float32 (Zhang & Sennrich 2019)."""
+    """LayerNorm as in torch; RMSNorm x / √(mean(x²) + eps), in at least float32 (Zhang & Sennrich 2019)."""
     weight = params.get("weight")
     if op.kind == "layernorm":
         if op.weight == "one_plus" and weight is not None:
@@ -222,9 +222,9 @@ def _dropout(name: str, op: Dropout, x: Tensor, mode: Mode) -> Tensor:
 
 
 def route(op: Route, correction: Tensor | None, logits: Tensor) -> Tensor:
-    """Weights [..., experts] for router logits [..., experts]; the experts that are not chosen have zero."""
+    """Weights [..., experts] for router logits [..., experts]; zero for experts that are not chosen."""
     work = logits if op.score_dtype == "input" else logits.float()
-    if not (op.chooses or op.renormalise):  # a softmax over the whole axis, a vocabulary say: nothing to sort
+    if not (op.chooses or op.renormalise):  # a softmax over the whole axis, such as a vocabulary: nothing to sort
         return (_scores(op, work) * op.scale).to(logits.dtype)
     if op.order == "choose_first":
         choice = work if correction is None else work + correction.to(work.dtype)
@@ -246,7 +246,7 @@ def _scores(op: Route, logits: Tensor) -> Tensor:
 
 
 def _within_groups(op: Route, choice: Tensor) -> Tensor:
-    """Scores with the experts of all but the best `top_groups` groups put out of reach."""
+    """Scores with the experts outside the best `top_groups` groups excluded."""
     if op.groups == 1 or op.top_groups == op.groups:
         return choice
     grouped = choice.reshape(*choice.shape[:-1], op.groups, -1)
@@ -282,7 +282,7 @@ def _experts(
 class Received:
     """One expert's work: the flat indices of its tokens, their rows, its weights.
 
-    `share` [rows, 1] multiplies its output; None where the rows have been multiplied by it already.
+    `share` [rows, 1] multiplies its output; None if the rows have already been multiplied by it.
     """
 
     expert: int
@@ -293,7 +293,7 @@ class Received:
 
 
 def received(op: Experts, x: Tensor, route: Tensor, weights: Mapping[str, Tensor]) -> Iterator[Received]:
-    """One after the other, the experts that receive any of the tokens x [tokens, d]; route is [tokens, experts]."""
+    """In order, the experts that receive any of the tokens x [tokens, d]; route is [tokens, experts]."""
     for e in route[:, : op.experts.size].any(0).nonzero().flatten().tolist():
         tokens = route[:, e].nonzero().flatten()
         share = route[tokens, e, None]
@@ -305,7 +305,7 @@ def received(op: Experts, x: Tensor, route: Tensor, weights: Mapping[str, Tensor
 
 
 def unmixed(op: Experts, x: Tensor, route: Tensor) -> Tensor:
-    """The output [tokens, d] before any expert: zeros, plus the share of the experts that are identities."""
+    """The output [tokens, d] before any expert: zeros, plus the share of the identity experts."""
     out = torch.zeros(x.shape[0], op.shape(tuple(x.shape))[-1], dtype=x.dtype, device=x.device)
     if op.identity:
         out += x * route[:, op.experts.size :].sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Activation rows as torch functions: the native call where the table names one, else the row's own formula."""
+"""Activation rows as torch functions: the native call if the table names one, else the row's own formula."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import functional
 from ffncli.block.activations import TABLE
 from ffncli.block.scalar import SCALAR, with_learned
 
-# torch itself has every name that SCALAR has.
+# torch has every name that SCALAR has.
 NAMESPACE = SimpleNamespace(**{name: getattr(torch, name) for name in vars(SCALAR)})
 
 

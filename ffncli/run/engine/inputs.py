@@ -1,4 +1,4 @@
-"""The tensor that enters a block: by name, from a list of numbers, from a file or from stdin."""
+"""The tensor that enters a block: by name, from a list of numbers, from a file or stdin, or an array of a caller's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import math
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,19 +17,25 @@ from torch import Tensor
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.system.files import open_to_read
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+InputSource: TypeAlias = "str | Sequence[Any] | NDArray[Any] | Tensor"  # text as it is typed, or the values
 NAMED = ("arange", "randn", "zeros", "ones")
 MOST_TEXT_BYTES = 1_000_000_000
 _LIST = re.compile(r"[-+\d.eEnaifN,;\s\[\]]+")
 
 
 def make_input(
-    text: str, leading: tuple[int, ...] | None, d_model: int, dtype: torch.dtype, generator: torch.Generator
+    source: InputSource, leading: tuple[int, ...] | None, d_model: int, dtype: torch.dtype, generator: torch.Generator
 ) -> Tensor:
-    """The input [*leading, d_model] that `text` names; `leading` None takes a file's own shape.
+    """The input [*leading, d_model] that `source` names or is; `leading` None takes a file's or an array's own shape.
 
     Raises FFNError for an unknown name, numbers that do not fill tokens of d_model, or a file without numbers.
     """
-    shape = (*(leading or (4,)), d_model)
+    if not isinstance(source, str):
+        return _shaped(_copied(source), leading, d_model).to(dtype)
+    text, shape = source, (*(leading or (4,)), d_model)
     if text in NAMED:
         return _named(text, shape, generator).to(dtype)
     if text == "-":
@@ -54,7 +62,7 @@ def _stdin() -> str:
     try:
         text = sys.stdin.read(MOST_TEXT_BYTES)
         if not text.isascii():
-            text.encode()  # where the locale is C, bytes that are not text come as halves of surrogate pairs
+            text.encode()  # in the C locale, bytes that are not text arrive as lone surrogates
     except UnicodeError:
         raise no_text from None
     except OSError as error:
@@ -80,7 +88,7 @@ def _shaped(values: Tensor, leading: tuple[int, ...] | None, d_model: int) -> Te
 def _parse(text: str, where: str) -> Tensor:
     """Numbers from JSON (nested lists, or an object with x or one list) or from text: commas, semicolons, white space.
 
-    A line is a row, one number per line a flat list. A byte order mark, and a first line without any number (a
+    A line is a row; one number per line is a flat list. A byte order mark, and a first line without any number (a
     table's header), are skipped.
     """
     text = text.removeprefix("\ufeff")
@@ -114,6 +122,30 @@ def _json(text: str, where: str) -> object:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FFNError(f"{where} is not JSON: {str(error)[:80]}") from None
+
+
+def _copied(values: Sequence[Any] | NDArray[Any] | Tensor) -> Tensor:
+    """A copy of a caller's values, which later changes of theirs do not reach. FFNError where they are not numbers."""
+    if isinstance(values, Tensor):
+        if values.is_complex():
+            raise FFNError("input holds complex numbers, not real ones")
+        return values.detach().to_dense().clone() if values.is_sparse else values.detach().clone()
+    import numpy
+
+    try:
+        return _from_numpy(numpy.array(values), "input")
+    except (ValueError, TypeError, RuntimeError):
+        raise FFNError("input is not a regular array of numbers", "give [tokens, d_model] or [d_model]") from None
+
+
+def _from_numpy(array: NDArray[Any], where: str) -> Tensor:
+    """The array as a tensor, float16 and float32 as they are: float64 would take twice the memory."""
+    import numpy
+
+    if array.dtype.kind not in "fiub":
+        raise FFNError(f"{where} holds {array.dtype}, not real numbers")
+    exact = array.dtype in (numpy.float16, numpy.float32)
+    return torch.from_numpy(array if exact and array.flags.writeable else array.astype(numpy.float64))
 
 
 def _nested(values: object, where: str) -> Tensor:
@@ -162,12 +194,9 @@ def _npy(path: Path, where: str) -> Tensor:
             array = numpy.lib.format.read_array(file, allow_pickle=False)
     except OSError:
         raise
-    except Exception as error:  # numpy raises a dozen kinds for a malformed header
+    except Exception as error:  # numpy raises a dozen exception types for a malformed header
         raise FFNError(f"{where} is not a .npy array: {str(error)[:60]}") from None
-    if array.dtype.kind not in "fiub":
-        raise FFNError(f"{where} holds {array.dtype}, not real numbers")
-    exact = array.dtype in (numpy.float16, numpy.float32)  # as they are: float64 would take twice the memory
-    return torch.from_numpy(array if exact and array.flags.writeable else array.astype(numpy.float64))
+    return _from_numpy(array, where)
 
 
 def _safetensors(path: Path, where: str) -> Tensor:

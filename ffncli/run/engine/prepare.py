@@ -1,4 +1,4 @@
-"""From a request to what can run: steps, weights, inputs and mode of one layer."""
+"""From a request to a runnable layer: its steps, weights, inputs and mode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ffncli.errors import ExitCode, FFNError, shown
 from ffncli.models.examples import Example
 from ffncli.models.model import Layer, Resolved
 from ffncli.run.engine.execute import Mode
-from ffncli.run.engine.inputs import make_input
+from ffncli.run.engine.inputs import InputSource, make_input
 from ffncli.run.engine.weights import located_weights, packed_formats, random_weights, read_located, require_memory
 
 RANDOM = "random weights"
@@ -32,7 +32,7 @@ class LayerRequest:
     """
 
     layer: str | None = None
-    input: str | None = None
+    input: InputSource | None = None
     leading: tuple[int, ...] | None = None
     dtype: str | None = None
     device: str = "cpu"
@@ -54,7 +54,7 @@ class Token:
 class Prepared:
     """Everything `trace` needs. `layer` is the chosen one; `origin` says where the weights come from.
 
-    Where a model was run to get the input, `tokens` are the selected tokens, one per row of the flattened input, and
+    If a model was run to get the input, `tokens` are the selected tokens, one per row of the flattened input, and
     `reference` is the output of the model's own FFN for them, shaped as ffn_output.
     """
 
@@ -70,7 +70,7 @@ class Prepared:
 
 
 def prepare(resolved: Resolved, request: LayerRequest = LayerRequest(), example: Example | None = None) -> Prepared:
-    """Weights first, then inputs, from one generator seeded with `request.seed` (0): so torch users can repeat it.
+    """Weights first, then inputs, from one generator seeded with `request.seed` (0): so torch users can reproduce it.
 
     Raises FFNError for an impossible layer, dtype, device or input.
     """
@@ -86,19 +86,19 @@ def prepare(resolved: Resolved, request: LayerRequest = LayerRequest(), example:
     if resolved.from_tensors and not resolved.model_type and layer.spec.moe:
         notes.append("assumed, because the files do not say: softmax over all experts, the chosen weights normalised")
     if example and example.weights and not _fits(example, block):
-        notes.append("the example's weights do not fit these dimensions: drawn at random")
+        notes.append("the example's weights do not fit these dimensions: random weights instead")
     layer_steps = block
     if vocab := request.vocab or (example.vocab if example else 0):
         final = final_layer(block[-1].output, layer.spec.d_model, vocab, bool(layer.spec.bias))
         weights = {**weights, **random_weights(final, generator, dtype, device)}
         block = (*block, *final)
-        origin += "" if "random" in origin else f"; the final layer's drawn, seed {generator.initial_seed()}"
+        origin += "" if "random" in origin else f"; the final layer's are random, seed {generator.initial_seed()}"
     leading = request.leading or (example.shape[:-1] if example and request.input is None else None)
     default = example.input if example else "randn"
-    text = default if request.input is None else request.input
+    given = default if request.input is None else request.input
     _require_working_memory(prod(leading or (4,)), block, dtype)
     names = block_inputs(block)
-    first = make_input(text, leading, layer.spec.d_model, dtype, generator).to(device)
+    first = make_input(given, leading, layer.spec.d_model, dtype, generator).to(device)
     _require_working_memory(prod(first.shape[:-1]), block, dtype)  # a file may have more tokens than expected
     if example and request.input is None:
         first = _example_input(example, first)
@@ -108,13 +108,13 @@ def prepare(resolved: Resolved, request: LayerRequest = LayerRequest(), example:
         notes.append(f"'{name}', the output of the layer's other branch, is random")
     train = bool(example and example.dropped) if request.train is None else request.train
     if request.train and not any(isinstance(step.op, Dropout) for _, step in walk(block)):
-        notes.append("--train changes nothing: the block has no dropout")
+        notes.append("--train has no effect: the block has no dropout")
     mode = Mode(train, _masks(example, request, layer_steps, first), generator)
     return Prepared(layer, block, weights, inputs, mode, origin, tuple(notes))
 
 
 def _require_working_memory(tokens: int, block: tuple[Step, ...], dtype: torch.dtype) -> None:
-    """FFNError where memory is too small for two of the widest intermediates at once and three tensors of d_model."""
+    """FFNError if memory is too small for two of the widest intermediates at once and three tensors of d_model."""
     axis = feature_axis(block)
     widest = max(axis.size for axes in parameters(block).values() for axis in axes)
     size = tokens * (2 * widest + 3 * (axis.size if axis else widest)) * dtype.itemsize
@@ -122,7 +122,7 @@ def _require_working_memory(tokens: int, block: tuple[Step, ...], dtype: torch.d
 
 
 def require_runnable(resolved: Resolved) -> None:
-    """Raises FFNError where the source does not say what the model's blocks compute; an option may say it instead."""
+    """Raises FFNError if the source does not fully describe the model's blocks; an option may add what is missing."""
     if resolved.model.refused:
         raise FFNError(f"{shown(resolved.source)} cannot be run: {resolved.model.refused}", "`ffn params` counts it")
     options = {"activation": "--activation silu", "top_k": "--top-k 2"}
@@ -137,9 +137,9 @@ def require_runnable(resolved: Resolved) -> None:
 def steps_with_weights(
     block: tuple[Step, ...], weights: Mapping[str, Tensor]
 ) -> tuple[tuple[Step, ...], tuple[str, ...]]:
-    """(the steps that have weights, notes): the block, or what is left of it without the norms that have none.
+    """(the steps that have weights, notes): the block, or its rest without the norms that have no weights.
 
-    Without the norm before the FFN only the FFN itself is left, because its input would be that norm's output.
+    Without the norm before the FFN only the FFN remains, because its input would be that norm's output.
     """
     lost = [s.output for s in block if isinstance(s.op, Norm) and s.parameters().keys() - weights.keys()]
     if not lost:
@@ -160,7 +160,7 @@ def _weights(
     """(the weights, where they come from, what was assumed about them)."""
     if example and _fits(example, block):
         tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in example.weights.items()}
-        return {name: tensor.to(device, dtype) for name, tensor in tensors.items()}, "the notebook's weights", ()
+        return {name: tensor.to(device, dtype) for name, tensor in tensors.items()}, "fixed weights", ()
     if resolved.weights is not None:
         return {n: tensor.to(device, dtype) for n, tensor in resolved.weights.items()}, "the module's own weights", ()
     stored = stored_layer(resolved, layer, dtype, device)
@@ -172,7 +172,7 @@ def _weights(
 def stored_layer(
     resolved: Resolved, layer: Layer, dtype: torch.dtype, device: str
 ) -> tuple[Mapping[str, Tensor], str, tuple[str, ...]] | None:
-    """(one layer's weights from the model's files, what they are, what was assumed about them); None without files."""
+    """(one layer's weights from the model's files, their origin, what was assumed about them); None without files."""
     located = located_weights(resolved, layer)
     if located is None or resolved.checkpoint is None:
         return None
@@ -200,7 +200,7 @@ def _fits(example: Example, block: tuple[Step, ...]) -> bool:
 
 
 def _masks(example: Example | None, request: LayerRequest, block: tuple[Step, ...], first: Tensor) -> dict[str, Tensor]:
-    """The example's own dropout masks, where probability, input and seed are the example's too."""
+    """The example's own dropout masks, if probability, input and seed are the example's too."""
     if not example or request.seed is not None or tuple(first.shape) != example.shape:
         return {}
     spec = example.model.main.spec
@@ -215,7 +215,7 @@ def _masks(example: Example | None, request: LayerRequest, block: tuple[Step, ..
 
 
 def dtype_of(text: str | None) -> torch.dtype:
-    """torch's dtype of a name (None: fp32). Raises FFNError for one that is unknown."""
+    """torch's dtype of a name (None: fp32). Raises FFNError for an unknown name."""
     torch_dtype: torch.dtype = getattr(torch, dtypes.dtype("fp32" if text is None else text).torch)
     return torch_dtype
 

@@ -1,4 +1,4 @@
-"""The reference: a block in float64 from the same rounded numbers, and which tokens rounding sends to other experts."""
+"""The reference: a block in float64 from the same rounded numbers, and tokens that rounding sends to other experts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def output_and_experts(
 
 
 def in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) -> tuple[Tensor, Tensor | None]:
-    """The same in float64: the reference. One step's weights are widened at a time, so that memory stays bounded."""
+    """The same block in float64: the reference.
+
+    One step's weights are widened at a time, so that memory stays bounded.
+    """
     tensors = {name: tensor.double() for name, tensor in inputs.items()}
     experts = None
     for step in steps:
@@ -45,7 +48,7 @@ def in_float64(steps: Sequence[Step], weights: Weights, inputs: Weights) -> tupl
 
 
 def _used_experts(step: Step, op: Experts, weights: Weights, share: Tensor) -> tuple[Step, dict[str, Tensor], Tensor]:
-    """The same step over those experts alone that any token goes to: (step, weights, route)."""
+    """The same step restricted to the experts that receive tokens: (step, weights, route)."""
     used = share[:, : op.experts.size].any(0).nonzero().flatten()
     fewer = replace(step, op=replace(op, experts=Axis(op.experts.name, len(used))))
     rest = share[:, op.experts.size :]  # identity experts have no weights
@@ -53,9 +56,9 @@ def _used_experts(step: Step, op: Experts, weights: Weights, share: Tensor) -> t
 
 
 def same_experts(a: Tensor | None, b: Tensor | None, tokens: int) -> tuple[Tensor, str]:
-    """(which tokens went to the same experts in two runs, a remark where some did not).
+    """(which tokens went to the same experts in two runs, a remark if some did not).
 
-    Where two experts score nearly the same, rounding decides which is chosen, and the outputs then differ as a whole.
+    If two experts score nearly the same, rounding decides which is chosen, and then the whole output differs.
     """
     if a is None or b is None:
         return torch.ones(tokens, dtype=torch.bool), ""
@@ -71,9 +74,9 @@ def routing_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtype: torch.dtype) -> tuple[Tensor, str]:
-    """(which tokens go to the same experts however another program rounds, a remark where some do not).
+    """(which tokens go to the same experts regardless of rounding, a remark if some do not).
 
-    The router runs in the dtype, in float64, and in float64 with every number off by a few roundings.
+    The router runs in the dtype, in float64, and in float64 with every number perturbed by a few roundings.
     """
     before, (first, *_) = routing_steps(steps), inputs.values()
     same, remark = torch.ones(first.shape[0], dtype=torch.bool), ""
@@ -86,10 +89,10 @@ def steady_tokens(steps: Sequence[Step], weights: Weights, inputs: Weights, dtyp
             _, there = in_float64(before, {n: _off(t, scale, generator) for n, t in params.items()}, noisy)
             same &= same_experts(here, there, len(same))[0]
         apart = int((~same).sum())
-        remark = f"{apart} of {len(same)} tokens left out: rounding decides to which experts they go" if apart else ""
+        remark = f"{apart} of {len(same)} tokens left out: rounding decides which experts they go to" if apart else ""
     return same, remark
 
 
 def _off(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
-    """In float64, every number off by a random share of itself, about `scale`."""
+    """In float64, every number perturbed by a random share of itself, about `scale`."""
     return tensor.double() * (1 + scale * torch.randn(tensor.shape, generator=generator).to(tensor.device))

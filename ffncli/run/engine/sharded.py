@@ -21,7 +21,7 @@ class _Collective:
     at: int = 0
 
     def reduce(self, part: Tensor) -> Tensor:
-        """The sum over ranks, where the ranks have computed it."""
+        """The sum over ranks, once the ranks have computed it."""
         self.at += 1
         if self.at <= len(self.sums):
             return self.sums[self.at - 1]

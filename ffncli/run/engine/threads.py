@@ -15,10 +15,10 @@ _POLICY = "OMP_WAIT_POLICY"
 
 @contextmanager
 def sleep_while_waiting() -> Iterator[None]:
-    """Where torch is first imported within, its threads sleep while they wait: spinning takes four times as long on a
+    """If torch is first imported inside, its threads sleep while they wait: spinning takes four times as long on a
     busy machine.
 
-    A user's OMP_WAIT_POLICY is kept. Afterwards the variable is as before: processes started later do not inherit it.
+    A user's OMP_WAIT_POLICY is kept. The variable is restored afterwards: processes started later do not inherit it.
     """
     ours = "torch" not in sys.modules and _POLICY not in os.environ
     if ours:
@@ -42,7 +42,7 @@ def set_threads(count: int | None = None) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes in one thread within; afterwards in as many as before, after errors too."""
+    """torch computes in one thread inside; the number is restored afterwards, even after an error."""
     import torch
 
     before = torch.get_num_threads()

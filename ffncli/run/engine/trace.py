@@ -43,13 +43,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One line of a trace. Statistics are over finite values (None where there are none), std with divisor n.
+    """One line of a trace. Statistics are over finite values (None if there are none), std with divisor n.
 
     `zeros`, `near_zeros` (|x| ≤ NEAR_ZERO) and `negatives` count values, `near_zero_share` of all. `histogram` counts
     finite values in equal bins from min to max, every `histogram_stride`-th of them (1: all). `params` counts the
     step's parameters, `flops` its forward work on this input. Inside an expert, `tokens` are the flat indices of its
     tokens, one per row; else None. Where dropout was active, `live` counts the values that were not zero before it,
     `dropped` those of them that are now. `units` describes hidden units, where the step has them (`unit_steps`).
+    `min_at` and `max_at` are the indices of the first minimum and maximum in the step's tensor.
     """
 
     name: str
@@ -79,6 +80,8 @@ class StepRecord:
     live: int | None = None
     dropped: int | None = None
     units: Units | None = None
+    min_at: tuple[int, ...] | None = None
+    max_at: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class Trace:
     tensors: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def step(self, name: str) -> StepRecord:
-        """The record of that name. Raises FFNError where there is none."""
+        """The record of that name. Raises FFNError if there is none."""
         for record in self.steps:
             if record.name == name:
                 return record
@@ -113,7 +116,7 @@ def trace(
 ) -> Trace:
     """Run `steps` on `inputs` ([..., d_model] each) and record every intermediate.
 
-    `show` values per axis are kept (None: all). `inside` names the experts whose own steps are recorded too (None:
+    `show` values per axis are kept (None: all). `inside` names the experts whose inner steps are recorded too (None:
     all), `keep` the steps and inputs whose whole tensors stay, those inside experts by their printed names (None: all
     that are recorded); others are freed or overwritten after their last use. `top_units` hidden units are recorded one
     by one.
@@ -152,7 +155,7 @@ class _Look:
 
 
 def _handed_on(event: Event, records: Sequence[StepRecord], steps: Sequence[Step], cost: Cost) -> StepRecord:
-    """The record of a step that returns its input: that of the input under another name, without a look at values."""
+    """The record of a step that returns its input: the input's record under another name, without reading values."""
     before = next(record for record in records if record.name == event.step.inputs[0])
     formula = right_hand_side(event.step, steps)
     return replace(
@@ -162,13 +165,13 @@ def _handed_on(event: Event, records: Sequence[StepRecord], steps: Sequence[Step
 
 
 def _with_drops(after: StepRecord, records: Sequence[StepRecord]) -> StepRecord:
-    """A dropout's record with what it dropped, compared with its input."""
+    """A dropout's record with the counts of dropped values, by comparison with its input."""
     before = next(record for record in records if record.name == after.inputs[0])
     return replace(after, live=prod(before.shape) - before.zeros, dropped=after.zeros - before.zeros)
 
 
 def _inner(event: Event, steps: Sequence[Step], weights: Mapping[str, Tensor], look: _Look) -> StepRecord:
-    """A step inside an expert: its rows are the tokens routed there, its inputs have the names of the whole block."""
+    """A step inside an expert: its rows are the tokens routed there, its inputs have names in the whole block."""
     outer, _, _ = event.name.rpartition(".")
     experts = next(s for s in steps if s.output == outer.split(".")[0])
     assert isinstance(experts.op, Experts)
@@ -184,7 +187,7 @@ def _inner(event: Event, steps: Sequence[Step], weights: Mapping[str, Tensor], l
 
 
 def _units(event: Event, program: Sequence[Step], weights: Mapping[str, Tensor], top: int) -> Units | None:
-    """Statistics of the step's hidden units over its tokens; None where it has none."""
+    """Statistics of the step's hidden units over its tokens; None if it has none."""
     readers = unit_steps(program)
     if event.step.output not in readers or not event.tensor.numel():
         return None
@@ -244,16 +247,16 @@ def _parameters(step: Step, steps: Sequence[Step]) -> tuple[Parameter, ...]:
 
 
 def _excerpt(tensor: Tensor, show: int | None) -> tuple[tuple[tuple[int, ...], ...], Any]:
-    """(indices per axis, nested lists of the values there): the first and last of every axis, `show` together."""
+    """(indices per axis, nested lists of the values there): the first and last of every axis, `show` in all."""
     index = tuple(edges(size, size if show is None else show) for size in tensor.shape)
     if any(len(kept) < size for kept, size in zip(index, tensor.shape, strict=True)):
         axes = [torch.tensor(kept, dtype=torch.long, device=tensor.device) for kept in index]
-        tensor = tensor[torch.meshgrid(*axes, indexing="ij")]  # only these values: no axis is copied whole
+        tensor = tensor[torch.meshgrid(*axes, indexing="ij")]  # only these values: no axis is copied in full
     return index, tensor.double().cpu().tolist()
 
 
 def find_not_finite(result: Trace, weights: Mapping[str, Tensor]) -> tuple[NotFinite, ...]:
-    """Every input and weight with NaN or Inf, and the first step with any; empty where all values are finite."""
+    """Every input and weight with NaN or Inf, and the first step with any; empty if all values are finite."""
     not_finite = [NotFinite("input", r.name, r.nan, r.inf) for r in result.steps if r.op == "input" and r.nan + r.inf]
     not_finite += where_not_finite("weight", weights)
     first = next((r for r in result.steps if r.op != "input" and r.nan + r.inf), None)

@@ -74,7 +74,7 @@ def _linear(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> 
 
 
 def located_weights(resolved: Resolved, layer: Layer) -> tuple[layout.Located, ...] | None:
-    """Where one layer's parameters lie in the model's files, without norms it does not describe; None without files.
+    """Where one layer's parameters are in the model's files, without norms it does not describe; None without files.
 
     Raises FFNError naming what is missing.
     """
@@ -88,14 +88,14 @@ def located_weights(resolved: Resolved, layer: Layer) -> tuple[layout.Located, .
 
 
 def packed_formats(located: Sequence[layout.Located]) -> tuple[str, ...]:
-    """The formats that reading them unpacks (`fp8-block128`, `Q4_0`), in order; none for plain floats."""
+    """The packed formats among them (`fp8-block128`, `Q4_0`), in order; none for plain floats."""
     return tuple(dict.fromkeys(item.slice.format for item in located if item.slice.format not in ("", *PLAIN)))
 
 
 def stored_weights(
     resolved: Resolved, layer: Layer, dtype: torch.dtype, device: str = "cpu"
 ) -> dict[str, Tensor] | None:
-    """One layer's weights from the model's files, no other tensor read; None where the model has no files.
+    """One layer's weights from the model's files, without reading other tensors; None if the model has no files.
 
     A norm whose tensors are unknown is left out.
     """
@@ -112,9 +112,9 @@ def read_located(
     device: str = "cpu",
     quantization: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """The same for tensors located already; `quantization` is the config's quantization_config.
+    """The same for tensors that are already located; `quantization` is the config's quantization_config.
 
-    Raises FFNError (exit 3) where memory is too small.
+    Raises FFNError (exit 3) if memory is too small.
     """
     require_memory(sum(math.prod(axis.size for axis in item.axes) for item in located) * dtype.itemsize)
     return read_weights(checkpoint, tuple(located), dtype, device, quantization)
@@ -126,9 +126,9 @@ def require_memory(
     advice: str = "take a smaller block or --dtype bf16",
     root: Path = ROOT,
 ) -> None:
-    """Raises FFNError (exit 3) where `size` bytes are more than this machine has free: better than the OOM killer.
+    """Raises FFNError (exit 3) if `size` bytes exceed this machine's free memory: better than the OOM killer.
 
-    `root` is the root of the file system that says how much is free.
+    `root` is the root of the file system with the memory figures.
     """
     available = available_memory(root)
     if available is not None and size > available:

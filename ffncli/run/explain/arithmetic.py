@@ -1,7 +1,7 @@
 """The arithmetic behind one number of a step, repeated in float64: one arm per op.
 
-An arm gets the numbers that the step read (inputs and weights, as rounded), so the difference between its result and
-the step's is the rounding of that step alone.
+An arm gets the numbers that the step read (inputs and weights, already rounded), so the difference between its result
+and the step's is only the rounding of that step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Kind = TypeVar("_Kind")
 class Factor:
     """An operand: its place (`x[0,3]`, `up.weight[5,3]`, torch's order) and its value.
 
-    `symbol` is the same place as formulas print it, `W1[3,5]`, whose indices are [in,out]; empty for activations.
+    `symbol` is the same place as printed in formulas, `W1[3,5]`, whose indices are [in,out]; empty for activations.
     """
 
     place: str
@@ -50,7 +50,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A named intermediate number; `place` is where it is in a tensor, if it is in one."""
+    """A named intermediate number; `place` is its place in a tensor, if any."""
 
     name: str
     value: float
@@ -59,7 +59,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Choice:
-    """The router's numbers for one expert: its logit, its score, the value it was chosen by, and its weight."""
+    """The router's numbers for one expert: its logit, its score, the value that decided the choice, and its weight."""
 
     expert: int
     logit: float
@@ -115,7 +115,7 @@ def linear(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) 
 
 
 def activation(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """f(clip(x)) + plus with the slope there (0 where it is clipped), and f(x)/x, the share that passes."""
+    """f(clip(x)) + plus with its slope (0 where it is clipped), and f(x)/x, the share that passes."""
     op = op_of(place, Activation)
     read = scene.read(place, 0, index[:-1])
     x = read.row[index[-1]]
@@ -187,12 +187,12 @@ def norm(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) ->
         total = total + bias[1][feature].double()
     at = _largest(centred)[0]
     part = centred[at].square() / centred.square().sum()
-    notes = (f"{read.at(at)} = {read.row[at].item():.6g} alone is {100 * part.item():.3g} % of the {name}",)
+    notes = (f"{read.at(at)} = {read.row[at].item():.6g} alone contributes {100 * part.item():.3g} % of the {name}",)
     return Derivation(total.item(), quantities=tuple(quantities), notes=notes, origin=origin_of(read, feature))
 
 
 def dropout(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """x in eval mode; in training x / (1 - p) where it is kept, else 0. Without a mask, the result shows which."""
+    """x in eval mode; in training x / (1 - p) if it is kept, else 0. Without a mask, the result shows which."""
     op = op_of(place, Dropout)
     read = scene.read(place, 0, index[:-1])
     x, origin = read.row[index[-1]].item(), origin_of(read, index[-1])
@@ -215,7 +215,7 @@ def dropout(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int)
 
 
 def experts(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """Σ route[e] · expert_e, one term per chosen expert; where the route weighs the input, the outputs are summed."""
+    """Σ route[e] · expert_e, one term per chosen expert; if the route weights the input, the outputs are summed."""
     op = op_of(place, Experts)
     assert place.step is not None
     leading, feature = index[:-1], index[-1]
@@ -276,7 +276,7 @@ def _product(*factors: Factor) -> Term:
 
 
 def _largest(values: Tensor) -> list[int]:
-    """Positions by absolute value, largest first; equal ones in order, NaN before all."""
+    """Positions by absolute value, largest first; ties in order, NaN first."""
     return [int(at) for at in values.abs().argsort(descending=True, stable=True)]
 
 
@@ -294,7 +294,7 @@ def _flat(index: tuple[int, ...], shape: Sequence[int]) -> int:
 
 
 def op_of(place: TensorPlace, kind: type[_Kind]) -> _Kind:
-    """The op of a place's step, which is of that kind."""
+    """The op of a place's step, of the expected class."""
     assert place.step is not None
     assert isinstance(place.step.op, kind)
     return place.step.op

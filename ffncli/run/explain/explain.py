@@ -1,4 +1,4 @@
-"""explain: how one number of a trace was computed, from the step that computed it; it ends with the trace's value."""
+"""explain: how one number of a trace was computed, from the step that computed it; it ends with the traced value."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _ARMS: dict[type[Op], Callable[[Scene, TensorPlace, tuple[int, ...], int], Deriv
 class Explanation:
     """One number of a trace: `value` is exactly the step's at `index`, `computed` the same in float64.
 
-    `terms` are the summands by size, `others` how many are not listed and `others_sum` their sum, `quantities` the
+    `terms` are the largest summands, `others` the number not listed and `others_sum` their sum, `quantities` the
     intermediate numbers (bias, mean square, slope ...), `experts` a router's choice. `rounding` is value - computed,
-    `ulps` its size in units in the last place of the step's `dtype`. Inside an expert `token` is the row's flat token.
-    `origin` is the number it mostly comes from (`x[0,3]`), None for an input of the block.
+    `ulps` its size in units in the last place of the step's `dtype`. Inside an expert, `token` is the flat index of the
+    row's token. `origin` is the number it mostly comes from (`x[0,3]`), None for an input of the block.
     """
 
     place: str

@@ -11,7 +11,7 @@ from ffncli.run.explain.scene import Scene, TensorPlace, written
 
 
 def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -> Derivation:
-    """An expert's weight: its score over the sum of the chosen ones' (where they are renormalised), times the scale.
+    """An expert's weight: its score over the sum of the chosen experts' scores (if renormalised), times the scale.
 
     The choice is read from the result. `experts` lists the chosen ones by weight, and the requested expert; for a
     softmax over its whole axis, which chooses none, the `most` with the largest weights.
@@ -53,7 +53,7 @@ def route(scene: Scene, place: TensorPlace, index: tuple[int, ...], most: int) -
 
 
 def _scores(scene: Scene, place: TensorPlace, op: Route, logits: Tensor, chosen: list[int]) -> tuple[Tensor, Tensor]:
-    """(each expert's score, NaN where it has none; the values by which experts are chosen)."""
+    """(each expert's score, NaN if it has none; the values by which experts are chosen)."""
     correction = scene.weight(place, "correction")
     shift = correction[1].double() if correction else torch.zeros_like(logits)
     if op.order == "score_first":

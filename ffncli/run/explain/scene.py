@@ -11,6 +11,7 @@ from torch import Tensor
 from ffncli.block.steps import Experts, Step, block_inputs, weight_symbol
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.run.engine.execute import EVAL, Mode
+from ffncli.run.measure.statistics import unravel
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Scene:
         return Read(label, token, (x[token] * route[(*token, place.expert)]).double())
 
     def weight(self, place: TensorPlace, parameter: str) -> tuple[str, Tensor, tuple[int, ...], str] | None:
-        """(canonical name, values, index of the expert's share, symbol) of a step's parameter; None without it."""
+        """(canonical name, values, index of the expert's share, symbol) of a step's parameter; None without one."""
         assert place.step is not None
         name = f"{place.step.output}.{parameter}"
         if name not in place.step.parameters():
@@ -93,17 +94,8 @@ def written(name: str, index: Sequence[int]) -> str:
     return f"{name}[{','.join(map(str, index))}]"
 
 
-def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """The index of element number `flat` of a tensor of that shape."""
-    out: list[int] = []
-    for size in reversed(shape):
-        flat, at = divmod(flat, size)
-        out.append(at)
-    return tuple(reversed(out))
-
-
 def find(steps: Sequence[Step], name: str) -> TensorPlace:
-    """The place of a printed name. Raises FFNError, with the nearest names, where the block has no such step."""
+    """The place of a printed name. Raises FFNError, with the nearest names, if the block has no such step."""
     names = [*block_inputs(steps), *(step.output for step in steps)]
     if name in names:
         return TensorPlace(name, next((step for step in steps if step.output == name), None), steps)
@@ -134,7 +126,7 @@ def sources(place: TensorPlace) -> tuple[str, ...]:
     if place.step is None:
         return ()
     names = tuple(place.printed(name) for name in place.step.inputs)
-    if place.outer is not None:  # which tokens the expert received, and with what weight
+    if place.outer is not None:  # which tokens the expert received, and their weights
         names += place.outer.inputs
     if isinstance(place.step.op, Experts):
         last = place.step.op.program[-1].output
@@ -152,7 +144,7 @@ def needed(steps: Sequence[Step], names: Sequence[str], depth: int = 1) -> froze
 
 
 def checked(scene: Scene, place: TensorPlace, index: tuple[int, ...], option: str) -> tuple[int, ...]:
-    """The index with negatives counted from the end. Raises FFNError, saying the shape, where it does not fit."""
+    """The index with negatives counted from the end. Raises FFNError, with the shape, if it does not fit."""
     request = f"{option} {written(place.name, index)}"
     tensor = scene.tensors.get(place.name)
     if tensor is None:
@@ -169,7 +161,7 @@ def _rows(scene: Scene, place: TensorPlace) -> str:
 
 
 def fitted(shape: tuple[int, ...], name: str, index: tuple[int, ...], request: str, rows: str = "") -> tuple[int, ...]:
-    """The index into `shape` with negatives counted from the end; FFNError where it does not fit."""
+    """The index into `shape` with negatives counted from the end; FFNError if it does not fit."""
     has = f"{name} has shape {list(shape)}{rows}"
     if len(index) != len(shape):
         example = written(name, [0] * len(shape))

@@ -58,13 +58,13 @@ class Moments(Counts):
 
     @property
     def variance(self) -> float:
-        """Of the finite values, divisor n; exactly 0 where they are all equal."""
+        """The standard deviation of the finite values, divisor n; exactly 0 if they are all equal."""
         return self.sums[0] / self.finite if self.low < self.high else 0.0
 
 
 @dataclass(frozen=True)
 class Percentile:
-    """The value that `percent` % of the values are below, interpolated linearly between two of them."""
+    """The value below which `percent` % of the values are, interpolated linearly between two of them."""
 
     percent: int
     value: float
@@ -72,12 +72,12 @@ class Percentile:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Statistics of values. They are of the finite ones, None where there are none; std with divisor n.
+    """Statistics of values. They cover the finite ones, None if there are none; std has divisor n.
 
     `rms` is √(mean²+std²), the std of the N(0, std²) that fits best (maximum likelihood). `skewness` and
-    `excess_kurtosis` are those of a normal where they are 0; `normal_distance` is the largest difference between the
-    cumulative distribution and that of a normal of the same mean and std (Kolmogorov–Smirnov); None of a constant.
-    `percentiles`, `histogram` (equal bins from min to max) and `normal_distance` are of every `histogram_stride`-th
+    `excess_kurtosis` are 0 for a normal distribution; `normal_distance` is the largest difference between the
+    cumulative distribution and that of a normal of the same mean and std (Kolmogorov–Smirnov); None for a constant.
+    `percentiles`, `histogram` (equal bins from min to max) and `normal_distance` cover every `histogram_stride`-th
     value (1: all).
     """
 
@@ -101,7 +101,7 @@ class Distribution:
 
 
 class Sampler:
-    """Moments, with some of the values kept, evenly spread, for what cannot be merged.
+    """Moments, with some of the values kept, evenly spread, for statistics that cannot be merged.
 
     There are at most `most` rows of `width`.
     """
@@ -139,14 +139,14 @@ class Sampler:
 
 
 def _finite(value: float, *divisors: float) -> float | None:
-    """`value` divided by all of these, None where float64 overflows."""
+    """`value` divided by all of these, None if float64 overflows."""
     for divisor in divisors:
         value = value / divisor if divisor else inf
     return value if isfinite(value) else None
 
 
 def _distance(ordered: Tensor, mean: float, std: float) -> float | None:
-    """max |F - Φ| of values in order, F their own cumulative distribution, which jumps at each of them."""
+    """max |F - Φ| of sorted values, F their empirical cumulative distribution, which jumps at each of them."""
     if not std:
         return None
     n = ordered.numel()

@@ -1,4 +1,4 @@
-"""How far apart two tensors are: read once, piece by piece, and given in the project's three figures."""
+"""How far apart two tensors are: read once, piece by piece, and reported in the project's three figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from ffncli.errors import FFNError
 from ffncli.run.measure.ulp import ulp
 
-_PIECE = 2**22  # values compared together: tensors are not copied whole
+_PIECE = 2**22  # values compared together: tensors are not copied in full
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Gap:
 
     @property
     def relative(self) -> float:
-        """max|a-b| / max|b|; infinite where b is 0 everywhere and a is not."""
+        """max|a-b| / max|b|; infinite if b is 0 everywhere and a is not."""
         return self.largest / self.size if self.size else (math.inf if self.largest else 0.0)
 
     def ulps(self, dtype: torch.dtype) -> float | None:
-        """`largest` in units in the last place of b there; None where b is 0, which has no last place."""
+        """`largest` in units in the last place of b there; None if b is 0, which has no last place."""
         if not self.largest:
             return 0.0
         return self.largest / ulp(self.there, dtype) if self.there else None
@@ -45,7 +45,7 @@ class Gap:
 class Agreement:
     """`max_error` = max|a-b|, `relative_error` = max|a-b| / max|b|, `ulps` as in `Gap.ulps`.
 
-    Equal values, two NaNs too, have no error; where only one of two is finite the error is infinite.
+    Equal values, two NaNs too, have no error; if only one of two is finite the error is infinite.
     """
 
     max_error: float
@@ -54,7 +54,7 @@ class Agreement:
 
 
 def agreement(ours: Tensor, theirs: Tensor) -> Agreement:
-    """How far `ours` is from `theirs`, in units of the dtype of `ours`. FFNError for two shapes."""
+    """How far `ours` is from `theirs`, in units of the dtype of `ours`. FFNError if the shapes differ."""
     if ours.shape != theirs.shape:
         raise FFNError(f"shapes {list(ours.shape)} and {list(theirs.shape)} cannot be compared")
     difference = gap(ours, theirs)
@@ -64,7 +64,7 @@ def agreement(ours: Tensor, theirs: Tensor) -> Agreement:
 
 
 def gap(a: Tensor, b: Tensor) -> Gap:
-    """Two tensors of one shape, compared in float64."""
+    """Two tensors of the same shape, compared in float64."""
     largest, at, there, size, unlike, first_unlike = 0.0, -1, 0.0, 0.0, 0, -1
     a_flat, b_flat = a.detach().flatten(), b.detach().flatten()
     for start in range(0, a_flat.numel(), _PIECE):

@@ -12,7 +12,7 @@ from ffncli.run.measure.statistics import not_finite
 
 @dataclass(frozen=True)
 class NotFinite:
-    """A tensor with NaN or Inf. `kind` is input, weight or step; of the steps only the first one is listed."""
+    """A tensor with NaN or Inf. `kind` is input, weight or step; only the first such step is listed."""
 
     kind: str
     name: str
@@ -28,11 +28,11 @@ class NotFinite:
 
 
 def in_words(nan: int, inf: int) -> str:
-    """`3 NaN`, `1 NaN and 2 Inf`; empty where there is neither."""
+    """`3 NaN`, `1 NaN and 2 Inf`; empty if there is neither."""
     return " and ".join(f"{n:,} {what}" for n, what in ((nan, "NaN"), (inf, "Inf")) if n)
 
 
 def where_not_finite(kind: str, tensors: Mapping[str, Tensor]) -> list[NotFinite]:
-    """Those of the tensors that have NaN or Inf, in order."""
+    """The tensors that have NaN or Inf, in order."""
     counts = [(name, *not_finite(tensor)) for name, tensor in tensors.items()]
     return [NotFinite(kind, name, nan, inf) for name, nan, inf in counts if nan + inf]

@@ -6,7 +6,7 @@ it is in the cache, and nothing as large as the tensor is ever allocated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import frexp, gcd, inf, isfinite, sqrt
 
@@ -26,10 +26,11 @@ _SAMPLE = 4096
 
 @dataclass(frozen=True)
 class Statistics:
-    """min, max, mean and std (divisor n) of the finite values, None where there are none; counts of the rest.
+    """min, max, mean and std (divisor n) of the finite values, None if there are none; counts of the other values.
 
     `near_zeros` counts |x| ≤ NEAR_ZERO, zeros included. `histogram` counts finite values in BINS equal bins from min to
-    max, every `histogram_stride`-th value of the tensor (1: all); empty where all values are one.
+    max, every `histogram_stride`-th value of the tensor (1: all); empty where all values are one. `min_at` and `max_at`
+    are the indices of the first minimum and the first maximum.
     """
 
     min: float | None
@@ -43,6 +44,8 @@ class Statistics:
     inf: int
     histogram: tuple[int, ...]
     histogram_stride: int
+    min_at: tuple[int, ...] | None = None
+    max_at: tuple[int, ...] | None = None
 
 
 def statistics(tensor: Tensor) -> Statistics:
@@ -53,12 +56,29 @@ def statistics(tensor: Tensor) -> Statistics:
         if not 1e-280 < sums.squares < inf:  # outside float64's range
             largest = max(abs(sums.low), abs(sums.high))
             sums = _read(flat, sums.pivot, 2.0 ** max(min(-frexp(largest)[1], 1000), -1000))
-        if sums.spread * 1000 < abs(sums.shifted_mean):  # the pivot's sample was unlike the other values
+        if sums.spread * 1000 < abs(sums.shifted_mean):  # the pivot's sample did not represent the other values
             sums = _read(flat, sums.mean, sums.scale)
     low, high, mean, std = (sums.low, sums.high, sums.mean, sums.std) if sums.finite else (None,) * 4
     histogram, stride = _histogram(flat, tensor.shape[-1] if tensor.dim() else 1, sums.low, sums.high)
     counts = (sums.zeros, sums.near_zeros, sums.negatives, sums.nan, sums.inf)
-    return Statistics(low, high, mean, std, *counts, histogram, stride)
+    places = [_first_index(tensor, flat, *extreme) for extreme in sums.extremes] if sums.finite else (None, None)
+    return Statistics(low, high, mean, std, *counts, histogram, stride, *places)
+
+
+def _first_index(tensor: Tensor, flat: Tensor, value: float, chunk: int) -> tuple[int, ...]:
+    """The index of the first element equal to `value`, which is in that chunk of the flat tensor: only it is read."""
+    start = chunk * chunk_size(flat)
+    piece = flat[start : start + chunk_size(flat)]
+    return unravel(start + int((piece == value).byte().argmax()), tensor.shape)
+
+
+def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The index of an element of a tensor from its number in the flattened tensor."""
+    out: list[int] = []
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
+        out.append(at)
+    return tuple(reversed(out))
 
 
 def not_finite(tensor: Tensor) -> tuple[int, int]:
@@ -82,11 +102,17 @@ def _chunks(flat: Tensor) -> Iterator[Tensor]:
 
 @dataclass
 class Counts:
-    """Counts of the values read so far, and the extremes of the finite ones."""
+    """Counts of the values read so far, and the extremes of the finite ones.
+
+    `low_chunk` and `high_chunk` are the numbers of the first of the `chunks` in which the extremes are.
+    """
 
     finite: int = 0
     low: float = inf
     high: float = -inf
+    chunks: int = 0
+    low_chunk: int = 0
+    high_chunk: int = 0
     zeros: int = 0
     near_zeros: int = 0
     negatives: int = 0
@@ -94,10 +120,11 @@ class Counts:
     inf: int = 0
 
     def add(self, piece: Tensor) -> tuple[Tensor, float, float]:
-        """Count values that are not finite, -Inf as a negative too; returns the finite values and their extremes.
+        """Count values that are not finite, -Inf also as a negative; returns the finite values and their extremes.
 
-        The caller counts zeros and finite negatives: the fastest way depends on what else it computes.
+        The caller counts zeros and finite negatives: the fastest method depends on its other work.
         """
+        chunk, self.chunks = self.chunks, self.chunks + 1
         low, high = (end.item() for end in piece.aminmax())  # NaN where any value is
         if not (isfinite(low) and isfinite(high)):
             self.nan += int(piece.isnan().sum())
@@ -108,8 +135,16 @@ class Counts:
                 return piece, inf, -inf
             low, high = (end.item() for end in piece.aminmax())
         self.finite += piece.numel()
-        self.low, self.high = min(self.low, low), max(self.high, high)
+        if low < self.low:
+            self.low, self.low_chunk = low, chunk
+        if high > self.high:
+            self.high, self.high_chunk = high, chunk
         return piece, low, high
+
+    @property
+    def extremes(self) -> tuple[tuple[float, int], tuple[float, int]]:
+        """(the minimum, its first chunk), (the maximum, its first chunk)."""
+        return (self.low, self.low_chunk), (self.high, self.high_chunk)
 
 
 @dataclass
@@ -178,7 +213,7 @@ def _count(sums: _Sums, piece: Tensor, low: float, high: float, scratch: Tensor)
     """Zeros, near zeros, negatives: signs are summed as floats.
 
     That is four times as fast as making and counting a mask, and ten times as fast as `count_nonzero` of floats,
-    which branches, where there are many zeros.
+    which branches, if there are many zeros.
     """
     n = piece.numel()
     if low > 0 or high < 0:
@@ -201,9 +236,9 @@ def near_zero(dtype: torch.dtype) -> float:
 
 
 def _pivot(flat: Tensor) -> float:
-    """One of the tensor's values where they are far from zero compared with their spread, else zero.
+    """One of the tensor's values if they are far from zero compared with their spread, else zero.
 
-    A sum of squares of x would leave no digit of their spread; a constant tensor has a std of exactly zero.
+    A sum of squares of x would lose every digit of their spread; a constant tensor has a std of exactly zero.
     """
     sample = flat[:: max(1, flat.numel() // _SAMPLE)].double()
     sample = sample[sample.isfinite()]
@@ -223,7 +258,7 @@ def _histogram(flat: Tensor, width: int, low: float, high: float) -> tuple[tuple
 
 
 def stride_of(values: int, width: int) -> int:
-    """The stride at which so many values are binned: coprime to the rows' width, so that all columns are sampled."""
+    """The stride at which that many values are binned: coprime to the rows' width, so that all columns are sampled."""
     stride = max(1, -(-values // _MOST_IN_HISTOGRAM))
     while stride > 1 and gcd(stride, width) > 1:
         stride += 1
@@ -231,7 +266,7 @@ def stride_of(values: int, width: int) -> int:
 
 
 def histogram(sample: Tensor, low: float, high: float) -> tuple[int, ...]:
-    """How many finite values of a flat tensor lie in each of BINS equal bins from `low` to `high`, included."""
+    """How many finite values of a flat tensor lie in each of BINS equal bins from `low` to `high`, both included."""
     sample = sample.double()
     sample = sample[sample.isfinite()]
     half = 1.0 if isfinite(high - low) else 0.5

@@ -1,4 +1,4 @@
-"""Units in the last place: how far two neighbouring numbers of a format lie apart."""
+"""Units in the last place: the distance between neighbouring numbers of a format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def ulp(value: float, dtype: torch.dtype) -> float:
-    """The distance from |value| to the next larger number of `dtype`; NaN where value is not finite.
+    """The distance from |value| to the next larger number of `dtype`; NaN if value is not finite.
 
     With p bits of significand it is 2^(e - p + 1) for a value in [2^e, 2^(e+1)) (Goldberg 1991), and the smallest
     subnormal number below the smallest normal one, at zero too.
@@ -22,14 +22,14 @@ def ulp(value: float, dtype: torch.dtype) -> float:
 
 
 def ulp_each(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """`ulp` of every one of finite float64 values, in float64."""
+    """`ulp` of each of the finite float64 values, in float64."""
     limits = torch.finfo(dtype)
     _, exponents = torch.frexp(values.abs().clamp(min=limits.tiny))
     return torch.ldexp(torch.full_like(values, limits.eps), exponents - 1)
 
 
 def ulps(value: float, reference: float, dtype: torch.dtype) -> float:
-    """|value - reference| in units in the last place of the reference; 0 where they are the same, NaN or infinite."""
+    """|value - reference| in units in the last place of the reference; 0 if they are the same, NaN or infinite."""
     if value == reference or (math.isnan(value) and math.isnan(reference)):
         return 0.0
     return abs(value - reference) / ulp(reference, dtype)
@@ -41,7 +41,7 @@ def narrower(a: torch.dtype, b: torch.dtype) -> torch.dtype:
 
 
 def exact_sum(values: list[float]) -> float:
-    """The sum, rounded once (math.fsum); where that refuses infinities, the sum one by one."""
+    """The sum, rounded once (math.fsum); if that refuses infinities, a plain sum."""
     try:
         return math.fsum(values)
     except (OverflowError, ValueError):

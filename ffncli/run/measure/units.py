@@ -14,9 +14,9 @@ from ffncli.run.measure.statistics import chunk_size
 
 @dataclass(frozen=True)
 class HiddenUnit:
-    """One hidden unit over the tokens: L2 norm, mean |x|, its largest value in size and the token (flat) that has it.
+    """One hidden unit over the tokens: L2 norm, mean |x|, its largest value by size and the (flat) token with it.
 
-    `writes` is the norm times that of the unit's column of the down projection, where that reads the step: the norm of
+    `writes` is the norm times that of the unit's column of the down projection, if that reads the step: the norm of
     the unit's contribution to the output (a product of one column and one row). Values that are not finite count as
     zero.
     """
@@ -31,7 +31,7 @@ class HiddenUnit:
 
 @dataclass(frozen=True)
 class Units:
-    """All units of a step: `dead` are zero for every token, `near_dead` within NEAR_ZERO of it (dead ones included).
+    """All units of a step: `dead` are zero for every token, `near_dead` within NEAR_ZERO of zero (dead units included).
 
     `largest_norm` and `most_active` (by mean |x|) have the requested number of units, the largest first.
     """
@@ -45,7 +45,7 @@ class Units:
 
 
 def unit_statistics(tensor: Tensor, top: int = 0, down: Tensor | None = None) -> Units:
-    """The units of a tensor [..., d_ff]; `top` of them one by one, with `down` [d_model, d_ff] also their `writes`."""
+    """The units of a tensor [..., d_ff]; `top` of them singly, with `down` [d_model, d_ff] also their `writes`."""
     rows = tensor.detach().reshape(-1, tensor.shape[-1])
     every = torch.arange(rows.shape[1], device=rows.device)
     near = _quiet(rows, every, NEAR_ZERO)
@@ -61,14 +61,14 @@ def unit_statistics(tensor: Tensor, top: int = 0, down: Tensor | None = None) ->
 
 
 def _blocks(rows: Tensor) -> Iterator[Tensor]:
-    """Some rows at a time, so that their copies stay in the cache."""
+    """A few rows at a time, so that their copies stay in the cache."""
     size = max(1, chunk_size(rows) // max(1, rows.shape[1]))
     for start in range(0, rows.shape[0], size):
         yield rows[start : start + size]
 
 
 def _quiet(rows: Tensor, columns: Tensor, bound: float) -> Tensor:
-    """Those of `columns` whose values are all within `bound` of zero. Most are ruled out after a few rows."""
+    """The `columns` with all values within `bound` of zero. Most are ruled out after a few rows."""
     for block in _blocks(rows):
         if not columns.numel():
             break

@@ -29,7 +29,7 @@ from ffncli.run.pretrained.locate import LiveFFN, live_ffn
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.pretrained.tokens import positions, tokenizer_of, tokens_of, with_texts
 
-# Bugs of transformers itself in the MoE layers of a model_type.
+# Bugs of transformers in the MoE layers of a model_type.
 FAULTS: Mapping[str, str] = {
     "nllb-moe": "transformers (5.23 at least) encodes this router's choice twice, so its output differs"
 }
@@ -52,7 +52,7 @@ class ForwardInput:
 def capture(resolved: Resolved, prompt: Prompt, request: LayerRequest) -> Prepared:
     """One layer's FFN, prepared to run on its actual input in the model, with the model's output for reference.
 
-    Our weights are read from the files, not taken from the loaded model. Raises FFNError where the model cannot be run.
+    Our weights are read from the files, not taken from the loaded model. Raises FFNError if the model cannot be run.
     """
     layer = resolved.layer(request.layer)
     passes: list[tuple[tuple[Token, ...], Tensor, Tensor]] = []
@@ -81,28 +81,28 @@ def run_model(
 ) -> tuple[str, ...]:
     """Run the model once up to the last of `layers`; `receive` is called for each layer as soon as its FFN has run.
 
-    Its arguments are the layer, the selected tokens, ffn_input and ffn_output [tokens, d_model]. Returns notes on the
-    run. Raises FFNError for everything that keeps a model from running.
+    The arguments of `receive` are the layer, the selected tokens, ffn_input and ffn_output [tokens, d_model]. Returns
+    notes on the run. Raises FFNError for everything that keeps a model from running.
     """
     require_runnable(resolved)
-    folder = folder_of(resolved, prompt.option)
+    path = folder_of(resolved, prompt.option)
     _require_readable(resolved, layers[0])
     device, dtype = device_of(request.device), dtype_of(request.dtype)
     with offline() as transformers:
-        config = read_config(transformers, folder)
-        tokenizer = tokenizer_of(transformers, folder)
-        tokens = tokens_of(prompt, tokenizer, folder)
+        config = read_config(transformers, path)
+        tokenizer = tokenizer_of(transformers, path)
+        tokens = tokens_of(prompt, tokenizer, path)
         if not config.is_encoder_decoder:  # before anything large is loaded
             positions(prompt.positions, len(tokens))
         live: dict[Layer, LiveFFN] = {}
 
         def shrink(module: Any, lean: bool) -> None:
-            with suppress(FFNError):  # layers that share weights are recognised once they have them (Zamba)
+            with suppress(FFNError):  # layers that share weights are recognised once these are loaded (Zamba)
                 live.update({layer: live_ffn(module, resolved, layer) for layer in layers})
             if lean and len(live) == len(layers):
                 _cut_behind(module, resolved, live)
 
-        loaded = load(transformers, folder, config, dtype, device, shrink)
+        loaded = load(transformers, path, config, dtype, device, shrink)
         live = live or {layer: live_ffn(loaded.module, resolved, layer) for layer in layers}
         inputs = _forward_arguments(loaded, tokens, tokenizer, layers)
         idle = _listen(loaded, live, inputs, prompt, receive)
@@ -111,7 +111,7 @@ def run_model(
 
 
 def _require_readable(resolved: Resolved, layer: Layer) -> None:
-    """FFNError for weights in an unsupported format (GPTQ), by headers alone, before the model is loaded in vain."""
+    """FFNError for weights in an unsupported format (GPTQ), by headers alone, before the model is loaded."""
     assert resolved.checkpoint is not None  # folder_of requires it
     for item in located_weights(resolved, layer) or ():
         stored(resolved.checkpoint, item.names[0], resolved.quantization)
@@ -121,7 +121,7 @@ def _require_readable(resolved: Resolved, layer: Layer) -> None:
 
 
 def _cut_behind(module: Any, resolved: Resolved, live: Mapping[Layer, LiveFFN]) -> None:
-    """Remove the layers after the requested ones from a model that is still whole and empty.
+    """Remove the layers after the requested ones from a model that is still complete but empty.
 
     Each stack that runs ends with its last requested layer; a decoder without a requested layer does not run at all.
     """
@@ -156,7 +156,7 @@ def cut(module: Any, layer: str, kept: int) -> None:
 def _forward_arguments(
     loaded: Pretrained, tokens: tuple[Token, ...], tokenizer: Any, layers: Sequence[Layer]
 ) -> ForwardInput:
-    """The arguments of the model's forward. Raises FFNError for tokens that it has no embedding or position for."""
+    """The arguments of the model's forward. Raises FFNError for tokens without an embedding or position."""
     module, config = loaded.module, loaded.config
     ids = torch.tensor([[token.id for token in tokens]], device=module.device)
     _check_ids(module, tokens)
@@ -191,12 +191,15 @@ def stand_in(loaded: Pretrained, count: int) -> dict[str, Tensor]:
 
 
 def _codebooks(module: Any) -> int:
-    """How many tokens the decoder has at each position: Musicgen has several, of sound."""
+    """How many tokens the decoder has at each position: Musicgen has several audio tokens."""
     return int(getattr(getattr(module, "decoder", None), "num_codebooks", 1))
 
 
 def _silence(module: Any, config: Any, count: int) -> Tensor:
-    """What Whisper's encoder takes, [count, mel bins, frames], as zeros. FFNError for models that take other inputs."""
+    """The input of Whisper's encoder, [count, mel bins, frames], as zeros.
+
+    FFNError for models that take other inputs.
+    """
     if config.model_type != "whisper":
         raise FFNError(f"{config.model_type} takes {module.main_input_name}, not text")
     shape = (count, config.num_mel_bins, 2 * config.max_source_positions)
@@ -204,7 +207,7 @@ def _silence(module: Any, config: Any, count: int) -> Tensor:
 
 
 def _decoder_start(module: Any) -> int:
-    """The token that a decoder begins with: from either config, else begin of sequence, else padding."""
+    """The token that a decoder begins with: from either config, else beginning of sequence, else padding."""
     places = (getattr(module, "generation_config", None), module.config)
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
     numbers = [getattr(place, name, None) for name in names for place in places]
@@ -222,7 +225,7 @@ def _check_ids(module: Any, tokens: Sequence[Token]) -> None:
 
 
 def _check_length(module: Any, config: Any, count: int) -> None:
-    """FFNError for more tokens than the config has positions, or a table of learned positions has rows."""
+    """FFNError for more tokens than the config has positions, or its table of learned positions has rows."""
     try:
         text = config.get_text_config(decoder=True)
     except ValueError:  # it has several
@@ -230,7 +233,7 @@ def _check_length(module: Any, config: Any, count: int) -> None:
     limits = [limit for limit in (getattr(text, "max_position_embeddings", None),) if type(limit) is int and limit > 0]
     for name, part in module.named_modules():
         if isinstance(part, nn.Embedding) and name.endswith("embeddings.position_embeddings") and part.padding_idx:
-            limits.append(part.num_embeddings - part.padding_idx - 1)  # RoBERTa counts from behind the padding
+            limits.append(part.num_embeddings - part.padding_idx - 1)  # RoBERTa counts from after the padding
     if limits and count > min(limits):
         what = f"the prompt has {count:,} tokens, {config.model_type} has {min(limits):,} positions"
         raise FFNError(what, "shorten it")
@@ -247,7 +250,7 @@ def _listen(
     loaded: Pretrained, live: Mapping[Layer, LiveFFN], inputs: ForwardInput, prompt: Prompt, receive: Receiver
 ) -> tuple[str, ...]:
     """Run the forward pass with a hook on every requested layer, until the last of them has run; returns notes on those
-    that did not. FFNError where none did.
+    that did not. FFNError if none did.
     """
     waiting, kind, ours = dict(live), loaded.config.model_type, False
 
@@ -257,7 +260,7 @@ def _listen(
         chosen = positions(prompt.positions, len(tokens))
         rows = torch.tensor(chosen, device=entering.device)
         flat = (_rows(t, len(tokens), kind)[rows] for t in (entering, leaving))
-        ours = True  # what goes wrong in there is not transformers'
+        ours = True  # an error in there does not come from transformers
         receive(layer, tuple(tokens[i] for i in chosen), *flat)
         ours = False
         del waiting[layer]
@@ -280,7 +283,7 @@ def _listen(
                 raise
             raise cannot(f"transformers cannot run {kind} on this prompt", error, ExitCode.ENVIRONMENT) from None
     left = ", ".join(f"{layer.stack} layer {layer.index}" for layer in waiting)
-    if len(waiting) < len(live):  # Mllama's layers that look at a picture
+    if len(waiting) < len(live):  # Mllama's layers that attend to an image
         return (f"{left} did not run on this prompt",)
     raise FFNError(f"{kind}: {left} did not run on this prompt", code=ExitCode.ENVIRONMENT)
 
@@ -291,7 +294,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _rows(tensor: Tensor, tokens: int, kind: str) -> Tensor:
-    """One row per token: a model may pad at the end (Longformer). FFNError where it pools them (Funnel)."""
+    """One row per token: a model may pad at the end (Longformer). FFNError if it pools them (Funnel)."""
     if tensor.shape[0] < tokens:
         count = f"{tensor.shape[0]} rows enter this FFN for {tokens} tokens"
         raise FFNError(f"{kind}: {count}, so rows cannot be matched to tokens", "trace it without a prompt")
@@ -306,7 +309,7 @@ def _hook(
     left: dict[str, Tensor] = {}
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not entered:  # a copy: later code may write into it
+        if not entered:  # a copy, because later code may write into it
             entered.append(next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)).detach().clone())
 
     def after(name: str) -> Callable[[nn.Module, Any, Any], None]:

@@ -1,4 +1,4 @@
-"""Which layers of a model can be traced, and which of them a prompt reaches."""
+"""Which layers of a model can be traced, and which of them a prompt can reach."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def layers_of(resolved: Resolved) -> list[Layer]:
 
 
 def reached(resolved: Resolved, layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]:
-    """(the layers that a prompt can reach, notes on the others): Whisper's encoder takes sound."""
+    """(the layers that a prompt can reach, notes on the others): Whisper's encoder takes audio."""
     if resolved.model_type != "whisper" or all(layer.stack == "decoder" for layer in layers):
         return list(layers), ()
     return [layer for layer in layers if layer.stack == "decoder"], ("a prompt cannot reach the encoder",)

@@ -1,4 +1,4 @@
-"""A model as transformers runs it, from a directory: offline, from safetensors alone, without any custom code.
+"""A model as transformers runs it: offline, from safetensors or a GGUF file, without any custom code.
 
 Only what the requested layers need is read: later layers and an untied head are removed from the module before any
 weight is loaded, and the memory that the rest needs is compared with the free memory.
@@ -20,7 +20,12 @@ from torch import nn
 
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.strict_json import MOST_CONFIG_BYTES, read_object
+from ffncli.models.model import Resolved
+from ffncli.models.runnable import is_gguf, loaded_parameters
+from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.engine.weights import require_memory
+from ffncli.show.text import bytes_text
+from ffncli.system.packages import installed
 
 _LONGEST = 200  # characters of another library's exception
 _HEADS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
@@ -37,7 +42,7 @@ class Pretrained:
 
 @contextmanager
 def offline() -> Iterator[Any]:
-    """transformers, quiet and without any network, whatever the environment says. FFNError where it is missing."""
+    """transformers, quiet and without any network, regardless of the environment. FFNError if it is missing."""
     before = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when the Hub's client is imported
     try:
@@ -67,8 +72,27 @@ def offline() -> Iterator[Any]:
             log.enable_progress_bar()
 
 
-def read_config(transformers: Any, folder: Path) -> Any:
+def arguments_for(path: Path) -> dict[str, Any]:
+    """How transformers' `from_pretrained` is told to read a directory, or a GGUF file, from disk alone."""
+    disk = {"local_files_only": True, "trust_remote_code": False}
+    if is_gguf(path):
+        return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name, **disk}
+    return {"pretrained_model_name_or_path": path, **disk}
+
+
+def read_config(transformers: Any, path: Path) -> Any:
     """The config as transformers has it. Raises FFNError for an architecture that it does not know."""
+    config = _gguf_config(transformers, path) if is_gguf(path) else _folder_config(transformers, path)
+    for name, value in (("use_cache", False), ("chunk_size_feed_forward", 0)):  # one call per FFN, nothing kept
+        if hasattr(config, name):
+            setattr(config, name, value)
+    packed = getattr(config, "quantization_config", None)
+    if isinstance(packed, dict) and packed.get("quant_method") in ("fp8", "mxfp4"):
+        packed["dequantize"] = True  # or a GPU rounds activations too
+    return config
+
+
+def _folder_config(transformers: Any, folder: Path) -> Any:
     where = shown_path(folder / "config.json")
     values = read_object(folder / "config.json", MOST_CONFIG_BYTES, constants=True)
     kind = values.get("model_type")
@@ -80,28 +104,47 @@ def read_config(transformers: Any, folder: Path) -> Any:
             "`ffn trace` without a prompt may run its layers", ExitCode.ENVIRONMENT,
         )  # fmt: skip
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return transformers.AutoConfig.from_pretrained(**arguments_for(folder))
     except Exception as error:  # its validators raise a dozen kinds
         raise cannot(f"{where}: transformers refuses it", error) from None
-    for name, value in (("use_cache", False), ("chunk_size_feed_forward", 0)):  # one call per FFN, nothing kept
-        if hasattr(config, name):
-            setattr(config, name, value)
-    packed = getattr(config, "quantization_config", None)
-    if isinstance(packed, dict) and packed.get("quant_method") in ("fp8", "mxfp4"):
-        packed["dequantize"] = True  # or a GPU rounds activations too
-    return config
+
+
+def _gguf_config(transformers: Any, path: Path) -> Any:
+    """The config that transformers makes of the file's metadata. No conversion helps where it cannot: it is the only
+    library that turns a GGUF file back into a model of its own, and writes none that it has read from one.
+    """
+    if installed("accelerate") is None:
+        what = f"{shown_path(path)}: transformers needs the accelerate library to load a GGUF file"
+        raise FFNError(what, "pip install 'ffncli[models]'", ExitCode.ENVIRONMENT)
+    try:
+        return transformers.AutoConfig.from_pretrained(**arguments_for(path))
+    except Exception as error:
+        what = f"{shown_path(path)}: transformers {transformers.__version__} cannot load it"
+        hint = "give the directory with safetensors that it was made from, or trace without a prompt"
+        raise cannot(what, error, ExitCode.ENVIRONMENT, hint) from None
+
+
+def loading_notes(resolved: Resolved, last_layer: int, dtype: str | None) -> tuple[str, ...]:
+    """What is worth saying before a model is loaded up to a layer: the memory that a GGUF file takes then."""
+    checkpoint = resolved.checkpoint
+    if checkpoint is None or not checkpoint.gguf:
+        return ()
+    size = bytes_text(loaded_parameters(checkpoint, last_layer) * dtype_of(dtype).itemsize)
+    return (f"transformers dequantizes the GGUF file to run the prompt: {size} of memory in {dtype or 'fp32'}",)
 
 
 def load(
-    transformers: Any, folder: Path, config: Any, dtype: torch.dtype, device: str,
+    transformers: Any, path: Path, config: Any, dtype: torch.dtype, device: str,
     shrink: Callable[[Any, bool], None], with_head: bool = False,
 ) -> Pretrained:  # fmt: skip
     """The model in eval mode, in `dtype` on `device`, after `shrink` removed unneeded parts from the empty module.
 
     Where transformers fails over the missing parts, it is loaded again with `shrink(module, False)`, which keeps them.
-    Raises FFNError where transformers has no such class, where memory is too small, or where loading fails.
+    The weights of a GGUF file are dequantized. Raises FFNError where transformers has no such class, where memory is
+    too small, or where loading fails.
     """
-    kind = _class(transformers, config, with_head)
+    # The names in a GGUF file are those of the whole model, which its class with a head has.
+    kind = _class(transformers, config, with_head, is_gguf(path))
 
     def prepare(module: Any, lean: bool) -> None:
         shrink(module, lean)
@@ -110,13 +153,15 @@ def load(
         size = sum(p.numel() for p in module.parameters()) * dtype.itemsize
         require_memory(size, f"{kind.__name__} up to there", "take a lower --layer or --dtype bf16")
 
-    options = {
-        "config": config, "dtype": dtype, "local_files_only": True, "use_safetensors": True,
-        "trust_remote_code": False, "output_loading_info": True, "ignore_mismatched_sizes": True,
+    options = arguments_for(path) | {
+        "config": config, "dtype": dtype, "use_safetensors": True, "output_loading_info": True,
+        "ignore_mismatched_sizes": True,
     }  # fmt: skip
+    if is_gguf(path) and hasattr(transformers, "GgufConfig"):  # from 5.23 on it may keep weights packed
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     for lean in (True, False):
         try:
-            module, info = _prepared(kind, partial(prepare, lean=lean)).from_pretrained(folder, **options)
+            module, info = _prepared(kind, partial(prepare, lean=lean)).from_pretrained(**options)
             module.set_experts_implementation("eager")  # the fused ones refuse float64
             break
         except FFNError:
@@ -125,24 +170,24 @@ def load(
             if lean and not isinstance(error, ImportError):
                 continue
             code = ExitCode.ENVIRONMENT if isinstance(error, (ImportError, MemoryError)) else ExitCode.USAGE
-            raise cannot(f"{shown_path(folder)}: transformers cannot load it", error, code) from None
+            raise cannot(f"{shown_path(path)}: transformers cannot load it", error, code) from None
     if unlike := sorted(info["mismatched_keys"]):  # only with ignore_mismatched_sizes does transformers say which
         name, shape, expected = unlike[0]
-        what = f"{shown_path(folder)}: tensor {shown(name, 120)} has shape {list(shape)}, its model {list(expected)}"
+        what = f"{shown_path(path)}: tensor {shown(name, 120)} has shape {list(shape)}, its model {list(expected)}"
         raise FFNError(what, "config.json and the tensors are not of the same model")
     return Pretrained(module.eval().to(device), config, tuple(sorted(info["missing_keys"])))
 
 
-def cannot(what: str, error: BaseException, code: ExitCode = ExitCode.USAGE) -> FFNError:
+def cannot(what: str, error: BaseException, code: ExitCode = ExitCode.USAGE, hint: str = "") -> FFNError:
     """Another library's exception in one line."""
     text = " ".join(str(error).split())  # the reason is often in the second line
     text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-    return FFNError(": ".join(filter(None, (what, type(error).__name__, text))), code=code)
+    return FFNError(": ".join(filter(None, (what, type(error).__name__, text))), hint, code)
 
 
 @contextmanager
 def demanding(loaded: Pretrained) -> Iterator[None]:
-    """Within it: FFNError as soon as a module is called with parameters that the files do not have.
+    """While active, raises FFNError as soon as a module is called whose parameters the files do not have.
 
     transformers fills those with random values and only logs it. A pooler that is never called does no harm.
     """
@@ -155,7 +200,7 @@ def demanding(loaded: Pretrained) -> Iterator[None]:
 
         try:
             handles.append(loaded.module.get_submodule(owner).register_forward_pre_hook(refuse))
-        except AttributeError:  # of a part that was removed
+        except AttributeError:  # for a part that was removed
             continue
     try:
         yield
@@ -165,7 +210,7 @@ def demanding(loaded: Pretrained) -> Iterator[None]:
 
 
 def _prepared(kind: Any, prepare: Callable[[Any], None]) -> Any:
-    """The class, calling `prepare` at the end of its constructor, when the module is still empty."""
+    """The class, calling `prepare` at the end of its constructor, while the module is still empty."""
 
     def make(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, config, *args, **kwargs)
@@ -174,15 +219,16 @@ def _prepared(kind: Any, prepare: Callable[[Any], None]) -> Any:
     return type(kind.__name__, (kind,), {"__init__": make, "__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
-def _class(transformers: Any, config: Any, with_head: bool) -> Any:
+def _class(transformers: Any, config: Any, with_head: bool, prefer_head: bool = False) -> Any:
     """The class that the config names, or that transformers builds for it. Raises FFNError where there is none."""
     named = [getattr(transformers, str(name), None) for name in getattr(config, "architectures", None) or ()]
     heads = sorted(_HEADS, key=lambda head: config.is_encoder_decoder and "SEQ_TO_SEQ" not in head)  # BART has both
     tables = [f"MODEL_FOR_{head}_MAPPING" for head in heads]
-    tables = tables if with_head else ["MODEL_MAPPING", *tables]
+    if not with_head:
+        tables = [*tables, "MODEL_MAPPING"] if prefer_head else ["MODEL_MAPPING", *tables]
     built = [getattr(transformers, table).get(type(config), None) for table in tables]
     models: list[Any] = [k for k in named if isinstance(k, type) and issubclass(k, transformers.PreTrainedModel)]
-    models = [k for k in models if isinstance(config, k.config_class or ())]  # a file may name anything
+    models = [k for k in models if isinstance(config, k.config_class or ())]  # a file may name any class
     for kind in (*models, *(k[0] if isinstance(k, tuple) else k for k in built if k is not None)):
         if not with_head or _has_head(kind, config):
             return kind

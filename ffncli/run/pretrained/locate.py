@@ -1,7 +1,7 @@
 """Where a layer's FFN and its weights are in a transformers model in memory.
 
-Names in memory are not those on disk (from transformers 5 on, experts share one parameter, and modules are renamed), so
-the FFN is recognised again, among the tensors in memory.
+Names in memory differ from those on disk (from transformers 5 on, experts share one parameter, and modules are
+renamed), so the FFN is recognised again, among the tensors in memory.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class LiveFFN:
     enters: str  # the module whose first tensor argument is ffn_input
     leaves: tuple[str, ...]  # modules whose outputs (first of a tuple) added together are ffn_output
     layer: str  # the layer's own module
-    norms: Mapping[str, str] = field(default_factory=dict)  # `norm`, `post_norm` → its module, where there is one
+    norms: Mapping[str, str] = field(default_factory=dict)  # `norm`, `post_norm` → its module, if there is one
 
 
 def live_ffn(module: nn.Module, resolved: Resolved, layer: Layer) -> LiveFFN:
     """The modules at which a layer's ffn_input enters and its ffn_output leaves.
 
-    A dense FFN is entered at its first projection and left at its down projection, with or without a module around
-    it, and whatever that module adds (BLOOM's residual). Experts are entered and left at the module that also contains
-    their router; shared experts outside that module (Granite) leave separately. Their input may be
-    flattened to [tokens, d_model]. Raises FFNError where no FFN of that layer is found.
+    A dense FFN starts at its first projection and ends at its down projection, with or without a module around
+    it, even if that module adds more (BLOOM's residual). Experts start and end at the module that also contains
+    their router; shared experts outside that module (Granite) end separately. Their input may be
+    flattened to [tokens, d_model]. Raises FFNError if no FFN of that layer is found.
     """
     at, located = live_parameters(module, resolved, layer)
     owners = {item.parameter: item.names[0].rpartition(".")[0] for item in located}
@@ -55,7 +55,7 @@ def live_ffn(module: nn.Module, resolved: Resolved, layer: Layer) -> LiveFFN:
 def _boundary(
     owners: Mapping[str, str], norms: Mapping[str, str], at: str, layer: Layer
 ) -> tuple[str, tuple[str, ...]]:
-    """(where the FFN is entered, where it is left), by the modules that own its parameters."""
+    """(the module where the FFN starts, the modules where it ends), by the owners of its parameters."""
     if layer.spec.moe is None:
         return owners["gate.weight" if layer.spec.gated else "up.weight"], (owners["down.weight"],)
     shared = [name for parameter, name in owners.items() if parameter.startswith("shared")]
@@ -63,7 +63,7 @@ def _boundary(
     whole, root = _common([*routed, *shared]), _common(routed)
     if not whole.startswith(at) or whole == at:
         return root, (root, _common(shared))
-    if any(name.startswith(f"{whole}.") for name in norms.values()):  # its output is after that norm (A.X-K1)
+    if any(name.startswith(f"{whole}.") for name in norms.values()):  # its output comes after that norm (A.X-K1)
         return whole, (owners["down.weight"], *([_common(shared)] if shared else []))
     return whole, (whole,)
 
@@ -98,7 +98,7 @@ def live_parameters(module: nn.Module, resolved: Resolved, layer: Layer) -> tupl
 
 
 def live_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and stored buffers in the order of their names, as files have them; a shared one (Zamba's) once."""
+    """Parameters and stored buffers in the order of their names, as in files; a shared one (Zamba's) once."""
     kept = module.state_dict()
     tensors = dict((*module.named_parameters(), *module.named_buffers()))
     return {name: tensors[name].detach() for name in sorted(tensors) if name in kept}

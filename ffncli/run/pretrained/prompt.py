@@ -18,11 +18,11 @@ class Prompt:
 
     @property
     def option(self) -> str:
-        """The option that it comes from, for errors."""
+        """The option that it came from, for errors."""
         return "--prompt" if self.ids is None else "--input-ids"
 
     def check(self, made: Mapping[str, object]) -> None:
-        """Raises FFNError for a prompt together with token ids, or with an option of `made`, which sets the input."""
+        """Raises FFNError for a prompt together with token ids, or with an option of `made` that sets the input."""
         if self.text is not None and self.ids is not None:
             raise FFNError("--prompt contradicts --input-ids", "give one")
         if option := next((option for option, value in made.items() if value is not None), None):
@@ -30,5 +30,5 @@ class Prompt:
 
 
 def prompt_of(text: str | None, ids: tuple[int, ...] | None, positions: str | None) -> Prompt | None:
-    """The prompt from these options; None where no model is to be run."""
+    """The prompt from these options; None if no model is to be run."""
     return None if text is None and ids is None else Prompt(text, ids, positions)

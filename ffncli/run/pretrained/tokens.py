@@ -8,41 +8,50 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.errors import FFNError, shown, shown_path
+from ffncli.models.runnable import is_gguf
 from ffncli.run.engine.prepare import Token
-from ffncli.run.pretrained.loading import cannot
+from ffncli.run.pretrained.loading import arguments_for, cannot
 from ffncli.run.pretrained.prompt import Prompt
 
-# Every tokenizer has one of these. Without any, transformers would make an empty tokenizer.
+# Every tokenizer has one of these. Without any of them, transformers would make an empty tokenizer.
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm", "vocab.json",
           "vocab.txt", "tekken.json", "sentencepiece.model", "tiktoken.model", "bpe.codes", "vocab.bpe")  # fmt: skip
 
 
-def tokenizer_of(transformers: Any, folder: Path) -> Any:
-    """The directory's tokenizer, None where it has none. Raises FFNError for one that transformers cannot load."""
-    if not any((folder / name).is_file() for name in _FILES):
+def tokenizer_of(transformers: Any, path: Path) -> Any:
+    """The tokenizer of a directory or a GGUF file, None where it has none.
+
+    Raises FFNError for one that transformers cannot load.
+    """
+    if is_gguf(path):
+        from ffncli.models.files.gguf import read_gguf
+
+        there = "tokenizer.ggml.model" in read_gguf(path).metadata
+    else:
+        there = any((path / name).is_file() for name in _FILES)
+    if not there:
         return None
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(**arguments_for(path))
     except Exception as error:  # the libraries behind it raise all kinds
-        raise cannot(f"{shown_path(folder)}: its tokenizer cannot be loaded", error) from None
+        raise cannot(f"{shown_path(path)}: its tokenizer cannot be loaded", error) from None
 
 
-def tokens_of(prompt: Prompt, tokenizer: Any, folder: Path) -> tuple[Token, ...]:
+def tokens_of(prompt: Prompt, tokenizer: Any, path: Path) -> tuple[Token, ...]:
     """The model's input tokens, with the special ones that the tokenizer puts around a prompt.
 
-    Raises FFNError for an empty prompt, and where there is no tokenizer.
+    Raises FFNError for an empty prompt, and without a tokenizer.
     """
     if prompt.ids is not None:
         return with_texts(prompt.ids, tokenizer)
     if not prompt.text:
         raise FFNError("--prompt is empty", "give some text, or --input-ids 1,2,3")
     if tokenizer is None:
-        raise FFNError(
-            f"{shown_path(folder)} has no tokenizer ({_FILES[0]})", "--input-ids 1,2,3 gives the tokens' numbers"
-        )
+        name = "tokenizer.ggml.model" if is_gguf(path) else _FILES[0]
+        raise FFNError(f"{shown_path(path)} has no tokenizer ({name})", "--input-ids 1,2,3 gives the tokens' numbers")
     try:
         ids = tokenizer(prompt.text)["input_ids"]
-    except Exception as error:  # surrogates that UTF-8 cannot encode, and whatever else a tokenizer refuses
+    except Exception as error:  # surrogates that UTF-8 cannot encode, and other text that a tokenizer refuses
         raise cannot(f"the tokenizer cannot read the prompt {shown(prompt.text)}", error) from None
     if not ids:
         raise FFNError(f"--prompt {shown(prompt.text)} has no tokens", "give some text, or --input-ids 1,2,3")
@@ -55,7 +64,7 @@ def with_texts(ids: Sequence[int], tokenizer: Any) -> tuple[Token, ...]:
 
 
 def token_text(tokenizer: Any, number: int) -> str | None:
-    """One token's text, a leading space included; None where there is none."""
+    """One token's text, a leading space included; None if there is none."""
     raw = None if tokenizer is None or number >= len(tokenizer) else tokenizer.convert_ids_to_tokens(number)
     if raw is None:
         return None
@@ -65,9 +74,9 @@ def token_text(tokenizer: Any, number: int) -> str | None:
 
 
 def positions(text: str | None, count: int) -> tuple[int, ...]:
-    """The positions that `-1`, `0,3` or `2:5` mean among `count` tokens, each once; None: all of them.
+    """The positions that `-1`, `0,3` or `2:5` mean among `count` tokens, without duplicates; None: all of them.
 
-    Raises FFNError for one that is out of range, and for text that is not a position.
+    Raises FFNError for a position out of range, and for text that is not a position.
     """
     if text is None or text == "all":
         return tuple(range(count))

@@ -1,1 +1,1 @@
-"""Traces in files, and two of them compared."""
+"""Traces in files, and comparisons of two of them."""

@@ -19,10 +19,10 @@ _MOST_VALUES = 64  # values compared per unit: enough to distinguish units
 
 
 def causes(base: Saved, new: Saved, first: str, differing: frozenset[str], tolerance: float) -> list[str]:
-    """The causes of the difference in step `first`, the likeliest first; `differing` are the weights that differ."""
+    """The causes of the difference in step `first`, the most likely first; `differing` are the weights that differ."""
     step = next(s for s in base.steps if s.name == first)
     if step.op == "input":
-        return ["the inputs already differ, so later steps say nothing about the block"]
+        return ["the inputs already differ, so later steps show nothing about the block"]
     search = _CauseSearch(base, new, step, differing, tolerance)
     texts = list(dict.fromkeys([*search.by_weights(), *search.by_values()]))
     return texts or search.nothing()
@@ -36,14 +36,14 @@ class _CauseSearch:
         both = [name for name in base.weights if name in new.weights]
         tops = {s.name for s in base.steps if not s.inner}
         prefix = step.name.rpartition(".")[2] if step.inner else step.name
-        if step.op == "experts":  # the program's weights belong to no step outside it
+        if step.op == "experts":  # the program's weights belong only to steps inside it
             self.weight_names = [name for name in both if name.rpartition(".")[0] not in tops]
         else:
             self.weight_names = [name for name in both if name.rpartition(".")[0] == prefix]
         self.differing = [name for name in self.weight_names if name in differing]
 
     def by_weights(self) -> Iterator[str]:
-        """Causes that the weights show."""
+        """Causes visible in the weights."""
         for name in self.differing:
             stem, _, parameter = name.rpartition(".")
             partner = _partner(stem)
@@ -70,7 +70,7 @@ class _CauseSearch:
                 yield f"{name} differs"
 
     def by_values(self) -> Iterator[str]:
-        """Causes that the step's values show, where the weights show none."""
+        """Causes visible in the step's values, if the weights show none."""
         if self.differing:
             return
         name = self.step.name
@@ -109,7 +109,7 @@ class _CauseSearch:
         return False
 
     def _norm_weight(self, base: Tensor, new: Tensor) -> str | None:
-        """Whether a norm's weight was taken as w on one side and as 1 + w, or not at all, on the other."""
+        """A norm's weight that was applied as w on one side and as 1 + w, or not at all, on the other."""
         name = f"{self.step.name}.weight"
         kept = next((saved for saved in (self.base, self.new) if name in saved.weights), None)
         if self.step.op != "norm" or kept is None:
@@ -125,7 +125,7 @@ class _CauseSearch:
         return None
 
     def nothing(self) -> list[str]:
-        """The answer where no cause was recognised."""
+        """The answer if no cause was recognised."""
         if self.weight_names:
             return [f"the weights of {self.step.name} are the same in both: the arithmetic differs"]
         if self.step.op in ("linear", "norm", "experts"):
@@ -142,7 +142,7 @@ Pair = tuple[Tensor, Tensor]  # (base, new), both [units, values]
 
 
 def _pair(gate: Pair, up: Pair, name: str, tolerance: float) -> str | None:
-    """What happened to gate and up together: exchanged, or cut out of one fused matrix in another way."""
+    """What happened to gate and up together: exchanged, or cut out of one fused matrix in a different way."""
     names = f"{_named(name, 'gate')} and {_named(name, 'up')}"
     (base_gate, new_gate), (base_up, new_up) = gate, up
     if not base_gate.shape == base_up.shape == new_gate.shape == new_up.shape:
@@ -161,8 +161,8 @@ def _pair(gate: Pair, up: Pair, name: str, tolerance: float) -> str | None:
                 return f"{names} come from one fused matrix: {cut}, and swapped"
     if _permuted(torch.cat((base_gate, base_up)), torch.cat((new_gate, new_up)), tolerance):
         if _permuted(base_gate, new_gate, tolerance):
-            return None  # each within itself: reported for each alone
-        return f"{names} have the same columns in another order: one fused matrix was cut in another way"
+            return None  # each changed only within itself: reported separately
+        return f"{names} have the same columns in another order: one fused matrix was cut in a different way"
     return None
 
 
@@ -174,7 +174,7 @@ def _single(base: Tensor, new: Tensor, name: str, units: str, tolerance: float) 
         return f"all signs of {name} are flipped"
     factor = (new * base).sum() / base.square().sum()
     if factor.isfinite() and factor != 0 and _same(new, factor * base, tolerance):
-        return f"{name} is {factor.item():.6g} times what it is in BASE"
+        return f"{name} in NEW is {factor.item():.6g} times its value in BASE"
     if _permuted(base, new, tolerance):
         return f"the {units} of {name} are in another order"
     if base.shape[1] < 2:
@@ -198,7 +198,7 @@ def _permuted(base: Tensor, new: Tensor, tolerance: float) -> bool:
 
 
 def _same(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Whether two matrices are equal up to rounding; never with NaN or Inf, against which all is small."""
+    """Whether two matrices are equal up to rounding; never with NaN or Inf, which would hide any difference."""
     if a.shape != b.shape or not (a.isfinite().all() and b.isfinite().all()):
         return False
     return gap(a, b).relative <= max(tolerance, 1e-12)

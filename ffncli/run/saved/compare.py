@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ffncli.block import dtypes
 from ffncli.errors import FFNError, shown
-from ffncli.run.explain.scene import unravel, written
+from ffncli.run.explain.scene import written
 from ffncli.run.measure.gap import gap
+from ffncli.run.measure.statistics import unravel
 from ffncli.run.measure.ulp import narrower, ulps
 from ffncli.run.saved.causes import causes
 from ffncli.run.saved.saved import Saved, SavedStep
@@ -32,13 +33,13 @@ _RUN_KEYS = ("source", "name", "layer", "stack", "weights", "mode", "device", "d
 
 @dataclass(frozen=True)
 class TensorRow:
-    """One step, or one weight, of both: BASE is the reference, NEW is compared with it.
+    """One step, or one weight, in both traces: BASE is the reference, NEW is compared with it.
 
-    `max_error` is the largest |new - base| of the places where both are finite, `relative_error` that over the largest
+    `max_error` is the largest |new - base| over places where both are finite, `relative_error` that over the largest
     finite |base|, `ulps` |new - base| at the worst element in units in the last place of base's value there, in the
-    narrower `dtype` of the two; None where that value is 0. `nonfinite` counts places where one is NaN or infinite and
+    narrower `dtype` of the two; None if that value is 0. `nonfinite` counts places where one is NaN or infinite and
     the other differs: the first of them is then `worst`, and the step differs. NaN in both, or the same
-    infinity, agrees. `worst` is None where all values are equal. It `agrees` where relative_error ≤ tolerance.
+    infinity, agrees. `worst` is None if all values are equal. It `agrees` if relative_error ≤ tolerance.
     """
 
     step: str
@@ -68,7 +69,7 @@ class TraceMismatch:
 
 @dataclass(frozen=True)
 class TraceComparison:
-    """`first` is the first step that differs, `causes` why. Where the inputs differ it is not `comparable`."""
+    """`first` is the first step that differs, `causes` why. If the inputs differ it is not `comparable`."""
 
     comparable: bool
     mismatches: tuple[TraceMismatch, ...]
@@ -83,9 +84,9 @@ class TraceComparison:
 
 
 def compare(base: Saved, new: Saved, tolerance: float | None = None) -> TraceComparison:
-    """Every step that both have, in order; each is read, compared and dropped before the next.
+    """Every step that both have, in order; each is read, compared and freed before the next.
 
-    `tolerance` is for the relative error; None takes that of the narrower dtype (TOLERANCE). Raises FFNError where the
+    `tolerance` is for the relative error; None takes that of the narrower dtype (TOLERANCE). Raises FFNError if the
     two come from different blocks, or from inputs of different shapes.
     """
     _check_same_block(base, new)
@@ -148,7 +149,7 @@ def _step_row(base: Saved, new: Saved, step: SavedStep, tolerance: float | None)
 
 
 def _weight_row(base: Saved, new: Saved, name: str, tolerance: float | None) -> TensorRow:
-    """The row of a weight of both. Raises FFNError where shapes differ."""
+    """The row of a weight in both traces. Raises FFNError if the shapes differ."""
     a, b = new.weight(name), base.weight(name)
     if a.shape != b.shape:
         raise FFNError(
@@ -167,9 +168,9 @@ def _tokens(saved: Saved, step: SavedStep) -> str:
 
 
 def _check_same_block(base: Saved, new: Saved) -> None:
-    """Raises FFNError where the steps outside experts are not the same, or have other shapes."""
+    """Raises FFNError if the steps outside experts differ, or have different shapes."""
     ours, theirs = ([s for s in saved.steps if not s.inner] for saved in (base, new))
-    where = f"{new.where} was saved from another block than {base.where}"
+    where = f"{new.where} was saved from a different block than {base.where}"
     for a, b in zip(ours, theirs, strict=False):
         if (a.name, a.op) != (b.name, b.op):
             mine, other = _assignment(a), _assignment(b)
@@ -177,7 +178,7 @@ def _check_same_block(base: Saved, new: Saved) -> None:
                 mine, other = f"{mine} is {_kind(a, b)}", _kind(b, a)
             raise FFNError(f"{where}: {mine} in {base.where}, {other} in {new.where}")
         if a.shape != b.shape:
-            inputs = f"{new.where} was traced on another input than {base.where}"
+            inputs = f"{new.where} was traced on a different input than {base.where}"
             same = a.shape[-1] == b.shape[-1]
             shapes = f"{list(a.shape)} in {base.where}, {list(b.shape)} in {new.where}"
             raise FFNError(f"{inputs if same else where}: {a.name} has shape {shapes}")
@@ -191,7 +192,7 @@ def _assignment(step: SavedStep) -> str:
 
 
 def _kind(step: SavedStep, other: SavedStep) -> str:
-    """The step's op with those of its fields that the other lacks: `linear (into d_model 8, bias False)`."""
+    """The step's op with those of its fields that differ from the other's: `linear (into d_model 8, bias False)`."""
     details = ", ".join(f"{key} {value}" for key, value in step.detail.items() if other.detail.get(key) != value)
     return f"{step.op} ({details})" if details else step.op
 
@@ -212,7 +213,7 @@ def _mismatches(base: Saved, new: Saved) -> list[TraceMismatch]:
             continue
         if a.formula != b.formula:
             out.append(TraceMismatch(f"{a.name}: formula", a.formula, b.formula))
-            continue  # the formula says it all
+            continue  # the formula already shows every difference
         details = [(key, a.detail[key], b.detail.get(key)) for key in a.detail]
         out += [TraceMismatch(f"{a.name}: {key}", mine, str(other)) for key, mine, other in details if mine != other]
     return out

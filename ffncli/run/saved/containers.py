@@ -1,8 +1,8 @@
 """Named tensors and a record in one file: .safetensors, .npz or .json, written and read one by one.
 
-No tensor is copied whole while it is written, except where the file cannot store its dtype (bf16 in .npz and .json
+No tensor is copied in full while it is written, unless the file cannot store its dtype (bf16 in .npz and .json
 becomes float32, which is exact). Files are checked before they are read: sizes before anything is allocated, never a
-pickle, never anything compressed.
+pickle, and never compressed data.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _no_trace(path: Path) -> FFNError:
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """A tensor's bytes in order, without a copy where it is contiguous on the CPU."""
+    """A tensor's bytes in order, without a copy if it is contiguous on the CPU."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
@@ -131,7 +131,7 @@ def _open_safetensors(path: Path) -> _Safetensors:
 
 
 def _write_npz(file: BinaryIO, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """A zip of .npy files, stored as they are; the record is an array of one text."""
+    """A zip of .npy files, stored uncompressed; the record is an array of one text."""
     import numpy
 
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -202,9 +202,9 @@ class _Npz:
         with self._opened(name) as member:
             shape, dtype, size = self._header(name, member)
             if not allowed(dtype.str.lstrip("<|")):
-                raise self._broken(name, f"holds {dtype}, which no trace has")
+                raise self._broken(name, f"holds {dtype}, which no trace uses")
             data, at = bytearray(size), 0
-            while at < size and (piece := member.read(_PIECE)):  # read all at once, it would be in memory twice
+            while at < size and (piece := member.read(_PIECE)):  # reading all at once would hold it in memory twice
                 data[at : at + len(piece)] = piece
                 at += len(piece)
         return numpy.frombuffer(data, dtype).reshape(shape) if data else numpy.zeros(shape, dtype)
@@ -214,14 +214,14 @@ class _Npz:
 
 
 def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
-    """The arrays by name. Raises FFNError for a compressed one, which could be of any size, and for two of one name."""
+    """The arrays by name. Raises FFNError for a compressed one, which could be of any size, and for duplicate names."""
     total = path.stat().st_size
     members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
         where = f"{shown_path(path)}: array {shown(name, 120)}"
         if member.compress_type != zipfile.ZIP_STORED or member.file_size > total or member.flag_bits & 1:
-            raise FFNError(f"{where} is compressed or encrypted", "ffn trace --save stores arrays as they are")
+            raise FFNError(f"{where} is compressed or encrypted", "ffn trace --save stores arrays uncompressed")
         if name in members:
             raise FFNError(f"{where} is duplicated")
         members[name] = member
@@ -305,7 +305,7 @@ def _open_json(path: Path) -> _Json:
 
 
 def _flat(values: Any, shape: tuple[int, ...]) -> Iterator[Any]:
-    """The numbers of nested lists of that shape; None, for the caller to refuse, where they are of another."""
+    """The numbers of nested lists of that shape; None, which the caller refuses, if their shape differs."""
     if not shape:
         yield _INFINITIES.get(values, values) if isinstance(values, str) else values
     elif isinstance(values, list) and len(values) == shape[0]:

@@ -60,7 +60,7 @@ class _TraceRecord:
 class Saved:
     """An open saved trace. Values are read on demand.
 
-    `block` is what was run (docs/json.md: trace, `block`), with its `seed` and `dtype`.
+    `block` is the block that ran (docs/json.md: trace, `block`), with its `seed` and `dtype`.
     """
 
     where: str
@@ -93,7 +93,7 @@ class Saved:
 def kept_for_saving(
     steps: Sequence[Step], inputs: Mapping[str, Tensor], inside: frozenset[int] | None
 ) -> frozenset[str]:
-    """The tensors that a trace must keep to be saved: all of the block, and those inside the requested experts."""
+    """The tensors that a trace must keep to be saved: all of the block, and those inside requested experts."""
     names = {*inputs, *(step.output for step in steps)}
     for step in steps:
         if isinstance(step.op, Experts):
@@ -105,9 +105,9 @@ def kept_for_saving(
 def save(
     path: Path, steps: Sequence[Step], result: Trace, block: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> None:
-    """Write the trace whole or not at all, with these weights. `result` must have every recorded tensor.
+    """Write the complete trace or nothing, with these weights. `result` must have every recorded tensor.
 
-    Raises FFNError (exit 3) where it cannot be written.
+    Raises FFNError (exit 3) if it cannot be written.
     """
     tensors = {record.name: result.tensors[record.name] for record in result.steps}
     for record in result.steps:
@@ -188,6 +188,6 @@ def _check_step(step: SavedStep, container: Container, names: set[str], where: s
     if len(step.shape) < 2 or (0 in step.shape and not step.inner):
         raise FFNError(f"{label} has the shape {shown(list(step.shape))}, not [..., features]")
     if container.shapes.get(step.name) != step.shape:
-        raise FFNError(f"{label} has shape {shown(list(step.shape))}, its tensor another")
+        raise FFNError(f"{label} has shape {shown(list(step.shape))}, its tensor has another")
     if not step.inner and (missing := next((name for name in step.inputs if name not in names), None)):
         raise FFNError(f"{label} reads {shown(missing, 120)}, which is no step")

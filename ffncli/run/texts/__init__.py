@@ -1,4 +1,4 @@
-"""The founding texts, run: what each states about its block, computed, and whether it holds."""
+"""The founding texts, run: each statement about a block, with the computed value and whether it holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS: Mapping[str, str] = {
 
 
 def facts(name: str, ready: Prepared) -> tuple[Fact, ...]:
-    """What the text of that example states, computed on its prepared run, in the order of the text."""
+    """The facts that the text of that example states, computed on its prepared run, in the order of the text."""
     import torch
 
     with torch.no_grad():

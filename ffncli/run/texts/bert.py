@@ -43,7 +43,7 @@ def _parameters(ready: Prepared) -> list[Fact]:
 
 
 def _share(models: Sequence[Resolved]) -> list[Fact]:
-    """The FFN's part of one layer: BERT's, and that of every known model whose attention is known."""
+    """The FFN's share of one layer: in BERT, and in every known model whose attention is known."""
     counted = {model.name: count(model) for model in models}
     bert = counted["bert-base"]
     shares = {
@@ -91,7 +91,7 @@ def _widths(ready: Prepared) -> list[Fact]:
 def _overfitting(d_model: int = 8) -> Fact:
     """Held-out errors of blocks of 1, 4 and 8 times d_model fitted to few noisy samples, and to many.
 
-    The hidden layer is drawn, the output layer fitted by least squares; the target is sin of one direction.
+    The hidden layer is random, the output layer fitted by least squares; the target is sin of one direction.
     """
     up, bias = drawn(d_model, 8 * d_model, seed=1), drawn(8 * d_model, seed=2)
     test, direction = drawn(4000, d_model, seed=3), drawn(d_model, 1, seed=4) / d_model**0.5
@@ -118,7 +118,7 @@ def _overfitting(d_model: int = 8) -> Fact:
 
 
 def _balance(models: Sequence[Resolved]) -> Fact:
-    """How many of the known dense models have which ratio."""
+    """How many of the known dense models have each ratio."""
     dense = {m.name: m.main.spec.d_ff / m.main.spec.d_model for m in models if m.main.spec.moe is None}
     four = sum(ratio == 4 for ratio in dense.values())
     gated = [m.main.spec.gated for m in models if m.name in dense and dense[m.name] == 4]
@@ -127,7 +127,7 @@ def _balance(models: Sequence[Resolved]) -> Fact:
         "4x is the balance point", f"{four} of {len(dense)} known dense models have it", "",
         "holds" if four == len(dense) else "depends",
         f"{len(gated) - sum(map(bool, gated))} of the {four} are plain; the others lie between {dense[low]:g}x ({low}) "
-        f"and {dense[high]:g}x ({high}); gated blocks have three matrices, so 2.67x is their equal of 4x",
+        f"and {dense[high]:g}x ({high}); gated blocks have three matrices, so 2.67x is their equivalent of 4x",
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ _ORDER: tuple[Verdict, ...] = ("wrong", "depends", "holds")
 
 @dataclass(frozen=True)
 class TextClaim:
-    """One claim of one text. `figure` is computed and is in the output of `command`; `why` says what it means."""
+    """One claim of one text. `figure` is computed and appears in the output of `command`; `why` explains it."""
 
     text: str
     claim: str
@@ -32,7 +32,7 @@ class TextClaim:
 
 
 def claims() -> tuple[TextClaim, ...]:
-    """Every claim that can be checked: runs all five texts. Raises FFNError where this machine cannot."""
+    """Every claim that can be checked: runs all five texts. Raises FFNError if this machine cannot run them."""
     items: list[tuple[str, str, Fact]] = []
     for name, text in TEXTS.items():
         example = find(name)

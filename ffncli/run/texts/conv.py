@@ -1,4 +1,4 @@
-"""Notes on the feed-forward layer: why it is not linear, its form as convolutions, and the final layer behind it."""
+"""Notes on the feed-forward layer: why it is not linear, its form as convolutions, and the final layer after it."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ def _collapse(steps: Sequence[Step], weights: Mapping[str, Tensor]) -> list[Fact
 def _approximation(name: str) -> Fact:
     """How near one hidden layer of growing width comes to sin(2x) on [-3, 3].
 
-    The hidden layer is drawn and only the output layer fitted, by least squares: enough to show that the error falls,
-    and less than training could reach.
+    The hidden layer is random and only the output layer is fitted, by least squares: enough to show that the error
+    falls, but less accurate than training could be.
     """
     x = torch.linspace(-3, 3, 400, dtype=torch.float64).unsqueeze(-1)
     target, rmse = (2 * x).sin(), []
     for width in WIDTHS:
-        # Slopes drawn, and every unit bends somewhere on the interval.
+        # Random slopes; every unit has its kink somewhere on the interval.
         slopes, bends = (
             2 * drawn(1, width, seed=2),
             6 * torch.rand(1, width, generator=torch.Generator().manual_seed(3), dtype=torch.float64) - 3,

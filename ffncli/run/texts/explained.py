@@ -55,7 +55,7 @@ def _sizes(ready: Prepared) -> list[Fact]:
 
 
 def _dot_product(ready: Prepared) -> list[Fact]:
-    """One hidden unit written out, with torch's index and with the text's, and with its numbers."""
+    """One hidden unit written out, with torch's indices, with the text's, and with its numbers."""
     tensors = intermediates(ready)
     x, w, bias = tensors["x"].flatten(0, -2)[0], ready.weights["up.weight"][0], ready.weights["up.bias"][0]
     terms = [f"{x[i]:.3f}·{number(float(w[i]))}" for i in (0, 1)]
@@ -107,7 +107,7 @@ def _positions(ready: Prepared) -> Fact:
 
 
 def _attention() -> Fact:
-    """f(2x) against 2 f(x) for one head of softmax attention with drawn weights."""
+    """f(2x) against 2 f(x) for one head of softmax attention with random weights."""
     width = 64
     x, (q, k, v) = drawn(8, width), drawn(3, width, width, seed=1) / sqrt(width)
 

@@ -1,4 +1,4 @@
-"""One fact of a text, and the measures that several texts need."""
+"""One fact of a text, and the measures that several texts share."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ffncli.run.engine.prepare import Prepared
 
 Verdict = Literal["", "holds", "depends", "wrong"]
 Block = Callable[[Tensor], Tensor]
-ROUNDING = 1e-12  # smaller errors are rounding alone, in float64
+ROUNDING = 1e-12  # smaller errors are only rounding, in float64
 
 
 @dataclass(frozen=True)
 class Fact:
-    """`found` is computed. `verdict` is on the text's statement, "" where it has none that can be checked.
+    """`found` is computed. `verdict` is on the text's statement, "" if it has none that can be checked.
 
-    `said` are the text's own words or numbers, "" where `topic` already states them. `command` is one that shows
-    `found`, where the text's example does not.
+    `said` are the text's own words or numbers, "" if `topic` already states them. `command` shows
+    `found`, if the text's example does not.
     """
 
     topic: str
@@ -35,7 +35,7 @@ class Fact:
 
 
 def compared(topic: str, stated: str, figure: str, note: str = "", command: str = "") -> Fact:
-    """A fact that holds where the text's statement equals the computed figure, to the digits that the text gives."""
+    """A fact that holds if the text's statement equals the computed figure, to the digits in the text."""
     return Fact(topic, figure, stated, "holds" if stated == figure else "wrong", note, command)
 
 
@@ -66,7 +66,7 @@ def doubled(ready: Prepared) -> Prepared:
 
 
 def function(steps: Sequence[Step], weights: Mapping[str, Tensor], mode: Mode = EVAL) -> Block:
-    """A block of one input as a function of it."""
+    """A block with one input, as a function of that input."""
     (entry,) = block_inputs(steps)
     return lambda x: run(steps, weights, {entry: x}, mode)
 

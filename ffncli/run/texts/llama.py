@@ -72,7 +72,7 @@ def _order(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
 
 
 def _slices(ready: Prepared) -> list[Fact]:
-    """One node's part of each matrix, by the real split, and the two names in use for it."""
+    """One node's part of each matrix, by the actual split, and the two names in use for it."""
     part = {n: [axis.size for axis in axes] for n, axes in parameters(shard(ready.steps, 0, NODES)).items()}
     shapes = f"{part['gate.weight'][::-1]} and {part['down.weight'][::-1]}"
     return [
@@ -97,7 +97,7 @@ def _place(name: str) -> str:
 
 
 def _whole(ready: Prepared, tensors: Mapping[str, Tensor]) -> Fact:
-    """Every node runs its own steps on its own slices; only the sum needs the others."""
+    """Every node runs its own steps on its own slices; only the sum needs the other nodes."""
     partial = [_node(ready, rank) for rank in range(NODES)]
     apart = gap(torch.stack(partial).sum(0), tensors["down"]).relative
     shape = list(partial[0].shape)
@@ -158,7 +158,7 @@ def _at_equal_parameters(ready: Prepared) -> Fact:
 def bends(d_model: int) -> dict[str, float]:
     """How far blocks of equal size are from linear maps: `departure` over max |f|, by activation.
 
-    The gated one is 8/3 d_model wide, the plain ones 4 d_model; weights as nn.Linear draws them, 512 drawn inputs.
+    The gated one is 8/3 d_model wide, the plain ones 4 d_model; weights initialised as by nn.Linear, 512 random inputs.
     """
     a, b = drawn(512, d_model), drawn(512, d_model, seed=1)
     out = {}
@@ -199,7 +199,7 @@ def _formats() -> list[Fact]:
 
 
 def _between_the_steps(ready: Prepared, tensors: Mapping[str, Tensor]) -> Fact:
-    """The engine rounds the input of W1 and W3, and H before W2, to Q80: how far that moves Y."""
+    """The engine rounds the input of W1 and W3, and H before W2, to Q80: how much that changes Y."""
     names = [step.output for step in ready.steps]
     after_norm, after_hidden = names.index("norm") + 1, names.index("hidden") + 1
     hidden = run(ready.steps[after_norm:after_hidden], ready.weights, {"norm": q80(tensors["norm"])})

@@ -59,7 +59,7 @@ def _counts(tensors: Mapping[str, Tensor]) -> list[Fact]:
     live = int((act != 0).sum())
     dropped = int(((act != 0) & (after == 0)).sum())
     zeros, of = int((after == 0).sum()), after.numel()
-    # The chance of so many or more among the live ones, each dropped with probability p.
+    # The chance of at least as many among the live values, each dropped with probability p.
     tail = sum(comb(live, k) * P**k * (1 - P) ** (live - k) for k in range(dropped, live + 1))
     share = f"{100 * dropped / live:.0f} %"
     kept = f"{number(float(act[0, 0, 5]))} → {number(float(after[0, 0, 5]))}"
@@ -87,7 +87,7 @@ def _calls(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
         quiet = gap(module.eval()(x), run(ready.steps, ready.weights, {"x": x})).largest
         torch.manual_seed(0)
         once, again = module.train()(x), module(x)
-        torch.manual_seed(0)  # the same draws, so the same mask
+        torch.manual_seed(0)  # the same random numbers, so the same mask
         mask = functional.dropout(torch.ones_like(tensors["act"]), P) != 0
     same = gap(once, run(ready.steps, ready.weights, {"x": x}, Mode(True, {"dropout": mask}))).largest
     naive = gap(once, again).largest
@@ -116,7 +116,7 @@ def _module(weights: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _nonlinear(ready: Prepared, tensors: Mapping[str, Tensor]) -> list[Fact]:
-    """Evidence of a non-linearity, and what the text takes for it."""
+    """Evidence of a non-linearity, and the text's supposed evidence."""
     a, b = tensors["x"], drawn(2, 3, 4)
     f, linear = function(ready.steps, ready.weights), function(without_nonlinearity(ready.steps), ready.weights)
     bent, straight = departure(f, a, b), departure(linear, a, b)
@@ -156,7 +156,7 @@ def _bias(ready: Prepared) -> list[Fact]:
 
 
 def _row(f: Block, zero: Tensor) -> Tensor:
-    """The one row that all tokens of a zero input have."""
+    """The one row that all tokens of a zero input share."""
     out = f(zero).flatten(0, -2)
     assert gap(out, out[:1].expand_as(out)).largest < ROUNDING
     return out[0]

@@ -1,1 +1,1 @@
-"""What `ffn explain` says: a few sentences, one small table of computed numbers, the next command."""
+"""The topics of `ffn explain`: a few sentences, one small table of computed numbers, the next command."""

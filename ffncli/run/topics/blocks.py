@@ -1,4 +1,4 @@
-"""The parts of a block: what each is for, on a few numbers of a real run. torch is loaded by the runs alone."""
+"""The parts of a block: what each is for, on a few numbers of a real run. Only the runs load torch."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def block_topic(line: TopicLine) -> Topic:
         (
             "A transformer layer has two halves: attention mixes tokens; the feed-forward network (FFN, MLP) works on "
             "each one alone.",
-            "W1 makes d_ff numbers of a token's d_model, an activation function is applied to each, "
-            "and W2 leads back to d_model.",
+            "W1 turns a token's d_model numbers into d_ff, an activation function is applied to each, "
+            "and W2 maps them back to d_model.",
             f"Most parameters are here: in llama-2-7b {percent(llama.ffn_share_of_layer or 0)} of a layer.",
             "Each weight costs one multiplication and one addition per token: "
             f"{cost(run.prepared.steps).matmul_flops} of the {sum(s.flops for s in run.trace.steps)} operations below.",
@@ -111,7 +111,7 @@ def neuron_topic(line: TopicLine) -> Topic:
     return line.explained(
         (
             "Neuron i is column i of W1, its bias, the activation, and row i of W2.",
-            "It reads: the dot product of the token with its column says how well the token fits its pattern.",
+            "It reads: the dot product of the token with its column measures how well the token fits its pattern.",
             "It fires: the activation turns that into a strength, with relu zero where the pattern does not fit.",
             "It writes: the strength times its row of W2; what all neurons write, plus b2, is the output.",
             f"Below, neuron {most} fires most, {fixed(strength[most])}, and writes {fixed(written[most][-1])} "
@@ -162,7 +162,7 @@ def norm_topic(line: TopicLine) -> Topic:
             f"LayerNorm subtracts the mean (below {mean:g}) and divides by the standard deviation.",
             f"RMSNorm only divides by the root mean square (below {fixed(rms_of_x)}), which is cheaper.",
             "Both then multiply by a learned weight per dimension; LayerNorm also adds a learned bias.",
-            "Pre-norm (GPT-2, Llama) rescales what enters the block; post-norm (the first Transformer, BERT) the sum "
+            "Pre-norm (GPT-2, Llama) rescales the block's input; post-norm (first Transformer, BERT) rescales the sum "
             "after it.",
         ),
         NumberTable(
@@ -203,11 +203,11 @@ def dropout_topic(line: TopicLine) -> Topic:
     record = run["dropout"]
     return line.explained(
         (
-            "In training each hidden number becomes zero with probability p, so that no single unit can be relied on.",
-            f"The others are divided by 1 - p (p = {p:g}: times {1 / (1 - p):g}), which keeps the mean as it was.",
+            "In training each hidden number becomes zero with probability p, so the model cannot rely on single units.",
+            f"The others are divided by 1 - p (p = {p:g}: times {1 / (1 - p):g}), which keeps the mean the same.",
             f"Below, {record.dropped} of {record.live} numbers are dropped; another seed drops others.",
-            "At inference nothing is dropped: the step passes everything on.",
-            "ffn runs blocks as at inference; --train turns dropout on.",
+            "At inference nothing is dropped: the step passes everything through.",
+            "ffn runs blocks in inference mode; --train turns dropout on.",
         ),
         NumberTable(
             f"ffn trace 4x8:gelu --dropout {p:g} --train --tokens 1",
@@ -226,7 +226,7 @@ def _columns(run: _TinyRun, names: Sequence[str]) -> list[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class _TinyRun:
-    """A small block that ran: what it was made of, and the record of each step by name."""
+    """A small block that ran: its inputs and weights, and the record of each step by name."""
 
     prepared: Prepared
     trace: Trace
@@ -238,7 +238,7 @@ class _TinyRun:
 def _run(
     source: str | None = None, tokens: int | None = None, input: str | None = None, train: bool = False, **options: Any
 ) -> _TinyRun:
-    """The run of `ffn trace` with the same options, all its values kept."""
+    """The run of `ffn trace` with the same options, with all its values kept."""
     from ffncli.run.engine.prepare import LayerRequest, prepare
     from ffncli.run.engine.trace import trace
     from ffncli.run.user.load import load

@@ -1,4 +1,4 @@
-"""`ffncli.explain`: the topics by name, and what to read of each."""
+"""`ffncli.explain`: the topics by name, and their text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ffncli.run.topics import blocks
 from ffncli.run.topics.functions import activation_topic, function_topic, unit_topic
 from ffncli.run.topics.topic import Topic, TopicLine
 
-# topic → (what explains it, what it is in one line, other names)
+# topic → (the function that explains it, a one-line definition, other names)
 _Builder = Callable[[TopicLine], Topic]
 _PARTS: Mapping[str, tuple[_Builder, str, tuple[str, ...]]] = {
     "ffn": (
@@ -61,7 +61,7 @@ def explain(topic: str) -> Topic:
     >>> ffncli.explain("gelu").sentences[0]
     'gelu(x) = x Φ(x): each number is multiplied by the chance that a standard normal number is below it.'
 
-    Its numbers are computed here and now; other statements name their source. Raises FFNError for an unknown topic.
+    Its numbers are computed on the spot; other statements name their source. Raises FFNError for an unknown topic.
     """
     name = find_topic(topic)
     if name is None:
@@ -81,7 +81,7 @@ def topics() -> tuple[TopicLine, ...]:
 
 
 def find_topic(text: str) -> str | None:
-    """The topic that a text names; None for none."""
+    """The topic that a text names, or None."""
     key = _key(text)
     return key if key in _PARTS else _ALIASES.get(key)
 

@@ -24,7 +24,7 @@ _SYMBOLS = {
     "erf(": "erf is the error function, the integral of the bell curve, scaled to run from -1 to 1.",
     "tanh(": "tanh rises from -1 to 1 and is 0 at 0.",
 }
-# what a formula does, for those that most blocks have
+# the formula in words, for the most common functions
 _IN_WORDS = {
     "relu": ": negative numbers become 0, positive ones pass unchanged",
     "gelu": ": each number is multiplied by the chance that a standard normal number is below it",
@@ -87,9 +87,9 @@ def unit_topic(line: TopicLine) -> Topic:
     sizes = [cost(steps(spec)).params for spec in (width, FFNSpec(512, gated, "swiglu"))]
     return line.explained(
         (
-            f"{name} makes the hidden numbers out of two projections of a token: hidden = {unit.formula}.",
-            "gate = x · W1 and up = x · W3; then W2 leads back to d_model, as in a plain block.",
-            f"The gate scales what passes: of up = 3 it makes {open_} where gate = 2, and {shut} where gate = -2.",
+            f"{name} computes the hidden numbers from two projections of a token: hidden = {unit.formula}.",
+            "gate = x · W1 and up = x · W3; then W2 maps back to d_model, as in a plain block.",
+            f"The gate scales up: up = 3 becomes {open_} at gate = 2, and {shut} at gate = -2.",
             "Three matrices instead of two: for equal size, d_ff shrinks to two thirds, "
             f"as from 512x{width.d_ff} plain ({sizes[0]:,} weights) to 512x{gated} gated ({sizes[1]:,}).",
             *([f"It is used by {unit.used_by}."] if unit.used_by else []),
@@ -105,7 +105,7 @@ def unit_topic(line: TopicLine) -> Topic:
 
 
 def _keeps(name: str, known: Facts) -> list[str]:
-    """How much of 2 and of -2 the function lets through; nothing where that is more than there was, or not known."""
+    """How much of 2 and of -2 the function lets through; nothing if that is more than the input, or not known."""
     f = curve(name).f
     high, low = f(2.0), f(-2.0)
     if not 0.0 <= low / -2.0 <= high / 2.0 <= 1.0:
@@ -117,7 +117,7 @@ def _keeps(name: str, known: Facts) -> list[str]:
 
 
 def _range(name: str, known: Facts) -> str:
-    """Its least value and where."""
+    """Its least value and its location."""
     low = known.shape.minimum
     if not isfinite(low):
         return "It has no least value."
@@ -128,7 +128,7 @@ def _range(name: str, known: Facts) -> str:
 
 
 def _zeros(known: Facts) -> str:
-    """What becomes of a normal input, and how smooth the function is."""
+    """The effect on a normal input, and how smooth the function is."""
     places: dict[int, list[str]] = {}
     for x, order in TABLE[known.name].kinks:
         places.setdefault(order, []).append(f"{x:g}")

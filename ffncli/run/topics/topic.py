@@ -1,4 +1,4 @@
-"""The record of a topic: every number in it is computed when it is asked for, every other statement has a source."""
+"""The record of a topic: every number in it is computed on request, every other statement has a source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NumberTable:
 
 @dataclass(frozen=True)
 class TopicLine:
-    """A topic in the list of all: its name, what it is in one line, other names that lead to it."""
+    """A topic in the list of all: its name, a one-line definition, other names for it."""
 
     topic: str
     title: str
@@ -33,7 +33,7 @@ class TopicLine:
 
 @dataclass(frozen=True)
 class Topic(TopicLine):
-    """A topic with at most six sentences, a table, the command to go on with (`next`), citations."""
+    """A topic with at most six sentences, a table, the next command (`next`), citations."""
 
     sentences: tuple[str, ...]
     example: NumberTable

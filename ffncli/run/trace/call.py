@@ -10,7 +10,8 @@ from ffncli.errors import FFNError
 from ffncli.run.engine.threads import set_threads, sleep_while_waiting
 from ffncli.run.trace.question import Question
 from ffncli.run.trace.question_checks import check, check_survey
-from ffncli.run.user.arguments import DimensionNames, Number, Source, converted
+from ffncli.run.user.arguments import DimensionNames, Input, Number, Source, converted
+from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
     from ffncli.run.trace.session import Note, Session
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 def trace(
     source: Source = None,
+    input: Input = None,
     *,
     layer: Number | None = None,
     prompt: str | None = None,
@@ -27,7 +29,6 @@ def trace(
     tokens: int | None = None,
     batch: int | None = None,
     seq_len: int | None = None,
-    input: str | os.PathLike[str] | None = None,
     dtype: str | None = None,
     device: str = "cpu",
     seed: int | None = None,
@@ -52,27 +53,31 @@ def trace(
     force: bool = False,
     **dimensions: Unpack[DimensionNames],
 ) -> Session:
-    """Run one layer's FFN step by step, as `ffn trace` does, and return everything that is known of the run.
+    """Run one layer's FFN step by step, as `ffn trace` does, and return everything that is known about the run.
 
     >>> import ffncli
-    >>> found = ffncli.trace("512x2048:gelu", tokens=2, explain="up[0,3]", keep=["act"])
-    >>> found["down"].shape, found.ffn_output, found.explain[0].place
-    ((2, 512), 'down', 'up[0,3]')
-    >>> found.tensors["act"].shape
-    torch.Size([2, 2048])
+    >>> session = ffncli.trace("512x2048:gelu", tokens=2, explain="up[0,3]")
+    >>> session["act"].shape, session.step("act").formula, session.explain[0].place
+    (torch.Size([2, 2048]), 'gelu(up)', 'up[0,3]')
+    >>> session.frame("act").columns.tolist()
+    ['layer', 'token', 'unit', 'value']
 
-    `source` is any SOURCE (a directory, a model's name, `512x2048:gelu`, `my.py:Class`), a path, or what `load` gave;
-    None is a small demo block, 4 → 8 → 4. The other arguments are the command line's options by their names, and mean
+    `source` is any SOURCE (a directory, a model's name, `512x2048:gelu`, `my.py:Class`), a path, what `load` gave, or
+    an nn.Module, which is identified as `my.py:Class` is; None is a small demo block, 4 → 8 → 4. `input` are values
+    [tokens, d_model], [d_model] or [batch, tokens, d_model] (a list, a NumPy array or a tensor), or text as it is
+    typed. The other arguments are the command line's options by their names, and mean
     the same (`ffn trace --help`); numbers and lists may be numbers and lists: `layer=1` or `"decoder.3"`,
     `position=-1` or `[0, 3]`, `input_ids=[1, 2]`, `expert=[0, 3]` or `"all"`, `show=None` for all values,
-    `explain=["up[0,3]"]`. `keep` names the steps whose whole tensors the answer holds (True: all). `threads` sets
+    `explain=["up[0,3]"]`. `keep` names the steps whose whole tensors are kept (True: all): `session["act"]` then
+    need not run the block again. `threads` sets
     torch's number of threads for the process. Dimensions are keywords too: `d_model=8, d_ff="4x", activation="swiglu"`.
 
-    Raises FFNError for what the command line refuses, and for an argument of another type; it says what is accepted.
+    Raises FFNError for whatever the command line refuses, and for an argument of the wrong type, naming the accepted
+    ones.
     """
     options = converted(locals(), "trace")
     if options["layer"] == "all":
-        raise FFNError("layer='all' is a row for each layer", "call ffncli.survey, which takes the same source")
+        raise FFNError("layer='all' means one row per layer", "call ffncli.survey, which takes the same source")
     return session_for(Question(**options))
 
 
@@ -85,7 +90,7 @@ def survey(
     tokens: int | None = None,
     batch: int | None = None,
     seq_len: int | None = None,
-    input: str | os.PathLike[str] | None = None,
+    input: Input = None,
     dtype: str | None = None,
     device: str = "cpu",
     seed: int | None = None,
@@ -104,10 +109,11 @@ def survey(
     return survey_for(Question(**converted(locals(), "survey"), layer="all"))
 
 
+@package_errors()
 def session_for(question: Question, note: Note = lambda text: None) -> Session:
-    """Check a question about one layer, then run it: torch is loaded when nothing is wrong that can be told without.
+    """Check a question about one layer, then run it: torch is loaded once every check that does not need it has passed.
 
-    `note` gets every remark when it arises. Raises FFNError for what cannot be.
+    `note` gets every remark when it arises. Raises FFNError for what cannot be, and (exit 3) without torch.
     """
     with sleep_while_waiting():  # a module of the user's own imports torch
         checked = check(question)
@@ -117,11 +123,12 @@ def session_for(question: Question, note: Note = lambda text: None) -> Session:
     return session_of(checked, note)
 
 
-def survey_for(question: Question) -> Survey:
+@package_errors()
+def survey_for(question: Question, note: Note = lambda text: None) -> Survey:
     """The same of a question about all layers."""
     with sleep_while_waiting():
         checked = check_survey(question)
     set_threads(question.threads)
     from ffncli.run.trace.survey import survey_of
 
-    return survey_of(checked)
+    return survey_of(checked, note)

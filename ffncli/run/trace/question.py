@@ -1,4 +1,4 @@
-"""What a trace is asked, under the command line's names: a record, and the same when its model can answer it."""
+"""The question of a trace, with the command line's names: as given, and checked against its model."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions, leading_axes
 from ffncli.models.examples import Example
 from ffncli.models.model import Resolved
 from ffncli.run.pretrained.prompt import Prompt, prompt_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ffncli.run.engine.inputs import InputSource
 
 TOP_K, TOP_P = 5, 0.9
 TERMS = 8
@@ -20,16 +26,16 @@ StepIndex = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Question:
-    """The options of `ffn trace` that say what is computed. None, "" and empty: not chosen, so the default.
+    """The options of `ffn trace` that decide what is computed. None, "" and empty: not chosen, so the default.
 
-    `source` is any SOURCE or a model that is loaded already. `show` values per axis are recorded (None: all), `keep`
-    are the steps whose whole tensors stay (None: all that are recorded).
+    `source` is any SOURCE, a model that is loaded already or a module; `input` may be its values. `show` values per
+    axis are recorded (None: all), `keep` are the steps whose whole tensors stay (None: all that are recorded).
     """
 
-    source: str | Resolved | None = None
+    source: str | Resolved | nn.Module | None = None
     dimensions: Dimensions = field(default_factory=Dimensions)
     layer: str | None = None
-    input: str | None = None
+    input: InputSource | None = None
     tokens: int | None = None
     batch: int | None = None
     seq_len: int | None = None
@@ -61,12 +67,12 @@ class Question:
 
     @property
     def model_prompt(self) -> Prompt | None:
-        """What the model reads; None where transformers is not to run it."""
+        """The model's text input; None if transformers does not have to run it."""
         return prompt_of(self.prompt, self.input_ids, self.position)
 
     @property
     def leading(self) -> tuple[int, ...] | None:
-        """The input's axes before d_model, None by default. Raises FFNError where they are said twice."""
+        """The input's axes before d_model, None by default. Raises FFNError if they are given twice."""
         return leading_axes(self.tokens, self.batch, self.seq_len)
 
     @property
@@ -87,10 +93,10 @@ class Question:
 
 @dataclass(frozen=True)
 class CheckedQuestion:
-    """A question that its model can answer, as far as can be told without torch.
+    """A question that its model can answer, judging without torch.
 
-    `example` is the small block that is run, if it is one; `experts` are those to look into (None: all), `places` what
-    is explained, by our names of the steps.
+    `example` is the small block to run, if any; `experts` are those to look into (None: all), `places` the
+    numbers to explain, by our names of the steps.
     """
 
     question: Question
@@ -101,6 +107,6 @@ class CheckedQuestion:
 
     @property
     def final_width(self) -> int | None:
-        """The vocabulary of the final layer that is to be put behind the block; None for none, or where it is there."""
+        """The vocabulary of the final layer to add after the block; None for none, or if it is already there."""
         block = self.example.block if self.example else None
         return None if block and block[-1].output == "probs" else self.question.vocab

@@ -1,4 +1,4 @@
-"""All that can be wrong with a question about a trace before torch is needed, and the model that it is about."""
+"""Every check of a question about a trace that does not need torch, and the model of the question."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _MOST_PLACES = 100  # in one question
 
 
 def check(question: Question) -> CheckedQuestion:
-    """The question about one layer with its model, found and read. Raises FFNError for what cannot be answered."""
+    """The question about one layer with its model, located and read.
+
+    Raises FFNError for a question that cannot be answered.
+    """
     _check_options(question)
     example, model = _block(question)
     experts = _experts(question.expert, model, question.layer)
@@ -35,7 +38,7 @@ def check(question: Question) -> CheckedQuestion:
 
 
 def check_survey(question: Question) -> CheckedQuestion:
-    """The question about all layers with its model. Raises FFNError for options that mean one layer."""
+    """The question about all layers with its model. Raises FFNError for options that apply to one layer."""
     _check_options(question)
     example, model = _block(question)
     alone = {
@@ -52,7 +55,7 @@ def check_survey(question: Question) -> CheckedQuestion:
 
 
 def _check_options(question: Question) -> None:
-    """Raises FFNError for options that contradict each other, or that say something to nobody."""
+    """Raises FFNError for options that contradict each other, or that have no effect."""
     prompt, made = question.model_prompt, {
         "--input": question.input, "--tokens": question.tokens, "--batch": question.batch, "--seq-len": question.seq_len
     }  # fmt: skip
@@ -68,13 +71,13 @@ def _check_options(question: Question) -> None:
         return
     if changed := [f.name for f in fields(Dimensions) if getattr(question.dimensions, f.name) is not None]:
         name = changed[0].replace("_", "-")
-        raise FFNError(f"--{name} contradicts {prompt.option}", "the model is run as it is")
+        raise FFNError(f"--{name} contradicts {prompt.option}", "the model runs unchanged")
     if question.train:
         raise FFNError(f"--train contradicts {prompt.option}", "the model is run in eval mode")
 
 
 def _check_save(question: Question) -> None:
-    """Raises FFNError for a file that cannot be saved: an unknown suffix, one that exists, no directory for it."""
+    """Raises FFNError for a file that cannot be saved: an unknown suffix, an existing file, a missing directory."""
     if question.save is None:
         if question.save_weights is not None:
             option = "--save-weights" if question.save_weights else "--no-save-weights"
@@ -110,7 +113,7 @@ def _block(question: Question) -> tuple[Example | None, Resolved]:
 
 
 def _check_sets(question: Question, vocab: int) -> None:
-    """Raises FFNError for sets of no vocabulary, or of more than it has. A model's own is not known yet."""
+    """Raises FFNError for sets without a vocabulary or larger than it. A model's own vocabulary is not known yet."""
     for option, value in (("--sample-top-k", question.sample_top_k), ("--sample-top-p", question.sample_top_p)):
         if value is not None and not vocab and not question.unembed:
             raise FFNError(f"{option} needs --vocab or --unembed", "without logits there are no probabilities")
@@ -119,34 +122,37 @@ def _check_sets(question: Question, vocab: int) -> None:
 
 
 def _check_example(question: Question, example: Example) -> None:
-    """Raises FFNError for what an example cannot be asked beside its own block."""
+    """Raises FFNError for options that an example does not allow."""
 
     def contradicts(what: str, why: str) -> NoReturn:
         raise FFNError(f"--example {question.example} contradicts {what}", why)
 
     if question.source is not None:
-        source = question.source.source if isinstance(question.source, Resolved) else question.source
+        given = question.source
+        source = (
+            given if isinstance(given, str) else given.source if isinstance(given, Resolved) else type(given).__name__
+        )
         contradicts(f"SOURCE {shown(source)}", "give one or the other")
     if changed := _first_option(vars(question.dimensions)):
         contradicts(changed, "it runs the text's own block, whose facts hold for it alone")
     if question.dtype is not None and dtypes.dtype(question.dtype).name not in ("fp32", "fp64"):
         contradicts(f"--dtype {question.dtype}", "its facts are about exact numbers: use fp32 or fp64")
     if question.input is not None:
-        contradicts("--input", "its facts hold for the text's own input, or a drawn one")
+        contradicts("--input", "its facts hold for the text's own input, or a random one")
     drawn = {name: getattr(question, name) for name in ("tokens", "batch", "seq_len", "seed", "train")}
     if example.fixed and (again := _first_option(drawn)):
         contradicts(again, "the text gives its input and its mask")
 
 
 def _first_option(values: Mapping[str, object]) -> str:
-    """The first of these that was chosen, as it is typed; "" for none."""
+    """The first of these that was chosen, as typed; "" for none."""
     name = next((name for name, value in values.items() if value is not None), "")
     off = {"gated": "plain", "bias": "no-bias", "residual": "no-residual", "train": "eval"}
     return f"--{(off[name] if values[name] is False else name).replace('_', '-')}" if name else ""
 
 
 def _has_block(chosen: Dimensions) -> bool:
-    """Whether any option speaks of a block before the final layer."""
+    """Whether any option describes a block before the final layer."""
     return replace(chosen, d_model=None, bias=None).any_set()
 
 
@@ -154,7 +160,7 @@ def _has_block(chosen: Dimensions) -> bool:
 
 
 def _check_model(question: Question, model: Resolved, experts: frozenset[int] | None) -> None:
-    """Raises FFNError for what the model or its layer cannot answer, before anything large is loaded."""
+    """Raises FFNError if the model or its layer cannot answer, before anything large is loaded."""
     if prompt := question.model_prompt:
         folder_of(model, prompt.option)
         if question.vocab:
@@ -172,11 +178,11 @@ def _check_model(question: Question, model: Resolved, experts: frozenset[int] | 
         raise FFNError(f"--neuron {question.neuron} is out of range", f"d_ff is {layer.spec.d_ff}: 0 to {last}")
     if layer.spec.moe and not experts:
         what = f"--neuron {question.neuron}: each of {layer.spec.moe.experts} experts has one"
-        raise FFNError(what, "say which: --expert 0")
+        raise FFNError(what, "give one, such as --expert 0")
 
 
 def _experts(text: str | None, model: Resolved, layer: str | None) -> frozenset[int] | None:
-    """The experts to look into: none, some (`0,3`), or all (None). FFNError where the model has no such expert."""
+    """The experts to look into: none, some (`0,3`), or all (None). FFNError if the model has no such expert."""
     if text is None:
         return frozenset()
     moe = model.layer(layer).spec.moe
@@ -198,9 +204,9 @@ def _experts(text: str | None, model: Resolved, layer: str | None) -> frozenset[
 
 
 def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, ...]:
-    """(name, index) of every place to explain; `aliases` maps our names to a text's, which may be used too.
+    """(name, index) of every place to explain; `aliases` maps our names to a text's names, which are accepted too.
 
-    Raises FFNError for what is no place, and for options of none.
+    Raises FFNError for text that is not a place, and for options of places if there is none.
     """
     if not question.explain:
         for option, value in (("--terms", question.terms), ("--depth", question.depth)):
@@ -215,7 +221,7 @@ def _places(question: Question, aliases: Mapping[str, str]) -> tuple[StepIndex, 
 
 
 def _split(text: str) -> list[str]:
-    """`up[0,3],down[0,1]` → both; a comma within brackets, or of an index after a colon, parts nothing."""
+    """`up[0,3],down[0,1]` → both; commas inside brackets, or in an index after a colon, do not separate."""
     return re.split(r",(?![^\[]*\])", text) if "[" in text else [text]
 
 
@@ -225,5 +231,5 @@ def _place(text: str) -> StepIndex:
     match = re.fullmatch(r"([^\[\]:]+)(?:\[([^\[\]]*)\]|:(.*))", plain, re.DOTALL)
     words = (match[2] if match[2] is not None else match[3]).split(",") if match else []
     if not match or not all(re.fullmatch(r"\s*-?[0-9]{1,18}\s*", word, re.ASCII) for word in words):
-        raise FFNError(f"--explain {shown(text)} is no place in a tensor", "give NAME[i,j], such as up[0,3]")
+        raise FFNError(f"--explain {shown(text)} is not a place in a tensor", "give NAME[i,j], such as up[0,3]")
     return match[1].strip(), tuple(int(word) for word in words)

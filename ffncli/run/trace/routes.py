@@ -13,9 +13,9 @@ from ffncli.show.tensors import edges
 
 @dataclass(frozen=True)
 class Chosen:
-    """One token's experts by the size of their weights, the heaviest first. `token` is a row of the flattened input.
+    """One token's experts the largest weight first. `token` is a row of the flattened input.
 
-    `step` is the route's name. Numbers from the count of experts on are identity experts.
+    `step` is the route's name. Numbers from the expert count upwards are identity experts.
     """
 
     step: str
@@ -25,12 +25,12 @@ class Chosen:
 
 
 def routes(steps: Sequence[Step]) -> Mapping[str, Experts]:
-    """The steps whose output says which experts a token is given to → the experts that read it."""
+    """The steps whose output assigns tokens to experts → the experts that read it."""
     return {step.inputs[1]: step.op for step in steps if isinstance(step.op, Experts)}
 
 
 def chosen_experts(steps: Sequence[Step], tensors: Mapping[str, Tensor], show: int | None = None) -> tuple[Chosen, ...]:
-    """The choice for the first and last tokens, `show` together (None: all); `tensors` must hold every route."""
+    """The choice for the first and last tokens, `show` in all (None: all); `tensors` must hold every route."""
     out = []
     for name in routes(steps):
         flat = tensors[name].flatten(0, -2)

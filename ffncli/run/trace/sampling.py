@@ -1,4 +1,4 @@
-"""What a final layer's probabilities leave a sampler to pick from: argmax, the top-k set and the top-p set."""
+"""A sampler's choices from a final layer's probabilities: argmax, the top-k set and the top-p set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ffncli.show.tensors import edges
 
 @dataclass(frozen=True)
 class Candidate:
-    """One entry of the vocabulary. `cumulative` is the mass of all that are at least as probable, its own included."""
+    """One entry of the vocabulary. `cumulative` is the mass of all entries at least as probable, itself included."""
 
     id: int
     probability: float
@@ -27,8 +27,8 @@ class Sampling:
 
     The top-k set are the `top_k` most probable entries; the top-p set the fewest of the most probable ones that
     together have at least `top_p` (nucleus sampling: Holtzman et al. 2019, arXiv:1904.09751). `candidates` are the most
-    probable, as many as were asked for, in order. Where a probability is not a number there is nothing to pick: what
-    would be found is None, and there are no candidates.
+    probable, as many as requested, in order. If a probability is not a number there is nothing to pick: the
+    results are None, and there are no candidates.
     """
 
     position: tuple[int, ...]
@@ -43,9 +43,9 @@ class Sampling:
 
 
 def sampling(probs: Tensor, top_k: int, top_p: float, show: int | None = 8) -> tuple[Sampling, ...]:
-    """The sets of `probs` [..., vocab], for the first and last positions of every axis, `show` together (None: all).
+    """The sets of `probs` [..., vocab], for the first and last positions of every axis, `show` in all (None: all).
 
-    `top_k` is cut to the vocabulary. Each record holds its top-k set, and `show` candidates if that is more. Sums
+    `top_k` is cut to the vocabulary. Each record holds its top-k set, or `show` candidates if that is more. Sums
     are made in float64.
     """
     vocab = probs.shape[-1]
@@ -60,7 +60,7 @@ def _one(probs: Tensor, position: tuple[int, ...], top_k: int, top_p: float, lis
         return Sampling(position, None, None, top_k, None, top_p, None, None, ())
     ordered, ids = probs.sort(descending=True, stable=True)
     mass = ordered.cumsum(0)
-    # One more than those that do not reach it; the sum of all may round to just below 1.
+    # One more than the entries that do not reach it; the sum of all may round to just below 1.
     count = min(int((mass < top_p).sum()) + 1, len(ordered))
     rows = zip(ids[:listed].tolist(), ordered[:listed].tolist(), mass[:listed].tolist(), strict=True)
     candidates = tuple(Candidate(i, p, m, at < top_k, at < count) for at, (i, p, m) in enumerate(rows))

@@ -1,14 +1,16 @@
-"""A trace from the question to everything that is known of the run: one call, one record.
+"""A trace, from the question to everything that is known about the run: one call, one record.
 
-What few questions need is imported where they need it: a plain trace starts a tenth sooner.
+Modules that few questions need are imported where needed: a plain trace starts a tenth sooner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ffncli.block.flow import flow
@@ -16,26 +18,32 @@ from ffncli.block.steps import Step, ffn_span
 from ffncli.errors import FFNError
 from ffncli.models.model import Resolved
 from ffncli.run.engine.block_summary import BlockSummary, block_summary
+from ffncli.run.engine.execute import execute
 from ffncli.run.engine.prepare import LayerRequest, Prepared, Token, prepare
 from ffncli.run.engine.trace import StepRecord, Trace, find_not_finite, trace
 from ffncli.run.measure.gap import Agreement, agreement
 from ffncli.run.measure.not_finite import NotFinite
+from ffncli.run.trace.frame import step_frame
 from ffncli.run.trace.question import TERMS, CheckedQuestion, Question
 from ffncli.run.trace.routes import Chosen, chosen_experts, routes
+from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.run.trace.sampling import Sampling, sampling
 
 if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]
+
     from ffncli.run.explain.explain import Explanation
     from ffncli.run.texts.fact import Fact
     from ffncli.run.trace.unembed import PromotedTokens
 
 TOP_TOKENS = 10
+_MOST_LINES = 12  # of a session's repr
 Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class ModelRun:
-    """What a real model read, those `tokens` of it that were looked at, and how far our FFN is from the model's own."""
+    """The input of a real model, the traced `tokens` of it, and the difference between our FFN and the model's own."""
 
     prompt: str | None
     tokens: tuple[Token, ...]
@@ -44,10 +52,11 @@ class ModelRun:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Session:
-    """Everything that one trace found, under the keys of docs/json.md: what was not asked for is None or empty.
+    """All results of one trace, under the keys of docs/json.md; anything not requested is None or empty.
 
-    `session["act"]` is the record of a step; `tensors` are the whole tensors that were kept, by the steps' names.
-    `prepared` has the layer, its steps, weights and inputs as they ran. `notes` are remarks of the run, in order.
+    `session["act"]` is the tensor of a step, `session.step("act")` its record and `session.frame("act")` its values as
+    rows; `tensors` are the whole tensors that were kept, by the steps' names. `prepared` has the layer, its steps,
+    weights and inputs as they ran. `notes` are remarks of the run, in order.
     """
 
     question: Question
@@ -59,6 +68,7 @@ class Session:
     flow: tuple[str, ...]
     model_run: ModelRun | None = None
     routes: tuple[Chosen, ...] = ()
+    routing: Routing | None = None
     unembed: tuple[PromotedTokens, ...] | None = None
     sampling: tuple[Sampling, ...] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -83,7 +93,7 @@ class Session:
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """The whole tensors that were kept, by their printed names."""
+        """The complete tensors that were kept, by their printed names."""
         return self.trace.tensors
 
     @property
@@ -92,20 +102,53 @@ class Session:
         return self.prepared.tokens
 
     def step(self, name: str) -> StepRecord:
-        """The record of the step of that name. Raises FFNError where there is none."""
+        """The record of the step of that name. Raises FFNError if there is none."""
         return self.trace.step(name)
 
-    __getitem__ = step
+    def __getitem__(self, name: str) -> Tensor:
+        """The whole tensor of a step, by its printed name; one that was not kept is computed again.
+
+        Raises FFNError where there is no such step, and where dropout was active, which draws another mask.
+        """
+        self.step(name)
+        prepared = self.prepared
+        known = {**prepared.inputs, **self.tensors}
+        if name in known:
+            return known[name]
+        if prepared.mode.train:
+            raise FFNError(f"the tensor of '{name}' was not kept", f"call trace with keep=['{name}']")
+        with torch.no_grad():
+            keep = frozenset([name])
+            events = execute(prepared.steps, prepared.weights, prepared.inputs, prepared.mode, keep)
+            return next(event.tensor for event in events if event.name == name)
+
+    def frame(self, step: str = "act") -> DataFrame:
+        """The values of a step as a pandas DataFrame: `layer`, `token`, `unit` and `value`, a row for each value.
+
+        `token` is the position in the prompt, or the row of the flattened input; `layer` is 0 of a bare block. Raises
+        FFNError as `session[step]`.
+        """
+        return step_frame(self[step], self.step(step).tokens, self.tokens, self.prepared.layer.index)
 
     def __repr__(self) -> str:
-        names = ", ".join(record.name for record in self.steps)
-        return f"<Session of {self.block.name}: {names}>"
+        lines = [f"  {r.name:<8}  {[*r.shape]!s:<14} {r.dtype}" + _extremes(r) for r in self.steps[:_MOST_LINES]]
+        more = len(self.steps) - _MOST_LINES
+        lines += [f"  … {more} more steps"] if more > 0 else []
+        return "\n".join([f"<Session of {self.block.name}", *lines]) + ">"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<pre>{escape(repr(self))}</pre>"
+
+
+def _extremes(record: StepRecord) -> str:
+    return "" if record.min is None else f"  {record.min:.4g} to {record.max:.4g}"
 
 
 def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Session:
-    """Run what was asked. `note` gets every remark at once, those of the model before its layer runs.
+    """Run the question. `note` gets every remark at once, those on the model before its layer runs.
 
-    Raises FFNError for a layer, dtype, device, input or place that cannot be, and where the model cannot be run.
+    Raises FFNError for an impossible layer, dtype, device, input or place, and if the model cannot be run.
     """
     question, model, notes = checked.question, checked.model, list[str]()
 
@@ -115,6 +158,7 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
             note(text)
 
     request = _request(checked)
+    remark(*_before_loading(checked))
     prepared = _prepared(checked, request)
     remark(*model.notes, *map(str, model.differences), *prepared.notes)
     keep, top_units = _needed_tensors(checked, prepared), question.top_units or 0
@@ -137,6 +181,7 @@ def session_of(checked: CheckedQuestion, note: Note = lambda text: None) -> Sess
         question, model, prepared, block, result, not_finite,
         model_run=_model_run(question, prepared, result),
         routes=chosen_experts(prepared.steps, result.tensors, question.show),
+        routing=routing_of(prepared.steps, result.tensors),
         unembed=_unembed(checked, prepared, result, request) if question.unembed else None,
         sampling=_sampling(question, result),
         flow=flow(prepared.steps, checked.example.aliases if checked.example else {}),
@@ -158,8 +203,17 @@ def _request(checked: CheckedQuestion) -> LayerRequest:
     )  # fmt: skip
 
 
+def _before_loading(checked: CheckedQuestion) -> tuple[str, ...]:
+    """Remarks on a model that is about to be loaded for its prompt."""
+    if not checked.question.model_prompt:
+        return ()
+    from ffncli.run.pretrained.loading import loading_notes
+
+    return loading_notes(checked.model, checked.model.layer(checked.question.layer).index, checked.question.dtype)
+
+
 def _prepared(checked: CheckedQuestion, request: LayerRequest) -> Prepared:
-    """A layer ready to run: on what enters it in the model, with the tokens; else on the request's input."""
+    """A layer ready to run: on its actual input in the model, with the tokens; else on the request's input."""
     if prompt := checked.question.model_prompt:
         from ffncli.run.pretrained.capture import capture
 
@@ -168,9 +222,9 @@ def _prepared(checked: CheckedQuestion, request: LayerRequest) -> Prepared:
 
 
 def _needed_tensors(checked: CheckedQuestion, prepared: Prepared) -> frozenset[str]:
-    """The steps whose whole tensors must stay for the answer, by their printed names; all others are freed.
+    """The steps whose complete tensors the answer needs, by their printed names; all others are freed.
 
-    Raises FFNError for a step that is not there.
+    Raises FFNError for a step that does not exist.
     """
     question, steps = checked.question, prepared.steps
     names = {"probs", *routes(steps)}
@@ -188,7 +242,7 @@ def _needed_tensors(checked: CheckedQuestion, prepared: Prepared) -> frozenset[s
 
 
 def _with_origins(option: str, steps: Sequence[Step], names: Sequence[str], depth: int) -> frozenset[str]:
-    """The steps of these names and their origins `depth` steps back. Raises FFNError for one that is not there."""
+    """The steps of these names and their origins `depth` steps back. Raises FFNError for one that does not exist."""
     from ffncli.run.explain.scene import find, needed
 
     try:
@@ -201,7 +255,7 @@ def _with_origins(option: str, steps: Sequence[Step], names: Sequence[str], dept
 
 
 def _remarks(checked: CheckedQuestion, result: Trace) -> list[str]:
-    """What was kept, and the experts among those asked for that no token is routed to."""
+    """Notes on kept tensors, and on requested experts that receive no tokens."""
     out = []
     if checked.question.keep is None:
         size = sum(tensor.numel() * tensor.element_size() for tensor in result.tensors.values())
@@ -212,7 +266,10 @@ def _remarks(checked: CheckedQuestion, result: Trace) -> list[str]:
 
 
 def _save(question: Question, block: BlockSummary, prepared: Prepared, result: Trace) -> str:
-    """Save the trace with what its block is, and say where. Raises FFNError (exit 3) where that is not possible."""
+    """Save the trace with a description of its block; returns a note.
+
+    Raises FFNError (exit 3) if that is impossible.
+    """
     from ffncli.run.saved.saved import SMALL_WEIGHTS, save
 
     size = sum(tensor.numel() * tensor.element_size() for tensor in prepared.weights.values())
@@ -235,7 +292,7 @@ def _model_run(question: Question, prepared: Prepared, result: Trace) -> ModelRu
 def _unembed(
     checked: CheckedQuestion, prepared: Prepared, result: Trace, request: LayerRequest
 ) -> tuple[PromotedTokens, ...]:
-    """What the FFN's output promotes after the chosen tokens (the last one), or what one hidden unit does.
+    """The tokens that the FFN's output promotes after the chosen tokens (default: the last), or a hidden unit's effect.
 
     Raises FFNError for a --sample-top-k above the vocabulary.
     """
@@ -245,7 +302,7 @@ def _unembed(
     question = checked.question
     if question.neuron is None:
         output = result.tensors[result.ffn_output].flatten(0, -2)
-        chosen = bool(prepared.tokens) and question.position is not None  # a prompt's rows are only those already
+        chosen = bool(prepared.tokens) and question.position is not None  # a prompt's rows are already the chosen ones
         vectors = of_rows(output, positions("all" if chosen else question.position or "-1", output.shape[0]))
     else:
         vectors = of_unit(prepared, question.neuron, checked.experts)
@@ -257,13 +314,13 @@ def _unembed(
 
 
 def _sampling(question: Question, result: Trace) -> tuple[Sampling, ...] | None:
-    """What a sampler may pick of a final layer's probabilities; None without such a layer."""
+    """The sets from which a sampler may pick after a final layer; None without such a layer."""
     probs = result.tensors.get("probs")
     return None if probs is None else sampling(probs, *question.sets, question.show)
 
 
 def _text(checked: CheckedQuestion, prepared: Prepared) -> dict[str, Any]:
-    """Of an example: the text's names of our steps, and what it states, computed."""
+    """For an example: the text's names of our steps, and its statements, computed."""
     name, example = checked.question.example, checked.example
     if name is None or example is None:
         return {}
@@ -274,7 +331,7 @@ def _text(checked: CheckedQuestion, prepared: Prepared) -> dict[str, Any]:
 
 
 def _explain(checked: CheckedQuestion, prepared: Prepared, result: Trace) -> tuple[Explanation, ...]:
-    """How each place's number came about. Raises FFNError for an index that is out of range."""
+    """How each place's number was computed. Raises FFNError for an index that is out of range."""
     from ffncli.run.explain.explain import explain
     from ffncli.run.explain.scene import Scene
 

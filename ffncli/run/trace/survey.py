@@ -1,8 +1,11 @@
-"""All layers of a model in one table: what each FFN does to its tokens. One layer's weights are in memory at a time."""
+"""All layers of a model in one table: the effect of each FFN on its tokens.
+
+One layer's weights are in memory at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,8 +21,11 @@ from ffncli.run.measure.statistics import statistics
 from ffncli.run.measure.units import unit_statistics
 from ffncli.run.pretrained.capture import prepared, run_model
 from ffncli.run.pretrained.layers import layers_of, reached
+from ffncli.run.pretrained.loading import loading_notes
 from ffncli.run.pretrained.prompt import Prompt
 from ffncli.run.trace.question import CheckedQuestion
+from ffncli.run.trace.routes import routes
+from ffncli.run.trace.routing import Routing, routing_of
 from ffncli.show.text import plural
 
 TOP_UNITS = 3
@@ -27,7 +33,7 @@ TOP_UNITS = 3
 
 @dataclass(frozen=True)
 class ActiveUnit:
-    """A hidden unit and its mean |act| over the tokens; of a routed expert over those that it received."""
+    """A hidden unit and its mean |act| over the tokens; for a routed expert, over the tokens that it received."""
 
     unit: int
     mean_abs: float
@@ -39,11 +45,11 @@ class ActiveUnit:
 class LayerRow:
     """One layer's FFN over the tokens.
 
-    Of the values after the activation `zero_share` are exactly zero, `near_zero_share` within NEAR_ZERO of it (as
-    block/units.py has it). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for
+    Of the values after the activation the share `zero_share` is exactly zero, `near_zero_share` within NEAR_ZERO (see
+    block/units.py). Of the `units` (of all experts that received a token) `dead_units` are exactly zero for
     every token, `near_dead_units` within NEAR_ZERO of it. Norms are mean L2 norms of a token, `gain` is the output's
     over the input's. `agreement` is with the model's own FFN, None without a prompt. `not_finite` are the inputs and
-    weights with NaN or Inf, and the first step with any.
+    weights with NaN or Inf, and the first step with any. `routing` is the load of a mixture's experts.
     """
 
     stack: str
@@ -60,14 +66,15 @@ class LayerRow:
     gain: float | None
     agreement: Agreement | None = None
     not_finite: tuple[NotFinite, ...] = ()
+    routing: Routing | None = None
 
 
 @dataclass(frozen=True)
 class Survey:
     """Every layer of a model that has an FFN, in order: `rows`.
 
-    `tokens` are each stack's, where the model read a `prompt` or token numbers; `input` is what each layer was given
-    where no model ran. `notes` are remarks of the run.
+    `tokens` are each stack's, if the model read a `prompt` or token numbers; `input` is the input of each layer
+    if no model ran. `notes` are remarks on the run.
     """
 
     model: Resolved
@@ -79,24 +86,31 @@ class Survey:
 
     @property
     def not_finite(self) -> tuple[LayerRow, ...]:
-        """The layers with NaN or Inf: the first is the one to look at, for it makes all that come after it so."""
+        """The layers with NaN or Inf: the first one matters, because it affects all later layers."""
         return tuple(row for row in self.rows if row.not_finite)
 
 
-def survey_of(checked: CheckedQuestion) -> Survey:
-    """What a question about all layers asks. Raises FFNError as `survey`."""
-    question = checked.question
+def survey_of(checked: CheckedQuestion, note: Callable[[str], None] = lambda text: None) -> Survey:
+    """What a question about all layers asks; `note` gets every remark at once. Raises FFNError as `survey`."""
+    question, model = checked.question, checked.model
+    before: tuple[str, ...] = ()
+    if question.model_prompt:
+        before = loading_notes(model, max(layer.index for layer in layers_of(model)), question.dtype)
+    for text in before:
+        note(text)
     request = LayerRequest(None, question.input, question.leading, question.dtype, question.device, question.seed)
     top = TOP_UNITS if question.top_units is None else question.top_units
-    survey_record = survey(checked.model, request, question.model_prompt, top)
-    notes = (*checked.model.notes, *map(str, checked.model.differences), *survey_record.notes)
-    return replace(survey_record, notes=notes)
+    survey_record = survey(model, request, question.model_prompt, top)
+    after = (*model.notes, *map(str, model.differences), *survey_record.notes)
+    for text in after:
+        note(text)
+    return replace(survey_record, notes=(*before, *after))
 
 
 def survey(model: Resolved, request: LayerRequest, prompt: Prompt | None = None, top: int = TOP_UNITS) -> Survey:
-    """One row per layer: on what truly enters it when the model reads the prompt, else on the request's input.
+    """One row per layer: on its actual input when the model reads the prompt, else on the request's input.
 
-    With a prompt the model runs once; as soon as a layer has run, its own weights are read and run beside it.
+    With a prompt the model runs once; as soon as a layer has run, its own weights are read and run in parallel to it.
     """
     layers = layers_of(model)
     rows: dict[Layer, LayerRow] = {}
@@ -109,7 +123,8 @@ def survey(model: Resolved, request: LayerRequest, prompt: Prompt | None = None,
             notes = ready.notes
             if ready.origin.startswith("random"):
                 notes += (f"{ready.origin}, the same in all layers of one shape: no file holds {model.name}'s",)
-        count, given = rows[layers[0]].tokens, request.input or "randn"
+        count, given = rows[layers[0]].tokens, "randn" if request.input is None else request.input
+        given = given if isinstance(given, str) else "an array"
         description = f"{given}, {count} {plural('token', count)}, the same for every layer"
         return Survey(model, tuple(rows[layer] for layer in layers), {}, notes, input=description)
 
@@ -128,18 +143,20 @@ def survey_layer(
     layer: Layer, steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor],
     reference: Tensor | None, top: int,
 ) -> LayerRow:  # fmt: skip
-    """Run one layer's steps and keep figures alone; `reference` is what the model's own FFN gives, where it ran."""
+    """Run one layer's steps and keep only figures; `reference` is the output of the model's own FFN, if it ran."""
     start, end = ffn_span(steps)
     norms = {name: _mean_norm(tensor) for name, tensor in inputs.items()}
     activations, rows, agreed = _Activations(top), next(iter(inputs.values())).shape[:-1].numel(), None
     bad = [*where_not_finite("input", inputs), *where_not_finite("weight", weights)]
-    finite = True
+    finite, load, routing_steps = True, None, routes(steps)
     with torch.no_grad():
         for event in execute(steps, weights, inputs, EVAL):
             if finite and (first := where_not_finite("step", {event.name: event.tensor})):
                 finite, bad = False, [*bad, *first]
             if event.name in (start, end):
                 norms[event.name] = _mean_norm(event.tensor)
+            if event.name in routing_steps:
+                load = routing_of(steps, {event.name: event.tensor})
             if event.name == end and reference is not None:
                 agreed = agreement(event.tensor, reference)
             if event.name.rpartition(".")[2] == "act":
@@ -148,7 +165,7 @@ def survey_layer(
     return LayerRow(
         layer.stack, layer.index, rows, *activations.shares(), activations.units, activations.dead,
         activations.near_dead, activations.most_active(), before, after, after / before if before else None,
-        agreed, tuple(bad),
+        agreed, tuple(bad), load,
     )  # fmt: skip
 
 
@@ -159,7 +176,7 @@ def _mean_norm(tensor: Tensor) -> float:
 
 @dataclass
 class _Activations:
-    """Counts over all activations of a layer: one in a dense FFN, one per expert that has a token in a MoE."""
+    """Counts over all activations of a layer: one in a dense FFN, one per expert that received a token in a MoE."""
 
     top: int
     values: int = 0
@@ -182,9 +199,9 @@ class _Activations:
         self.active += (ActiveUnit(unit.unit, unit.mean_abs, expert, shared) for unit in units.most_active)
 
     def shares(self) -> tuple[float | None, float | None]:
-        """(zeros, near zeros) over all values; None where there are none."""
+        """(zeros, near zeros) over all values; None if there are none."""
         return (self.zeros / self.values, self.near_zeros / self.values) if self.values else (None, None)
 
     def most_active(self) -> tuple[ActiveUnit, ...]:
-        """The units of largest mean |act|, the largest first."""
+        """The units with the largest mean |act|, in descending order."""
         return tuple(sorted(self.active, key=lambda unit: -unit.mean_abs)[: self.top])

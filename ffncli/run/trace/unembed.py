@@ -1,8 +1,8 @@
 """The logit lens on an FFN: which tokens a vector promotes, through the model's own final norm and head.
 
-The vector is set in the place of what the last layer gives, and the model's own forward does the rest: its final norm,
-its projection (OPT-350m), its head with whatever scales or caps the logits (Granite, Cohere, Gemma-2). Of the layers
-only the first is loaded, and what it computes is thrown away.
+The vector replaces the last layer's output, and the model's own forward does the rest: its final norm,
+its projection (OPT-350m), its head with any scaling or capping of the logits (Granite, Cohere, Gemma-2). Only the
+first layer is loaded, and its result is discarded.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ffncli.run.pretrained.locate import live_ffn
 from ffncli.run.pretrained.tokens import token_text, tokenizer_of
 from ffncli.run.trace.sampling import sampling
 
-_AT_ONCE = 64  # vectors whose logits are held together
+_AT_ONCE = 64  # vectors whose logits are in memory together
 
 
 @dataclass(frozen=True)
 class Promoted:
-    """A token and what the vector gives it: the logit, and the probability after a softmax over the vocabulary.
+    """A token with its logit for the vector, and the probability after a softmax over the vocabulary.
 
-    `cumulative` is the mass of all that are at least as probable, its own included.
+    `cumulative` is the mass of all tokens at least as probable, itself included.
     """
 
     id: int
@@ -49,7 +49,7 @@ class Promoted:
 
 @dataclass(frozen=True)
 class TokenLimits:
-    """How many tokens are listed, and which sets of all are made: the `top_k` likeliest, those that make up `top_p`."""
+    """How many tokens are listed, and the sampler's sets: the `top_k` likeliest, and those that make up `top_p`."""
 
     top: int
     top_k: int
@@ -58,10 +58,10 @@ class TokenLimits:
 
 @dataclass(frozen=True)
 class PromotedTokens:
-    """What the FFN's output for a `row` of the input promotes, or a hidden unit (`neuron`, of `expert`, times `sign`).
+    """The tokens promoted by the FFN's output for an input `row`, or by a unit (`neuron`, of `expert`, times `sign`).
 
-    The sets are as in `Sampling`, of a vocabulary of `vocab` tokens; `promoted` are of largest logit first. Where a
-    logit is no number, nothing is promoted and nothing picked.
+    The sets are as in `Sampling`, of a vocabulary of `vocab` tokens; `promoted` are sorted by logit, the largest first.
+    If a logit is not a number, nothing is promoted or picked.
     """
 
     row: int | None
@@ -80,9 +80,9 @@ class PromotedTokens:
 
 @dataclass(frozen=True)
 class Added:
-    """A vector [d_model] that an FFN gives: its output for a `row` of the input, or what one hidden unit writes.
+    """A vector [d_model] from an FFN: its output for a `row` of the input, or the vector that one hidden unit writes.
 
-    Of a unit it is the column `neuron` of the down projection (of `expert`'s, where there are several) times `sign`.
+    For a unit it is the column `neuron` of the down projection (of `expert`'s, if there are several) times `sign`.
     """
 
     vector: Tensor
@@ -93,12 +93,12 @@ class Added:
 
 
 def of_rows(output: Tensor, rows: Sequence[int]) -> list[Added]:
-    """What the FFN gives for some rows of its output [tokens, d_model]."""
+    """The FFN's output vectors for some rows of [tokens, d_model]."""
     return [Added(output[row], row) for row in rows]
 
 
 def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> list[Added]:
-    """What a hidden unit writes where its activation is positive, and where it is negative; in each of `experts`."""
+    """The vectors that a hidden unit writes for a positive and a negative activation, in each of `experts`."""
     down = ready.weights["down.weight"]
     numbers = sorted(experts or ()) if ready.layer.spec.moe else (None,)
     columns = [(expert, (down if expert is None else down[expert])[:, neuron]) for expert in numbers]
@@ -108,9 +108,9 @@ def of_unit(ready: Prepared, neuron: int, experts: frozenset[int] | None) -> lis
 def promoted(
     model: Resolved, ready: Prepared, added: Sequence[Added], request: LayerRequest, limits: TokenLimits
 ) -> tuple[PromotedTokens, ...]:
-    """The tokens that each vector promotes, after the norm that it goes through first, if there is one.
+    """The tokens that each vector promotes, after the norm that it passes first, if any.
 
-    Raises FFNError as `unembed`.
+    Raises FFNError as `unembed` does.
     """
     vectors = to_stream(ready, torch.stack([one.vector for one in added]))
     normed = [replace(one, vector=vector) for one, vector in zip(added, vectors, strict=True)]
@@ -122,9 +122,9 @@ def unembed(
 ) -> tuple[PromotedTokens, ...]:
     """The tokens that every vector promotes; each is added to the residual stream by `layer`'s FFN.
 
-    Raises FFNError where no head reads that stream, and for models without a vocabulary.
+    Raises FFNError if no head reads that stream, and for models without a vocabulary.
     """
-    folder = folder_of(model, "--unembed")
+    path = folder_of(model, "--unembed")
     stacks = {group.stack for group in model.groups}
     if not stacks <= {"encoder", "decoder"}:
         names = ", ".join(sorted(stacks))
@@ -133,21 +133,21 @@ def unembed(
         )
     vectors = _last_norm(model, layer, torch.stack([one.vector for one in added]), request)
     with offline() as transformers:
-        config = read_config(transformers, folder)
-        tokenizer = tokenizer_of(transformers, folder)
+        config = read_config(transformers, path)
+        tokenizer = tokenizer_of(transformers, path)
         where: list[str] = []
 
-        def shrink(module: Any, lean: bool) -> None:  # lean or not: a layer too many would change the answer
+        def shrink(module: Any, lean: bool) -> None:  # lean or not: an extra layer would change the answer
             where.append(_first_alone(module, model, layer))
 
         dtype, device = dtype_of(request.dtype), device_of(request.device)
-        loaded = load(transformers, folder, config, dtype, device, shrink, with_head=True)
+        loaded = load(transformers, path, config, dtype, device, shrink, with_head=True)
         rows = (row for some in torch.split(vectors, _AT_ONCE) for row in _logits(loaded, where[-1], some))
         return tuple(_best(one, row, tokenizer, limits) for one, row in zip(added, rows, strict=True))
 
 
 def to_stream(ready: Prepared, vectors: Tensor) -> Tensor:
-    """What the FFN's output becomes before it is added to the residual stream: Gemma-2 and OLMo-2 normalise it."""
+    """The FFN's output as it is added to the residual stream: Gemma-2 and OLMo-2 normalise it first."""
     block = steps(ready.layer.spec)
     _, name = ffn_span(block)
     for step in block[[s.output for s in block].index(name) + 1 :]:
@@ -163,7 +163,7 @@ def _normed(step: Step, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
 
 def _last_norm(model: Resolved, layer: Layer, vectors: Tensor, request: LayerRequest) -> Tensor:
-    """Post-norm models have no final norm: what the head reads has gone through the last layer's (BERT)."""
+    """Post-norm models have no final norm: the head reads the output of the last layer's norm (BERT)."""
     last = max((g for g in model.groups if g.stack == layer.stack), key=lambda g: max(g.layers))
     if last.spec.norm_position != "post" or last.spec.norm == "none":
         return vectors
@@ -174,7 +174,7 @@ def _last_norm(model: Resolved, layer: Layer, vectors: Tensor, request: LayerReq
 
 
 def _first_alone(module: Any, model: Resolved, layer: Layer) -> str:
-    """Leave the first layer of the stack that the head reads, none of an encoder encoder it; the first's name."""
+    """Keep the first layer of the stack that the head reads, and no layer of its encoder; returns its name."""
     first = next(g for g in model.groups if g.stack == layer.stack and min(g.layers) == _lowest(model, layer.stack))
     live = live_ffn(module, model, Layer(layer.stack, min(first.layers), first.spec))
     encoder = next((g for g in model.groups if g.stack != layer.stack), None)
@@ -189,9 +189,9 @@ def _lowest(model: Resolved, stack: str) -> int:
 
 
 def _logits(loaded: Pretrained, layer: str, vectors: Tensor) -> Tensor:
-    """[n, vocabulary], in float64: the model's forward with `vectors` in the place of what `layer` gives.
+    """[n, vocabulary], in float64: the model's forward with `vectors` in place of the output of `layer`.
 
-    The last one is there twice, under two tokens: were its logits to differ, something went past that place.
+    The last vector is passed twice, under two tokens: if its logits differ, something bypassed that place.
     """
     vectors = torch.cat([vectors, vectors[-1:]])
     count, _width = vectors.shape
@@ -222,7 +222,7 @@ def _logits(loaded: Pretrained, layer: str, vectors: Tensor) -> Tensor:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        what = f"--unembed: {kind} does not run with its first layer alone and vectors in the place of its output"
+        what = f"--unembed: {kind} does not run with only its first layer and vectors in place of its output"
         raise cannot(what, error, ExitCode.ENVIRONMENT) from None
     finally:
         handle.remove()
@@ -230,12 +230,12 @@ def _logits(loaded: Pretrained, layer: str, vectors: Tensor) -> Tensor:
         raise FFNError(f"--unembed: {kind} has several heads: {list(logits.shape)} logits for {count} vectors")
     logits = logits.reshape(count, -1).double()
     if (logits[-1] - logits[-2]).abs().max() > 1e-3 * logits[-1].abs().max():
-        raise FFNError(f"--unembed: what the head of {kind} reads is not what its layers give alone")
+        raise FFNError(f"--unembed: the head of {kind} reads more than the output of its layers")
     return logits[:-1]
 
 
 def _best(one: Added, logits: Tensor, tokenizer: Any, limits: TokenLimits) -> PromotedTokens:
-    # By the logits: far behind the first, probabilities are 0 and in no order.
+    # By the logits: far below the first, probabilities are 0 and have no order.
     logits, ids = logits.sort(descending=True, stable=True)
     sets = sampling(logits.softmax(-1), limits.top_k, limits.top_p, limits.top)[0]
     rows = zip(sets.candidates[: limits.top], logits.tolist(), ids.tolist(), strict=False)
@@ -251,7 +251,7 @@ def _best(one: Added, logits: Tensor, tokenizer: Any, limits: TokenLimits) -> Pr
         )
         for candidate, logit, i in rows
     )
-    # A place in that order is no token's number.
+    # A position in that order is not a token's number.
     argmax = tokens[0].id if tokens else None
     return PromotedTokens(
         one.row, one.neuron, one.expert, one.sign, len(logits), argmax, sets.top_k, sets.top_k_mass, sets.top_p,

@@ -1,19 +1,26 @@
-"""A library call's arguments as options: of the accepted types, or an error that names those."""
+"""A library call's arguments as options: of the accepted types, or an error that names them."""
 
 from __future__ import annotations
 
 import operator
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeGuard
 
 from ffncli.block.recipe import MAX_SIZE
 from ffncli.errors import FFNError, did_you_mean, shown
 from ffncli.models.dimensions import Dimensions
 from ffncli.models.model import Resolved
 
-Source = str | os.PathLike[str] | Resolved | None
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ffncli.run.engine.inputs import InputSource
+
+Source: TypeAlias = "str | os.PathLike[str] | Resolved | nn.Module | None"
+Input: TypeAlias = "InputSource | os.PathLike[str] | None"
 Number = int | str
 
 
@@ -35,7 +42,7 @@ class DimensionNames(TypedDict, total=False):
 
 
 def converted(arguments: Mapping[str, Any], call: str) -> dict[str, Any]:
-    """The arguments of `ffncli.<call>` as its options. Raises FFNError for one of a wrong type or an unknown name."""
+    """The arguments of `ffncli.<call>` as its options. Raises FFNError for a wrong type or an unknown name."""
     options = {name: value for name, value in arguments.items() if name != "dimensions"}
     names, sizes = list(DimensionNames.__annotations__), arguments["dimensions"]
     if unknown := next((name for name in sizes if name not in names), None):
@@ -46,7 +53,7 @@ def converted(arguments: Mapping[str, Any], call: str) -> dict[str, Any]:
 
 
 def _converted(name: str, value: object) -> Any:
-    """One argument as the option has it. Raises FFNError saying what is accepted."""
+    """One argument as its option's value. Raises FFNError that says what is accepted."""
     convert, accepted = _ARGUMENTS[name]
     if value is None and name != "show":
         return _DEFAULTS.get(name)
@@ -56,8 +63,23 @@ def _converted(name: str, value: object) -> Any:
         raise FFNError(f"{name} must be {accepted}, got {shown(value)}") from None
 
 
-def _source(value: Any) -> str | Resolved:
-    return value if isinstance(value, Resolved) else _text(value)
+def is_module(value: object) -> TypeGuard[nn.Module]:
+    """Whether this is an nn.Module. torch is not imported for it: whoever has a module has done so."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def _source(value: Any) -> str | Resolved | nn.Module:
+    return value if isinstance(value, Resolved) or is_module(value) else _text(value)
+
+
+def _input(value: Any) -> Any:
+    """Text as it is typed, or values, which are read when torch is there."""
+    if isinstance(value, (str, os.PathLike)):
+        return _text(value)
+    if not (isinstance(value, (list, tuple)) or hasattr(value, "__array__") or hasattr(value, "__dlpack__")):
+        raise TypeError
+    return value
 
 
 def _text(value: Any) -> str:
@@ -91,12 +113,12 @@ def _from(low: int, high: int = 2**63 - 1) -> Callable[[Any], int]:
 
 
 def _number(value: Any) -> str:
-    """A whole number, or text as it is typed."""
+    """A whole number, or text as typed."""
     return value if isinstance(value, str) else str(_whole(value))
 
 
 def _numbers(value: Any) -> str:
-    """`0,3` of one whole number or several, or text as it is typed."""
+    """`0,3` from one whole number or several, or text as typed."""
     return _number(value) if isinstance(value, str) or not _several(value) else ",".join(_number(one) for one in value)
 
 
@@ -105,7 +127,7 @@ def _several(value: Any) -> bool:
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    """Token numbers from text as it is typed, or from whole numbers."""
+    """Token numbers from text as typed, or from whole numbers."""
     ids = tuple(int(word) for word in value.replace(",", " ").split()) if isinstance(value, str) else tuple(
         _whole(one) for one in value)  # fmt: skip
     if not ids or not all(0 <= number < 2**31 for number in ids):
@@ -152,7 +174,7 @@ def _probability(value: Any) -> float:
     return float(value)
 
 
-_MODEL = (_source, "text such as '512x2048:gelu', a path, or a model from ffncli.load")
+_MODEL = (_source, "text such as '512x2048:gelu', a path, a model from ffncli.load, or an nn.Module")
 _TEXT, _FLAG = (_text, "text"), (_flag, "True or False")
 _COUNT, _NATURAL = (_from(1, MAX_SIZE), "a whole number from 1"), (_from(0), "a whole number from 0")
 _SIZE = (_number, "a whole number or text such as '4x'")
@@ -170,7 +192,8 @@ _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "prompt": _TEXT, "position": _SEVERAL,
     "input_ids": (_ids, "token numbers such as [1, 2, 3]"),
     "tokens": _COUNT, "batch": _COUNT, "seq_len": _COUNT,
-    "input": (_text, "text: arange, randn, zeros, ones, '0.1,0.2', or a file's path"),
+    "input": (_input, "values [tokens, d_model] (a list, a NumPy array, a tensor), or text: arange, randn, zeros, "
+              "ones, '0.1,0.2', or a file's path"),
     "dtype": (_text, "text: fp32, fp64, bf16 or fp16"), "device": (_text, "text: cpu, cuda or cuda:1"),
     "seed": _NATURAL, "threads": (_from(1, 4096), "a whole number from 1 to 4096"), "train": _FLAG, "vocab": _COUNT,
     "show": (_shown_values, "a whole number from 1, or None for all values"), "expert": _SEVERAL,

@@ -16,7 +16,7 @@ from ffncli.errors import FFNError
 from ffncli.models.dimensions import Dimensions, whole, width
 from ffncli.run.engine.functions import function
 
-Form = Callable[[str], Any]  # an activation's name → what the constructor is given
+Form = Callable[[str], Any]  # an activation's name → the value for the constructor
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Role:
     otherwise: Any = None
 
 
-# Spellings are compared without case and underscores. The first row that has a name decides, except for `_EITHER`.
+# Spellings are compared without case and underscores. The first row that lists a name decides, except for `_EITHER`.
 ROLES = (
     Role("d_model", (
         "d_model", "hidden_size", "dim", "n_embd", "embed_dim", "emb_dim", "embedding_dim", "d", "in_features",
@@ -59,7 +59,7 @@ ROLES = (
     Role("shared_experts", ("shared_experts", "n_shared_experts", "num_shared_experts")),
 )  # fmt: skip
 _CONFIG = ("config", "cfg", "args", "params", "hparams", "conf", "options", "model_args", "configuration")
-# What these mean depends on the other arguments: MLP(input_size, hidden_size), FFN(hidden_dim, ffn_dim).
+# The meaning of these depends on the other arguments: MLP(input_size, hidden_size), FFN(hidden_dim, ffn_dim).
 _EITHER = ("hidden_size", "hidden_dim", "hidden", "d_hidden")
 
 
@@ -78,13 +78,13 @@ class Filled:
 
 
 class NotTaken(FFNError):
-    """A dimension option that a user's module has no argument for."""
+    """A dimension option for which a user's module has no argument."""
 
 
 def calls(cls: type[nn.Module], dimensions: Dimensions) -> list[Filled]:
-    """The arguments to build `cls` with; several where an activation can be given as name, as function, as class.
+    """The arguments to build `cls` with; several if an activation can be a name, a function or a class.
 
-    The first that works counts: which one a class expects shows when it is built or runs. Raises FFNError for an
+    The first that works counts: only building or running shows which one a class expects. Raises FFNError for an
     argument that no option fills, NotTaken for an option that fills none.
     """
     values = _values(dimensions)
@@ -92,12 +92,12 @@ def calls(cls: type[nn.Module], dimensions: Dimensions) -> list[Filled]:
     first = _fill(cls, values, forms[0])
     set_options = [f.name for f in fields(dimensions) if getattr(dimensions, f.name) is not None]
     if unused := [option(name) for name in set_options if name not in first.used and name != "d_model"]:
-        raise NotTaken(f"{' and '.join(unused)}: no argument of {signature_text(cls)} takes it", "leave it out")
+        raise NotTaken(f"{' and '.join(unused)}: no argument of {signature_text(cls)} accepts it", "leave it out")
     return [first, *(_fill(cls, values, form) for form in forms[1:])] if first.formed else [first]
 
 
 def option(name: str) -> str:
-    """`d_model` → `--d-model`; the switches by what turns them on."""
+    """`d_model` → `--d-model`; for switches, the option that turns them on."""
     return "--" + name.replace("_", "-")
 
 
@@ -119,7 +119,7 @@ def _values(dimensions: Dimensions) -> dict[str, Any]:
 
 
 def _fill(cls: type[Any], values: Mapping[str, Any], form: Form) -> Filled:
-    """Arguments for `cls`: the options, else its defaults, else ours for an argument without a default."""
+    """Arguments for `cls`: the options, else its defaults, else our own for an argument without a default."""
     parameters = [p for p in _signature(cls).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     roles = _roles([p.name for p in parameters])
     by_role = _with_widths(values, {role: p.default for p in parameters if (role := roles[p.name])})
@@ -194,7 +194,7 @@ def _config(p: Parameter, values: Mapping[str, Any], form: Form, out: Filled) ->
 
 
 def _roles(names: list[str]) -> dict[str, str | None]:
-    """The role of each argument. A name that could be either width is the one that no other argument is."""
+    """The role of each argument. A name that could be either width is the one not taken by another argument."""
     table = {_plain(name): row.option for row in reversed(ROLES) for name in row.names}
     roles = {name: table.get(_plain(name)) for name in names}
     either = [name for name in names if _plain(name) in map(_plain, _EITHER)]

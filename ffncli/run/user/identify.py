@@ -1,4 +1,4 @@
-"""Which block a module computes: its outputs are matched with one arrangement of its parameters after the other."""
+"""Which block a module computes: its outputs are compared with those of every arrangement of its parameters."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ffncli.run.engine.functions import function
 from ffncli.run.user.wiring import Norms, Wiring, norms, wirings
 
 ACTIVATIONS = tuple(name for name, row in TABLE.items() if not row.learned)
-_SCREENED = 4  # tokens for the first try of every arrangement; one that fits is tried on all
-_ROWS = 16  # outputs compared then, where no norm needs all of them
+_SCREENED = 4  # tokens for the first try of every arrangement; an arrangement that fits is tried on all
+_ROWS = 16  # outputs compared then, unless a norm needs all of them
 
 
 @dataclass(frozen=True)
 class ModuleSample:
     """A module's output `y` for `x`, both [tokens, d_model], with these parameters, in x's dtype.
 
-    `tolerance` is the relative error up to which another computation counts as the same; `eps` are those to try.
-    `residual` and `pre` say whether it adds its input and norms its input, where that is known.
+    `tolerance` is the relative error up to which another computation counts as the same; `eps` are the values to try.
+    `residual` and `pre` say whether it adds its input and normalises its input, if known.
     """
 
     parameters: Mapping[str, Tensor]
@@ -46,9 +46,9 @@ class ModuleSample:
 
 @dataclass(frozen=True)
 class Match:
-    """A block, where its weights lie, and how far its outputs are from the module's (largest relative error).
+    """A block, the places of its weights, and the difference of its outputs from the module's (largest relative error).
 
-    `errors` has every activation's in the same arrangement.
+    `errors` has the error of every activation in the same arrangement.
     """
 
     activation: str
@@ -90,9 +90,9 @@ class Match:
 
 
 def identify(probe: ModuleSample) -> Match | None:
-    """The first arrangement whose block gives the module's outputs within the tolerance, else the nearest one.
+    """The first arrangement whose block reproduces the module's outputs within the tolerance, else the nearest one.
 
-    None where no two matrices of the module can form a block. The search ignores names, except those of biases.
+    None if no two matrices of the module can form a block. The search ignores names, except those of biases.
     """
     search = _ArrangementSearch(probe)
     shapes = {name: tuple(tensor.shape) for name, tensor in probe.parameters.items()}
@@ -118,8 +118,8 @@ def confirmed(match: Match, probe: ModuleSample) -> float:
 
 @dataclass
 class _ArrangementSearch:
-    """Errors of all activations at once. What arrangements share is computed once: `plain` is for blocks without a
-    norm on the input, `normed` for those with the norm of `choice`.
+    """Errors of all activations at once. Common parts of arrangements are computed once: `plain` is for blocks without
+    a norm on the input, `normed` for those with the norm of `choice`.
     """
 
     probe: ModuleSample
@@ -170,7 +170,7 @@ class _ArrangementSearch:
 
 
 def _normed(x: Tensor, step: str, choice: Norms, probe: ModuleSample) -> Tensor:
-    """x [..., d_model] after the norm of that name; as it is where there is none."""
+    """x [..., d_model] after the norm of that name; unchanged if there is none."""
     if choice.kind == "none":
         return x
     op = Norm(choice.kind, Axis("d_model", x.shape[-1]), choice.eps, choice.weight, choice.bias)
@@ -179,7 +179,7 @@ def _normed(x: Tensor, step: str, choice: Norms, probe: ModuleSample) -> Tensor:
 
 
 def _error(candidates: Tensor, y: Tensor) -> list[float]:
-    """Per candidate [n, tokens, values]: the largest over tokens of max|a - b| / max|b|."""
+    """For each candidate [n, tokens, values], the largest max|a - b| / max|b| over tokens."""
     size = y.abs().amax(-1)
     size = size.clamp(min=1e-6 * float(size.max()) or 1.0)
     worst = ((candidates - y).abs().amax(-1) / size).amax(-1).double()

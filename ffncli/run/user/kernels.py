@@ -1,4 +1,4 @@
-"""Users' kernels: `[label=]file.py:name`, a plain function, an nn.Module (its class, or one), or a Kernel.
+"""Users' kernels: `[label=][ref:]file.py:name`, a plain function, an nn.Module (its class, or one), or a Kernel.
 
 A function's first argument is x, the others are named after the block's weights: `def mlp(x, gate, up, down)`; a bias
 is `up_bias`, an activation's learned parameter `act_weight`, a shared expert's `shared__up`. The caller decides
@@ -7,11 +7,15 @@ about gradients: functions and modules are differentiable with respect to x and 
 
 from __future__ import annotations
 
+import atexit
 import copy
 import hashlib
 import inspect
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +32,13 @@ from ffncli.models.dimensions import Dimensions
 from ffncli.run.user.construct import NotTaken
 from ffncli.run.user.module import LoadedModule, load_module
 from ffncli.run.user.python_file import import_file, user_code
+from ffncli.system.git import file_at
 
 
 def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
-    """The kernel of a choice, called by its label; a user's file is executed. `steps` are the kernel steps of `spec`.
+    """The kernel of a choice, named by its label; a user's file is executed. `steps` are the kernel steps of `spec`.
 
-    Raises FFNError for a file that does not run, and for a kernel with arguments that the block has no weight for.
+    Raises FFNError for a file that does not run, and for a kernel with an argument for which the block has no weight.
     """
     return built_in(choice.kernel) if choice.file is None else _user_kernel(choice, choice.file, steps, spec)
 
@@ -41,10 +46,10 @@ def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
 def kernels_of(
     choices: Sequence[KernelChoice], steps: Steps, spec: FFNSpec, compiling: bool = True
 ) -> tuple[Kernel, ...]:
-    """All kernels to be verified: the built-in ones (all of them where none is chosen), then the user's.
+    """All kernels to be verified: the built-in ones (all of them if none is chosen), then the user's.
 
-    Without `compiling` those that compile refuse every block unless they are chosen: one takes longer than all the
-    others together. Raises FFNError as `kernel_of` does, and for a slowed kernel: it computes what that kernel does.
+    Without `compiling`, kernels that compile refuse every block unless chosen: one of them takes longer than all the
+    others together. Raises FFNError as `kernel_of` does, and for a slowed kernel: it computes the same as that kernel.
     """
     if slow := next((choice for choice in choices if choice.factor is not None), None):
         raise FFNError(f"--kernel: {shown(slow.text)} can only be timed", f"verify {shown(slow.kernel)} itself")
@@ -65,15 +70,33 @@ def _unless_named(kernel: Kernel) -> Kernel:
 
 
 def _user_kernel(choice: KernelChoice, path: Path, steps: Steps, spec: FFNSpec) -> Kernel:
-    """The kernel in a user's file, which is executed."""
+    """The kernel in a user's file, which is executed; one at a git commit from a copy."""
+    origin = shown_path(Path(choice.kernel))
+    if choice.ref is not None:
+        path, commit = _copy_at(choice.ref, path)
+        origin += f" at commit {commit[:12]}"
     target, name = _target(path, choice.attribute)
     label = choice.with_attribute(name).label
-    origin = f"{shown_path(Path(choice.kernel))}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
+    origin += f", sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
     if isinstance(target, Kernel):
         return _guarded_kernel(target, path, label, origin)
     if inspect.isclass(target) or isinstance(target, nn.Module):
         return replace(_module_kernel(f"{path}:{name}", path, label, steps, spec), origin=origin)
     return replace(_function_kernel(target, path, label, steps), origin=origin)
+
+
+@cache
+def _copy_at(ref: str, path: Path) -> tuple[Path, str]:
+    """(the file as the commit has it, in a private folder that is removed when the process ends; the commit).
+
+    The file alone: modules that lie beside it in the repository cannot be imported.
+    """
+    original = file_at(ref, path, "--kernel")
+    folder = tempfile.mkdtemp(prefix="ffn-kernel-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    copied = Path(folder, path.name)
+    copied.write_bytes(original.data)
+    return copied, original.commit
 
 
 def argument(parameter: str) -> str:
@@ -92,7 +115,7 @@ def _target(path: Path, name: str | None) -> tuple[Any, str]:
         public = [n for n in names if not n.startswith("_")]
         if len(public) != 1:
             why = f"{shown_path(path)} has {len(public)} kernels"
-            raise FFNError(why, f"say which, as in {path.name}:name; {there}")
+            raise FFNError(why, f"name one, as in {path.name}:name; {there}")
         (name,) = public
     if name not in vars(module):
         raise FFNError(f"{shown_path(path)} has no {shown(name)}", did_you_mean(name, names, there))
@@ -115,7 +138,7 @@ def _is_kernel(value: object) -> bool:
 
 
 def _guarded_kernel(kernel: Kernel, path: Path, label: str, origin: str) -> Kernel:
-    """A user's Kernel, its exceptions made one line."""
+    """A user's Kernel, its exceptions shortened to one line."""
 
     def prepare(steps: Steps, weights: Mapping[str, Tensor]) -> Params:
         with user_code(path, "raised by its prepare"):
@@ -130,7 +153,7 @@ def _guarded_kernel(kernel: Kernel, path: Path, label: str, origin: str) -> Kern
 
 @dataclass(frozen=True)
 class _Guarded:
-    """A user's function; at each call its exceptions are made one line and its output goes to stderr."""
+    """A user's function; in each call its exceptions are shortened to one line and its output goes to stderr."""
 
     compute: Computes
     path: Path
@@ -141,7 +164,7 @@ class _Guarded:
 
 
 def unguarded(compute: Computes) -> Computes:
-    """The function as the user wrote it, for timing: the guard takes tens of microseconds per call."""
+    """The function as the user wrote it, for timing: the wrapper takes tens of microseconds per call."""
     return compute.compute if isinstance(compute, _Guarded) else compute
 
 
@@ -162,7 +185,7 @@ def _function_kernel(call: Callable[..., Any], path: Path, label: str, steps: St
 
 
 def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, str]:
-    """Argument → the parameter that fills it. Raises FFNError for one that the block has no weight for."""
+    """Argument → the parameter that fills it. Raises FFNError for an argument for which the block has no weight."""
     by_argument = {argument(name): name for name in parameters(steps)}
     try:
         declared = list(inspect.signature(call).parameters.values())
@@ -179,14 +202,14 @@ def _arguments(call: Callable[..., Any], path: Path, steps: Steps) -> dict[str, 
     unknown = [p.name for p in declared[1:] if p.name not in by_argument and p.default is p.empty]
     if unknown:
         near = f"this block has {', '.join(by_argument)}"
-        raise FFNError(f"{label} asks for {unknown[0]}, which this block does not have", near)
+        raise FFNError(f"{label} needs {unknown[0]}, which this block does not have", near)
     return {p.name: by_argument[p.name] for p in declared[1:] if p.name in by_argument}
 
 
 class _ModuleOnParams:
     """A user's module with other tensors in place of its parameters.
 
-    Setting them costs nothing where they are the last call's; torch.func.functional_call takes some 20 µs per call.
+    Setting them costs nothing if they are the last call's; torch.func.functional_call takes about 20 µs per call.
     """
 
     def __init__(self, loaded: LoadedModule, module: nn.Module) -> None:
@@ -233,7 +256,7 @@ def _module_kernel(text: str, path: Path, label: str, steps: Steps, spec: FFNSpe
 
 
 def _built(text: str, spec: FFNSpec) -> LoadedModule:
-    """The module in the block's widths, with as many of them, bias and activation as its constructor takes."""
+    """The module in the block's widths, and its bias and activation as far as its constructor accepts them."""
     every = {"d_model": str(spec.d_model), "d_ff": str(spec.d_ff), "bias": spec.bias, "activation": spec.activation}
     fewer = (("d_model", "d_ff", "activation"), ("d_model", "d_ff", "bias"), ("d_model", "d_ff"), ("d_model",))
     for names in (tuple(every), *fewer):

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ffncli.errors import FFNError, shown_path
 from ffncli.models import source as model_source
 from ffncli.models.dimensions import Dimensions, with_dimensions
 from ffncli.models.model import Resolved
 
+if TYPE_CHECKING:
+    from torch import nn
 
-def load(source: str | Resolved | None = None, dimensions: Dimensions | None = None, seed: int = 0) -> Resolved:
+
+def load(
+    source: str | Resolved | nn.Module | None = None, dimensions: Dimensions | None = None, seed: int = 0
+) -> Resolved:
     """The model for a SOURCE and dimension options; `my.py:Name` is executed, its weights drawn under `seed`.
 
-    A loaded model is changed by the options. Everything else is left to `models.source.load`, without torch. Raises
-    FFNError if the source does not describe an FFN block.
+    A loaded model is changed by the options; a module has its own dimensions and weights. Everything else is left to
+    `models.source.load`, without torch. Raises FFNError if the source does not describe an FFN block.
     """
     if isinstance(source, Resolved):
         return with_dimensions(source, dimensions or Dimensions())
+    if source is not None and not isinstance(source, str):
+        from ffncli.run.user.module import load_object
+
+        return load_object(source, dimensions or Dimensions()).model
     if source is None or not model_source.is_user_module(source):
         return model_source.load(source, dimensions)
     path = Path(os.path.expanduser(source.rpartition(":")[0] if ":" in source else source))

@@ -43,9 +43,9 @@ class LoadedModule:
 def load_module(text: str, dimensions: Dimensions, seed: int = 0) -> LoadedModule:
     """The block that `my.py:Name` computes, with the weights its constructor draws under `torch.manual_seed(seed)`.
 
-    The file is executed. Constructor arguments are filled by name from the dimension options; what the module computes
+    The file is executed. Constructor arguments are filled by name from the dimension options; the computation
     is identified by matching its outputs. Raises FFNError (exit 2) for errors in the user's code, and for a module
-    that matches no block that can be described.
+    that does not match any block that can be described.
     """
     path_text, _, name = text.partition(".py:") if ".py:" in text else (text.removesuffix(".py"), "", None)
     name = name or None
@@ -60,13 +60,28 @@ def load_module(text: str, dimensions: Dimensions, seed: int = 0) -> LoadedModul
     return LoadedModule(model, weights, module, runner, match)
 
 
+def load_object(module: nn.Module, dimensions: Dimensions) -> LoadedModule:
+    """The block that a module of the caller's computes, with a copy of its weights as they are now, on the CPU.
+
+    The module itself is neither run nor changed. Raises FFNError as `load_module`.
+    """
+    name, path = type(module).__name__, Path("the module")
+    with torch.random.fork_rng(devices=[]):
+        with user_code(path, "raised while it was copied"):
+            copied = copy.deepcopy(module).cpu()
+        copied, runner, _ = _built(copied, dimensions, path, 0)
+        match, dropout, remarks = _recognised(copied, runner, path)
+    model, weights = _record(name, name, copied, match, dimensions, (dropout, (), remarks))
+    return LoadedModule(model, weights, copied, runner, match)
+
+
 def _built(
     target: type[nn.Module] | nn.Module, dimensions: Dimensions, path: Path, seed: int
 ) -> tuple[nn.Module, Runner, tuple[str, ...]]:
     """The module in eval mode, how to run it, and the assumed values of its constructor's arguments."""
     if isinstance(target, nn.Module):
         if dimensions != Dimensions(d_model=dimensions.d_model):
-            raise NotTaken("the dimension options cannot change a module that is already built", "name its class")
+            raise NotTaken("the dimension options cannot change a module that is already built", "give its class")
         return target.eval(), runner_for(target, dimensions, path), ()
     failures: list[FFNError] = []
     for call in calls(target, dimensions):
@@ -81,7 +96,7 @@ def _built(
 
 
 def _recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, float, tuple[str, ...]]:
-    """The block that the module computes, its dropout, and remarks. Raises FFNError where it matches none."""
+    """The block that the module computes, its dropout, and remarks. Raises FFNError if there is no match."""
     parameters = dict(module.named_parameters())
     total = sum(p.numel() for p in parameters.values())
     label, hint = f"{shown_path(path)}: {type(module).__name__}", f"it has {total:,} parameters in all"
@@ -99,13 +114,13 @@ def _recognised(module: nn.Module, run: Runner, path: Path) -> tuple[Match, floa
     if match.error <= drawn.tolerance and match.mixed_bias:
         raise FFNError(f"{label} has a bias on some projections only", f"this version supports all or none; {hint}")
     if match.error > drawn.tolerance or max(confirmed(match, probe) for probe in (original, drawn)) > drawn.tolerance:
-        raise FFNError(f"{label} matches no block that this version knows; nearest: {_nearest_block(match)}", hint)
+        raise FFNError(f"{label} does not match any block known here; nearest: {_nearest_block(match)}", hint)
     p, remarks = _dropout(match, original, captured)
     return match, p, remarks
 
 
 def _dropout(match: Match, sample: ModuleSample, captured: list[tuple[float, Tensor]]) -> tuple[float, tuple[str, ...]]:
-    """The probability of the dropout before the down projection, where the module has one; others get a remark."""
+    """The probability of the dropout before the down projection, if the module has one; others get a remark."""
     block = steps(match.spec(sample.parameters))
     entering = next(step.inputs[0] for step in block if step.output == "down")
     events = execute(block, match.weights(sample.parameters), {"x": sample.x})
@@ -115,7 +130,7 @@ def _dropout(match: Match, sample: ModuleSample, captured: list[tuple[float, Ten
         if received.shape == hidden.shape and torch.allclose(received.to(hidden.dtype), hidden, 1e-4) and p < 1:
             probability = p
         else:
-            remarks.append(f"dropout {p:g} in another place than before the down projection is ignored")
+            remarks.append(f"dropout {p:g} not directly before the down projection is ignored")
     return probability, tuple(dict.fromkeys(remarks))
 
 
@@ -150,11 +165,11 @@ def _evidence(match: Match, parameters: Mapping[str, Tensor], d_ff: int) -> Iter
         parts = ", ".join(f"{name} = {view}" for name, view in match.norms.views.items()) or "no parameters"
         yield f"norm: {match.norms.kind}, {match.norms.position}, eps {match.norms.eps:g}: {parts}"
     if match.residual:
-        yield "residual: the input is added to what the block computes"
+        yield "residual: the input is added to the block's result"
 
 
 def _unused(match: Match, parameters: Mapping[str, Tensor]) -> Iterator[str]:
-    """Notes on parameters that the block does not use, and on those it uses twice."""
+    """Notes on parameters that the block does not use, and on those that it uses twice."""
     used = [view.parameter for view in match.views.values()]
     idle = [f"{name} [{', '.join(map(str, p.shape))}]" for name, p in parameters.items() if name not in used]
     if idle:

@@ -1,4 +1,4 @@
-"""Running a module of unknown structure: the input layout it takes, and its output with known parameters."""
+"""Running a module of unknown structure: the input layout that it takes, and its output with known parameters."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ffncli.run.user.identify import ModuleSample
 from ffncli.run.user.python_file import user_code
 from ffncli.run.user.wiring import EPS, biases
 
-_SCALES = (0.02, 1.0, 5.0, 0.3)  # of the probe's tokens in turn: near the kinks, and far out, where gelu_10 is flat
-_EXACT, _NARROW = 1e-9, 2e-5  # tolerances: all in float64, or partly in float32 (an RMSNorm that says x.float())
+_SCALES = (0.02, 1.0, 5.0, 0.3)  # of the probe's tokens, cyclically: near the kinks, and far out, where gelu_10 is flat
+_EXACT, _NARROW = 1e-9, 2e-5  # tolerances: all in float64, or partly in float32 (an RMSNorm with x.float())
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ _LAYOUTS = (
 
 @dataclass(frozen=True)
 class Runner:
-    """A module's forward on tokens [tokens, d_model], its exceptions made one line."""
+    """A module's forward on tokens [tokens, d_model], its exceptions shortened to one line."""
 
     path: Path
     layout: _Layout
     d_model: int
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
-        """Outputs [tokens, d_model]; of several outputs the first. Raises FFNError for another shape."""
+        """Outputs [tokens, d_model]; the first one if there are several. Raises FFNError for another shape."""
         inputs = self.layout.there(x)
         with user_code(self.path, f"raised by its forward on an input {self.layout.name} = {list(inputs.shape)}"):
             with torch.no_grad():
@@ -79,13 +79,13 @@ def runner_for(module: nn.Module, dimensions: Dimensions, path: Path) -> Runner:
                 failures.append(error)
     raise next(
         (error for error in failures if error.__cause__ is None), failures[0]
-    )  # one from our check, after the forward ran, says most
+    )  # our own check, after the forward ran, has the clearest message
 
 
 def probes(twin: nn.Module, run: Runner) -> tuple[ModuleSample, ModuleSample, list[tuple[float, Tensor]]]:
     """The module's output with its own weights and with random ones, and the inputs of its dropouts.
 
-    Random weights show what initial ones hide: a norm's ones, a bias's zeros. In float64 where the module can.
+    Random weights show what initial ones hide: a norm's ones, a bias's zeros. In float64 if the module supports it.
     """
     dtype = parameter_dtype(twin)
     generator = torch.Generator().manual_seed(0)
@@ -94,7 +94,7 @@ def probes(twin: nn.Module, run: Runner) -> tuple[ModuleSample, ModuleSample, li
     captured: list[tuple[float, Tensor]] = []
     try:
         original = _probe(twin.double(), run, x, captured)
-    except FFNError:  # it creates a float32 tensor itself, so it runs only in its dtype
+    except FFNError:  # it creates a float32 tensor itself, so it runs only in its own dtype
         captured.clear()
         original = _probe(twin.to(torch.promote_types(dtype, torch.float32)), run, x.float(), captured)
     kept = replace(original, parameters={name: tensor.clone() for name, tensor in original.parameters.items()})
@@ -107,7 +107,7 @@ def probes(twin: nn.Module, run: Runner) -> tuple[ModuleSample, ModuleSample, li
 
 
 def _traits(twin: nn.Module, run: Runner, probe: ModuleSample) -> dict[str, Any]:
-    """Whether the module adds its input at the end, and whether it norms its input; None where that is unclear.
+    """Whether the module adds its input at the end, and whether it normalises its input; None if that is unclear.
 
     With all matrices and their biases zero, a residual block returns its input. A norm on the input makes the branch
     independent of the input's scale.
@@ -167,7 +167,7 @@ class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _eps(module: nn.Module) -> Iterator[float]:
-    """The numbers of the module's parts whose name contains `eps`."""
+    """The numeric attributes of the module's parts whose names contain `eps`."""
     for part in module.modules():
         for name, value in vars(part).items():
             if "eps" in name and type(value) is float and 0 <= value < 1:
@@ -187,7 +187,7 @@ def _tokens(d_model: int) -> int:
 
 
 def parameter_dtype(module: nn.Module) -> torch.dtype:
-    """The dtype of the module's parameters, by the first one. Raises FFNError where it is not a floating-point type."""
+    """The dtype of the module's parameters, by the first one. Raises FFNError if it is not a floating-point type."""
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     if not dtype.is_floating_point:
         raise FFNError(f"{type(module).__name__} has parameters of dtype {shown(str(dtype))}")

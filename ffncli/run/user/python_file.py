@@ -1,4 +1,4 @@
-"""A Python file that the user named: it is executed, and its errors are made one line."""
+"""A Python file that the user named: it is executed, and its errors are shortened to one line."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def user_code(path: Path, doing: str) -> Iterator[None]:
     FFNError.
 
     That includes file descriptor 1, to which C code and child processes write. Nothing remains afterwards: neither the
-    directory on sys.path nor the neighbours in sys.modules, whose names another source's neighbours may have too. A
-    lack of memory is not converted.
+    directory on sys.path nor the neighbours in sys.modules, since another source's neighbours may have the same names.
+    A lack of memory is not converted.
     """
     folder, before = str(path.parent), set(sys.modules)
     sys.path.insert(0, folder)
@@ -35,7 +35,7 @@ def user_code(path: Path, doing: str) -> Iterator[None]:
             yield
     except (MemoryError, FFNError, KeyboardInterrupt, Terminated):
         raise
-    except BaseException as error:  # SystemExit, and whatever else the file raises
+    except BaseException as error:  # SystemExit, and anything else that the file raises
         if "can't allocate memory" in str(error):
             raise
         raise FFNError(_located(error, path), doing) from error
@@ -47,7 +47,7 @@ def user_code(path: Path, doing: str) -> Iterator[None]:
 
 @contextmanager
 def _descriptor_1_to_2() -> Iterator[None]:
-    """Redirect file descriptor 1 to 2, or to nothing where 2 is closed; afterwards restore it, closed included."""
+    """Redirect file descriptor 1 to 2, or to nothing if 2 is closed; afterwards restore it, even if it was closed."""
     _flush()
     open_1, open_2 = _is_open(1), _is_open(2)
     if not open_2:  # first, so that the copy below does not get this number
@@ -81,7 +81,7 @@ def _is_open(descriptor: int) -> bool:
 def _flush() -> None:
     """Write out what Python and C have buffered for descriptor 1, to its present target."""
     for stream in (sys.stdout, sys.__stdout__):
-        with suppress(OSError, ValueError):  # reported where the answer is written
+        with suppress(OSError, ValueError):  # reported when the answer is written
             if stream is not None:
                 stream.flush()
     if os.name == "posix":
@@ -98,7 +98,7 @@ def import_file(path: Path, form: str = "my.py:ClassName") -> ModuleType:
         raise FFNError(f"{where} " + ("is a directory" if path.is_dir() else "does not exist"), f"give {form}")
     name = "ffn source " + re.sub(r"\W", "_", str(path))
     spec = spec_from_file_location(name, path)
-    assert spec is not None  # true of every name that ends in .py
+    assert spec is not None  # true for every name that ends in .py
     assert spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up while it runs
@@ -120,7 +120,7 @@ def pick(module: ModuleType, name: str | None, path: Path) -> type[nn.Module] | 
             raise FFNError(f"{where} has no nn.Module class", "give my.py:ClassName")
         if len(classes) > 1:
             raise FFNError(
-                f"{where} has {len(classes)} nn.Module classes", f"say which, as in {path.name}:{classes[0]}; {there}"
+                f"{where} has {len(classes)} nn.Module classes", f"name one, as in {path.name}:{classes[0]}; {there}"
             )
         name = classes[0]
     if name not in vars(module):
@@ -158,7 +158,7 @@ def _forget_neighbours(folder: Path, before: set[str]) -> None:
 
 
 def _home(module: ModuleType) -> Path | None:
-    """The directory from which a module was imported: of a package, its parent."""
+    """The directory from which a module was imported: for a package, its parent."""
     file = getattr(module, "__file__", None)
     if not isinstance(file, str):
         return None

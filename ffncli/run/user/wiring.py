@@ -1,4 +1,4 @@
-"""Which of a module's parameters could be a block's gate, up, down and norms: every arrangement that shapes allow."""
+"""Which of a module's parameters could be a block's gate, up, down and norms: every arrangement of fitting shapes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Wiring = Mapping[str, View]  # canonical name (`up.weight`) → its place
 
 @dataclass(frozen=True)
 class Norms:
-    """One way in which a block may be normed; `views` are the places of the norms' parameters."""
+    """One way to normalise a block; `views` are the places of the norms' parameters."""
 
     kind: NormKind = "none"
     position: NormPosition = "pre"
@@ -55,12 +55,12 @@ class Norms:
 
     @property
     def pre(self) -> bool:
-        """Whether it norms the input."""
+        """Whether it normalises the input."""
         return self.kind != "none" and self.position in ("pre", "pre+branch")
 
     @property
     def closes(self) -> bool:
-        """Whether it norms the output."""
+        """Whether it normalises the output."""
         return self.kind != "none" and self.position != "pre"
 
 
@@ -82,8 +82,8 @@ def matrices(shapes: Mapping[str, Shape], d_model: int) -> dict[str, tuple[int, 
 def wirings(shapes: Mapping[str, Shape], d_model: int) -> Iterator[Wiring]:
     """Every arrangement of the module's matrices as a plain or gated block, with their biases.
 
-    A matrix has one role, unless there is only one. Biases belong to their matrix by name; a matrix without one has
-    no bias in the block.
+    A matrix has one role, unless there is only one matrix. Biases belong to their matrix by name; a matrix without one
+    has no bias in the block.
     """
     sizes = matrices(shapes, d_model)
     rises, falls = _projections(sizes, d_model), _projections(sizes, d_model, fall=True)
@@ -118,7 +118,7 @@ def biases(shapes: Mapping[str, Shape]) -> dict[str, str]:
 
 
 def norms(shapes: Mapping[str, Shape], d_model: int, eps: Sequence[float]) -> list[Norms]:
-    """No norm first, then every norm that the module's vectors allow, those that use most of them first."""
+    """No norm first, then every norm that the module's vectors allow, those that use the most vectors first."""
     taken = set(biases(shapes).values())
     vectors = [name for name, shape in shapes.items() if shape == (d_model,) and name not in taken][:_MOST_VECTORS]
     places: dict[NormPosition, tuple[str, ...]] = {
@@ -139,7 +139,7 @@ def norms(shapes: Mapping[str, Shape], d_model: int, eps: Sequence[float]) -> li
 
 
 def _projections(sizes: Mapping[str, tuple[int, int]], d_model: int, fall: bool = False) -> list[_Projection]:
-    """Every reading of a matrix as one from d_model (or, with `fall`, to d_model), the stored order first."""
+    """Every view of a matrix as a map from d_model (or, with `fall`, to d_model), the stored orientation first."""
     out = []
     for name, (first, second) in sizes.items():
         for transposed in (False, True):
@@ -151,7 +151,7 @@ def _projections(sizes: Mapping[str, tuple[int, int]], d_model: int, fall: bool 
 
 
 def _halves(fused: View, width: int) -> Iterator[tuple[View, View]]:
-    """Gate and up inside one matrix: one after the other or row by row, either first."""
+    """Gate and up inside one matrix: concatenated or interleaved by rows, either one first."""
     name, transposed = fused.parameter, fused.transposed
     first, second = View(name, transposed, None, width), View(name, transposed, width)
     even, odd = View(name, transposed, None, None, 2), View(name, transposed, 1, None, 2)

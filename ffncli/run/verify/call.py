@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from ffncli.errors import FFNError, shown, shown_path
@@ -13,14 +13,18 @@ from ffncli.models.examples import notebook
 from ffncli.models.model import Resolved
 from ffncli.models.source import is_user_module
 from ffncli.run.engine.threads import set_threads, sleep_while_waiting
-from ffncli.run.user.arguments import DimensionNames, Number, Source, converted
+from ffncli.run.user.arguments import DimensionNames, Input, Number, Source, converted
 from ffncli.run.user.load import load
+from ffncli.system.packages import package_errors
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ffncli.run.verify.checks.case import UserModule
     from ffncli.run.verify.verify import Verdict
 
 
+@package_errors()
 def verify(
     source: Source = None,
     *,
@@ -28,7 +32,7 @@ def verify(
     tokens: int | None = None,
     batch: int | None = None,
     seq_len: int | None = None,
-    input: str | os.PathLike[str] | None = None,
+    input: Input = None,
     dtype: str | None = None,
     device: str = "cpu",
     seed: int | None = None,
@@ -39,17 +43,17 @@ def verify(
     tolerance: float | None = None,
     **dimensions: Unpack[DimensionNames],
 ) -> Verdict:
-    """Prove that ways of computing a block agree, as `ffn verify` does; a check that fails is a row that did not pass.
+    """Prove that ways of computing a block agree, as `ffn verify` does; a failed check is a row that did not pass.
 
     >>> import ffncli
     >>> verdict = ffncli.verify("64x256:gelu", check=["module", "tokens"])
     >>> verdict.failed, verdict.rows[0].subject
     ((), 'torch.nn, eval')
 
-    The arguments are the command line's options by their names, and mean the same (`ffn verify --help`); `source`, the
-    dimensions and `threads` are those of `ffncli.trace`. Where `source` is a module in a
-    Python file, `my.py:Class`, that module is run and compared too. Raises FFNError for what the command line refuses,
-    and for an argument of another type.
+    The arguments have the names of the command line's options and mean the same (`ffn verify --help`); `source`, the
+    dimensions and `threads` are those of `ffncli.trace`. If `source` is a module in a
+    Python file, `my.py:Class`, that module is run and compared too. Raises FFNError for whatever the command line
+    refuses, and for an argument of the wrong type.
     """
     options = converted(locals(), "verify")
     chosen, seed = options["dimensions"], options["seed"] or 0
@@ -58,7 +62,7 @@ def verify(
     example = notebook() if source is None and chosen.d_model is None else None
     with sleep_while_waiting():  # a user's module imports torch
         if example:
-            resolved, user_module = with_dimensions(example.model, chosen), None
+            resolved, user_module = _built_in(with_dimensions(example.model, chosen)), None
         else:
             resolved, user_module = _model(options["source"], chosen, seed)
             _require_tensors(resolved)
@@ -76,6 +80,11 @@ def verify(
     )
 
 
+def _built_in(resolved: Resolved) -> Resolved:
+    """The block of a call without a source, by a plain name. It is the notebook's, whose dropout train mode needs."""
+    return replace(resolved, model=replace(resolved.model, name="a small built-in block"))
+
+
 def _names(checks: Sequence[str], kernels: Sequence[str]) -> tuple[str, ...] | None:
     """The names of the checks to run, None for all. Raises FFNError for kernels without the check that runs them."""
     if not checks:
@@ -89,27 +98,29 @@ def _names(checks: Sequence[str], kernels: Sequence[str]) -> tuple[str, ...] | N
     return names
 
 
-def _model(source: str | Resolved | None, chosen: Dimensions, seed: int) -> tuple[Resolved, UserModule | None]:
+def _model(
+    source: str | Resolved | nn.Module | None, chosen: Dimensions, seed: int
+) -> tuple[Resolved, UserModule | None]:
     """The model, and the user's module where the source is one."""
-    if not isinstance(source, str) or not is_user_module(source):
+    if source is None or isinstance(source, Resolved) or (isinstance(source, str) and not is_user_module(source)):
         return load(source, chosen), None
-    from ffncli.run.user.module import load_module
+    from ffncli.run.user.module import load_module, load_object
     from ffncli.run.verify.checks.case import UserModule
 
-    loaded = load_module(source, chosen, seed)
+    loaded = load_module(source, chosen, seed) if isinstance(source, str) else load_object(source, chosen)
     return loaded.model, UserModule(loaded.module, loaded.runner)
 
 
-def _reference(against: str | Resolved, resolved: Resolved, seed: int) -> Resolved:
+def _reference(against: str | Resolved | nn.Module, resolved: Resolved, seed: int) -> Resolved:
     """The model to compare with; a user's module is built with the d_model of the model under test."""
     named = isinstance(against, str) and is_user_module(against)
     return load(against, Dimensions(d_model=str(resolved.main.spec.d_model) if named else None), seed)
 
 
 def _require_tensors(resolved: Resolved) -> None:
-    """Raises FFNError for a directory without tensors: random weights would prove nothing about its own.
+    """Raises FFNError for a directory without tensors: random weights would prove nothing about the file's weights.
 
-    A config.json that was named itself is verified with random weights.
+    A config.json given as the source is verified with random weights.
     """
     folder = resolved.location
     if resolved.checkpoint is not None or folder is None or resolved.source.endswith(".json"):

@@ -1,6 +1,6 @@
-"""The block as an nn.Module of torch's own layers, made from the spec and not from the steps: a second opinion.
+"""The block as an nn.Module of torch's own layers, made from the spec and not from the steps, as a second opinion.
 
-`kernels/module.py` has another one on purpose: that is a way to compute the block, made from its steps and timed.
+`kernels/module.py` has another on purpose: that is a way to compute the block, made from its steps and timed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MODULES: Mapping[str, Callable[[], nn.Module]] = {
 
 
 class Act(nn.Module):
-    """An activation that torch has no module for, written out in `kernels.activations`."""
+    """An activation without a torch module, written out in `kernels.activations`."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class BlockModule(nn.Module):
 
 
 class NormModule(nn.Module):
-    """A norm with parameters that torch's modules do not have: weights that are 1 + weight, a bias without a weight."""
+    """A norm with parameters that torch's modules do not support: 1 + weight, or a bias without a weight."""
 
     def __init__(self, spec: FFNSpec, width: int) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class NormModule(nn.Module):
             self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., width], normed."""
+        """x [..., width], normalised."""
         weight, bias = getattr(self, "weight", None), getattr(self, "bias", None)
         weight = weight if weight is None else weight + self.plus
         if self.kind == "layernorm":

@@ -1,4 +1,4 @@
-"""The checks of `ffn verify` by name, and what each states. No torch: help and completion read them."""
+"""The checks of `ffn verify` by name, with the statement of each. No torch: help and completion read them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ CHECK_STATEMENTS: Mapping[str, str] = {
     "finite": "weights and input have no NaN and no Inf",
     "module": "step by step = nn.Module, in eval and in train mode",
     "convolution": "Linear = Conv1d with kernel 1",
-    "tokens": "every token is computed by itself, whatever its neighbours",
+    "tokens": "every token is computed independently of the others",
     "collapse": "without its activation the block is one matrix (float64)",
     "nonlinearity": "f(a + b) - f(a) - f(b) + f(0) is 0 where linear (float64)",
     "zero": "a zero input gives zero without biases, and not with them",
     "shards": "the sum over the shards of n ranks is the whole",
     "fused": "gate and up packed in one matrix = separate",
     "kernels": "every kernel = the reference in float64",
-    "layout": "how the file's tensors were read, and what a misreading would do",
+    "layout": "how the file's tensors were read, and the effect of a misreading",
 }

@@ -28,7 +28,7 @@ _TOKENS, _FEW_TOKENS, _LARGE = 16, 4, 50_000_000
 
 @dataclass(frozen=True)
 class VerifyCheck:
-    """`states` is what must be true, in words; `rows` checks it."""
+    """`states` is the statement that must be true; `rows` checks it."""
 
     states: str
     rows: Callable[[CheckedBlock], Iterator[CheckRow]]
@@ -54,7 +54,7 @@ CHECKS: Mapping[str, VerifyCheck] = {name: VerifyCheck(text, _ROWS[name]) for na
 class VerifyQuestion:
     """What to verify. None means every check, the built-in kernels that need no compiling, the dtype's tolerance.
 
-    `run` says which layer, input, dtype and device; `user_module` is set where the source is one.
+    `run` chooses layer, input, dtype and device; `user_module` is set if the source is one.
     """
 
     run: LayerRequest = field(default_factory=LayerRequest)
@@ -67,7 +67,7 @@ class VerifyQuestion:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Every row, in the order of the table, and the run that they are of."""
+    """Every row, in the order of the table, and the run that they belong to."""
 
     rows: tuple[CheckRow, ...]
     model: Resolved
@@ -81,7 +81,7 @@ class Verdict:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on the model, and on how it ran."""
+        """Notes on the model and on its run."""
         return (*self.model.notes, *map(str, self.model.differences), *self.ready.notes)
 
 
@@ -116,7 +116,7 @@ def _check_list() -> str:
 
 
 def _rows(case: CheckedBlock, names: Sequence[str]) -> Iterator[CheckRow]:
-    """The rows of the checks; where values are NaN or Inf, only that is judged."""
+    """The rows of the checks; if values are NaN or Inf, only that is checked."""
     broken = [row for row in values.finite(case) if row.passed is False]
     for name in names:
         if broken and name not in ("finite", "layout"):
@@ -144,7 +144,7 @@ def _case(model: Resolved, question: VerifyQuestion, example: Example | None) ->
 
 
 def _with_tokens(model: Resolved, run: LayerRequest, example: Example | None) -> LayerRequest:
-    """The request with a default number of tokens: few where the block is large."""
+    """The request with a default number of tokens: few if the block is large."""
     if run.leading is not None or run.input is not None or example is not None:
         return run
     large = cost(steps(model.layer(run.layer).spec)).params > _LARGE

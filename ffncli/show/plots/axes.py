@@ -22,7 +22,7 @@ class PlotAxis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """0 at the axis's low end, 1 at its high end; NaN for a value without a place, as below 0 on a log axis."""
+        """0 at the axis's low end, 1 at its high end; NaN for a value without a place, such as -1 on a log axis."""
         if self.log:
             value = math.log10(value) if value > 0 else math.nan
         return self._share(value) if math.isfinite(value) else math.nan
@@ -32,7 +32,7 @@ class PlotAxis:
         return (place / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
 
     def ticks(self, most: int) -> list[Tick]:
-        """At most so many: multiples of 1, 2 or 5 times a power of ten; on a log axis powers of ten where they fit."""
+        """At most this many: multiples of 1, 2 or 5 times a power of ten; on a log axis, powers of ten if they fit."""
         if not self.log:
             values = _steps(self.low, self.high, most)
             text = _alike(values)
@@ -40,14 +40,14 @@ class PlotAxis:
         values = next(some for some in _decades(self.low, self.high) if len(some) <= most)
         if len(values) < 2:  # a small part of a decade
             values = [v for v in _steps(10**self.low, 10 ** min(self.high, _HIGHEST), most) if v > 0]
-        # Not through a float, in which the least power of ten may be 0.
+        # Not through a float, in which the smallest power of ten may be 0.
         return [(self._share(float(value.log10())), number(value)) for value in values]
 
 
 def axis(values: Iterable[float], log: bool = False) -> PlotAxis | None:
-    """The axis on which all finite values lie (on a log axis, all above 0); None where there are no such values.
+    """The axis on which all finite values lie (on a log axis, all above 0); None if there are no such values.
 
-    Values that are all the same get some room on both sides.
+    If all values are equal, there is some room on both sides.
     """
     placed = [v for v in values if math.isfinite(v) and (v > 0 or not log)]
     if not placed:
@@ -72,7 +72,7 @@ def number(value: Decimal) -> str:
 
 
 def _alike(values: list[Decimal]) -> Callable[[Decimal], str]:
-    """Round numbers with the same number of decimals; each in its shortest form where they are very large or small."""
+    """Round numbers with the same number of decimals; each in its shortest form if they are very large or small."""
     steps = [b - a for a, b in pairwise(values)]
     if any(abs(value) >= Decimal("1e6") for value in values) or any(step < Decimal("1e-4") for step in steps):
         return number
@@ -101,5 +101,5 @@ def _decades(low: float, high: float) -> Iterator[list[Decimal]]:
 
 
 def _inside(values: Iterable[Decimal], low: float, high: float) -> list[Decimal]:
-    """Those between the ends, which are log10."""
+    """The ticks between the ends, which are log10."""
     return [value for value in values if low - _FLAT <= float(value.log10()) <= high + _FLAT]

@@ -117,7 +117,7 @@ def _row(share: float, rows: int) -> int:
 
 
 def _below(plot: Plot, across: PlotAxis, columns: int) -> dict[int, str]:
-    """Column → label under it: at every point, if these are few enough and measured; else round numbers."""
+    """Column → label under it: at every point, if these are few and are measurements; else round numbers."""
     if plot.marks:
         values = sorted({x for line in plot.lines for x, _ in line.points if math.isfinite(across.share(x))})
         labels = _at([(across.share(x), f"{x:g}") for x in values[:columns]], columns)
@@ -162,7 +162,7 @@ def _cut(text: str, room: int, symbols: str) -> str:
 
 
 def _legend(names: Sequence[str], columns: int) -> Iterator[list[Span]]:
-    """`a gelu   b silu`, in as many lines as it takes."""
+    """`a gelu   b silu`, in as many lines as necessary."""
     line: list[Span] = []
     used = 0
     for at, name in enumerate(names):

@@ -38,10 +38,10 @@ def place_of(point: Point, columns: int, rows: int) -> Place | None:
 
 
 def letters(curves: Sequence[Dots], columns: int, marks: Sequence[Sequence[Place]] = ()) -> dict[Place, int]:
-    """Where the curves' letters go: a place on a curve → the curve's number.
+    """The positions of the curves' letters: a place on a curve → the curve's number.
 
-    One for every `_PER_LETTER` columns, where no other curve is near. With `marks` (per curve), at those that no other
-    curve covers. A curve that is never apart from the others still gets one letter, wherever there is room.
+    One for every `_PER_LETTER` columns, if no other curve is near. With `marks` (per curve), at marks that no other
+    curve covers. A curve that never separates from the others still gets one letter, anywhere with room.
     """
     placed: dict[Place, int] = {}
     columns_of = [_by_column(curve) for curve in curves]

@@ -48,9 +48,9 @@ _UNSIGNED: dict[str, dict[str, Any]] = {
 
 
 def write(path: Path, plots: Sequence[Plot]) -> None:
-    """Draw the plots below each other into one SVG, PNG or PDF, by suffix; the file is complete or not there.
+    """Draw the plots below each other into one SVG, PNG or PDF, by suffix; the file is complete or absent.
 
-    Raises FFNError (exit 3) without matplotlib and where the file cannot be written.
+    Raises FFNError (exit 3) without matplotlib, or if the file cannot be written.
     """
     kind = path.suffix[1:].lower()
     picture = drawn(plots, kind)
@@ -81,10 +81,14 @@ def _fill(figure: Figure, plots: Sequence[Plot]) -> None:
         for curve, line in enumerate(plot.lines):
             x, y = _drawable(line, plot)
             mark = _MARKS[curve % len(_MARKS)] if plot.marks else _lone(y)
-            turn = curve // len(_COLORS)  # the ninth curve has the first colour and another line
+            turn = curve // len(_COLORS)  # the ninth curve has the first colour and a different line
             dashes = _DASHES[(curve + turn) % len(_DASHES)]
             color = _COLORS[curve % len(_COLORS)]
             axes.plot(x, y, label=clean(line.name), color=color, linestyle=dashes, marker=mark, markersize=5)
+            for place, (low, high) in zip(x, line.intervals, strict=False):
+                if _fits(low, plot.log_y) and _fits(high, plot.log_y):  # NaN is an end that is not known
+                    ends = [place, place], [low, high]
+                    axes.plot(*ends, color=color, linewidth=1.2, marker="_", markersize=7, alpha=0.6)
         axes.set(title=clean(plot.title), xlabel=clean(plot.x), ylabel=clean(plot.y))
         _scale(axes, plot)
         if plot.lines:
@@ -107,14 +111,14 @@ def _lone(y: Sequence[float]) -> str:
 
 
 def _log_ticks(values: Sequence[float]) -> tuple[list[float], list[str]]:
-    """Where a log axis has ticks and what they say, as in a terminal."""
+    """The ticks of a log axis and their labels, as in a terminal."""
     place = axis(values, log=True)
     ticks = place.ticks(8) if place else []
     return [10 ** (place.low + share * (place.high - place.low)) for share, _ in ticks if place], [t for _, t in ticks]
 
 
 def _scale(axes: Axes, plot: Plot) -> None:
-    """Log scales, the plot's frame, ticks at measured points, and lines at zero where it is inside."""
+    """Log scales, the plot's frame, ticks at measured points, and lines at zero if zero is inside."""
     drawn = [_drawable(line, plot) for line in plot.lines]
     xs, ys = [x for some, _ in drawn for x in some], [y for _, some in drawn for y in some]
     if plot.log_x:

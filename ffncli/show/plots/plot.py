@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: its name in the legend and its points (x, y), from left to right; one that is not finite breaks it."""
+    """One curve: its name in the legend and its points (x, y), from left to right; one that is not finite breaks it.
+
+    `intervals`: from where to where the y of each point may lie, drawn in a file alone; empty where none is known.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
+    intervals: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class Plot:
 
     `marks` says that the points are measurements, each with a mark, and the lines between them only guide the eye. A
     log axis shows only values above 0. `frame` is the y-axis from its low end to its high one, None for as much as the
-    points need; what lies outside is cut off.
+    points need; anything outside is cut off.
     """
 
     title: str

@@ -142,7 +142,7 @@ def test_a_restless_machine_is_noted(tmp_path, monkeypatch):
 def test_where_results_go(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     theirs = tmp_path / "state" / "ffn" / "results"
-    assert doctor._results(tmp_path).value == f"{theirs}, made when needed"
+    assert doctor._results(tmp_path).value == f"{theirs}, created when needed"
     theirs.mkdir(parents=True)
     assert doctor._results(tmp_path).value == str(theirs)
     (tmp_path / "benchmarks" / "results").mkdir(parents=True)

@@ -108,7 +108,7 @@ def test_two_files_of_one_process_each_are_evidence():
 def test_a_file_named_twice_counts_once_and_two_answers_are_refused():
     base = table([1.0], "base")
     assert compare([*base, *base], table([1.0], "new")).rows[0].processes_base == 5
-    with pytest.raises(FFNError, match="BASE has 'packed' twice with unlike figures"):
+    with pytest.raises(FFNError, match="BASE has 'packed' twice with different figures"):
         compare([*base, replace(base[0], time_s=2.0)], table([1.0], "new"))
 
 

@@ -116,6 +116,23 @@ def test_what_fits_into_the_cache_is_not_bound_by_memory():
     assert memory("warm") == pytest.approx(weights + ends)
 
 
+def test_bound_and_ridge():
+    roof, small = Roof(100e12, 1e12), case(tokens=8)
+    work = roofline.work_of(small)
+    found = roofline.figures(small, None, roof, "")
+    assert (found.bound, found.ridge_flops_per_byte) == ("memory", 100.0)
+    assert found.flops_per_byte == pytest.approx(work.flops / work.bytes)
+    flushed = roofline.figures(small, None, replace(roof, llc_bytes=10**9), "")
+    assert flushed.flops_per_byte == pytest.approx(work.flops / (work.bytes - 2 * 8 * D))  # the output may stay there
+    assert roofline.figures(case(), None, roof, "").bound == "compute"
+    cached = roofline.figures(case(tokens=8, cache="warm"), None, replace(roof, llc_bytes=10**9), "")
+    assert (cached.bound, cached.flops_per_byte) == ("compute", None)
+    unknown = roofline.figures(small, None, Roof(), "")
+    assert (unknown.bound, unknown.ridge_flops_per_byte) == ("", None)
+    sheet = roofline.figures(case(tokens=8, device="cuda"), None, Roof(), H100)
+    assert (sheet.bound, sheet.ridge_flops_per_byte) == ("memory", pytest.approx(295.3, abs=0.1))
+
+
 @pytest.mark.parametrize(
     ("d", "flops", "bandwidth", "low", "high"),
     [

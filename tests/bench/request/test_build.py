@@ -33,7 +33,7 @@ def test_kernels_and_cases_are_those_asked_for(tmp_path, monkeypatch):
         ("8x16:relu", 4, "cpu", 1)
     ]
     assert (asked.strict, asked.asked, asked.directory) == (True, {"--tokens": "4"}, str(tmp_path))
-    assert notes == ("compared with eager; --baseline NAME names another",)
+    assert notes == ("compared with eager; --baseline NAME chooses another",)
 
 
 def test_of_steps_the_block_is_the_baseline():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.errors import FFNError
 from ffncli.kernels.choice import parse
 from ffncli.kernels.kernel import Kernel, kernel_steps
+from tests.oracles.repository import Repository
 
 PLAIN = FFNSpec(4, 8, bias=False)
 STEPS = kernel_steps(steps(PLAIN))
@@ -46,6 +49,39 @@ def test_what_is_accepted_is_built_by_the_worker_under_its_label(text):
     assert isinstance(kernel, Kernel), kernel
     assert label == kernel.name == choice.label
     assert bool(kernel.origin) == ("mine.py" in text)
+
+
+def test_a_kernel_of_a_commit_is_that_of_the_commit_whatever_becomes_of_branch_and_file(tmp_path):
+    repository = Repository(tmp_path / "repo")
+    first = repository.commit({"k/mlp.py": b"def mlp(x, up, down): return (x @ up.T).relu() @ down.T"})
+    chosen = choose_kernels(["main:repo/k/mlp.py,old=main:repo/k/mlp.py:mlp"], None)
+    assert [(c.label, c.ref) for c in chosen.kernels] == [("main:mlp.py:mlp", first), ("old", first)]
+    assert chosen.files == {}  # a commit does not change
+    repository.commit({"k/mlp.py": b"def other(): pass"})
+    stored = json.loads(json.dumps(to_json(BenchRequest(CASES, chosen.kernels, chosen.baseline))))
+    assert from_json(stored).kernels == chosen.kernels
+    one, other = kernels_by_label(chosen.kernels, STEPS, PLAIN).values()
+    assert (one.name, other.name) == ("main:mlp.py:mlp", "old")
+    digest = hashlib.sha256(b"def mlp(x, up, down): return (x @ up.T).relu() @ down.T").hexdigest()
+    assert one.origin == f"repo/k/mlp.py at commit {first[:12]}, sha256 {digest}"
+    copies = list(Path(tempfile.gettempdir()).glob("ffn-kernel-*/mlp.py"))
+    assert any(copy.parent.stat().st_mode & 0o077 == 0 for copy in copies)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("mian:repo/k/mlp.py:mlp", ["git has no commit 'mian'", "'main'"]),
+        ("main:repo/k/nope.py:mlp", ["nope.py is not a file at 'main'"]),
+        ("main:repo/k/mlp.py:mpl", ["has no 'mpl'", "did you mean 'mlp'"]),
+        ("main:repo/bad.py:f", ["bad.py at 'main', line 1", "not valid Python"]),
+    ],
+)
+def test_a_commit_without_the_kernel_is_refused_before_anything_runs(tmp_path, text, parts):
+    Repository(tmp_path / "repo").commit({"k/mlp.py": b"def mlp(x): pass", "bad.py": b"def f("})
+    with pytest.raises(FFNError) as caught:
+        choose_kernels([text], "eager")
+    assert [part for part in parts if part not in str(caught.value)] == [], caught.value
 
 
 def test_what_an_earlier_version_stored_is_read(mine):
@@ -114,8 +150,8 @@ def test_files_are_known_by_what_they_hold(mine):
         (["a=mine.py"], "a=slowed:2:eager", "two kernels are called 'a'"),
         (["mine.py,mine.py:mlp"], None, "two kernels are called 'mine.py:mlp'"),
         (["slowed:2:none.py:f"], None, "--kernel: cannot read"),
-        *([[f"{arm}=mine.py"], None, f"'{arm}' is the name of one of ffn's arms"] for arm in (TWIN, ANCHOR, GEMM)),
-        ([f"{TWIN}=slowed:2:eager"], None, f"'{TWIN}' is the name of one of ffn's arms"),
+        *([[f"{arm}=mine.py"], None, f"'{arm}' is the name of one of ffn's own arms"] for arm in (TWIN, ANCHOR, GEMM)),
+        ([f"{TWIN}=slowed:2:eager"], None, f"'{TWIN}' is the name of one of ffn's own arms"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(texts, baseline, why):

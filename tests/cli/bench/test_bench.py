@@ -19,6 +19,7 @@ from ffncli.bench.results.csv_file import COLUMNS, read_rows
 from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.block.recipe import FFNSpec
 from ffncli.cli.bench import page as bench_page
+from ffncli.cli.bench.balance import balance
 from ffncli.cli.bench.progress import UnitProgress
 from ffncli.cli.bench.remarks import remarks
 from ffncli.cli.bench.sweep_page import sweep
@@ -27,6 +28,7 @@ from ffncli.show.progress import Advance
 from ffncli.show.text import time_text
 from tests import ROOT
 from tests.bench.test_suite import FAKE, worker_with
+from tests.oracles.checkpoints import expect_refusal
 
 
 @pytest.fixture
@@ -56,6 +58,23 @@ def test_the_page_the_json_and_the_file_agree(bench, tmp_path):
     lines = bench("8x16:swiglu", "--kernel", "eager", "--save", "b.csv", "--csv", "-q")
     assert lines[1] == (tmp_path / "b.csv").read_text()
     assert lines[2] == ""
+
+
+def test_a_sweep_can_be_drawn_and_a_single_case_is_refused_before_it_is_measured(bench, tmp_path):
+    words = ("8x16:swiglu", "--kernel", "eager,packed", "--save", "a.csv")
+    code, out, err = bench(*words, "--tokens", "1,4", "--plot", "--plot-file", "a.svg")
+    page, _, plot = out.partition("speed against eager, 8x16:silu, gated\n")
+    assert (code, "how to read this" in page, "wrote a.svg" in err) == (0, True, True)
+    *_, labels, name, legend = plot.rstrip().splitlines()
+    assert (labels.split(), name.strip(), legend) == (["1", "4"], "tokens", "  a eager (baseline)   b packed")
+    assert (tmp_path / "a.svg").exists()
+    expect_refusal(bench(*words, "--force", "--plot"), "no size has two values")
+    expect_refusal(bench(*words, "--force", "--tokens", "1,2", "--plot-file", "a.txt"), ".svg, .png, .pdf")
+    expect_refusal(bench("8x16", "--by-step", "--tokens", "1,2", "--plot"), "--by-step contradicts --plot")
+    expect_refusal(bench("8x16", "--selftest", "--plot"), "--selftest has no sweep to plot")
+    lost = (" 1 tokens 0 kill", " 4 tokens 0 kill")
+    code, out, err = bench(*words, "--tokens", "1,4", "--plot", "--force", faults=lost)
+    assert (code, "times as fast" in out, "nothing to plot: fewer than two sizes" in err) == (3, False, True)
 
 
 def test_every_key_is_documented(bench):
@@ -253,6 +272,33 @@ def test_a_grid_names_the_caches_that_were_measured():
     assert [row[0] for row in grid.rows] == ["1", "64"]
 
 
+def of_balance(found: list[ResultRow], cases: dict[str, Case]) -> list[str]:
+    return [part.text for part in sweep(cases, found, "eager") if "ridge" in getattr(part, "text", "")]
+
+
+def test_what_bounds_a_case_stands_below_the_grid_with_the_ridge():
+    cases, found = case_rows(dict.fromkeys((1, 2, 64), "same"), roof_fraction=0.5)
+    ridges, bounds = (13.16, 13.16, 13.24), ("memory", "memory", "compute")
+    found = [replace(row, bound=bounds[at // 2], ridge_flops_per_byte=ridges[at // 2]) for at, row in enumerate(found)]
+    assert of_balance(found, cases) == [
+        "memory bound: 1, 2; compute bound: 64; ridge 13.2 FLOP/byte, measured in this run"
+    ]
+    found = [replace(row, bound="memory", ridge_flops_per_byte=12.0, roof_fraction=None) for row in found]
+    found[0] = replace(found[0], ridge_flops_per_byte=10.0)
+    assert of_balance(found, cases) == ["all memory bound; ridge 10 to 12 FLOP/byte, by the data sheet"]
+    assert of_balance([replace(row, bound="") for row in found], cases) == []
+
+
+@pytest.mark.parametrize(
+    ("intensity", "said"),
+    [(3.21, "3.21 FLOP/byte from memory"), (None, "the cache can hold all that it reads and writes")],
+)
+def test_a_single_case_says_its_own_intensity(intensity, said):
+    row = ResultRow(case="c", bound="compute", flops_per_byte=intensity, ridge_flops_per_byte=9.5, roof_fraction=0.3)
+    (line,) = balance([row], {"c": "c"})
+    assert line.text == f"compute bound: {said}; ridge 9.5 FLOP/byte, measured in this run"
+
+
 def test_a_warning_of_many_cases_is_one_line_with_its_count():
     busy = BenchWarning("preempted", "20 % of the blocks")
     cases, found = case_rows({1: "inconclusive", 2: "inconclusive", 3: "faster"})
@@ -318,8 +364,8 @@ def test_the_selftest_flags_what_is_slower_and_that_alone(bench):
     lines = [line.strip() for line in out.splitlines()]
     again = next(line for line in lines if line.startswith("the same code again: ratio "))
     slowed = next(line for line in lines if line.startswith("the same code, made 5 % slower: ratio "))
-    assert again.endswith("not flagged, as it must be")
-    assert slowed.endswith("], flagged, as it must be")
+    assert again.endswith("not flagged, as it should be")
+    assert slowed.endswith("], flagged, as it should be")
     assert lines[-1] == "passed"
 
 
@@ -386,7 +432,7 @@ def test_the_time_that_a_run_is_to_take_is_said_first(bench):
     asked = ("8x16:swiglu", "--tokens", "1,2,3", "--kernel", "eager", "--max-time", "4s")
     err = bench(*asked, "--save", "a.csv")[2]  # 3 × 4 s, and 2 × 5 s to start
     assert (
-        "note: 3 cases in 2 processes: about 22 s; less where --precision is reached, more where kernels compile\n"
+        "note: 3 cases in 2 processes: about 22 s; less if --precision is reached, more if kernels compile\n"
         in err
     )
     assert "processes: about" not in bench(*asked, "--save", "b.csv", "-q")[2]

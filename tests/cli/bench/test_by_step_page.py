@@ -45,7 +45,7 @@ def parts_of(case: Case, rows):
 
 def test_shares_and_rates():
     table, lines, parts = parts_of(GATED, ROWS)
-    assert parts[0] == Heading("where does the time go", "512x2048:swiglu, 32 tokens, fp32, cpu, 2 threads")
+    assert parts[0] == Heading("where the time goes", "512x2048:swiglu, 32 tokens, fp32, cpu, 2 threads")
     assert table.columns == ("step", "op", "share of the time", "", "time", "FLOPs", "GFLOP/s")
     assert table.emphasis == {0}
     by = {line[0]: line for line in table.rows}
@@ -87,7 +87,7 @@ def test_experts_steps_stand_under_them_and_are_not_added():
     table, lines, _ = parts_of(MOE, rows)
     assert table.rows[-1][:2] == ("  experts[e].gate", "linear")
     assert lines[0].startswith("the steps take 90.0 % ")
-    assert lines[1] == "experts[e].gate: of all experts that got a token; it is part of experts"
+    assert lines[1] == "experts[e].gate: all experts that received tokens; part of experts"
 
 
 def test_what_was_not_timed_says_so():

@@ -162,7 +162,7 @@ def test_the_help_of_ffn_itself(call):
 
 
 def test_a_required_argument_is_not_needed_for_help(call):
-    assert call("compare", "-h")[1].startswith("Usage: ffn compare BASE NEW [OPTIONS]\n")
+    assert call("compare", "-h")[1].startswith("Usage: ffn compare BASE [NEW] [OPTIONS]\n")
     assert call("compare", "a.csv", "--nope", "-h")[0] == ExitCode.USAGE
 
 
@@ -203,7 +203,9 @@ def test_the_examples_run(call, name, place, monkeypatch):
 def test_the_examples_of_bench_are_read(call, place, monkeypatch):
     """Their requests are built, kernels and all; the measuring is left out."""
     requests = []
-    monkeypatch.setattr("ffncli.cli.bench.command._measure", lambda journal, request, output: requests.append(request))
+    monkeypatch.setattr(
+        "ffncli.cli.bench.command._measure", lambda journal, request, plot, output: requests.append(request)
+    )
     for line in examples("bench"):
         code, _, err = call(*shlex.split(line)[1:], "--force")
         assert code == 0, (line, err)

@@ -50,6 +50,7 @@ LISTS = [
     (("trace", "4x8:swiglu", "--experts", "4"), "--expert", "0", "1"),
     (("params", "gpt2"), "--tokens", "1", "32"),
     (("params", "gpt2"), "--dtype", "bf16", "q4_0"),
+    (("params", "gpt2"), "--ridge", "h100", "b200"),
     (("activations", "gelu"), "--at", "0.5", "1.5"),
     (("activations", "swiglu"), "--up", "0.5", "1.5"),
     (("activations", "gelu", "--rounding"), "--dtype", "bf16", "fp16"),
@@ -107,6 +108,10 @@ def test_a_prompt_in_a_file_and_on_standard_input(tmp_path, monkeypatch):
     given = GivenOptions(prompt="-")
     assert (given.model_input["prompt"], given.model_prompt.text) == ("Zwölf\nZeilen",) * 2
     assert GivenOptions(prompt="a@b -").model_input["prompt"] == "a@b -"
+    assert given.notes == ("--prompt -: its 2 lines are read as one prompt",)
+    assert GivenOptions(prompt="two\nlines").notes == ()
+    (tmp_path / "one.txt").write_text("one line\n")
+    assert GivenOptions(prompt=f"@{tmp_path}/one.txt").notes == ()
 
 
 def test_a_prompt_that_cannot_be_read(call, tmp_path, monkeypatch):

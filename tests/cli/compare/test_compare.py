@@ -90,7 +90,7 @@ def test_swapped_halves_are_named(call, monkeypatch, tmp_path, models, options):
     code, found, err = twice(call, monkeypatch, tmp_path, models("phi3"), _SWAP, *options)
     assert (code, found["first"]) == (1, "gate")
     assert found["causes"][0] == "gate and up are swapped"
-    assert err.startswith("error: gate departs first: gate[")
+    assert err.startswith("error: gate differs first: gate[")
     assert "gate and up are swapped" in err
 
 
@@ -222,7 +222,7 @@ def test_nan_in_both_agrees_and_in_one_departs(call, tmp_path):
     row = json.loads(out)["rows"][0]
     assert (code, row["agrees"], row["nonfinite"], row["worst"]) == (1, False, 1, "x[0,2]")
     assert (row["base"], row["new"], row["max_error"]) == (None, 3.0, 0.0)
-    assert "x[0,2] is nan in BASE, 3.0 in NEW (1 values are not finite in one alone)" in err
+    assert "x[0,2] is nan in BASE, 3.0 in NEW (1 values are finite in only one of them)" in err
 
 
 def test_experts_that_got_other_tokens_are_left_out(call, tmp_path):
@@ -289,10 +289,10 @@ def test_the_page_names_the_first_step_and_why(call, tmp_path):
     new = save(call, tmp_path / "b.npz", "8x16:relu")
     code, out, _ = call("compare", str(base), str(new))
     assert code == 1
-    assert "act departs first: act[" in out
+    assert "act differs first: act[" in out
     assert "all 2 steps" not in out
     assert "\x1b" not in out
-    assert out.split("\n\n")[-1].startswith("act departs first: act[")
+    assert out.split("\n\n")[-1].startswith("act differs first: act[")
     assert "\n\nall 4 steps agree\n" in call("compare", str(base), str(base))[1]
 
 
@@ -308,7 +308,7 @@ def test_on_a_terminal_the_verdict_is_said_once(call, tmp_path, monkeypatch, bot
         monkeypatch.setattr(sys.stderr, "isatty", lambda: both)
     code, out, err = call("compare", str(base), str(new), "--no-color")
     assert code == 1
-    assert err.startswith("error: act departs first: act[") == (both is not None)
+    assert err.startswith("error: act differs first: act[") == (both is not None)
     assert ("departs first" in out, "act: formula is" in out) == (not both, not both)
 
 
@@ -317,7 +317,7 @@ def test_a_step_that_is_zero_in_base_has_no_relative_error(call, tmp_path):
     new = save(call, tmp_path / "b.npz", "4x8", "--no-bias", "--input", "ones")
     code, out, err = call("compare", str(base), str(new))
     assert code == 1
-    assert "x departs first: x[0,0] is 0.0 in BASE, 1.0 in NEW; all of it is 0 in BASE" in err
+    assert "x differs first: x[0,0] is 0.0 in BASE, 1.0 in NEW; all of it is 0 in BASE" in err
     assert not re.search(r"\binf\b|ulps of", out + err)
 
 

@@ -271,7 +271,7 @@ def test_a_row_in_words(figures, text):
         (1.004, "0.4 % slower"),
         (0.99, "1 % faster"),
         (2.0, "2 times as slow"),
-        (0.0, "endlessly fast"),
+        (0.0, "infinitely fast"),
     ],
 )
 def test_a_change_in_words(ratio, text):

@@ -170,9 +170,54 @@ def test_the_ridge_is_the_first_number_of_tokens_that_reaches_it(call):
     assert "at no number of tokens" in call("params", "llama-2-7b", "--ridge", "1e9")[1]
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "x", ""])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", ""])
 def test_a_ridge_that_cannot_be(value: str, call):
     expect_refusal(call("params", "gpt2", "--ridge", value), "--ridge must be a number above 0", repr(value))
+
+
+def test_the_floor_of_a_device_is_its_data_sheet(call):
+    words = ["llama-2-7b", "--ridge", "h100,b200", "--tokens", "1,4096", "--dtype", "bf16"]
+    (row,) = rows(call, *words)
+    d, f, layers = LLAMA
+    weights, flops = layers * 3 * d * f * 2, layers * 2 * 3 * d * f
+    expected = []
+    for device, peak, bandwidth in (("H100 SXM5", 989.4e12, 3350e9), ("B200", 2250e12, 8000e9)):
+        for tokens in (1, 4096):
+            memory, compute = (weights + layers * 2 * tokens * d * 2) / bandwidth, tokens * flops / peak
+            expected.append((device, tokens, "memory" if tokens == 1 else "compute", max(memory, compute)))
+    found = row["floors"]
+    assert [(one["device"], one["tokens"], one["bound"]) for one in found] == [one[:3] for one in expected]
+    assert [one["floor_s"] for one in found] == pytest.approx([one[3] for one in expected])
+    assert [one["fits"] for one in found] == [True] * 4  # 13.5 GB
+    first = found[0]["ridge_tokens_fused"]
+    (around,) = rows(call, *words[:3], "--tokens", f"{first - 1},{first}", "--dtype", "bf16")
+    assert [one["bound"] for one in around["floors"]][:2] == ["memory", "compute"]
+    listed = list(csv.DictReader(io.StringIO(call("params", *words, "--csv")[1])))
+    assert [(one["device"], int(one["tokens"]), one["bound"]) for one in listed] == [one[:3] for one in expected]
+    text = call("params", *words)[1]
+    rates = "989.4 TFLOP/s in bf16, 3,350 GB/s (NVIDIA H100 datasheet)"
+    assert f"H100 SXM5: {rates}; compute bound from {first} tokens on" in text
+    assert "time floor, weights bf16, all layers' FFNs forward" in text
+
+
+def test_floors_can_be_asserted(call):
+    assert call("params", "llama-3-70b", "--ridge", "h100", "--assert", "fits == false", "-q")[0] == 0
+    failed = call("params", "llama-3-70b", "--ridge", "h100,b200", "--assert", "floor_s < 0.02", "-q")
+    assert (failed[0], "in 'llama-3.1-70b device=H100 SXM5'" in failed[2]) == (1, True)
+    expect_refusal(call("params", "gpt2", "--assert", "bound == memory"), "--ridge DEVICE")
+    expect_refusal(call("params", "gpt2", "--ridge", "9", "--assert", "bound == memory"), "--ridge DEVICE")
+
+
+@pytest.mark.parametrize(
+    ("value", "parts"),
+    [
+        ("hh100", ["unknown device 'hh100'", "did you mean 'h100'"]), ("x", ["unknown device 'x'", "for example"]),
+        ("h10", ["is the beginning of H100 PCIe, H100 SXM5", "type more"]), ("h100,", ["number"]),
+        ("3,h100", ["one number of FLOPs per byte, or names"]), ("3,4", ["one number of FLOPs per byte"]),
+    ],
+)  # fmt: skip
+def test_a_device_that_is_not_known(value: str, parts: list[str], call):
+    expect_refusal(call("params", "gpt2", "--ridge", value), "--ridge", *parts)
 
 
 @pytest.mark.parametrize("value", ["0", "1,0", "1,", ",", "", "x", "1,x", "-1", "1.5", "9" * 5000], ids=lambda v: v[:9])
@@ -225,6 +270,7 @@ def test_a_format_that_nothing_is_computed_in_is_for_counting(dtype: str, call):
         (["gpt2", "bert-base", "--sweep", "d_ff=1x"], ["--sweep takes one SOURCE"]),
         (["gpt2", "--sweep", "d_ff=1x", "--tp", "2"], ["--sweep and --tp"]),
         (["gpt2", "--sweep", "d_ff=1x", "--ridge", "2"], ["--sweep and --ridge"]),
+        (["gpt2", "--sweep", "d_ff=1x", "--ridge", "h100"], ["--sweep and --ridge"]),
         (["gpt2", "--sweep", "d_ff=1x", "--iso-params"], ["--sweep and --iso-params"]),
         (["gpt2", "--sweep", "d_ff=1x", "--multiple-of", "4"], ["--multiple-of needs --iso-params"]),
         (["gpt2", "--sweep", "d_ff=1x", "--tokens", "1,2"], ["--sweep tokens=1,32,512"]),

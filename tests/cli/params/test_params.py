@@ -167,7 +167,7 @@ def test_a_page_of_dense_and_moe_layers(call):
     assert {"active, all layers", "matmul FLOPs, all layers, 1 token", "norm parameters per MoE layer"} <= set(values)
     assert found[-1].startswith("source: [")
     assert any(line.endswith("shared with attention") for line in page(call, "falcon-7b"))
-    assert any(line.endswith("norm, apart") for line in page(call, "gpt2"))
+    assert any(line.endswith("norm, separate") for line in page(call, "gpt2"))
 
 
 def test_a_row_that_is_marked_shows_the_difference(call, tmp_path):

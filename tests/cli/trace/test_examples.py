@@ -32,7 +32,7 @@ def test_the_notebook_on_its_page(call):
     assert "wrong    zeros that dropout makes: 6 of 33 live values (18 %); the text says ~10 %" in out
     assert "holds    negatives before ReLU: 15\n" in out
     assert "\x1b" not in out
-    assert out.startswith("the notebook's block  the notebook's weights\n")
+    assert out.startswith("the notebook's block  fixed weights\n")
     assert "dropped 6 of 33 live values (18 %)" in out
     assert "verdict" not in call("trace")[1]
 
@@ -151,7 +151,7 @@ def test_the_small_blocks_numbers_stay_before_a_final_layer(call):
 def test_a_checkpoints_layer_feeds_a_drawn_final_layer(call, tmp_path):
     source = folder(tmp_path / "llama", LLAMA, tensors("llama"))
     alone, found = (asked(call, source, "--layer", "1", *more) for more in ((), ("--vocab", "9")))
-    assert found["block"]["weights"] == "weights of decoder layer 1; the final layer's drawn, seed 0"
+    assert found["block"]["weights"] == "weights of decoder layer 1; the final layer's are random, seed 0"
     torch.manual_seed(0)
     weight = torch.nn.Linear(4, 9, bias=False).weight
     assert torch.allclose(
@@ -190,7 +190,7 @@ def test_nothing_is_picked_from_what_is_no_number(call):
     assert (first["argmax"], first["top_p_count"], first["candidates"]) == (None, None, [])
     assert second["argmax"] is not None
     out = call("trace", *arguments)[1]
-    assert "probs of token 0: some are no numbers, so there is nothing to pick\n\nprobs of token 1: argmax" in out
+    assert "probs of token 0: some are not numbers, so there is nothing to pick\n\nprobs of token 1: argmax" in out
 
 
 # --- dropout ----------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_a_drawn_mask_is_said_with_its_seed(call):
     assert "dropout is on, with a fixed mask (the notebook's)" in call("trace", "--example", "notebook")[1]
     page = call("trace", "4x8", "--dropout", "0.5")[1]
     assert "fixed mask" not in page
-    assert "eval mode: passes everything on" in page
+    assert "eval mode: passes everything through" in page
 
 
 @pytest.mark.parametrize("arguments", [["--example", "notebook"], ["4x8", "--vocab", "9"]])

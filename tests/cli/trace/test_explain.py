@@ -129,7 +129,7 @@ def test_any_source(call, tmp_path):
         ("up[5]", ["up has shape [2, 3, 8], so it takes 3 indices, not 1; such as up[0,0,0]"]),
         ("upp[0,0,0]", ["--explain: no step 'upp'; did you mean 'up'?"]),
         ("gate[0]", ["no step 'gate'; steps: x, up, act, dropout, down"]),
-        ("up", ["--explain 'up' is no place in a tensor; give NAME[i,j], such as up[0,3]"]),
+        ("up", ["--explain 'up' is not a place in a tensor; give NAME[i,j], such as up[0,3]"]),
         ("up[]", ["is no place"]),
         ("up[a]", ["is no place"]),
         ("up[0,0,0", ["is no place"]),

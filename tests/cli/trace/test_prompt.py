@@ -55,7 +55,20 @@ def test_rows_are_labelled_by_their_tokens(call):
     assert '2 tokens: 3 "sat", 0 "Hello"' in out
     assert '\n  3 "sat"    ' in out
     assert '\n  0 "Hello"  ' in out
-    assert "against the model's own FFN: max error" in out or "the model's own FFN gives the same" in out
+    assert "against the model's own FFN: max error" in out or "matches the model's own FFN exactly" in out
+
+
+def test_extremes_are_named_by_their_tokens(call):
+    arguments = (source("mixtral"), "--prompt", PROMPT, "--position", "-1,0,1", "--expert", "all")
+    out = call("trace", *arguments)[1]
+    words = PROMPT.split()
+    for step in answer(call, *arguments)["steps"]:
+        rows = [(3, 0, 1)[row] for row in step["tokens"] or range(3)]
+        row, unit = step["max_at"]
+        place = f'at [{rows[row]} "{words[rows[row]]}", {unit}]'
+        block = out[out.index(f"\n{step['name']} = " if step["inputs"] else f"\n{step['name']}  [") :]
+        assert place in next(line for line in block.splitlines() if "  max " in line or line.startswith("  max "))
+    assert max(len(line) for line in out.splitlines() if " max " in line or " std " in line) <= 80
 
 
 def test_rows_inside_an_expert_keep_their_tokens(call):
@@ -66,6 +79,16 @@ def test_rows_inside_an_expert_keep_their_tokens(call):
         block = out[out.index(f"\n{step['name']} = ") :].splitlines()[2 : 2 + len(step["tokens"])]
         assert [int(line.split()[0]) for line in block] == step["tokens"]
         assert [line.split('"')[1] for line in block] == [PROMPT.split()[token] for token in step["tokens"]]
+
+
+def test_the_token_of_a_unit_s_largest_value_has_its_text(call):
+    arguments = (source("mixtral"), "--prompt", PROMPT, "--expert", "all", "--top-units", "2")
+    out, words = call("trace", *arguments)[1], PROMPT.split()
+    for step in answer(call, *arguments)["steps"]:
+        for unit in (step["units"] or {"largest_norm": ()})["largest_norm"]:
+            block = out[out.index(f"\n{step['name']}: the units") :]
+            row = next(line for line in block.splitlines() if line.split()[:1] == [str(unit["unit"])])
+            assert f'{unit["token"]} "{words[unit["token"]]}"' in row
 
 
 def test_a_token_cannot_speak_to_the_terminal(call):
@@ -196,7 +219,7 @@ def test_all_layers_without_a_model_say_on_what(call):
     code, out, err = call("trace", "gpt2", "--d-model", "8", "--d-ff", "16", "--layer", "all", "--tokens", "3")
     assert code == 0
     assert "  input: randn, 3 tokens, the same for every layer\n" in out
-    assert "random weights, seed 0, the same in all layers of one shape: no file holds" in err
+    assert "random weights, seed 0, the same in all layers of one shape: no file has" in err
     found = answer(call, source("llama"), "--layer", "all", "--input", "ones", "--tokens", "1")
     assert found["model"]["input"] == "ones, 1 token, the same for every layer"
     assert answer(call, source("llama"), "--layer", "all", "--prompt", PROMPT)["model"]["input"] is None
@@ -367,7 +390,7 @@ def test_nothing_is_promoted_by_what_is_no_number(call):
     asked = (source("gpt2"), "--input", "nan" + ",1" * 15, "--unembed")
     (row,) = answer(call, *asked)["unembed"]
     assert (row["argmax"], row["top_k_mass"], row["top_p_count"], row["promoted"]) == (None, None, None, [])
-    assert "\nafter token 0: some are no numbers, so there is nothing to pick\n" in call("trace", *asked)[1]
+    assert "\nafter token 0: some are not numbers, so there is nothing to pick\n" in call("trace", *asked)[1]
 
 
 def test_a_hidden_unit(call):
@@ -427,7 +450,7 @@ def test_unembedding_without_a_prompt(call):
         ("t5-relu", ["--prompt", "Hello", "--layer", "1"], "--layer '1' is ambiguous; write encoder.1 or decoder.1"),
         ("llama", ["--prompt", "Hello", "--input", "ones"], "--input contradicts --prompt; the model makes"),
         ("llama", ["--input-ids", "1", "--tokens", "3"], "--tokens contradicts --input-ids"),
-        ("llama", ["--prompt", "Hello", "--d-ff", "3"], "--d-ff contradicts --prompt; the model is run as it is"),
+        ("llama", ["--prompt", "Hello", "--d-ff", "3"], "--d-ff contradicts --prompt; the model runs unchanged"),
         ("llama", ["--prompt", "Hello", "--train"], "--train contradicts --prompt"),
         ("llama", ["--prompt", "Hello", "--vocab", "9"], "--vocab contradicts --prompt; --unembed goes through"),
         ("llama", ["--neuron", "1"], "--neuron needs --unembed"),
@@ -435,7 +458,7 @@ def test_unembedding_without_a_prompt(call):
         ("llama", ["--prompt", "Hello", "--sample-top-k", "3"], "--sample-top-k needs --vocab or --unembed; without"),
         ("llama", ["--unembed", "--sample-top-k", "61"], "--sample-top-k 61 exceeds the vocabulary of 60"),
         ("llama", ["--unembed", "--neuron", "40"], "--neuron 40 is out of range; d_ff is 40: 0 to 39"),
-        ("mixtral", ["--unembed", "--neuron", "1"], "--neuron 1: each of 4 experts has one; say which: --expert 0"),
+        ("mixtral", ["--unembed", "--neuron", "1"], "--neuron 1: each of 4 experts has one; give one, such as --expert 0"),
         ("t5-relu", ["--unembed", "--layer", "encoder.0"], "'s encoder; a decoder layer's output can be unembedded"),
         ("vit", ["--input-ids", "1"], "vit takes pixel_values, not text"),
         ("vit", ["--unembed"], "transformers has no language-model head for vit"),
@@ -566,25 +589,6 @@ def test_eight_bit_weights_agree(call, copied):
     found = answer(call, str(copied), "--prompt", PROMPT, "--layer", "1")
     assert found["model_run"]["agreement"]["relative_error"] <= 1e-6
     assert "fp8" in found["block"]["weights"]
-
-
-def test_a_gguf_file(call, tmp_path):
-    import gguf
-    import numpy
-
-    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
-    for key, value in (("embedding_length", 32), ("feed_forward_length", 64), ("block_count", 1)):
-        writer.add_uint32(f"llama.{key}", value)
-    for name, shape in (("ffn_gate", (64, 32)), ("ffn_up", (64, 32)), ("ffn_down", (32, 64)), ("ffn_norm", (32,))):
-        writer.add_tensor(f"blk.0.{name}.weight", numpy.ones(shape, numpy.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    for typed in (tmp_path / "m.gguf", tmp_path):
-        code, _, err = call("trace", str(typed), "--prompt", "Hello")
-        assert code == 2
-        assert "is a GGUF file, which this option does not support yet" in err
 
 
 def test_without_transformers(call, monkeypatch):

@@ -181,7 +181,7 @@ def test_statistics_say_something_of_small_numbers(call):
 
 def test_options_without_effect(call):
     assert "--norm-position post needs --norm" in call("trace", "4x8:relu", "--norm-position", "post")[2]
-    assert call("trace", "4x8:relu", "--train")[2] == "note: --train changes nothing: the block has no dropout\n"
+    assert call("trace", "4x8:relu", "--train")[2] == "note: --train has no effect: the block has no dropout\n"
 
 
 def test_a_directory_named_like_a_known_model(call, tmp_path, monkeypatch):

@@ -39,9 +39,10 @@ def test_top_units(call):
     acts = torch.tensor(steps["act"]["values"], dtype=torch.float64)
     assert [u["unit"] for u in active] == acts.abs().mean(0).topk(3).indices.tolist()
     text = call("trace", *ARGUMENTS, "--top-units", "3")[1]
-    assert "largest-norm units of act" in text or "largest-norm and most active units of act" in text
-    assert "writes: norm × its W2 column's norm" in text
-    row = next(line for line in text[text.index("units of hidden") :].splitlines() if line[:1].isdigit())
+    assert "act: the units with the largest norm over 50 tokens" in text
+    assert "act: the units with the largest mean |x| over 50 tokens" in text
+    assert text.count("writes: the norm of what the unit adds to the output") == 1
+    row = next(line for line in text[text.index("hidden: the units") :].splitlines() if line[:1].isdigit())
     assert row.split()[:2] == [str(best[0]["unit"]), f"{best[0]['norm']:.4g}"]
     assert found(call, *ARGUMENTS)["steps"][3]["units"]["largest_norm"] == []
     assert "--top-units must be a whole number" in call("trace", "--top-units", "x")[2]
@@ -57,17 +58,30 @@ def test_near_zeros_are_counted_and_shown_where_they_are_many(call):
 
 def test_the_histogram_ends_the_statistics(call):
     lines = call("trace", *ARGUMENTS)[1].splitlines()
-    line = next(line for line in lines if line.startswith("  min"))
+    line = next(line for line in lines if line.startswith("  mean"))
     bar = line.partition("std ")[2].split(maxsplit=1)[1]
     counts = found(call, *ARGUMENTS)["steps"][0]["histogram"]
     assert len(bar) == len(counts) == 24
     assert bar[counts.index(max(counts))] == "█"
     assert (sum(counts), len(line) <= 78) == (50 * 64, True)
-    assert "█" not in call("trace", "4x8:relu", "--input", "1,2,3,4")[1]  # four values have no form
+    one = call("trace", "4x8:relu", "--input", "1,2,3,4")[1]
+    assert "min 1.0000 at [0, 0]  max 4.0000 at [0, 3]  mean 2.5000  std 1.1180\n" in one  # four values have no form
     lines = call("trace", *ARGUMENTS, "--digits", "12")[1].splitlines()
     assert f"  {bar}" in lines  # a line of its own where both are too much for 80 columns
     rows = list(csv.DictReader(io.StringIO(call("trace", *ARGUMENTS, "--csv")[1])))
     assert [int(n) for n in rows[0]["histogram"].split(";")] == counts
+
+
+def test_extremes_have_their_places(call):
+    steps = found(call, *ARGUMENTS, "--show", "all")["steps"]
+    text, rows = call("trace", *ARGUMENTS)[1], csv.DictReader(io.StringIO(call("trace", *ARGUMENTS, "--csv")[1]))
+    for step, row in zip(steps, rows, strict=True):
+        values = torch.tensor(step["values"])
+        for name, at in (("min", values.argmin()), ("max", values.argmax())):
+            place = [int(i) for i in torch.unravel_index(at, values.shape)]
+            assert step[f"{name}_at"] == place
+            assert row[f"{name}_at"] == ";".join(map(str, place))
+            assert f"{name} {step[name]:.4f} at {place}" in text
 
 
 def test_a_pipe_that_knows_no_blocks_gets_ascii(ffn):

@@ -36,10 +36,10 @@ def mine(tmp_path):
     return path
 
 
-def test_the_notebooks_block_is_verified(call):
+def test_without_a_source_the_built_in_block_is_verified(call):
     code, out, err = call("verify", "-v")
     assert (code, err) == (0, "")
-    assert out.startswith("the notebook's block  the notebook's weights\n")
+    assert out.startswith("a small built-in block  fixed weights\n")
     assert all(f"\n{name}  {check.states}" in out for name, check in CHECKS.items())
     assert "collectives: 1 (all-reduce of down)" in out
     assert "3 ranks: d_ff = 8 does not divide over 3 ranks" in out
@@ -163,7 +163,7 @@ def test_ones_own_module(call, mine):
     found = rows(call, f"{mine}:Needs3D", "--d-model", "8", "--dropout", "0.2", "--check", "module")
     last = found[-1]
     assert (last["subject"], last["passed"]) == ("Needs3D, train", None)  # its dropout follows down
-    assert "dropout in another place" in last["note"]
+    assert "dropout in a place other" in last["note"]
 
 
 def test_a_module_that_does_not_run_in_a_dtype_is_a_failed_row(call, tmp_path):
@@ -280,7 +280,7 @@ def test_options_reach_the_run(call, monkeypatch):
     assert rows(call, "16x40", "--tolerance", "0.5", "--check", "kernels")[0]["tolerance"] == 0.5
     assert rows(call, "16x40", "--seed", "1", "--check", "kernels") != rows(call, "16x40", "--check", "kernels")
     alone = rows(call, "16x40", "--tokens", "1", "--check", "tokens")
-    assert alone[0]["note"] == "one token alone: give --tokens 2 or more"
+    assert alone[0]["note"] == "only one token: give --tokens 2 or more"
 
 
 def test_a_terminal_of_80_columns_cuts_nothing(call):

@@ -178,7 +178,7 @@ def test_a_file_of_another_model(call, tmp_path: Path):
     expect_difference(call("params", source), says, "transformer.h.0.mlp.c_fc.weight", "and 1 more")
     code, out, err = call("trace", source)  # what is there is run, and what differs is said
     assert (code, says in err, "this file does not describe the norm before the FFN" in err) == (0, True, True)
-    assert "the tensors overrule model_type llama, which is gated" in out
+    assert "the tensors override model_type llama, which is gated" in out
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_a_gated_family_without_a_gate_is_plain(call, tmp_path: Path):
     source = folder(tmp_path, LLAMA, stored)
     out = expect_difference(call("params", source), "gated (by model_type llama): the config says True", "up_proj")
     assert "plain: tensor 'model.layers.0.mlp.up_proj.weight'" in out
-    assert "the tensors overrule model_type llama, which is gated" in out
+    assert "the tensors override model_type llama, which is gated" in out
     code, out, err = call("trace", source)
     assert (code, len(err.splitlines())) == (0, 1)
     assert "plain" in out.splitlines()[1]

@@ -212,7 +212,7 @@ def test_a_file_that_became_shorter(workers: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(values, "_WORTH_WORKERS", 0)
     torch.set_num_threads(workers)
     try:
-        with pytest.raises(FFNError, match=r"model\.safetensors is truncated: its tensors go on to byte") as refused:
+        with pytest.raises(FFNError, match=r"model\.safetensors is truncated: its tensors extend to byte") as refused:
             stored_weights(model, model.layer("1"), torch.float32)
     finally:
         torch.set_num_threads(threads)

@@ -46,7 +46,7 @@ CASES: Mapping[str, Architecture] = {
         r"backbone\.blocks\.\d+\.ffn\..*", r"backbone\.blocks\.\d+\.norm_ffn\..*", drop=("v_head_dim", "chunk_size")
     ),
     "rwkv": Architecture(
-        reason="its channel mix also reads the token before (a time shift), which the block language cannot say"
+        reason="its channel mix also reads the previous token (a time shift), which the block language cannot express"
     ),
     # The two hybrid layers share one block; named_parameters gives a tied one once.
     "zamba": Architecture(

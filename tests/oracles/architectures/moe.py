@@ -39,7 +39,7 @@ CASES: Mapping[str, Architecture] = {
             "attn_config": {"rope_theta": 10000.0},
         },
     ),
-    "deepseek_v4": Architecture(reason="its first layers look experts up by token, and its scores are sqrtsoftplus"),
+    "deepseek_v4": Architecture(reason="its first layers choose experts by a token lookup, and its scores are sqrtsoftplus"),
     "dots3_note": Architecture(
         ffn=_TEXT_FFN, norm=_TEXT_NORM, model="Dots3NoteForConditionalGeneration",
         drop=_TOWERS, values={
@@ -53,7 +53,7 @@ CASES: Mapping[str, Architecture] = {
     "flex_olmo": Architecture(norm=r".*\.layers\.\d+\.post_feedforward_layernorm\..*"),
     "granitemoe": _GRANITE, "granitemoeshared": _GRANITE, "granitemoe_swa": _GRANITE,
     "inkling2_text": Architecture(reason="its experts soft-cap gate and up, which no activation of the table does"),
-    "inkling_text": Architecture(reason="its router weighs routed and shared experts in one normalisation"),
+    "inkling_text": Architecture(reason="its router weights routed and shared experts in one normalisation"),
     "jetmoe": Architecture(reason="its experts share one output bias, which is added after they are mixed"),
     "kolibri1": Architecture(norm=r".*\.layers\.\d+\.(post_attention|post_mlp)_layernorm\..*"),
     "llama4": Architecture(
@@ -76,5 +76,5 @@ CASES: Mapping[str, Architecture] = {
         values={"text_config": _QWEN4},
     ),
     "qwen4_exp_text": Architecture(norm=_NONE, values=_QWEN4),
-    "zaya": Architecture(reason="its router is an MLP that hands a state from layer to layer"),
+    "zaya": Architecture(reason="its router is an MLP that passes a state from layer to layer"),
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -31,7 +32,14 @@ def expected(tensor: torch.Tensor) -> dict:
     values = tensor.double().numpy().ravel()
     finite = values[np.isfinite(values)]
     none = not finite.size
+
+    def first(extreme: float, find: Callable[[np.ndarray], np.integer]) -> tuple[int, ...]:
+        kept = np.where(np.isfinite(values), values, extreme)
+        return tuple(map(int, np.unravel_index(find(kept), tuple(tensor.shape))))
+
     return {
+        "min_at": None if none else first(math.inf, np.argmin),
+        "max_at": None if none else first(-math.inf, np.argmax),
         "min": None if none else finite.min(),
         "max": None if none else finite.max(),
         "mean": None if none else math.fsum(finite) / finite.size,
@@ -48,6 +56,7 @@ def check(tensor: torch.Tensor) -> module.Statistics:
     found, wanted = statistics(tensor), expected(tensor)
     assert {name: getattr(found, name) for name in COUNTS} == {name: wanted[name] for name in COUNTS}
     assert (found.min, found.max) == (wanted["min"], wanted["max"])
+    assert (found.min_at, found.max_at) == (wanted["min_at"], wanted["max_at"])
     if wanted["mean"] is None:
         assert (found.mean, found.std, found.histogram) == (None, None, ())
         return found
@@ -185,3 +194,13 @@ def test_what_is_not_finite_is_counted_in_every_type(small_chunks):
         x[0, 0], x[1, 1], x[4, 8] = math.nan, math.inf, -math.inf
         assert not_finite(x) == (1, 2)
     assert not_finite(torch.empty(0)) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_place_of_an_extreme_is_the_first_of_equal_ones(dtype, small_chunks):
+    x = torch.randint(-2, 3, (4, 3, 5), generator=torch.Generator().manual_seed(1)).to(dtype)
+    x[0, 0, 0], x[0, 0, 1], x[3, 2, 4] = math.nan, math.inf, -math.inf
+    seen = statistics(x)
+    assert seen.max_at == tuple(int(i) for i in torch.unravel_index(x.nan_to_num(-9, -9, -9).argmax(), x.shape))
+    assert seen.min_at == tuple(int(i) for i in torch.unravel_index(x.nan_to_num(9, 9, 9).argmin(), x.shape))
+    assert (x[seen.min_at].item(), x[seen.max_at].item()) == (seen.min, seen.max) == (-2, 2)

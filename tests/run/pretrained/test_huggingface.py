@@ -219,12 +219,12 @@ def test_evidence_names_the_deciding_tensor(zoo: Zoo, name: str, tensor: str) ->
 
 
 @pytest.mark.parametrize(("name", "says", "gated"), [("t5-relu", "gated-relu", False), ("t5-gated-silu", "silu", True)])
-def test_tensors_overrule_the_config(zoo: Zoo, tmp_path: Path, name: str, says: str, gated: bool) -> None:
+def test_tensors_override_the_config(zoo: Zoo, tmp_path: Path, name: str, says: str, gated: bool) -> None:
     made = zoo(name)
     liar = _with_config(made, tmp_path, feed_forward_proj=says, is_gated_act=not gated)
     model = load(str(liar))
     assert all(group.spec.gated == gated for group in model.groups)
-    assert any("overrule" in line for line in model.evidence)
+    assert any("override" in line for line in model.evidence)
     ready = ready_for(liar, "decoder", "fp64")
     tensors, (start, end) = tensors_of(ready), ffn_span(ready.steps)
     assert error(tensors[end], made.ffn("decoder", 1, tensors[start])) <= 1e-12
@@ -239,7 +239,7 @@ def test_biases_follow_the_tensors(zoo: Zoo, tmp_path: Path, name: str, field: s
     liar = _with_config(made, tmp_path, **{field: says})
     model = load(str(liar))
     assert model.main.spec.bias is not says
-    assert f"bias: {'absent' if says else 'present'} in the file, against the config" in model.evidence
+    assert f"bias: {'absent' if says else 'present'} in the file, unlike the config" in model.evidence
     ready = ready_for(liar, "decoder", "fp64")
     tensors, (start, end) = tensors_of(ready), ffn_span(ready.steps)
     assert error(tensors[end], made.ffn("decoder", 1, tensors[start])) <= 1e-12

@@ -113,7 +113,7 @@ def swapped(weights, prefix=""):
 
 CASES = [
     (GATED, lambda w: {"gate.weight": -w["gate.weight"]}, "gate", "all signs of {} are flipped", True),
-    (GATED, lambda w: {"up.weight": 3 * w["up.weight"]}, "up", "{} is 3 times what it is in BASE", True),
+    (GATED, lambda w: {"up.weight": 3 * w["up.weight"]}, "up", "{} in NEW is 3 times its value in BASE", True),
     (GATED, lambda w: {"gate.weight": w["gate.weight"][ORDER]}, "gate", "the {rows} of {} are in another order", True),
     (GATED, lambda w: {"gate.weight": 0 * w["gate.weight"]}, "gate", "{} is zero everywhere in NEW", True),
     (GATED, lambda w: {"gate.weight": w["gate.weight"] * torch.arange(2.0, 14)[:, None]}, "gate",
@@ -163,7 +163,7 @@ def test_columns_of_a_fused_matrix_in_any_other_order(tmp_path):
         base = saved(tmp_path / "base.npz", GATED, keep_weights=kept)
         new = saved(tmp_path / "new.npz", GATED, cut, keep_weights=kept)
         (cause, *_) = compare(base, new).causes
-        assert cause == "gate and up have the same columns in another order: one fused matrix was cut in another way"
+        assert cause == "gate and up have the same columns in another order: one fused matrix was cut in a different way"
 
 
 def test_input_columns_in_another_order(tmp_path):

@@ -153,7 +153,7 @@ def test_an_activation_in_general():
 
 def test_a_gated_unit():
     topic = ffncli.explain("swiglu")
-    assert f"of up = 3 it makes {3 * silu(2):.4f} where gate = 2, and {3 * silu(-2):.4f} where gate = -2." in text(
+    assert f"up = 3 becomes {3 * silu(2):.4f} at gate = 2, and {3 * silu(-2):.4f} at gate = -2." in text(
         topic
     )
     assert f"512x2048 plain ({2 * 512 * 2048:,} weights) to 512x1365 gated ({3 * 512 * 1365:,})" in text(topic)

@@ -32,9 +32,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("tokens", "4", "a whole number from 1, got '4'"),
     ("tokens", (2, 3), "a whole number from 1"),
     ("batch", 2.0, "a whole number from 1"),
-    ("input", torch.ones(4), "arange, randn, zeros, ones"),
-    ("input", numpy.ones(4), "arange, randn, zeros, ones"),
-    ("input", [1, 2, 3, 4], "arange, randn, zeros, ones"),
+    ("input", 4, "arange, randn, zeros, ones"),
     ("dtype", torch.float32, "fp32, fp64, bf16 or fp16"),
     ("device", torch.device("cpu"), "cpu, cuda or cuda:1"),
     ("seed", -1, "a whole number from 0"),
@@ -70,9 +68,9 @@ def test_a_wrong_type_is_said_with_what_is_accepted(name: str, value: Any, words
     assert error.value.code == 2
 
 
-@pytest.mark.parametrize("source", [3, torch.ones(2), ["4x8"], b"4x8", torch.nn.Linear(2, 2)])
+@pytest.mark.parametrize("source", [3, torch.ones(2), ["4x8"], b"4x8", torch.nn.Linear])
 def test_a_source_of_a_wrong_type(source: Any):
-    with pytest.raises(FFNError, match=r"source must be text such as '512x2048:gelu', a path, or a model from ffncli"):
+    with pytest.raises(FFNError, match=r"source must be text such as '512x2048:gelu', a path, a model from ffncli"):
         ffncli.trace(source)
 
 
@@ -97,7 +95,7 @@ def test_an_argument_that_there_is_not():
         ({"prompt": "a"}, "is not a directory with weights"),
         ({"prompt": "a", "tokens": 3}, "--tokens contradicts --prompt"),
         ({"terms": 3}, "--terms needs --explain"),
-        ({"explain": "up"}, "is no place in a tensor"),
+        ({"explain": "up"}, "is not a place in a tensor"),
         ({"explain": "nope[0,1]"}, "--explain: no step 'nope'"),
         ({"keep": "nope"}, "--keep: no step 'nope'"),
         ({"expert": 0}, "this layer of 4x8:relu has no experts"),

@@ -180,12 +180,12 @@ def refusal(file, text: str, spec: FFNSpec = GATED) -> str:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("FILE:biased", "asks for up_bias, which this block does not have; this block has gate, up, down"),
+        ("FILE:biased", "needs up_bias, which this block does not have; this block has gate, up, down"),
         ("FILE:no_x", "no_x() has no argument for x"),
         ("FILE:Callable", "Callable is not a kernel (it is a type)"),
         ("FILE:number", "number is not a kernel (it is a int)"),
         ("FILE:goood", "did you mean 'good'"),
-        ("FILE", "kernels; say which, as in mine.py:name"),
+        ("FILE", "kernels; name one, as in mine.py:name"),
         ("FILE:", "is not a kernel; write it as file.py:name"),
         ("/nowhere/x.py:f", "does not exist; give file.py:name"),
         ("FILE:good,./FILE:good", "two kernels are called 'mine.py:good'"),

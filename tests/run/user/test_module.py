@@ -103,7 +103,7 @@ def test_weights_are_those_that_the_constructor_draws_under_the_seed(zoo: str):
     [
         ("FeedForwardBlock", {"d_model": "8"}, "assuming d_ff = 4x, dropout = 0.0"),
         ("Raw", {}, "parameters that this block does not use, not counted: spare [3]"),
-        ("GPT2MLP", {**SMALL, "dropout": 0.5}, "dropout 0.5 in another place than before the down projection is"),
+        ("GPT2MLP", {**SMALL, "dropout": 0.5}, "dropout 0.5 not directly before the down projection is"),
     ],
 )
 def test_notes(zoo: str, name: str, options: dict, note: str):
@@ -113,7 +113,7 @@ def test_notes(zoo: str, name: str, options: dict, note: str):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        (":Deep", {}, r"Deep matches no block .* nearest: .*, off by .*; it has 552 parameters in all"),
+        (":Deep", {}, r"Deep does not match any block .* nearest: .*, off by .*; it has 552 parameters in all"),
         (":HalfBias", {}, "HalfBias has a bias on some projections only; .* 272 parameters"),
         (":Head", {}, r"Head returns \[1, 24, 3\] for input \[1, 24, 8\]"),
         (":RawHead", {}, r"RawHead returns \[1, 24, 3\] for input \[1, 24, 8\]"),
@@ -122,7 +122,7 @@ def test_notes(zoo: str, name: str, options: dict, note: str):
         (
             ":SwiGLU",
             {**SMALL, "activation": "relu"},
-            r"--activation: no argument of SwiGLU\(dim, hidden_dim\) takes it",
+            r"--activation: no argument of SwiGLU\(dim, hidden_dim\) accepts it",
         ),
         (":SwiGLU", {**SMALL, "norm_position": "pre"}, "--norm-position: no argument"),
         (":built", {"d_ff": "8"}, "cannot change a module that is already built"),
@@ -131,7 +131,7 @@ def test_notes(zoo: str, name: str, options: dict, note: str):
         (":swiglu", {}, "zoo.py has no 'swiglu'; did you mean 'SwiGLU'"),
         (":zzz", {}, "zoo.py has no 'zzz'; its nn.Module classes: FeedForwardBlock, "),
         (":number", {}, "number is not an nn.Module class .it is a int"),
-        ("", {}, "zoo.py has 24 nn.Module classes; say which, as in zoo.py:FeedForwardBlock"),
+        ("", {}, "zoo.py has 24 nn.Module classes; name one, as in zoo.py:FeedForwardBlock"),
         (":PostNorm", {**SMALL, "activation": "rleu"}, "unknown activation 'rleu'; did you mean 'relu'"),
         (":SwiGLU", {"d_model": "8", "d_ff": "1.3x"}, "not a whole number"),
     ],

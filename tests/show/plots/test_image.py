@@ -99,3 +99,23 @@ def test_without_matplotlib_one_line(monkeypatch, tmp_path):
     assert error.value.code == ExitCode.ENVIRONMENT
     assert "ffncli[plots]" in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_intervals_are_strokes_from_end_to_end_and_an_unknown_end_has_none():
+    points = [(1.0, 1.0), (2.0, 1.5), (4.0, 1.2)]
+    plain = Plot("", "x", "y", [Series("a", points)], marks=True, frame=(0.0, 3.0))
+    ends = [(0.9, 1.1), (1.0, 2.0), (1.1, math.nan)]
+    whole = Plot("", "x", "y", [Series("a", points, ends)], marks=True, frame=(0.0, 3.0))
+
+    def strokes(plot: Plot) -> list[float]:
+        """Heights of the vertical lines that are neither ticks nor grid."""
+        paths = [p.get("d") or "" for p in ElementTree.fromstring(drawn([plot], "svg")).iter(f"{SVG}path")]
+        found = []
+        for path in paths:
+            numbers = [(float(x), float(y)) for x, y in re.findall(r"[ML] ([-\d.]+) ([-\d.]+)", path)]
+            if len(numbers) == 2 and numbers[0][0] == numbers[1][0]:
+                found.append(abs(numbers[0][1] - numbers[1][1]))
+        return found
+
+    short, tall = sorted(set(strokes(whole)) - set(strokes(plain)))
+    assert tall / short == pytest.approx(1.0 / 0.2, rel=1e-3)

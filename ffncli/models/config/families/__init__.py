@@ -1,6 +1,6 @@
-"""The model families, a row each: which config fields hold what, and what the family's code fixes.
+"""The model families, one row each: what its config fields mean, and what its code fixes.
 
-Rows lie in one file per kind of model. Facts: transformers 5.23, `configuration_*.py` and `modeling_*.py`.
+There is one file of rows per kind of model. Facts: transformers 5.23, `configuration_*.py` and `modeling_*.py`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ FAMILIES: Mapping[str, Family] = {
 }  # fmt: skip
 # model_type → why its blocks cannot be described
 REFUSED: Mapping[str, str] = {**hybrids.REFUSED, **moe.REFUSED, **composites.REFUSED}
-COUNTED: Mapping[str, str] = moe.COUNTED  # the same, where the tensors can still be counted
+COUNTED: Mapping[str, str] = moe.COUNTED  # the same, for families whose tensors can still be counted
 TEXT_TYPES = composites.TEXT_TYPES
 BY_TYPE: Mapping[str, str] = {alias: name for name, row in FAMILIES.items() for alias in (name, *row.aliases)}
 
 
 def family_of(model_type: object) -> Family | None:
-    """The row of a config's model_type, or None where it is unknown (or not a string)."""
+    """The row of a config's model_type, or None if it is unknown (or not a string)."""
     return FAMILIES.get(BY_TYPE.get(model_type, "")) if isinstance(model_type, str) else None
 
 
 def refusal(model_type: object) -> str:
-    """Why the blocks of a model_type cannot be described, empty where they can; COUNTED decides what to do then."""
+    """Why the blocks of a model_type cannot be described, empty if they can; some can still be counted (COUNTED)."""
     return (REFUSED.get(model_type) or COUNTED.get(model_type, "")) if isinstance(model_type, str) else ""

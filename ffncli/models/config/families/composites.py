@@ -1,6 +1,6 @@
-"""Composites: models of several towers. Which text model a `text_config` means, and text towers of their own kind.
+"""Composites: models of several towers. Which text model a `text_config` means, and text towers with rows of their own.
 
-Most nest a model that has its own row and need none. Vision and audio towers are not counted.
+Most contain a model that has a row elsewhere and need none here. Vision and audio towers are not counted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ffncli.models.config.families import encoders
 from ffncli.models.config.family import Extra, Family, Stack
 from ffncli.models.files.fields import Fields
 
-# What a text_config without a model_type is (transformers' defaults), by what it is.
+# The model type of a text_config without one (transformers' defaults): model type → composites.
 _TEXT_TOWERS = {
     "bert": "grounding-dino mm-grounding-dino",
     "clip_text_model": "omdet-turbo sam3",
@@ -46,7 +46,7 @@ _TEXT_TOWERS = {
     "qwen3_vl_text": "cosmos3_omni",
     "ultrabert": "ultravbert",
 }  # fmt: skip
-# Those whose text model bears their own name.
+# Composites whose text model has the same name.
 _ENDING = {
     "_text": (
         "cohere_compass cosmos3_edge deepseek_ocr2 embedding_gemma2 gemma3 gemma3n gemma4 gemma4_unified glm4v "
@@ -65,7 +65,7 @@ TEXT_TYPES: Mapping[str, str] = {
 }
 REFUSED: Mapping[str, str] = dict.fromkeys(
     ("ernie4_5_vl_moe_text", "ernie4_5_vl_moe"),
-    "it has experts of another width for image tokens: which of them run depends on what a token is",
+    "it has experts of another width for image tokens: which of them run depends on the kind of token",
 ) | dict.fromkeys(
     ("diffusion_gemma_text", "diffusion_gemma"),
     "its MLP and its experts run side by side, each between its own norms",
@@ -73,19 +73,19 @@ REFUSED: Mapping[str, str] = dict.fromkeys(
 
 
 def _mllama(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """Where a layer attends to the image, a learned gate scales the FFN's output: the block ends before that."""
+    """In layers that attend to the image a learned gate scales the FFN's output: the block ends before it."""
     listed = config.get("cross_attention_layers", None) is not None
     crossed = config.integers("cross_attention_layers") if listed else (3, 8, 13, 18, 23, 28, 33, 38)
     return lambda i: {"residual": False} if i in crossed else {}
 
 
 def _blt(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
-    """Every transformer of a Byte Latent Transformer has its own config; the patcher may be left out."""
+    """Every transformer of a Byte Latent Transformer has its own config; the patcher may be absent."""
     if stack.name == "patcher" and not config.flag("patch_in_forward", True):
         return lambda i: None
     part = config.inside(f"{stack.name}_config")
     d_model: int = part.integer("hidden_size")
-    computed = {"default": int(8 * d_model / 3)} if stack.name == "encoder" else {}  # the others' default is a number
+    computed = {"default": int(8 * d_model / 3)} if stack.name == "encoder" else {}  # the others have a default number
     extra = {
         "d_model": d_model, "d_ff": part.integer("intermediate_size", **computed),
         "activation": part.text("hidden_act", "silu"), "norm_eps": part.number("rms_norm_eps", 1e-5),
@@ -98,7 +98,7 @@ def _kosmos(config: Fields) -> Extra:
 
 
 _BERT, _CLIP = encoders.ROWS["bert"], encoders.ROWS["clip_text_model"]
-# CLIP's and BERT's kin: the text half of models that compare text with something else.
+# Relatives of CLIP and BERT: the text half of models that compare text with another medium.
 _TEXT_ENCODERS = {
     "align_text_model": replace(_BERT, aliases=("blip_text_model", "chinese_clip_text_model", "clap_text_model")),
     "altclip_text_model": replace(_BERT, eps=("layer_norm_eps", 1e-5), aliases=("bridgetower_text_model",)),

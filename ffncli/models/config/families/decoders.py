@@ -1,4 +1,4 @@
-"""Dense decoders: one stack, every layer alike."""
+"""Dense decoders: one stack, all layers alike."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _opt(config: Fields) -> Extra:
 
 
 def _gemma1(config: Fields) -> Extra:
-    # Early Gemma-1 configs say "gelu" and mean tanh: the weights were trained with it.
+    # Early Gemma-1 configs say "gelu" but mean the tanh form: the weights were trained with it.
     name = config.text("hidden_activation|hidden_act", "gelu_tanh")
     return {"activation": "gelu_tanh" if name == "gelu" else name}
 
@@ -48,7 +48,7 @@ def _gpt_neox(config: Fields) -> Extra:
 
 def _bloom(config: Fields) -> Extra:
     if config.flag("apply_residual_connection_post_layernorm", False):
-        why = "its residual takes the norm's output, which no known BLOOM checkpoint does"
+        why = "its residual takes the norm's output, as in no known BLOOM checkpoint"
         raise _not_covered(config, "apply_residual_connection_post_layernorm", True, why)
     return {"activation": "gelu_tanh"}
 
@@ -71,12 +71,12 @@ def _minicpm3(config: Fields) -> Extra:
 
 def _doge(config: Fields) -> Extra:
     if config.flag("is_moe", False):
-        raise _not_covered(config, "is_moe", True, "its experts are rows of an embedding, found by product keys")
+        raise _not_covered(config, "is_moe", True, "its experts are rows of an embedding, selected by product keys")
     return {"residual": False}  # it adds w ⊙ x, with a weight per feature: the block ends before that
 
 
 def _gemma3n(config: Fields) -> Extra:
-    # Where the pattern is missing, the first ten layers are sparse, unless there are no more than ten.
+    # If the pattern is missing, the first ten layers are sparse, unless there are no more than ten.
     name, layers = "activation_sparsity_pattern", config.integer("num_hidden_layers")
     pattern = config.get(name, [0.0] * layers if layers <= 10 else REQUIRED, "a share per layer")
     for share in pattern if isinstance(pattern, list) else [pattern]:
@@ -110,7 +110,7 @@ def _stablelm(config: Fields) -> Extra:
 
 
 def _mpt(config: Fields) -> Extra:
-    # transformers reads neither field, MPT's own code does: only where both agree is there one answer.
+    # transformers reads neither field, MPT's own code does: the answer is clear only if both agree.
     ratio, without = config.get("expansion_ratio", 4), config.flag("no_bias", True)
     if ratio != 4:
         raise _not_covered(config, "expansion_ratio", ratio, "transformers always runs 4")
@@ -129,7 +129,7 @@ def _openai_gpt(config: Fields) -> Extra:
 
 
 def _both(name: str, default: Any = REQUIRED) -> LayerExtra:
-    """The field's number is gate and up together."""
+    """The field holds the width of gate and up together."""
 
     def layer(config: Fields, stack: Stack) -> Callable[[int], Extra]:
         both: int = config.integer(name, default)
@@ -145,9 +145,9 @@ def _qwen(config: Fields) -> Extra:
 
 
 def _chatglm(config: Fields) -> Extra:
-    # The first ChatGLM has other fields (inner_hidden_size) and no gate: without ffn_hidden_size it is refused.
+    # The first ChatGLM has other fields (inner_hidden_size) and no gate: a config without ffn_hidden_size is refused.
     if config.flag("apply_residual_connection_post_layernorm", False):
-        why = "its residual takes the norm's output, which no known ChatGLM checkpoint does"
+        why = "its residual takes the norm's output, as in no known ChatGLM checkpoint"
         raise _not_covered(config, "apply_residual_connection_post_layernorm", True, why)
     return {"activation": "silu", "norm": "rmsnorm" if config.flag("rmsnorm", True) else "layernorm"}
 
@@ -160,7 +160,7 @@ def _reformer(config: Fields) -> Extra:
     kinds, layers = config.get("attn_layers", None), config.integer("num_hidden_layers")
     if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
         raise config.wrong("attn_layers", kinds, f"one name per layer ({layers})")
-    return {"residual": False}  # reversible: it adds to the other of two streams, not to what the FFN reads
+    return {"residual": False}  # reversible: it adds to the other of two streams, not to the FFN's input
 
 
 def _xlm(config: Fields) -> dict[str, Any]:
@@ -317,7 +317,7 @@ _GEMMAS = {
     ),
 }  # fmt: skip
 
-# Remote code, no class of transformers: from their published configs, checked against their published totals.
+# Remote code, not in transformers: from published configs, checked against published totals.
 _REMOTE = {
     "baichuan": _silu(),
     "internlm2": _silu(),  # its `bias` is the attention's
@@ -326,7 +326,7 @@ _REMOTE = {
         adjust=_chatglm,
     ),
     "qwen": Family(activation=None, eps=("layer_norm_epsilon", 1e-6), adjust=_qwen, layer=_both("intermediate_size")),
-    # Falcon before it came to transformers; 40B is the one with two norms.
+    # Falcon before it came to transformers; 40B has two norms.
     "RefinedWeb": replace(_GPT["falcon"], adjust=lambda config: {"parallel": True, "shared_norm": False}),
     "RefinedWebModel": _GPT["falcon"],
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Encoders: BERT and its kin, vision transformers."""
+"""Encoders: BERT and its relatives, vision transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _albert_layers(config: Fields) -> int:
 
 
 def _albert_runs(config: Fields) -> tuple[int, ...]:
-    """How often each stored layer runs: the depth is shared out among the groups, each of which runs whole."""
+    """How often each stored layer runs: the depth is divided among the groups, and each group runs as a whole."""
     depth, groups = config.integer("num_hidden_layers", high=10_000), config.integer("num_hidden_groups", 1)
     often = Counter(int(i / (depth / groups)) for i in range(depth))
     inner: int = config.integer("inner_group_num", 1)
@@ -33,20 +33,20 @@ def _mobilebert(config: Fields) -> Extra:
             f"{config.where}: normalization_type = {shown(kind)} is not covered",
             "its norms would differ within one layer; published MobileBERTs have no_norm",
         )
-    # "no_norm" is x ⊙ weight + bias after the residual, no norm at all: the row describes the FFN between the two.
+    # "no_norm" is x ⊙ weight + bias after the residual, not a norm: the row describes the FFN between the two.
     wide = {} if config.flag("use_bottleneck", True) else {"d_model": config.integer("hidden_size")}
     return {"norm": "none", "residual": False} | wide
 
 
 def _ungrouped(*fields: str, default: Any = REQUIRED) -> Callable[[Fields], Extra]:
-    """Refuses grouped (block-diagonal) projections, which Linear cannot say."""
+    """Refuses grouped (block-diagonal) projections, which Linear cannot express."""
 
     def adjust(config: Fields) -> Extra:
         for field in fields:
             if (groups := config.integer(field, default)) != 1:
                 raise FFNError(
                     f"{config.where}: {field} = {groups} is not covered",
-                    "a projection in groups is a block-diagonal matrix, which no step of a block says",
+                    "a projection in groups is a block-diagonal matrix, which no step of a block can express",
                 )
         return {}
 
@@ -60,7 +60,7 @@ def _ibert(config: Fields) -> Extra:
 
 
 def _xmod(config: Fields) -> Extra:
-    # A language's adapter stands between residual and norm, and may use that same norm: it is not the FFN's own.
+    # A language's adapter stands between residual and norm, and may use that same norm: it does not belong to the FFN.
     pre = config.flag("pre_norm", False)
     reused = config.flag("adapter_reuse_layer_norm", True) and not config.flag("adapter_layer_norm", False)
     return {"norm": "layernorm" if pre else "none", "shared_norm": pre and reused}

@@ -12,12 +12,12 @@ from ffncli.models.files.fields import Fields
 _MIXERS_ALONE = "its layers are only sequence mixers: it has no FFN"
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), _MIXERS_ALONE),
-    "rwkv": "its channel mix also reads the token before (a time shift), which no step of a block says",
+    "rwkv": "its channel mix also reads the previous token (a time shift), which no step of a block can express",
     "zamba2": "each use of its shared FFN adds another adapter to the shared weights",
 }
 
 _PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
-_FIRST = ["linear_attention", "linear_attention", "hybrid"]  # of every Zamba that does not name its layers
+_FIRST = ["linear_attention", "linear_attention", "hybrid"]  # for a Zamba config that does not name its layers
 
 
 def _kinds(config: Fields, default: Sequence[str]) -> list[str]:
@@ -31,7 +31,7 @@ def _kinds(config: Fields, default: Sequence[str]) -> list[str]:
 
 
 def _multipliers(config: Fields) -> Extra:
-    """Falcon-H1's two numbers: one times the gate, inside the activation; one times the block's output."""
+    """Falcon-H1's two numbers: one multiplies the gate, inside the activation; the other the block's output."""
     pair = config.get("mlp_multipliers", [1.0, 1.0])
     if type(pair) is not list or len(pair) != 2 or any(type(v) not in (int, float) for v in pair):
         raise config.wrong("mlp_multipliers", pair, "two numbers")
@@ -43,7 +43,7 @@ def _granite(config: Fields) -> Extra:
 
 
 def _granite_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    """No layer has experts if the model has none: then there is only the shared MLP (Granite 4.0 H-Micro)."""
+    """A model without experts has only the shared MLP in every layer (Granite 4.0 H-Micro)."""
     some = config.integer("num_local_experts|num_experts", 8, low=0) > 0
     return lambda i: some
 
@@ -62,7 +62,7 @@ def _jamba_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
 
 
 def _lfm2(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """Its d_ff is two thirds of what the config says, times a factor, rounded up: Llama's rule on a given 4·d."""
+    """d_ff is two thirds of the config's value, times a factor, rounded up: Llama's rule, with 4·d in the config."""
     width = config.integer("block_ff_dim|intermediate_size")
     if not config.flag("block_auto_adjust_ff_dim", True):
         return lambda i: {"d_ff": width}
@@ -92,7 +92,7 @@ def _lfm3(config: Fields) -> Extra:
 
 
 def _nemotron_kinds(config: Fields) -> list[str]:
-    """A layer is a mixer, an MLP or a mixture of experts, with one norm and one residual; lists go before patterns."""
+    """A layer is a mixer, an MLP or a mixture of experts, with one norm and one residual; lists override patterns."""
     pattern = config.text("hybrid_override_pattern", "ME*-")
     if not set(pattern) <= set(_PATTERN):
         raise config.wrong("hybrid_override_pattern", pattern, f"made of {' '.join(_PATTERN)}")
@@ -112,7 +112,7 @@ def _nemotron_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
 def _nemotron_routing(config: Fields) -> Extra:
     if config.flag("mlp_bias", False):
         raise FFNError(
-            f"{config.where}: mlp_bias = true is not covered", "its shared expert would have biases, the others none"
+            f"{config.where}: mlp_bias = true is not covered", "only its shared expert would have biases"
         )
     # The shared expert has one width for any n_shared_experts.
     return {
@@ -125,7 +125,7 @@ def _nemotron_routing(config: Fields) -> Extra:
 
 
 def _olmo_layers(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """Layers with attention have OLMo-2's norm on the branch, those with linear attention Llama's before it."""
+    """Layers with attention have OLMo-2's norm on the branch, linear-attention layers Llama's norm before it."""
     count: int = config.integer("num_hidden_layers")
     every_fourth = ["full_attention" if i % 4 == 3 or i == count - 1 < 3 else "linear_attention" for i in range(count)]
     kinds = _kinds(config, every_fourth)
@@ -136,7 +136,7 @@ def _olmo_layers(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 def _half(config: Fields, stack: Stack) -> Callable[[int], Extra]:
-    """RecurrentGemma's intermediate_size is gate and up together."""
+    """RecurrentGemma's intermediate_size is the width of gate and up together."""
     both: int = config.integer("intermediate_size", low=2)
     return lambda i: {"d_ff": both // 2}
 

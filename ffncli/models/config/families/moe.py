@@ -24,16 +24,16 @@ from ffncli.models.config.families.routing import (
 from ffncli.models.config.family import TOP_K, Extra, Family, MoEFields, Stack
 from ffncli.models.files.fields import REQUIRED, Fields
 
-# What no block of ours says, and its tensors hold parameters that no count of ours would have.
+# Families that the block language cannot express and whose tensors hold parameters that it would not count.
 REFUSED: Mapping[str, str] = {
-    "inkling_text": "its router weighs routed and shared experts in one normalisation, with a learned scale",
+    "inkling_text": "its router weights routed and shared experts in one normalisation, with a learned scale",
     "jetmoe": "its experts share one output bias, which is added after they are mixed",
-    "zaya": "its router is an MLP that hands a state from layer to layer",
+    "zaya": "its router is an MLP that passes a state from layer to layer",
 }
-# What no block of ours says, though its tensors are the usual ones: they are counted, where they are there.
+# Families that the block language cannot express, but with the usual tensors, which are counted if present.
 COUNTED: Mapping[str, str] = {
     "axk2": "the norm before its FFN is multiplied by a learned gate",
-    "deepseek_v4": "its first layers look experts up by token, and its scores are sqrtsoftplus",
+    "deepseek_v4": "its first layers choose experts by a token lookup, and its scores are sqrtsoftplus",
     "inkling2_text": "its experts soft-cap gate and up",
     "phimoe": "its router (SparseMixer) masks logits by a threshold, once per choice",
 }
@@ -61,7 +61,7 @@ def _deepseek_v2(config: Fields) -> Extra:
     if config.flag("norm_topk_prob", False):
         raise FFNError(
             f"{config.where}: norm_topk_prob = true is not covered for deepseek_v2",
-            "its implementations disagree on it; no published checkpoint has it",
+            "its implementations disagree about it, and no published checkpoint uses it",
         )
     return {
         "scale": config.number("routed_scaling_factor", 1.0),
@@ -88,7 +88,7 @@ def _cohere2(config: Fields) -> Extra:
         only(config, "shared_expert_combination_strategy", "sum", "only sum and average are")
         half = {}
     shared: int = config.integer("num_shared_experts", 0, low=0)
-    # a sigmoid keeps the order of the logits, so that it may come before the choice as well
+    # a sigmoid keeps the order of the logits, so it may also come before the choice
     how = {"score": "sigmoid", "renormalise": config.flag("norm_topk_prob", True)} if sigmoid else {}
     return {"order": "score_first" if sigmoid else "choose_first", "shared_experts": shared} | how | (
         half if shared else {}
@@ -119,15 +119,15 @@ def _hunyuan(config: Fields) -> Extra:
 
 
 def _kolibri(config: Fields) -> Extra:
-    only(config, "norm_topk_prob", False, "only sigmoid weights as they are")
-    # the correction is added to the logits, and the sigmoid taken of the chosen ones
+    only(config, "norm_topk_prob", False, "only unnormalised sigmoid weights are")
+    # the correction is added to the logits, and the sigmoid is applied to the chosen ones
     return {
         "score": "sigmoid", "order": "choose_first", "correction": True, "renormalise": False, **shared_width(config)
     }  # fmt: skip
 
 
 def _laguna(config: Fields) -> Extra:
-    only(config, "moe_apply_router_weight_on_input", False, "transformers does not run it either")
+    only(config, "moe_apply_router_weight_on_input", False, "transformers does not support it either")
     if config.number("moe_router_logit_softcapping", 0.0) > 0:
         only(
             config,
@@ -139,7 +139,7 @@ def _laguna(config: Fields) -> Extra:
 
 
 def _mistral4(config: Fields) -> Extra:
-    """DeepSeek-V3's choice among groups, by the probabilities themselves."""
+    """DeepSeek-V3's choice among groups, by the probabilities."""
     routing = corrected()(config)
     return {**routing, "score": "softmax", "correction": False}
 
@@ -153,21 +153,21 @@ def _longcat(config: Fields) -> Extra:
     }  # fmt: skip
 
 
-# --- what else is fixed -----------------------------------------------------------------------------------------------
+# --- other fixed choices ----------------------------------------------------------------------------------------------
 
 
 def _unbiased(name: str) -> Routing:
-    """For code that gives the flag's biases to dense and shared MLPs, and never any to experts."""
+    """For code in which the flag adds biases to dense and shared MLPs, never to experts."""
 
     def adjust(config: Fields) -> Extra:
-        only(config, name, False, "its experts have no biases and its other MLPs would")
+        only(config, name, False, "its experts have no biases, but its other MLPs would")
         return {}
 
     return adjust
 
 
 def _aria(config: Fields) -> Extra:
-    only(config, "hidden_act", "silu", "its experts run silu whatever the field says")
+    only(config, "hidden_act", "silu", "its experts always run silu")
     return _unbiased("mlp_bias")(config)
 
 
@@ -187,8 +187,8 @@ def _cohere2_norm(config: Fields) -> Extra:
 
 
 def _limited(config: Fields) -> Extra:
-    only(config, "hidden_act", "silu", "its experts run silu whatever the field says")
-    return {"clamp": config.number("swiglu_limit", 10.0), "residual": False}  # streams: a hyper-connection adds it
+    only(config, "hidden_act", "silu", "its experts always run silu")
+    return {"clamp": config.number("swiglu_limit", 10.0), "residual": False}  # a hyper-connection adds it
 
 
 _PREFIX_1 = named(after_prefix(1))
@@ -211,7 +211,7 @@ ROWS: Mapping[str, Family] = {
     "qwen3_5_moe_text": _Silu(
         norm_weight="one_plus", moe=MoEFields(routing=softmax(None, shared=True, gate=True)), aliases=("qwen3_5_moe",)
     ),
-    # Its streams are mixed, normed and added by hyper-connections: the block is what stands between.
+    # Hyper-connections mix, normalise and add its streams: the block is the part between them.
     "qwen4_exp_text": _Silu(
         norm="none", moe=MoEFields(routing=softmax(True, shared=True, gate=True)), aliases=("qwen4_exp",),
         adjust=lambda config: {"residual": False},
@@ -244,7 +244,7 @@ ROWS: Mapping[str, Family] = {
         for name, dense in (("deepseek_ocr2_text", 0), ("unlimited_ocr_text", 1))
     },
     # Each layer has two attentions with a dense MLP each. The experts read what the first MLP reads, and their output
-    # is added behind the second.
+    # is added after the second.
     "longcat_flash": _Silu(
         d_ff="ffn_hidden_size|intermediate_size", eps=EPS5,
         stacks=(Stack("decoder", "num_layers", kind="dense", times=2), Stack("experts", "num_layers", kind="moe")),
@@ -278,7 +278,7 @@ ROWS: Mapping[str, Family] = {
             "score": "sigmoid", "renormalise": False, "weigh": "input", "shared_experts": 1}),
     ),
     "kolibri1": _Silu(position="pre+branch", moe=MoEFields(routing=_kolibri)),
-    # sigmoid scores with a correction for the choice, DeepSeek-V3's and its kin's
+    # sigmoid scores with a correction for the choice, DeepSeek-V3 and its relatives
     "deepseek_v3": _Silu(
         moe=MoEFields(layers=after_prefix(3), routing=corrected(2.5, (8, 4))),
         aliases=("kimi_k2",),  # remote code; from its published config
@@ -290,7 +290,7 @@ ROWS: Mapping[str, Family] = {
         moe=MoEFields(layers=_PREFIX_1, routing=corrected(2.5, (8, 4))),
     ),
     "bailing_hybrid": _Silu(moe=MoEFields(layers=named(after_prefix(2)), routing=corrected(2.5, (8, 4)))),
-    "beam": _Silu(  # its residual is weighed by depth on both sides: the block ends before it
+    "beam": _Silu(  # its residual is weighted by depth on both sides: the block ends before it
         position="pre+branch", adjust=lambda config: {"residual": False},
         moe=MoEFields(layers=fixed_prefix(3), routing=corrected(2.5, (8, 4), None)),
     ),

@@ -13,9 +13,9 @@ from ffncli.models.files.fields import Fields
 def _t5(config: Fields) -> Extra:
     newer = config.values.get("model_type") in ("mt5", "umt5")
     form = config.text("feed_forward_proj", "gated-gelu" if newer else "relu")
-    # T5 v1.1 means the tanh approximation when it says gated-gelu (transformers' T5Config turns it into gelu_new).
+    # T5 v1.1 means the tanh approximation by gated-gelu (transformers' T5Config turns it into gelu_new).
     name = "gelu_tanh" if form == "gated-gelu" else form.removeprefix("gated-")
-    # Newer files also spell out what follows from it; where the two differ, transformers believes these.
+    # Newer files also spell out what follows from it; if the two differ, transformers uses the spelled-out fields.
     gated = config.flag("is_gated_act", form.startswith("gated-"))
     return {"gated": gated, "activation": config.text("dense_act_fn", name), "bias": False}
 
@@ -28,7 +28,7 @@ def _block_sizes(config: Fields) -> tuple[int, ...]:
 
 
 def _funnel_runs(config: Fields) -> tuple[int, ...]:
-    """How often each encoder layer runs: as often as its block says."""
+    """How often each encoder layer runs: as often as its block's entry in block_repeats."""
     sizes = _block_sizes(config)
     repeats = config.integers("block_repeats") or (1,) * len(sizes)
     if len(repeats) != len(sizes) or min(repeats) < 1:
@@ -37,7 +37,7 @@ def _funnel_runs(config: Fields) -> tuple[int, ...]:
 
 
 def _funnel_layer(config: Fields, stack: Stack) -> Callable[[int], Extra | None]:
-    # Some of its models end at the encoder, and their configs count decoder layers all the same.
+    # Some of its models have only the encoder, yet their configs count decoder layers.
     made = config.get("architectures", [])
     short = ("FunnelBaseModel", "FunnelForSequenceClassification", "FunnelForMultipleChoice")
     ends = isinstance(made, list) and bool(made) and all(name in short for name in made)
@@ -45,10 +45,10 @@ def _funnel_layer(config: Fields, stack: Stack) -> Callable[[int], Extra | None]
 
 
 def _switch_layers(config: Fields, stack: Stack) -> Callable[[int], bool]:
-    """Layer 1 and every `step`-th after it; the step is a field of newer files and follows from two others in old."""
+    """Layer 1 and every `step`-th after it; newer files have a field for the step, older ones imply it."""
     depth = config.integer("num_layers" if stack.name == "encoder" else "num_decoder_layers")
     sparse = config.integer(f"num_sparse_{stack.name}_layers", 3, low=0)
-    # No sparse layer makes the step the depth, by which transformers still has one: layer 1.
+    # Without sparse layers the step is the depth; transformers still makes one layer sparse, layer 1.
     step: int = config.integer(f"{stack.name}_sparse_step", depth // sparse if sparse else depth, low=0)
     return lambda i: step == 1 or (step > 0 and i % step == 1)
 
@@ -64,13 +64,13 @@ def _nllb_widths(config: Fields, stack: Stack) -> Callable[[int], Extra]:
 
 
 def _fixed(config: Fields, name: str, wanted: str, why: str) -> None:
-    """FFNError where a field has another value than the one for which tokens are independent."""
+    """Raises FFNError unless the field has the one value for which tokens are independent."""
     if (text := config.text(name, wanted)) != wanted:
         raise FFNError(f"{config.where}: {name} = {shown(text)} is not covered", f"{why}; only {wanted} is")
 
 
 def _switch_routing(config: Fields) -> Extra:
-    """One expert by its probability. A capacity that drops tokens depends on all tokens and is not part of it."""
+    """One expert by its probability. A capacity that drops tokens depends on all tokens and is not modelled."""
     _fixed(config, "router_dtype", "float32", "the router's numbers would be rounded")
     return {"top_k": 1, "renormalise": False, "router_bias": config.flag("router_bias", False)}
 
@@ -78,7 +78,7 @@ def _switch_routing(config: Fields) -> Extra:
 def _nllb_routing(config: Fields) -> Extra:
     """Two experts, renormalised; in evaluation their outputs shrink by the share that training drops.
 
-    transformers 5.23 itself encodes the choice twice and so sends every first choice to expert 1, every second one to
+    transformers 5.23 encodes the choice twice and so sends every first choice to expert 1, every second one to
     expert 0; here the router's weights decide.
     """
     _fixed(config, "router_dtype", "float32", "the router's numbers would be rounded")
@@ -141,7 +141,7 @@ ROWS: Mapping[str, Family] = {
     "switch_transformers": Family(
         gated=False, d_model="d_model|hidden_size", d_ff="d_ff", activation="dense_act_fn", default_activation="relu",
         eps=("layer_norm_epsilon", 1e-6),
-        # No layer count is guessed: an absent one means 12 here and a null one num_layers.
+        # A missing layer count means 12 here, a null one means num_layers.
         stacks=(Stack("encoder", "num_layers"), Stack("decoder", "num_decoder_layers")),
         moe=MoEFields(d_ff="d_ff", layers=_switch_layers, routing=_switch_routing),
     ),

@@ -17,7 +17,7 @@ SHARED = "n_shared_experts|num_shared_experts|moe_num_shared_experts"
 
 
 def only(config: Fields, name: str, allowed: object, why: str) -> None:
-    """Raises FFNError where a field has any value but the one that is covered."""
+    """Raises FFNError unless the field has the one value that is covered."""
     value = config.get(name, allowed)
     if value != allowed or type(value) is not type(allowed):
         raise FFNError(f"{config.where}: {config.name(name)} = {shown(value)} is not covered", why)
@@ -35,9 +35,9 @@ def sparse_step(config: Fields, stack: Stack, dense_layers: tuple[int, ...] = ()
 
 
 def after_prefix(default: int, field: str = "first_k_dense_replace") -> LayerRule:
-    """DeepSeek's rule: the first layers are dense (`default` of them where the config does not say).
+    """DeepSeek's rule: the first layers are dense (`default` of them if the config does not say).
 
-    `moe_layer_freq` is a step, or says of every layer whether it has experts.
+    `moe_layer_freq` is a step, or a list with one flag per layer.
     """
 
     def rule(config: Fields, stack: Stack) -> Callable[[int], bool]:
@@ -52,7 +52,7 @@ def after_prefix(default: int, field: str = "first_k_dense_replace") -> LayerRul
 
 
 def named(rule: LayerRule) -> LayerRule:
-    """`mlp_layer_types` calls each layer sparse or dense; the older rule where the config has no such list."""
+    """`mlp_layer_types` calls each layer sparse or dense; the older rule if the config has no such list."""
 
     def chosen(config: Fields, stack: Stack) -> Callable[[int], bool]:
         if config.get("mlp_layer_types", None) is None:
@@ -91,15 +91,16 @@ def where_dense(rule: LayerRule, sparse: Extra, dense: Extra) -> Callable[[Field
 
 
 def shared_width(config: Fields, name: str = "shared_expert_intermediate_size", default: Any = None) -> Extra:
-    """The shared experts as one MLP with a separate width; none where that is 0."""
+    """The shared experts as one MLP with a separate width; none if that width is 0."""
     width: int = config.integer(name, low=0) if default is None else config.integer(name, default, low=0)
     return {"shared_experts": 1, "shared_d_ff": width} if width else {}
 
 
 def softmax(renormalise: bool | None, shared: bool = False, gate: bool = False) -> Routing:
-    """Qwen's routing: a softmax over all experts, the kept ones renormalised as `norm_topk_prob` says.
+    """Qwen's routing: a softmax over all experts, the kept ones renormalised according to `norm_topk_prob`.
 
-    `renormalise` is the flag's default, or None for code that always does. `gate`: a sigmoid on the shared expert.
+    `renormalise` is the flag's default, or None for code that always renormalises. `gate`: a sigmoid on the shared
+    expert.
     """
 
     def routing(config: Fields) -> Extra:
@@ -110,14 +111,14 @@ def softmax(renormalise: bool | None, shared: bool = False, gate: bool = False) 
 
 
 def after_choice(config: Fields) -> Extra:
-    """The top_k logits are chosen first and a softmax over them, in float32, weighs the experts (Granite)."""
+    """The top_k logits are chosen first and a softmax over them, in float32, weights the experts (Granite)."""
     return {"order": "choose_first", **shared_width(config, "shared_intermediate_size", 0)}
 
 
 def corrected(
     scale: float = 1.0, groups: tuple[int, int] = (1, 1), shared: int | None = 1, renormalise: bool = True
 ) -> Routing:
-    """DeepSeek-V3's routing: sigmoid scores, a correction for the choice, groups judged by their two best.
+    """DeepSeek-V3's routing: sigmoid scores, a correction for the choice, groups ranked by their two best.
 
     The arguments are the defaults of the fields; `shared` None: the family has no shared experts.
     """
@@ -144,5 +145,5 @@ def ungrouped(scale: str | None = None, default: float = 1.0, shared: Routing = 
 
 
 def shared_count(default: int) -> Routing:
-    """Shared experts as wide as routed ones, `default` of them where the config does not say."""
+    """Shared experts as wide as routed ones, `default` of them if the config does not say."""
     return lambda config: {"shared_experts": config.integer(SHARED, default, low=0)}

@@ -1,1 +1,1 @@
-"""What `ffn verify` checks: one file per subject; `run/verify/verify.py` has the table of them."""
+"""The checks of `ffn verify`: one file per subject; `run/verify/verify.py` has the table of them."""

@@ -1,4 +1,4 @@
-"""What is checked: one layer's block with its weights and input, and the parts that several checks use."""
+"""The subject of the checks: one layer's block with its weights and input, and the parts that several checks use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class UserModule:
-    """A user's own nn.Module, and how it is run on tokens [tokens, d_model]."""
+    """A user's own nn.Module, and how to run it on tokens [tokens, d_model]."""
 
     module: nn.Module
     runner: Runner
@@ -30,9 +30,9 @@ class UserModule:
 
 @dataclass(frozen=True)
 class DenseFFN:
-    """A dense FFN inside the block: the block's FFN, or its first routed expert; `label` says which.
+    """A dense FFN inside the block: the block's FFN, or its first routed expert; `label` names it.
 
-    `x` [tokens, d_model] is its input (every token, in an expert too); experts may work in a narrower space.
+    `x` [tokens, d_model] is its input (every token, even for an expert); experts may work in a narrower space.
     """
 
     steps: tuple[Step, ...]
@@ -48,9 +48,9 @@ class DenseFFN:
 
 @dataclass(frozen=True)
 class CheckedBlock:
-    """One block to be checked. `inputs` are [tokens, d_model]; `tolerance` None takes the dtype's.
+    """One block to be checked. `inputs` are [tokens, d_model]; `tolerance` None means the dtype's.
 
-    `kernels` are those to compare with float64, `against` is the model whose weights are the reference, if any.
+    `kernels` are to be compared with float64, `against` is the model whose weights are the reference, if any.
     """
 
     model: Resolved
@@ -67,7 +67,7 @@ class CheckedBlock:
     against: Resolved | None = None
 
     def judge(self, check: str, dtype: torch.dtype | None = None) -> Judge:
-        """What counts as equal in the block's dtype, or in another one for checks without a router."""
+        """The tolerance in the block's dtype, or in another one for checks without a router."""
         spec, scores = self.layer.spec, self._scores() if dtype is None else None
         dtype = dtype or self.dtype
         allowed = tolerance_for(dtype, max(spec.d_model, spec.d_ff, spec.shared_width), scores)
@@ -83,7 +83,7 @@ class CheckedBlock:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the input has."""
+        """The number of tokens in the input."""
         return next(iter(self.inputs.values())).shape[0]
 
     @cached_property
@@ -93,7 +93,7 @@ class CheckedBlock:
 
     @cached_property
     def ffn_weights(self) -> dict[str, Tensor]:
-        """The weights of those steps alone."""
+        """The weights of only those steps."""
         return {name: self.weights[name] for step in self.ffn for name in step.parameters()}
 
     @cached_property
@@ -103,7 +103,7 @@ class CheckedBlock:
 
     @cached_property
     def x(self) -> Tensor:
-        """The FFN's input, [tokens, d_model]: the block's input, after a norm where the block begins with one."""
+        """The FFN's input, [tokens, d_model]: the block's input, after a norm if the block begins with one."""
         if self.entry in self.inputs:
             return self.inputs[self.entry]
         before = self.steps[: self.steps.index(ffn_steps(self.steps)[0])]

@@ -52,12 +52,12 @@ def kernels(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def compute(case: CheckedBlock, kernel: Kernel) -> Tensor:
-    """A kernel's output for the case's x [tokens, d_model]. Raises BrokenContract where it breaks its contract.
+    """A kernel's output for the case's x [tokens, d_model]. Raises BrokenContract if it breaks its contract.
 
     It is called with other tokens first, so that a kernel that caches its first result is caught.
     """
     weights = dict(case.ffn_weights)
-    if kernel.origin:  # a user's, which may write where it should not
+    if kernel.origin:  # a user's kernel, which may write where it should not
         weights = {name: tensor.clone() for name, tensor in weights.items()}
     before = {name: tensor._version for name, tensor in weights.items()}
     params = kernel.prepare(case.ffn, weights)

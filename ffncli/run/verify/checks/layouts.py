@@ -1,7 +1,7 @@
-"""The layout check: how the file's tensors were read, on what evidence, and what each misreading would do.
+"""The layout check: how the file's tensors were read, the evidence, and the effect of each misreading.
 
 The proof that our reading is right is another program's result: transformers' module for the layer, run on its actual
-input, or the same layer of another checkpoint (`--against`). Where ours differs from it and a misreading agrees, that
+input, or the same layer of another checkpoint (`--against`). If ours differs from it but a misreading agrees, that
 misreading is named.
 """
 
@@ -39,11 +39,12 @@ _WHERE = 120  # letters of a tensor's name
 
 @dataclass(frozen=True)
 class Proof:
-    """What another program computes from `x` [tokens, d_model] with the same layer; `name` says which program.
+    """The result of another program, called `name`, for `x` [tokens, d_model] with the same layer.
 
     `weights` are its canonical weights, where they can be compared with ours, and `norms` the outputs of its norms for
     x. It is `single` if it computes parts in float32 whatever the dtype. `same` are the tokens that are compared; None:
-    all. `fault` is a known bug in it.
+    all. `fault` is a known bug in it. `formats` are the packed formats that its weights are unpacked from; None where
+    they are those of the same file.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Proof:
     single: bool = False
     same: Tensor | None = None
     fault: str = ""
+    formats: tuple[str, ...] | None = None
 
 
 def layout(case: CheckedBlock) -> Iterator[CheckRow]:
@@ -104,7 +106,7 @@ def transformers_module(case: CheckedBlock) -> tuple[Proof | None, str]:
 
 
 def _located(case: CheckedBlock) -> tuple[Located, ...] | None:
-    """Where the FFN's parameters lie in the model's files; None where it has none."""
+    """Where the FFN's parameters are in the model's files; None if it has none."""
     located = located_weights(case.model, case.layer)
     return None if located is None else tuple(item for item in located if item.parameter in case.ffn_weights)
 
@@ -115,7 +117,7 @@ def _words(item: Located, resolved: Resolved) -> str:
     shape = f"[{', '.join(map(str, item.stored_shape()))}]"
     how = ", ".join(filter(None, (f"{item.names[0][:_WHERE]}{many} {shape}", item.slice.words)))
     packed = " and ".join(packed_formats((item,)))
-    blocks = resolved.checkpoint is not None and resolved.checkpoint.gguf  # which hold their scales themselves
+    blocks = resolved.checkpoint is not None and resolved.checkpoint.gguf  # which contain their own scales
     stored = packed and f"stored as {packed}, unpacked" + ("" if blocks else " with its scales")
     return "; ".join(
         filter(None, (how, stored, item.slice.evidence, item.slice.assumed and f"assumed: {item.slice.assumed}"))
@@ -123,7 +125,7 @@ def _words(item: Located, resolved: Resolved) -> str:
 
 
 def _other(case: CheckedBlock) -> Proof:
-    """The same layer of the model that `--against` names. Raises FFNError where it cannot be compared."""
+    """The same layer of the model that `--against` names. Raises FFNError if it cannot be compared."""
     other, layer = case.against, case.layer
     assert other is not None
     label = f"--against {shown(other.source)}"
@@ -147,7 +149,8 @@ def _other(case: CheckedBlock) -> Proof:
         for step in ready.steps
         if isinstance(step.op, Norm) and step not in block and step.op.axis.name == "d_model"
     }
-    return Proof(other.source, x, reference, _differences(layer.spec, spec), weights, norms)
+    formats = packed_formats(located_weights(other, ready.layer) or ())
+    return Proof(other.source, x, reference, _differences(layer.spec, spec), weights, norms, formats=formats)
 
 
 def _stacks(resolved: Resolved) -> int:
@@ -159,14 +162,14 @@ def _differences(spec: FFNSpec, other: FFNSpec) -> str:
     names = ("d_ff", "activation", "gated", "bias", "clamp", "up_plus", "gate_scale", "sub_norm", "moe")
     apart = [name for name in names if getattr(spec, name) != getattr(other, name)]
     texts = [f"{n} {getattr(spec, n)} here, {getattr(other, n)} there" for n in apart if n != "moe"]
-    return "; ".join([*texts, *(["other experts or another router"] if "moe" in apart else [])])
+    return "; ".join([*texts, *(["different experts or a different router"] if "moe" in apart else [])])
 
 
 # --- readings against a reference -------------------------------------------------------------------------------------
 
 
 def _judge(case: CheckedBlock, proof: Proof) -> Judge:
-    """What counts as equal to a proof: float32's tolerance at least, where the other program computes in float32."""
+    """The tolerance for a proof: at least float32's, if the other program computes in float32."""
     judge = case.judge("layout")
     if case.tolerance is not None or not proof.single:
         return judge
@@ -174,7 +177,7 @@ def _judge(case: CheckedBlock, proof: Proof) -> Judge:
 
 
 def _uncovered_parts(case: CheckedBlock, judge: Judge, proof: Proof) -> Iterator[CheckRow]:
-    """What the FFN's output does not cover: experts that no token goes to, and the norms outside the FFN."""
+    """The parts that the FFN's output does not cover: experts without tokens, and the norms outside the FFN."""
     if proof.weights and (row := unreached(case, judge, proof.x, proof.name, proof.weights)) is not None:
         yield row
     for step in case.steps:
@@ -184,7 +187,7 @@ def _uncovered_parts(case: CheckedBlock, judge: Judge, proof: Proof) -> Iterator
 
 
 def _agreement(case: CheckedBlock, judge: Judge, located: Sequence[Located], proof: Proof) -> Iterator[CheckRow]:
-    """Our reading against a proof; where it fails, the misreading that agrees, or the nearest one."""
+    """Our reading against a proof; if it fails, the misreading that agrees, or the nearest one."""
     if proof.same is not None and not proof.same.any():
         yield judge.skips(f"as read = {proof.name}", f"not checked against its module: {proof.remark}")
         return
@@ -209,7 +212,7 @@ def _agreement(case: CheckedBlock, judge: Judge, located: Sequence[Located], pro
     elif nearest is not None and (nearest.relative_error or inf) < (row.relative_error or 0):
         verdict = f"no other reading agrees; nearest: {nearest.subject}, off by {nearest.relative_error:.2g}"
     elif row.relative_error is not None and nearest is not None:
-        verdict = "no other reading is closer: the weights themselves differ"
+        verdict = f"no other reading is closer: {_weight_difference(packed_formats(located), proof.formats)}"
     elif nearest is not None:
         verdict = "no other reading agrees"
     else:
@@ -224,8 +227,16 @@ def _agreement(case: CheckedBlock, judge: Judge, located: Sequence[Located], pro
             yield judge.figure(f"{name} vs {proof.name}", case.ffn_weights[name], theirs)
 
 
+def _weight_difference(ours: tuple[str, ...], theirs: tuple[str, ...] | None) -> str:
+    """Why the same layout gives other numbers: `the weights differ by quantization (Q8_0 here, none there)`."""
+    if theirs is None or set(ours) == set(theirs):
+        return "the weights themselves differ"
+    here, there = (" and ".join(formats) or "none" for formats in (ours, theirs))
+    return f"the weights differ by quantization ({here} here, {there} there); --tolerance says how much is accepted"
+
+
 def _misread(case: CheckedBlock, judge: Judge, located: Sequence[Located], x: Tensor) -> Iterator[CheckRow]:
-    """How far each misreading would move the FFN's output from our reading's."""
+    """How much each misreading would change the FFN's output."""
     ours = _computed(case, case.ffn_weights, x)
     others = misreadings(located)
     if not others:
@@ -249,7 +260,7 @@ def _computed(case: CheckedBlock, weights: dict[str, Tensor], x: Tensor) -> Tens
 
 
 def _readings(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The weights as every misreading has them: of the file, and of a program that splits one fused tensor."""
+    """The weights according to every misreading: of the file, and of a program that splits one fused tensor."""
     axes = parameters(case.ffn)
     items = located or [Located(name, axes[name], StoredSlice(name), (name,)) for name in case.ffn_weights]
     for other in mixed_misreadings(items):
@@ -260,7 +271,7 @@ def _readings(case: CheckedBlock, located: Sequence[Located]) -> Iterator[tuple[
 
 
 def resplit(weights: Mapping[str, Tensor], prefix: str = "") -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """gate and up as another split of one fused tensor would have them; nothing where there is no gate.
+    """gate and up as from a different split of one fused tensor; nothing without a gate.
 
     A tensor [2 · d_ff, d_model] with alternating rows that was cut into halves, or halves read as alternating rows.
     """
@@ -279,7 +290,7 @@ def resplit(weights: Mapping[str, Tensor], prefix: str = "") -> Iterator[tuple[s
 
 
 def _reread(case: CheckedBlock, located: Sequence[Located], other: Misreading) -> dict[str, Tensor]:
-    """The weights as the misreading has them; only what it reads differently is read again."""
+    """The weights as the misreading has them; only the parts that it reads differently are read again."""
     items, checkpoint = {item.parameter: item for item in located}, case.model.checkpoint
     changed = [item for item in other.located if item != items[item.parameter]]
     if checkpoint is not None:

@@ -1,6 +1,6 @@
 """Why the activation matters: with `identity` a plain block is one matrix, with any other it is not linear.
 
-All of it in float64: these are statements about functions, and rounding would hide how small some differences are.
+Everything is in float64: these are statements about functions, and rounding would hide small differences.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _TOKENS = 4
 _FAR_TOKENS, _FAR = (
     64,
     64.0,
-)  # far out, units saturate that a few small tokens leave linear: in a block of one unit, say
-_ROWS = 64  # of the one matrix: all of it would take d_model / 64 times as long
+)  # large inputs saturate units that a few small tokens leave linear, for example in a block of one unit
+_ROWS = 64  # of the one matrix: all rows would take d_model / 64 times as long
 _STACK = 3
 
 
@@ -56,7 +56,7 @@ def collapse(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def _quadratic(case: CheckedBlock, linear: DenseFFN, weights: dict[str, Tensor], x: Tensor) -> Iterator[CheckRow]:
-    """A gate times an up: not a matrix but a polynomial of degree 2, whose third differences are 0."""
+    """Gate times up: not a matrix but a polynomial of degree 2, whose third differences are 0."""
     judge = case.judge("collapse", torch.float64)
 
     def f(points: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def _drawn(dense: DenseFFN, generator: torch.Generator, tokens: int = _TOKENS) -
 
 
 def _linear(dense: DenseFFN) -> DenseFFN:
-    """The dense FFN with identity for its activation and no limits; the activation's learned parameters are dropped."""
+    """The dense FFN with identity as its activation and no limits; the activation's learned parameters are dropped."""
     steps = without_nonlinearity(dense.steps)
     names = {name for step in steps for name in step.parameters()}
     return replace(dense, steps=steps, weights={n: t for n, t in dense.weights.items() if n in names})
@@ -99,7 +99,7 @@ def _one_matrix(steps: tuple[Step, ...], weights: dict[str, Tensor], depth: int)
 
 
 def nonlinearity(case: CheckedBlock) -> Iterator[CheckRow]:
-    """max |f(a + b) - f(a) - f(b) + f(0)|: 0 for every linear map with a bias, and for nothing else here."""
+    """max |f(a + b) - f(a) - f(b) + f(0)|: 0 for every linear map with a bias, and only for those here."""
     judge, dense = case.judge("nonlinearity", torch.float64), case.dense
     generator = case.generator()
     near = _defects(dense, *(_drawn(dense, generator) for _ in range(2)))
@@ -110,7 +110,7 @@ def nonlinearity(case: CheckedBlock) -> Iterator[CheckRow]:
     for at, name in enumerate(TABLE):
         linear = name == "identity" and not gated and not normed
         if dead and not linear:
-            yield judge.skips(name, f"{dead} is all 0: nothing goes through the activation")
+            yield judge.skips(name, f"{dead} is all 0: nothing passes through the activation")
             continue
         defect, relative = near[at]
         if not linear and _is_small(defect, relative, judge.tolerance):
@@ -123,7 +123,7 @@ def nonlinearity(case: CheckedBlock) -> Iterator[CheckRow]:
 
 
 def _defects(dense: DenseFFN, a: Tensor, b: Tensor) -> list[tuple[float, float | None]]:
-    """For each activation of the table max |f(a + b) - f(a) - f(b) + f(0)|, and that over max |f(a + b)|."""
+    """For each activation of the table max |f(a + b) - f(a) - f(b) + f(0)|, also relative to max |f(a + b)|."""
     defects = []
     for output in _with_every_activation(dense, torch.cat([a + b, a, b, torch.zeros_like(a)])):
         whole, one, other, zero = output.chunk(4)

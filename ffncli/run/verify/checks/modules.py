@@ -23,7 +23,7 @@ _NAIVE = "each call draws its own dropout mask, so two calls in train mode diffe
 
 @dataclass(frozen=True)
 class Subject:
-    """A module that should equal the block: its label, the module, and how it is run on the block's inputs."""
+    """A module that should equal the block: its label, the module, and how to run it on the block's inputs."""
 
     label: str
     module: nn.Module
@@ -31,7 +31,7 @@ class Subject:
 
 
 def module(case: CheckedBlock) -> Iterator[CheckRow]:
-    """The reference execution, against torch's own layers, and against the user's module where there is one."""
+    """The reference execution, against torch's own layers, and against the user's module if there is one."""
     spec, subjects = _spec_of(case), []
     if spec is None:
         yield case.judge("module").skips("torch.nn", "the file's norms are not known")
@@ -80,7 +80,7 @@ def _train(case: CheckedBlock, subject: Subject) -> Iterator[CheckRow]:
         yield judge.skips(label, "every expert draws its own mask")
         return
     if len(dropouts) != len(parts):
-        yield judge.skips(label, "the module has dropout in another place than before the down projection")
+        yield judge.skips(label, "the module has dropout in a place other than before the down projection")
         return
     if not dropouts:
         yield judge.skips(label, "the block has no dropout: train is eval")

@@ -1,4 +1,4 @@
-"""The FFN treats every token alike and alone: as a convolution of width 1, in any order, in any company."""
+"""The FFN treats every token alike and separately: as a convolution of width 1, in any order, in any batch."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def tokens(case: CheckedBlock) -> Iterator[CheckRow]:
     """A token's output depends neither on other tokens nor on its position."""
     judge, n = case.judge("tokens"), case.tokens
     if n < 2:
-        yield judge.skips("permuted", "one token alone: give --tokens 2 or more")
+        yield judge.skips("permuted", "only one token: give --tokens 2 or more")
         return
     whole, went = output_and_experts(case.steps, case.weights, case.inputs)
 
     def compared(subject: str, order: Tensor, parts: list[Tensor]) -> CheckRow:
-        """The tokens `parts`, each run together, against the same tokens of the whole run, which `order` lists."""
+        """The tokens `parts`, each run together, against the same tokens in the full run, listed by `order`."""
         made = [
             output_and_experts(case.steps, case.weights, {k: t[part] for k, t in case.inputs.items()}) for part in parts
         ]

@@ -1,4 +1,4 @@
-"""Tokens that reach every expert: an expert that no token goes to does not show in any output."""
+"""Tokens that reach every expert: an expert without tokens does not affect any output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reached(case: CheckedBlock, x: Tensor) -> Tensor | None:
 
 
 def reaching(case: CheckedBlock) -> Tensor:
-    """The case's tokens and, after them, random ones for the experts that none of those goes to."""
+    """The case's tokens and, after them, random ones for the experts that receive none of those."""
     x, before = case.x, routing_steps(case.ffn)
     covered = reached(case, x)
     if covered is None:
@@ -45,7 +45,7 @@ def reaching(case: CheckedBlock) -> Tensor:
 
 
 def unreached(case: CheckedBlock, judge: Judge, x: Tensor, label: str, theirs: Mapping[str, Tensor]) -> CheckRow | None:
-    """A row for the experts that no token of `x` goes to, each compared with `theirs`; None where there are none."""
+    """A row for the experts that no token of `x` goes to, each compared with `theirs`; None if there are none."""
     covered = reached(case, x)
     step = next((step for step in case.ffn if isinstance(step.op, Experts)), None)
     if covered is None or step is None or not isinstance(step.op, Experts):

@@ -1,4 +1,4 @@
-"""One line of `ffn verify`: two tensors that should be equal, how far apart they are, and how far they may be."""
+"""One line of `ffn verify`: two tensors that should be equal, their distance, and the tolerance."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ffncli.run.measure.gap import gap
 from ffncli.run.measure.not_finite import in_words
 
 CONVENTIONS = {
-    "relative_error": "max|a - b| / max|b| over the whole tensor, b the reference; null where the reference is all 0",
+    "relative_error": "max|a - b| / max|b| over the whole tensor, b the reference; null if the reference is all 0",
     "ulps": "|a - b| where it is largest, in units in the last place of the reference's value there, in the dtype of"
-    " the computation; null where that value is 0",
+    " the computation; null if that value is 0",
     "tolerance": "for relative_error: 4 × (eps + eps_sum × √width), width the larger of d_model and d_ff, eps that of"
     " the dtype (each step rounds its result), eps_sum that of its sums, float32 for 16-bit dtypes (the rounding errors"
     " of a sum of n products grow as √n); a router that scores in float32 makes it float32's at least",
@@ -24,9 +24,10 @@ CONVENTIONS = {
 
 @dataclass(frozen=True)
 class CheckRow:
-    """`passed` is None where the check does not apply, or where the row only shows a figure.
+    """`passed` is None if the check does not apply, or if the row only shows a figure.
 
-    `subject` is what was checked; errors are as in CONVENTIONS; `note` says why, and what the figure means.
+    `subject` names the object of the check; errors are as in CONVENTIONS; `note` gives the reason or explains the
+    figure.
     """
 
     check: str
@@ -41,14 +42,14 @@ class CheckRow:
 
 @dataclass(frozen=True)
 class Judge:
-    """Makes rows of one check: what counts as equal, and in which dtype ulps are."""
+    """Makes rows of one check, with its tolerance and the dtype of its ulps."""
 
     check: str
     tolerance: float
     dtype: torch.dtype
 
     def equal(self, subject: str, output: Tensor, reference: Tensor, note: str = "") -> CheckRow:
-        """A row that passes where `output` is `reference` within the tolerance; anything not finite fails."""
+        """A row that passes if `output` is `reference` within the tolerance; anything not finite fails."""
         if output.shape != reference.shape:
             return self.fails(subject, f"shape {list(output.shape)}, expected {list(reference.shape)}")
         for whose, tensor in (("the reference", reference), ("its output", output)):
@@ -59,7 +60,7 @@ class Judge:
         return CheckRow(self.check, subject, row.max_error, row.relative_error, row.ulps, self.tolerance, within, note)
 
     def figure(self, subject: str, output: Tensor, reference: Tensor, note: str = "") -> CheckRow:
-        """How far apart two tensors of one shape are, without a verdict."""
+        """The distance between two tensors of the same shape, without a verdict."""
         largest, relative, ulps = errors(output, reference, self.dtype)
         return CheckRow(self.check, subject, largest, relative, ulps, note=note)
 
@@ -68,12 +69,12 @@ class Judge:
         return CheckRow(self.check, subject, tolerance=self.tolerance, passed=False, note=why)
 
     def skips(self, subject: str, why: str) -> CheckRow:
-        """A row for what does not apply here, and why."""
+        """A row for a check that does not apply here, and why."""
         return CheckRow(self.check, subject, note=why)
 
 
 def errors(output: Tensor, reference: Tensor, dtype: torch.dtype) -> tuple[float, float | None, float | None]:
-    """(max_error, relative_error, ulps) as in CONVENTIONS; NaN where only one of two values is finite."""
+    """(max_error, relative_error, ulps) as in CONVENTIONS; NaN if only one of two values is finite."""
     apart = gap(output, reference)
     if apart.unlike:
         return math.nan, math.nan, math.nan

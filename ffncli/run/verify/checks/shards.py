@@ -1,4 +1,4 @@
-"""Tensor parallelism: the sum over n ranks is the whole."""
+"""Tensor parallelism: the sum over n ranks equals the whole."""
 
 from __future__ import annotations
 

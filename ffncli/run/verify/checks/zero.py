@@ -17,7 +17,7 @@ from ffncli.run.verify.checks.row import CheckRow
 
 
 def zero(case: CheckedBlock) -> Iterator[CheckRow]:
-    """The FFN of zeros, without biases, with drawn ones, and row by row."""
+    """The FFN of zeros, without biases, with random ones, and row by row."""
     judge = case.judge("zero")
     nothing = torch.zeros_like(case.x)
     bare, biased = with_biases(case.ffn, False), with_biases(case.ffn, True)
@@ -26,7 +26,7 @@ def zero(case: CheckedBlock) -> Iterator[CheckRow]:
     yield judge.equal("without biases", without, expected, note)
     out = run(biased, _with_drawn(case, biased), {case.entry: nothing})
     size = float(out.abs().max())
-    note = "the largest output, with drawn biases: must not be 0"
+    note = "the largest output, with random biases: must not be 0"
     yield CheckRow(judge.check, "with biases", size, tolerance=0.0, passed=size > 0, note=note)
     note = "in eval; in train mode dropout makes equal tokens differ"
     yield judge.equal("equal tokens", out, out[:1].expand_as(out), note)

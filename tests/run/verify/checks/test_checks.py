@@ -121,7 +121,7 @@ def test_tokens_sees_one_that_looks_at_its_neighbour(monkeypatch):
 
 def test_one_token_alone_is_said():
     (row,) = verified(SPECS["gated"], "tokens", leading=(1,)).rows
-    assert (row.passed, row.note) == (None, "one token alone: give --tokens 2 or more")
+    assert (row.passed, row.note) == (None, "only one token: give --tokens 2 or more")
 
 
 def test_collapse_is_one_matrix_and_no_other(monkeypatch):
@@ -194,7 +194,7 @@ def test_where_weights_are_all_zero_nothing_is_said_of_activations(monkeypatch):
     )
     rows = verified(FFNSpec(4, 8, "swiglu"), "nonlinearity").rows
     assert {row.passed for row in rows} == {None}
-    assert {row.note for row in rows} == {"gate.weight is all 0: nothing goes through the activation"}
+    assert {row.note for row in rows} == {"gate.weight is all 0: nothing passes through the activation"}
 
 
 def test_gated_blocks_are_not_linear_with_identity_either():

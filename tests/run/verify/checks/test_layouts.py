@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from ffncli.run.engine.prepare import LayerRequest
 from ffncli.run.verify.checks.layouts import resplit
 from ffncli.run.verify.checks.row import CheckRow
 from ffncli.run.verify.verify import VerifyQuestion, verify_layer
-from tests.oracles import huggingface
+from tests.oracles import gguf_files, huggingface
 from tests.oracles.huggingface import CASES, make
 
 Zoo = Callable[[str], Path]
@@ -228,6 +229,17 @@ def test_equal_ports_agree_and_unequal_ones_say_where(zoo, tmp_path):
     assert failed.note.startswith("no other reading is closer: the weights themselves differ")
     assert found[f"down.weight vs {zoo('llama')}"].max_error > 0
     assert found[f"gate.weight vs {zoo('llama')}"].max_error == 0
+
+
+def test_weights_that_differ_by_quantization_are_called_that(tmp_path):
+    model = gguf_files.llama()
+    exact = gguf_files.write(tmp_path / "exact.gguf", model)
+    packed = gguf_files.write(tmp_path / "packed.gguf", model, GGMLQuantizationType.Q8_0)
+    failed = rows(packed, exact)[f"as read = {exact}"]
+    assert failed.passed is False
+    assert failed.relative_error < 0.05
+    assert "no other reading is closer: the weights differ by quantization (Q8_0 here, none there)" in failed.note
+    assert "(none here, Q8_0 there)" in rows(exact, packed)[f"as read = {packed}"].note
 
 
 def test_what_cannot_be_compared_is_one_line(zoo):

@@ -1,0 +1,80 @@
+"""Speed against a swept size: reciprocals of the ratios, which size is swept, and what sets several sweeps apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ffncli.bench.judge.speed_curves import require_sweep, require_sweeps, speed_sweeps
+from ffncli.bench.records import Case
+from ffncli.block.recipe import FFNSpec
+from ffncli.errors import FFNError
+from tests.bench.stored import row
+
+CASE = Case("64x256", "64x256", FFNSpec(64, 256, "silu", gated=True), tokens=1)
+
+
+def pair(ratio: float, **changes):
+    """eager, and packed at that ratio [0.5, 2] times it."""
+    ends = {"ratio": ratio, "ratio_low": ratio / 2, "ratio_high": 2 * ratio, "verdict": "inconclusive"}
+    return [row(kernel="eager", ratio=1.0, verdict="same", **changes), row(kernel="packed", **ends, **changes)]
+
+
+def test_speed_is_the_reciprocal_of_the_ratio_and_its_ends_change_places():
+    (sweep,) = speed_sweeps([*pair(0.8, tokens=64), *pair(1.25, tokens=1)])
+    assert (sweep.axis, sweep.baseline, sweep.where, sweep.block) == ("tokens", "eager", "", "512x2048:silu, gated")
+    eager, packed = sweep.curves
+    assert [(p.size, p.speed) for p in eager.points] == [(1, 1.0), (64, 1.0)]
+    assert [(p.size, p.speed, p.speed_low, p.speed_high) for p in packed.points] == [
+        (1, pytest.approx(0.8), pytest.approx(0.4), pytest.approx(1.6)),
+        (64, pytest.approx(1.25), pytest.approx(0.625), pytest.approx(2.5)),
+    ]
+    assert packed.points[0].verdict == "inconclusive"
+
+
+def test_an_interval_without_an_end_and_a_kernel_that_failed():
+    one, many = pair(0.8, tokens=1), pair(0.8, tokens=2)
+    many[1] = replace(many[1], status="failed", ratio=None)
+    one[1] = replace(one[1], ratio_high=None)
+    (sweep,) = speed_sweeps([*one, *many])
+    (point,) = sweep.curves[1].points
+    assert (point.size, point.speed_low, point.speed_high) == (1, None, pytest.approx(2.5))
+
+
+def test_what_the_size_decides_is_no_second_sweep_and_what_it_does_not_decide_is():
+    """Caches change with tokens by themselves; dtypes do not."""
+    rows = [r for tokens, cache in ((1, "cold-weights"), (64, "warm")) for dtype in ("fp32", "bf16")
+            for r in pair(0.9, tokens=tokens, cache=cache, dtype=dtype)]  # fmt: skip
+    assert [(sweep.where, len(sweep.curves)) for sweep in speed_sweeps(rows)] == [("fp32", 2), ("bf16", 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "axis", "sweeps"),
+    [
+        ([{"threads": 1}, {"threads": 2}], "threads", [""]),
+        ([{"d_ff": 256}, {"d_ff": 512}], "d_ff", [""]),
+        ([{"d_model": 64, "d_ff": 256}, {"d_model": 128, "d_ff": 512}], "d_ff", [""]),
+        ([{"tokens": t, "threads": n} for n in (1, 2) for t in (1, 4, 8)], "tokens", ["1 threads", "2 threads"]),
+        ([{"tokens": t, "threads": n} for n in (1, 2, 4) for t in (1, 8)], "threads", ["1 tokens", "8 tokens"]),
+    ],
+)
+def test_the_size_with_most_values_is_the_axis(changes, axis, sweeps):
+    found = speed_sweeps([r for change in changes for r in pair(0.9, **change)])
+    assert [(sweep.axis, sweep.where) for sweep in found] == [(axis, where) for where in sweeps]
+
+
+def test_a_width_that_is_swept_is_named_by_its_ends():
+    found = speed_sweeps([*pair(0.9, d_ff=512), *pair(0.9, d_ff=128)])
+    assert found[0].block == "silu, d_ff from 128 to 512"
+
+
+def test_without_two_sizes_there_is_no_sweep():
+    rows = [*pair(0.9, dtype="fp32"), *pair(0.9, dtype="bf16")]
+    assert speed_sweeps(rows) == speed_sweeps([]) == ()
+    with pytest.raises(FFNError, match="no size has two values"):
+        require_sweeps(rows)
+    with pytest.raises(FFNError, match="no size has two values"):
+        require_sweep([CASE, replace(CASE, dtype="bf16")])
+    for other in (replace(CASE, tokens=2), replace(CASE, threads=2), replace(CASE, spec=FFNSpec(64, 512, "silu"))):
+        require_sweep([CASE, other])
