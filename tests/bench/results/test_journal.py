@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,31 @@ def test_a_torn_line_is_gone_before_the_next_is_written(unfinished: Path):
     asked = journal.request
     journal.add(fake_worker.unit(asked.cases[0], Job(1, (), asked.kernels, "eager", asked.method)))
     assert resume(unfinished, summarise).count == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_never_two_writers_of_one_file(tmp_path: Path):
+    """Four processes want the lock again and again; whoever has it makes a file that must not be there."""
+    children = []
+    for number in range(4):
+        children.append(os.fork())
+        if children[-1] == 0:
+            os._exit(_writes(tmp_path, number))
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert codes == [0] * 4
+    assert (tmp_path / "count").stat().st_size > 10
+    assert not ResultFiles(tmp_path / "a.csv").lock.exists()
+
+
+def _writes(folder: Path, number: int) -> int:
+    """0, or 1 where somebody else was writing too."""
+    try:
+        for _ in range(60):
+            with suppress(FFNError), locked(folder / "a.csv"):
+                os.close(os.open(folder / "writer", os.O_CREAT | os.O_EXCL))
+                with (folder / "count").open("a") as file:
+                    file.write("x")
+                os.unlink(folder / "writer")
+    except BaseException:
+        return 1
+    return 0
