@@ -3,6 +3,7 @@
 # make bench   creates .venv if needed, runs `ffn bench` (ARGS="512x2048:swiglu --quick")
 # make unchanged   what commands of every kind print, against that of BASE=REV, byte for byte (default HEAD~1: what the
 #              last commit and the working tree changed; BASE=main for all of a branch)
+# make fuzz        input that lies, of every format: FUZZ_CASES=5000 of it beside the tests that make up input
 # make test-wheel    builds the wheel and tries it in a new environment, away from the checkout
 # make test-install  .ci/install on package indexes of its own, with the time and the bytes of each case
 # make docs    the manual as a searchable site, in site/
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install .ci/install_torch.py
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test fuzz test-wheel test-install check lint bench bench-timers bench-method bench-sweep bench-conv demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+.PHONY: run test fuzz test-kills test-wheel test-install check lint bench bench-timers bench-method bench-sweep bench-conv demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
     bench-approximate mutations facts architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
 .DEFAULT_GOAL := run
 
@@ -49,6 +50,8 @@ endif
 DOCS := tests/test_docs.py tests/test_schemas.py tests/test_claims.py
 INSTALL := tests/test_install.py tests/cli/test_missing_packages.py
 FUZZ := tests/cli/test_any_input.py tests/models/files/test_headers.py tests/models/files/test_bounded_work.py
+FUZZ_CASES ?= 5000
+KILLS ?= 100
 HEAVY := $(DOCS) $(INSTALL) $(FUZZ)
 
 test: $(VENV)/.installed-test
@@ -62,6 +65,11 @@ test-install: $(VENV)/.installed-test
 
 fuzz: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(FUZZ)
+	@$(BIN)/python -m tests.fuzz --cases $(FUZZ_CASES)
+
+# Runs that are killed at drawn moments and resumed: `make test` has four, this KILLS=100.
+test-kills: $(VENV)/.installed-test
+	@FFN_KILLS=$(KILLS) $(BIN)/python -m pytest -n 2 --dist worksteal tests/bench/test_kills.py
 
 lint: $(VENV)/.installed-test
 	@$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +43,6 @@ def benchmark(
     )  # fmt: skip
     request, _ = build_request(grid, kernels, baseline, method or Method())
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "results.csv") if save is None else Path(save).expanduser()
+        path = Path(folder, "results.csv") if save is None else Path(os.path.expanduser(save))
         with begun(path, request, force) as journal:
             return run(journal).rows

@@ -1,16 +1,18 @@
 """What a benchmark is made of, as frozen data: the case, the method, the job of a process and its answer.
 
-Units are nested: process > placement > round > block. Nothing here needs torch; records travel between processes.
+Units are nested: process > placement > round > block. Nothing here needs torch; records travel between processes, and
+through the journal: their annotations say what one that is read may hold (models/files/json_records.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from ffncli.block.recipe import FFNSpec
+from ffncli.block.recipe import MAX_SIZE, FFNSpec
 from ffncli.kernels.choice import KernelChoice
+from ffncli.models.files.json_records import Count, Form, Positive, Range
 from ffncli.show.text import plural
 
 Pass: TypeAlias = Literal["forward", "forward+backward"]
@@ -18,6 +20,13 @@ Cache: TypeAlias = Literal["warm", "shared", "cold-weights", "flush"]
 Status: TypeAlias = Literal["ok", "skipped", "failed", "wrong", "oom"]
 Verdict: TypeAlias = Literal["faster", "slower", "same", "inconclusive"]
 Doing: TypeAlias = Literal["starting", "loading", "compiling", "checking", "timing"]
+
+Above: TypeAlias = Annotated[float, Range(0, above=True)]
+Seconds: TypeAlias = Annotated[float, Range(0, 1e9)]
+Time: TypeAlias = Annotated[float, Range(0, 1e9, above=True)]  # one that something takes, in seconds
+Flag: TypeAlias = Annotated[str, Form(r"[a-z-]{1,40}(=-?[0-9]{1,15}(\.[0-9]{1,20})?(e[+-][0-9]{1,2})?)?")]
+Share: TypeAlias = Annotated[float, Range(0)]
+Rate: TypeAlias = Annotated[float, Range(1, 1e24)]  # per second
 
 # Arms that are not the user's kernels; their names in the rounds file.
 TWIN = "(aa)"  # the baseline once more, with buffers of its own
@@ -40,12 +49,12 @@ class Case:
     source: str
     label: str
     spec: FFNSpec
-    tokens: int
+    tokens: Annotated[int, Range(1, MAX_SIZE)]
     dtype: str = "fp32"
     passes: Pass = "forward"
     cache: Cache = "warm"
     device: str = "cpu"
-    threads: int = 1
+    threads: Annotated[int, Range(1, 100_000)] = 1
 
     @property
     def key(self) -> str:
@@ -64,19 +73,19 @@ class Method:
     all processes, `margin` decides between `same` and `faster` or `slower`.
     """
 
-    processes: int = 5
-    precision: float = 0.01
-    max_time: float = 20.0
-    margin: float = 0.02
-    placements: int = 3  # at least, in each process
-    rounds: int = 4  # at least, in each placement
-    block: float | None = None  # at least; None: 2 ms on a CPU, 1 ms on a GPU
+    processes: Annotated[int, Range(1, 1000)] = 5
+    precision: Above = 0.01
+    max_time: Time = 20.0
+    margin: Share = 0.02
+    placements: Positive = 3  # at least, in each process
+    rounds: Positive = 4  # at least, in each placement
+    block: Time | None = None  # at least; None: 2 ms on a CPU, 1 ms on a GPU
     seed: int = 0
     allocator: Literal["fixed", "system"] = "fixed"
     math_mode: Literal["highest", "high", "medium"] = "highest"  # torch's float32 matmul precision
     sustained: bool = False
     by_step: bool = False
-    load_time: float = 180.0  # at most, for loading a user's file; a C++ extension compiles then
+    load_time: Time = 180.0  # at most, for loading a user's file; a C++ extension compiles then
 
 
 @dataclass(frozen=True)
@@ -112,15 +121,15 @@ class TimedBlock:
     `flags`: `preempted`, `throttled`, `stolen`, and counts such as `faults=12` (page faults in the block).
     """
 
-    process: int
+    process: Count
     case: str
-    placement: int
-    round: int
-    position: int
+    placement: Count
+    round: Count
+    position: Count
     kernel: str
-    inner: int
-    seconds: float
-    flags: tuple[str, ...] = ()
+    inner: Positive
+    seconds: Seconds
+    flags: tuple[Flag, ...] = ()
 
     @property
     def per_call(self) -> float:
@@ -139,10 +148,10 @@ class Outcome:
     kernel: str
     status: Status = "ok"
     note: str = ""
-    error_max: float | None = None
-    error_rel: float | None = None
-    compile_s: float | None = None
-    peak_memory_bytes: int | None = None
+    error_max: Share | None = None
+    error_rel: Share | None = None
+    compile_s: Seconds | None = None
+    peak_memory_bytes: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -151,9 +160,9 @@ class Roof:
     a sum. `llc_bytes` is the last-level cache, whose bytes are not bound by the memory.
     """
 
-    flops_per_s: float | None = None
-    bytes_per_s: float | None = None
-    llc_bytes: int | None = None
+    flops_per_s: Rate | None = None
+    bytes_per_s: Rate | None = None
+    llc_bytes: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -164,7 +173,7 @@ class TimedUnit:
     preparing (start, verification, warm-up), of timed blocks with their lead-in, and of everything else.
     """
 
-    process: int
+    process: Count
     case: str
     baseline: str
     cache: Cache
@@ -173,4 +182,4 @@ class TimedUnit:
     roof: Roof = Roof()
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    spent: Mapping[str, float] = field(default_factory=dict)
+    spent: Mapping[str, Seconds] = field(default_factory=dict)

@@ -18,12 +18,13 @@ from typing import Any, cast, get_args
 from ffncli.bench.launch import WORKER, Worker, worker
 from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit
 from ffncli.bench.request.grid import BenchRequest
+from ffncli.bench.request.kernel_names import MOST_KERNEL_BYTES
 from ffncli.bench.results import journal as journals
 from ffncli.bench.results.journal import Journal, locked
 from ffncli.bench.results.row import ResultRow
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.show.text import seconds_text
-from ffncli.system.files import results_folder
+from ffncli.system.files import read_whole, results_folder
 from ffncli.version import __version__
 
 _KILLED = -9
@@ -288,8 +289,8 @@ def sha256(path: Path) -> str:
     import hashlib
 
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
+        return hashlib.sha256(read_whole(path, MOST_KERNEL_BYTES)).hexdigest()
+    except (OSError, ValueError):
         return ""
 
 

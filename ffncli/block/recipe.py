@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isfinite
+from sys import float_info
 from typing import Any, Literal, get_args
 
 from ffncli.block import activations
@@ -148,7 +148,7 @@ def one_of(field: str, value: Any, literal: Any) -> Any:
 
 
 def _number(field: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= float_info.max:
         raise FFNError(f"{field} must be a number, got {shown(value)}")
     return value
 

@@ -1,7 +1,8 @@
-"""Files that are written completely or not at all."""
+"""Files: opened only where they are files, written completely or not at all."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -12,6 +13,42 @@ from typing import BinaryIO, cast
 from ffncli.errors import ExitCode, FFNError, clean
 
 TENSOR_SUFFIXES = (".safetensors", ".npz", ".json")  # of files that tensors can be written to
+
+
+def open_to_read(path: Path, pipe: bool = False) -> BinaryIO:
+    """The file's bytes. Raises OSError for anything but a regular file, before a byte is read.
+
+    A device may have no end, and opening a named pipe waits for its writer. `pipe` allows one where the user asks for
+    it, as in `--prompt @<(...)`.
+    """
+    _require_file(os.stat(path), pipe)  # first: to open some devices does something
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | (0 if pipe else getattr(os, "O_NONBLOCK", 0)))
+    try:
+        _require_file(os.fstat(handle), pipe)
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def _require_file(status: os.stat_result, pipe: bool) -> None:
+    """Raises OSError, with the kind as its text, for what is no regular file."""
+    mode = status.st_mode
+    if stat.S_ISREG(mode) or (pipe and stat.S_ISFIFO(mode)):
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+    raise OSError(errno.EINVAL, f"it is {kind}, not a file")
+
+
+def read_whole(path: Path, most: int, pipe: bool = False) -> bytes:
+    """The file's bytes, as `open_to_read` opens it. Raises OSError where there are more than `most`."""
+    with open_to_read(path, pipe) as file:
+        raw = file.read(most + 1)
+    if len(raw) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
+    return raw
 
 
 def check_writable(path: str, force: bool, option: str) -> None:
@@ -34,6 +71,8 @@ def _cannot_be_written(path: str) -> str:
         return "it is a directory"
     if path == "-" or (os.path.exists(path) and not os.path.isfile(path)):  # a device or a pipe is opened directly
         return ""
+    if os.path.islink(os.path.realpath(path)):
+        return "it is a link that leads back to itself"
     folder = os.path.dirname(os.path.realpath(path))  # of a link, its target's folder
     if not os.path.isdir(folder):
         where = clean(folder)
@@ -60,7 +99,9 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
             with path.open("wb") as device:
                 yield device
             return
-        target = path.resolve()
+        target = Path(os.path.realpath(path))
+        if target.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.")
         try:

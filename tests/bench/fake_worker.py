@@ -2,7 +2,7 @@
 
 FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key holds that text: `kill`, `segfault`,
 `exit`, `slow`, `wrong`, `fails`, `other` (machine), `packed` (kills the worker, unless it is left out), `hangs`
-(loading packed never ends, unless it is left out), `even` (all take as long).
+(loading packed never ends, unless it is left out), `even` (all take as long), `pause` (a moment for each case).
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ def main(arguments: list[str]) -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         elif what == "exit":
             os._exit(5)
+        elif what == "pause":
+            time.sleep(0.04)
         elif what == "slow":
             time.sleep(60)
         connection.send(("unit", unit(case, job, what)))

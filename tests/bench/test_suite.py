@@ -274,8 +274,8 @@ def test_a_journal_without_a_request_or_with_a_damaged_line_is_refused(tmp_path)
     for raw, words in (
         (journal[:40], "has no request"),
         (b"{}\n", "line 1: not a request"),
-        (b"[" * 100_000 + b"\n", "line 1: not a request"),
-        (journal.replace(b'"outcomes"', b'"outcom', 1), "line 2 is damaged"),
+        (b"[" * 100_000 + b"\n", "line 1 is nested too deeply"),
+        (journal.replace(b'"outcomes"', b'"outcom', 1), "line 2 is not JSON"),
     ):
         restored(path, states[-1] | {"a.partial.jsonl": raw})
         with pytest.raises(FFNError, match=words):
@@ -375,6 +375,12 @@ main()
 """
 
 
+def hear_signals() -> None:
+    """A background job's child would ignore them."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def parent(command: tuple[str, ...], *arguments: str) -> subprocess.Popen[str]:
     """`ffn bench` with that worker, in a process of its own."""
     words = [sys.executable, "-c", _PARENT, ",".join(command), "bench", *arguments]
@@ -382,7 +388,7 @@ def parent(command: tuple[str, ...], *arguments: str) -> subprocess.Popen[str]:
         words,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's child would ignore it
+        preexec_fn=hear_signals,
         text=True,
         cwd=ROOT,
     )
@@ -403,7 +409,8 @@ def workers(log: Path) -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 143, "terminated")],
 )
 def test_a_signal_ends_the_worker_and_says_how_to_go_on(tmp_path, number, code, word):
     command, log = worker_with(tmp_path, " 2 tokens 0 slow")

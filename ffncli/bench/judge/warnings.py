@@ -126,7 +126,7 @@ def of_ratio(ratio: Means, method: Method, early: bool = False) -> list[BenchWar
     if not ratio.interval.bounded:
         warnings.append(BenchWarning(Code.PRECISION, "a single value has no interval"))
     elif reached > wanted:
-        more = (reached / wanted) ** 2
+        more = min(reached / wanted, 1e6) ** 2  # of a precision that nobody reaches, more than anybody waits for
         rounds = ceil(ratio.rounds * more)
         text = f"±{percent(expm1(reached))} reached, ±{percent(method.precision)} wanted"
         seconds = float(f"{method.max_time * rounds / ratio.rounds:.2g}")

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, get_args
 
-from ffncli.bench.records import BLOCK, Cache, Case, Method, Pass
+from ffncli.bench.records import BLOCK, Above, Cache, Case, Method, Pass
 from ffncli.block.activations import GATED
 from ffncli.block.dtypes import dtype
-from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError, shown
 from ffncli.kernels.choice import KernelChoice, parse
 from ffncli.models.dimensions import Dimensions
+from ffncli.models.files.json_records import record_of
 from ffncli.models.model import Resolved
 
 MOST_CASES = 10_000
@@ -55,7 +55,7 @@ class BenchRequest:
     kernels: tuple[KernelChoice, ...]
     baseline: str
     method: Method = field(default_factory=Method)
-    fail_if_slower: float | None = None
+    fail_if_slower: Above | None = None
     strict: bool = False
     asked: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
@@ -193,12 +193,32 @@ def to_json(request: BenchRequest) -> dict[str, Any]:
     return {**asdict(request), "kernels": [kernel.text for kernel in request.kernels], "names": list(request.names)}
 
 
-def from_json(stored: Mapping[str, Any]) -> BenchRequest:
-    """The request of `to_json`. Raises KeyError, TypeError, ValueError or FFNError for anything else."""
-    fields = dict(stored)
-    labels, method = fields.pop("names"), Method(**fields["method"])
-    kernels = () if method.by_step else tuple(itertools.starmap(_choice, zip(fields["kernels"], labels, strict=True)))
-    return BenchRequest(**{**fields, "cases": tuple(map(_case, fields["cases"])), "kernels": kernels, "method": method})
+def from_json(stored: Any, where: str = "the request") -> BenchRequest:
+    """The request of `to_json`. Raises FFNError, with the field, for anything else."""
+    whole = record_of(Mapping[str, Any], stored, where)
+    texts, labels = (record_of(tuple[str, ...], whole.get(name), f"{where}: {name}") for name in ("kernels", "names"))
+    rest = {name: value for name, value in whole.items() if name not in ("kernels", "names")}
+    request: BenchRequest = record_of(BenchRequest, {**rest, "kernels": []}, where)
+    if not request.method.by_step:
+        if len(texts) != len(labels):
+            raise FFNError(f"{where}: {len(texts)} kernels have {len(labels)} names")
+        try:
+            request = replace(request, kernels=tuple(itertools.starmap(_choice, zip(texts, labels, strict=True))))
+        except FFNError as error:
+            raise FFNError(f"{where}: {error.message}") from None
+    _check(request, where)
+    return request
+
+
+def _check(request: BenchRequest, where: str) -> None:
+    """FFNError where the parts of a request do not belong together."""
+    for case in request.cases:
+        _device(f"{where}: device", case.device)
+        _dtype(f"{where}: dtype", case.dtype)
+    if not 1 <= len({case.key for case in request.cases}) == len(request.cases) <= MOST_CASES:
+        raise FFNError(f"{where}: its {len(request.cases)} cases are not from 1 to {MOST_CASES:,} different ones")
+    if len({*request.names}) != len(request.names) or request.baseline not in request.names:
+        raise FFNError(f"{where}: its kernels are not different ones, with the baseline among them")
 
 
 def _choice(text: str, label: str) -> KernelChoice:
@@ -206,9 +226,3 @@ def _choice(text: str, label: str) -> KernelChoice:
     choice = parse(text)
     choice = choice if choice.label else choice.with_attribute(label.rpartition(":")[2])
     return replace(choice, label=label)  # with a commit looked up, the label still says `main`
-
-
-def _case(stored: Mapping[str, Any]) -> Case:
-    spec = dict(stored["spec"])
-    moe = spec.pop("moe")
-    return Case(**{**stored, "spec": FFNSpec(**spec, moe=None if moe is None else MoE(**moe))})

@@ -12,7 +12,10 @@ from ffncli.bench.records import OWN_ARMS
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
 from ffncli.kernels import BUILT_IN, BY_DEFAULT, COMPILING
 from ffncli.kernels.choice import KernelChoice, choices, parse, require_unlike
+from ffncli.system.files import read_whole
 from ffncli.system.git import file_at
+
+MOST_KERNEL_BYTES = 10_000_000  # of a Python file
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def _named(choice: KernelChoice, files: dict[str, str]) -> KernelChoice:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_whole(path, MOST_KERNEL_BYTES)
     except OSError as error:
         raise FFNError(f"--kernel: cannot read {shown_path(path)}: {error.strerror}", "give file.py:name") from None
     except ValueError:

@@ -11,25 +11,28 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from types import NoneType
+from typing import IO, TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
-from ffncli.bench.records import Status, TimedBlock, Verdict
+from ffncli.bench.records import TimedBlock
 from ffncli.bench.results.row import SCHEMA_VERSION, BenchWarning, ResultRow, name_of
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
+from ffncli.models.files.json_records import hints_of, record_of
 from ffncli.show.tables import csv_text
+from ffncli.system.files import open_to_read
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
 
 COLUMNS = tuple(name_of(f.name) for f in fields(ResultRow))
 ROUNDS = ("run_id", "process", "case", "placement", "round", "position", "kernel", "inner", "seconds", "flags")
-_TYPES = {name_of(f.name): str(f.type) for f in fields(ResultRow)}
 _FIELDS = {name_of(f.name): f.name for f in fields(ResultRow)}
 _FIXED = COLUMNS[: COLUMNS.index("note") + 1]  # every file has these; later columns may be missing
-_WORDS: dict[str, tuple[str, ...]] = {"status": get_args(Status), "verdict": ("", *get_args(Verdict))}
 _LONGEST_LINE = 1_000_000
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_MOST_COLUMNS = 1000
+_WHOLE = re.compile(r"-?[0-9]{1,40}")
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -82,7 +85,7 @@ def is_results(path: Path) -> bool:
     Raises FFNError for a file that cannot be read, and for a rounds file, which belongs to a result.
     """
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             start = file.read(200).removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise FFNError(f"cannot read {shown(str(path), 200)}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
@@ -99,8 +102,10 @@ def read_rows(path: str | Path) -> tuple[ResultRow, ...]:
         if record["schema_version"] != str(SCHEMA_VERSION):
             version = shown(record["schema_version"])
             raise FFNError(f"{where}: unknown schema_version {version}", f"this ffn reads version {SCHEMA_VERSION}")
-        values = {_FIELDS[c]: _value(where, c, text) for c, text in record.items() if c in _FIELDS}
-        rows.append(ResultRow(**values))
+        kinds = _kinds(ResultRow)
+        cells = {_FIELDS[c]: text for c, text in record.items() if c in _FIELDS}
+        values = {name: _value(where, name_of(name), text, *kinds[name]) for name, text in cells.items()}
+        rows.append(record_of(ResultRow, values, where))
     return tuple(rows)
 
 
@@ -109,20 +114,12 @@ def parse_rounds(raw: bytes, name: str) -> tuple[tuple[str, TimedBlock], ...]:
 
     Raises FFNError with file and line.
     """
-    lines = _split(raw, name) if raw else ()
-    return tuple(map(_block, _records(lines, ROUNDS, list(ROUNDS))))
-
-
-def _block(line: tuple[str, dict[str, str]]) -> tuple[str, TimedBlock]:
-    where, record = line
-    process, placement, at, position, inner = (
-        _number(where, name, record[name], int) for name in ("process", "placement", "round", "position", "inner")
-    )
-    seconds, flags = _number(where, "seconds", record["seconds"], float), _list(record["flags"])
-    if inner < 1 or seconds < 0:
-        raise FFNError(f"{where}: {inner} calls in {seconds} seconds is not a measurement")
-    case, kernel = _text(record["case"]), _text(record["kernel"])
-    return record["run_id"], TimedBlock(process, case, placement, at, position, kernel, inner, seconds, flags)
+    kinds = _kinds(TimedBlock)
+    blocks = []
+    for where, record in _records(_split(io.BytesIO(raw), name), ROUNDS, list(ROUNDS)):
+        values = {column: _value(where, column, record[column], *kinds[column]) for column in kinds}
+        blocks.append((_text(record["run_id"]), record_of(TimedBlock, values, where)))
+    return tuple(blocks)
 
 
 def read_results(path: str | Path | Sequence[str | Path]) -> pandas.DataFrame:
@@ -139,9 +136,10 @@ def read_results(path: str | Path | Sequence[str | Path]) -> pandas.DataFrame:
     columns = {}
     for at, name in enumerate(COLUMNS):
         values = [row[at] for row in rows]
-        kind = kinds.get(_TYPES[name].partition(" |")[0])
+        plain, _ = _kinds(ResultRow)[_FIELDS[name]]
+        kind = kinds.get(plain.__name__)
         if kind is None:  # texts unchanged: "none" is not a missing value
-            columns[name] = pandas.Series(values, dtype=object if _TYPES[name].startswith("tuple") else "str")
+            columns[name] = pandas.Series(values, dtype="str" if plain is str else object)
         elif kind == "float64":
             columns[name] = pandas.Series([math.nan if v is None else v for v in values], dtype="float64")
         else:
@@ -167,6 +165,8 @@ def _records(
 
 
 def _header(where: str, cells: list[str], needed: Sequence[str]) -> list[str]:
+    if len(cells) > _MOST_COLUMNS:
+        raise FFNError(f"{where}: {len(cells):,} columns are too many", "it is not a CSV file of `ffn bench`")
     twice = next((name for name in cells if cells.count(name) > 1), None)
     if twice is not None:
         raise FFNError(f"{where}: the column {shown(twice)} is duplicated")
@@ -180,57 +180,77 @@ def _header(where: str, cells: list[str], needed: Sequence[str]) -> list[str]:
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     """`FILE, line 7` and the text of every line, without its end."""
     try:
-        raw = path.read_bytes()
+        with open_to_read(path) as file:
+            if file.read(3) != b"\xef\xbb\xbf":
+                file.seek(0)
+            at, empty = shown_path(path), True
+            for where, text in _split(file, at):
+                yield where, text
+                empty = False
     except OSError as error:
         code = ExitCode.USAGE if isinstance(error, FileNotFoundError | IsADirectoryError) else ExitCode.ENVIRONMENT
         raise FFNError(f"cannot read {shown_path(path)}: {error.strerror}", code=code) from None
     except ValueError:
         raise FFNError("a file name cannot have a NUL character") from None
-    if not raw:
-        raise FFNError(f"{shown_path(path)} is empty", "give a CSV of `ffn bench`")
-    yield from _split(raw.removeprefix(b"\xef\xbb\xbf"), shown_path(path))
+    if empty:
+        raise FFNError(f"{at} is empty", "give a CSV of `ffn bench`")
 
 
-def _split(raw: bytes, name: str) -> Iterator[tuple[str, str]]:
-    *lines, rest = raw.split(b"\n")
-    for number, one in enumerate([*lines, rest] if rest else lines, 1):
+def _split(file: IO[bytes], name: str) -> Iterator[tuple[str, str]]:
+    """`NAME, line 7` and the text of every line; of a file of any size only one line is in memory."""
+    number = 0
+    while one := file.readline(_LONGEST_LINE + 2):
+        number += 1
         where = f"{name}, line {number}"
         if b"\0" in one:
             raise FFNError(f"{where} holds a NUL byte", "the file is damaged")
         if len(one) > _LONGEST_LINE:
             raise FFNError(f"{where} is too long", "it is not a CSV file of `ffn bench`")
-        if number > len(lines):
+        if not one.endswith(b"\n"):
             raise FFNError(f"{where} is cut off (it has no line end)", "the file is damaged, or its run unfinished")
         try:
-            yield where, one.decode().removesuffix("\r")
+            text = one[:-1].decode().removesuffix("\r")
         except UnicodeDecodeError:
             raise FFNError(f"{where} is not UTF-8", "the file is damaged") from None
+        yield where, text
 
 
-def _value(where: str, column: str, text: str) -> Any:
-    """The cell of a column as the type of its field."""
-    kind, _, optional = _TYPES[column].partition(" | ")
-    if kind == "str":
-        word = _text(text)
-        if word not in _WORDS.get(column, (word,)):
-            raise FFNError(
-                f"{where}: {column} is {shown(word)}", f"expected one of {', '.join(filter(None, _WORDS[column]))}"
-            )
-        return word
-    if kind.startswith("tuple"):
-        parts = _list(text)
-        if "BenchWarning" in kind:
-            return tuple(map(BenchWarning.parse, parts))
-        return tuple(_number(where, column, part, float) for part in parts) if "float" in kind else parts
+@cache
+def _kinds(record: type) -> dict[str, tuple[Any, bool]]:
+    """Field → its type without limits (of a list, that of its elements in a tuple), and whether it may be unknown."""
+    return {name: _kind(hint) for name, hint in hints_of(record).items()}
+
+
+def _kind(hint: Any) -> tuple[Any, bool]:
+    args = get_args(hint)
+    if get_origin(hint) is Annotated:
+        return args[0], False
+    if NoneType in args:
+        return _kind(next(one for one in args if one is not NoneType))[0], True
+    return (tuple[_kind(args[0])[0]] if args else hint), False  # type: ignore[misc]
+
+
+def _value(where: str, column: str, text: str, kind: Any, optional: bool) -> Any:
+    """The cell of a column as the type of its field, to be checked with the whole record."""
+    if kind is str:
+        return _text(text)
+    if get_origin(kind) is tuple:
+        return tuple(_element(where, column, part, get_args(kind)[0]) for part in _list(text))
     if text == "":
         if not optional:
             raise FFNError(f"{where}: {column} is empty")
         return None
-    if kind == "bool":
+    return _element(where, column, text, kind)
+
+
+def _element(where: str, column: str, text: str, kind: Any) -> Any:
+    if kind is BenchWarning:
+        return BenchWarning.parse(text)
+    if kind is bool:
         if text not in ("true", "false"):
             raise FFNError(f"{where}: {column} must be true or false, got {shown(text)}")
         return text == "true"
-    return _number(where, column, text, int if kind == "int" else float)
+    return text if kind is str else _number(where, column, text, kind)
 
 
 def _number(where: str, column: str, text: str, kind: Any) -> Any:

@@ -16,14 +16,19 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ffncli.bench.records import Case, Method, Outcome, Roof, TimedUnit
+from ffncli.bench.records import Case, Method, TimedUnit
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.bench.results.csv_file import HEADER, ROUNDS_HEADER, block_lines, parse_rounds, row_lines
 from ffncli.bench.results.row import ResultRow
-from ffncli.errors import ExitCode, FFNError, shown_path
-from ffncli.system.files import check_writable, written_whole
+from ffncli.errors import ExitCode, FFNError, clean, shown_path
+from ffncli.models.files.json_records import Count, record_of
+from ffncli.models.files.strict_json import parse_object
+from ffncli.system.files import check_writable, open_to_read, read_whole, written_whole
 
-_VERSION = 1
+_VERSION = 2
+_MOST_BYTES = 300_000_000  # of a journal: as many cases and processes as a run may have take a third of it
+_MOST_UNIT_BYTES = 300_000_000  # of a unit's blocks
+_ANEW = "start the run again with --force"
 Summarise = Callable[[Case, Sequence[TimedUnit], Method, Mapping[str, str]], tuple[ResultRow, ...]]
 
 
@@ -51,6 +56,33 @@ class ResultFiles:
     def lock(self) -> Path:
         """The lock of the writing process."""
         return self.csv.with_suffix(".csv.lock")
+
+
+@dataclass(frozen=True)
+class RunName:
+    """What tells a run from others; its columns in the results."""
+
+    run_id: str
+    started_utc: str
+
+
+@dataclass(frozen=True)
+class _RequestLine:
+    """The first line of a journal. `request` is checked by `from_json`."""
+
+    journal: int
+    run: RunName
+    software: Mapping[str, str]
+    request: Any
+
+
+@dataclass(frozen=True)
+class _UnitLine:
+    """Any other line: a finished unit without its blocks, and at which byte of the rounds file these end."""
+
+    unit: TimedUnit
+    rounds_end: Count
+    died: bool
 
 
 @dataclass(frozen=True)
@@ -114,7 +146,8 @@ class Journal:
                     file.write(header.encode())
             self.fresh = False
         start, end = _append(self.files.rounds, block_lines(self.run["run_id"], unit.blocks))
-        _append(self.files.journal, json.dumps(_unit_json(unit, end, died), allow_nan=False) + "\n")
+        line = asdict(_UnitLine(replace(unit, blocks=()), end, died))
+        _append(self.files.journal, json.dumps(line, allow_nan=False) + "\n")
         if rows := self._take(_Kept(replace(unit, blocks=()), start, end), died):
             _append(self.files.csv, row_lines(rows))
 
@@ -134,14 +167,24 @@ class Journal:
         return rows
 
     def _whole(self, kept: _Kept) -> TimedUnit:
-        with self.files.rounds.open("rb") as file:
+        """The unit with its blocks. Raises FFNError where these are not its own."""
+        where, unit = shown_path(self.files.rounds), kept.unit
+        if kept.end - kept.start > _MOST_UNIT_BYTES:
+            raise FFNError(f"{where}: the blocks of a unit take {kept.end - kept.start:,} bytes", _ANEW)
+        with open_to_read(self.files.rounds) as file:
             file.seek(kept.start)
             raw = file.read(kept.end - kept.start)
-        blocks = tuple(block for _, block in parse_rounds(raw, shown_path(self.files.rounds)))
-        return replace(kept.unit, blocks=blocks)
+        blocks = parse_rounds(raw, where)
+        whose = (clean(self.run["run_id"]), unit.process, clean(unit.case))  # as the file has them
+        if any((run_id, block.process, block.case) != whose for run_id, block in blocks):
+            raise FFNError(f"{where} is damaged: blocks of one unit are where another's should be", _ANEW)
+        return replace(unit, blocks=tuple(block for _, block in blocks))
 
     def finish(self) -> None:
-        """Called when the run is complete: delete the journal."""
+        """The run is complete: delete the journal. Raises FFNError (exit 3) where somebody removed the result."""
+        if not self.files.csv.exists():
+            why = f"{shown_path(self.files.csv)} is gone: it was removed while the run went on"
+            raise FFNError(why, "begin anew: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
         self.files.journal.unlink(missing_ok=True)
 
     def discard(self) -> None:
@@ -178,7 +221,7 @@ def resume(path: Path, summarise: Summarise) -> Journal:
     files = ResultFiles(path)
     name = shown_path(files.journal)
     try:
-        raw = files.journal.read_bytes()
+        raw = read_whole(files.journal, _MOST_BYTES)
     except FileNotFoundError:
         hint = f"{shown_path(path)} is complete" if path.exists() else "start a new run: ffn bench --save FILE.csv"
         raise FFNError(f"nothing to resume: there is no {name}", hint) from None
@@ -186,42 +229,64 @@ def resume(path: Path, summarise: Summarise) -> Journal:
         raise FFNError(f"cannot read {name}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
     lines = raw.split(b"\n")[:-1]  # the rest after the last line end is incomplete
     if not lines:
-        raise FFNError(f"{name} has no request", "start the run again with --force")
-    journal = _opened(files, name, lines[0], summarise)
+        raise FFNError(f"{name} has no request", _ANEW)
+    journal = _opened(files, f"{name}, line 1", lines[0], summarise)
     kept, size = len(lines[0]) + 1, len(ROUNDS_HEADER.encode())
     if _bytes(files.rounds, size) != ROUNDS_HEADER.encode():
         with written_whole(files.rounds) as file:
             file.write(ROUNDS_HEADER.encode())
     there = files.rounds.stat().st_size
     for number, one in enumerate(lines[1:], 2):
-        unit, end, died = _unit_read(f"{name}, line {number}", one)
-        if end > there:  # its blocks are incomplete: it is not finished
+        line = _line_read(journal, f"{name}, line {number}", one, size)
+        if line.rounds_end > there:  # its blocks are incomplete: it is not finished
             break
-        journal._take(_Kept(unit, size, end), died)
-        kept, size = kept + len(one) + 1, end
+        journal._take(_Kept(line.unit, size, line.rounds_end), line.died)
+        kept, size = kept + len(one) + 1, line.rounds_end
     _cut(files.journal, kept)
     _cut(files.rounds, size)
     whole = (HEADER + row_lines(journal.rows)).encode()
-    if _bytes(files.csv) != whole:
+    if _bytes(files.csv, len(whole) + 1) != whole:
         with written_whole(files.csv) as file:
             file.write(whole)
     return journal
 
 
-def _opened(files: ResultFiles, name: str, first: bytes, summarise: Summarise) -> Journal:
+def _opened(files: ResultFiles, where: str, first: bytes, summarise: Summarise) -> Journal:
     """A journal from its first line, nothing finished yet."""
+    entry = _entry(where, first)
+    if entry.get("journal") != _VERSION:
+        raise FFNError(f"{where}: not a request that this ffn wrote", "resume with the version that began the run")
+    head: _RequestLine = record_of(_RequestLine, entry, where, _ANEW)
+    request = from_json(head.request, f"{where}: request")
+    return Journal(files, request, asdict(head.run), head.software, summarise)
+
+
+def _line_read(journal: Journal, where: str, raw: bytes, start: int) -> _UnitLine:
+    """A finished unit, whose blocks begin at that byte. Raises FFNError for one that its run cannot have."""
+    line: _UnitLine = record_of(_UnitLine, _entry(where, raw), where, _ANEW)
+    unit, request = line.unit, journal.request
+    kernels = [outcome.kernel for outcome in unit.outcomes]
+    named = {*kernels} == {*request.names} or request.method.by_step
+    wrong = {
+        "its case is none of the run's": unit.case not in journal._cases,
+        "its process is none of the run's": unit.process >= request.method.processes,
+        "it is there twice": journal.done(unit.process, unit.case),
+        "its baseline is not the run's": unit.baseline != request.baseline,
+        "its kernels are not the run's": not named or len({*kernels}) != len(kernels),
+        "it holds blocks, which belong in the rounds file": bool(unit.blocks),
+        "its blocks end before they begin": line.rounds_end < start,
+    }
+    if why := next((words for words, is_so in wrong.items() if is_so), ""):
+        raise FFNError(f"{where} is damaged: {why}", _ANEW)
+    return line
+
+
+def _entry(where: str, raw: bytes) -> dict[str, Any]:
+    """The object in a line. Raises FFNError for anything else."""
     try:
-        head = json.loads(first)
-        if head["journal"] != _VERSION:
-            raise FFNError(
-                f"{name} was written by another version of ffn", "resume with the version that started the run"
-            )
-        request = from_json(head["request"])
-        run = {key: str(head["run"][key]) for key in ("run_id", "started_utc")}
-        software = {str(key): str(value) for key, value in head["software"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise FFNError(f"{name}, line 1: not a request of `ffn bench`", "start the run again with --force") from None
-    return Journal(files, request, run, software, summarise)
+        return parse_object(raw, where)
+    except FFNError as error:
+        raise FFNError(error.message, _ANEW) from None
 
 
 def _unfinished(files: ResultFiles) -> FFNError:
@@ -235,7 +300,10 @@ def locked(path: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     files = ResultFiles(path)
-    check_writable(str(path), True, "--save")  # the lock would create directories
+    for one in (files.csv, files.rounds, files.journal, files.lock):  # before the lock, which would make directories
+        check_writable(str(one), True, "--save")
+        if one.exists() and not one.is_file():
+            raise FFNError(f"cannot write {shown_path(one)}: it is not a file", code=ExitCode.ENVIRONMENT)
     lock = FileLock(files.lock, timeout=0)
     try:
         lock.acquire()
@@ -280,10 +348,10 @@ def _append(path: Path, text: str) -> tuple[int, int]:
         raise FFNError(f"cannot write {shown_path(path)}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
 
 
-def _bytes(path: Path, most: int = -1) -> bytes:
+def _bytes(path: Path, most: int) -> bytes:
     """The file's first `most` bytes; empty if there is no such file."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             return file.read(most)
     except OSError:
         return b""
@@ -298,19 +366,3 @@ def _cut(path: Path, size: int) -> None:
                 os.fsync(file.fileno())
     except OSError as error:
         raise FFNError(f"cannot write {shown_path(path)}: {error.strerror}", code=ExitCode.ENVIRONMENT) from None
-
-
-def _unit_json(unit: TimedUnit, end: int, died: bool) -> dict[str, Any]:
-    """A unit without its blocks, which end at that byte of the rounds file."""
-    return {**asdict(replace(unit, blocks=())), "environment": dict(unit.environment), "rounds_end": end, "died": died}
-
-
-def _unit_read(where: str, raw: bytes) -> tuple[TimedUnit, int, bool]:
-    try:
-        entry = json.loads(raw)
-        end, died = entry.pop("rounds_end"), entry.pop("died")
-        outcomes, roof = tuple(Outcome(**o) for o in entry["outcomes"]), Roof(**entry["roof"])
-        unit = TimedUnit(**{**entry, "outcomes": outcomes, "roof": roof, "blocks": (), "notes": tuple(entry["notes"])})
-        return unit, int(end), bool(died)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise FFNError(f"{where} is damaged", "start the run again with --force") from None

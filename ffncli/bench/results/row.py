@@ -4,6 +4,10 @@ its warnings."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, get_args
+
+from ffncli.bench.records import Above, Share, Status, Verdict
+from ffncli.models.files.json_records import Count, OneOf
 
 SCHEMA_VERSION = 1
 
@@ -48,68 +52,68 @@ class ResultRow:
     device_name: str = ""
     driver: str = ""
     blas: str = ""
-    threads: int | None = None
+    threads: Count | None = None
     math_mode: str = ""
     source: str = ""
-    d_model: int | None = None
-    d_ff: int | None = None
+    d_model: Count | None = None
+    d_ff: Count | None = None
     activation: str = ""
     gated: bool | None = None
     bias: bool | None = None
-    experts: int | None = None
-    top_k: int | None = None
-    shared_experts: int | None = None
-    tokens: int | None = None
+    experts: Count | None = None
+    top_k: Count | None = None
+    shared_experts: Count | None = None
+    tokens: Count | None = None
     dtype: str = ""
     passes: str = ""  # the column `pass`, a keyword of Python
     cache: str = ""
     kernel: str = ""
     baseline: str = ""
-    status: str = ""
-    processes: int | None = None
-    placements: int | None = None
-    rounds: int | None = None
-    inner: int | None = None
-    time_s: float | None = None
-    time_low_s: float | None = None
-    time_high_s: float | None = None
-    ratio: float | None = None
-    ratio_low: float | None = None
-    ratio_high: float | None = None
-    verdict: str = ""
-    aa_ratio: float | None = None
-    aa_low: float | None = None
-    aa_high: float | None = None
-    gemm_ratio: float | None = None
-    flops: int | None = None
-    bytes: int | None = None
-    tflops: float | None = None
-    gbytes_per_s: float | None = None
-    roof_fraction: float | None = None
-    datasheet_fraction: float | None = None
-    fusion_saving_max: float | None = None
-    peak_memory_bytes: int | None = None
-    page_faults_per_call: float | None = None
-    compile_s: float | None = None
-    error_max: float | None = None
-    error_rel: float | None = None
-    baseline_error_rel: float | None = None
-    seed: int | None = None
+    status: Annotated[str, OneOf(get_args(Status))] = ""
+    processes: Count | None = None
+    placements: Count | None = None
+    rounds: Count | None = None
+    inner: Count | None = None
+    time_s: Share | None = None
+    time_low_s: Share | None = None
+    time_high_s: Share | None = None
+    ratio: Share | None = None
+    ratio_low: Share | None = None
+    ratio_high: Share | None = None
+    verdict: Annotated[str, OneOf(("", *get_args(Verdict)))] = ""
+    aa_ratio: Share | None = None
+    aa_low: Share | None = None
+    aa_high: Share | None = None
+    gemm_ratio: Share | None = None
+    flops: Count | None = None
+    bytes: Count | None = None
+    tflops: Share | None = None
+    gbytes_per_s: Share | None = None
+    roof_fraction: Share | None = None
+    datasheet_fraction: Share | None = None
+    fusion_saving_max: Share | None = None
+    peak_memory_bytes: Count | None = None
+    page_faults_per_call: Share | None = None
+    compile_s: Share | None = None
+    error_max: Share | None = None
+    error_rel: Share | None = None
+    baseline_error_rel: Share | None = None
+    seed: Count | None = None
     warnings: tuple[BenchWarning, ...] = ()
     note: str = ""
     # Added after the first fixed list. `ffn compare` needs these for each process, so that this file is enough.
-    process_times_s: tuple[float, ...] = ()  # one value per process (statistics.centre), of the kernel
-    process_anchors_s: tuple[float, ...] = ()  # and of the machine anchor, among the same rounds
-    process_ratios: tuple[float, ...] = ()  # exp of the value of each process of the paired log ratio
+    process_times_s: tuple[Share, ...] = ()  # one value per process (statistics.centre), of the kernel
+    process_anchors_s: tuple[Share, ...] = ()  # and of the machine anchor, among the same rounds
+    process_ratios: tuple[Share, ...] = ()  # exp of the value of each process of the paired log ratio
     openmp: str = ""  # OMP_PROC_BIND, OMP_PLACES, OMP_WAIT_POLICY as set in the workers
     allocator: str = ""
     case: str = ""  # Case.key
-    precision: float | None = None  # the requested half-width
+    precision: Above | None = None  # the requested half-width
     numpy: str = ""
     isa: str = ""
     bound: str = ""  # memory or compute
-    flops_per_byte: float | None = None  # of the bytes that no cache holds
-    ridge_flops_per_byte: float | None = None  # the machine balance
+    flops_per_byte: Share | None = None  # of the bytes that no cache holds
+    ridge_flops_per_byte: Share | None = None  # the machine balance
 
     @property
     def fusion_share_max(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -67,7 +68,7 @@ def command(
     _require_plottable(plot, request)
     from ffncli.bench.suite import begun, default_path
 
-    target = default_path() if result.save is None else Path(result.save).expanduser()
+    target = default_path() if result.save is None else Path(os.path.expanduser(result.save))
     with begun(target, request, show.force) as journal:
         if first_look:
             output.note("a first look, shorter than other runs; ffn bench --max-time 60s takes its time")
@@ -102,7 +103,7 @@ def _resume(path: Path, options: dict[str, str], result: ResultOptions, plot: Pl
         request = replace(stored, fail_if_slower=gate, strict=stored.strict or result.strict)
         require_gate(request)
         _require_plottable(plot, request)
-        output.note(f"{journal.count} of {request.units} units are there already")
+        output.note(f"{journal.count} of {request.units} units are already finished")
         _measure(journal, request, plot, output)
 
 
@@ -141,6 +142,8 @@ def _kept(journal: Journal, request: BenchRequest) -> Iterator[None]:
     def kept() -> str:
         if not journal.count:
             return "nothing was finished"
+        if not journal.files.journal.exists():
+            return "nothing is kept: its files were removed while it ran"
         name = shown_path(journal.files.csv)
         return f"{journal.count} of {request.units} units kept in {name}; resume with `ffn bench --resume {name}`"
 

@@ -13,6 +13,7 @@ from ffncli.cli.common.option import INPUT, option
 from ffncli.cli.common.parsers import flat, joined, natural, positive
 from ffncli.errors import FFNError, clean, shown
 from ffncli.run.pretrained.prompt import Prompt, prompt_of
+from ffncli.system.files import open_to_read
 
 _input = partial(option, INPUT)
 _unembed = partial(option, "Tokens that the output promotes")
@@ -40,7 +41,7 @@ def prompt_text(text: str) -> str:
         if text == "-":
             data = sys.stdin.buffer.read(_MOST_BYTES + 1)
         else:
-            with Path(os.path.expanduser(text[1:])).open("rb") as file:
+            with open_to_read(Path(os.path.expanduser(text[1:])), pipe=True) as file:
                 data = file.read(_MOST_BYTES + 1)
         read = data[:_MOST_BYTES].decode(errors="strict" if len(data) <= _MOST_BYTES else "ignore")
     except (OSError, AttributeError, ValueError) as error:  # closed: None has no buffer; not UTF-8: a ValueError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from ffncli.run.user.load import load
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer, Heading, Line, Part
 from ffncli.show.tables import Table
+from ffncli.system.files import read_whole
 
 if TYPE_CHECKING:
     from ffncli.models.counting.iso_params import (
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 _CONVENTIONS = {**CONVENTIONS, **storage.CONVENTIONS, **traffic.CONVENTIONS, **shard.CONVENTIONS}
 _Texts = list[str] | None
+
+_MOST_CONDITION_BYTES = 10_000_000  # of --assert-file
 
 
 @spread
@@ -101,7 +105,7 @@ def _lines_of(path: str | None) -> list[str]:
     if path is None:
         return []
     try:
-        text = Path(path).expanduser().read_text("utf-8")
+        text = read_whole(Path(os.path.expanduser(path)), _MOST_CONDITION_BYTES, pipe=True).decode()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise FFNError(f"--assert-file: cannot read {shown(path)}: {why}") from None

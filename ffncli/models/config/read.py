@@ -85,9 +85,9 @@ def from_config(values: Mapping[str, Any], source: str, where: str, name: str | 
 
 def _tied(config: Fields, whole_values: Mapping[str, Any]) -> bool | None:
     """tie_word_embeddings of the text model's config or of the whole; None if neither has it or they differ."""
-    flags = {values.get("tie_word_embeddings") for values in (config.values, whole_values)} - {None}
-    flag = flags.pop() if len(flags) == 1 else None
-    return flag if isinstance(flag, bool) else None
+    values = [values.get("tie_word_embeddings") for values in (config.values, whole_values)]
+    flags = {value for value in values if isinstance(value, bool)}
+    return flags.pop() if len(flags) == 1 else None
 
 
 def _nearest_model_type(model_type: str) -> str:
@@ -184,7 +184,7 @@ def _stack(config: Fields, family: Family, stack: Stack) -> list[Group]:
         dense = None if moe else _dense_width(fields, family, stack, i, count)
         key = (moe, dense, tuple(sorted(more.items(), key=lambda item: item[0])))
         if key not in by_kind:
-            by_kind[key] = _experts(fields, family, more) if moe else _dense(fields, family, dense, more)
+            by_kind[key] = _experts(fields, family, more) if moe else _dense(fields, family, stack, dense, more)
         often = runs if isinstance(runs, int) else runs[i]
         by_runs.setdefault(often, {}).update(dict.fromkeys(range(i * times, (i + 1) * times), by_kind[key]))
     return [group for often, specs in by_runs.items() for group in grouped(stack.name, specs, often, times)]
@@ -227,7 +227,7 @@ def _dense_width(config: Fields, family: Family, stack: Stack, layer: int, count
     return int(config.integer(name))
 
 
-def _dense(config: Fields, family: Family, d_ff: int | None, extra: Extra) -> FFNSpec:
+def _dense(config: Fields, family: Family, stack: Stack, d_ff: int | None, extra: Extra) -> FFNSpec:
     choices = _common(config, family)
     if d_ff is None and family.multiple is not None:
         d_ff = family.multiple * choices["d_model"]
@@ -235,7 +235,8 @@ def _dense(config: Fields, family: Family, d_ff: int | None, extra: Extra) -> FF
         choices["d_ff"] = d_ff
     choices |= extra
     if "d_ff" not in choices:
-        config.integer(family.d_ff or "intermediate_size")  # raises, since it is missing
+        config.get(stack.d_ff or family.d_ff or "", kind="a width")  # raises: it is missing
+        raise FFNError(f"{config.where}: no field of this family holds the width of its dense layers")
     return _spec(config, **choices)
 
 

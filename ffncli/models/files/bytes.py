@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ffncli.errors import ExitCode, FFNError, shown_path
+from ffncli.system.files import open_to_read
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -36,7 +37,7 @@ class OpenFiles:
     """Open files and a read buffer; a context manager that closes them."""
 
     def __init__(self) -> None:
-        self._open: dict[Path, int] = {}
+        self._open: dict[Path, BinaryIO] = {}
         self._buffer: Tensor | None = None
         self._bytes: Any = None
 
@@ -46,8 +47,8 @@ class OpenFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
+        for file in self._open.values():
+            file.close()
         self._open.clear()
 
     def read(self, path: Path, start: int, count: int) -> Tensor:
@@ -63,7 +64,7 @@ class OpenFiles:
             self._bytes = memoryview(data)
         try:
             if path not in self._open:
-                self._open[path] = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+                self._open[path] = open_to_read(path)
             self._fill(path, start, self._bytes[:count])
         except FileNotFoundError:
             raise FFNError(f"cannot read {shown_path(path)}: the file does not exist") from None
@@ -75,7 +76,7 @@ class OpenFiles:
     def _fill(self, path: Path, start: int, into: memoryview) -> None:
         at = 0
         while at < len(into):
-            got = os.preadv(self._open[path], [into[at : at + MOST_AT_ONCE]], start + at)
+            got = os.preadv(self._open[path].fileno(), [into[at : at + MOST_AT_ONCE]], start + at)
             if not got:
                 need = f"{shown_path(path)} is truncated: its tensors extend to byte {start + len(into)}"
                 raise FFNError(f"{need}, the file ends at {start + at}", "is the download complete?")

@@ -7,7 +7,6 @@ bytes that promise an array of 2^40 numbers keep it busy forever.
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import struct
@@ -15,11 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ffncli.block.recipe import MAX_SIZE
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.models.files.fields import Fields
+from ffncli.system.files import open_to_read
 
 MOST_HEADER_BYTES = 100_000_000  # a vocabulary of 260,000 tokens with its merges takes 25 MB
 MOST_TENSORS = 1_000_000
@@ -146,12 +146,11 @@ def _formats() -> dict[int, _GGMLFormat]:
 def _read_file(path: Path, formats: Mapping[int, _GGMLFormat]) -> GGUFFile:
     where = shown_path(path)
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size == 0:
                 raise FFNError(f"{where} is empty", "it should be a GGUF file")
-            with mmap.mmap(file.fileno(), min(size, MOST_HEADER_BYTES), access=mmap.ACCESS_READ) as data:
-                return _parsed(_Cursor(data, size, where, path), formats)
+            return _parsed(_Cursor(file, size, where, path), formats)
     except OSError as error:
         raise FFNError(f"cannot read {where}: {error.strerror or error}") from None
 
@@ -160,21 +159,32 @@ def _read_file(path: Path, formats: Mapping[int, _GGMLFormat]) -> GGUFFile:
 class _Cursor:
     """A position in the first bytes of a file of `size` bytes. Nothing past the end is read or skipped."""
 
-    data: mmap.mmap
+    file: BinaryIO
     size: int
     where: str
     path: Path
     at: int = 0
+    data: bytearray = field(default_factory=bytearray)  # read so far: of a map, a file cut short ends the process
 
     def step(self, count: int) -> int:
         """Advance by `count` bytes. Returns where they start."""
-        start = self.at
-        if count > len(self.data) - start:
-            if len(self.data) < self.size:
-                raise FFNError(f"{self.where}: a header of more than {MOST_HEADER_BYTES:,} bytes is not supported")
+        if self.at + count > len(self.data):
+            self.load(self.at + count)
+        self.at += count
+        return self.at - count
+
+    def load(self, end: int) -> None:
+        """Read on, up to byte `end` at least. Raises FFNError where the file, or what a header may take, ends there."""
+        limit = min(self.size, MOST_HEADER_BYTES)
+        if end > limit < self.size:
+            raise FFNError(f"{self.where}: a header of more than {MOST_HEADER_BYTES:,} bytes is not supported")
+        while len(self.data) < min(end, limit):
+            piece = self.file.read(min(1 << 20, limit - len(self.data)))
+            if not piece:  # cut short since it was opened
+                self.size = limit = len(self.data)
+            self.data += piece
+        if end > limit:
             raise FFNError(f"{self.where} is truncated: its header does not end within its {self.size} bytes")
-        self.at = start + count
-        return start
 
     def numbers(self, code: str, count: int = 1) -> tuple[Any, ...]:
         """`count` numbers by struct's code, little-endian."""
@@ -188,19 +198,17 @@ class _Cursor:
     def text(self) -> bytes:
         """A text: its length, then its bytes."""
         start = self.step(self.number("Q"))
-        return self.data[start : self.at]
+        return bytes(self.data[start : self.at])
 
     def skip_texts(self, count: int) -> None:
         """Step over `count` texts: a vocabulary has hundreds of thousands, so this loop does nothing else."""
         unpack, data, at, last = struct.Struct("<Q").unpack_from, self.data, self.at, len(self.data) - 8
         for _ in range(count):
             if at > last:
-                break
+                self.load(at + 8)
+                last = len(data) - 8
             at += 8 + unpack(data, at)[0]
-        else:
-            self.step(at - self.at)
-            return
-        self.step(len(self.data))  # past the end in any case
+        self.step(at - self.at)
 
     def name(self, kind: str) -> str:
         """A text that must be UTF-8: a key, a tensor's name."""
@@ -230,9 +238,10 @@ def _parsed(cursor: _Cursor, formats: Mapping[int, _GGMLFormat]) -> GGUFFile:
 def _counts(cursor: _Cursor) -> tuple[int, int]:
     """The numbers of tensors and metadata keys that the file promises; refused if they cannot fit."""
     where, size = cursor.where, cursor.size
-    if cursor.data[:4] != b"GGUF"[:size]:
-        raise FFNError(f"{where} is not a GGUF file: it starts with {shown(cursor.data[:4])}, not with 'GGUF'")
-    cursor.step(4)
+    start = bytes(cursor.data[cursor.step(min(4, size)) : 4])
+    if start != b"GGUF"[:size]:
+        raise FFNError(f"{where} is not a GGUF file: it starts with {shown(start)}, not with 'GGUF'")
+    cursor.step(4 - len(start))
     version = cursor.number("I")
     if version & 0xFFFF == 0 and version:
         raise FFNError(f"{where} is a big-endian GGUF file", "only little-endian ones are supported; convert it")

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.strict_json import parse_object
+from ffncli.system.files import open_to_read
 
 MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _BITS = {
@@ -71,7 +72,7 @@ def read_columns(path: Path) -> Columns:
     """
     where = shown_path(path)
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             total = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             check_length(length, total, where)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ffncli.errors import FFNError, shown, shown_path
+from ffncli.system.files import open_to_read
 
 MOST_CONFIG_BYTES = 10_000_000  # real ones stay below 100 kB
 
@@ -43,7 +44,7 @@ def _index_strings(index: dict[str, Any]) -> int:
 
 def _bytes(path: Path, most_bytes: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             raw = file.read(most_bytes + 1)
     except OSError as error:
         raise FFNError(f"cannot read {shown_path(path)}: {error.strerror or error}") from None

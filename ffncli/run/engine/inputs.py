@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ffncli.errors import FFNError, did_you_mean, shown, shown_path
+from ffncli.system.files import open_to_read
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -189,7 +190,7 @@ def _npy(path: Path, where: str) -> Tensor:
     import numpy
 
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             array = numpy.lib.format.read_array(file, allow_pickle=False)
     except OSError:
         raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from ffncli.errors import FFNError, shown, shown_path
 from ffncli.models.files.bytes import named_tensor
 from ffncli.models.files.headers import MOST_HEADER_BYTES, read_header
 from ffncli.models.files.strict_json import parse_object, read_object
-from ffncli.system.files import TENSOR_SUFFIXES
+from ffncli.system.files import TENSOR_SUFFIXES, open_to_read
 
 MOST_JSON_VALUES = 10_000_000
 _MOST_JSON_BYTES = 40 * MOST_JSON_VALUES
@@ -34,6 +35,8 @@ _CODES = {
 }  # fmt: skip
 _INFINITIES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _PIECE = 2**20
+_MOST_DIMS, _MOST_VALUES = 16, 2**48
+_ZIP_ERRORS = (zipfile.BadZipFile, EOFError, NotImplementedError, OverflowError, RuntimeError, struct.error)
 _NUMPY_KINDS = {"f8", "f4", "f2", "i8"}
 
 
@@ -61,9 +64,13 @@ def open_container(path: Path) -> Container:
         openers: dict[str, Callable[[Path], Container]] = {
             ".safetensors": _open_safetensors, ".npz": _Npz, ".json": _open_json,
         }  # fmt: skip
-        return openers[path.suffix](path)
+        container = openers[path.suffix](path)
     except OSError as error:
         raise FFNError(f"cannot read {shown_path(path)}: {error.strerror or error}") from None
+    for name, shape in container.shapes.items():  # a size of 0 hides any others from a check of the bytes
+        if len(shape) > _MOST_DIMS or math.prod(n or 1 for n in shape) > _MOST_VALUES:
+            raise FFNError(f"{shown_path(path)}: {shown(name, 120)} has the impossible shape {shown(list(shape))}")
+    return container
 
 
 def _no_trace(path: Path) -> FFNError:
@@ -110,7 +117,7 @@ def _open_safetensors(path: Path) -> _Safetensors:
     infos = read_header(path)
     if any(info.dtype not in _CODES.values() for info in infos.values()):
         raise _no_trace(path)
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         length = int.from_bytes(file.read(8), "little")
         header = parse_object(file.read(min(length, MOST_HEADER_BYTES)), shown_path(path))
     text = header.get("__metadata__", {}).get(_RECORD)
@@ -147,8 +154,8 @@ class _Npz:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.archive = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+            self.archive = zipfile.ZipFile(open_to_read(path))
+        except (*_ZIP_ERRORS, ValueError) as error:
             raise FFNError(f"{shown_path(path)} is not a .npz file: {str(error)[:60]}") from None
         self.members = _members(self.archive, path)
         if _RECORD not in self.members:
@@ -169,7 +176,7 @@ class _Npz:
         try:
             with self.archive.open(self.members[name]) as member:
                 yield cast(BinaryIO, member)
-        except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        except (*_ZIP_ERRORS, OSError, ValueError) as error:
             raise self._broken(name, f"is damaged: {str(error)[:60]}") from None
 
     def _header(self, name: str, member: BinaryIO) -> tuple[tuple[int, ...], Any, int]:
@@ -179,10 +186,13 @@ class _Npz:
         readers = {(1, 0): numpy.lib.format.read_array_header_1_0, (2, 0): numpy.lib.format.read_array_header_2_0}
         try:
             shape, fortran, dtype = readers[numpy.lib.format.read_magic(member)](member)
-        except (ValueError, KeyError, SyntaxError, TypeError, RecursionError) as error:
+        except _ZIP_ERRORS:
+            raise
+        except Exception as error:  # numpy raises a dozen kinds for a malformed header
             raise self._broken(name, f"is not an array: {str(error)[:60]}") from None
         size = self.members[name].file_size - member.tell()
-        if fortran or dtype.hasobject or any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize != size:
+        possible = all(type(n) is int and n >= 0 for n in shape) and dtype.itemsize > 0
+        if fortran or dtype.hasobject or not possible or math.prod(shape) * dtype.itemsize != size:
             raise self._broken(name, f"has {size} bytes of data, which do not fit {dtype} {shown(list(shape))}")
         return shape, dtype, size
 

@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ffncli.block.steps import Axis, Experts, Step, right_hand_side
 from ffncli.errors import FFNError, shown, shown_path
+from ffncli.models.files.json_records import Count, record_of
 from ffncli.run.engine.trace import Trace
 from ffncli.run.saved.containers import Container, open_container, write
 from ffncli.system.files import written_whole
@@ -21,6 +22,7 @@ from ffncli.version import __version__
 SMALL_WEIGHTS = 64_000_000  # bytes of weights that are saved by default
 _FORMAT = 1
 _WEIGHTS, _TOKENS = "weights/", "tokens/"
+_MOST_WEIGHT_DIMS = 3  # experts, rows, columns
 
 
 @dataclass(frozen=True)
@@ -31,14 +33,27 @@ class SavedStep:
     op: str
     formula: str
     inputs: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[Count, ...]
+    dtype: Literal["float64", "float32", "bfloat16", "float16"]
     detail: Mapping[str, str]
 
     @property
     def inner(self) -> bool:
         """Whether it is inside an expert: such steps are saved with --expert."""
         return self.detail.get("inside") == "expert"
+
+
+@dataclass(frozen=True)
+class _TraceRecord:
+    """What a file says of its tensors, as `save` writes it."""
+
+    format: int
+    ffncli: str
+    block: Mapping[str, Any]
+    ffn_input: str
+    ffn_output: str
+    fingerprint: str
+    steps: tuple[SavedStep, ...]
 
 
 @dataclass(frozen=True)
@@ -150,30 +165,29 @@ def open_saved(path: Path) -> Saved:
     """A file that `save` wrote. Raises FFNError, naming it and what is wrong, for anything else."""
     where = shown_path(path)
     container = open_container(path)
-    record = container.record
-    if record.get("format") != _FORMAT:
-        version = shown(record.get("format"))
+    if container.record.get("format") != _FORMAT:
+        version = shown(container.record.get("format"))
         raise FFNError(f"{where} is a saved trace of format {version}", f"this version reads format {_FORMAT}")
-    steps, block, mark = record.get("steps"), record.get("block"), record.get("fingerprint")
-    if not isinstance(steps, list) or not steps or not isinstance(block, dict) or not isinstance(mark, str):
-        raise FFNError(f"{where} is not a saved trace: it does not list its steps")
-    saved_steps = tuple(_step(entry, container, where) for entry in steps)
-    if len({step.name for step in saved_steps}) != len(saved_steps):
-        raise FFNError(f"{where}: a step is duplicated")
-    return Saved(where, block, mark, saved_steps, container)
+    record: _TraceRecord = record_of(_TraceRecord, container.record, where, "make it again with ffn trace --save FILE")
+    names = [step.name for step in record.steps]
+    if not names or len({*names}) != len(names):
+        raise FFNError(f"{where}: a step is duplicated, or there is none")
+    for step in record.steps:
+        _check_step(step, container, {*names}, where)
+    for name, shape in container.shapes.items():
+        if (name.startswith(_WEIGHTS) and len(shape) > _MOST_WEIGHT_DIMS) or (
+            name.startswith(_TOKENS) and len(shape) != 1
+        ):
+            raise FFNError(f"{where}: {shown(name, 120)} has the impossible shape {shown(list(shape))}")
+    return Saved(where, record.block, record.fingerprint, record.steps, container)
 
 
-def _step(entry: Any, container: Container, where: str) -> SavedStep:
-    """A step's entry checked against the tensor of that name."""
-    try:
-        name, op, formula, dtype, detail = (entry[key] for key in ("name", "op", "formula", "dtype", "detail"))
-        step = SavedStep(name, op, formula, tuple(entry["inputs"]), tuple(entry["shape"]), dtype, detail)
-        texts = (name, op, formula, dtype, *step.inputs, *detail, *detail.values())
-        plain = all(isinstance(text, str) for text in texts)
-    except (KeyError, TypeError, AttributeError):
-        plain = False
-    if not plain or len(step.shape) < 2 or step.dtype not in ("float64", "float32", "bfloat16", "float16"):
-        raise FFNError(f"{where}: a step is not in the format of ffn trace --save")
+def _check_step(step: SavedStep, container: Container, names: set[str], where: str) -> None:
+    """FFNError where a step's entry does not fit the tensor of that name, or reads a step that is not there."""
+    label = f"{where}: step {shown(step.name, 120)}"
+    if len(step.shape) < 2 or (0 in step.shape and not step.inner):
+        raise FFNError(f"{label} has the shape {shown(list(step.shape))}, not [..., features]")
     if container.shapes.get(step.name) != step.shape:
-        raise FFNError(f"{where}: step {shown(step.name)} has shape {shown(list(step.shape))}, its tensor has another")
-    return step
+        raise FFNError(f"{label} has shape {shown(list(step.shape))}, its tensor has another")
+    if not step.inner and (missing := next((name for name in step.inputs if name not in names), None)):
+        raise FFNError(f"{label} reads {shown(missing, 120)}, which is no step")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Method
+from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Method
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
 from ffncli.bench.request.kernel_names import choose_kernels
 from ffncli.bench.timing.arms import kernels_by_label
@@ -23,6 +23,7 @@ from tests.oracles.repository import Repository
 
 PLAIN = FFNSpec(4, 8, bias=False)
 STEPS = kernel_steps(steps(PLAIN))
+CASES = (Case("4x8", "4x8:relu", PLAIN, 1),)
 TEXTS = (
     "eager", "conv", "slowed:1.05:eager", "a=slowed:2:conv", "mine.py", "mine.py:mlp", "b=mine.py", "b=mine.py:other",
     "slowed:2:mine.py", "slowed:2:mine.py:other", "b=slowed:1.5:mine.py:mlp",
@@ -43,7 +44,7 @@ def test_what_is_accepted_is_built_by_the_worker_under_its_label(text):
     """From the choice alone, also after it was stored and read back."""
     chosen = choose_kernels([text], text)
     (choice,) = chosen.kernels
-    stored = json.loads(json.dumps(to_json(BenchRequest((), chosen.kernels, chosen.baseline))))
+    stored = json.loads(json.dumps(to_json(BenchRequest(CASES, chosen.kernels, chosen.baseline))))
     assert from_json(stored).kernels == chosen.kernels
     assert stored["names"] == [choice.label] == [chosen.baseline]
     ((label, kernel),) = kernels_by_label(chosen.kernels, STEPS, PLAIN).items()
@@ -59,7 +60,7 @@ def test_a_kernel_of_a_commit_is_that_of_the_commit_whatever_becomes_of_branch_a
     assert [(c.label, c.ref) for c in chosen.kernels] == [("main:mlp.py:mlp", first), ("old", first)]
     assert chosen.files == {}  # a commit does not change
     repository.commit({"k/mlp.py": b"def other(): pass"})
-    stored = json.loads(json.dumps(to_json(BenchRequest((), chosen.kernels, chosen.baseline))))
+    stored = json.loads(json.dumps(to_json(BenchRequest(CASES, chosen.kernels, chosen.baseline))))
     assert from_json(stored).kernels == chosen.kernels
     one, other = kernels_by_label(chosen.kernels, STEPS, PLAIN).values()
     assert (one.name, other.name) == ("main:mlp.py:mlp", "old")
@@ -90,14 +91,14 @@ def test_a_commit_without_the_kernel_is_refused_before_anything_runs(tmp_path, t
 def test_what_an_earlier_version_stored_is_read(mine):
     """Texts as they were typed, and their labels; of steps, a kernel that nobody times."""
     mine.write_text("def mlp(x, up, down): return x\n")
-    stored = to_json(BenchRequest((), choose_kernels(["mine.py", "a=slowed:2:eager"], "a").kernels, "a"))
+    stored = to_json(BenchRequest(CASES, choose_kernels(["mine.py", "a=slowed:2:eager"], "a").kernels, "a"))
     earlier = from_json({**stored, "kernels": ["mine.py", "a=slowed:2:eager"]})
     assert earlier.names == ("mine.py:mlp", "a")
     assert list(kernels_by_label(earlier.kernels, STEPS, PLAIN)) == ["mine.py:mlp", "a"]
     assert isinstance(kernels_by_label(earlier.kernels, STEPS, PLAIN)["mine.py:mlp"], Kernel)
-    by_step = to_json(BenchRequest((), (), BLOCK, Method(by_step=True)))
+    by_step = to_json(BenchRequest(CASES, (), BLOCK, Method(by_step=True)))
     assert from_json({**by_step, "kernels": ["eager"], "names": [BLOCK]}) == BenchRequest(
-        (), (), BLOCK, Method(by_step=True)
+        CASES, (), BLOCK, Method(by_step=True)
     )
 
 
@@ -109,7 +110,7 @@ def test_what_an_earlier_version_stored_is_read(mine):
     ],
 )  # fmt: skip
 def test_what_an_earlier_version_stored_is_written_as_a_text_of_the_same_choice(text, label):
-    stored = to_json(BenchRequest((), (), label))
+    stored = to_json(BenchRequest(CASES, (), label))
     (choice,) = from_json({**stored, "kernels": [text], "names": [label]}).kernels
     assert choice.label == label
     assert parse(choice.text) == choice

@@ -83,7 +83,7 @@ def test_a_warning_is_text_in_files_alone(tmp_path, warning, text):
         (lambda raw: raw.replace(b",same,", b","), "line 2 has .* cells, the header"),
         (lambda raw: raw.replace(b",same,", b",sa\0me,"), "line 2 holds a NUL byte"),
         (lambda raw: raw.replace(b",same,", b",\xff,"), "line 2 is not UTF-8"),
-        (lambda raw: raw.replace(b",same,", b",better,"), "line 2: verdict is 'better'"),
+        (lambda raw: raw.replace(b",same,", b",better,"), "line 2: verdict must be one of .*, got .better."),
         (lambda raw: raw.replace(b"host,", b"torch,"), "line 1: the column 'torch' is duplicated"),
         (lambda raw: raw.replace(b"host,", b"hoast,"), "line 1: no column host"),
         (lambda raw: raw.replace(b"\n1,", b"\n2,"), "line 2: unknown schema_version '2'"),
@@ -106,3 +106,28 @@ def test_blocks_come_back_as_they_were(tmp_path):
     path, block = tmp_path / "a.rounds.csv", TimedBlock(1, "a, b", 2, 3, 4, "(aa)", 5, 1 / 3, ("faults=3", "stolen"))
     path.write_text(ROUNDS_HEADER + block_lines("r", [block, replace(block, flags=())]))
     assert blocks_in(path) == [("r", block), ("r", replace(block, flags=()))]
+
+
+def test_a_header_of_many_columns_is_refused_at_once(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("schema_version," + ",".join(f"c{n}" for n in range(120_000)) + "\n")
+    with pytest.raises(FFNError, match="120,001 columns are too many"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "words"),
+    [
+        ("threads", "-2", "threads must be at least 0, got -2"),
+        ("time_s", "-1e-9", "time_s must be at least 0, got -1e-09"),
+        ("process_times_s", "1;-2", r"process_times_s\[1\] must be at least 0"),
+        ("precision", "0", "precision must be above 0"),
+    ],
+)
+def test_a_figure_that_cannot_be_is_refused_with_its_line(tmp_path, column, cell, words):
+    path = tmp_path / "a.csv"
+    raw = [text.split(",") for text in (HEADER + row_lines([replace(ROW, note="", warnings=())])).splitlines()]
+    raw[1][raw[0].index(column)] = cell
+    path.write_text("\n".join(map(",".join, raw)) + "\n")
+    with pytest.raises(FFNError, match=f"line 2: {words}"):
+        read_rows(path)

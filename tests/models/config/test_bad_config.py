@@ -207,3 +207,21 @@ def test_nor_the_name_of_a_directory(name: str, style: str, call, tmp_path: Path
 def _harmless(text: str, value: str) -> None:
     assert harmful(text) == []
     assert "\n" not in value or value not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "falcon_h1", "num_attention_heads": 2, "mlp_multipliers": [10**400, 1]}, "gate_scale must be"),
+        ({"model_type": "pegasus", "encoder_layers": 2, "decoder_layers": 2, "d_model": 4,
+          "activation_function": "relu"}, "encoder_ffn_dim is missing"),
+    ],
+)  # fmt: skip
+def test_the_fields_of_another_family(changes: dict[str, object], says: str, call, tmp_path: Path):
+    expect_refusal(call("params", folder(tmp_path, json.dumps(LLAMA | changes))), "config.json", says)
+
+
+def test_a_list_where_a_flag_belongs(call, tmp_path: Path):
+    """Whether the embeddings are tied is then not known."""
+    code, out, err = call("params", folder(tmp_path, json.dumps(LLAMA | {"tie_word_embeddings": [False]})), "--json")
+    assert (code, json.loads(out)["rows"][0]["d_ff"]) == (0, 6), err

@@ -1,0 +1,213 @@
+"""Records from JSON: a frozen dataclass is the schema of what a file may hold, read from its annotations.
+
+Types, choices and ranges are checked for every value, at any depth, so a field that is added is checked from the start.
+No library: msgspec and pydantic would be one more package for what `typing` already describes, and pydantic takes
+longer to load than a whole `ffn params`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from ffncli.errors import FFNError, shown
+
+_MOST = 10**40  # of whole numbers: the FLOPs of the largest block have 30 digits
+Check = Callable[[Any], Any]  # a value as JSON has it → as the field has it; raises _Mismatch
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values a number may have, as in `Annotated[int, Range(1, 1000)]`; with `above` it must be above `low`."""
+
+    low: float = 0
+    high: float = math.inf
+    above: bool = False
+
+    def check(self, value: Any) -> Any:
+        """The value. Raises _Mismatch outside the range."""
+        if value < self.low or value > self.high or (self.above and value == self.low):
+            most = "" if self.high == math.inf else f" and at most {self.high:g}"
+            raise _Mismatch(f" must be {'above' if self.above else 'at least'} {self.low:g}{most}, got {shown(value)}")
+        return value
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The words a text may be, where an empty text may also mean that nothing is known."""
+
+    words: tuple[str, ...]
+
+    def check(self, value: Any) -> Any:
+        """The value. Raises _Mismatch for another word."""
+        if value not in self.words:
+            raise _Mismatch(f" must be one of {', '.join(filter(None, self.words))}, got {shown(value)}")
+        return value
+
+
+@dataclass(frozen=True)
+class Form:
+    """The texts that match a pattern."""
+
+    pattern: str
+
+    def check(self, value: Any) -> Any:
+        """The value. Raises _Mismatch for a text of another form."""
+        if not re.fullmatch(self.pattern, value):
+            raise _Mismatch(f" is not of the form it should have, got {shown(value)}")
+        return value
+
+
+Count = Annotated[int, Range(0)]
+Positive = Annotated[int, Range(1)]
+
+
+class _Mismatch(Exception):
+    """A value that its field cannot have; `path` grows on the way out of nested records."""
+
+    def __init__(self, why: str, path: str = "") -> None:
+        super().__init__(why)
+        self.why, self.path = why, path
+
+    def inside(self, place: str) -> _Mismatch:
+        """The same, one level further out."""
+        return _Mismatch(self.why, place + self.path)
+
+
+def record_of(kind: Any, value: Any, where: str, hint: str = "") -> Any:
+    """`value`, as JSON has it, as a `kind`: a dataclass, or any annotation made of them.
+
+    Raises FFNError with `where`, the path of the field (`outcomes[3].status`) and what it must be.
+    """
+    try:
+        return checker(kind)(value)
+    except _Mismatch as error:
+        path = error.path.removeprefix(".")
+        text = f"{path}{error.why}" if path else f"it{error.why}"
+        raise FFNError(f"{where}: {text}", hint) from None
+
+
+@cache
+def checker(kind: Any) -> Check:
+    """The check of an annotation; TypeError for one that no record has used so far."""
+    origin, args = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return lambda value: value
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if is_dataclass(kind):
+        return _record(kind)
+    if origin is Annotated:
+        return _limited(checker(args[0]), kind.__metadata__)
+    if origin is Literal:
+        return OneOf(args).check
+    if origin in (Union, UnionType) and len(args) == 2 and type(None) in args:
+        inner = checker(next(one for one in args if one is not type(None)))
+        return lambda value: None if value is None else inner(value)
+    if origin is tuple and len(args) == 2 and args[1] is ...:
+        return _tuple(checker(args[0]))
+    if origin is Mapping and args[0] is str:
+        return _mapping(checker(args[1]))
+    raise TypeError(f"no check for {kind}")
+
+
+def hints_of(kind: Any) -> dict[str, Any]:
+    """Field → annotation, with what limits it."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+# --- the kinds --------------------------------------------------------------------------------------------------------
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or abs(value) >= _MOST:
+        raise _Mismatch(f" must be a whole number, got {shown(value)}")
+    return value
+
+
+def _number(value: Any) -> float:
+    try:
+        number = float(value) if type(value) in (int, float) else math.nan
+    except OverflowError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise _Mismatch(f" must be a number, got {shown(value)}")
+    return number
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _Mismatch(f" must be true or false, got {shown(value)}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise _Mismatch(f" must be a text, got {shown(value)}")
+    return value
+
+
+_PLAIN: Mapping[Any, Check] = {int: _whole, float: _number, bool: _flag, str: _text}
+
+
+def _limited(inner: Check, limits: tuple[Any, ...]) -> Check:
+    def check(value: Any) -> Any:
+        value = inner(value)
+        for limit in limits:
+            limit.check(value)
+        return value
+
+    return check
+
+
+def _tuple(inner: Check) -> Check:
+    def check(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise _Mismatch(f" must be a list, got {shown(value)}")
+        return tuple(_at(f"[{at}]", inner, one) for at, one in enumerate(value))
+
+    return check
+
+
+def _mapping(inner: Check) -> Check:
+    def check(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _Mismatch(f" must be an object, got {shown(value)}")
+        return {key: _at(f"[{shown(key)}]", inner, one) for key, one in value.items()}
+
+    return check
+
+
+def _record(kind: Any) -> Check:
+    checks = {name: checker(hint) for name, hint in hints_of(kind).items()}
+    needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+
+    def check(value: Any) -> Any:
+        if isinstance(value, kind):
+            return value
+        if not isinstance(value, dict):
+            raise _Mismatch(f" must be an object, got {shown(value)}")
+        if unknown := [name for name in value if name not in checks]:
+            raise _Mismatch(f" has the unknown field {shown(unknown[0])}")
+        if missing := [name for name in needed if name not in value]:
+            raise _Mismatch(f" has no field {missing[0]}")
+        values = {name: _at(f".{name}", checks[name], one) for name, one in value.items()}
+        try:
+            return kind(**values)
+        except FFNError as error:  # what its fields are together
+            raise _Mismatch(f" is impossible: {error.message}") from None
+
+    return check
+
+
+def _at(place: str, check: Check, value: Any) -> Any:
+    try:
+        return check(value)
+    except _Mismatch as error:
+        raise error.inside(place) from None

@@ -1,0 +1,4 @@
+"""Input that lies: a valid specimen of every format that ffn reads, and seeded changes of it.
+
+`make fuzz` draws thousands of cases, `make test` some hundred. `python -m tests.fuzz --only journal/17` runs one again.
+"""

@@ -1,0 +1,160 @@
+"""Seeded changes of bytes, of JSON values and of words: every kind that a damaged or hostile file has shown so far."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+TEXTS = [
+    "",
+    "x",
+    "\x1b[31mred\x1b[0m",
+    "a\nb",
+    "a\r\nb",
+    "\0",
+    "\u202eabc",
+    "\u200b",
+    "=1+1",
+    "'",
+    '"',
+    ";",
+    ",",
+    "%s%n",
+    "../..",
+    "/dev/zero",
+    "é" * 50,
+    "A" * 5000,
+    "null",
+    "nan",
+    "1e999",
+    "²",
+    "-",
+    "[bold]",
+    "\udcff",
+]
+NUMBERS = [
+    0,
+    -1,
+    1,
+    2,
+    3,
+    7,
+    -0.0,
+    0.5,
+    -1e-300,
+    1e300,
+    1e-300,
+    2**31 - 1,
+    2**31,
+    2**53,
+    2**63,
+    2**64,
+    -(2**63),
+    10**30,
+    10**400,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+]
+OTHERS: list[Any] = [None, True, False, [], {}, [[]], [None], {"": None}, {"x": 1}, [1, "a"], [0] * 3000]
+
+
+def value(draw: Random) -> Any:
+    """A value that its field did not expect."""
+    return copy.deepcopy(draw.choice(draw.choice((TEXTS, NUMBERS, OTHERS))))
+
+
+def of_json(whole: Any, draw: Random, times: int | None = None) -> str:
+    """A JSON value with some of its parts replaced, left out, doubled, renamed or nested; now and then its text."""
+    whole = copy.deepcopy(whole)
+    for _ in range(draw.choice((1, 1, 1, 2, 4)) if times is None else times):
+        places = list(_places(whole))
+        if not places:
+            break
+        _change(*draw.choice(places), draw)
+    text = json.dumps(whole)
+    if draw.random() < 0.15:
+        text = of_text(text, draw)
+    return text
+
+
+def _places(whole: Any) -> Any:
+    """(container, key or index) of every part, the outermost first."""
+    keys = list(whole) if isinstance(whole, dict) else range(len(whole)) if isinstance(whole, list) else ()
+    for key in keys:
+        yield whole, key
+        yield from _places(whole[key])
+
+
+def _change(parent: Any, key: Any, draw: Random) -> None:
+    part = parent[key]
+    match draw.randrange(9):
+        case 0:
+            del parent[key]
+        case 1 if isinstance(parent, dict):
+            parent[draw.choice([*TEXTS, *map(str, parent)])] = part
+        case 2 if isinstance(parent, list):
+            parent.append(copy.deepcopy(part))
+        case 3:
+            parent[key] = [part]
+        case 4 if isinstance(part, (int, float)) and not isinstance(part, bool):
+            parent[key] = draw.choice((-part, part + 1, part - 1, part * 1000, str(part), part / 3, bool(part)))
+        case 5 if isinstance(part, str):
+            parent[key] = draw.choice((part + draw.choice(TEXTS), part.upper(), part[:-1], [part], {part: part}))
+        case 6 if isinstance(part, (list, dict)):
+            parent[key] = type(part)()
+        case _:
+            parent[key] = value(draw)
+
+
+def of_text(text: str, draw: Random) -> str:
+    """JSON as text: keys that are there twice, tokens that JSON does not have, nesting, a text that ends early."""
+    at = draw.randrange(len(text) + 1)
+    match draw.randrange(6):
+        case 0:
+            return text[:at]
+        case 1:
+            return text.replace("{", '{"x": 1, "x": 2, ', 1)
+        case 2:
+            return text.replace(":", ": NaN, ", 1)
+        case 3:
+            return text[:at] + "[" * draw.choice((3, 5000)) + text[at:]
+        case 4:
+            return text + draw.choice((text, "}", "\0", "\n{}"))
+        case _:
+            return text[:at] + draw.choice(('"', ",", "\\", "\\ud800", "\x1b", "1e999", "-0")) + text[at:]
+
+
+def of_bytes(raw: bytes, draw: Random, start: int = 0, stop: int | None = None) -> bytes:
+    """Bytes with bits flipped, pieces cut out, doubled or filled, numbers made huge, or an early end."""
+    out, stop = bytearray(raw), len(raw) if stop is None else stop
+    for _ in range(draw.choice((1, 1, 2, 8))):
+        at = draw.randrange(start, max(stop, start + 1))
+        match draw.randrange(7):
+            case 0:
+                del out[at:]
+            case 1:
+                del out[at : at + draw.choice((1, 4, 40))]
+            case 2:
+                out[at:at] = out[at : at + draw.choice((1, 8, 200))]
+            case 3:
+                out[at : at + 8] = draw.choice(
+                    (b"\xff" * 8, bytes(8), b"\x7f" + b"\xff" * 7, (2**40).to_bytes(8, "little"))
+                )
+            case 4:
+                out[at:at] = draw.choice(TEXTS).encode("utf-8", "surrogatepass")
+            case _:
+                if at < len(out):
+                    out[at] = draw.choice((0, 1, 127, 128, 255, out[at] ^ 1 << draw.randrange(8)))
+    return bytes(out)
+
+
+def of_words(parts: Sequence[str], draw: Random) -> str:
+    """A text made of parts of its grammar, in an order that may be wrong, or with something else among them."""
+    words = [draw.choice(parts) for _ in range(draw.randrange(1, 7))]
+    if draw.random() < 0.4:
+        words[draw.randrange(len(words))] = draw.choice((str(draw.choice(NUMBERS)), draw.choice(TEXTS)))
+    return "".join(words)

@@ -1,0 +1,49 @@
+"""The formats by name: each makes the files of a case, from a seed, and the command line that reads them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from random import Random
+
+from tests.fuzz import models, results, tensors, words
+from tests.fuzz.answers import FuzzAnswer, answer
+
+FORMATS: Mapping[str, Callable[[Random, Path], list[str]]] = {
+    "config": models.config, "safetensors": models.safetensors, "index": models.index, "gguf": models.gguf,
+    "results": results.results, "rounds": results.rounds, "journal": results.journal,
+    "saved": tensors.saved, "input": tensors.inputs,
+    "options": words.options, "assertion": words.assertion, "sweep": words.sweep, "block": words.block,
+}  # fmt: skip
+
+
+def run_case(name: str, number: int, seed: int = 0) -> tuple[list[str], FuzzAnswer]:
+    """(the command line, its answer) of one case: the same for the same three, in any order and process."""
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory(prefix="ffn-fuzz-") as folder, results.no_workers():
+        draw = Random(f"{seed}/{name}/{number}")
+        command = FORMATS[name](draw, Path(folder))
+        if draw.random() < 0.04:
+            _no_file(Path(folder), draw, pipe=name != "assertion")  # --assert-file takes a pipe, and waits for it
+        os.chdir(folder)
+        try:
+            return command, answer(command, "1,2,3,4")
+        finally:
+            os.chdir(before)
+
+
+def _no_file(folder: Path, draw: Random, pipe: bool) -> None:
+    """Something else in the place of one of the files."""
+    for path in draw.sample(files, 1) if (files := sorted(folder.iterdir())) else ():
+        path.unlink()
+        match draw.randrange(4):
+            case 0 if pipe and hasattr(os, "mkfifo"):
+                os.mkfifo(path)
+            case 1:
+                path.symlink_to(path.name)
+            case 2:
+                path.mkdir()
+            case _:
+                path.symlink_to("/dev/zero")
