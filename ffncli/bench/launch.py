@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ffncli.bench.records import Job
+from ffncli.system.files import remove_process_folders
 
 WORKER = (sys.executable, "-m", "ffncli.bench.timing.worker")
 
@@ -112,7 +113,8 @@ def worker(job: Job, threads: int, command: Sequence[str] = WORKER, directory: s
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the group, if any of it is left, and reap."""
+    """Kill the group, if any of it is left, and reap; a kernel's file at a git commit was copied for it."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    remove_process_folders(process.pid)

@@ -12,6 +12,7 @@ from typing import BinaryIO, cast
 
 from ffncli.errors import ExitCode, FFNError, clean
 
+_PROCESS_FOLDER = "ffn-{}-"
 TENSOR_SUFFIXES = (".safetensors", ".npz", ".json")  # of files that tensors can be written to
 
 
@@ -136,3 +137,23 @@ def results_folder(here: Path) -> Path:
     state = os.environ.get("XDG_STATE_HOME", "")
     root = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()  # a relative path is ignored
     return root / "ffn" / "results"
+
+
+def process_folder() -> Path:
+    """A new private folder of this process, removed when it ends; see `remove_process_folders` where it is killed."""
+    import atexit
+    import shutil
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix=_PROCESS_FOLDER.format(os.getpid()))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def remove_process_folders(process: int) -> None:
+    """Remove what `process_folder` made in a process that was killed."""
+    import shutil
+    import tempfile
+
+    for folder in Path(tempfile.gettempdir()).glob(_PROCESS_FOLDER.format(process) + "*"):
+        shutil.rmtree(folder, ignore_errors=True)

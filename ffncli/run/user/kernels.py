@@ -7,12 +7,9 @@ about gradients: functions and modules are differentiable with respect to x and 
 
 from __future__ import annotations
 
-import atexit
 import copy
 import hashlib
 import inspect
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,6 +30,7 @@ from ffncli.run.user.construct import NotTaken
 from ffncli.run.user.module import LoadedModule, load_module
 from ffncli.run.user.python_file import import_file, user_code
 from ffncli.run.user.time_limit import loading
+from ffncli.system.files import process_folder
 from ffncli.system.git import file_at
 
 
@@ -106,9 +104,7 @@ def _copy_at(ref: str, path: Path) -> tuple[Path, str]:
     The file alone: modules that lie beside it in the repository cannot be imported.
     """
     original = file_at(ref, path, "--kernel")
-    folder = tempfile.mkdtemp(prefix="ffn-kernel-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    copied = Path(folder, path.name)
+    copied = process_folder() / path.name
     copied.write_bytes(original.data)
     return copied, original.commit
 

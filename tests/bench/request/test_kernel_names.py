@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Method
 from ffncli.bench.request.grid import BenchRequest, from_json, to_json
@@ -19,6 +21,7 @@ from ffncli.errors import FFNError
 from ffncli.kernels.choice import parse
 from ffncli.kernels.kernel import Kernel, kernel_steps
 from ffncli.run.user.kernels import kernel_of
+from ffncli.system.files import remove_process_folders
 from tests.oracles.repository import Repository
 
 PLAIN = FFNSpec(4, 8, bias=False)
@@ -68,8 +71,12 @@ def test_a_kernel_of_a_commit_is_that_of_the_commit_whatever_becomes_of_branch_a
     assert one.origin == f"repo/k/mlp.py at commit {first[:12]}, sha256 {digest}"
     with pytest.raises(FFNError, match=rf"^repo/k/mlp.py at commit {first[:12]} has no 'nope'"):
         kernel_of(replace(chosen.kernels[0], attribute="nope"), STEPS, PLAIN)
-    copies = list(Path(tempfile.gettempdir()).glob("ffn-kernel-*/mlp.py"))
-    assert any(copy.parent.stat().st_mode & 0o077 == 0 for copy in copies)
+    (copy,) = [path for path in Path(tempfile.gettempdir()).glob(f"ffn-{os.getpid()}-*/mlp.py")
+               if path.read_bytes().startswith(b"def mlp(x, up")]  # fmt: skip
+    assert copy.parent.stat().st_mode & 0o077 == 0
+    remove_process_folders(os.getpid())  # as after a worker that was killed
+    assert not copy.parent.exists()
+    assert one.build(STEPS, "cpu", torch.float32)
 
 
 @pytest.mark.parametrize(
