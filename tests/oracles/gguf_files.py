@@ -20,10 +20,10 @@ _NAMES = {
 
 
 def tokens() -> list[str]:
-    """A byte-level vocabulary: every byte is a token."""
+    """A byte-level vocabulary: every byte is a token, and `th` the only longer one."""
     from tokenizers.pre_tokenizers import ByteLevel
 
-    return ["<s>", "</s>", *sorted(ByteLevel.alphabet())]
+    return ["<s>", "</s>", *sorted(ByteLevel.alphabet()), "th"]
 
 
 def llama() -> nn.Module:
@@ -61,7 +61,7 @@ def write(path: Path, model: nn.Module, kind: Q = Q.F32, architecture: str = "ll
         writer.add_tokenizer_model("gpt2")
         writer.add_token_list(tokens())
         writer.add_token_types([3, 3] + [1] * (len(tokens()) - 2))
-        writer.add_token_merges([])
+        writer.add_token_merges(["t h"])
         writer.add_bos_token_id(0)
         writer.add_eos_token_id(1)
     for name, tensor in model.state_dict().items():

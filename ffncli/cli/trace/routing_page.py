@@ -27,7 +27,11 @@ def routing_parts(routing: Routing | None) -> list[Part]:
     if routing is None:
         return []
     load, tokens = routing.tokens_per_expert, f"{routing.tokens:,} {plural('token', routing.tokens)}"
-    parts: list[Part] = [Heading(f"experts: {used(routing)} used", f"{routing.choices:,} {plural('choice', routing.choices)} for {tokens}")]
+    parts: list[Part] = [
+        Heading(
+            f"experts: {used(routing)} used", f"{routing.choices:,} {plural('choice', routing.choices)} for {tokens}"
+        )
+    ]
     if routing.idle_experts:
         parts.append(Line(f"idle: {_some(routing.idle_experts)}"))
     if routing.entropy_bits is not None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,8 @@ def load(
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     for lean in (True, False):
         try:
-            module, info = _prepared(kind, partial(prepare, lean=lean)).from_pretrained(**options)
+            with _no_bar(path):
+                module, info = _prepared(kind, partial(prepare, lean=lean)).from_pretrained(**options)
             module.set_experts_implementation("eager")  # the fused ones refuse float64
             break
         except FFNError:
@@ -176,6 +178,13 @@ def load(
         what = f"{shown_path(path)}: tensor {shown(name, 120)} has shape {list(shape)}, its model {list(expected)}"
         raise FFNError(what, "config.json and the tensors are not of the same model")
     return Pretrained(module.eval().to(device), config, tuple(sorted(info["missing_keys"])))
+
+
+@contextmanager
+def _no_bar(path: Path) -> Iterator[None]:
+    """For a GGUF file transformers shows a progress bar, whatever its own settings are."""
+    with redirect_stderr(StringIO()) if is_gguf(path) else nullcontext():
+        yield
 
 
 def cannot(what: str, error: BaseException, code: ExitCode = ExitCode.USAGE, hint: str = "") -> FFNError:
