@@ -1,21 +1,20 @@
 """The one table of activation functions. An activation is one row; every command reads it.
 
 A row's `f(x, m)` and `slope(x, m)` are written over a namespace `m` with torch's names (exp, erf, tanh, where, ...):
-`scalar.SCALAR` runs them on Python floats, `torch` itself on tensors. `native` names the call in torch.nn.functional
-that execution uses; rows without one are executed through `f`. Slopes at a kink are torch's. Learned parameters reach
-`f` as attributes of `m` through `scalar.with_learned`.
+`scalar.SCALAR` runs them on Python floats, `torch` itself on tensors; the longer ones are in `activation_formulas.py`.
+`native` names the call in torch.nn.functional that execution uses; rows without one are executed through `f`. Slopes at
+a kink are torch's. Learned parameters reach `f` as attributes of `m` through `scalar.with_learned`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ffncli.block import activation_formulas as formulas
+from ffncli.block.activation_formulas import Function, zero
 from ffncli.errors import FFNError, did_you_mean, shown
-
-Function = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -44,146 +43,17 @@ class ActivationRow:
         return self.stable or self.f
 
 
-# --- shared pieces ----------------------------------------------------------------------------------------------------
-
-_SQRT_HALF = math.sqrt(0.5)
-_SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
-_INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
-_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
-
-
-def _zero(x: Any, m: Any) -> Any:
-    """0 for any number, infinities included, and NaN for NaN; in x's dtype."""
-    return m.where(x == x, 0.0, x)
-
-
-def _cdf(x: Any, m: Any) -> Any:
-    return 0.5 * (1.0 + m.erf(x * _SQRT_HALF))
-
-
-def _softplus(x: Any, m: Any) -> Any:
-    return m.where(x > 0, x, _zero(x, m)) + m.log1p(m.exp(-m.abs(x)))
-
-
-def _gelu(x: Any, m: Any) -> Any:
-    return x * _cdf(x, m)
-
-
-def _gelu_slope(x: Any, m: Any) -> Any:
-    return _cdf(x, m) + x * _INV_SQRT_2PI * m.exp(-0.5 * x * x)
-
-
-def _gelu_stable(x: Any, m: Any) -> Any:
-    return 0.5 * x * m.erfc(-x * _SQRT_HALF)  # 1 + erf(x) rounds to 0 below -6
-
-
-def _tanh_argument(x: Any) -> Any:
-    return _SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)
-
-
-def _gelu_tanh_slope(x: Any, m: Any) -> Any:
-    t = m.tanh(_tanh_argument(x))
-    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * _SQRT_2_OVER_PI * (1.0 + 0.134145 * x * x)
-
-
-def _swish(k: float) -> Function:
-    return lambda x, m: x * m.sigmoid(k * x)
-
-
-def _swish_slope(k: float) -> Function:
-    def slope(x: Any, m: Any) -> Any:
-        s = m.sigmoid(k * x)
-        return s + k * x * s * (1.0 - s)
-
-    return slope
-
-
-def _leaky(negative: float) -> tuple[Function, Function]:
-    return (
-        lambda x, m: m.where(x > 0, x, negative * x),
-        lambda x, m: m.where(x > 0, _zero(x, m) + 1.0, _zero(x, m) + negative),
-    )
-
-
-def _elu(alpha: float, scale: float) -> tuple[Function, Function]:
-    return (
-        lambda x, m: scale * m.where(x > 0, x, alpha * m.expm1(m.where(x > 0, _zero(x, m), x))),
-        lambda x, m: scale * m.where(x > 0, _zero(x, m) + 1.0, alpha * m.exp(m.where(x > 0, _zero(x, m), x))),
-    )
-
-
-def _mish_slope(x: Any, m: Any) -> Any:
-    t = m.tanh(_softplus(x, m))
-    return t + x * (1.0 - t * t) * m.sigmoid(x)
-
-
-def _sqrtsoftplus_slope(x: Any, m: Any) -> Any:
-    y = m.sqrt(_softplus(x, m))  # 0 below -745, where the sigmoid is 0 too
-    return 0.5 * m.sigmoid(x) / m.where(y == 0, 1.0, y)
-
-
-def _hardswish(x: Any, m: Any) -> Any:
-    return m.where(x <= -3, _zero(x, m), m.where(x >= 3, x, x * (x + 3.0) / 6.0))
-
-
-def _hardswish_slope(x: Any, m: Any) -> Any:
-    # torch's slope at the kinks: 0 at -3, 1 at 3.
-    return m.where(x <= -3, _zero(x, m), m.where(x >= 3, _zero(x, m) + 1.0, (2.0 * x + 3.0) / 6.0))
-
-
-def _laplace_argument(x: Any) -> Any:
-    return (x - 0.707107) / (0.282095 * math.sqrt(2.0))
-
-
-def _laplace_slope(x: Any, m: Any) -> Any:
-    z = _laplace_argument(x)
-    return m.exp(-z * z) / (0.282095 * math.sqrt(2.0 * math.pi))
-
-
-def _clip10(gelu: Function) -> Function:
-    def clipped(x: Any, m: Any) -> Any:
-        y = gelu(x, m)
-        return m.where(y > 10.0, _zero(x, m) + 10.0, y)
-
-    return clipped
-
-
-_XIELU_BETA, _XIELU_EPS = 0.5, -1e-6
-
-
-def _xielu(x: Any, m: Any) -> Any:
-    ap = _softplus(m.alpha_p, m)
-    an = _XIELU_BETA + _softplus(m.alpha_n, m)
-    low = m.where(x < _XIELU_EPS, x, _zero(x, m) + _XIELU_EPS)
-    return m.where(x > 0, ap * x * x, (m.expm1(low) - x) * an) + _XIELU_BETA * x
-
-
-def _xielu_slope(x: Any, m: Any) -> Any:
-    ap = _softplus(m.alpha_p, m)
-    an = _XIELU_BETA + _softplus(m.alpha_n, m)
-    low = m.where(x < _XIELU_EPS, x, _zero(x, m) + _XIELU_EPS)
-    share = m.where(x < _XIELU_EPS, _zero(x, m) + 1.0, m.where(x > _XIELU_EPS, _zero(x, m), _zero(x, m) + 0.5))
-    curve = share * m.exp(low)  # torch.min splits the gradient evenly at a tie
-    return m.where(x > 0, 2.0 * ap * x, (curve - 1.0) * an) + _XIELU_BETA
-
-
-def _inverse_softplus(y: float) -> float:
-    return math.log(math.expm1(y))
-
-
 # --- the table --------------------------------------------------------------------------------------------------------
 
 _HENDRYCKS = "Hendrycks & Gimpel 2016, arXiv:1606.08415"
-_SIGMA: Function = lambda x, m: m.sigmoid(x)  # noqa: E731
-_SIGMOID_SLOPE: Function = lambda x, m: m.sigmoid(x) * (1.0 - m.sigmoid(x))  # noqa: E731
 
 _ROWS = (
-    ActivationRow("identity", "x", lambda x, m: x, lambda x, m: _zero(x, m) + 1.0, ("linear",), used_by="bilinear GLU"),
+    ActivationRow("identity", "x", lambda x, m: x, lambda x, m: zero(x, m) + 1.0, ("linear",), used_by="bilinear GLU"),
     ActivationRow(
         "relu",
         "max(x, 0)",
-        lambda x, m: m.where(x <= 0, _zero(x, m), x),
-        lambda x, m: m.where(x > 0, _zero(x, m) + 1.0, _zero(x, m)),
+        lambda x, m: m.where(x <= 0, zero(x, m), x),
+        lambda x, m: m.where(x > 0, zero(x, m) + 1.0, zero(x, m)),
         (),
         ("relu", {}),
         used_by="Transformer (2017), OPT, T5 v1.0, Switch Transformers, M2M-100, NLLB-MoE, DETR",
@@ -193,8 +63,8 @@ _ROWS = (
     ActivationRow(
         "relu2",
         "max(x, 0)²",
-        lambda x, m: m.where(x <= 0, _zero(x, m), x * x),
-        lambda x, m: m.where(x > 0, 2.0 * x, _zero(x, m)),
+        lambda x, m: m.where(x <= 0, zero(x, m), x * x),
+        lambda x, m: m.where(x > 0, 2.0 * x, zero(x, m)),
         ("relu_squared", "squared_relu"),
         used_by="Primer, Nemotron, nanochat, Persimmon, Arcee, BitNet (gated)",
         source="So et al. 2021, arXiv:2109.08668",
@@ -203,8 +73,8 @@ _ROWS = (
     ActivationRow(
         "relu6",
         "min(max(x, 0), 6)",
-        lambda x, m: m.where(x <= 0, _zero(x, m), m.where(x > 6, _zero(x, m) + 6.0, x)),
-        lambda x, m: m.where((x > 0) & (x < 6), _zero(x, m) + 1.0, _zero(x, m)),
+        lambda x, m: m.where(x <= 0, zero(x, m), m.where(x > 6, zero(x, m) + 6.0, x)),
+        lambda x, m: m.where((x > 0) & (x < 6), zero(x, m) + 1.0, zero(x, m)),
         (),
         ("relu6", {}),
         used_by="MobileNet",
@@ -214,7 +84,7 @@ _ROWS = (
     ActivationRow(
         "leaky_relu",
         "x if x > 0 else 0.01 x",
-        *_leaky(0.01),
+        *formulas.leaky(0.01),
         (),
         ("leaky_relu", {}),
         source="Maas et al. 2013",
@@ -224,7 +94,7 @@ _ROWS = (
         "prelu",
         "x if x > 0 else a x, a learned",
         lambda x, m: m.where(x > 0, x, m.weight * x),
-        lambda x, m: m.where(x > 0, _zero(x, m) + 1.0, _zero(x, m) + m.weight),
+        lambda x, m: m.where(x > 0, zero(x, m) + 1.0, zero(x, m) + m.weight),
         (),
         learned={"weight": 0.25},
         used_by="DAB-DETR",
@@ -234,30 +104,30 @@ _ROWS = (
     ActivationRow(
         "gelu",
         "x Φ(x)",
-        _gelu,
-        _gelu_slope,
+        formulas.gelu,
+        formulas.gelu_slope,
         ("gelu_erf", "gelu_python", "gelu_exact"),
         ("gelu", {}),
         used_by="BERT, RoBERTa, BART, ViT, wav2vec 2.0, Whisper, Falcon, Pythia, ModernBERT (gated)",
         source=_HENDRYCKS,
-        stable=_gelu_stable,
+        stable=formulas.gelu_stable,
     ),
     ActivationRow(
         "gelu_tanh",
         "x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))",
-        lambda x, m: 0.5 * x * (1.0 + m.tanh(_tanh_argument(x))),
-        _gelu_tanh_slope,
+        lambda x, m: 0.5 * x * (1.0 + m.tanh(formulas.tanh_argument(x))),
+        formulas.gelu_tanh_slope,
         ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate"),
         ("gelu", {"approximate": "tanh"}),
         used_by="GPT-2, GPT-3, GPT-J, GPT-NeoX-20B, BLOOM, Phi-2, StarCoder, SigLIP; T5 v1.1, Gemma (gated)",
         source=_HENDRYCKS,
-        stable=lambda x, m: x * m.sigmoid(2.0 * _tanh_argument(x)),
+        stable=lambda x, m: x * m.sigmoid(2.0 * formulas.tanh_argument(x)),
     ),
     ActivationRow(
         "quick_gelu",
         "x σ(1.702 x)",
-        _swish(1.702),
-        _swish_slope(1.702),
+        formulas.swish(1.702),
+        formulas.swish_slope(1.702),
         ("gelu_sigmoid",),
         used_by="CLIP, OWL-ViT, ImageGPT; gpt-oss, MiniMax-M3 (gated, clamped)",
         source=_HENDRYCKS,
@@ -265,25 +135,31 @@ _ROWS = (
     ActivationRow(
         "gelu_10",
         "min(x Φ(x), 10)",
-        _clip10(_gelu),
-        lambda x, m: m.where(_gelu(x, m) <= 10.0, _gelu_slope(x, m), _zero(x, m)),
+        formulas.clip10(formulas.gelu),
+        lambda x, m: m.where(formulas.gelu(x, m) <= 10.0, formulas.gelu_slope(x, m), zero(x, m)),
         ("gelu_clipped",),
         source="transformers ClippedGELU; arXiv:2004.09602",
         kinks=((10.0, 1),),
-        stable=_clip10(_gelu_stable),
+        stable=formulas.clip10(formulas.gelu_stable),
     ),
     ActivationRow(
         "silu",
         "x σ(x)",
-        _swish(1.0),
-        _swish_slope(1.0),
+        formulas.swish(1.0),
+        formulas.swish_slope(1.0),
         ("swish", "swish1"),
         ("silu", {}),
         used_by="Llama, Mistral, Mixtral, Qwen, DeepSeek, OLMo, Phi-3, Phi-4, Granite, PaLM (all gated)",
         source="Elfwing et al. 2017, arXiv:1702.03118",
     ),
     ActivationRow(
-        "sigmoid", "1 / (1 + e⁻ˣ)", _SIGMA, _SIGMOID_SLOPE, ("logistic",), ("sigmoid", {}), used_by="GLU, MoE routers"
+        "sigmoid",
+        "1 / (1 + e⁻ˣ)",
+        formulas.sigma,
+        formulas.sigmoid_slope,
+        ("logistic",),
+        ("sigmoid", {}),
+        used_by="GLU, MoE routers",
     ),
     ActivationRow(
         "tanh", "tanh(x)", lambda x, m: m.tanh(x), lambda x, m: 1.0 - m.tanh(x) * m.tanh(x), (), ("tanh", {})
@@ -291,8 +167,8 @@ _ROWS = (
     ActivationRow(
         "mish",
         "x tanh(softplus(x))",
-        lambda x, m: x * m.tanh(_softplus(x, m)),
-        _mish_slope,
+        lambda x, m: x * m.tanh(formulas.softplus(x, m)),
+        formulas.mish_slope,
         (),
         ("mish", {}),
         used_by="YOLOv4",
@@ -301,8 +177,8 @@ _ROWS = (
     ActivationRow(
         "hardswish",
         "x min(max(x + 3, 0), 6) / 6",
-        _hardswish,
-        _hardswish_slope,
+        formulas.hardswish,
+        formulas.hardswish_slope,
         ("hard_swish", "hardsilu"),
         ("hardswish", {}),
         used_by="MobileNetV3",
@@ -310,13 +186,19 @@ _ROWS = (
         kinks=((-3.0, 1), (3.0, 1)),
     ),
     ActivationRow(
-        "softplus", "log(1 + eˣ)", _softplus, _SIGMA, (), ("softplus", {"threshold": 40.0}), source="Dugas et al. 2000"
+        "softplus",
+        "log(1 + eˣ)",
+        formulas.softplus,
+        formulas.sigma,
+        (),
+        ("softplus", {"threshold": 40.0}),
+        source="Dugas et al. 2000",
     ),
     ActivationRow(
         "sqrtsoftplus",
         "√log(1 + eˣ)",
-        lambda x, m: m.sqrt(_softplus(x, m)),
-        _sqrtsoftplus_slope,
+        lambda x, m: m.sqrt(formulas.softplus(x, m)),
+        formulas.sqrtsoftplus_slope,
         ("sqrt_softplus",),
         used_by="DeepSeek-V4's router",
         source="transformers SqrtSoftplusActivation",
@@ -324,7 +206,7 @@ _ROWS = (
     ActivationRow(
         "elu",
         "x if x > 0 else eˣ − 1",
-        *_elu(1.0, 1.0),
+        *formulas.elu(1.0, 1.0),
         (),
         ("elu", {}),
         used_by="EnCodec",
@@ -334,7 +216,7 @@ _ROWS = (
     ActivationRow(
         "selu",
         "1.0507 · (x if x > 0 else 1.6733 (eˣ − 1))",
-        *_elu(_SELU_ALPHA, _SELU_SCALE),
+        *formulas.elu(formulas.SELU_ALPHA, formulas.SELU_SCALE),
         (),
         ("selu", {}),
         source="Klambauer et al. 2017, arXiv:1706.02515",
@@ -343,23 +225,23 @@ _ROWS = (
     ActivationRow(
         "laplace",
         "(1 + erf((x − 0.7071) / (0.2821 √2))) / 2",
-        lambda x, m: 0.5 * (1.0 + m.erf(_laplace_argument(x))),
-        _laplace_slope,
+        lambda x, m: 0.5 * (1.0 + m.erf(formulas.laplace_argument(x))),
+        formulas.laplace_slope,
         (),
         used_by="MEGA",
         source="Ma et al. 2022, arXiv:2209.10655",
-        stable=lambda x, m: 0.5 * m.erfc(-_laplace_argument(x)),
+        stable=lambda x, m: 0.5 * m.erfc(-formulas.laplace_argument(x)),
     ),
     ActivationRow(
         "xielu",
         "α₊x² + x/2 if x > 0 else α₋(eˣ − 1 − x) + x/2, α learned",
-        _xielu,
-        _xielu_slope,
+        formulas.xielu,
+        formulas.xielu_slope,
         (),
-        learned={"alpha_p": _inverse_softplus(0.8), "alpha_n": _inverse_softplus(0.3)},
+        learned={"alpha_p": formulas.inverse_softplus(0.8), "alpha_n": formulas.inverse_softplus(0.3)},
         used_by="Apertus",
         source="Huang & Schlag 2024, arXiv:2411.13010; initial values as in transformers",
-        kinks=((_XIELU_EPS, 1), (0.0, 0)),
+        kinks=((formulas.XIELU_EPS, 1), (0.0, 0)),
     ),
 )
 

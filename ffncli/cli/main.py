@@ -43,8 +43,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     if sys.stdout is None:
         print_error("error: standard output is closed")
         sys.exit(ExitCode.ENVIRONMENT)
+    from ffncli.run.user.time_limit import limited_loading
+
     try:
-        code = _run(args)
+        with limited_loading():
+            code = _run(args)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed the pipe
         _discard_output()

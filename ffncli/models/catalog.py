@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import replace
 from functools import cache
@@ -14,6 +15,7 @@ from ffncli.models.config.read import from_config
 from ffncli.models.files.fields import Fields
 from ffncli.models.model import Group, Model, Resolved
 
+_WORD = re.compile(r"[a-z]+")
 _NOT_RELEASED = "dtype: fp32, since no released weights are known"
 
 
@@ -48,6 +50,34 @@ def starting_with(text: str) -> list[str]:
     word = _letters(text)
     matches = (name for alias, name in _aliases().items() if word and _letters(alias).startswith(word))
     return list(dict.fromkeys(matches))
+
+
+def nearest(text: str) -> list[str]:
+    """Canonical names that `text` may mean, the best first: those that begin so, else those of the family it resembles.
+
+    Among equals the latest generation comes first. Empty where nothing is near; a family is the letters in front.
+    """
+    from difflib import get_close_matches  # only an error needs it
+
+    if near := starting_with(text):
+        return _newest_first(near)
+    word = _WORD.match(text.strip().lower())
+    families = {match[0] for name in names() if (match := _WORD.match(name))}
+    for family in get_close_matches(word[0], sorted(families), n=2, cutoff=0.75) if word else ():
+        if near := starting_with(family + text.strip()[len(word[0]) :] if word else family):
+            return _newest_first(near)
+    close = get_close_matches(text.strip().lower()[:80], spellings(), n=3)
+    return list(dict.fromkeys(_aliases()[spelling] for spelling in close))
+
+
+def _newest_first(near: list[str]) -> list[str]:
+    return sorted(near, key=_generation, reverse=True)  # stable: within a generation the catalog's order
+
+
+def _generation(name: str) -> float:
+    """3.1 of `llama-3.1-8b`, 2 of `gpt2-xl`; 0 where the name has only a size."""
+    match = re.search(r"(?<![\d.])(\d+(?:\.\d+)?)(?![\d.]*[bmx])", name)
+    return float(match[1]) if match else 0.0
 
 
 def aliases(name: str) -> list[str]:

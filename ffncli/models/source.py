@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ffncli.errors import FFNError, clean, did_you_mean, shown, shown_path
+from ffncli.errors import FFNError, clean, shown, shown_path
 from ffncli.models import catalog
 from ffncli.models.config.families import REFUSED, family_of
 from ffncli.models.config.read import from_config, read_config, text_tower
@@ -86,13 +86,13 @@ def resolve(text: str) -> Resolved:
 
 
 def _name_hint(text: str) -> str:
-    """Known names that begin as `text` does, else those that look like it."""
-    near = catalog.starting_with(text)
-    if near:
-        more = f" `ffn models {clean(text)}` lists {len(near)}" if len(near) > 3 else ""
-        return "did you mean " + " or ".join(f"'{name}'" for name in near[:3]) + f"?{more}"
-    otherwise = "`ffn models` lists the known ones; a path or 512x2048:gelu works too"
-    return did_you_mean(text, catalog.spellings(), otherwise)
+    """The known names that `text` most likely means."""
+    near = catalog.nearest(text)
+    if not near:
+        return "`ffn models` lists the known ones; a path or 512x2048:gelu works too"
+    listed = len(catalog.search(text))
+    more = f" `ffn models {clean(text)}` lists {listed}" if listed > 3 else ""
+    return "did you mean " + " or ".join(f"'{name}'" for name in near[:3]) + f"?{more}"
 
 
 def _hub_address(text: str) -> str:

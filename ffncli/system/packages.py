@@ -34,6 +34,18 @@ def reinstall_command(name: str) -> str:
     return f"pip install --force-reinstall '{name}>={REQUIRED[name]}'"
 
 
+def require_installed(*names: str) -> None:
+    """Raises FFNError (exit 3) for the first of these required packages that is missing; none is loaded.
+
+    A command whose other processes need a package asks for it before it starts one.
+    """
+    from importlib.util import find_spec
+
+    for name in names:
+        if find_spec(name) is None:
+            raise FFNError(f"{name} is not installed", install_command(name), ExitCode.ENVIRONMENT)
+
+
 def package_error(error: BaseException) -> FFNError | None:
     """The error for the user (exit 3) if `error` comes from a required package: missing, or failing to load.
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.oracles.counts import MOE
 
 
@@ -25,9 +27,21 @@ def test_a_search_looks_at_every_name_a_model_has(call):
     assert call("models", "zzz")[0] == 2
 
 
-def test_names_that_begin_as_typed_are_offered_first(call):
-    llama = "error: unknown model 'llama'; did you mean 'llama-2-7b' or 'llama-2-13b' or 'llama-65b'?"
-    assert call("params", "llama")[2] == llama + " `ffn models llama` lists 7\n"
-    llama3 = "error: unknown model 'llama3'; did you mean 'llama-3.1-8b' or 'llama-3.1-70b' or 'llama-3.1-405b'?\n"
-    assert call("params", "llama3") == (2, "", llama3)
-    assert "did you mean 'mixtral-8x7b'" in call("params", "mixtrl")[2]
+LLAMA_3 = "did you mean 'llama-3.1-8b' or 'llama-3.1-70b' or 'llama-3.1-405b'?"
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("llama", f"{LLAMA_3} `ffn models llama` lists 7"), ("llama3", LLAMA_3), ("llama-3", LLAMA_3),
+        ("lama", f"{LLAMA_3} `ffn models lama` lists 7"), ("phi", "did you mean 'phi-4' or 'phi-3-mini' or 'phi-2'?"),
+        ("lama2", "did you mean 'llama-2-7b' or 'llama-2-13b' or 'llama-2-70b'?"),
+        ("lama-2-7b", "did you mean 'llama-2-7b'?"), ("mistrl", "did you mean 'mistral-7b-v0.3' or 'mistral-7b'?"),
+        ("mixtrl", "did you mean 'mixtral-8x7b' or 'mixtral-8x22b'?"),
+        ("deepseek", "did you mean 'deepseek-v3' or 'deepseek-v2'?"),
+        ("bert-base-uncasd", "did you mean 'bert-base' or 'bert-large'?"),  # of an alias the model's own name
+        ("123", "`ffn models` lists the known ones; a path or 512x2048:gelu works too"),
+    ],
+)  # fmt: skip
+def test_the_family_that_is_meant_is_offered_the_newest_first(call, typed, hint):
+    assert call("params", typed) == (2, "", f"error: unknown model '{typed}'; {hint}\n")

@@ -19,6 +19,7 @@ from ffncli.cli.activations.page import answer
 from ffncli.cli.activations.points import points
 from ffncli.cli.activations.rounding_options import RoundingOptions
 from ffncli.cli.common import values
+from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.option import option
 from ffncli.cli.common.options import OutputOptions
 from ffncli.cli.common.parsers import above_zero, joined
@@ -69,6 +70,7 @@ def command(
     precision: RoundingOptions,
     plot: PlotOptions,
     data: DataOptions,
+    load_limit: LoadOptions,
     show: OutputOptions,
 ) -> None:
     """Compare activations: values, slopes, extremes, differences, statistics for a normal input.
@@ -80,6 +82,7 @@ def command(
       ffn activations --source ./my-model -p "Hello world" # on real inputs
     """
     output, at = show.output(), joined(places)
+    load_limit.apply()
     chosen, units = chosen_names(names, everything)
     precision.check(units, data.source)
     others = {

@@ -12,13 +12,15 @@ from ffncli.bench.request.build import build_request, require_gate
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.journal import Journal
 from ffncli.bench.results.row import ResultRow
-from ffncli.cli.bench.options import GridOptions, MethodOptions, ResultOptions, asked
+from ffncli.cli.bench.options import FIRST_LOOK, GridOptions, MethodOptions, ResultOptions, asked
 from ffncli.cli.common.options import BenchSource, DimensionOptions, OutputOptions, TokenListOptions
 from ffncli.cli.common.plot_options import PlotOptions
 from ffncli.cli.common.spread import spread
 from ffncli.errors import ExitCode, FFNError, Terminated, shown_path
+from ffncli.run.user.time_limit import set_load_time
 from ffncli.show.output import Output
 from ffncli.show.parts import Answer
+from ffncli.system.packages import require_installed
 
 
 @spread
@@ -42,8 +44,10 @@ def command(
       ffn bench --save new.csv                           # for ffn compare
     """
     output = show.output()
+    set_load_time(method.load_time)  # of SOURCE; a worker has its parent to watch it load kernels
     options = asked([dimensions, tokens, grid, method], {"source": source})
     plot.check(show.force, show.out)
+    require_installed("torch", "numpy")  # before a word of where results go
     if method.selftest:
         if plot.wanted:
             raise FFNError("--selftest has no sweep to plot", "leave out --plot and --plot-file")
@@ -55,8 +59,10 @@ def command(
     if path is not None:
         _resume(path, options, result, plot, output)
         return
+    first_look = not options and result == ResultOptions()
+    how = FIRST_LOOK if first_look else method.method()
     request, notes = build_request(
-        grid.grid(source, dimensions, tokens), grid.kernel, grid.baseline, method.method(),
+        grid.grid(source, dimensions, tokens), grid.kernel, grid.baseline, how,
         fail_if_slower=result.fail_if_slower, strict=result.strict, asked=options,
     )  # fmt: skip
     _require_plottable(plot, request)
@@ -64,6 +70,8 @@ def command(
 
     target = default_path() if result.save is None else Path(os.path.expanduser(result.save))
     with begun(target, request, show.force) as journal:
+        if first_look:
+            output.note("a first look, shorter than other runs; ffn bench --max-time 60s takes its time")
         output.notes(*notes, f"results go to {shown_path(target)}")
         _measure(journal, request, plot, output)
 

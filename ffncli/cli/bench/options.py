@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
@@ -15,7 +14,7 @@ from ffncli.bench.request.grid import DECODE, Grid
 from ffncli.cli.common import values
 from ffncli.cli.common.option import COMPUTE, option
 from ffncli.cli.common.options import Count, DimensionOptions, Text, TokenListOptions
-from ffncli.cli.common.parsers import flat, natural, numbers, percentage, positive
+from ffncli.cli.common.parsers import duration, flat, natural, numbers, percentage, positive
 from ffncli.errors import FFNError, shown
 
 _what = partial(option, "What to measure")
@@ -23,25 +22,12 @@ _how = partial(option, "How to measure")
 _gate = partial(option, "Checks and results")
 _compute = partial(option, COMPUTE)
 _Texts = list[str] | None
-_UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+FIRST_LOOK = Method(processes=3, precision=0.03, max_time=12.0)  # `ffn bench` alone: some 30 s, quiet
 
 
 def _choice(*words: str) -> Callable[[], tuple[str, ...]]:
     """The shell completion for a choice among these."""
     return lambda: words
-
-
-def duration(option: str) -> Callable[[str], float]:
-    """A parser for `20s`, `2m`, `500ms`: seconds, at most a day."""
-
-    def parse(text: str) -> float:
-        match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|m|min|h|)", str(text).strip())
-        value = float(match[1]) * _UNITS[match[2]] if match else 0.0
-        if not 0 < value <= 86_400:
-            raise FFNError(f"{option} must be a time, as in 20s or 2m, got {shown(text)}")
-        return value
-
-    return parse
 
 
 def _words(texts: _Texts) -> tuple[str, ...]:
@@ -106,7 +92,7 @@ class MethodOptions:
     ] = None  # fmt: skip
     load_time: Annotated[
         float | None, _how("--load-time", metavar="TIME", parser=duration("--load-time"),
-                           help="Time limit for loading one of your kernel files. [default: 3m]"),
+                           help="Time limit for loading a Python file of yours. [default: 3m]"),
     ] = None  # fmt: skip
     processes: Annotated[
         Count, _how("--processes", metavar="N", parser=positive("--processes", 1000),
@@ -185,5 +171,5 @@ def asked(bundles: list[Any], more: dict[str, Any]) -> dict[str, str]:
 
 def _text_of(value: Any) -> str:
     if isinstance(value, (list, tuple)):
-        return ",".join(part.replace(" ", "") if isinstance(part, str) else str(part) for part in value)
+        return ",".join(word.strip() for part in value for word in str(part).split(","))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -16,6 +16,7 @@ from ffncli.bench.results.csv_file import COLUMNS, cells
 from ffncli.bench.results.journal import ResultFiles
 from ffncli.bench.results.row import ResultRow
 from ffncli.cli.bench.balance import balance
+from ffncli.cli.bench.closing import closing
 from ffncli.cli.bench.remarks import remarks, warned
 from ffncli.cli.bench.sweep_page import sweep
 from ffncli.cli.bench.words import interval, rates, ratio, verdict
@@ -182,10 +183,8 @@ def _legend(rows: Sequence[ResultRow], request: BenchRequest, files: ResultFiles
         f"ratio: time over {request.baseline}'s in the same rounds, with its 95 % confidence interval ({over})",
     ]
     if any(row.verdict == "inconclusive" for row in rows):
-        lines.append(
-            "inconclusive: the interval is neither within 2 % of 1 nor entirely beyond, or the machine was busy; try a"
-            " longer --max-time"
-        )
+        lines.append("inconclusive: the interval is neither within 2 % of 1 nor wholly beyond, or the machine was busy")
+        lines += closing(rows, request)
     if len(request.cases) == 1 and any(row.roof_fraction is not None for row in rows):
         lines.append("of roof: share of the best matrix product (or copy) rate that this machine reached in this run")
     lines.append(f"every kernel was checked against float64 first; results: {shown_path(files.csv)}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffncli.block import dtypes, shard, storage, traffic
 from ffncli.block.cost import CONVENTIONS
+from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, TokenListOptions
 from ffncli.cli.common.parsers import joined
 from ffncli.cli.common.spread import spread
@@ -65,6 +66,7 @@ def command(
     dtype: Formats = None,
     tokens: TokenListOptions,
     dimensions: DimensionOptions,
+    load_limit: LoadOptions,
     show: OutputOptions,
 ) -> None:
     """Count parameters, FLOPs and bytes, per layer and in total; several sources side by side.
@@ -76,6 +78,7 @@ def command(
       ffn params gpt2 --assert 'd_ff == 3072'          # in CI: exit 1 if not
     """
     output = show.output()
+    load_limit.apply()
     conditions = assertions.parse([*(asserted or []), *_lines_of(assert_file)], KEYS)
     overrides = dimensions.dimensions()
     options = FigureQuestion(_formats(joined(dtype)), tokens.numbers(), tp, *ridge_of(ridge))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
+from ffncli.block.dtypes import find_storage
 from ffncli.cli.params.floor_page import floor_parts
 from ffncli.models.counting.labels import LABELS, label
 from ffncli.show.parts import Heading, Line, Part
@@ -93,7 +94,7 @@ def _totals(c: ModelCount) -> list[Row]:
     if c.layers or c.tokens > 1:
         over = ", ".join([*(["all layers"] if c.layers else []), f"{c.tokens:,} {plural('token', c.tokens)}"])
         rows += [_row(c, key, f", {over}") for key in ("matmul_flops_total", "elementwise_flops_total")]
-    rows.append(_row(c, "weight_bytes", f" ({c.dtype})"))
+    rows.append(_row(c, "weight_bytes", f" ({_format(c)})"))
     return rows + _model_rows(c) + _stored_rows(c)
 
 
@@ -101,6 +102,14 @@ def _row(c: ModelCount, key: str, more: str = "") -> Row:
     """One key as its label, its value, and a readable size for bytes."""
     value = getattr(c, key)
     return (label(key) + more, value, bytes_text(value) if key.endswith("_bytes") and value is not None else "")
+
+
+def _format(c: ModelCount) -> str:
+    """`bf16`, `q8_0, 8.5 bits per weight`: of a packed format what it takes, scales included."""
+    packed = find_storage(c.dtype)
+    if packed is None or packed.computable or c.weight_bytes == c.ffn_stored_bytes:
+        return c.dtype
+    return f"{c.dtype}, {packed.bits_per_weight:g} bits per weight"
 
 
 def _of_kind(c: ModelCount) -> Callable[[str], str]:

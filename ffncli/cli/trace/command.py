@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, RunOptions, Source, TokenOptions
 from ffncli.cli.common.parsers import joined
 from ffncli.cli.common.prompt_options import PromptOptions
@@ -28,6 +29,7 @@ def command(
     texts: ExampleOptions,
     prompt: PromptOptions,
     dimensions: DimensionOptions,
+    load_limit: LoadOptions,
     save: SaveOptions,
     show: OutputOptions,
 ) -> None:
@@ -40,6 +42,7 @@ def command(
       ffn trace ./my-model -l all -n 4 --json     # a row for each layer
     """
     output = show.output()
+    load_limit.apply()
     save.check(show.out)
     question = Question(
         source, dimensions.dimensions(), **vars(run), **vars(tokens), **prompt.values(), **vars(texts), **vars(explain),

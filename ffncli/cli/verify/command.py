@@ -6,6 +6,7 @@ from functools import partial
 from typing import Annotated
 
 from ffncli.cli.common import values
+from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.option import OUTPUT, SOURCE, option
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, PlaceOptions, Source, TokenOptions
 from ffncli.cli.common.parsers import from_zero
@@ -34,7 +35,8 @@ Kernels = Annotated[
         metavar="NAME,...",
         daily=True,
         values=values.kernels,
-        help="Kernels to check: eager, packed, ..., all, or your [label=]file.py:name (runs that file).",
+        help="Kernels to check: eager, packed, ..., all, or your [label=]file.py:name (runs that file);"
+        " main:file.py:name is the file at a git commit.",
     ),
 ]
 Tolerance = Annotated[
@@ -75,6 +77,7 @@ def command(
     place: PlaceOptions,
     tokens: TokenOptions,
     dimensions: DimensionOptions,
+    load_limit: LoadOptions,
     show: OutputOptions,
 ) -> None:
     """Prove that ways of computing a block agree, and that a file was read correctly; exit 1 if not.
@@ -86,6 +89,7 @@ def command(
       ffn verify 64x256:gelu --check module,kernels --json
     """
     output = show.output()
+    load_limit.apply()
     verdict = verify(
         source, **vars(place), **vars(tokens), check=checks or (), kernel=kernels or (), against=against,
         tolerance=tolerance, **vars(dimensions.dimensions()),

@@ -39,10 +39,10 @@ LABELS: Mapping[str, tuple[str, str]] = {
         ("ffn_share_of_model", "FFN's share of the model", "FFN share of model"),
         ("ffn_params_stored", "FFN parameters by the tensors", ""),
         ("ffn_stored_bytes", "FFN bytes as stored", ""),
-        ("ffn_bits_per_weight", "FFN bits per weight", ""),
+        ("ffn_bits_per_weight", "FFN bits per weight as stored", ""),
         ("stored_params", "parameters in the files", ""),
         ("stored_bytes", "bytes of all tensors", ""),
-        ("bits_per_weight", "bits per weight, all tensors", "bits per weight"),
+        ("bits_per_weight", "bits per weight as stored, all tensors", "bits per weight as stored"),
     )
 }
 
@@ -64,3 +64,7 @@ def key_of(name: str) -> str | None:
 
 
 _KEYS = {text.lower(): key for key, labels in LABELS.items() for text in (key, *labels)}
+_KEYS |= {
+    "ffn bits per weight": "ffn_bits_per_weight",
+    "bits per weight": "bits_per_weight",
+}  # shorter, as one may type them

@@ -32,15 +32,20 @@ from ffncli.models.dimensions import Dimensions
 from ffncli.run.user.construct import NotTaken
 from ffncli.run.user.module import LoadedModule, load_module
 from ffncli.run.user.python_file import import_file, user_code
+from ffncli.run.user.time_limit import loading
 from ffncli.system.git import file_at
 
 
 def kernel_of(choice: KernelChoice, steps: Steps, spec: FFNSpec) -> Kernel:
     """The kernel of a choice, named by its label; a user's file is executed. `steps` are the kernel steps of `spec`.
 
-    Raises FFNError for a file that does not run, and for a kernel with an argument for which the block has no weight.
+    Raises FFNError for a file that does not run or takes too long to load, and for a kernel with arguments that the
+    block has no weight for.
     """
-    return built_in(choice.kernel) if choice.file is None else _user_kernel(choice, choice.file, steps, spec)
+    if choice.file is None:
+        return built_in(choice.kernel)
+    with loading(choice.file):
+        return _user_kernel(choice, choice.file, steps, spec)
 
 
 def kernels_of(
@@ -70,11 +75,20 @@ def _unless_named(kernel: Kernel) -> Kernel:
 
 
 def _user_kernel(choice: KernelChoice, path: Path, steps: Steps, spec: FFNSpec) -> Kernel:
-    """The kernel in a user's file, which is executed; one at a git commit from a copy."""
-    origin = shown_path(Path(choice.kernel))
-    if choice.ref is not None:
-        path, commit = _copy_at(choice.ref, path)
-        origin += f" at commit {commit[:12]}"
+    """The kernel in a user's file, which is executed; one at a git commit from a copy, whose name no error shows."""
+    if choice.ref is None:
+        return _kernel_in(path, choice, shown_path(Path(choice.kernel)), steps, spec)
+    copied, commit = _copy_at(choice.ref, path)
+    origin = f"{shown_path(Path(choice.kernel))} at commit {commit[:12]}"
+    try:
+        return _kernel_in(copied, choice, origin, steps, spec)
+    except FFNError as error:
+        message, hint = (text.replace(shown_path(copied), origin) for text in (error.message, error.hint))
+        raise FFNError(message, hint, error.code) from None
+
+
+def _kernel_in(path: Path, choice: KernelChoice, origin: str, steps: Steps, spec: FFNSpec) -> Kernel:
+    """The kernel of this file; its note says `origin` and the file's sha256."""
     target, name = _target(path, choice.attribute)
     label = choice.with_attribute(name).label
     origin += f", sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"

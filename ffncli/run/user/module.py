@@ -23,6 +23,7 @@ from ffncli.run.user.construct import NotTaken, calls
 from ffncli.run.user.identify import Match, ModuleSample, confirmed, identify
 from ffncli.run.user.probe import Runner, parameter_dtype, probes, runner_for, same_eps
 from ffncli.run.user.python_file import import_file, pick, user_code
+from ffncli.run.user.time_limit import loading
 from ffncli.run.user.wiring import MOST_MATRICES, matrices
 
 
@@ -45,12 +46,12 @@ def load_module(text: str, dimensions: Dimensions, seed: int = 0) -> LoadedModul
 
     The file is executed. Constructor arguments are filled by name from the dimension options; the computation
     is identified by matching its outputs. Raises FFNError (exit 2) for errors in the user's code, and for a module
-    that does not match any block that can be described.
+    that matches no block that can be described; exit 3 where all that takes too long.
     """
     path_text, _, name = text.partition(".py:") if ".py:" in text else (text.removesuffix(".py"), "", None)
     name = name or None
     path = Path(os.path.abspath(os.path.expanduser(path_text + ".py")))
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), loading(path):
         torch.manual_seed(seed)
         target = pick(import_file(path), name, path)
         module, runner, taken = _built(target, dimensions, path, seed)

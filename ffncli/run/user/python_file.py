@@ -17,6 +17,7 @@ from types import ModuleType
 from torch import nn
 
 from ffncli.errors import FFNError, Terminated, did_you_mean, shown, shown_path
+from ffncli.run.user.time_limit import OutOfTime
 
 
 @contextmanager
@@ -33,7 +34,7 @@ def user_code(path: Path, doing: str) -> Iterator[None]:
     try:
         with _descriptor_1_to_2(), redirect_stdout(sys.stderr):
             yield
-    except (MemoryError, FFNError, KeyboardInterrupt, Terminated):
+    except (MemoryError, FFNError, KeyboardInterrupt, Terminated, OutOfTime):
         raise
     except BaseException as error:  # SystemExit, and anything else that the file raises
         if "can't allocate memory" in str(error):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from ffncli.block.recipe import FFNSpec, steps
 from ffncli.errors import FFNError
 from ffncli.kernels.choice import parse
 from ffncli.kernels.kernel import Kernel, kernel_steps
+from ffncli.run.user.kernels import kernel_of
 from tests.oracles.repository import Repository
 
 PLAIN = FFNSpec(4, 8, bias=False)
@@ -64,6 +66,8 @@ def test_a_kernel_of_a_commit_is_that_of_the_commit_whatever_becomes_of_branch_a
     assert (one.name, other.name) == ("main:mlp.py:mlp", "old")
     digest = hashlib.sha256(b"def mlp(x, up, down): return (x @ up.T).relu() @ down.T").hexdigest()
     assert one.origin == f"repo/k/mlp.py at commit {first[:12]}, sha256 {digest}"
+    with pytest.raises(FFNError, match=rf"^repo/k/mlp.py at commit {first[:12]} has no 'nope'"):
+        kernel_of(replace(chosen.kernels[0], attribute="nope"), STEPS, PLAIN)
     copies = list(Path(tempfile.gettempdir()).glob("ffn-kernel-*/mlp.py"))
     assert any(copy.parent.stat().st_mode & 0o077 == 0 for copy in copies)
 

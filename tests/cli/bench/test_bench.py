@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,12 +16,15 @@ import pytest
 
 from ffncli.bench import suite
 from ffncli.bench.judge import failure as bench_failure
-from ffncli.bench.records import Case, Stage
+from ffncli.bench.records import Case, Method, Stage
+from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.results.csv_file import COLUMNS, read_rows
 from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.block.recipe import FFNSpec
 from ffncli.cli.bench import page as bench_page
 from ffncli.cli.bench.balance import balance
+from ffncli.cli.bench.closing import closing
+from ffncli.cli.bench.options import FIRST_LOOK
 from ffncli.cli.bench.progress import UnitProgress
 from ffncli.cli.bench.remarks import remarks
 from ffncli.cli.bench.sweep_page import sweep
@@ -75,6 +80,45 @@ def test_a_sweep_can_be_drawn_and_a_single_case_is_refused_before_it_is_measured
     lost = (" 1 tokens 0 kill", " 4 tokens 0 kill")
     code, out, err = bench(*words, "--tokens", "1,4", "--plot", "--force", faults=lost)
     assert (code, "times as fast" in out, "nothing to plot: fewer than two sizes" in err) == (3, False, True)
+
+
+def test_a_first_look_is_short_and_any_option_makes_it_a_whole_run(call, monkeypatch):
+    requests = []
+    monkeypatch.setattr("ffncli.cli.bench.command._measure", lambda *arguments: requests.append(arguments[1].method))
+    monkeypatch.setattr("ffncli.cli.bench.command.FIRST_LOOK", replace(FIRST_LOOK, seed=7))
+    for words in ((), ("--json",), ("8x16",), ("--tokens", "1"), ("--fail-if-slower", "3%"), ("--seed", "1")):
+        code, _, err = call("bench", *words)
+        assert (code, "a first look" in err) == (0, words in ((), ("--json",)))
+    assert [method.processes for method in requests] == [3, 3, 5, 5, 5, 5]
+    assert requests[0].seed == 7
+    assert FIRST_LOOK.max_time + 3 * 6 <= 40  # seconds; a process takes some six to start and to check six kernels
+
+
+def test_the_end_says_what_could_be_resolved_and_how_to_go_on():
+    asked = {
+        "--source": "512x2048:swiglu", "--tokens": "1,32", "--quick": "true", "--gated": "false", "--bias": "false",
+        "--kernel": "eager,a b=my file.py:f", "--max-time": "5.0",
+    }  # fmt: skip
+    request = BenchRequest((), (), "eager", Method(max_time=5.0), asked=asked)
+    _, rows = case_rows({1: "inconclusive", 2: "faster"})
+    lines = closing(rows, request)
+    width = (math.log(1.0) - math.log(0.8)) / 2
+    assert lines[0] == f"this run could resolve differences of {100 * (1.02 * math.exp(width) - 1):.2g} % or more"
+    words = shlex.split(lines[1].removeprefix("a longer run: "))
+    assert words == ["ffn", "bench", "512x2048:swiglu", "--tokens", "1,32", "--plain", "--no-bias", "--kernel",
+                     "eager,a b=my file.py:f", "--max-time", "20s"]  # fmt: skip
+    rows[3] = replace(rows[3], ratio_low=0.899, ratio_high=0.901)
+    text = closing(rows, request)[0]
+    assert text.endswith("2.1 % or more (packed); of 14 % or more where it was least certain (packed)")
+    sure = BenchWarning("precision", "±4 % reached, ±1 % wanted: some 80 rounds needed, 20 done (--processes 20)")
+    rows[1] = replace(rows[1], warnings=(sure,))
+    assert closing(rows, request)[1].endswith("--max-time 5.0 --processes 20")
+    busy = [replace(row, warnings=(BenchWarning("preempted", "20 %"),)) for row in rows]
+    left, longer = closing(busy, request)
+    assert left == "other work left 2 of 2 rows without any verdict"
+    assert longer.startswith("without that work, a longer run: ffn bench ")
+    _, rows = case_rows({1: "same", 2: "faster"})
+    assert closing(rows, request) == []
 
 
 def test_every_key_is_documented(bench):

@@ -177,8 +177,21 @@ def test_a_row_that_is_marked_shows_the_difference(call, tmp_path):
     two = folder(tmp_path / "two", LLAMA, {**stored, "model.norm.weight": torch.zeros(4, dtype=torch.float64)})
     line = next(line for line in call("params", one, two)[1].splitlines() if "bits per weight" in line)
     exact = 8 * (4 * (100_000 * 4 + 2 * (3 * 4 * 6 + 4)) + 8 * 4) / (100_000 * 4 + 2 * (3 * 4 * 6 + 4) + 4)
-    assert line.split() == ["≠", "bits", "per", "weight", "32", f"{exact:.6g}"]
+    assert line.split() == ["≠", "bits", "per", "weight", "as", "stored", "32", f"{exact:.6g}"]
     assert f"{exact:.4g}" == "32"
+
+
+def test_a_packed_format_says_what_it_takes_and_the_files_what_they_do(call, tmp_path):
+    """Asked for in q8_0 (32 weights and a scale in 34 bytes), stored in fp32."""
+    assert re.search(
+        r"^weight bytes \(q8_0, 8\.5 bits per weight\) ", call("params", "gpt2", "--dtype", "q8_0")[1], re.M
+    )
+    text = call("params", folder(tmp_path / "one", LLAMA, tensors("llama")), "--dtype", "int4")[1]
+    assert re.search(r"^weight bytes \(int4, 4 bits per weight\) ", text, re.MULTILINE)
+    assert re.search(r"^FFN bits per weight as stored +32$", text, re.MULTILINE)
+    assert re.search(r"^bits per weight as stored, all tensors +32$", text, re.MULTILINE)
+    for name in ("bits per weight", "bits per weight as stored", "FFN bits per weight"):
+        assert call("params", str(tmp_path / "one"), "--assert", f"{name} == 32", "-q")[0] == 0
 
 
 def test_sizes_stand_beside_their_digits(call):
