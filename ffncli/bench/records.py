@@ -80,7 +80,7 @@ class Method:
     placements: Positive = 3  # at least, in each process
     rounds: Positive = 4  # at least, in each placement
     block: Time | None = None  # at least; None: 2 ms on a CPU, 1 ms on a GPU
-    seed: int = 0
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     allocator: Literal["fixed", "system"] = "fixed"
     math_mode: Literal["highest", "high", "medium"] = "highest"  # torch's float32 matmul precision
     sustained: bool = False

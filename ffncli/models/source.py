@@ -143,6 +143,10 @@ def _from_hub(text: str) -> Resolved:
 
 def _from_path(path: Path, text: str) -> Resolved:
     """A directory or file on disk: its config, and what its tensors are called."""
+    if not path.is_file() and not path.is_dir():
+        raise FFNError(
+            f"{shown_path(path)} is neither a file nor a directory", "a model is not read from a pipe or a device"
+        )
     if path.suffix in _UNREAD and path.is_file():
         raise FFNError(f"{shown_path(path)}: {_UNREAD[path.suffix]} are not read by this version", "use safetensors")
     if path.suffix == ".gguf" and path.is_file():

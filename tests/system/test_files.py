@@ -71,6 +71,7 @@ def test_a_shard_a_config_or_an_index_that_is_no_file(what: str, tmp_path: Path,
     words = f"it is a {'pipe' if what == 'pipe' else 'device'}, not a file"
     replace(tmp_path / "model.safetensors")
     expect_refusal(call("params", source), words)
+    expect_refusal(call("params", f"{source}/model.safetensors"), "is neither a file nor a directory")
     index = {"weight_map": dict.fromkeys(tensors("llama"), "model.safetensors")}
     (tmp_path / INDEX).write_text(json.dumps(index))
     expect_refusal(call("params", source), words)
