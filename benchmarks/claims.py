@@ -17,9 +17,8 @@ HEAD = """# Claims of the texts
 
 Five public texts explain the feed-forward network. This page lists their statements that can be checked, with the
 figures that `ffn` computes. `make claims` writes it, and a test compares it: every figure is computed when the page is
-made, and
-appears in the output of the command; times are quoted from benchmarks/results. Weights and inputs that a text does
-not give are random, from seed 0. Verdicts: `wrong`, `depends` (on what the text leaves open), `holds`.
+made, and appears in the output of the command; times are quoted from benchmarks/results. Weights and inputs that a text
+does not give are random, from seed 0. Verdicts: `wrong`, `depends` (on what the text leaves open), `holds`.
 
 """
 # What a page cannot compute when it is made: time. The claim → the answer as it was measured, "" before that.

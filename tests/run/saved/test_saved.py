@@ -209,7 +209,7 @@ RECORD = npy(np.array(json.dumps({"format": 1})))
     ("members", "words"),
     [
         ({"x.npy": npy(np.zeros(3))}, "is not a saved trace"),
-        ({"ffn_trace.npy": npy(np.zeros(3))}, "which no trace has"),
+        ({"ffn_trace.npy": npy(np.zeros(3))}, "which no trace uses"),
         ({"ffn_trace.npy": npy(np.array([{}], dtype=object))}, "array 'ffn_trace'"),
         ({"ffn_trace.npy": RECORD, "x.npy": b"no array"}, "is not an array"),
         ({"ffn_trace.npy": RECORD, "x.npy": b""}, "is not an array"),
