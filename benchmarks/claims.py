@@ -15,10 +15,10 @@ from ffncli.run.texts.claims import TextClaim, claims
 
 HEAD = """# Claims of the texts
 
-Five public texts explain the feed-forward network. This page lists what they say that can be checked, and what `ffn`
-computes of it. It is written by `make claims`, and a test holds it: every figure is computed when the page is made, and
-stands in what the command prints; times are quoted, as benchmarks/results has them. Weights and inputs that a text does
-not give are drawn with seed 0. Verdicts: `wrong`, `depends` (on what the text leaves open), `holds`.
+Five public texts explain the feed-forward network. This page lists their statements that can be checked, with the
+figures that `ffn` computes. `make claims` writes it, and a test compares it: every figure is computed when the page is
+made, and appears in the output of the command; times are quoted from benchmarks/results. Weights and inputs that a text
+does not give are random, from seed 0. Verdicts: `wrong`, `depends` (on what the text leaves open), `holds`.
 
 """
 # What a page cannot compute when it is made: time. The claim → the answer as it was measured, "" before that.

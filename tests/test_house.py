@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import csv
+import io
+import re
+import tokenize
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -70,6 +73,61 @@ def test_names_say_what_a_thing_is():
     """The four that are left are keys of the JSON, and the arms that `ffn bench` adds."""
     places = list(worn_names())
     assert len(places) <= 6, places
+
+
+STUMBLES = {  # a pattern that makes a native reader stop → the plain words in its place
+    r"\bbeside\b": "next to, besides, as well as",
+    r"\basked for\b": "requested",
+    r"\bkin\b": "relatives, related options",
+    r"\banew\b": "again",
+    r"\bcame about\b": "was computed",
+    r"(?<![Tt]here )\b(?:is|are) no (?!longer\b)": "is not a, are not",
+    r"\b(?:FFNError|[Rr]aises \w+)(?: \(exit \d\))? where\b": "if",
+    r"\bwhere there (?:is|are)\b": "if there is",
+    r"\bevery how manieth\b": "the stride",
+}
+
+
+def sentences(source: str) -> Iterator[str]:
+    """Comments, docstrings and messages of a file, without anything in backticks; keys and names have no space."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield re.sub(r"`[^`]*`|\s+", " ", node.value)
+
+
+def stumbles(source: str) -> Iterator[str]:
+    for text in sentences(source):
+        for pattern, plain in STUMBLES.items():
+            if match := re.search(pattern, text):
+                yield f"write {plain!r} for {match[0]!r}: {text[max(0, match.start() - 40) : match.end() + 20]}"
+
+
+def test_sentences_are_plain():
+    """None of these is left in docstrings, comments or messages."""
+    places = [
+        f"{path.relative_to(ROOT)}: {one}" for path in PACKAGE.rglob("*.py") for one in stumbles(path.read_text())
+    ]
+    assert places == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""The rows that were asked for."""',
+        'x = f"{name} is no number"',
+        "y = 1  # one beside the other",
+        '"""The value.\n\nRaises FFNError (exit 3) where\nit cannot be read.\n"""',
+    ],
+)
+def test_a_stumble_is_seen(text: str):
+    assert len(list(stumbles(text))) == 1
+
+
+def test_plain_sentences_and_keys_pass():
+    assert list(stumbles('"""There is no bound; `beside` is a key."""\nx = {"beside": "no longer there"}')) == []
 
 
 def classes() -> Iterator[tuple[str, str]]:

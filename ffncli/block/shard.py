@@ -56,7 +56,7 @@ def shard(steps: Sequence[Step], rank: int, ranks: int, axis: str = "d_ff") -> t
 
 
 def _split(step: Step, rank: int, ranks: int, axis: str) -> Op:
-    """This rank's form of the op; unchanged where there is nothing to split."""
+    """This rank's form of the op; unchanged if there is nothing to split."""
     op = step.op
     if isinstance(op, Norm) and op.axis.name == axis and ranks > 1:
         raise FFNError(f"step '{step.output}' normalises over {axis}, which cannot be split over ranks")

@@ -62,7 +62,7 @@ class Linear(Op):
     bias: bool = False
 
     def parameters(self) -> dict[str, tuple[Axis, ...]]:
-        """`weight [out, in]`, and `bias [out]` where there is one."""
+        """`weight [out, in]`, and `bias [out]` if there is one."""
         return {"weight": (self.out, self.into)} | ({"bias": (self.out,)} if self.bias else {})
 
     def shape(self, *inputs: Shape) -> Shape:

@@ -22,7 +22,7 @@ def build(steps: Steps, device: str, dtype: torch.dtype) -> Computes:
 
     It discards all earlier graphs: after several shapes of one function torch would silently run the next one
     uncompiled. So only the function built last may be called. Another shape or grad mode compiles again, which
-    `recompiles` counts. f raises FFNError where the function cannot be one graph, or the compiler fails.
+    `recompiles` counts. f raises FFNError if the function cannot be one graph, or the compiler fails.
     """
     import torch._dynamo  # takes a second, so only if something is compiled
     import torch._inductor.config as inductor

@@ -136,7 +136,7 @@ class Model:
         return next(group.per_layer for group in self.groups if group.stack == stack)
 
     def layer(self, text: str | None) -> Layer:
-        """The layer for `3` or `decoder.3` (None: the first one). Raises FFNError where there is no such layer."""
+        """The layer for `3` or `decoder.3` (None: the first one). Raises FFNError if there is no such layer."""
         counts: dict[str, list[int]] = {}
         for group in self.groups:
             counts[group.stack] = sorted([*counts.get(group.stack, []), *group.layers])

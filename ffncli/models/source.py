@@ -60,7 +60,7 @@ def is_user_module(source: str) -> bool:
 def resolve(text: str) -> Resolved:
     """The model that SOURCE means, if it is not an inline block: a path, a catalog name, a directory of that name.
 
-    Raises FFNError with the nearest known names where there is no such model.
+    Raises FFNError with the nearest known names if there is no such model.
     """
     if text[:5].lower() == "hf://":
         return _from_hub("hf://" + text[5:])

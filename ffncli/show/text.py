@@ -107,6 +107,6 @@ def aligned(rows: Sequence[Sequence[str]], widths: Sequence[int], right: Sequenc
 
 
 def interval(low: str | None, high: str | None, closed: tuple[bool, bool]) -> str:
-    """`[-0.1700, ∞)`: None is no bound; a square bracket marks a bound that is reached."""
+    """`[-0.1700, ∞)`: None means no bound; a square bracket marks a bound that is reached."""
     left = "(-∞" if low is None else f"{'[' if closed[0] else '('}{low}"
     return f"{left}, ∞)" if high is None else f"{left}, {high}{']' if closed[1] else ')'}"

@@ -245,7 +245,7 @@ class _Measurement:
             self.inner[arm.name] = arm.inner or (separate if arm.name == ANCHOR or slow else shared)
 
     def _estimate(self, arm: Arm) -> tuple[float, float]:
-        """Seconds of a call, without and with its untimed work: measured over more and more calls, until they fill half a block.
+        """Seconds of a call, without and with its untimed work: over ever more calls, until they fill half a block.
 
         Then twice more; the minimum counts, since disturbances only add, and would make a block too short.
         """

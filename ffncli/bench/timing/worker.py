@@ -45,7 +45,7 @@ def settle() -> None:
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the request to be told
+        if os.getppid() != parent:  # it died before prctl took effect
             os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -23,7 +23,7 @@ _FAR = tuple(SHOWN * 2.0**i for i in range(1, 20))
 class Difference:
     """|f - g| of `name` and `against`.
 
-    `maximum` is its least upper bound on the real line, None where there is none; `at` is where it is reached, None
+    `maximum` is its least upper bound on the real line, None if there is none; `at` is where it is reached, None
     where it is only approached (`towards`: ±inf), is 0 or does not exist. `symmetric`: it is reached at -at too.
     `within` is (x, |f - g|) where an unbounded difference is largest on [-SHOWN, SHOWN]. `mean` and `rms` are of |f -
     g| for x ~ N(0, std²).

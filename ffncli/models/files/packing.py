@@ -120,7 +120,7 @@ def _bits(anchor: Anchor, words: int, values: int | None, method: str) -> int:
     stated: int | None = anchor.config.integer("bits|w_bit", None, 1, 32)
     if values is None:
         if stated not in _GPTQ_BITS:
-            raise anchor.wrong("has no scales, g_idx or bits in quantization_config that give the width of its values")
+            raise anchor.wrong("has no scales, g_idx or bits in quantization_config that show how wide its values are")
         return stated
     bits, rest = divmod(32 * words, values)
     if rest or bits not in _GPTQ_BITS:

@@ -249,7 +249,7 @@ def _pivot(flat: Tensor) -> float:
 
 
 def _histogram(flat: Tensor, width: int, low: float, high: float) -> tuple[tuple[int, ...], int]:
-    """(counts in equal bins from `low` to `high`, stride). In large tensors every stride-th value stands for all.
+    """(counts in equal bins from `low` to `high`, stride). In large tensors every stride-th value represents all.
 
     Binning costs more than everything else together.
     """

@@ -178,7 +178,7 @@ def _check_model(question: Question, model: Resolved, experts: frozenset[int] | 
         raise FFNError(f"--neuron {question.neuron} is out of range", f"d_ff is {layer.spec.d_ff}: 0 to {last}")
     if layer.spec.moe and not experts:
         what = f"--neuron {question.neuron}: each of {layer.spec.moe.experts} experts has one"
-        raise FFNError(what, "give one, such as --expert 0")
+        raise FFNError(what, "add --expert 0")
 
 
 def _experts(text: str | None, model: Resolved, layer: str | None) -> frozenset[int] | None:

@@ -475,10 +475,7 @@ def test_the_time_that_is_left_is_that_of_the_units_measured_now():
 def test_the_time_that_a_run_is_to_take_is_said_first(bench):
     asked = ("8x16:swiglu", "--tokens", "1,2,3", "--kernel", "eager", "--max-time", "4s")
     err = bench(*asked, "--save", "a.csv")[2]  # 3 × 4 s, and 2 × 5 s to start
-    assert (
-        "note: 3 cases in 2 processes: about 22 s; less if --precision is reached, more if kernels compile\n"
-        in err
-    )
+    assert "note: 3 cases in 2 processes: about 22 s; less if --precision is reached, more if kernels compile\n" in err
     assert "processes: about" not in bench(*asked, "--save", "b.csv", "-q")[2]
 
 

@@ -59,8 +59,8 @@ def test_shares_and_rates():
     assert by["up"][2] == "32.0 %"
     assert by["hidden"][1:4] == ("multiply", "1.1 %", "█")
     assert lines == [
-        "the steps take 96.1 % of the block's time together, not 100 %: alone, a step finds its numbers in another"
-        " cache state, and the block has more to do between them"
+        "the steps together take 96.1 % of the block's time, not 100 %: alone, a step finds different data in the"
+        " cache, and the block has extra work between steps"
     ]
 
 
@@ -86,7 +86,7 @@ def test_experts_steps_stand_under_them_and_are_not_added():
             row("step experts[e].gate", 0.2)]  # fmt: skip
     table, lines, _ = parts_of(MOE, rows)
     assert table.rows[-1][:2] == ("  experts[e].gate", "linear")
-    assert lines[0].startswith("the steps take 90.0 % ")
+    assert lines[0].startswith("the steps together take 90.0 % ")
     assert lines[1] == "experts[e].gate: all experts that received tokens; part of experts"
 
 

@@ -65,7 +65,7 @@ def test_other_formats(call, style):
 
 CONTRADICTIONS = [
     (["--example", "notbook"], "did you mean 'notebook'? (notebook, explained, llama, conv, bert)"),
-    (["--example", ""], "there are notebook, explained, llama, conv, bert"),
+    (["--example", ""], "use one of notebook, explained, llama, conv, bert"),
     (["--example", "bert", "gpt2"], "contradicts SOURCE 'gpt2'"),
     (["--example", "bert", "--d-ff", "8"], "contradicts --d-ff"),
     (["--example", "bert", "--plain"], "contradicts --plain"),

@@ -458,7 +458,7 @@ def test_unembedding_without_a_prompt(call):
         ("llama", ["--prompt", "Hello", "--sample-top-k", "3"], "--sample-top-k needs --vocab or --unembed; without"),
         ("llama", ["--unembed", "--sample-top-k", "61"], "--sample-top-k 61 exceeds the vocabulary of 60"),
         ("llama", ["--unembed", "--neuron", "40"], "--neuron 40 is out of range; d_ff is 40: 0 to 39"),
-        ("mixtral", ["--unembed", "--neuron", "1"], "--neuron 1: each of 4 experts has one; give one, such as --expert 0"),
+        ("mixtral", ["--unembed", "--neuron", "1"], "--neuron 1: each of 4 experts has one; add --expert 0"),
         ("t5-relu", ["--unembed", "--layer", "encoder.0"], "'s encoder; a decoder layer's output can be unembedded"),
         ("vit", ["--input-ids", "1"], "vit takes pixel_values, not text"),
         ("vit", ["--unembed"], "transformers has no language-model head for vit"),

@@ -151,7 +151,7 @@ def test_a_hub_that_trickles_is_given_up(opened: Opened, name: str):
 
 @pytest.mark.parametrize(
     ("fault", "part"),
-    [(Fault(cut=4), "broke off"), (Fault(close=True), "broke off"), (Fault(says="bytes 1-8/1000"), r"received \d+ bytes, expected"),
+    [(Fault(cut=4), "broke off"), (Fault(close=True), "broke off"), (Fault(says="bytes 1-8/1000"), "bytes, expected"),
      (Fault(says="nonsense"), "which bytes"), (Fault(whole=True), "whole files")],
 )  # fmt: skip
 def test_an_answer_that_is_not_the_one_asked_for(opened: Opened, fault: Fault, part: str):

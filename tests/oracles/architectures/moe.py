@@ -39,7 +39,9 @@ CASES: Mapping[str, Architecture] = {
             "attn_config": {"rope_theta": 10000.0},
         },
     ),
-    "deepseek_v4": Architecture(reason="its first layers choose experts by a token lookup, and its scores are sqrtsoftplus"),
+    "deepseek_v4": Architecture(
+        reason="its first layers choose experts by a token lookup, and its scores are sqrtsoftplus"
+    ),
     "dots3_note": Architecture(
         ffn=_TEXT_FFN, norm=_TEXT_NORM, model="Dots3NoteForConditionalGeneration",
         drop=_TOWERS, values={

@@ -163,7 +163,7 @@ def test_columns_of_a_fused_matrix_in_any_other_order(tmp_path):
         base = saved(tmp_path / "base.npz", GATED, keep_weights=kept)
         new = saved(tmp_path / "new.npz", GATED, cut, keep_weights=kept)
         (cause, *_) = compare(base, new).causes
-        assert cause == "gate and up have the same columns in another order: one fused matrix was cut in a different way"
+        assert cause.endswith("in another order: one fused matrix was cut in a different way")
 
 
 def test_input_columns_in_another_order(tmp_path):

@@ -153,9 +153,7 @@ def test_an_activation_in_general():
 
 def test_a_gated_unit():
     topic = ffncli.explain("swiglu")
-    assert f"up = 3 becomes {3 * silu(2):.4f} at gate = 2, and {3 * silu(-2):.4f} at gate = -2." in text(
-        topic
-    )
+    assert f"up = 3 becomes {3 * silu(2):.4f} at gate = 2, and {3 * silu(-2):.4f} at gate = -2." in text(topic)
     assert f"512x2048 plain ({2 * 512 * 2048:,} weights) to 512x1365 gated ({3 * 512 * 1365:,})" in text(topic)
     assert [row[1:] for row in topic.example.rows] == [
         pytest.approx((silu(g), 3 * silu(g))) for g in column(topic, "gate")

@@ -213,7 +213,9 @@ def test_layers_that_give_a_list(tmp_path: Path) -> None:
     assert [token.logit for token in found] == pytest.approx(logits.sort(descending=True).values[:3].tolist(), rel=1e-5)
 
 
-@pytest.mark.parametrize(("layers", "why"), [(1, "reads more than the output of its layers"), (2, "only its first layer")])
+@pytest.mark.parametrize(
+    ("layers", "why"), [(1, "reads more than the output of its layers"), (2, "only its first layer")]
+)
 def test_a_layer_without_a_module_of_its_own_is_refused(tmp_path: Path, layers: int, why: str) -> None:
     """XLM adds what an FFN gives to what the head reads: nothing stands in the place of a whole layer's output."""
     built("xlm", tmp_path, n_layers=layers, num_hidden_layers=layers)

@@ -60,7 +60,7 @@ def _ibert(config: Fields) -> Extra:
 
 
 def _xmod(config: Fields) -> Extra:
-    # A language's adapter stands between residual and norm, and may use that same norm: it does not belong to the FFN.
+    # A language's adapter is between residual and norm, and may use that same norm: it does not belong to the FFN.
     pre = config.flag("pre_norm", False)
     reused = config.flag("adapter_reuse_layer_norm", True) and not config.flag("adapter_layer_norm", False)
     return {"norm": "layernorm" if pre else "none", "shared_norm": pre and reused}

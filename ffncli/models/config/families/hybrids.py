@@ -111,9 +111,7 @@ def _nemotron_experts(config: Fields, stack: Stack) -> Callable[[int], bool]:
 
 def _nemotron_routing(config: Fields) -> Extra:
     if config.flag("mlp_bias", False):
-        raise FFNError(
-            f"{config.where}: mlp_bias = true is not covered", "only its shared expert would have biases"
-        )
+        raise FFNError(f"{config.where}: mlp_bias = true is not covered", "only its shared expert would have biases")
     # The shared expert has one width for any n_shared_experts.
     return {
         "score": "sigmoid", "correction": True, "group_best": 2, "groups": config.integer("n_group", 1),
