@@ -95,7 +95,7 @@ def parse(text: str) -> KernelChoice:
     else:
         kernel = full_name(kernel)
     if label in BUILT_IN:
-        raise FFNError(f"--kernel: {shown(label)} is a kernel of ffn's own", "give another label")
+        raise FFNError(f"--kernel: {shown(label)} is one of ffn's own kernels", "give another label")
     choice = KernelChoice("", kernel, attribute, factor, ref)
     return replace(choice, label=label or choice._default_label)
 

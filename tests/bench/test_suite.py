@@ -55,7 +55,7 @@ def in_process(journal: Journal, most: int | None = None) -> int:
     for process in range(asked.method.processes):
         for case in asked.cases:
             if not journal.done(process, case.key) and (most is None or done < most):
-                journal.add(fake_worker.unit(case, Job(process, (), asked.kernels, "eager", asked.method)))
+                journal.add(fake_worker.unit(case, Job(process, (), asked.kernels, asked.baseline, asked.method)))
                 done += 1
     return done
 

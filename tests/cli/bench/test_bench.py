@@ -421,11 +421,13 @@ def test_a_selftest_that_cannot_tell_fails(bench):
 
 
 def test_a_resumed_run_is_gated_under_the_same_conditions(bench, tmp_path):
-    from ffncli.bench.records import Method
+    from ffncli.bench.records import BLOCK, Method
     from tests.bench.test_suite import in_process, request
 
-    for name, method in (("one", Method(processes=1)), ("steps", Method(processes=2, by_step=True))):
-        with suite.begun(tmp_path / f"{name}.csv", replace(request(), method=method)) as journal:
+    one = replace(request(), method=Method(processes=1))
+    steps = replace(request(), kernels=(), baseline=BLOCK, method=Method(processes=2, by_step=True))
+    for name, wanted in (("one", one), ("steps", steps)):
+        with suite.begun(tmp_path / f"{name}.csv", wanted) as journal:
             assert in_process(journal, 1) == 1
     for name, words in (("one", "needs several --processes"), ("steps", "--by-step contradicts --fail-if-slower")):
         code, _, err = bench.bare("--resume", f"{name}.csv", "--fail-if-slower", "3%")
