@@ -28,7 +28,7 @@ def is_runnable(resolved: Resolved) -> bool:
 def folder_of(resolved: Resolved, option: str) -> Path:
     """The directory, or the GGUF file, that transformers can load, for an `option` that needs one.
 
-    Raises FFNError where the source is not one: a known model's dimensions, pickled weights, headers only.
+    Raises FFNError if the source is not one: a known model's dimensions, pickled weights, headers only.
     """
     name, checkpoint, path = shown(resolved.source), resolved.checkpoint, Path(resolved.source)
     if checkpoint is None:

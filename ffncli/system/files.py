@@ -33,7 +33,7 @@ def open_to_read(path: Path, pipe: bool = False) -> BinaryIO:
 
 
 def _require_file(status: os.stat_result, pipe: bool) -> None:
-    """Raises OSError, with the kind as its text, for what is no regular file."""
+    """Raises OSError, with the kind as its text, for anything but a regular file."""
     mode = status.st_mode
     if stat.S_ISREG(mode) or (pipe and stat.S_ISFIFO(mode)):
         return
@@ -44,7 +44,7 @@ def _require_file(status: os.stat_result, pipe: bool) -> None:
 
 
 def read_whole(path: Path, most: int, pipe: bool = False) -> bytes:
-    """The file's bytes, as `open_to_read` opens it. Raises OSError where there are more than `most`."""
+    """The file's bytes, as `open_to_read` opens it. Raises OSError if there are more than `most`."""
     with open_to_read(path, pipe) as file:
         raw = file.read(most + 1)
     if len(raw) > most:

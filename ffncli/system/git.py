@@ -45,7 +45,7 @@ def _refs(folder: Path) -> list[str]:
 
 
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """git's answer in this folder, in English. Raises FFNError (exit 3) where git cannot be run."""
+    """git's answer in this folder, in English. Raises FFNError (exit 3) if git cannot be run."""
     environment = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
     try:
         return subprocess.run(

@@ -82,7 +82,7 @@ def speed_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
 
 
 def require_sweeps(rows: Sequence[ResultRow]) -> tuple[SpeedSweep, ...]:
-    """The sweeps of a stored result. Raises FFNError where it has none."""
+    """The sweeps of a stored result. Raises FFNError if it has none."""
     sweeps = speed_sweeps(rows)
     if not sweeps:
         raise FFNError(_NO_SWEEP, "measure one with ffn bench --tokens 1,16,256 --save FILE.csv")

@@ -211,7 +211,7 @@ def from_json(stored: Any, where: str = "the request") -> BenchRequest:
 
 
 def _check(request: BenchRequest, where: str) -> None:
-    """FFNError where the parts of a request do not belong together."""
+    """FFNError if the parts of a request do not belong together."""
     for case in request.cases:
         _device(f"{where}: device", case.device)
         _dtype(f"{where}: dtype", case.dtype)

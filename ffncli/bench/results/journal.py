@@ -167,7 +167,7 @@ class Journal:
         return rows
 
     def _whole(self, kept: _Kept) -> TimedUnit:
-        """The unit with its blocks. Raises FFNError where these are not its own."""
+        """The unit with its blocks. Raises FFNError if these are not its own."""
         where, unit = shown_path(self.files.rounds), kept.unit
         if kept.end - kept.start > _MOST_UNIT_BYTES:
             raise FFNError(f"{where}: the blocks of a unit take {kept.end - kept.start:,} bytes", _ANEW)
@@ -181,10 +181,10 @@ class Journal:
         return replace(unit, blocks=tuple(block for _, block in blocks))
 
     def finish(self) -> None:
-        """The run is complete: delete the journal. Raises FFNError (exit 3) where somebody removed the result."""
+        """The run is complete: delete the journal. Raises FFNError (exit 3) if somebody removed the result."""
         if not self.files.csv.exists():
             why = f"{shown_path(self.files.csv)} is gone: it was removed while the run went on"
-            raise FFNError(why, "begin anew: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
+            raise FFNError(why, "begin again: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
         self.files.journal.unlink(missing_ok=True)
 
     def discard(self) -> None:

@@ -79,7 +79,7 @@ def command(
 def _alone(
     base: str, options: CompareResultOptions, tolerance: float | None, plot: PlotOptions, output: Output
 ) -> None:
-    """The sweeps of one result, drawn. Raises FFNError where there is no second file and no plot is asked for."""
+    """The sweeps of one result, drawn. Raises FFNError if there is no second file and no plot is requested."""
     if not plot.wanted:
         raise FFNError("Missing argument 'NEW'", "give two files, or one result of ffn bench with --plot")
     paths = _files(base, (base,))

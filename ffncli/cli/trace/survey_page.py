@@ -99,7 +99,7 @@ def _table(survey: Survey, units: int) -> Table:
 
 
 def _name(survey: Survey, row: LayerRow) -> str:
-    """`3`, or `decoder.3` where there are several stacks."""
+    """`3`, or `decoder.3` if there are several stacks."""
     return f"{row.stack}.{row.layer}" if len({row.stack for row in survey.rows}) > 1 else str(row.layer)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def unit_parts(record: StepRecord, tokens: Sequence[str]) -> list[Part]:
-    """How many units are dead, where any is and there are several tokens; the units that were asked for.
+    """How many units are dead, where any is and there are several tokens; the units that were requested.
 
     `tokens` are the labels of the input's rows, where a prompt gives them texts.
     """

@@ -70,7 +70,7 @@ class CostReport:
         return self.counts[0]
 
     def row(self) -> dict[str, Any]:
-        """As JSON has it: counts and costs, and where they were asked for the split, the ridge and the floors."""
+        """As JSON has it: counts and costs, and where they were requested the split, the ridge and the floors."""
         more: dict[str, Any] = {"costs": [asdict(cost) for cost in self.costs]}
         more |= {"tensor_parallel": asdict(self.split)} if self.split else {}
         if self.devices:
@@ -94,7 +94,7 @@ class CostReport:
         ]
 
     def _ridge_tokens(self, device: str) -> dict[str, Any]:
-        """The two numbers of tokens of a device's ridge, or of the typed one; null where there is no ridge."""
+        """The two numbers of tokens of a device's ridge, or of the typed one; null if there is no ridge."""
         ridge = next((one for one in self.ridges if one.device == device), None)
         return {name: getattr(ridge, name) if ridge else None for name in _OF_RIDGE}
 
@@ -106,7 +106,7 @@ class CostReport:
 
 @dataclass(frozen=True)
 class FigureQuestion:
-    """What is asked beside the counts. No format is the stored one, no tokens is 1; the others as in `figures`."""
+    """What is requested besides the counts. No format means the stored one, no tokens means 1; the others as in `figures`."""
 
     formats: tuple[str | None, ...] = (None,)
     tokens: tuple[int, ...] = ()

@@ -174,7 +174,7 @@ class _Cursor:
         return self.at - count
 
     def load(self, end: int) -> None:
-        """Read on, up to byte `end` at least. Raises FFNError where the file, or what a header may take, ends there."""
+        """Read on, up to byte `end` at least. Raises FFNError if the file, or what a header may take, ends there."""
         limit = min(self.size, MOST_HEADER_BYTES)
         if end > limit < self.size:
             raise FFNError(f"{self.where}: a header of more than {MOST_HEADER_BYTES:,} bytes is not supported")

@@ -125,7 +125,7 @@ def _json(text: str, where: str) -> object:
 
 
 def _copied(values: Sequence[Any] | NDArray[Any] | Tensor) -> Tensor:
-    """A copy of a caller's values, which later changes of theirs do not reach. FFNError where they are not numbers."""
+    """A copy of a caller's values, which later changes of theirs do not reach. FFNError if they are not numbers."""
     if isinstance(values, Tensor):
         if values.is_complex():
             raise FFNError("input holds complex numbers, not real ones")

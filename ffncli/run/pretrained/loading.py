@@ -141,7 +141,7 @@ def load(
     """The model in eval mode, in `dtype` on `device`, after `shrink` removed unneeded parts from the empty module.
 
     Where transformers fails over the missing parts, it is loaded again with `shrink(module, False)`, which keeps them.
-    The weights of a GGUF file are dequantized. Raises FFNError where transformers has no such class, where memory is
+    The weights of a GGUF file are dequantized. Raises FFNError if transformers has no such class, where memory is
     too small, or where loading fails.
     """
     # The names in a GGUF file are those of the whole model, which its class with a head has.
@@ -229,7 +229,7 @@ def _prepared(kind: Any, prepare: Callable[[Any], None]) -> Any:
 
 
 def _class(transformers: Any, config: Any, with_head: bool, prefer_head: bool = False) -> Any:
-    """The class that the config names, or that transformers builds for it. Raises FFNError where there is none."""
+    """The class that the config names, or that transformers builds for it. Raises FFNError if there is none."""
     named = [getattr(transformers, str(name), None) for name in getattr(config, "architectures", None) or ()]
     heads = sorted(_HEADS, key=lambda head: config.is_encoder_decoder and "SEQ_TO_SEQ" not in head)  # BART has both
     tables = [f"MODEL_FOR_{head}_MAPPING" for head in heads]

@@ -183,11 +183,11 @@ def open_saved(path: Path) -> Saved:
 
 
 def _check_step(step: SavedStep, container: Container, names: set[str], where: str) -> None:
-    """FFNError where a step's entry does not fit the tensor of that name, or reads a step that is not there."""
+    """FFNError if a step's entry does not fit the tensor of that name, or reads a step that is not there."""
     label = f"{where}: step {shown(step.name, 120)}"
     if len(step.shape) < 2 or (0 in step.shape and not step.inner):
         raise FFNError(f"{label} has the shape {shown(list(step.shape))}, not [..., features]")
     if container.shapes.get(step.name) != step.shape:
         raise FFNError(f"{label} has shape {shown(list(step.shape))}, its tensor has another")
     if not step.inner and (missing := next((name for name in step.inputs if name not in names), None)):
-        raise FFNError(f"{label} reads {shown(missing, 120)}, which is no step")
+        raise FFNError(f"{label} reads {shown(missing, 120)}, which is not a step")

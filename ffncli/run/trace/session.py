@@ -108,7 +108,7 @@ class Session:
     def __getitem__(self, name: str) -> Tensor:
         """The whole tensor of a step, by its printed name; one that was not kept is computed again.
 
-        Raises FFNError where there is no such step, and where dropout was active, which draws another mask.
+        Raises FFNError if there is no such step, and where dropout was active, which draws another mask.
         """
         self.step(name)
         prepared = self.prepared

@@ -101,7 +101,7 @@ def _kernel_in(path: Path, choice: KernelChoice, origin: str, steps: Steps, spec
 def _copy_at(ref: str, path: Path) -> tuple[Path, str]:
     """(the file as the commit has it, in a private folder that is removed when the process ends; the commit).
 
-    The file alone: modules that lie beside it in the repository cannot be imported.
+    The file alone: modules next to it in the repository cannot be imported.
     """
     original = file_at(ref, path, "--kernel")
     copied = process_folder() / path.name

@@ -42,7 +42,7 @@ class OutOfTime(BaseException):
 
 @contextmanager
 def limited_loading(seconds: float | None = LOAD_TIME) -> Iterator[None]:
-    """Inside, a user's file has so many seconds to load; None is no limit."""
+    """Inside, a user's file has so many seconds to load; None: any number."""
     token = _limit.set(seconds)
     try:
         yield
@@ -58,9 +58,9 @@ def set_load_time(seconds: float | None) -> None:
 
 @contextmanager
 def loading(path: Path) -> Iterator[None]:
-    """The load of this file. Raises FFNError (exit 3) where it takes longer than the limit.
+    """The load of this file. Raises FFNError (exit 3) if it takes longer than the limit.
 
-    Nothing is limited inside another load, in a thread other than the main one, and where there are no alarms
+    Nothing is limited inside another load, in a thread other than the main one, and if there are no alarms
     (Windows).
     """
     import threading  # this file is loaded by every command, the rest by those that load a user's file
