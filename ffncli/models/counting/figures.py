@@ -106,7 +106,7 @@ class CostReport:
 
 @dataclass(frozen=True)
 class FigureQuestion:
-    """What is requested besides the counts. No format means the stored one, no tokens means 1; the others as in `figures`."""
+    """What is requested besides the counts. No format: the stored one; no tokens: 1; the others as in `figures`."""
 
     formats: tuple[str | None, ...] = (None,)
     tokens: tuple[int, ...] = ()
