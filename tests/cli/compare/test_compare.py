@@ -250,7 +250,7 @@ def test_another_block_is_refused(call, tmp_path):
     shapes = f"up has shape [4, 16] in {plain}, [4, 32] in {wide}"
     expect_refusal(call("compare", str(plain), str(wide)), "from a different block", shapes)
     shapes = f"x has shape [4, 8] in {plain}, [5, 8] in {more}"
-    expect_refusal(call("compare", str(plain), str(more)), "another input", shapes)
+    expect_refusal(call("compare", str(plain), str(more)), "a different input", shapes)
     expect_refusal(call("compare", str(plain), str(longer)), "only", "longer.npz has the step out")
 
 
