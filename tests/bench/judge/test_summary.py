@@ -198,7 +198,7 @@ def test_missed_precision_says_how_many_rounds() -> None:
     assert row.ratio_high is not None
     assert row.rounds is not None
     half = (log(row.ratio_high) - log(row.ratio_low)) / 2
-    assert f"some {np.ceil(row.rounds * (half / log(1.002)) ** 2):.0f} rounds needed, {row.rounds} done" in text
+    assert f"about {np.ceil(row.rounds * (half / log(1.002)) ** 2):.0f} rounds needed, {row.rounds} done" in text
     assert "±0.2 % wanted" in text
 
 

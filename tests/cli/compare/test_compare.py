@@ -245,12 +245,12 @@ def test_another_block_is_refused(call, tmp_path):
     more = save(call, tmp_path / "more.npz", "8x16:gelu", "--tokens", "5")
     longer = save(call, tmp_path / "longer.npz", "8x16:gelu", "--residual")
     expect_refusal(
-        call("compare", str(gated), str(plain)), "from another block", f"gate = x · W1 in {gated}, up = x · W1"
+        call("compare", str(gated), str(plain)), "from a different block", f"gate = x · W1 in {gated}, up = x · W1"
     )
     shapes = f"up has shape [4, 16] in {plain}, [4, 32] in {wide}"
-    expect_refusal(call("compare", str(plain), str(wide)), "from another block", shapes)
+    expect_refusal(call("compare", str(plain), str(wide)), "from a different block", shapes)
     shapes = f"x has shape [4, 8] in {plain}, [5, 8] in {more}"
-    expect_refusal(call("compare", str(plain), str(more)), "another input", shapes)
+    expect_refusal(call("compare", str(plain), str(more)), "a different input", shapes)
     expect_refusal(call("compare", str(plain), str(longer)), "only", "longer.npz has the step out")
 
 
@@ -309,7 +309,7 @@ def test_on_a_terminal_the_verdict_is_said_once(call, tmp_path, monkeypatch, bot
     code, out, err = call("compare", str(base), str(new), "--no-color")
     assert code == 1
     assert err.startswith("error: act differs first: act[") == (both is not None)
-    assert ("departs first" in out, "act: formula is" in out) == (not both, not both)
+    assert ("differs first" in out, "act: formula is" in out) == (not both, not both)
 
 
 def test_a_step_that_is_zero_in_base_has_no_relative_error(call, tmp_path):
@@ -317,7 +317,7 @@ def test_a_step_that_is_zero_in_base_has_no_relative_error(call, tmp_path):
     new = save(call, tmp_path / "b.npz", "4x8", "--no-bias", "--input", "ones")
     code, out, err = call("compare", str(base), str(new))
     assert code == 1
-    assert "x differs first: x[0,0] is 0.0 in BASE, 1.0 in NEW; all of it is 0 in BASE" in err
+    assert "x differs first: x[0,0] is 0.0 in BASE, 1.0 in NEW; the whole step is 0 in BASE" in err
     assert not re.search(r"\binf\b|ulps of", out + err)
 
 
