@@ -165,14 +165,6 @@ def test_what_is_saved_is_what_was_kept(tmp_path: Path):
     ffncli.trace("4x8:relu", save=tmp_path / "t.safetensors", force=True)
 
 
-def test_a_session_reads_as_one_line():
-    session = ffncli.trace("4x8:relu")
-    assert repr(session) == "<Session of 4x8:relu: x, up, act, down>"
-    assert session["act"] is session.step("act") is session.steps[2]
-    with pytest.raises(FFNError, match="no step 'nope'"):
-        session["nope"]
-
-
 def test_all_layers_are_what_the_shell_prints(call):
     for name, options in (("llama", {"prompt": PROMPT}), ("mixtral", {"tokens": 3, "top_units": 2})):
         printed = json.loads(call("trace", source_of(name), "--layer", "all", *typed(options), "--json")[1])
@@ -190,7 +182,7 @@ def test_all_layers_are_what_the_shell_prints(call):
 # --- how the command is made ------------------------------------------------------------------------------------------
 
 PAGES = ("page", "model_page", "unembed_page", "sampling_page", "explain_page", "example_page", "units_page",
-         "survey_page")  # fmt: skip
+         "survey_page", "routing_page")  # fmt: skip
 
 
 def test_the_command_parses_calls_and_shows():
