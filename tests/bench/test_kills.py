@@ -35,7 +35,8 @@ from tests.fuzz.results import no_workers
 COUNT = int(os.environ.get("FFN_KILLS", "4"))
 SOFTWARE = {"host": "here", "torch": "2.x", "cpu": "fake", "numpy": "2"}
 TOKENS = tuple(range(1, 7))
-LONGEST = 2.5  # seconds of a run that nobody stops, on a busy machine
+UNITS = 2 * len(TOKENS)
+PAUSE = 0.04  # s, of the worker at each case
 _PARENT = f"""
 import sys
 from ffncli.bench import suite
@@ -75,7 +76,7 @@ def blocks(path: Path) -> Counter:
 def test_a_run_that_is_killed_is_resumed_to_the_same_result(number: int, tmp_path: Path):
     draw = Random(number)
     sent = draw.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-    at_worker, moment = draw.random() < 0.4, draw.uniform(0.05, LONGEST)
+    at_worker, begun_cases, moment = draw.random() < 0.4, draw.randrange(UNITS + 1), draw.uniform(0, 2 * PAUSE)
     command, log = worker_with(tmp_path, "tokens 0 pause", "tokens 1 pause")
     path = tmp_path / "a.csv"
     options = ("--kernel", "eager,packed", "--tokens", ",".join(map(str, TOKENS)), "--processes", "2", "--threads", "1")
@@ -85,15 +86,19 @@ def test_a_run_that_is_killed_is_resumed_to_the_same_result(number: int, tmp_pat
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         preexec_fn=hear_signals,
     )  # fmt: skip
-    killed = _send(running, sent, moment, log if at_worker else None)
+    _wait(running, log, begun_cases, moment)
+    killed = _send(running, sent, log if at_worker else None)
     _, err = running.communicate(timeout=60)
     assert "a bug in ffn" not in err, err
+    state = "complete" if path.exists() else "not begun"
     if ResultFiles(path).journal.exists():
         with resumed(path) as journal:
+            state = f"{journal.count} of {journal.request.units} units kept"
             run(journal, command=command)
     elif not path.exists():  # it had not begun
         with begun(path, request(TOKENS)) as journal:
             run(journal, command=command)
+    print(f"KILL {signal.Signals(sent).name} to the {'worker' if killed else 'parent'}: {state}")  # pytest -s
     _check(path, tmp_path, killed if at_worker else "")
     until = time.monotonic() + 10
     while workers(log) and time.monotonic() < until:
@@ -101,11 +106,15 @@ def test_a_run_that_is_killed_is_resumed_to_the_same_result(number: int, tmp_pat
     assert workers(log) == []
 
 
-def _send(running: subprocess.Popen[str], sent: int, moment: float, log: Path | None) -> str:
-    """Wait, then send the signal to the parent, or to the worker whose log this is; how a dead worker's note begins."""
-    until = time.monotonic() + moment
-    while time.monotonic() < until and running.poll() is None:
-        time.sleep(0.01)
+def _wait(running: subprocess.Popen[str], log: Path, begun_cases: int, moment: float) -> None:
+    """Until the worker has begun so many cases, and a moment longer."""
+    while running.poll() is None and (len(log.read_text().splitlines()) if log.exists() else 0) < begun_cases:
+        time.sleep(0.005)
+    time.sleep(moment if begun_cases else 10 * moment)
+
+
+def _send(running: subprocess.Popen[str], sent: int, log: Path | None) -> str:
+    """Send the signal to the parent, or to the worker whose log this is; how a dead worker's note begins."""
     while log is not None and running.poll() is None:
         for worker in workers(log):
             try:
