@@ -41,7 +41,7 @@ def test_llama_merges_first():
     assert cost(block).params == 3 * 4096 * 11008
 
 
-@pytest.mark.parametrize(("name", "hint"), [("notbook", "did you mean 'notebook'"), ("xyz", "there are notebook, ex")])
+@pytest.mark.parametrize(("name", "hint"), [("notbook", "did you mean 'notebook'"), ("xyz", "use one of notebook, ex")])
 def test_unknown_names(name, hint):
     with pytest.raises(FFNError, match=hint) as error:
         find(name)

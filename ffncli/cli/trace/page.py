@@ -109,7 +109,7 @@ def _step(record: StepRecord, result: Trace, digits: int, rows: tuple[str, ...])
         text = f"dropped {record.dropped} of {record.live} live values{share}, the kept ones scaled"
         parts.append(Line(text, quiet=True))
     elif record.op == "dropout":
-        parts.append(Line("eval mode: passes everything on", quiet=True))
+        parts.append(Line("eval mode: passes everything through", quiet=True))
     return parts + unit_parts(record, rows)
 
 

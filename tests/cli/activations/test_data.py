@@ -129,7 +129,7 @@ def gguf_file(path):
         ),
         (
             ["GGUF"],
-            ["input drawn at random: --prompt TEXT shows the model's actual input, if the source is"],
+            ["input drawn at random: --prompt TEXT shows the model's actual input\n"],
         ),
         (["8x16:gelu", "--input", "ones"], ["weights drawn at random"]),
         (["LLAMA"], ["decoder layer 0 of", "input drawn at random: --prompt TEXT shows the model's actual input\n"]),

@@ -220,7 +220,7 @@ def test_all_layers_without_a_model_say_on_what(call):
     code, out, err = call("trace", "gpt2", "--d-model", "8", "--d-ff", "16", "--layer", "all", "--tokens", "3")
     assert code == 0
     assert "  input: randn, 3 tokens, the same for every layer\n" in out
-    assert "random weights, seed 0, the same in all layers of one shape: no file has" in err
+    assert "random weights, seed 0, the same in all layers of one shape: no file holds" in err
     found = answer(call, source("llama"), "--layer", "all", "--input", "ones", "--tokens", "1")
     assert found["model"]["input"] == "ones, 1 token, the same for every layer"
     assert answer(call, source("llama"), "--layer", "all", "--prompt", PROMPT)["model"]["input"] is None

@@ -175,7 +175,7 @@ def test_rows_of_an_expert_are_labelled_by_token(call):
 
 def test_statistics_say_something_of_small_numbers(call):
     text = call("trace", "4x8:relu", "--input", "1e-9,2e-9,3e-9,4e-9")[1]
-    assert "min 1.000e-09  max 4.000e-09" in text
+    assert "min 1.000e-09 at [0, 0]  max 4.000e-09 at [0, 3]" in text
     assert "-0.0000" not in text
 
 

@@ -53,7 +53,7 @@ def test_a_square_conv1d_is_read_as_its_family_has_it(tmp_path: Path):
     found, weights = read(load(folder(tmp_path, {**SQUARE, "n_layer": 1}, stored)))
     assert torch.equal(weights["up.weight"], stored[f"{stem}c_fc.weight"].T)
     assert torch.equal(weights["down.weight"], stored[f"{stem}c_proj.weight"].T)
-    assert "[in, out] as gpt2 has it" in found["up.weight"].slice.evidence
+    assert "[in, out] as in gpt2" in found["up.weight"].slice.evidence
     assert found["up.weight"].slice.words == "transposed"
     assert {item.slice.assumed for item in found.values()} == {""}
 

@@ -239,7 +239,7 @@ def test_a_mixture_of_experts():
     topic = ffncli.explain("moe")
     *_, experts, top_k, _, total, active = MOE["mixtral-8x7b"][1:]
     assert f"uses {top_k} of {experts} experts, {active / 1e9:.1f} of {total / 1e9:.1f} billion" in text(topic)
-    logits = torch.tensor(ffncli.trace("4x8:swiglu", experts=4)["router"].values)
+    logits = ffncli.trace("4x8:swiglu", experts=4)["router"]
     best = logits.topk(2, dim=-1)
     weights = best.values.softmax(-1)  # of the chosen scores alone: the same as all of them, normalised
     for token, row in enumerate(topic.example.rows):
