@@ -48,7 +48,7 @@ SAMPLES = {
     ],
     "verify": ["", "4x8:relu", "./my-model --layer 1", "8x16:swiglu --experts 4"],
     "bench": [
-        "64x256:swiglu --kernel eager,packed --quick --fail-if-slower 500% --save a.csv --force",
+        "64x256:swiglu --kernel eager,packed --quick --fail-if-slower 500% --save s.csv --force",
         "32x64:relu --kernel eager,packed --quick --threads 1 --save c.csv",
     ],
     "models": ["", "llama"],
