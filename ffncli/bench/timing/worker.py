@@ -8,18 +8,15 @@ that torch cannot use. A case that cannot be measured is a unit too, whose outco
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import sys
 import time
 from multiprocessing.connection import Connection
 
 from ffncli.errors import ExitCode, FFNError
+from ffncli.system.child import settle
 from ffncli.system.packages import package_error
 
 _BEGAN = time.perf_counter()
-_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
@@ -37,17 +34,6 @@ def main(arguments: list[str]) -> int:
     except (EOFError, BrokenPipeError, ConnectionResetError):  # whoever asked is gone
         return 0
     return 0
-
-
-def settle() -> None:
-    """Before anything of the user's runs: prints go to stderr, Ctrl-C is the parent's to hear, its death is ours."""
-    os.dup2(2, 1)
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before we asked to be told
-            os._exit(0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def serve(connection: Connection) -> None:
