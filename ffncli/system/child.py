@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 
 KILLED = -9
@@ -47,6 +48,19 @@ def exit_code(process: subprocess.Popen[bytes]) -> int:
     if status is None:
         return 0
     return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+
+
+def has_ended(process: subprocess.Popen[bytes], patience: float) -> bool:
+    """Whether the child ends within so many seconds. It is not reaped."""
+    until = time.monotonic() + patience
+    while True:
+        if not hasattr(os, "waitid"):
+            over = process.poll() is not None
+        else:
+            over = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        if over or time.monotonic() > until:
+            return over
+        time.sleep(0.01)
 
 
 def ending(code: int) -> str:

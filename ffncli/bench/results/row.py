@@ -107,6 +107,7 @@ class ResultRow:
     precision: float | None = None  # the requested half-width
     numpy: str = ""
     isa: str = ""
+    certificate: str = ""  # the sha256 of the kernel's certificate, where one was named and is of this case
 
     @property
     def fusion_share_max(self) -> float | None:

@@ -50,6 +50,7 @@ def command(
     request, notes = build_request(
         grid.grid(source, dimensions, tokens), grid.kernel, grid.baseline, method.method(),
         fail_if_slower=result.fail_if_slower, strict=result.strict, asked=options,
+        certificates=result.certificates(),
     )  # fmt: skip
     from ffncli.bench.suite import begun, default_path
 

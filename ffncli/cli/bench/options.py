@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
@@ -15,7 +14,7 @@ from ffncli.bench.request.grid import DECODE, Grid
 from ffncli.cli.common import values
 from ffncli.cli.common.option import COMPUTE, option
 from ffncli.cli.common.options import Count, DimensionOptions, Text, TokenListOptions
-from ffncli.cli.common.parsers import flat, natural, numbers, percentage, positive
+from ffncli.cli.common.parsers import duration, flat, natural, numbers, percentage, positive
 from ffncli.errors import FFNError, shown
 
 _what = partial(option, "What to measure")
@@ -23,25 +22,11 @@ _how = partial(option, "How to measure")
 _gate = partial(option, "Checks and results")
 _compute = partial(option, COMPUTE)
 _Texts = list[str] | None
-_UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def _choice(*words: str) -> Callable[[], tuple[str, ...]]:
     """What a shell completes a choice among these with."""
     return lambda: words
-
-
-def duration(option: str) -> Callable[[str], float]:
-    """A parser for `20s`, `2m`, `500ms`: seconds, at most a day."""
-
-    def parse(text: str) -> float:
-        match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|m|min|h|)", str(text).strip())
-        value = float(match[1]) * _UNITS[match[2]] if match else 0.0
-        if not 0 < value <= 86_400:
-            raise FFNError(f"{option} must be a time, as in 20s or 2m, got {shown(text)}")
-        return value
-
-    return parse
 
 
 def _words(texts: _Texts) -> tuple[str, ...]:
@@ -153,13 +138,17 @@ class MethodOptions:
 
 @dataclass(frozen=True)
 class ResultOptions:
-    """--save, --resume, --fail-if-slower, --strict."""
+    """--save, --resume, --fail-if-slower, --strict, --certificate."""
 
     fail_if_slower: Annotated[
         float | None, _gate("--fail-if-slower", metavar="X%", parser=percentage("--fail-if-slower", 10.0), daily=True,
                             help="Exit 1 if a kernel is slower than the baseline by more than X%."),
     ] = None  # fmt: skip
     strict: Annotated[bool, _gate("--strict", help="Exit 4 if a verdict is inconclusive.")] = False
+    certificate: Annotated[
+        _Texts, _gate("--certificate", metavar="FILE,...",
+                      help="Certificates of your kernels, from ffn verify --referee; results name them."),
+    ] = None  # fmt: skip
     save: Annotated[
         Text, _gate("--save", metavar="FILE.csv", daily=True,
                     help="Where results go. [default: benchmarks/results/ where that exists, else your state folder]"),
@@ -168,10 +157,16 @@ class ResultOptions:
         Text, _gate("--resume", metavar="FILE.csv", help="Continue an interrupted run.")
     ] = None  # fmt: skip
 
+    def certificates(self) -> tuple[str, ...]:
+        """The certificates' files."""
+        return _words(self.certificate)
+
     def resumed(self) -> Path | None:
         """The file to go on with."""
         if self.resume is not None and self.save is not None:
             raise FFNError("--resume contradicts --save", "it goes on in the file that it names")
+        if self.resume is not None and self.certificate:
+            raise FFNError("--resume contradicts --certificate", "the run goes on with those it began with")
         return None if self.resume is None else Path(os.path.expanduser(self.resume))
 
 

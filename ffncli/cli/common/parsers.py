@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from math import inf, nan
 
@@ -10,6 +11,7 @@ from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import whole
 
 _MOST_VALUES = 1000  # of a comma list
+_UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def positive(option: str, high: int = MAX_SIZE) -> Callable[[str], int]:
@@ -111,5 +113,18 @@ def numbers(option: str) -> Callable[[str], tuple[int, ...]]:
         if len(parts) > _MOST_VALUES:
             raise FFNError(f"{option} takes at most {_MOST_VALUES} values, got {len(parts)}")
         return tuple(one(part) for part in parts)
+
+    return parse
+
+
+def duration(option: str) -> Callable[[str], float]:
+    """A parser for `20s`, `2m`, `500ms`: seconds, at most a day."""
+
+    def parse(text: str) -> float:
+        match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|m|min|h|)", str(text).strip())
+        value = float(match[1]) * _UNITS[match[2]] if match else 0.0
+        if not 0 < value <= 86_400:
+            raise FFNError(f"{option} must be a time, as in 20s or 2m, got {shown(text)}")
+        return value
 
     return parse
