@@ -41,9 +41,10 @@ def refusal(certificate: Certificate) -> FFNError:
 
 
 def _remark(certificate: Certificate) -> str:
-    """`fp32-true, batch-invariant`; of a refused kernel the reason."""
+    """`fp32-true, batch-invariant`; of a refused kernel the reason, and the arithmetic where that explains it."""
     if certificate.reason:
-        return certificate.reason
+        like = certificate.error_class if (certificate.error_class or "").endswith("-like") else None
+        return "; ".join(filter(None, (certificate.reason, like)))
     invariant = "batch-invariant" if certificate.batch_invariant else "not batch-invariant"
     return f"{certificate.error_class}, {invariant}"
 
@@ -51,14 +52,14 @@ def _remark(certificate: Certificate) -> str:
 def _line(name: str, rows: Sequence[CheckRow]) -> ShortLine:
     """What holds; or the first row that failed; or the figures of one that is only reported; or why it was skipped."""
     failed = next((row for row in rows if row.passed is False), None)
+    if name == "precision" and rows[0].relative_error is not None:
+        return "PASS" if failed is None else "FAIL", name, f"{rows[0].subject}: rms {error_text(rows[0])}"
     if failed is not None:
         return "FAIL", name, f"{failed.subject}: " + "; ".join(filter(None, (error_text(failed), failed.note)))
     figures = [row for row in rows if row.passed is None and row.relative_error is not None]
     if figures:
         more = f" and {len(figures) - 1} more" if len(figures) > 1 else ""
         return "INFO", name, f"other bits: {figures[0].subject}{more}, by up to {_largest(figures):.2g}"
-    if name == "precision" and rows[0].relative_error is not None:
-        return "PASS", name, f"{rows[0].subject}: rms {error_text(rows[0])}"
     if not any(row.passed for row in rows):
         return "SKIP", name, rows[0].note
     return "PASS", name, REFEREE_STATEMENTS[name]
