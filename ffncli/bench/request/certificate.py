@@ -41,7 +41,7 @@ def named_certificates(
     files: Sequence[str], chosen: ChosenKernels, cases: Sequence[Case]
 ) -> Mapping[str, NamedCertificate]:
     """Label → its certificate. Raises FFNError (exit 2) for a file that is none, or not of what will be measured."""
-    found: dict[str, NamedCertificate] = {}
+    by_label: dict[str, NamedCertificate] = {}
     for name in files:
         path = Path(name).expanduser()
         stored = read_object(path, _MOST_BYTES)
@@ -62,8 +62,8 @@ def named_certificates(
         if not any(named.covers(case) for case in cases):
             of = f"{named.dtype}, {named.activation}{', gated' if named.gated else ''}, on {named.device}"
             raise FFNError(f"{shown_path(path)} is for {of}: no case is of that", "certify the kernel for this block")
-        found |= {choice.label: named for choice in kernels}
-    return found
+        by_label |= {choice.label: named for choice in kernels}
+    return by_label
 
 
 def _is_of(certificate: Mapping[str, Any], choice: KernelChoice) -> bool:

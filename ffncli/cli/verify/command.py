@@ -112,7 +112,7 @@ def command(
       ffn verify 512x2048:swiglu               # every check
       ffn verify ./my-model -l 1               # a checkpoint, and how it was read
       ffn verify 64x256:swiglu -k mine.py:mlp  # your kernel
-      ffn verify 64x256:swiglu -k mine.py:mlp --referee -o certificate.json
+      ffn verify 64x256:swiglu -k mine.py:mlp --referee
     """
     output = show.output()
     verdict = verify(
