@@ -146,7 +146,7 @@ class ResultOptions:
     ] = None  # fmt: skip
     strict: Annotated[bool, _gate("--strict", help="Exit 4 if a verdict is inconclusive.")] = False
     certificate: Annotated[
-        _Texts, _gate("--certificate", metavar="FILE,...",
+        _Texts, _gate("--certificate", metavar="FILE",
                       help="Certificates of your kernels, from ffn verify --referee; results name them."),
     ] = None  # fmt: skip
     save: Annotated[
