@@ -70,7 +70,7 @@ def _invariant(rows: Rows) -> str:
     texts = {row["threads"]: _of_row(row) for row in rows}
     plain = {text.partition(" ")[0] for text in texts.values()}
     if len(plain) == 1:
-        return max(texts.values())
+        return _of_row(max(rows, key=lambda row: float(row["other_bits"] or 0)))
     return ", ".join(f"{threads} thread{'s' * (threads != '1')}: {text}" for threads, text in texts.items())
 
 
