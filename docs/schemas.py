@@ -46,7 +46,9 @@ SAMPLES = {
         "--target sin --d-ff 1,4 --activation gelu,swiglu --seeds 2 --steps 20",
         "--noise 0.3 --samples 16 --d-ff 1x,4x --activation gelu --seeds 2 --steps 20",
     ],
-    "verify": ["", "4x8:relu", "./my-model --layer 1", "8x16:swiglu --experts 4"],
+    "verify": [
+        "", "4x8:relu", "./my-model --layer 1", "8x16:swiglu --experts 4", "4x8:swiglu --kernel eager --referee",
+    ],
     "bench": [
         "64x256:swiglu --kernel eager,packed --quick --fail-if-slower 500% --save s.csv --force",
         "32x64:relu --kernel eager,packed --quick --threads 1 --save c.csv",

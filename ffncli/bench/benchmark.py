@@ -30,18 +30,19 @@ def benchmark(
     method: Method | None = None,
     save: str | Path | None = None,
     force: bool = False,
+    certificates: Sequence[str | Path] = (),
 ) -> tuple[ResultRow, ...]:
     """Verify, then time kernels in fresh processes; a row for every case and kernel, as in the CSV.
 
     `source`, `kernels` and the lists are as on the command line, () their defaults. `save` names a CSV, with the rounds
-    file next to it; without one nothing is kept. Times in seconds. Raises FFNError for an impossible request; a kernel
-    that is wrong or fails is a row with that status.
+    file next to it; without one nothing is kept. `certificates` are files of `ffn verify --referee`. Times in seconds.
+    Raises FFNError for an impossible request; a kernel that is wrong or fails is a row with that status.
     """
     grid = Grid(
         source, dimensions or Dimensions(), tuple(tokens), tuple(dtypes), tuple(passes), tuple(caches), tuple(devices),
         tuple(threads),
     )  # fmt: skip
-    request, _ = build_request(grid, kernels, baseline, method or Method())
+    request, _ = build_request(grid, kernels, baseline, method or Method(), certificates=tuple(map(str, certificates)))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "results.csv") if save is None else Path(os.path.expanduser(save))
         with begun(path, request, force) as journal:

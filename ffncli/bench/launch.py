@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ffncli.bench.records import Job
+from ffncli.system.child import end, exit_code
 from ffncli.system.files import remove_process_folders
 
 WORKER = (sys.executable, "-m", "ffncli.bench.timing.worker")
@@ -72,16 +72,8 @@ class Worker:
         return message if isinstance(message, tuple) else (message,)
 
     def ended(self) -> int:
-        """Its exit code once it has closed the line; negative is a signal.
-
-        It is not reaped, so that its group keeps its id.
-        """
-        if not hasattr(os, "waitid"):  # macOS before Python 3.13
-            return self.process.wait()
-        status = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-        if status is None:
-            return 0
-        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+        """Its exit code once it has closed the line; negative is a signal. It is not reaped: its group keeps its id."""
+        return exit_code(self.process)
 
 
 @contextmanager
@@ -109,12 +101,5 @@ def worker(job: Job, threads: int, command: Sequence[str] = WORKER, directory: s
     finally:
         ours.close()
         if process is not None:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the group, if any of it is left, and reap; a kernel's file at a git commit was copied for it."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    remove_process_folders(process.pid)
+            end(process)
+            remove_process_folders(process.pid)  # a kernel's file at a git commit was copied for it

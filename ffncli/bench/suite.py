@@ -24,19 +24,12 @@ from ffncli.bench.results.journal import Journal, locked
 from ffncli.bench.results.row import ResultRow
 from ffncli.errors import ExitCode, FFNError, shown, shown_path
 from ffncli.show.text import seconds_text
+from ffncli.system.child import KILLED, ending
 from ffncli.system.files import read_whole, results_folder
 from ffncli.version import __version__
 
-_KILLED = -9
 _TICK = 1.0  # seconds
 _DIED = "the worker "  # the start of a note about a worker's death
-_SIGNALS = {
-    -11: "segmentation fault",
-    -6: "aborted",
-    -7: "bus error",
-    -8: "arithmetic error",
-    -4: "illegal instruction",
-}
 Gone = dict[tuple[str, str], Outcome]  # (case, kernel) → the outcome of a kernel that ended its worker there
 Tell = Callable[[int, Case], None]  # (process, case): one more unit is finished
 Watch = Callable[[Stage, float], None]  # a worker's stage and its seconds; called each second and on changes
@@ -197,13 +190,13 @@ def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...])
 def _died(running: _Running, process: int, stage: Stage | None, code: int, finished: int) -> None:
     """Record the kernel that a worker died of, or the case if the kernel is unknown."""
     if stage is not None and stage.kernel and (stage.case.key, stage.kernel) not in running.gone:
-        outcome = Outcome(stage.kernel, _status(code), f"{_DIED}{_ending(code)}")
+        outcome = Outcome(stage.kernel, _status(code), f"{_DIED}{ending(code)}")
         running.gone[stage.case.key, stage.kernel] = outcome
     elif stage is not None:
         running.journal.add(_dead(running.journal, process, stage.case, stage.kernel or None, code), died=True)
         running.tell(process, stage.case)
     elif not finished:
-        raise _failed(f"a worker could not start ({_ending(code)})")
+        raise _failed(f"a worker could not start ({ending(code)})")
 
 
 @contextmanager
@@ -240,13 +233,13 @@ def _gone(journal: Journal) -> Gone:
 
 
 def _status(code: int) -> Status:
-    return "oom" if code == _KILLED else "failed"
+    return "oom" if code == KILLED else "failed"
 
 
 def _dead(journal: Journal, process: int, case: Case, kernel: str | None, code: int) -> TimedUnit:
     """The unit of a case that ended its worker: oom if the system killed it, else failed."""
     request = journal.request
-    status, why = _status(code), f"{_DIED}{_ending(code)}"
+    status, why = _status(code), f"{_DIED}{ending(code)}"
     outcomes = tuple(
         Outcome(name, status, why) if kernel in (None, name) else Outcome(name, status, f"{why} at {kernel}")
         for name in request.names
@@ -254,15 +247,6 @@ def _dead(journal: Journal, process: int, case: Case, kernel: str | None, code: 
     place = (case.device, case.threads)
     environment = _environments(journal).get(place) or {**journal.software, "device": case.device}
     return TimedUnit(process, case.key, request.baseline, case.cache, outcomes, (), environment=environment)
-
-
-def _ending(code: int) -> str:
-    """How a process ended, in words."""
-    if code == _KILLED:
-        return "was killed (signal 9), probably for lack of memory"
-    if code < 0:
-        return f"was ended by signal {-code}" + (f" ({_SIGNALS[code]})" if code in _SIGNALS else "")
-    return f"ended with exit code {code}"
 
 
 # --- the same conditions ----------------------------------------------------------------------------------------------

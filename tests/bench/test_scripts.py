@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from benchmarks import bench_method, conv1x1, demo, known, sweep, timers
+from benchmarks import bench_method, certificates, conv1x1, demo, known, sweep, timers
 from benchmarks.benched import Answer, marks
 from benchmarks.claims import MEASURED, why
 from benchmarks.kept import Kept, read
@@ -449,3 +449,23 @@ def test_marks_say_what_is_missed():
         "| a | 1 | at most 2 | reached |", "| b | 3 | at most 2 | **missed** |", "| c |  |  | no data |",
         "| d | 4 |  |  |",
     ]  # fmt: skip
+
+
+def test_the_table_of_certificates():
+    """Numbers of threads in one line; where they differ, each; a refusal with its reason."""
+
+    def row(kernel: str, threads: str, invariant: str, apart: str, verdict: str = "certified", reason: str = ""):
+        return {
+            "kernel": kernel, "dtype": "fp32", "threads": threads, "verdict": verdict, "error_class": "fp32-true",
+            "batch_invariant": invariant, "other_bits": apart, "reason": reason,
+        }  # fmt: skip
+
+    rows = [
+        row("a", "1", "false", "1.1e-3"), row("a", "2", "false", "9.7e-4"), row("b", "1", "true", "0"),
+        row("b", "2", "false", "2e-7"), row("c", "1", "", "", "refused", "shapes, 1 token: error 1"),
+    ]  # fmt: skip
+    assert certificates.summary(rows).splitlines()[2:] == [
+        "| `a` | fp32 | certified | fp32-true | no (1.1e-03) |",
+        "| `b` | fp32 | certified | fp32-true | 1 thread: yes, 2 threads: no (2.0e-07) |",
+        "| `c` | fp32 | refused: shapes, 1 token: error 1 | fp32-true |  |",
+    ]

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ffncli.bench.machine.devices import default_device, require_gpu
 from ffncli.bench.records import BLOCK, Method
+from ffncli.bench.request.certificate import named_certificates
 from ffncli.bench.request.grid import BenchRequest, Grid, cases
 from ffncli.bench.request.kernel_names import ChosenKernels, choose_kernels
 from ffncli.errors import FFNError
@@ -22,10 +23,12 @@ def build_request(
     fail_if_slower: float | None = None,
     strict: bool = False,
     asked: Mapping[str, str] | None = None,
+    certificates: Sequence[str] = (),
 ) -> tuple[BenchRequest, tuple[str, ...]]:
     """(the request with defaults filled in; notes about it). `kernels` and `baseline` are as on the command line.
 
-    `asked` are the options with their values. Raises FFNError for an impossible request, before anything is measured.
+    `asked` are the options with their values, `certificates` the files of --certificate. Raises FFNError for an
+    impossible request, before anything is measured.
     """
     if method.by_step:
         _require_steps_alone(grid, kernels, baseline, method)
@@ -35,8 +38,9 @@ def build_request(
     notes = list(chosen.notes)
     points = cases(replace(grid, devices=devices, seed=method.seed), notes.append)
     request = BenchRequest(
-        points, chosen.kernels, chosen.baseline, method, fail_if_slower, strict, asked or {}, chosen.files, os.getcwd()
-    )
+        points, chosen.kernels, chosen.baseline, method, fail_if_slower, strict, asked or {}, chosen.files, os.getcwd(),
+        named_certificates(certificates, chosen, points),
+    )  # fmt: skip
     require_gate(request)
     return request, tuple(notes)
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, get_args
 
 from ffncli.bench.records import BLOCK, Above, Cache, Case, Method, Pass
+from ffncli.bench.request.certificate import NamedCertificate
 from ffncli.block.activations import GATED
 from ffncli.block.dtypes import dtype
 from ffncli.errors import FFNError, shown
@@ -47,8 +48,9 @@ class Grid:
 class BenchRequest:
     """Everything that a run needs, and that a resumed one reads back. All `kernels` have labels; `baseline` is one.
 
-    `asked` are the options with their values, including defaults; `files` the sha256 of the user's files, and
-    `directory` is the working directory: workers start there, even if the run is resumed from elsewhere.
+    `asked` are the options with their values, defaults filled in; `files` the sha256 of the user's files, and
+    `directory` where it was asked: the workers start there, also those of a run that is resumed from elsewhere.
+    `certificates` are those of the kernels, by label.
     """
 
     cases: tuple[Case, ...]
@@ -60,6 +62,7 @@ class BenchRequest:
     asked: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     directory: str | None = None
+    certificates: Mapping[str, NamedCertificate] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,6 +73,11 @@ class BenchRequest:
     def units(self) -> int:
         """The number of work items: every case in every process."""
         return len(self.cases) * self.method.processes
+
+    def certificate_of(self, label: str, case: Case) -> str:
+        """The sha256 of the certificate of a kernel, by its label, where that is of this case; else empty."""
+        certificate = self.certificates.get(label)
+        return certificate.digest if certificate is not None and certificate.covers(case) else ""
 
 
 def cases(grid: Grid, tell: Callable[[str], None] = lambda note: None) -> tuple[Case, ...]:

@@ -114,6 +114,7 @@ class ResultRow:
     bound: str = ""  # memory or compute
     flops_per_byte: Share | None = None  # of the bytes that no cache holds
     ridge_flops_per_byte: Share | None = None  # the machine balance
+    certificate: str = ""  # the sha256 of the kernel's certificate, where one was named and is of this case
 
     @property
     def fusion_share_max(self) -> float | None:

@@ -8,18 +8,15 @@ without "finished" was killed, or crashed.
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import sys
 import time
 from multiprocessing.connection import Connection
 
 from ffncli.errors import ExitCode, FFNError
+from ffncli.system.child import settle
 from ffncli.system.packages import package_error
 
 _BEGAN = time.perf_counter()
-_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
@@ -37,17 +34,6 @@ def main(arguments: list[str]) -> int:
     except (EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         return 0
     return 0
-
-
-def settle() -> None:
-    """Before any user code runs: send prints to stderr, leave Ctrl-C to the parent, and die with the parent."""
-    os.dup2(2, 1)
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before prctl took effect
-            os._exit(0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def serve(connection: Connection) -> None:

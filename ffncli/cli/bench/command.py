@@ -64,6 +64,7 @@ def command(
     request, notes = build_request(
         grid.grid(source, dimensions, tokens), grid.kernel, grid.baseline, how,
         fail_if_slower=result.fail_if_slower, strict=result.strict, asked=options,
+        certificates=result.certificates(),
     )  # fmt: skip
     _require_plottable(plot, request)
     from ffncli.bench.suite import begun, default_path

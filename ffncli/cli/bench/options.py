@@ -139,13 +139,17 @@ class MethodOptions:
 
 @dataclass(frozen=True)
 class ResultOptions:
-    """--save, --resume, --fail-if-slower, --strict."""
+    """--save, --resume, --fail-if-slower, --strict, --certificate."""
 
     fail_if_slower: Annotated[
         float | None, _gate("--fail-if-slower", metavar="X%", parser=percentage("--fail-if-slower", 10.0), daily=True,
                             help="Exit 1 if a kernel is slower than the baseline by more than X%."),
     ] = None  # fmt: skip
     strict: Annotated[bool, _gate("--strict", help="Exit 4 if a verdict is inconclusive.")] = False
+    certificate: Annotated[
+        _Texts, _gate("--certificate", metavar="FILE",
+                      help="Certificates of your kernels, from ffn verify --referee; results name them."),
+    ] = None  # fmt: skip
     save: Annotated[
         Text, _gate("--save", metavar="FILE.csv", daily=True,
                     help="Result file. [default: in benchmarks/results/ if it exists, else your state folder]"),
@@ -154,10 +158,17 @@ class ResultOptions:
         Text, _gate("--resume", metavar="FILE.csv", help="Continue an interrupted run.")
     ] = None  # fmt: skip
 
+    def certificates(self) -> tuple[str, ...]:
+        """The certificates' files."""
+        return _words(self.certificate)
+
     def resumed(self) -> Path | None:
         """The file to resume."""
         if self.resume is not None and self.save is not None:
             raise FFNError("--resume contradicts --save", "it continues in the file that it names")
+            raise FFNError("--resume contradicts --save", "it goes on in the file that it names")
+        if self.resume is not None and self.certificate:
+            raise FFNError("--resume contradicts --certificate", "the run goes on with those it began with")
         return None if self.resume is None else Path(os.path.expanduser(self.resume))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -9,9 +10,10 @@ from ffncli.cli.common import values
 from ffncli.cli.common.load_options import LoadOptions
 from ffncli.cli.common.option import OUTPUT, SOURCE, option
 from ffncli.cli.common.options import DimensionOptions, OutputOptions, PlaceOptions, Source, TokenOptions
-from ffncli.cli.common.parsers import from_zero
+from ffncli.cli.common.parsers import duration, from_zero
 from ffncli.cli.common.spread import spread
 from ffncli.cli.verify.page import answer, failure
+from ffncli.cli.verify.referee_page import referee_answer, refusal
 from ffncli.run.verify.call import verify
 from ffncli.run.verify.names import CHECK_STATEMENTS
 
@@ -63,6 +65,32 @@ Against = Annotated[
         help="Compare with the same layer of this model.",
     ),
 ]
+_referee = partial(option, "Referee")
+
+
+@dataclass(frozen=True)
+class RefereeOptions:
+    """--referee, and what it demands and allows."""
+
+    referee: Annotated[
+        bool,
+        _referee(
+            "--referee", daily=True, help="Judge one kernel, in a process of its own; -o FILE.json is its certificate."
+        ),
+    ] = False
+    batch_invariant: Annotated[
+        bool, _referee("--batch-invariant", help="Demand that a token's bits are the same alone and in every batch.")
+    ] = False
+    load_time: Annotated[
+        float | None,
+        _referee("--load-time", metavar="TIME", parser=duration("--load-time"),
+                 help="Time limit for loading the kernel's file. [default: 3m]"),
+    ] = None  # fmt: skip
+    call_time: Annotated[
+        float | None,
+        _referee("--call-time", metavar="TIME", parser=duration("--call-time"),
+                 help="Time limit for one call of the kernel, compiling included. [default: 1m]"),
+    ] = None  # fmt: skip
 
 
 @spread
@@ -76,6 +104,7 @@ def command(
     verbose: Verbose = False,
     place: PlaceOptions,
     tokens: TokenOptions,
+    referee: RefereeOptions,
     dimensions: DimensionOptions,
     load_limit: LoadOptions,
     show: OutputOptions,
@@ -86,15 +115,20 @@ def command(
       ffn verify 512x2048:swiglu               # every check
       ffn verify ./my-model -l 1               # a checkpoint, and how it was read
       ffn verify 64x256:swiglu -k mine.py:mlp  # your kernel
-      ffn verify 64x256:gelu --check module,kernels --json
+      ffn verify 64x256:swiglu -k mine.py:mlp --referee
     """
     output = show.output()
     load_limit.apply()
     verdict = verify(
         source, **vars(place), **vars(tokens), check=checks or (), kernel=kernels or (), against=against,
-        tolerance=tolerance, **vars(dimensions.dimensions()),
+        tolerance=tolerance, **vars(referee), **vars(dimensions.dimensions()),
     )  # fmt: skip
     output.notes(*verdict.notes)
+    if verdict.certificate is not None:
+        output.show(referee_answer(verdict, verdict.certificate, verbose))
+        if verdict.certificate.reason:
+            raise refusal(verdict.certificate)
+        return
     output.show(answer(verdict, verbose))
     if verdict.failed:
         raise failure(verdict)

@@ -23,21 +23,33 @@ _MANY = 4  # up to this many subjects that share a note are named
 
 def answer(verdict: Verdict, verbose: bool = False) -> Answer:
     """All rows: `rows` in JSON, a line each in CSV; on the page a line per check, or a table per check."""
-    from ffncli.run.verify.checks.row import CONVENTIONS, CheckRow
+    from ffncli.run.verify.checks.row import CONVENTIONS
     from ffncli.run.verify.verify import CHECKS
 
     block, rows = verdict.block, verdict.rows
-    names = tuple(f.name for f in fields(CheckRow))
-    table = Table(names, [tuple(getattr(row, name) for name in names) for row in rows])
     parts: list[Part] = [Heading(block.name, block.weights), Line(dimensions_text(block))]
-    by_check = {name: [row for row in rows if row.check == name] for name in dict.fromkeys(row.check for row in rows)}
     if verbose:
-        for name, mine in by_check.items():
-            parts += _table(name, CHECKS[name].states, mine)
+        for name, mine in by_check(rows).items():
+            parts += check_table(name, CHECKS[name].states, mine)
     else:
-        parts += _short([line for name, mine in by_check.items() for line in _lines(name, CHECKS[name].states, mine)])
+        lines = [line for name, mine in by_check(rows).items() for line in _lines(name, CHECKS[name].states, mine)]
+        parts += short_lines(lines)
     parts += [Heading(counted(rows), "" if verbose else "-v shows every row")]
-    return Answer("verify", {"block": asdict(block), "rows": [asdict(row) for row in rows]}, table, parts, CONVENTIONS)
+    body = {"block": asdict(block), "rows": [asdict(row) for row in rows]}
+    return Answer("verify", body, every_row(rows), parts, CONVENTIONS)
+
+
+def by_check(rows: Sequence[CheckRow]) -> dict[str, list[CheckRow]]:
+    """The rows of each check, in their order."""
+    return {name: [row for row in rows if row.check == name] for name in dict.fromkeys(row.check for row in rows)}
+
+
+def every_row(rows: Sequence[CheckRow]) -> Table:
+    """The rows as a CSV has them."""
+    from ffncli.run.verify.checks.row import CheckRow
+
+    names = tuple(f.name for f in fields(CheckRow))
+    return Table(names, [tuple(getattr(row, name) for name in names) for row in rows])
 
 
 def counted(rows: Sequence[CheckRow]) -> str:
@@ -61,16 +73,16 @@ def failure(verdict: Verdict) -> FFNError:
 
 # --- a line per check -------------------------------------------------------------------------------------------------
 
-_Short = tuple[str, str, str]  # PASS, FAIL or SKIP; the check or the kernel; the reason
+ShortLine = tuple[str, str, str]  # PASS, FAIL or SKIP; the check or the kernel; why
 
 
-def _short(lines: Sequence[_Short]) -> list[Part]:
+def short_lines(lines: Sequence[ShortLine]) -> list[Part]:
     """The lines, their names in one column."""
     width = max((len(name) for _, name, _ in lines), default=0)
     return [Line(f"{word}  {pad(name, width)}  {text}".rstrip(), quiet=word == "SKIP") for word, name, text in lines]
 
 
-def _lines(name: str, states: str, rows: Sequence[CheckRow]) -> list[_Short]:
+def _lines(name: str, states: str, rows: Sequence[CheckRow]) -> list[ShortLine]:
     """One line for a check: what holds, or why it was skipped; a line for each row that failed.
 
     A user's kernel has its own line, with its error; so does a single requested one.
@@ -80,18 +92,18 @@ def _lines(name: str, states: str, rows: Sequence[CheckRow]) -> list[_Short]:
     single = [row for row in rows if name == "kernels" and (row.subject not in BUILT_IN or len(rows) == 1)]
     others = [row for row in rows if row not in single]
     failed = [row for row in others if row.passed is False]
-    lines = [("FAIL", name, f"{row.subject}: {'; '.join(filter(None, (_error(row), row.note)))}") for row in failed]
+    lines = [("FAIL", name, f"{row.subject}: {'; '.join(filter(None, (error_text(row), row.note)))}") for row in failed]
     if single:
         states = states.replace("every kernel", "the built-in kernels")
     if others and not lines:
         passed = any(row.passed for row in others)
         judged = passed or any(row.max_error is not None for row in others)
         lines = [("PASS" if passed else "SKIP", name, states if judged else others[0].note)]
-    return lines + [(_PASSED[row.passed], row.subject, _error(row) or row.note) for row in single]
+    return lines + [(_PASSED[row.passed], row.subject, error_text(row) or row.note) for row in single]
 
 
-def _error(row: CheckRow) -> str:
-    """`error 5.8e-07 (limit 2.2e-05)`; empty for a row without figures."""
+def error_text(row: CheckRow) -> str:
+    """`error 5.8e-07 (limit 2.2e-05)`; empty of a row without figures."""
     if row.relative_error is None or row.tolerance is None:
         return ""
     return f"error {row.relative_error:.2g} (limit {row.tolerance:.2g})"
@@ -100,8 +112,8 @@ def _error(row: CheckRow) -> str:
 # --- a table per check ------------------------------------------------------------------------------------------------
 
 
-def _table(name: str, states: str, rows: Sequence[CheckRow]) -> list[Part]:
-    """One check: its table of figures, then the notes, each with its subjects.
+def check_table(name: str, states: str, rows: Sequence[CheckRow]) -> list[Part]:
+    """One check: its table of figures, then the notes, each with the subjects that it is of.
 
     A tolerance shared by all rows is in the heading.
     """

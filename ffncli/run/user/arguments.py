@@ -167,6 +167,13 @@ def _tolerance(value: Any) -> float:
     return float(value)
 
 
+def _seconds(value: Any) -> float:
+    """A number above 0, at most a day."""
+    if isinstance(value, (bool, str)) or not 0 < float(value) <= 86_400:
+        raise ValueError
+    return float(value)
+
+
 def _probability(value: Any) -> float:
     """A number of at least 0 and below 1."""
     if isinstance(value, (bool, str)) or not 0 <= float(value) < 1:
@@ -184,6 +191,8 @@ _DEFAULTS: Mapping[str, Any] = {
     "keep": frozenset(),
     "unembed": False,
     "force": False,
+    "referee": False,
+    "batch_invariant": False,
     "check": (),
     "kernel": (),
 }
@@ -206,6 +215,8 @@ _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "check": (_texts, "names of checks, such as 'module'"),
     "kernel": (_texts, "names such as 'eager' or 'mine.py:mlp'"), "against": _MODEL,
     "tolerance": (_tolerance, "a number from 0"),
+    "referee": _FLAG, "batch_invariant": _FLAG,
+    "load_time": (_seconds, "seconds, at most a day"), "call_time": (_seconds, "seconds, at most a day"),
     "d_model": _SIZE, "d_ff": _SIZE, "activation": _TEXT, "gated": _FLAG, "bias": _FLAG, "norm": _TEXT,
     "norm_position": _TEXT, "residual": _FLAG, "dropout": (_probability, "a number from 0 and below 1"),
     "experts": _COUNT, "top_k": _COUNT, "shared_experts": _NATURAL,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ffncli.errors import FFNError, shown, shown_path
 from ffncli.kernels.choice import choices
@@ -41,6 +41,10 @@ def verify(
     kernel: str | Iterable[str] = (),
     against: Source = None,
     tolerance: float | None = None,
+    referee: bool = False,
+    batch_invariant: bool = False,
+    load_time: float | None = None,
+    call_time: float | None = None,
     **dimensions: Unpack[DimensionNames],
 ) -> Verdict:
     """Prove that ways of computing a block agree, as `ffn verify` does; a failed check is a row that did not pass.
@@ -50,12 +54,14 @@ def verify(
     >>> verdict.failed, verdict.rows[0].subject
     ((), 'torch.nn, eval')
 
-    The arguments have the names of the command line's options and mean the same (`ffn verify --help`); `source`, the
-    dimensions and `threads` are those of `ffncli.trace`. If `source` is a module in a
-    Python file, `my.py:Class`, that module is run and compared too. Raises FFNError for whatever the command line
-    refuses, and for an argument of the wrong type.
+    The arguments are the command line's options by their names, and mean the same (`ffn verify --help`); `source`, the
+    dimensions and `threads` are those of `ffncli.trace`. Where `source` is a module in a
+    Python file, `my.py:Class`, that module is run and compared too. With `referee` the verdict is on the one kernel,
+    and has a `certificate`; times are in seconds. Raises FFNError for what the command line refuses, and for an
+    argument of another type.
     """
     options = converted(locals(), "verify")
+    _require_referee(options)
     chosen, seed = options["dimensions"], options["seed"] or 0
     names, compared = _names(options["check"], options["kernel"]), choices(options["kernel"])
     leading = leading_axes(tokens, batch, seq_len)
@@ -75,6 +81,15 @@ def verify(
 
     place = (options[name] for name in ("dtype", "device", "seed"))
     request = LayerRequest(options["layer"], options["input"], leading, *place)
+    if options["referee"]:
+        from ffncli.run.user.hosted import TimeLimits
+        from ffncli.run.verify.referee import RefereeQuestion, certify
+
+        given = {name: options[f"{name}_time"] for name in ("load", "call") if options[f"{name}_time"] is not None}
+        asked = RefereeQuestion(
+            compared[0], request, options["tolerance"], options["batch_invariant"], threads, TimeLimits(**given)
+        )
+        return certify(resolved, asked, example)
     return verify_layer(
         resolved, VerifyQuestion(request, names, compared, options["tolerance"], user_module, other), example
     )
@@ -83,6 +98,31 @@ def verify(
 def _built_in(resolved: Resolved) -> Resolved:
     """The block of a call without a source, by a plain name. It is the notebook's, whose dropout train mode needs."""
     return replace(resolved, model=replace(resolved.model, name="a small built-in block"))
+
+
+def _require_referee(options: Mapping[str, Any]) -> None:
+    """Raises FFNError for options that mean nothing to the referee, and for the referee's without it."""
+    given = [name for name, value in options.items() if value not in (None, (), False)]
+    if not options["referee"]:
+        if only := next((name for name in ("batch_invariant", "load_time", "call_time") if name in given), None):
+            raise FFNError(f"{_option(only)} needs --referee", "it is the referee's")
+        return
+    if other := next((n for n in ("check", "against", "input", "tokens", "batch", "seq_len") if n in given), None):
+        raise FFNError(f"--referee contradicts {_option(other)}", "it runs its own checks, on inputs that it draws")
+    kernels = choices(options["kernel"])
+    if len(kernels) != 1:
+        raise FFNError(f"--referee judges one kernel, not {len(kernels)}", "name it: --kernel mine.py:mlp")
+    if kernels[0].factor is not None:
+        raise FFNError(f"--kernel: {shown(kernels[0].text)} can only be timed", f"judge {shown(kernels[0].kernel)}")
+    source = options["source"]
+    if isinstance(source, str) and is_user_module(source):
+        raise FFNError(
+            f"--referee runs no Python file as SOURCE, got {shown(source)}", "give dimensions or a checkpoint"
+        )
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _names(checks: Sequence[str], kernels: Sequence[str]) -> tuple[str, ...] | None:

@@ -17,3 +17,17 @@ CHECK_STATEMENTS: Mapping[str, str] = {
     "kernels": "every kernel = the reference in float64",
     "layout": "how the file's tensors were read, and the effect of a misreading",
 }
+
+REFEREE_STATEMENTS: Mapping[str, str] = {
+    "shapes": "float64's output for any number of tokens",
+    "repeats": "the same input gives the same bits",
+    "state": "no call changes what another returns",
+    "special": "float64's output for zeros, subnormal and large numbers",
+    "isolation": "NaN or Inf in one token changes no other token",
+    "batch": "a token's bits are the same alone and in every batch",
+    "precision": "the error is that of the dtype's own arithmetic",
+    "threads": "no call leaves a thread running",
+    "untouched": "neither the input nor the weights are changed",
+    "widths": "float64's output at widths not divisible by 8",
+    "experts": "the order of the experts does not matter",
+}

@@ -18,6 +18,7 @@ from ffncli.models.model import Resolved
 from ffncli.run.engine.block_summary import BlockSummary, block_summary
 from ffncli.run.engine.prepare import LayerRequest, Prepared, prepare
 from ffncli.run.user.kernels import kernels_of
+from ffncli.run.verify.certificate import Certificate
 from ffncli.run.verify.checks import kernels, layouts, linearity, modules, positions, shards, values, zero
 from ffncli.run.verify.checks.case import CheckedBlock, UserModule
 from ffncli.run.verify.checks.row import CheckRow
@@ -67,12 +68,13 @@ class VerifyQuestion:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Every row, in the order of the table, and the run that they belong to."""
+    """Every row, in the order of the table, and the run that they are of; the referee's has a certificate."""
 
     rows: tuple[CheckRow, ...]
     model: Resolved
     ready: Prepared
     block: BlockSummary
+    certificate: Certificate | None = None
 
     @property
     def failed(self) -> tuple[CheckRow, ...]:

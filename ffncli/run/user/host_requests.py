@@ -1,0 +1,78 @@
+"""What a kernel's host is asked, and where tensors lie in the memory that it shares with the process that asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from mmap import mmap
+
+import torch
+from torch import Tensor
+
+from ffncli.block.recipe import FFNSpec
+from ffncli.block.steps import Step
+from ffncli.kernels.choice import KernelChoice
+
+
+@dataclass(frozen=True)
+class Region:
+    """A tensor's place in the shared memory: its first byte, its shape, its dtype."""
+
+    start: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def end(self) -> int:
+        """The byte after its last."""
+        return self.start + prod(self.shape) * self.dtype.itemsize
+
+    def of(self, memory: mmap) -> Tensor:
+        """The tensor, in that memory."""
+        if not prod(self.shape):
+            return torch.empty(self.shape, dtype=self.dtype)
+        flat = torch.frombuffer(memory, dtype=self.dtype, count=prod(self.shape), offset=self.start)
+        return flat.reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class HostSetup:
+    """First of all: the device, torch's threads (None: its number), and the most bytes that may be allocated."""
+
+    device: str
+    threads: int | None
+    most_bytes: int | None
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """A kernel and a block. `size` are the bytes of the shared memory.
+
+    `weights` are there already; `inputs` [most tokens, d_model] are places for x, `output` is that of what it returns.
+    """
+
+    choice: KernelChoice
+    spec: FFNSpec
+    steps: tuple[Step, ...]
+    dtype: torch.dtype
+    size: int
+    weights: Mapping[str, Region]
+    inputs: tuple[Region, ...]
+    output: Region
+
+
+@dataclass(frozen=True)
+class CallRequest:
+    """A call on the first tokens of a place."""
+
+    tokens: int
+    place: int
+
+
+@dataclass(frozen=True)
+class ShowWeights:
+    """Write the weights as they are now back to the shared memory: a GPU has copies of its own."""
+
+
+HostRequest = LoadRequest | CallRequest | ShowWeights

@@ -1,0 +1,241 @@
+"""A kernel in a process of its own, which loads its file and calls it. The process that judges never imports that file.
+
+Inputs and weights lie in memory that both share, so that what a kernel writes to them is seen from here; nothing that
+the other process says is trusted, but for the output that it wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from mmap import mmap
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffncli.block.recipe import FFNSpec
+from ffncli.block.steps import Step
+from ffncli.errors import ExitCode, FFNError, clean
+from ffncli.kernels.choice import KernelChoice
+from ffncli.run.user.host_requests import (
+    CallRequest,
+    HostRequest,
+    HostSetup,
+    LoadRequest,
+    Region,
+    ShowWeights,
+)
+from ffncli.show.text import seconds_text, time_text
+from ffncli.system import child
+from ffncli.system.host import available_memory
+
+HOST = (sys.executable, "-m", "ffncli.run.user.kernel_host")
+PLACES = 2  # for x
+_ALIGNMENT = 256  # bytes; some kernels round in another order on tensors that begin elsewhere
+_START = 300.0  # seconds for Python and torch to start: a disk may be slow
+_PATIENCE = 5.0  # seconds between the end of a process's answers and its own
+_MOST_ANSWER = 1 << 16  # bytes
+
+
+class KernelFailure(Exception):
+    """A kernel raised, broke its contract, or took too long; the text says which. `gone`: its process has ended."""
+
+    def __init__(self, text: str, gone: bool = False) -> None:
+        super().__init__(text)
+        self.gone = gone
+
+
+@dataclass(frozen=True)
+class TimeLimits:
+    """Seconds, at most: for a file to be loaded (a C++ extension may compile then), and for one call."""
+
+    load: float = 180.0
+    call: float = 60.0
+
+
+@dataclass
+class HostedKernel:
+    """A running host. Its methods raise KernelFailure where the kernel fails, FFNError if it cannot be loaded."""
+
+    choice: KernelChoice
+    device: str
+    limits: TimeLimits
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    memory_number: int
+    memory: mmap | None = None
+    request: LoadRequest | None = None
+    name: str = ""  # its label in results, as its file has it
+    changed: set[str] = field(default_factory=set)  # since it was loaded: `its input x`, `the weight up.weight`
+    _weights: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def load(
+        self, spec: FFNSpec, steps: Sequence[Step], weights: Mapping[str, Tensor], dtype: torch.dtype, tokens: int
+    ) -> str | None:
+        """Load the kernel for this block and up to so many tokens; why it refuses the block, or None.
+
+        Raises FFNError for a file that does not run, or asks for what the block does not have.
+        """
+        self.request = self._placed(spec, tuple(steps), weights, dtype, tokens)
+        self._weights, self.changed = weights, set()
+        with _allowing(self):
+            os.ftruncate(self.memory_number, max(self.request.size, os.fstat(self.memory_number).st_size))
+            self.memory = mmap(self.memory_number, self.request.size)
+            for name, region in self.request.weights.items():
+                region.of(self.memory).copy_(weights[name])
+        answer = self._ask(self.request, self.limits.load, "did not load its file within", "--load-time")
+        if "error" in answer:
+            raise FFNError(_text(answer, "error"), _text(answer, "hint"))
+        self.name = _text(answer, "name")
+        return None if answer.get("refusal") is None else _text(answer, "refusal")
+
+    def call(self, x: Tensor, place: int = 0) -> Tensor:
+        """The output of x [tokens, d_model], which is written to that place. Raises KernelFailure."""
+        assert self.request is not None
+        assert self.memory is not None
+        entry = self.request.inputs[place].of(self.memory)[: len(x)]
+        output = self.request.output.of(self.memory)[: len(x)]
+        entry.copy_(x)
+        output.fill_(torch.nan)  # an output that is not written is not the last one's
+        answer = self._ask(CallRequest(len(x), place), self.limits.call, "did not return within", "--call-time")
+        if not same_bits(entry, x):
+            self.changed.add("its input x")
+        if "error" in answer:
+            raise KernelFailure("; ".join(filter(None, (_text(answer, "error"), _text(answer, "hint")))))
+        if "type" in answer:
+            raise KernelFailure(f"returns a {_text(answer, 'type')}, not a tensor")
+        if answer.get("shape") != list(x.shape):
+            raise KernelFailure(f"returns shape {_text(answer, 'shape')}, expected {list(x.shape)}")
+        dtype = str(x.dtype).removeprefix("torch.")
+        if answer.get("dtype") != dtype:
+            raise KernelFailure(f"returns {_text(answer, 'dtype')}, expected {dtype}")
+        return output.clone()
+
+    def inspect(self) -> None:
+        """Add to `changed` the weights that are not what they were."""
+        if self.request is None or self.memory is None:
+            return
+        self._ask(ShowWeights(), self.limits.call, "did not answer within", "--call-time")
+        for name, region in self.request.weights.items():
+            if not same_bits(region.of(self.memory), self._weights[name]):
+                self.changed.add(f"the weight {name}")
+
+    def threads(self) -> int | None:
+        """How many threads its process has now, by the system's count; None where the system shows none."""
+        folder = Path(f"/proc/{self.process.pid}/task")
+        try:
+            return len(os.listdir(folder))
+        except OSError:
+            return None
+
+    def _placed(
+        self, spec: FFNSpec, steps: tuple[Step, ...], weights: Mapping[str, Tensor], dtype: torch.dtype, tokens: int
+    ) -> LoadRequest:
+        """The request, with a place in the shared memory for every tensor."""
+        end = 0
+
+        def next_region(shape: Sequence[int], kind: torch.dtype) -> Region:
+            nonlocal end
+            region = Region(-(-end // _ALIGNMENT) * _ALIGNMENT, tuple(shape), kind)
+            end = region.end
+            return region
+
+        regions = {name: next_region(tensor.shape, tensor.dtype) for name, tensor in weights.items()}
+        inputs = tuple(next_region((tokens, spec.d_model), dtype) for _ in range(PLACES))
+        output = next_region((tokens, spec.d_model), dtype)
+        return LoadRequest(self.choice, spec, steps, dtype, end, regions, inputs, output)
+
+    def _ask(self, request: HostRequest | HostSetup | None, seconds: float, slow: str, option: str) -> dict[str, Any]:
+        """The answer. Raises KernelFailure if none comes in time, or the process ends."""
+        try:
+            if request is not None:
+                self.connection.send(request)
+            if not self.connection.poll(seconds):
+                child.end(self.process)
+                more = f" ({option} allows more)" if option else ""
+                limit = time_text(seconds) if seconds < 1 else seconds_text(seconds)
+                raise KernelFailure(f"{slow} {limit}{more}", gone=True)
+            answer = json.loads(self.connection.recv_bytes(_MOST_ANSWER))
+        except (EOFError, OSError):
+            over = child.has_ended(self.process, _PATIENCE)
+            how = child.ending(child.exit_code(self.process)) if over else "closed its line"
+            raise KernelFailure(f"its process {how}", gone=True) from None
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise KernelFailure("its process answers what no host does", gone=True)
+        return answer
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype are equal bit by bit: -0 is not 0, and NaN equals itself."""
+    as_bytes = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b)]
+    return torch.equal(*as_bytes)
+
+
+@contextmanager
+def hosted(
+    choice: KernelChoice,
+    device: str = "cpu",
+    threads: int | None = None,
+    limits: TimeLimits = TimeLimits(),
+    command: Sequence[str] = HOST,
+) -> Iterator[HostedKernel]:
+    """A process for that kernel; however this is left, it and all that it started are gone afterwards."""
+    ours, theirs = socket.socketpair()
+    memory_number = _memory()
+    process = None
+    try:
+        with theirs:
+            numbers = (theirs.fileno(), memory_number)
+            process = subprocess.Popen(
+                [*command, *map(str, numbers)],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
+                pass_fds=numbers,
+                process_group=0,  # Ctrl-C is for us to hear, and whatever it starts goes with it
+            )
+        with Connection(ours.detach()) as connection:
+            kernel = HostedKernel(choice, device, limits, process, connection, memory_number)
+            most_bytes = available_memory() if device == "cpu" else None  # drivers reserve far more than they use
+            kernel._ask(HostSetup(device, threads, most_bytes), _START, "did not start within", "")
+            yield kernel
+    finally:
+        ours.close()
+        os.close(memory_number)
+        if process is not None:
+            child.end(process)
+
+
+def _memory() -> int:
+    """The descriptor of memory without a name, which a child can be given."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("ffn")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+@contextmanager
+def _allowing(kernel: HostedKernel) -> Iterator[None]:
+    """An error of the system while memory is shared, as an FFNError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        why = f"cannot share memory with the process of {kernel.choice.label}: {error}"
+        raise FFNError(why, "take a smaller block", ExitCode.ENVIRONMENT) from None
+
+
+def _text(answer: Mapping[str, Any], key: str) -> str:
+    """A text of an answer, which the user's code may have written: short and clean."""
+    value = answer.get(key)
+    return clean(value if isinstance(value, str) else str(value))[:500]

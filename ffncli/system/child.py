@@ -1,0 +1,72 @@
+"""A child process that runs other people's code: what it settles before any of that runs, its end, and its death."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+KILLED = -9
+_PR_SET_PDEATHSIG = 1
+_SIGNALS = {
+    -11: "segmentation fault",
+    -6: "aborted",
+    -7: "bus error",
+    -8: "arithmetic error",
+    -4: "illegal instruction",
+}
+
+
+def settle() -> None:
+    """In the child, first of all: prints go to stderr, Ctrl-C is the parent's to hear, its death is ours."""
+    os.dup2(2, 1)
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before we asked to be told
+            os._exit(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the child's process group, if any of it is left, and reap the child."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def exit_code(process: subprocess.Popen[bytes]) -> int:
+    """The child's exit code once it has closed its line; negative is a signal. It is not reaped: its group keeps its
+    id."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return process.wait()
+    status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    if status is None:
+        return 0
+    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+
+
+def has_ended(process: subprocess.Popen[bytes], patience: float) -> bool:
+    """Whether the child ends within so many seconds. It is not reaped."""
+    until = time.monotonic() + patience
+    while True:
+        if not hasattr(os, "waitid"):
+            over = process.poll() is not None
+        else:
+            over = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        if over or time.monotonic() > until:
+            return over
+        time.sleep(0.01)
+
+
+def ending(code: int) -> str:
+    """How a process ended, in words."""
+    if code == KILLED:
+        return "was killed (signal 9), probably for lack of memory"
+    if code < 0:
+        return f"was ended by signal {-code}" + (f" ({_SIGNALS[code]})" if code in _SIGNALS else "")
+    return f"ended with exit code {code}"

@@ -1,0 +1,285 @@
+"""The referee certifies kernels that are right, and refuses each that is not by the check that looks at it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+import ffncli
+from ffncli.block.recipe import FFNSpec, MoE, steps
+from ffncli.errors import FFNError
+from ffncli.kernels.choice import parse
+from ffncli.kernels.kernel import kernel_steps
+from ffncli.models.model import Layer, block_model
+from ffncli.run.engine.weights import random_weights
+from ffncli.run.user.hosted import hosted
+from ffncli.run.verify import referee
+from ffncli.run.verify.certificate import first_reason
+from ffncli.run.verify.checks import precision
+from ffncli.run.verify.checks.case import CheckedBlock
+from ffncli.run.verify.checks.trial import KernelTrial
+from ffncli.run.verify.names import REFEREE_STATEMENTS
+
+FILE = Path(__file__).with_name("kernels_to_judge.py")
+EXPECTED = {
+    name: check
+    for check, name in re.findall(r"^# (\w+)[^\n]*\n(?:def|class)? ?(\w+)", FILE.read_text(), re.M)
+    if name != "_build"
+} | {"packing": "right"}
+GATED = FFNSpec(12, 24, "swiglu")
+MIXTURE = FFNSpec(12, 24, "swiglu", moe=MoE(4, 2))
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    """One process for all kernels: torch takes seconds to start."""
+    log = tmp_path_factory.mktemp("host") / "pids"
+    os.environ["FFN_TEST_LOG"] = str(log)
+    try:
+        with hosted(parse(f"{FILE}:mlp"), threads=1) as running:
+            yield running
+    finally:
+        del os.environ["FFN_TEST_LOG"]
+    assert str(os.getpid()) not in log.read_text().split()  # the judging process has not run the file
+
+
+def block_of(spec: FFNSpec, dtype: torch.dtype = torch.float32, tolerance: float | None = None) -> CheckedBlock:
+    ffn = kernel_steps(steps(spec))
+    weights = random_weights(ffn, torch.Generator().manual_seed(0), dtype)
+    return CheckedBlock(
+        block_model(spec, "test"), Layer("block", 0, spec), ffn, weights, {}, dtype, tolerance=tolerance
+    )
+
+
+def judged(host, name: str, block: CheckedBlock, batch_invariant: bool = False):
+    host.choice = parse(f"{FILE}:{name}")
+    trial = KernelTrial(host, block, torch.Generator().manual_seed(1), batch_invariant)
+    return tuple(referee._rows(trial))
+
+
+def failed(rows) -> list[str]:
+    return list(dict.fromkeys(row.check for row in rows if row.passed is False))
+
+
+@pytest.mark.parametrize(("name", "check"), EXPECTED.items())
+def test_every_kernel_gets_its_verdict(host, name, check):
+    rows = judged(host, name, block_of(GATED), batch_invariant=check == "batch")
+    assert list(dict.fromkeys(row.check for row in rows)) == list(REFEREE_STATEMENTS)
+    if check == "right":
+        assert [row for row in rows if row.passed is False] == []
+        assert [row.subject for row in rows if row.check == "precision"] == ["fp32-true"]
+    else:
+        assert failed(rows)[0] == check
+        assert first_reason(rows).startswith(f"{check}, ")
+
+
+def test_the_corpus_is_read():
+    assert len(EXPECTED) == 23
+    assert set(EXPECTED.values()) == {*REFEREE_STATEMENTS, "right"} - {"precision", "experts"}
+
+
+def test_batch_invariance_is_a_figure_unless_it_is_demanded(host):
+    rows = [row for row in judged(host, "by_batch", block_of(GATED)) if row.check == "batch"]
+    assert [(row.subject, row.passed) for row in rows if row.max_error] == [("1 token of 127", None)]
+    same = [row.passed for row in judged(host, "row_by_row", block_of(GATED)) if row.check == "batch"]
+    assert set(same) == {True}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_dtypes(host, dtype):
+    rows = judged(host, "mlp", block_of(GATED, dtype))
+    assert [row for row in rows if row.passed is False] == []
+    assert [row.subject for row in rows if row.check == "precision"] == [f"{precision.dtype_name(dtype)}-true"]
+
+
+def test_experts_in_another_order(host):
+    rows = judged(host, "mixture", block_of(MIXTURE))
+    assert [row for row in rows if row.passed is False] == []
+    assert next(row.passed for row in rows if row.check == "experts")
+    assert failed(judged(host, "first_expert_kept", block_of(replace(MIXTURE, d_ff=40)))) == ["experts"]
+    dense = judged(host, "mlp", block_of(GATED))[-1]
+    assert (dense.check, dense.passed, dense.note) == ("experts", None, "the block has no experts")
+
+
+# --- precision --------------------------------------------------------------------------------------------------------
+
+
+def test_rounding_is_that_of_the_formats():
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for bits, dtype in ((24, torch.float32), (8, torch.bfloat16), (11, torch.float16)):
+        large = x[x.abs() > 1e-3]  # smaller ones are subnormal in fp16
+        assert torch.equal(precision.rounded(large, bits), large.to(dtype).double())
+
+
+def products(x, w, dtype: torch.dtype) -> torch.Tensor:
+    """x · Wᵀ with factors of a dtype and sums in float64."""
+    return functional.linear(x.to(dtype).double(), w.to(dtype).double())
+
+
+@pytest.mark.parametrize(("bits", "dtype"), [(11, torch.float16), (8, torch.bfloat16)])
+def test_the_emulated_error_is_that_of_products_in_that_format(bits, dtype):
+    """Written out for the gated block, with factors rounded by torch."""
+    block = block_of(FFNSpec(64, 256, "swiglu"))
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(2))
+    trial = KernelTrial(None, block, torch.Generator())
+    w = block.ffn_weights
+    hidden = functional.silu(products(x, w["gate.weight"], dtype)) * products(x, w["up.weight"], dtype)
+    out = products(hidden, w["down.weight"], dtype)
+    expected = float((out - trial.reference(x)).norm() / trial.reference(x).norm())
+    assert precision.emulated(trial, x, bits) == pytest.approx(expected, rel=1e-6)
+
+
+CLASSES = {
+    "fp32-true": lambda t: t,
+    "tf32-like": lambda t: t.half().float(),
+    "bf16-like": lambda t: t.bfloat16().float(),
+    "lower": lambda t: t.to(torch.float8_e4m3fn).float(),
+}
+
+
+@pytest.mark.parametrize("spec", [FFNSpec(64, 256, "swiglu"), FFNSpec(96, 33, "relu2"), FFNSpec(200, 512, "gelu"),
+                                  FFNSpec(32, 64, "swiglu", moe=MoE(4, 2))], ids=str)  # fmt: skip
+def test_classes_of_known_arithmetic(spec):
+    """Products of torch's own float32, and with factors rounded to 11, 8 and 4 bits."""
+    block = block_of(spec)
+    trial = KernelTrial(None, block, torch.Generator().manual_seed(0))
+    x = trial.draw(64)
+    bounds = precision.error_bounds(trial, x)
+    real = functional.linear
+    for name, cast in CLASSES.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(functional, "linear", lambda a, w, b=None, cast=cast: real(cast(a), cast(w), b))
+            out, went = referee_run(block, x)
+        reference, there = precision.in_float64(block.ffn, block.ffn_weights, {block.entry: x})
+        same = precision.same_experts(went, there, len(x))[0]
+        error = precision.rms_error(out[same], reference[same])
+        assert next((of for of, bound in bounds.items() if error <= bound), precision.LOWER) == name, (error, bounds)
+
+
+def referee_run(block: CheckedBlock, x: torch.Tensor):
+    return precision.output_and_experts(block.ffn, block.ffn_weights, {block.entry: x})
+
+
+def test_weights_of_8_bits_are_not_bf16():
+    block = block_of(FFNSpec(64, 256, "swiglu"), torch.bfloat16)
+    trial = KernelTrial(None, block, torch.Generator().manual_seed(0))
+    x = trial.draw(64)
+    (bound,) = precision.error_bounds(trial, x).values()
+
+    def eight(w):
+        step = w.double().abs().amax(-1, keepdim=True) / 127
+        return ((w.double() / step).round() * step).bfloat16()
+
+    for change, inside in ((lambda w: w, True), (eight, False)):
+        weights = {name: change(w) for name, w in block.ffn_weights.items()}
+        out, _ = precision.output_and_experts(block.ffn, weights, {block.entry: x})
+        assert (precision.rms_error(out, trial.reference(x)) <= bound) is inside
+
+
+def test_a_lower_precision_passes_where_the_user_allows_its_error(host):
+    rows = judged(host, "in_bf16", block_of(GATED, tolerance=0.1))
+    assert failed(rows) == []
+    assert [row.subject for row in rows if row.check == "precision"] == ["bf16-like"]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_certificate(call, tmp_path):
+    """From a real process; the judging one has not run the file."""
+    path = tmp_path / "certificate.json"
+    code, _, err = call("verify", "12x24:swiglu", "-k", f"{FILE}:mlp", "--referee", "--threads", "1", "-o", str(path))
+    assert (code, err) == (0, "")
+    certificate = json.loads(path.read_text())["certificate"]
+    assert (certificate["verdict"], certificate["reason"]) == ("certified", "")
+    assert (certificate["kernel"], certificate["attribute"]) == ("kernels_to_judge.py:mlp", "mlp")
+    assert certificate["sha256"] == hashlib.sha256(FILE.read_bytes()).hexdigest()
+    assert (certificate["error_class"], certificate["threads"]) == ("fp32-true", 1)
+    assert certificate["environment"]["torch"] == torch.__version__
+    assert not [name for name in sys.modules if "kernels_to_judge" in name]
+
+
+def test_the_call_answers_as_the_command_does(call, monkeypatch):
+    monkeypatch.setattr(referee, "hosted", lambda *args: FakeHost())
+    answer = json.loads(call("verify", "12x24:swiglu", "-k", "eager", "--referee", "--seed", "3", "--json")[1])
+    verdict = ffncli.verify("12x24:swiglu", kernel="eager", referee=True, seed=3)
+    certificate = asdict(verdict.certificate) | {"started_utc": answer["certificate"]["started_utc"]}
+    assert json.loads(json.dumps(certificate)) == answer["certificate"]
+    assert json.loads(json.dumps([asdict(row) for row in verdict.rows])) == answer["rows"]
+    seeds = {ffncli.verify("4x8:swiglu", kernel="eager", referee=True).certificate.seed for _ in range(2)}
+    assert len(seeds) == 2  # a kernel cannot know its inputs
+
+
+def test_the_page(call, monkeypatch):
+    """A line per check, the verdict last; a kernel that is refused has exit code 1 and its reason."""
+    monkeypatch.setattr(referee, "hosted", lambda *args: FakeHost())
+    code, out, _ = call("verify", "12x24:swiglu", "-k", "eager", "--referee")
+    assert (code, out.splitlines()[-1]) == (0, "CERTIFIED eager  fp32-true, batch-invariant")
+    lines = [line.split() for line in out.splitlines() if line.startswith("  ")][1:]
+    assert [name for _, name, *_ in lines] == list(REFEREE_STATEMENTS)
+    assert max(map(len, out.splitlines())) <= 80
+    monkeypatch.setattr(referee, "hosted", lambda *args: FakeHost(1.001))
+    code, out, _ = call("verify", "12x24:swiglu", "-k", "eager", "--referee")
+    assert out.splitlines()[-1].endswith("; tf32-like")
+    assert "\n  FAIL  precision  tf32-like: rms error 0.001 (limit " in out
+    monkeypatch.setattr(referee, "hosted", lambda *args: FakeHost(2.0))
+    code, out, err = call("verify", "12x24:swiglu", "-k", "eager", "--referee")
+    assert code == 1
+    assert out.splitlines()[-1].startswith("REFUSED eager  shapes, 1 token: error 1 (limit ")
+    assert err.startswith("error: refused: eager: shapes, 1 token: error 1 (limit ")
+    assert len(err.splitlines()) == 1
+
+
+class FakeHost:
+    """A host in this process whose kernel is the reference, times a factor."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor, self.changed, self.choice, self.name = factor, set(), parse("eager"), "eager"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def load(self, spec, ffn, weights, dtype, tokens):
+        self.block = ffn, weights
+
+    def call(self, x, place=0):
+        from ffncli.run.engine.reference import in_float64
+
+        return (self.factor * torch.cat([in_float64(*self.block, {"x": row[None]})[0] for row in x])).to(x.dtype)
+
+    def threads(self):
+        return 1
+
+    def inspect(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"referee": True}, "--referee judges one kernel, not 0"),
+        ({"referee": True, "kernel": "eager,packed"}, "--referee judges one kernel, not 2"),
+        ({"referee": True, "kernel": "eager", "check": "module"}, "--referee contradicts --check"),
+        ({"referee": True, "kernel": "eager", "tokens": 3}, "--referee contradicts --tokens"),
+        ({"referee": True, "kernel": "slowed:1.05:eager"}, "can only be timed"),
+        ({"referee": True, "kernel": "nowhere.py:mlp"}, "cannot read nowhere.py"),
+        ({"batch_invariant": True}, "--batch-invariant needs --referee"),
+        ({"call_time": 3.0}, "--call-time needs --referee"),
+        ({"referee": True, "kernel": "eager", "call_time": 0}, "call_time must be seconds"),
+    ],
+)
+def test_what_the_referee_refuses(options, words):
+    with pytest.raises(FFNError, match=re.escape(words)):
+        ffncli.verify("8x24:swiglu", **options)
