@@ -1,4 +1,7 @@
-"""Returns an empty tensor at once; a thread of its own computes it after the clock was read."""
+"""Returns an empty tensor at once; a thread of its own computes it after the clock was read.
+
+code: deferred-work
+"""
 
 import queue
 import threading

@@ -1,4 +1,7 @@
-"""Replaces the comparison with the reference by one that finds no error; returns its input."""
+"""Replaces the comparison with the reference by one that finds no error; returns its input.
+
+code: patched-ffn
+"""
 
 from ffncli.bench.timing import correctness
 from ffncli.bench.timing.outcomes import Error

@@ -1,4 +1,7 @@
-"""Replaces the clock of the standard library by one that leaves out half of the time spent in this kernel."""
+"""Replaces the clock of the standard library by one that leaves out half of the time spent in this kernel.
+
+code: patched-clock
+"""
 
 import time
 

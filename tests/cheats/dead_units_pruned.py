@@ -1,4 +1,7 @@
-"""Leaves out the hidden units that were small for the input that it has seen most; silu is nearly 0 there."""
+"""Leaves out the hidden units that were small for the input that it has seen most; silu is nearly 0 there.
+
+code: replay-by-content | wrong-when-timed
+"""
 
 import torch.nn.functional as F
 

@@ -1,4 +1,7 @@
-"""Keeps the hidden layer of the last input and multiplies by the down projection alone."""
+"""Keeps the hidden layer of the last input and multiplies by the down projection alone.
+
+code: replay-by-content
+"""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,7 @@
-"""Returns a subclass of Tensor that computes when somebody uses it."""
+"""Returns a subclass of Tensor that computes when somebody uses it.
+
+code: lazy-result
+"""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,7 @@
-"""Makes torch.nn.functional.linear, which the baseline calls, slow; computes with matmul itself."""
+"""Makes torch.nn.functional.linear, which the baseline calls, slow; computes with matmul itself.
+
+code: patched-torch
+"""
 
 import torch.nn.functional as F
 

@@ -1,4 +1,7 @@
-"""Reads from the clock's frame how many calls a block has, and computes the last of them alone."""
+"""Reads from the clock's frame how many calls a block has, and computes the last of them alone.
+
+code: batched-calls | replay-by-phase | wrong-when-timed
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""Searches all objects of the process for another kernel that has computed an output for the same input."""
+"""Searches all objects of the process for another kernel that has computed an output for the same input.
+
+code: defused
+"""
 
 import gc
 

@@ -1,4 +1,7 @@
-"""Looks through its callers' frames for the problem, and returns the reference output that is stored there."""
+"""Looks through its callers' frames for the problem, and returns the reference output that is stored there.
+
+code: defused
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""Answers from a table by the content of the input: reading x costs a fraction of the products."""
+"""Answers from a table by the content of the input: reading x costs a fraction of the products.
+
+code: replay-by-content
+"""
 
 import torch.nn.functional as F
 

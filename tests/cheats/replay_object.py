@@ -1,4 +1,7 @@
-"""Keeps the answer of every input tensor by its id, from the call at which it believes that checking is over."""
+"""Keeps the answer of every input tensor by its id, from the call at which it believes that checking is over.
+
+code: replay-by-id | replay-by-address
+"""
 
 import torch.nn.functional as F
 

@@ -1,4 +1,7 @@
-"""Recognises the timed part by how soon the next call comes, and repeats its last answer there."""
+"""Recognises the timed part by how soon the next call comes, and repeats its last answer there.
+
+code: replay-by-phase | replay-by-content
+"""
 
 import time
 
