@@ -36,14 +36,15 @@ def kernels_by_label(
     spec: FFNSpec,
     without: Collection[str] = (),
     tell: Callable[[Doing, str], None] = lambda doing, name: None,
-) -> dict[str, Kernel | FFNError]:
+    changed: Callable[[], WrongResult | None] = lambda: None,
+) -> dict[str, Kernel | FFNError | WrongResult]:
     """The kernels by label, in order; in place of one that cannot be had, why.
 
     Each by itself, so that a file that does not run costs its own rows alone; `tell` hears of each file before it runs.
-    Those `without` which it is to go are not loaded.
+    Those `without` which it is to go are not loaded. `changed` is asked after each file what it replaced of others.
     """
 
-    def one(choice: KernelChoice) -> Kernel | FFNError:
+    def one(choice: KernelChoice) -> Kernel | FFNError | WrongResult:
         if choice.label in without:
             return FFNError(f"{choice.label} is left out")
         if choice.file is not None:
@@ -51,7 +52,9 @@ def kernels_by_label(
         try:
             kernel = kernel_of(choice, steps, spec)
         except FFNError as error:
-            return error
+            return changed() or error
+        if choice.file is not None and (wrong := changed()):
+            return wrong
         kernel = replace(kernel, name=choice.label)
         return kernel if choice.factor is None else slowed_kernel(kernel, float(choice.factor))
 

@@ -22,6 +22,8 @@ from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Doing, Job, Outcome, Roof, TimedUnit
 from ffncli.bench.timing import correctness as correct
+from ffncli.bench.timing.cheating.entry_points import EntryPoints
+from ffncli.bench.timing.cheating.inspector import Inspector
 from ffncli.bench.timing.arms import Arms, StepArms, kernels_by_label, twin_of
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
@@ -52,19 +54,23 @@ def measure_case(
     counters: Counters | None = None,
     start: float = 0.0,
     tell: Callable[[Doing, str], None] = lambda doing, name: None,
+    entry_points: EntryPoints | None = None,
 ) -> TimedUnit:
     """One case with every kernel of the job, in this process. `start`: seconds that the process took to start.
 
     `tell` hears what is done with which kernel before its code runs, and no name before all are timed in turn.
+    `entry_points` were fixed before this process loaded any user's file; by default they are fixed now.
 
     Whatever a kernel does is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
     while it is timed is removed and the others are timed again. Only our own errors are raised.
     """
+    inspector = Inspector(job, entry_points)
     settle(case, job)
+    inspector.settle()
     clock = clock or clock_for(case.device)
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
     counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
-    return _Run(case, job, clock, counters, {"start": start}, probe, notes=[unread], tell=tell).unit()
+    return _Run(case, job, clock, counters, {"start": start}, inspector, probe, notes=[unread], tell=tell).unit()
 
 
 def settle(case: Case, job: Job) -> None:
@@ -86,6 +92,7 @@ class _Run:
     clock: Clock
     counters: Counters
     spent: dict[str, float]
+    inspector: Inspector
     probe: GpuProbe | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     placed: dict[str, PlacedKernel] = field(default_factory=dict)
@@ -98,9 +105,11 @@ class _Run:
 
     def unit(self) -> TimedUnit:
         steps = kernel_steps(steps_of(self.case.spec))
-        kernels: dict[str, Kernel | FFNError] = {}
+        kernels: dict[str, Kernel | FFNError | WrongResult] = {}
         if not self.job.method.by_step:
-            kernels = kernels_by_label(self.job.kernels, steps, self.case.spec, self._gone(), self.tell)
+            kernels = kernels_by_label(
+                self.job.kernels, steps, self.case.spec, self._gone(), self.tell, self.inspector.replaced
+            )
         self.mode = Caching(self.case.cache)
         self.baseline = BLOCK if self.job.method.by_step else self._wanted(kernels)
         try:
@@ -125,7 +134,7 @@ class _Run:
         """Every process and case draws its own numbers, the same in every run of the same seed."""
         return random.Random(f"{self.job.method.seed} {self.job.process} {self.case.key}").getrandbits(48)
 
-    def _wanted(self, kernels: Mapping[str, Kernel | FFNError]) -> str:
+    def _wanted(self, kernels: Mapping[str, Kernel | FFNError | WrongResult]) -> str:
         """The requested baseline; else eager, or the first kernel that is ok (empty until that is known)."""
         if self.job.baseline is None:
             return "eager" if "eager" in kernels else ""
@@ -152,7 +161,7 @@ class _Run:
             blocks=measured.blocks if measured else (),
             roof=roof,
             environment=machine.environment(self.case.device),
-            notes=tuple(dict.fromkeys(note for note in self.notes if note)),
+            notes=tuple(dict.fromkeys(note for note in (*self.notes, *self.inspector.notes) if note)),
             spent=spent,
         )
 
@@ -166,7 +175,7 @@ class _Run:
 
     # --- verify -------------------------------------------------------------------------------------------------------
 
-    def _verify_all(self, kernels: Mapping[str, Kernel | FFNError], problem: Problem) -> None:
+    def _verify_all(self, kernels: Mapping[str, Kernel | FFNError | WrongResult], problem: Problem) -> None:
         """Verify the baseline first: its error, if it is correct, sets the others' limit."""
         limit = correct.allowed(problem, self.job.method.math_mode)
         self.outcomes = {name: Outcome(name) for name in kernels}  # their order is that of the options
@@ -195,8 +204,8 @@ class _Run:
             reason = f"{outcome.status}: {outcome.note}" if outcome else "not among the kernels"
             self.notes.append(f"no ratios: the baseline {self.baseline} is {reason}")
 
-    def _verify(self, name: str, kernel: Kernel | FFNError, problem: Problem, limit: float) -> None:
-        if isinstance(kernel, FFNError):
+    def _verify(self, name: str, kernel: Kernel | FFNError | WrongResult, problem: Problem, limit: float) -> None:
+        if isinstance(kernel, Exception):
             self.outcomes[name] = Outcome(name, *verdict_of(kernel))
             return
         self.tell("compiling" if kernel.compiles else "checking", name)
@@ -215,8 +224,9 @@ class _Run:
                 peak = self._peak(placed, problem)
             with correct.computing(problem.backward):
                 placed.unguard()
+                self.inspector.after_check(placed)
         except BaseException as error:  # SystemExit too: whatever a user's code raises ends that kernel alone
-            self._broken(name, error)
+            self._broken(name, self.inspector.replaced() or error)
             return
         how = compile_cache().since(cache_before)
         note = "; ".join(
@@ -274,6 +284,9 @@ class _Run:
                 with self._spending("verify"), correct.computing(problem.backward):
                     arms.inspect()
                     arms.refresh()
+                self.inspector.require_nothing_replaced(self.placed)
+                with self._spending("verify"):
+                    self.inspector.after_timing(self.placed, arms.wrong, self.baseline, problem)
             except BrokenArm as broken:
                 self.measured = None
                 self._without(broken)
@@ -307,9 +320,9 @@ class _Run:
             error_max=finite(max(before.error_max or 0.0, error.largest)),
             error_rel=finite(max(before.error_rel or 0.0, error.rel)),
         )
-        self.outcomes[name] = replace(after, status="wrong", note=str(wrong)) if wrong else after
+        self.outcomes[name] = replace(after, status="wrong", note=verdict_of(wrong)[1]) if wrong else after
         if wrong and name == self.baseline:
-            self.notes.append(f"no ratios: the baseline {name} is wrong: {wrong}")
+            self.notes.append(f"no ratios: the baseline {name} is wrong: {verdict_of(wrong)[1]}")
 
     def _arms(self, problem: Problem) -> Arms:
         kernels = list(self.placed.values())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import Status
 from ffncli.errors import FFNError
 
@@ -27,11 +28,15 @@ class Error:
 
 
 class WrongResult(Exception):
-    """A kernel broke its contract, or its numbers are wrong; the text says how. `error` is how far off they are."""
+    """A kernel broke its contract, or its numbers are wrong; the text says how, `code` what it did, where that is known.
 
-    def __init__(self, text: str, error: Error | None = None) -> None:
+    `error` is how far off its numbers are.
+    """
+
+    def __init__(self, text: str, error: Error | None = None, code: WrongCode | None = None) -> None:
         super().__init__(text)
         self.error = error
+        self.code = code
 
 
 class Skipped(Exception):
@@ -52,7 +57,7 @@ def verdict_of(error: BaseException) -> tuple[Status, str]:
     line = " ".join(text.split())
     line = line if len(line) <= 200 else line[:199] + "…"
     if isinstance(error, WrongResult):
-        return "wrong", line
+        return "wrong", f"{error.code}: {line}" if error.code else line
     if isinstance(error, Skipped):
         return "skipped", line
     if out_of_memory(error):

@@ -1,4 +1,7 @@
-"""An nn.Module whose gate and up are one matrix."""
+"""An nn.Module whose gate and up are one matrix.
+
+case: kernel=MLP
+"""
 
 import torch
 import torch.nn.functional as F

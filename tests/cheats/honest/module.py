@@ -1,4 +1,7 @@
-"""An nn.Module class of nn.Linear layers."""
+"""An nn.Module class of nn.Linear layers.
+
+case: kernel=MLP
+"""
 
 from torch import nn
 

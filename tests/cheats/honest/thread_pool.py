@@ -1,4 +1,7 @@
-"""A pool of one thread computes the gate meanwhile, and is waited for in the call."""
+"""A pool of one thread computes the gate meanwhile, and is waited for in the call.
+
+case: threads=2
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 

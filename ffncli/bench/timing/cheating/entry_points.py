@@ -50,10 +50,12 @@ _TORCH = (
     "torch.linalg", "torch.nn", "torch.nn.functional", "torch.nn.modules.activation", "torch.nn.modules.linear",
     "torch.nn.modules.module", "torch.nn.modules.normalization", "torch.overrides", "torch.special",
 )  # fmt: skip
-# What torch itself replaces when torch.compile is first used, and hooks that programs set for their own reports.
-_FREE = frozenset(
-    {"torch.manual_seed", "sys.excepthook", "sys.unraisablehook", "sys.displayhook", "sys.breakpointhook"}
-)
+# Hooks that programs set for their own reports; and what torch.compile replaces of torch, by the module it does so in.
+_FREE = frozenset({"sys.excepthook", "sys.unraisablehook", "sys.displayhook", "sys.breakpointhook"})
+_BY_TORCH = {
+    "torch.nn.Module.__init__": "torch._dynamo.mutation_guard",
+    "torch.nn.Module.__setstate__": "torch._dynamo.mutation_guard",
+}
 _OPERATORS = (
     "linear", "addmm", "mm", "bmm", "matmul", "baddbmm", "relu", "silu", "gelu", "sigmoid", "tanh", "mul.Tensor", "add.Tensor", "clone",
     "copy_", "equal", "empty.memory_format",
@@ -102,25 +104,21 @@ class EntryPoints:
 
     def changes(self) -> list[Change]:
         """Everything that is not as it was, settings last."""
-        found = [*self._replaced_modules(), *self._replaced_attributes(), *self._replaced_code()]
-        for name, (kernel, fields) in self._kernels.items():
-            if REGISTERED.get(name) is not kernel or any(vars(kernel)[key] is not v for key, v in fields.items()):
-                found.append(Change(WrongCode.PATCHED_FFN, f"the kernel {name} was replaced", REGISTERED.get(name)))
-        operators = _operators()
-        for name in self._operators:
-            if operators[name] != self._operators[name]:
-                found.append(Change(WrongCode.PATCHED_TORCH, f"the operator aten::{name} was replaced"))
-        for setting, before in zip(self._settings, self._values, strict=True):
-            if (now := setting.read()) != before:
-                found.append(Change(setting.code, f"{setting.name} was changed"))
-        return found
+        return [
+            *self._replaced_modules(),
+            *self._replaced_attributes(),
+            *self._replaced_code(),
+            *self._replaced_kernels(),
+            *self._replaced_operators(),
+            *self._changed_settings(),
+        ]
 
     def restore(self) -> None:
         """Put everything back as far as Python can; `changes` then says what is left."""
         for name, module in self._modules.items():
             sys.modules[name] = module
-        for _, space, before in self._namespaces:
-            for key, value in _different(space, before):
+        for name, space, before in self._namespaces:
+            for key, value in list(_different(name, space, before)):
                 _put(space, key, value)
         for function, code, defaults, keywords in self._functions:
             function.__code__, function.__defaults__, function.__kwdefaults__ = code, defaults, keywords
@@ -140,16 +138,38 @@ class EntryPoints:
 
     def _replaced_attributes(self) -> Iterator[Change]:
         for name, space, before in self._namespaces:
-            for key, value in _different(space, before):
-                if f"{name}.{key}" not in _FREE:
-                    what = "was hidden" if value is _MISSING else "was replaced"
-                    yield Change(_code(name, key), f"{name}.{key} {what}", vars(space).get(key))
+            for key, value in _different(name, space, before):
+                what = "was hidden" if value is _MISSING else "was replaced"
+                yield Change(_code(name, key), f"{name}.{key} {what}", vars(space).get(key))
 
     def _replaced_code(self) -> Iterator[Change]:
         for function, *before in self._functions:
             if any(a is not b for a, b in zip(_code_of(function), before, strict=True)):
                 name = f"{function.__module__}.{function.__qualname__}"
                 yield Change(_code(function.__module__ or "", ""), f"the code of {name} was replaced", function)
+
+    def _replaced_kernels(self) -> Iterator[Change]:
+        for name, (kernel, fields) in self._kernels.items():
+            now = REGISTERED.get(name)
+            if now is not kernel or any(vars(kernel)[key] is not value for key, value in fields.items()):
+                yield Change(WrongCode.PATCHED_FFN, f"the kernel {name} was replaced", getattr(now, "build", None))
+
+    def _replaced_operators(self) -> Iterator[Change]:
+        now = _operators()
+        for name, before in self._operators.items():
+            if now[name] != before:
+                yield Change(WrongCode.PATCHED_TORCH, f"the operator aten::{name} was replaced")
+
+    def _changed_settings(self) -> Iterator[Change]:
+        for setting, before in zip(self._settings, self._values, strict=True):
+            if setting.read() != before:
+                yield Change(setting.code, f"{setting.name} changed")
+
+
+def files_of(changes: Sequence[Change]) -> set[str]:
+    """The files that the functions come from which stand there now, as far as they say so."""
+    codes = (getattr(change.value, "__code__", None) for change in changes)
+    return {code.co_filename for code in codes if code is not None}
 
 
 def in_words(changes: Sequence[Change]) -> str:
@@ -198,19 +218,24 @@ def _attribute(name: str) -> object:
     return value
 
 
-def _different(space: Namespace, before: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+def _different(name: str, space: Namespace, before: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """(attribute, what it was) for all that are not what they were; what it was is missing for a new one."""
     now = vars(space)
     for key, value in before.items():
-        if now.get(key, _MISSING) is not value and (_fixed(value) or _fixed(now.get(key))):
+        current = now.get(key, _MISSING)
+        if current is not value and (_is_code(value) or _is_code(current)) and not _free(f"{name}.{key}", current):
             yield key, value
     for key in list(now.keys() - before.keys()):
         if _hides(space, key):
             yield key, _MISSING
 
 
-def _fixed(value: object) -> bool:
-    """Whether that value of an attribute is code: what is counted, cached or set by a program's options is free."""
+def _free(name: str, value: object) -> bool:
+    return name in _FREE or (name in _BY_TORCH and getattr(value, "__module__", None) == _BY_TORCH[name])
+
+
+def _is_code(value: object) -> bool:
+    """Whether an attribute is something that runs: what is counted, cached or chosen by an option may change."""
     return callable(value) or isinstance(value, (ModuleType, property, staticmethod, classmethod)) or value is _MISSING
 
 

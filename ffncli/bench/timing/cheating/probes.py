@@ -29,11 +29,20 @@ _CORES = 0.4  # cores beyond the threads of the case
 _IDLE, _SETTLED, _BUSY = 0.01, 0.005, 0.3  # s of doing nothing, s before it for threads to fall asleep; cores
 
 
-def time_on_same_input(placed: PlacedKernel, source: Source) -> float:
+def require_honest(placed: PlacedKernel, problem: Problem, source: Source, baseline: float) -> None:
+    """All of these. Raises WrongResult for the first that a kernel does not pass."""
+    require_no_kept_answers(placed, problem, source, baseline)
+    require_no_more_cores(placed, problem)
+    if problem.case.cache == "cold-weights" and not problem.backward:
+        require_given_weights(placed, problem)
+    require_idle()
+
+
+def time_on_same_input(placed: PlacedKernel, problem: Problem, source: Source) -> float:
     """The time of a call whose input is that of the call before, over the time of one with another input."""
     other = same = inf
     placed.turn(0)
-    with correct.computing(placed.backward):
+    with correct.computing(problem.backward):
         count = max(_LEAST_CALLS, min(_MOST_CALLS, _SERIES_NS // max(1, _nanoseconds(placed.call))))
         for _ in range(_SERIES):
             for _ in range(count):
@@ -44,22 +53,23 @@ def time_on_same_input(placed: PlacedKernel, source: Source) -> float:
     return same / max(1, other)
 
 
-def require_no_kept_answers(placed: PlacedKernel, source: Source, baseline: float) -> None:
+def require_no_kept_answers(placed: PlacedKernel, problem: Problem, source: Source, baseline: float) -> None:
     """Raises WrongResult where an input that it has had costs it less; `baseline` is what the baseline's share is."""
     share = 0.0
     for _ in range(_TIMES):
-        share = max(share, time_on_same_input(placed, source))
+        share = max(share, time_on_same_input(placed, problem, source))
         if share >= _KEPT * min(1.0, baseline):
             return
     text = f"on an input that it has had it takes {share:.2g} of its time on another one"
     raise WrongResult(text, code=WrongCode.REPLAY_BY_CONTENT)
 
 
-def require_no_more_cores(placed: PlacedKernel, threads: int) -> None:
+def require_no_more_cores(placed: PlacedKernel, problem: Problem) -> None:
     """Raises WrongResult where its calls keep more cores busy than the case has threads."""
+    threads = problem.case.threads
     cores = inf
     for _ in range(_TIMES):
-        with correct.computing(placed.backward):
+        with correct.computing(problem.backward):
             wall, busy = perf_counter_ns(), process_time_ns()
             while perf_counter_ns() - wall < _SERIES_NS:
                 placed.call()

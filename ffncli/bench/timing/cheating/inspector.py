@@ -1,0 +1,95 @@
+"""Inspector: what users' kernels of a case replaced, and how they get their answers. It costs nothing without any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ffncli.bench.judge.wrong_codes import WrongCode
+from ffncli.bench.records import Job
+from ffncli.bench.referee.problem import Problem
+from ffncli.bench.timing.cheating import probes
+from ffncli.bench.timing.cheating.diagnosis import cause
+from ffncli.bench.timing.cheating.entry_points import Change, EntryPoints, files_of, in_words
+from ffncli.bench.timing.fresh_inputs import Reservoir
+from ffncli.bench.timing.outcomes import BrokenArm, WrongResult
+from ffncli.bench.timing.placed_kernel import PlacedKernel
+
+
+class Inspector:
+    """`entry_points` were fixed before any user's file was loaded; None where the job has no such file."""
+
+    def __init__(self, job: Job, entry_points: EntryPoints | None = None) -> None:
+        self._files = {choice.label: str(choice.file) for choice in job.kernels if choice.file is not None}
+        self._entry_points = (entry_points or EntryPoints()) if self._files else None
+        self.notes: list[str] = []
+
+    def settle(self) -> None:
+        """The settings of a case have been made: they are right as they are."""
+        if self._entry_points is not None:
+            self._entry_points.settle()
+
+    def fix(self, placed: PlacedKernel) -> None:
+        """Nobody may change the code of this kernel from now on; of a user's own, nobody would."""
+        if self._entry_points is not None and placed.name not in self._files:
+            self._entry_points.add(placed.built.compute)
+
+    def replaced(self) -> WrongResult | None:
+        """What a user's file replaced since the last time; it is put back, so that the others are measured as they are."""
+        wrong, _ = self._replaced()
+        return wrong
+
+    def require_nothing_replaced(self, placed: Mapping[str, PlacedKernel]) -> None:
+        """Raises BrokenArm for a user's kernel that replaced something, or for any where nobody knows which did."""
+        wrong, changes = self._replaced()
+        if wrong is None:
+            return
+        users = [name for name in placed if name in self._files]
+        sources = files_of(changes)
+        name = next((name for name in users if self._files[name] in sources), users[0] if users else "")
+        if name:
+            raise BrokenArm(name) from wrong
+
+    def after_check(self, placed: PlacedKernel) -> None:
+        """A user's kernel that was right. Raises WrongResult where it replaced something, or leaves a thread at work."""
+        if placed.name not in self._files:
+            self.fix(placed)
+            return
+        if wrong := self.replaced():
+            raise wrong
+        try:
+            probes.require_idle()
+        except WrongResult:
+            self.notes.append(f"a thread of {placed.name} computes beside the others, whose times are too long")
+            raise
+
+    def after_timing(
+        self, placed: Mapping[str, PlacedKernel], wrong: dict[str, WrongResult], baseline: str, problem: Problem
+    ) -> None:
+        """Ask every user's kernel how it gets its answers: `wrong` gets those that cheat, and why others are wrong."""
+        users = [one for name, one in placed.items() if name in self._files]
+        if not users or problem.case.device != "cpu":
+            return
+        source, base = Reservoir(problem), placed.get(baseline)
+        own = base is not None and baseline not in self._files
+        share = probes.time_on_same_input(base, problem, source) if own and base else 1.0
+        for one in users:
+            before = wrong.get(one.name)
+            try:
+                if before is None:
+                    probes.require_honest(one, problem, source, share)
+                elif before.code in (None, WrongCode.WRONG_WHEN_TIMED):
+                    code = cause(one, problem, source, before.error)
+                    wrong[one.name] = WrongResult(str(before), before.error, code)
+            except WrongResult as cheat:
+                wrong[one.name] = cheat
+            except BrokenArm:  # it raises now, and did not while it was timed
+                continue
+
+    def _replaced(self) -> tuple[WrongResult | None, list[Change]]:
+        changes = self._entry_points.changes() if self._entry_points else []
+        if not changes or self._entry_points is None:
+            return None, []
+        self._entry_points.restore()
+        if left := self._entry_points.changes():
+            self.notes.append(f"{in_words(left)}, for all kernels of this process: it could not be put back")
+        return WrongResult(in_words(changes), code=changes[0].code), changes
