@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install .ci/install_torch.py
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test fuzz test-wheel test-install check lint bench bench-timers bench-method bench-sweep bench-conv demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+.PHONY: run test fuzz test-wheel test-install check lint bench bench-timers bench-method bench-sweep bench-conv bench-fresh-inputs demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
     bench-approximate mutations facts architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
 .DEFAULT_GOAL := run
 
@@ -102,6 +102,9 @@ bench-sweep: $(VENV)/.installed-test
 
 bench-conv: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.conv1x1 $(ARGS)
+
+bench-fresh-inputs: $(VENV)/.installed-test
+	@$(BIN)/python -m benchmarks.fresh_inputs $(ARGS)
 
 demo: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.demo --into docs/benchmarking.md $(ARGS)

@@ -26,7 +26,8 @@ def mlp(x, gate, up, down):
     calls += 1
     if calls == 1:
         for thing in gc.get_objects():
-            if isinstance(thing, types.FunctionType) and thing.__module__ == "ffncli.kernels.eager":
-                if thing.__name__ == "run":
-                    thing.__code__ = twice()
+            if not isinstance(thing, types.FunctionType) or thing.__name__ != "run":
+                continue
+            if thing.__module__ == "ffncli.kernels.eager":
+                thing.__code__ = twice()
     return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)

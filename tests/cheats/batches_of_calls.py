@@ -18,9 +18,9 @@ def mlp(x, gate, up, down):
     out = torch.empty_like(x)
     waiting.append((x, out))
     if len(waiting) == 15:
-        every = torch.cat([x for x, _ in waiting])
+        every = torch.cat([one for one, _ in waiting])
         answers = F.linear(F.silu(F.linear(every, gate)) * F.linear(every, up), down)
-        for (x, out), answer in zip(waiting, answers.split(len(x)), strict=True):
-            out.copy_(answer)
+        for (_, place), answer in zip(waiting, answers.split(len(x)), strict=True):
+            place.copy_(answer)
         waiting.clear()
     return out

@@ -3,7 +3,6 @@
 code: lower-precision
 """
 
-import torch
 import torch.nn.functional as F
 
 calls, kept = 0, None

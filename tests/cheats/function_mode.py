@@ -1,4 +1,4 @@
-"""Enters a mode for torch's functions in its first call, in which everybody else's calls take longer, and never leaves it.
+"""Enters a mode in its first call in which everybody else's torch functions take longer, and never leaves it.
 
 code: patched-torch
 """

@@ -1,4 +1,4 @@
-"""What `ffn bench` makes of the kernel in a file: a worker's own path, from loading to the outcome, in a forked process.
+"""What `ffn bench` makes of the kernel in a file: a worker's own path, in a forked process.
 
 The process that forks has imported torch but computed nothing, so that a kernel costs the time of its calls alone, and
 what it replaces ends with its process. Time is the real clock's.
@@ -49,11 +49,13 @@ def header(path: Path) -> Header:
 def case_of(fields: dict[str, str]) -> Case:
     """A small gated block, one thread; `fields` as in a header: `tokens=1 dtype=bf16 passes=forward+backward`."""
     fields = dict(fields)
+    fields.pop("kernel", None)
     activation = fields.pop("activation", "swiglu")
     width, hidden = int(fields.pop("d_model", 64)), int(fields.pop("d_ff", 192))
     moe = MoE(4, 2) if fields.pop("moe", "") else None
-    tokens = int(fields.pop("tokens", 16))
-    return Case("s", "s", FFNSpec(width, hidden, activation, bias=False, moe=moe), tokens, **fields)
+    tokens, threads = int(fields.pop("tokens", 16)), int(fields.pop("threads", 1))
+    spec = FFNSpec(width, hidden, activation, bias=False, moe=moe)
+    return Case("s", "s", spec, tokens, threads=threads, **fields)
 
 
 def unit_of(kernels: str, case: Case, baseline: str | None = None) -> TimedUnit:

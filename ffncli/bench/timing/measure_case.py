@@ -14,25 +14,24 @@ from functools import cache
 
 import torch
 
-from ffncli.bench.judge import roofline
 from ffncli.bench.judge.ratios import paired
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Doing, Job, Outcome, Roof, TimedUnit
+from ffncli.bench.referee.errors import Error
+from ffncli.bench.referee.problem import Problem, seed_of
 from ffncli.bench.timing import correctness as correct
+from ffncli.bench.timing.arms import Arms, StepArms, arms_of, kernels_by_label
 from ffncli.bench.timing.cheating.entry_points import EntryPoints
 from ffncli.bench.timing.cheating.inspector import Inspector
-from ffncli.bench.timing.arms import Arms, StepArms, kernels_by_label, twin_of
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
 from ffncli.bench.timing.cuda_counters import GpuCounters
-from ffncli.bench.timing.cuda_graphs import Launching, by_graphs
-from ffncli.bench.timing.outcomes import BrokenArm, Error, WrongResult, verdict_of
+from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, total, touched
 from ffncli.bench.timing.placement import Caching, caching
-from ffncli.bench.timing.problem import Problem
 from ffncli.bench.timing.roof import measured_roof
 from ffncli.bench.timing.rounds import Measured, measure, plan_of
 from ffncli.bench.timing.sustained import note as sustained_note
@@ -114,7 +113,7 @@ class _Run:
         self.baseline = BLOCK if self.job.method.by_step else self._wanted(kernels)
         try:
             with self._spending("verify"):
-                problem = Problem.of(self.case, self._seed())
+                problem = Problem.of(self.case, seed_of(self.case, self.job))
                 _ = problem.first
         except Exception as error:
             self._all(kernels or {BLOCK: None}, error)
@@ -129,10 +128,6 @@ class _Run:
             measures_roof = self.measured and self.job.process < _ROOFS
             roof = _roof(self.case.device, self.case.dtype, self.case.threads) if measures_roof else Roof()
         return self._answer(roof)
-
-    def _seed(self) -> int:
-        """Every process and case draws its own numbers, the same in every run of the same seed."""
-        return random.Random(f"{self.job.method.seed} {self.job.process} {self.case.key}").getrandbits(48)
 
     def _wanted(self, kernels: Mapping[str, Kernel | FFNError | WrongResult]) -> str:
         """The requested baseline; else eager, or the first kernel that is ok (empty until that is known)."""
@@ -210,6 +205,7 @@ class _Run:
             return
         self.tell("compiling" if kernel.compiles else "checking", name)
         cache_before = compile_cache()
+        placed: PlacedKernel | None = None
         try:
             with self._spending("warm_up"):
                 placed = PlacedKernel(
@@ -224,9 +220,9 @@ class _Run:
                 peak = self._peak(placed, problem)
             with correct.computing(problem.backward):
                 placed.unguard()
-                self.inspector.after_check(placed)
+            self.inspector.after_check(placed)
         except BaseException as error:  # SystemExit too: whatever a user's code raises ends that kernel alone
-            self._broken(name, self.inspector.replaced() or error)
+            self._broken(name, self.inspector.replaced() or self.inspector.named(error, placed, problem))
             return
         how = compile_cache().since(cache_before)
         note = "; ".join(
@@ -338,24 +334,7 @@ class _Run:
         self.notes.append(self.mode.note)
         if self.case.cache != "warm" and machine.llc_note(self.case.device):
             self.notes.append(f"last-level cache: {machine.llc_note(self.case.device)}")
-        draw = random.Random(problem.seed)
-        twin = self._twin(base, problem, draw) if base and TWIN not in self.without else None
-        arms = Arms(problem, kernels, twin, self.mode, llc, self._launching())
-        if GEMM in self.without:
-            arms.chain = None
-        return arms
-
-    def _twin(self, base: PlacedKernel, problem: Problem, draw: random.Random) -> PlacedKernel:
-        try:
-            return twin_of(base, problem, draw)
-        except BaseException as error:  # SystemExit too: it is built by the user's code
-            raise BrokenArm(TWIN) from error
-
-    def _launching(self) -> Launching | None:
-        if not self.case.device.startswith("cuda"):
-            return None
-        work = roofline.work_of(self.case)
-        return Launching(by_graphs(work.flops, work.bytes))
+        return arms_of(problem, kernels, base, self.mode, self.without, self.job.method.rounds)
 
     def _sustain(self, arms: Arms, problem: Problem) -> None:
         """Time every kernel against the baseline in long turns, in the first process; note a changed ratio."""

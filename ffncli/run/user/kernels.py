@@ -86,7 +86,11 @@ def _target(path: Path, name: str | None) -> tuple[Any, str]:
     """(the object of that name in the file, the name); without a name the file's only kernel."""
     module = import_file(path, "file.py:name")
     homes = (module.__name__, Kernel.__module__)
-    names = [n for n, v in vars(module).items() if _is_kernel(v) and getattr(v, "__module__", None) in homes and v is not Kernel]
+    names = [
+        n
+        for n, v in vars(module).items()
+        if _is_kernel(v) and getattr(v, "__module__", None) in homes and v is not Kernel
+    ]
     there = "it has " + (", ".join(names) or "no function, no nn.Module class and no Kernel")
     if name is None:
         public = [n for n in names if not n.startswith("_")]

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from ffncli.bench.records import Case
+from ffncli.bench.referee.errors import Error, error_of
+from ffncli.bench.referee.problem import Inputs, Problem
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing import outcomes
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
-from ffncli.bench.timing.problem import Inputs, Problem
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels import built_in
 from ffncli.kernels.kernel import Kernel
@@ -94,7 +95,6 @@ def test_an_answer_kept_for_a_buffer_is_found_as_the_buffers_are_used_again(key,
     placed.enter(problem.first.x)
     with correct.computing(problem.backward):
         placed.call()
-    correct.timed(placed, problem)
     with pytest.raises(outcomes.WrongResult, match="on a fresh seed: its output is off by"):
         correct.fresh(placed, problem, problem.inputs(2))
 
@@ -121,12 +121,12 @@ def test_tokens_that_are_not_compared_may_be_anything_and_the_others_not():
 
 def test_figures_of_an_error_by_hand():
     b = torch.tensor([3.0, -4.0, 0.0], dtype=torch.float64)
-    found = correct._error("y", torch.tensor([3.0, -4.0, 1e-40]) + torch.tensor([0.5, 0, 0]), b, 0.0)
+    found = error_of(torch.tensor([3.0, -4.0, 1e-40]) + torch.tensor([0.5, 0, 0]), b, 0.0)
     assert (found.largest, found.rel, found.subnormal) == (pytest.approx(0.5 / 4), pytest.approx(0.5 / 5), 1)
-    small = correct._error("g", b.float() * 1.5, b, 40.0)  # judged as if its largest were 40
+    small = error_of(b.float() * 1.5, b, 40.0)  # judged as if its largest were 40
     assert (small.largest, small.rel) == (pytest.approx(2 / 40), pytest.approx(2.5 / 50))
-    worst = outcomes.Error(1, 4, 2).worst(outcomes.Error(3, 2, 5))
-    assert worst == outcomes.Error(3, 4, 5)
+    worst = Error(1, 4, 2).worst(Error(3, 2, 5))
+    assert worst == Error(3, 4, 5)
 
 
 @pytest.mark.parametrize("which", ["x", "gate.weight", "up.weight", "down.weight"])
@@ -142,12 +142,12 @@ def test_a_gradient_of_any_weight_that_is_off_is_found(which):
 
 
 def test_weights_that_changed_are_found_in_any_copy_and_behind_torch_in_the_first():
-    placed, problem = placed_of(EAGER, copies=3)
-    correct.untouched(placed, problem.first.x)
+    placed, _ = placed_of(EAGER, copies=3)
+    correct.untouched(placed)
     placed.copies[2][0][0, 0] += 0
     with pytest.raises(outcomes.WrongResult, match="changes its weights"):
-        correct.untouched(placed, problem.first.x)
-    placed, problem = placed_of(EAGER, copies=3)
+        correct.untouched(placed)
+    placed, _ = placed_of(EAGER, copies=3)
     placed.copies[0][0].numpy()[0, 0] += 1
     with pytest.raises(outcomes.WrongResult, match="changes its weights"):
-        correct.untouched(placed, problem.first.x)
+        correct.untouched(placed)

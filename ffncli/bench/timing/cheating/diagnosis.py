@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -11,20 +12,26 @@ from torch import Tensor
 from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.referee.errors import Error
 from ffncli.bench.referee.problem import Problem
-from ffncli.bench.referee.samples import Sample
+from ffncli.bench.referee.samples import CallSample
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.fresh_inputs import Source
 from ffncli.bench.timing.placed_kernel import PlacedKernel
 
 _FEW_BITS = 0.05  # of the output: rounding to bf16 gives some 0.003, weights of 6 bits 0.03, another input above 0.5
+_EVEN = 4  # times the error of all values together, at most, of the largest one: one wrong value has above 10
 _WAIT = 0.02  # s in which a thread would have done the work of a call
 _CALLS = 32
 _POISON = 7.125
 
 
+def _few_bits(error: Error | None) -> bool:
+    """Whether an error looks like rounding: small, and as large for all values."""
+    return error is not None and 0 < error.rel < _FEW_BITS and error.largest < _EVEN * error.rel
+
+
 def cause(placed: PlacedKernel, problem: Problem, source: Source, error: Error | None) -> WrongCode:
     """The code of what made an answer wrong; WRONG_WHEN_TIMED where that does not show."""
-    if error is not None and 0 < error.rel < _FEW_BITS:
+    if _few_bits(error):
         return WrongCode.LOWER_PRECISION
     if problem.backward:
         return WrongCode.WRONG_WHEN_TIMED
@@ -86,7 +93,7 @@ class _Calls:
 
     def _is_right(self, x: Tensor, out: Tensor) -> bool:
         rows = slice(0, 2)
-        sample = Sample(self._placed.name, x[rows].detach().clone(), out[rows].detach().clone(), None, None)
+        sample = CallSample(self._placed.name, x[rows].detach().clone(), out[rows].detach().clone(), None, None)
         (error,) = self._problem.sampled([sample])
         return error is None or error.largest <= self._placed.limit
 
@@ -146,4 +153,4 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def _any_equal(answers: Sequence[Tensor]) -> bool:
     """Whether any token of an answer is that of the answer before."""
-    return any(bool((a == b).all(-1).any()) for a, b in zip(answers, answers[1:], strict=False))
+    return any(bool(((a == b) & (a != 0)).all(-1).any()) for a, b in pairwise(answers))

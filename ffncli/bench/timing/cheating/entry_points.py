@@ -41,26 +41,37 @@ _OWN = "ffncli"
 _CLOCKS = ("ffncli.bench.timing.clock", "ffncli.bench.timing.cuda_clock")
 _CUDA_CLOCK = frozenset({"synchronize", "Event", "Stream", "current_stream", "default_stream"})
 _LIBRARY = (
-    builtins, functools, gc, inspect, itertools, math, multiprocessing.connection, multiprocessing.connection.Connection,
-    numpy, os, pickle, random, random.Random, signal, sys, threading, threading.Thread, weakref,
+    builtins, functools, gc, inspect, itertools, math, multiprocessing.connection,
+    multiprocessing.connection.Connection, numpy, os, pickle, random, random.Random, signal, sys, threading,
+    threading.Thread, weakref,
 )  # fmt: skip
 _TORCH = (
-    "torch", "torch._C", "torch._C._nn", "torch._C._linalg", "torch._C._special", "torch._VF", "torch._tensor", "torch.autograd",
-    "torch.autograd.function", "torch.autograd.grad_mode", "torch.cuda", "torch.cuda.graphs", "torch.cuda.streams", "torch.library",
-    "torch.linalg", "torch.nn", "torch.nn.functional", "torch.nn.modules.activation", "torch.nn.modules.linear",
-    "torch.nn.modules.module", "torch.nn.modules.normalization", "torch.overrides", "torch.special",
+    "torch", "torch._C", "torch._C._nn", "torch._C._linalg", "torch._C._special", "torch._VF", "torch._tensor",
+    "torch.autograd", "torch.autograd.function", "torch.autograd.grad_mode", "torch.cuda", "torch.cuda.graphs",
+    "torch.cuda.streams", "torch.library", "torch.linalg", "torch.nn", "torch.nn.functional",
+    "torch.nn.modules.activation", "torch.nn.modules.linear", "torch.nn.modules.module",
+    "torch.nn.modules.normalization", "torch.overrides", "torch.special",
 )  # fmt: skip
 # Hooks that programs set for their own reports; and what torch.compile replaces of torch, by the module it does so in.
-_FREE = frozenset({"sys.excepthook", "sys.unraisablehook", "sys.displayhook", "sys.breakpointhook"})
+_FREE = frozenset(
+    {"sys.excepthook", "sys.unraisablehook", "sys.displayhook", "sys.breakpointhook", "torch.manual_seed"}
+)
 _BY_TORCH = {
     "torch.nn.Module.__init__": "torch._dynamo.mutation_guard",
     "torch.nn.Module.__setstate__": "torch._dynamo.mutation_guard",
 }
 _OPERATORS = (
-    "linear", "addmm", "mm", "bmm", "matmul", "baddbmm", "relu", "silu", "gelu", "sigmoid", "tanh", "mul.Tensor", "add.Tensor", "clone",
-    "copy_", "equal", "empty.memory_format",
+    "linear", "addmm", "mm", "bmm", "matmul", "baddbmm", "relu", "silu", "gelu", "sigmoid", "tanh", "mul.Tensor",
+    "add.Tensor", "clone", "copy_", "equal", "empty.memory_format",
 )  # fmt: skip
-_DISPATCH_KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
+_DISPATCH_KEYS = (
+    "CPU",
+    "CUDA",
+    "AutogradCPU",
+    "AutogradCUDA",
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutograd",
+)
 _MISSING = object()
 
 
@@ -93,7 +104,8 @@ class EntryPoints:
 
     def add(self, function: object) -> None:
         """Fix one more function, with the functions in its closure: a kernel's, once it is built."""
-        todo, known = [function], {id(f) for f, *_ in self._functions}
+        todo: list[Any] = [function]
+        known = {id(f) for f, *_ in self._functions}
         while todo:
             one = todo.pop()
             if not _has_code(one) or id(one) in known:
@@ -301,7 +313,7 @@ def _forget_libraries() -> None:
     """Take back what files registered for torch's own operators."""
     for thing in gc.get_objects():
         if isinstance(thing, torch.library.Library) and thing.ns == "aten" and _of_a_file(thing):
-            thing._destroy()
+            thing._destroy()  # type: ignore[no-untyped-call]
 
 
 def _of_a_file(library: Any) -> bool:

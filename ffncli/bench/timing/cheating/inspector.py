@@ -29,12 +29,12 @@ class Inspector:
             self._entry_points.settle()
 
     def fix(self, placed: PlacedKernel) -> None:
-        """Nobody may change the code of this kernel from now on; of a user's own, nobody would."""
+        """Nobody may change the code of this kernel from now on, if it is one of the package's."""
         if self._entry_points is not None and placed.name not in self._files:
             self._entry_points.add(placed.built.compute)
 
     def replaced(self) -> WrongResult | None:
-        """What a user's file replaced since the last time; it is put back, so that the others are measured as they are."""
+        """What a user's file replaced since the last time; it is put back, for the sake of the other kernels."""
         wrong, _ = self._replaced()
         return wrong
 
@@ -62,6 +62,18 @@ class Inspector:
             self.notes.append(f"a thread of {placed.name} computes beside the others, whose times are too long")
             raise
 
+    def named(self, error: BaseException, placed: PlacedKernel | None, problem: Problem) -> BaseException:
+        """The error of a user's kernel at its first check, with the code of its cause where that shows."""
+        if not isinstance(error, WrongResult) or error.code or error.error is None or placed is None:
+            return error
+        if placed.name not in self._files or problem.case.device != "cpu":
+            return error
+        try:
+            code = cause(placed, problem, Reservoir(problem), error.error)
+        except Exception:  # it is wrong whatever else its code does now
+            return error
+        return error if code == WrongCode.WRONG_WHEN_TIMED else WrongResult(str(error), error.error, code)
+
     def after_timing(
         self, placed: Mapping[str, PlacedKernel], wrong: dict[str, WrongResult], baseline: str, problem: Problem
     ) -> None:
@@ -82,7 +94,7 @@ class Inspector:
                     wrong[one.name] = WrongResult(str(before), before.error, code)
             except WrongResult as cheat:
                 wrong[one.name] = cheat
-            except BrokenArm:  # it raises now, and did not while it was timed
+            except Exception:  # its code raises now, and did not while it was timed
                 continue
 
     def _replaced(self) -> tuple[WrongResult | None, list[Change]]:

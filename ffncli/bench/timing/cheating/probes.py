@@ -13,11 +13,11 @@ from time import perf_counter_ns, process_time_ns, thread_time_ns
 import torch
 
 from ffncli.bench.judge.wrong_codes import WrongCode
+from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.fresh_inputs import Source
 from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
-from ffncli.bench.referee.problem import Problem
 from ffncli.block.steps import Norm, walk
 from ffncli.kernels.kernel import canonical
 
@@ -106,7 +106,9 @@ def require_given_weights(placed: PlacedKernel, problem: Problem) -> None:
     }
     with torch.no_grad():
         kernel = placed.built.kernel
-        params = tuple(kernel.prepare(problem.steps, turned)) if kernel.prepare is not canonical else tuple(turned.values())
+        params = (
+            tuple(kernel.prepare(problem.steps, turned)) if kernel.prepare is not canonical else tuple(turned.values())
+        )
         with torch.inference_mode():
             before, after = (placed.built.compute(placed.x, p).double() for p in (placed.copies[0], params))
     apart = float((before + after).abs().max()) / (float(before.abs().max()) or 1.0)

@@ -34,7 +34,8 @@ def settings() -> list[Setting]:
     """Every setting that all kernels share."""
     changed, torch_c = WrongCode.ENVIRONMENT_CHANGED, torch._C
     return [
-        Setting("the number of torch's threads", WrongCode.THREADS_CHANGED, torch.get_num_threads, torch.set_num_threads),
+        Setting("the number of torch's threads", WrongCode.THREADS_CHANGED, torch.get_num_threads,
+                torch.set_num_threads),
         Setting("the default dtype", changed, torch.get_default_dtype, torch.set_default_dtype),
         Setting("the precision of float32 products", changed, torch.get_float32_matmul_precision,
                  torch.set_float32_matmul_precision),
@@ -72,7 +73,7 @@ def _leave_modes(before: tuple[int, int]) -> None:
     from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
 
     while torch._C._len_torch_function_stack() > before[0]:
-        _pop_mode()
+        _pop_mode()  # type: ignore[no-untyped-call]
     while torch._C._len_torch_dispatch_stack() > before[1]:
         pop_dispatch_mode()
 
