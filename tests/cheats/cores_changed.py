@@ -1,4 +1,4 @@
-"""Binds the process to one core, on which the others then wait for each other.
+"""Binds the process to another core, the last one.
 
 code: environment-changed
 """
@@ -7,7 +7,7 @@ import os
 
 import torch.nn.functional as F
 
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+os.sched_setaffinity(0, {os.cpu_count() - 1})
 
 
 def mlp(x, gate, up, down):

@@ -1,6 +1,6 @@
 """Hands the work to a thread pool and returns before it is done.
 
-code: deferred-work
+code: deferred-work | stale-memory
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import torch.nn.functional as F
 
-pool = ThreadPoolExecutor(1)
+pool = ThreadPoolExecutor(1, initializer=lambda: torch.set_num_threads(1))
 calls = 0
 
 

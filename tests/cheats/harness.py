@@ -1,7 +1,7 @@
 """What `ffn bench` makes of the kernel in a file: a worker's own path, in a forked process.
 
-The process that forks has imported torch but computed nothing, so that a kernel costs the time of its calls alone, and
-what it replaces ends with its process. Time is the real clock's.
+A server, started with the environment of a worker, has imported torch but computed nothing; it forks for every file. So
+a kernel costs the time of its calls alone, and what it replaces ends with its process. Time is the real clock's.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ import os
 import pickle
 import re
 import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-import torch  # noqa: F401  # before the fork
-
+from ffncli.bench.launch import environment
 from ffncli.bench.records import Case, Job, Method, Outcome, TimedUnit
-from ffncli.bench.timing.measure_case import measure_case
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.kernels.choice import choices
 
@@ -39,45 +43,84 @@ class Header:
 
 def header(path: Path) -> Header:
     text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-    does = text.split("\n", 1)[0]
     fields = dict(re.findall(r"^(code|case): (.*)$", text, re.MULTILINE))
     codes = tuple(code.strip() for code in fields.get("code", "").split("|") if code.strip())
     case = dict(pair.split("=", 1) for pair in fields.get("case", "").split())
-    return Header(does, codes, case)
+    return Header(text.split("\n", 1)[0], codes, case)
 
 
 def case_of(fields: dict[str, str]) -> Case:
     """A small gated block, one thread; `fields` as in a header: `tokens=1 dtype=bf16 passes=forward+backward`."""
-    fields = dict(fields)
-    fields.pop("kernel", None)
-    activation = fields.pop("activation", "swiglu")
-    width, hidden = int(fields.pop("d_model", 64)), int(fields.pop("d_ff", 192))
-    moe = MoE(4, 2) if fields.pop("moe", "") else None
-    tokens, threads = int(fields.pop("tokens", 16)), int(fields.pop("threads", 1))
-    spec = FFNSpec(width, hidden, activation, bias=False, moe=moe)
-    return Case("s", "s", spec, tokens, threads=threads, **fields)
+    rest = {name: value for name, value in fields.items() if name != "kernel"}
+    width, hidden = int(rest.pop("d_model", 64)), int(rest.pop("d_ff", 192))
+    tokens, threads = int(rest.pop("tokens", 16)), int(rest.pop("threads", 1))
+    moe = MoE(4, 2) if rest.pop("moe", "") else None
+    spec = FFNSpec(width, hidden, rest.pop("activation", "swiglu"), bias=False, moe=moe)
+    return Case("s", "s", spec, tokens, threads=threads, **rest)
 
 
-def unit_of(kernels: str, case: Case, baseline: str | None = None) -> TimedUnit:
-    return measure_case(case, Job(_NO_ROOF, (case,), choices(kernels.split(",")), baseline, _METHOD))
+def unit_of(path: Path) -> TimedUnit:
+    """The unit of eager and of the kernel in the file, in this process."""
+    from ffncli.bench.timing.measure_case import measure_case
+
+    fields = header(path).case
+    case, kernel = case_of(fields), f"{KERNEL}={path}:{fields.get('kernel', 'mlp')}"
+    return measure_case(case, Job(_NO_ROOF, (case,), choices(["eager", kernel]), None, _METHOD))
 
 
-def judged(path: Path, fields: dict[str, str] | None = None, first: bool = False) -> dict[str, Outcome]:
-    """The outcomes of eager and of the kernel in the file, by name; the ratio of their times is in `ratio`."""
-    fields = header(path).case if fields is None else fields
-    kernels = f"{KERNEL}={path},eager" if first else f"eager,{KERNEL}={path}"
-    return {outcome.kernel: outcome for outcome in forked(kernels, case_of(fields)).outcomes}
+class Server:
+    """Asks the process that forks."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def outcomes(self, path: Path) -> dict[str, Outcome]:
+        """The outcomes of eager and of the kernel in the file, by name."""
+        self._connection.send(str(path))
+        answer = self._connection.recv()
+        assert isinstance(answer, TimedUnit), answer
+        return {outcome.kernel: outcome for outcome in answer.outcomes}
 
 
-def forked(kernels: str, case: Case) -> TimedUnit:
-    """The unit that a forked process makes of these kernels. Raises AssertionError where it dies."""
+@contextmanager
+def server() -> Iterator[Server]:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(theirs.fileno())],
+            env=environment(1, "fixed"),
+            pass_fds=(theirs.fileno(),),
+            stderr=subprocess.DEVNULL,
+        )
+    try:
+        with Connection(ours.detach()) as connection:
+            yield Server(connection)
+    finally:
+        process.wait(10)
+
+
+def _serve(connection: Connection) -> None:
+    import numpy  # noqa: F401  # as a worker does: before torch
+
+    from ffncli.bench.timing import measure_case  # noqa: F401  # and torch, before the fork
+
+    while True:
+        try:
+            path = connection.recv()
+        except EOFError:
+            return
+        connection.send(_forked(Path(path)))
+
+
+def _forked(path: Path) -> TimedUnit | str:
+    """The unit that a forked process makes of the file, or what happened to it."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
+        signal.alarm(_LONGEST)
         try:
-            signal.alarm(_LONGEST)
-            answer: object = unit_of(kernels, case)
+            answer: object = unit_of(path)
         except BaseException as error:
             answer = f"{type(error).__name__}: {error}"
         with os.fdopen(writing, "wb") as pipe:
@@ -87,7 +130,8 @@ def forked(kernels: str, case: Case) -> TimedUnit:
     with os.fdopen(reading, "rb") as pipe:
         data = pipe.read()
     _, status = os.waitpid(child, 0)
-    assert data, f"the process ended with status {status}"
-    answer = pickle.loads(data)
-    assert isinstance(answer, TimedUnit), answer
-    return answer
+    return pickle.loads(data) if data else f"its process ended with status {status}"
+
+
+if __name__ == "__main__":
+    _serve(Connection(int(sys.argv[1])))

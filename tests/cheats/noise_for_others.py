@@ -1,6 +1,6 @@
 """A thread of its own computes for nothing, except in this kernel's calls: everybody else gets half of the machine.
 
-code: deferred-work | slowed-baseline
+code: deferred-work
 """
 
 import threading

@@ -1,6 +1,6 @@
 """Returns memory without writing to it: the allocator gives it the block in which the last answer was.
 
-code: stale-memory | wrong-when-timed
+code: stale-memory | replay-by-phase
 """
 
 import torch

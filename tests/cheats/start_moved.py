@@ -1,6 +1,6 @@
 """Writes a later start into the clock's own variables, in its frame.
 
-code: patched-clock | defused
+code: patched-clock
 """
 
 import ctypes

@@ -211,6 +211,7 @@ class _Run:
                 placed = PlacedKernel(
                     name, build_kernel(kernel, problem), problem, random.Random(f"{problem.seed} {name}"), limit
                 )
+                self.inspector.fix(placed)
                 placed.place(1)
                 with on_compiling(lambda: self.tell("compiling", name)):
                     compile_s = self._first_call(placed, problem)
@@ -282,7 +283,8 @@ class _Run:
                     arms.refresh()
                 self.inspector.require_nothing_replaced(self.placed)
                 with self._spending("verify"):
-                    self.inspector.after_timing(self.placed, arms.wrong, self.baseline, problem)
+                    blocks = self.measured.blocks
+                    self.inspector.after_timing(self.placed, arms.wrong, self.baseline, problem, blocks)
             except BrokenArm as broken:
                 self.measured = None
                 self._without(broken)

@@ -115,14 +115,14 @@ class EntryPoints:
             todo += [cell.cell_contents for cell in one.__closure__ or () if _filled(cell)]
 
     def changes(self) -> list[Change]:
-        """Everything that is not as it was, settings last."""
+        """Everything that is not as it was."""
         return [
+            *self._changed_settings(),  # first: they may have changed attributes
             *self._replaced_modules(),
             *self._replaced_attributes(),
             *self._replaced_code(),
             *self._replaced_kernels(),
             *self._replaced_operators(),
-            *self._changed_settings(),
         ]
 
     def restore(self) -> None:

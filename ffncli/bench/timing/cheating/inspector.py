@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ffncli.bench.judge.wrong_codes import WrongCode
-from ffncli.bench.records import Job
+from ffncli.bench.records import Job, TimedBlock
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.cheating import probes
 from ffncli.bench.timing.cheating.diagnosis import cause
@@ -21,17 +21,22 @@ class Inspector:
     def __init__(self, job: Job, entry_points: EntryPoints | None = None) -> None:
         self._files = {choice.label: str(choice.file) for choice in job.kernels if choice.file is not None}
         self._entry_points = (entry_points or EntryPoints()) if self._files else None
+        self._threads: frozenset[str] = frozenset()
+        self._limits: list[tuple[PlacedKernel, float]] = []
         self.notes: list[str] = []
 
     def settle(self) -> None:
         """The settings of a case have been made: they are right as they are."""
         if self._entry_points is not None:
             self._entry_points.settle()
+            self._threads = frozenset(probes.busy_threads())  # libraries have started theirs
 
     def fix(self, placed: PlacedKernel) -> None:
-        """Nobody may change the code of this kernel from now on, if it is one of the package's."""
-        if self._entry_points is not None and placed.name not in self._files:
-            self._entry_points.add(placed.built.compute)
+        """Nobody may change this kernel's limit from now on, nor its code, if it is one of the package's."""
+        if self._entry_points is not None:
+            self._limits.append((placed, placed.limit))
+            if placed.name not in self._files:
+                self._entry_points.add(placed.built.compute)
 
     def replaced(self) -> WrongResult | None:
         """What a user's file replaced since the last time; it is put back, for the sake of the other kernels."""
@@ -50,14 +55,13 @@ class Inspector:
             raise BrokenArm(name) from wrong
 
     def after_check(self, placed: PlacedKernel) -> None:
-        """A user's kernel that was right. Raises WrongResult where it replaced something, or leaves a thread at work."""
+        """Raises WrongResult where a user's kernel, which was right, replaced something or leaves a thread at work."""
         if placed.name not in self._files:
-            self.fix(placed)
             return
         if wrong := self.replaced():
             raise wrong
         try:
-            probes.require_idle()
+            probes.require_idle(self._threads)
         except WrongResult:
             self.notes.append(f"a thread of {placed.name} computes beside the others, whose times are too long")
             raise
@@ -75,7 +79,12 @@ class Inspector:
         return error if code == WrongCode.WRONG_WHEN_TIMED else WrongResult(str(error), error.error, code)
 
     def after_timing(
-        self, placed: Mapping[str, PlacedKernel], wrong: dict[str, WrongResult], baseline: str, problem: Problem
+        self,
+        placed: Mapping[str, PlacedKernel],
+        wrong: dict[str, WrongResult],
+        baseline: str,
+        problem: Problem,
+        blocks: Sequence[TimedBlock],
     ) -> None:
         """Ask every user's kernel how it gets its answers: `wrong` gets those that cheat, and why others are wrong."""
         users = [one for name, one in placed.items() if name in self._files]
@@ -83,12 +92,13 @@ class Inspector:
             return
         source, base = Reservoir(problem), placed.get(baseline)
         own = base is not None and baseline not in self._files
-        share = probes.time_on_same_input(base, problem, source) if own and base else 1.0
+        times = probes.call_times(base, problem, source) if own and base else None
+        asked = probes.Probes(problem, source, self._threads, times)
         for one in users:
             before = wrong.get(one.name)
             try:
                 if before is None:
-                    probes.require_honest(one, problem, source, share)
+                    asked.require_honest(one, _least(one.name, blocks))
                 elif before.code in (None, WrongCode.WRONG_WHEN_TIMED):
                     code = cause(one, problem, source, before.error)
                     wrong[one.name] = WrongResult(str(before), before.error, code)
@@ -98,10 +108,21 @@ class Inspector:
                 continue
 
     def _replaced(self) -> tuple[WrongResult | None, list[Change]]:
-        changes = self._entry_points.changes() if self._entry_points else []
-        if not changes or self._entry_points is None:
+        if self._entry_points is None:
+            return None, []
+        changes = self._entry_points.changes()
+        for placed, limit in self._limits:
+            if placed.limit != limit:
+                changes.append(Change(WrongCode.PATCHED_FFN, f"the error that {placed.name} is allowed was changed"))
+                placed.limit = limit
+        if not changes:
             return None, []
         self._entry_points.restore()
         if left := self._entry_points.changes():
             self.notes.append(f"{in_words(left)}, for all kernels of this process: it could not be put back")
         return WrongResult(in_words(changes), code=changes[0].code), changes
+
+
+def _least(name: str, blocks: Sequence[TimedBlock]) -> float | None:
+    """Seconds of a call in the fastest of its blocks; None where it has none."""
+    return min((block.per_call for block in blocks if block.kernel == name), default=None)

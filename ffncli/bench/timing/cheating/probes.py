@@ -5,9 +5,13 @@ Each raises WrongResult for what it finds; times are compared within this proces
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from time import perf_counter_ns, process_time_ns, thread_time_ns
 
 import torch
@@ -20,77 +24,130 @@ from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.block.steps import Norm, walk
 from ffncli.kernels.kernel import canonical
+from ffncli.show.text import percent, plural
 
 _TIMES = 3  # a finding counts if it comes as often in a row: disturbances do not
 _SERIES = 4  # of calls on other inputs and of calls on the same one, in turn
-_LEAST_CALLS, _MOST_CALLS, _SERIES_NS = 4, 64, 2_000_000  # of a series
+_MOST_CALLS, _SERIES_NS = 64, 2_000_000  # of a series
 _KEPT = 0.8  # of the time of a call on another input, also relative to the baseline's
-_CORES = 0.4  # cores beyond the threads of the case
-_IDLE, _SETTLED, _BUSY = 0.01, 0.005, 0.3  # s of doing nothing, s before it for threads to fall asleep; cores
+_FASTER = 0.7  # of the least time of a single call: what a block says of one is above, but for disturbances
+_CORES, _CORES_NS = 0.4, 20_000_000  # cores beyond the threads of the case, and how long they are counted
+_IDLE, _IDLE_TIMES, _BUSY = 0.01, 5, 0.1  # s of doing nothing, how often that is tried, cores
 
 
-def require_honest(placed: PlacedKernel, problem: Problem, source: Source, baseline: float) -> None:
-    """All of these. Raises WrongResult for the first that a kernel does not pass."""
-    require_no_kept_answers(placed, problem, source, baseline)
-    require_no_more_cores(placed, problem)
-    if problem.case.cache == "cold-weights" and not problem.backward:
-        require_given_weights(placed, problem)
-    require_idle()
+@dataclass(frozen=True)
+class CallTimes:
+    """The least nanoseconds of a call: on another input than the call before, and on the same one."""
+
+    other: int
+    same: int
+
+    @property
+    def share(self) -> float:
+        """What a call costs whose input the kernel has just had."""
+        return self.same / self.other
 
 
-def time_on_same_input(placed: PlacedKernel, problem: Problem, source: Source) -> float:
-    """The time of a call whose input is that of the call before, over the time of one with another input."""
-    other = same = inf
+def call_times(placed: PlacedKernel, problem: Problem, source: Source) -> CallTimes:
+    """Series of calls on other inputs and on the same one in turn: two of each at least, 20 ms where they are short."""
+    others, sames = [], []
     placed.turn(0)
     with correct.computing(problem.backward):
-        count = max(_LEAST_CALLS, min(_MOST_CALLS, _SERIES_NS // max(1, _nanoseconds(placed.call))))
-        for _ in range(_SERIES):
+        count = max(1, min(_MOST_CALLS, _SERIES_NS // max(1, _nanoseconds(placed.call))))
+        for _ in range(_SERIES if count > 1 else 2):
             for _ in range(count):
                 source.write(placed.entry[0])
-                other = min(other, _nanoseconds(placed.call))
-            for _ in range(count):
-                same = min(same, _nanoseconds(placed.call))
-    return same / max(1, other)
+                others.append(_nanoseconds(placed.call))
+            sames += [_nanoseconds(placed.call) for _ in range(count)]
+    return CallTimes(max(1, min(others)), min(sames))
 
 
-def require_no_kept_answers(placed: PlacedKernel, problem: Problem, source: Source, baseline: float) -> None:
-    """Raises WrongResult where an input that it has had costs it less; `baseline` is what the baseline's share is."""
-    share = 0.0
-    for _ in range(_TIMES):
-        share = max(share, time_on_same_input(placed, problem, source))
-        if share >= _KEPT * min(1.0, baseline):
-            return
-    text = f"on an input that it has had it takes {share:.2g} of its time on another one"
-    raise WrongResult(text, code=WrongCode.REPLAY_BY_CONTENT)
+@dataclass(frozen=True)
+class Probes:
+    """What a user's kernel is asked. `known` are the threads that there were before its file was loaded.
 
+    `baseline`: the times of the baseline's calls, if that is one of the package's.
+    """
 
-def require_no_more_cores(placed: PlacedKernel, problem: Problem) -> None:
-    """Raises WrongResult where its calls keep more cores busy than the case has threads."""
-    threads = problem.case.threads
-    cores = inf
-    for _ in range(_TIMES):
-        with correct.computing(problem.backward):
-            wall, busy = perf_counter_ns(), process_time_ns()
-            while perf_counter_ns() - wall < _SERIES_NS:
+    problem: Problem
+    source: Source
+    known: Collection[str]
+    baseline: CallTimes | None = None
+
+    def require_honest(self, placed: PlacedKernel, timed: float | None) -> None:
+        """Raises WrongResult for the first that it does not pass; `timed`: the seconds of a call in its blocks."""
+        times = self._require_no_kept_answers(placed)
+        if timed is not None:
+            self._require_same_clock(placed, timed, times)
+        require_idle(self.known)
+        self._require_no_more_cores(placed)
+        if self.problem.case.cache == "cold-weights" and not self.problem.backward:
+            require_given_weights(placed, self.problem)
+
+    def _require_no_kept_answers(self, placed: PlacedKernel) -> CallTimes:
+        """Raises WrongResult where an input that it has had costs it less."""
+        share, most = 0.0, _KEPT * min(1.0, self.baseline.share if self.baseline else 1.0)
+        for _ in range(_TIMES):
+            times = call_times(placed, self.problem, self.source)
+            share = max(share, times.share)
+            if share >= most:
+                return times
+        text = f"on an input that it has had it takes {share:.2g} of its time on another one"
+        raise WrongResult(text, code=WrongCode.REPLAY_BY_CONTENT)
+
+    def _require_same_clock(self, placed: PlacedKernel, timed: float, times: CallTimes) -> None:
+        """Raises WrongResult where its timed calls took less than any call takes here."""
+        for _ in range(_TIMES):
+            if timed * 1e9 >= _FASTER * times.other:
+                return
+            times = call_times(placed, self.problem, self.source)
+        text = f"its timed calls took {timed * 1e6:.3g} µs each, and by another clock none takes less than "
+        raise WrongResult(text + f"{times.other * 1e-3:.3g} µs", code=WrongCode.PATCHED_CLOCK)
+
+    def _require_no_more_cores(self, placed: PlacedKernel) -> None:
+        """Raises WrongResult where its calls keep more cores busy than the case has threads.
+
+        On one thread that is any time of others, however busy the machine is.
+        """
+        threads = self.problem.case.threads
+        with correct.computing(self.problem.backward):
+            wall, before, busy, own = perf_counter_ns(), busy_threads(), process_time_ns(), thread_time_ns()
+            while perf_counter_ns() - wall < _CORES_NS:
                 placed.call()
-            cores = min(cores, (process_time_ns() - busy) / (perf_counter_ns() - wall))
-        if cores <= threads + _CORES:
-            return
-    raise WrongResult(f"it uses {cores:.1f} cores, the case has {threads}", code=WrongCode.THREADS_CHANGED)
+            own, busy = thread_time_ns() - own, process_time_ns() - busy
+            others, wall = _by_others(before, busy_threads(), self.known), perf_counter_ns() - wall
+        limit = f"the case has {threads} {plural('thread', threads)}"
+        if threads == 1 and others > _CORES * own:
+            share = percent(others / (own + others))
+            raise WrongResult(f"other threads do {share} of its work, {limit}", code=WrongCode.THREADS_CHANGED)
+        if busy > (threads + _CORES) * wall:
+            raise WrongResult(f"it uses {busy / wall:.1f} cores, {limit}", code=WrongCode.THREADS_CHANGED)
 
 
-def require_idle() -> None:
-    """Raises WrongResult where other threads of this process compute while nothing is asked of anybody."""
+def require_idle(known: Collection[str]) -> None:
+    """Raises WrongResult where threads that are not among the known ones compute while nothing is asked of anybody."""
     cores = inf
-    for _ in range(_TIMES):
-        time.sleep(_SETTLED)
-        wall, busy, own = perf_counter_ns(), process_time_ns(), thread_time_ns()
+    for _ in range(_IDLE_TIMES):
+        wall, before = perf_counter_ns(), busy_threads()
         time.sleep(_IDLE)
-        others = process_time_ns() - busy - (thread_time_ns() - own)
-        cores = min(cores, others / (perf_counter_ns() - wall))
+        cores = min(cores, _by_others(before, busy_threads(), known) / (perf_counter_ns() - wall))
         if cores <= _BUSY:
             return
     raise WrongResult(f"a thread computes outside of its calls ({cores:.1f} cores)", code=WrongCode.DEFERRED_WORK)
+
+
+def busy_threads() -> dict[str, int]:
+    """Nanoseconds for which each thread of this process has run, by its number; empty where the system does not say."""
+    folder, times = Path("/proc/self/task"), {}
+    for thread in os.listdir(folder) if folder.is_dir() else ():
+        with suppress(OSError, ValueError, IndexError):  # it has ended
+            times[thread] = int((folder / thread / "schedstat").read_text().split()[0])
+    return times
+
+
+def _by_others(before: Mapping[str, int], after: Mapping[str, int], known: Collection[str]) -> int:
+    """What threads that are not known have run meanwhile: libraries' own, started with them, may spin for a while."""
+    return sum(time - before.get(thread, 0) for thread, time in after.items() if thread not in known)
 
 
 def require_given_weights(placed: PlacedKernel, problem: Problem) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch.nn.modules import module as torch_module
 
 from ffncli.bench.judge.wrong_codes import WrongCode
@@ -33,9 +34,13 @@ class Setting:
 def settings() -> list[Setting]:
     """Every setting that all kernels share."""
     changed, torch_c = WrongCode.ENVIRONMENT_CHANGED, torch._C
+    libraries = ThreadpoolController()  # those that are loaded now; BLAS is
     return [
         Setting("the number of torch's threads", WrongCode.THREADS_CHANGED, torch.get_num_threads,
                 torch.set_num_threads),
+        Setting("the number of a library's threads", WrongCode.THREADS_CHANGED,
+                lambda: [library.num_threads for library in libraries.lib_controllers],
+                lambda counts: _set_threads(libraries, counts)),
         Setting("the default dtype", changed, torch.get_default_dtype, torch.set_default_dtype),
         Setting("the precision of float32 products", changed, torch.get_float32_matmul_precision,
                  torch.set_float32_matmul_precision),
@@ -58,6 +63,11 @@ def settings() -> list[Setting]:
         Setting("a signal's handler", changed, _handlers, _set_handlers),
         Setting("a timer of the process", changed, _timers, _stop_timers),
     ]  # fmt: skip
+
+
+def _set_threads(libraries: Any, counts: list[int]) -> None:
+    for library, count in zip(libraries.lib_controllers, counts, strict=True):
+        library.set_num_threads(count)
 
 
 def _subnormals_kept() -> bool:
