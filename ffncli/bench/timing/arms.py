@@ -177,7 +177,7 @@ class Arms:
             return worst.worst(fresh.whole_error())
 
         correct.untouched(placed)
-        return correct.checked_at("as it was timed: ", answers, WrongCode.WRONG_WHEN_TIMED)
+        return correct.checked_at("", answers, WrongCode.WRONG_WHEN_TIMED)
 
     def refresh(self) -> None:
         """Check the kernels' outputs on new tokens."""
