@@ -22,6 +22,7 @@ from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Doing, Job, Outcome, Roof, TimedUnit
 from ffncli.bench.referee.errors import Error
 from ffncli.bench.referee.problem import Problem, seed_of
+from ffncli.bench.referee.process import RefereeGone, RefereeProcess
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.arms import Arms, StepArms, arms_of, kernels_by_label
 from ffncli.bench.timing.clock import Clock
@@ -51,10 +52,12 @@ def measure_case(
     counters: Counters | None = None,
     start: float = 0.0,
     tell: Callable[[Doing, str], None] = lambda doing, name: None,
+    referee: RefereeProcess | None = None,
 ) -> TimedUnit:
     """One case with every kernel of the job, in this process. `start`: seconds that the process took to start.
 
-    `tell` hears what is done with which kernel before its code runs, and no name before all are timed in turn.
+    `tell` hears what is done with which kernel before its code runs, and no name before all are timed in turn. Without
+    a `referee` the references are computed here.
 
     Whatever a kernel does is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
     while it is timed is removed and the others are timed again. Only our own errors are raised.
@@ -63,7 +66,7 @@ def measure_case(
     clock = clock or clock_for(case.device)
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
     counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
-    return _Run(case, job, clock, counters, {"start": start}, probe, notes=[unread], tell=tell).unit()
+    return _Run(case, job, clock, counters, {"start": start}, probe, notes=[unread], tell=tell, referee=referee).unit()
 
 
 def settle(case: Case, job: Job) -> None:
@@ -94,8 +97,13 @@ class _Run:
     measured: Measured | None = None
     tell: Callable[[Doing, str], None] = lambda doing, name: None
     without: set[str] = field(default_factory=set)  # own arms that could not be had
+    referee: RefereeProcess | None = None
 
     def unit(self) -> TimedUnit:
+        if self.case.device != "cpu" or self.job.method.by_step:
+            self.referee = None
+        if self.referee:
+            self.referee.begin(self.case)
         steps = kernel_steps(steps_of(self.case.spec))
         kernels: dict[str, Kernel | FFNError] = {}
         if not self.job.method.by_step:
@@ -104,7 +112,7 @@ class _Run:
         self.baseline = BLOCK if self.job.method.by_step else self._wanted(kernels)
         try:
             with self._spending("verify"):
-                problem = Problem.of(self.case, seed_of(self.case, self.job))
+                problem = Problem.of(self.case, seed_of(self.case, self.job), self.referee)
                 _ = problem.first
         except Exception as error:
             self._all(kernels or {BLOCK: None}, error)
@@ -112,9 +120,13 @@ class _Run:
         if self.job.method.by_step:
             self._by_step(problem)
         else:
-            self._verify_all(kernels, problem)
-            if self.placed:
-                self._time(problem)
+            try:
+                self._verify_all(kernels, problem)
+                if self.placed:
+                    self._time(problem)
+            except RefereeGone as gone:
+                self._all(self.outcomes, gone)
+                self.measured = None
         with self._spending("roof"):
             measures_roof = self.measured and self.job.process < _ROOFS
             roof = _roof(self.case.device, self.case.dtype, self.case.threads) if measures_roof else Roof()
@@ -210,6 +222,8 @@ class _Run:
                 peak = self._peak(placed, problem)
             with correct.computing(problem.backward):
                 placed.unguard()
+        except RefereeGone:
+            raise
         except BaseException as error:  # SystemExit too: whatever a user's code raises ends that kernel alone
             self._broken(name, error)
             return
