@@ -61,11 +61,14 @@ def case_of(fields: dict[str, str]) -> Case:
 
 def unit_of(path: Path) -> TimedUnit:
     """The unit of eager and of the kernel in the file, in this process."""
+    from ffncli.bench.referee.process import referee_process
     from ffncli.bench.timing.measure_case import measure_case
 
     fields = header(path).case
     case, kernel = case_of(fields), f"{KERNEL}={path}:{fields.get('kernel', 'mlp')}"
-    return measure_case(case, Job(_NO_ROOF, (case,), choices(["eager", kernel]), None, _METHOD))
+    job = Job(_NO_ROOF, (case,), choices(["eager", kernel]), None, _METHOD)
+    with referee_process(job, Connection(os.dup(0))) as referee:
+        return measure_case(case, job, referee=referee)
 
 
 class Server:

@@ -65,6 +65,12 @@ class Referee(Protocol):
     def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
         """How far each sample is off, in their order; None for one that was not judged."""
 
+    def clock_started(self) -> None:
+        """Compare its clock with the worker's from now on."""
+
+    def clock_stopped(self, seconds: float) -> str:
+        """What is wrong with the worker's clock, by which `seconds` have passed since; empty where nothing is."""
+
 
 @dataclass(frozen=True)
 class Problem:

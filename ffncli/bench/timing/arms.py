@@ -4,7 +4,6 @@ buffers, laid out anew at every placement."""
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.anchor import anchor, gpu_anchor
 from ffncli.bench.timing.bare_products import Chain
 from ffncli.bench.timing.by_step import step_arms
+from ffncli.bench.timing.clock import monotonic_seconds
 from ffncli.bench.timing.cuda_graphs import Launching, Replayable, by_graphs
 from ffncli.bench.timing.fresh_inputs import FreshInputs, Reservoir, drawn, in_turn
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult
@@ -90,6 +90,7 @@ class Arms:
         self.by_name: dict[str, Arm] = {}  # of the placement made last
         self.wrong: dict[str, WrongResult] = {}
         self.errors: dict[str, Error] = {}
+        self._placed_at = 0.0
         self.seconds = 0.0  # of checking timed outputs, within place
         self._problem, self._copies = problem, caching.copies
         self._draw = random.Random(problem.seed)
@@ -105,9 +106,9 @@ class Arms:
     def place(self, number: int) -> list[Arm]:
         """All arms with new buffers, after a check of the last placement's outputs. Raises BrokenArm."""
         if number:
-            start = time.perf_counter()
+            start = monotonic_seconds()
             self.inspect()
-            self.seconds += time.perf_counter() - start
+            self.seconds += monotonic_seconds() - start
         every: dict[str, PlacedKernel | Chain] = {placed.name: placed for placed in self.kernels}
         if self.twin:
             every[self.twin.name] = self.twin
@@ -121,6 +122,7 @@ class Arms:
         if self._launching:
             replayable: dict[str, Replayable] = {**every}
             self._launching.settle(replayable)
+        self._start_clocks()
         arms = [self._fresh_arm(fresh) for fresh in self._fresh]
         if self.chain:
             arms.append(self._chain_arm(self.chain))
@@ -150,8 +152,22 @@ class Arms:
         """A note on how the arms were called, where there was a choice."""
         return self._launching.note if self._launching else ""
 
+    def _start_clocks(self) -> None:
+        if self._problem.referee:
+            self._problem.referee.clock_started()
+        self._placed_at = monotonic_seconds()
+
+    def _compare_clocks(self) -> None:
+        """Where the referee's clock says otherwise, no time of a user's kernel can be believed."""
+        referee, passed = self._problem.referee, monotonic_seconds() - self._placed_at
+        if referee and (remark := referee.clock_stopped(passed)):
+            for placed in self.kernels:
+                if placed.built.kernel.origin:
+                    self.wrong.setdefault(placed.name, WrongResult(remark, code=WrongCode.PATCHED_CLOCK))
+
     def inspect(self) -> None:
         """Judge what was answered in the blocks since the last time, and whether weights changed."""
+        self._compare_clocks()
         samples = [sample for fresh in self._fresh for sample in fresh.samples]
         errors = iter(self._problem.sampled(samples))
         for fresh in self._fresh:

@@ -17,11 +17,11 @@ import torch
 from ffncli.bench.judge.ratios import paired
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
-from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Doing, Job, Outcome, Roof, TimedUnit
 from ffncli.bench.referee.errors import Error
 from ffncli.bench.referee.problem import Problem, seed_of
+from ffncli.bench.referee.process import RefereeGone, RefereeProcess
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.arms import Arms, StepArms, arms_of, kernels_by_label
 from ffncli.bench.timing.cheating.entry_points import EntryPoints
@@ -34,6 +34,7 @@ from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, total,
 from ffncli.bench.timing.placement import Caching, caching
 from ffncli.bench.timing.roof import measured_roof
 from ffncli.bench.timing.rounds import Measured, measure, plan_of
+from ffncli.bench.timing.settings import settle
 from ffncli.bench.timing.sustained import note as sustained_note
 from ffncli.bench.timing.sustained import sustained
 from ffncli.block.recipe import steps as steps_of
@@ -53,12 +54,14 @@ def measure_case(
     counters: Counters | None = None,
     start: float = 0.0,
     tell: Callable[[Doing, str], None] = lambda doing, name: None,
+    referee: RefereeProcess | None = None,
     entry_points: EntryPoints | None = None,
 ) -> TimedUnit:
     """One case with every kernel of the job, in this process. `start`: seconds that the process took to start.
 
-    `tell` hears what is done with which kernel before its code runs, and no name before all are timed in turn.
-    `entry_points` were fixed before this process loaded any user's file; by default they are fixed now.
+    `tell` hears what is done with which kernel before its code runs, and no name before all are timed in turn. Without
+    a `referee` the references are computed here. `entry_points` were fixed before this process loaded any user's file;
+    by default they are fixed now.
 
     Whatever a kernel does is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
     while it is timed is removed and the others are timed again. Only our own errors are raised.
@@ -69,17 +72,9 @@ def measure_case(
     clock = clock or clock_for(case.device)
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
     counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
-    return _Run(case, job, clock, counters, {"start": start}, inspector, probe, notes=[unread], tell=tell).unit()
-
-
-def settle(case: Case, job: Job) -> None:
-    """Set the threads of torch and every other library, arithmetic and seed, for the case and the method."""
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-    torch.set_num_threads(case.threads)
-    threadpool_limits(case.threads)
-    set_math_mode(job.method.math_mode, case.device)
-    torch.manual_seed(job.method.seed)
+    run = _Run(case, job, clock, counters, {"start": start}, inspector, probe, notes=[unread], tell=tell)
+    run.referee = referee
+    return run.unit()
 
 
 @dataclass
@@ -101,8 +96,13 @@ class _Run:
     measured: Measured | None = None
     tell: Callable[[Doing, str], None] = lambda doing, name: None
     without: set[str] = field(default_factory=set)  # own arms that could not be had
+    referee: RefereeProcess | None = None
 
     def unit(self) -> TimedUnit:
+        if self.case.device != "cpu" or self.job.method.by_step:
+            self.referee = None
+        if self.referee:
+            self.referee.begin(self.case)
         steps = kernel_steps(steps_of(self.case.spec))
         kernels: dict[str, Kernel | FFNError | WrongResult] = {}
         if not self.job.method.by_step:
@@ -113,7 +113,7 @@ class _Run:
         self.baseline = BLOCK if self.job.method.by_step else self._wanted(kernels)
         try:
             with self._spending("verify"):
-                problem = Problem.of(self.case, seed_of(self.case, self.job))
+                problem = Problem.of(self.case, seed_of(self.case, self.job), self.referee)
                 _ = problem.first
         except Exception as error:
             self._all(kernels or {BLOCK: None}, error)
@@ -121,9 +121,13 @@ class _Run:
         if self.job.method.by_step:
             self._by_step(problem)
         else:
-            self._verify_all(kernels, problem)
-            if self.placed:
-                self._time(problem)
+            try:
+                self._verify_all(kernels, problem)
+                if self.placed:
+                    self._time(problem)
+            except RefereeGone as gone:
+                self._all(self.outcomes, gone)
+                self.measured = None
         with self._spending("roof"):
             measures_roof = self.measured and self.job.process < _ROOFS
             roof = _roof(self.case.device, self.case.dtype, self.case.threads) if measures_roof else Roof()
@@ -222,6 +226,8 @@ class _Run:
             with correct.computing(problem.backward):
                 placed.unguard()
             self.inspector.after_check(placed)
+        except RefereeGone:
+            raise
         except BaseException as error:  # SystemExit too: whatever a user's code raises ends that kernel alone
             self._broken(name, self.inspector.replaced() or self.inspector.named(error, placed, problem))
             return
@@ -283,8 +289,8 @@ class _Run:
                     arms.refresh()
                 self.inspector.require_nothing_replaced(self.placed)
                 with self._spending("verify"):
-                    blocks = self.measured.blocks
-                    self.inspector.after_timing(self.placed, arms.wrong, self.baseline, problem, blocks)
+                    inspect = self.inspector.after_timing
+                    inspect(self.placed, arms.wrong, self.baseline, problem, self.measured.blocks)
             except BrokenArm as broken:
                 self.measured = None
                 self._without(broken)
@@ -372,9 +378,8 @@ class _Run:
         """Time the block's steps, each alone; they are the reference, so the only check is that they run."""
         llc, size = machine.llc_bytes(self.case.device), touched(problem) + problem.first.x.nbytes
         cache_mode: Cache = "flush" if self.case.cache == "flush" else "warm"
-        self.mode = caching(
-            cache_mode, [2 * size], size, llc, machine.room(self.case.device)
-        )  # the block, and its steps together
+        together = [2 * size]  # the block, and its steps
+        self.mode = caching(cache_mode, together, size, llc, machine.room(self.case.device))
         if self.case.cache == "cold-weights":
             self.notes.append(f"steps have one copy of their weights: {self.mode.mode} instead of cold-weights")
         arms = StepArms(problem, self.mode, llc)

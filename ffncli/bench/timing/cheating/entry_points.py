@@ -32,6 +32,7 @@ import torch
 
 from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.timing.cheating.settings import settings
+from ffncli.kernels import BUILT_IN, built_in
 from ffncli.kernels.kernel import REGISTERED
 from ffncli.show.text import plural
 
@@ -88,6 +89,8 @@ class EntryPoints:
     """What a user's file could replace, as it is when this is made; some milliseconds, and as many for `changes`."""
 
     def __init__(self) -> None:
+        for kernel in BUILT_IN:
+            built_in(kernel)  # which imports it
         self._namespaces = [(name, space, dict(vars(space))) for name, space in _namespaces()]
         self._modules = {name: module for name, module in sys.modules.items() if _watched(name)}
         functions = {id(f): f for _, _, before in self._namespaces for f in before.values() if _has_code(f)}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import Job, TimedBlock
 from ffncli.bench.referee.problem import Problem
+from ffncli.bench.referee.process import RefereeGone
 from ffncli.bench.timing.cheating import probes
 from ffncli.bench.timing.cheating.diagnosis import cause
 from ffncli.bench.timing.cheating.entry_points import Change, EntryPoints, files_of, in_words
@@ -74,6 +75,8 @@ class Inspector:
             return error
         try:
             code = cause(placed, problem, Reservoir(problem), error.error)
+        except RefereeGone:
+            raise
         except Exception:  # it is wrong whatever else its code does now
             return error
         return error if code == WrongCode.WRONG_WHEN_TIMED else WrongResult(str(error), error.error, code)
@@ -90,20 +93,21 @@ class Inspector:
         users = [one for name, one in placed.items() if name in self._files]
         if not users or problem.case.device != "cpu":
             return
-        source, base = Reservoir(problem), placed.get(baseline)
-        own = base is not None and baseline not in self._files
-        times = probes.call_times(base, problem, source) if own and base else None
-        asked = probes.Probes(problem, source, self._threads, times)
+        source = Reservoir(problem)
+        base = None if baseline in self._files else placed.get(baseline)
+        asked = probes.Probes(problem, source, self._threads, base, blocks)
         for one in users:
             before = wrong.get(one.name)
             try:
                 if before is None:
-                    asked.require_honest(one, _least(one.name, blocks))
+                    asked.require_honest(one)
                 elif before.code in (None, WrongCode.WRONG_WHEN_TIMED):
                     code = cause(one, problem, source, before.error)
                     wrong[one.name] = WrongResult(str(before), before.error, code)
             except WrongResult as cheat:
                 wrong[one.name] = cheat
+            except RefereeGone:
+                raise
             except Exception:  # its code raises now, and did not while it was timed
                 continue
 
@@ -121,8 +125,3 @@ class Inspector:
         if left := self._entry_points.changes():
             self.notes.append(f"{in_words(left)}, for all kernels of this process: it could not be put back")
         return WrongResult(in_words(changes), code=changes[0].code), changes
-
-
-def _least(name: str, blocks: Sequence[TimedBlock]) -> float | None:
-    """Seconds of a call in the fastest of its blocks; None where it has none."""
-    return min((block.per_call for block in blocks if block.kernel == name), default=None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -17,6 +17,7 @@ from time import perf_counter_ns, process_time_ns, thread_time_ns
 import torch
 
 from ffncli.bench.judge.wrong_codes import WrongCode
+from ffncli.bench.records import TimedBlock
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.fresh_inputs import Source
@@ -29,6 +30,7 @@ from ffncli.show.text import percent, plural
 _TIMES = 3  # a finding counts if it comes as often in a row: disturbances do not
 _SERIES = 4  # of calls on other inputs and of calls on the same one, in turn
 _MOST_CALLS, _SERIES_NS = 64, 2_000_000  # of a series
+_NEAR = 2.0**-6  # of a number: how far other inputs are apart, the rms; beyond the rounding of bf16
 _KEPT = 0.8  # of the time of a call on another input, also relative to the baseline's
 _FASTER = 0.7  # of the least time of a single call: what a block says of one is above, but for disturbances
 _CORES, _CORES_NS = 0.4, 20_000_000  # cores beyond the threads of the case, and how long they are counted
@@ -49,14 +51,22 @@ class CallTimes:
 
 
 def call_times(placed: PlacedKernel, problem: Problem, source: Source) -> CallTimes:
-    """Series of calls on other inputs and on the same one in turn: two of each at least, 20 ms where they are short."""
+    """Series of calls on other inputs and on the same one in turn: two of each at least, 20 ms where they are short.
+
+    The other inputs differ from one by a few per cent in every number: in a mixture the same experts are chosen, whose
+    weights are as near.
+    """
     others, sames = [], []
     placed.turn(0)
+    x, _ = placed.entry
+    source.write(x)
+    like, noise = x.clone(), torch.empty_like(x)
     with correct.computing(problem.backward):
         count = max(1, min(_MOST_CALLS, _SERIES_NS // max(1, _nanoseconds(placed.call))))
         for _ in range(_SERIES if count > 1 else 2):
             for _ in range(count):
-                source.write(placed.entry[0])
+                source.write(noise)
+                torch.addcmul(like, like, noise, value=_NEAR, out=x)
                 others.append(_nanoseconds(placed.call))
             sames += [_nanoseconds(placed.call) for _ in range(count)]
     return CallTimes(max(1, min(others)), min(sames))
@@ -66,43 +76,60 @@ def call_times(placed: PlacedKernel, problem: Problem, source: Source) -> CallTi
 class Probes:
     """What a user's kernel is asked. `known` are the threads that there were before its file was loaded.
 
-    `baseline`: the times of the baseline's calls, if that is one of the package's.
+    `baseline` is None where that is a user's too, `blocks` are what was timed.
     """
 
     problem: Problem
     source: Source
     known: Collection[str]
-    baseline: CallTimes | None = None
+    baseline: PlacedKernel | None
+    blocks: Sequence[TimedBlock]
 
-    def require_honest(self, placed: PlacedKernel, timed: float | None) -> None:
-        """Raises WrongResult for the first that it does not pass; `timed`: the seconds of a call in its blocks."""
-        times = self._require_no_kept_answers(placed)
-        if timed is not None:
-            self._require_same_clock(placed, timed, times)
+    def require_honest(self, placed: PlacedKernel) -> None:
+        """Raises WrongResult for the first that it does not pass."""
+        self._require_no_kept_answers(placed)
+        self._require_same_clock(placed)
         require_idle(self.known)
         self._require_no_more_cores(placed)
         if self.problem.case.cache == "cold-weights" and not self.problem.backward:
             require_given_weights(placed, self.problem)
 
-    def _require_no_kept_answers(self, placed: PlacedKernel) -> CallTimes:
+    def _times(self, placed: PlacedKernel) -> tuple[CallTimes, CallTimes | None]:
+        """Of a kernel's calls, and of the baseline's just before."""
+        base = call_times(self.baseline, self.problem, self.source) if self.baseline else None
+        return call_times(placed, self.problem, self.source), base
+
+    def _require_no_kept_answers(self, placed: PlacedKernel) -> None:
         """Raises WrongResult where an input that it has had costs it less."""
-        share, most = 0.0, _KEPT * min(1.0, self.baseline.share if self.baseline else 1.0)
+        share = 0.0
         for _ in range(_TIMES):
-            times = call_times(placed, self.problem, self.source)
+            times, base = self._times(placed)
             share = max(share, times.share)
-            if share >= most:
-                return times
+            if times.share >= _KEPT * min(1.0, base.share if base else 1.0):
+                return
         text = f"on an input that it has had it takes {share:.2g} of its time on another one"
         raise WrongResult(text, code=WrongCode.REPLAY_BY_CONTENT)
 
-    def _require_same_clock(self, placed: PlacedKernel, timed: float, times: CallTimes) -> None:
-        """Raises WrongResult where its timed calls took less than any call takes here."""
+    def _require_same_clock(self, placed: PlacedKernel) -> None:
+        """Raises WrongResult where its timed calls took less than any call takes here, and the baseline's did not.
+
+        A machine that is busier now makes both slower.
+        """
+        timed, timed_base = self._timed(placed), self._timed(self.baseline)
+        if timed is None or timed_base is None or placed is self.baseline:
+            return
         for _ in range(_TIMES):
-            if timed * 1e9 >= _FASTER * times.other:
+            times, base = self._times(placed)
+            if base is None or timed / times.other >= _FASTER * min(1.0, timed_base / base.other):
                 return
-            times = call_times(placed, self.problem, self.source)
-        text = f"its timed calls took {timed * 1e6:.3g} µs each, and by another clock none takes less than "
+        text = f"its timed calls took {timed * 1e-3:.3g} µs each, and by another clock none takes less than "
         raise WrongResult(text + f"{times.other * 1e-3:.3g} µs", code=WrongCode.PATCHED_CLOCK)
+
+    def _timed(self, placed: PlacedKernel | None) -> float | None:
+        """Nanoseconds of a call in the fastest of its blocks; None where it has none."""
+        if placed is None:
+            return None
+        return min((1e9 * block.per_call for block in self.blocks if block.kernel == placed.name), default=None)
 
     def _require_no_more_cores(self, placed: PlacedKernel) -> None:
         """Raises WrongResult where its calls keep more cores busy than the case has threads.
