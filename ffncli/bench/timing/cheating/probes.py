@@ -27,7 +27,7 @@ from ffncli.block.steps import Norm, walk
 from ffncli.kernels.kernel import canonical
 from ffncli.show.text import percent, plural
 
-_TIMES = 3  # a finding counts if it comes as often in a row: disturbances do not
+_TIMES = 5  # a finding counts if it comes as often in a row: disturbances do not
 _SERIES = 4  # of calls on other inputs and of calls on the same one, in turn
 _MOST_CALLS, _SERIES_NS = 64, 2_000_000  # of a series
 _NEAR = 2.0**-6  # of a number: how far other inputs are apart, the rms; beyond the rounding of bf16
@@ -39,7 +39,7 @@ _IDLE, _IDLE_TIMES, _BUSY = 0.01, 5, 0.1  # s of doing nothing, how often that i
 
 @dataclass(frozen=True)
 class CallTimes:
-    """The least nanoseconds of a call: on another input than the call before, and on the same one."""
+    """The least processor time of a call, in ns: on another input than the call before, and on the same one."""
 
     other: int
     same: int
@@ -202,6 +202,7 @@ def require_given_weights(placed: PlacedKernel, problem: Problem) -> None:
 
 
 def _nanoseconds(call: Callable[[], object]) -> int:
-    start = perf_counter_ns()
+    """Processor time of this thread: what other programs do, and waiting for a core, does not count."""
+    start = thread_time_ns()
     call()
-    return perf_counter_ns() - start
+    return thread_time_ns() - start
