@@ -28,8 +28,10 @@ def test_the_corpus_is_large_and_every_file_says_what_it_does():
     assert {code for path in CHEATS for code in header(path).codes} <= {*WrongCode, DEFUSED}
 
 
-def test_every_code_has_a_meaning():
+def test_every_code_has_a_meaning_and_the_manual_has_them():
     assert set(MEANING) == set(WrongCode)
+    manual = (HERE.parent.parent / "docs" / "method.md").read_text("utf-8")
+    assert all(f"| `{code}` | {meaning} |" in manual for code, meaning in MEANING.items())
 
 
 @pytest.mark.parametrize("path", CHEATS, ids=lambda path: path.stem)

@@ -33,10 +33,10 @@ def _few_bits(error: Error | None) -> bool:
 
 def cause(placed: PlacedKernel, problem: Problem, source: Source, error: Error | None) -> WrongCode:
     """The code of what made an answer wrong; WRONG_WHEN_TIMED where that does not show."""
-    if _few_bits(error):
-        return WrongCode.LOWER_PRECISION
     if problem.backward:
         return WrongCode.WRONG_WHEN_TIMED
+    if _few_bits(error):
+        return WrongCode.LOWER_PRECISION
     with correct.computing(problem.backward):
         return _Calls(placed, problem, source).cause()
 
