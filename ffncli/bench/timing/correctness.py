@@ -2,6 +2,8 @@
 
 What it answers while it is timed is sampled by `fresh_inputs`.
 
+A 16-bit output must also have no larger rms error than `rms_tolerance`: it tells weights of 8 bits from 16.
+
 The baseline must be within `allowed`; any other kernel within that, or 4 times the error of a baseline that passes.
 
 `allowed` is `measure.tolerance.tolerance_for`, 4 · (eps + eps_sum · √width), relative to the largest value of the
@@ -25,10 +27,11 @@ from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.run.measure.not_finite import in_words
 from ffncli.run.measure.statistics import not_finite
-from ffncli.run.measure.tolerance import tolerance_for
+from ffncli.run.measure.tolerance import rms_tolerance, tolerance_for
 
 GRADIENTS = 2  # times `allowed` where gradients are judged too: twice as many products follow each other
 TIMES = 4  # the error of a passing baseline
+LOWER_PRECISION = "lower-precision: "  # how a note begins
 
 # What float32 products may be rounded to first (torch.set_float32_matmul_precision): TF32 has 10 bits, bf16 has 7.
 _MATH_EPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}
@@ -85,7 +88,8 @@ def checked_at(when: str, check: Callable[[], Error]) -> Error:
     try:
         return check()
     except WrongResult as error:
-        raise WrongResult(when + str(error), error.error) from None
+        text = str(error)
+        raise WrongResult(text if text.startswith(LOWER_PRECISION) else when + text, error.error) from None
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------
@@ -113,7 +117,18 @@ def compared(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Error:
     for one in errors.values():
         error = error.worst(one)
     require_within(worst, error, placed.limit)
+    require_rms(errors[OUTPUT], given[OUTPUT].numel(), inputs.rounding, problem, placed)
     return error
+
+
+def require_rms(error: Error, values: int, rounding: float, problem: Problem, placed: PlacedKernel) -> None:
+    """Raises WrongResult for an output of a 16-bit dtype that is further off than rounding explains."""
+    if problem.dtype.itemsize != 2 or not rounding or not values:
+        return
+    limit = rms_tolerance(problem.dtype, rounding, values)
+    if not error.rel <= limit:
+        text = f"{OUTPUT} has an rms error of {error.rel:.2g}, {limit:.2g} is allowed"
+        raise WrongResult(f"{LOWER_PRECISION}{text}: say in how few bits it computes (`computes`)", error)
 
 
 def require_within(what: str, error: Error, limit: float) -> None:
