@@ -41,7 +41,8 @@ class Inputs:
 
     `rows` are the tokens that are compared (None: all), `out` [rows, d_model] their reference. In a backward pass `g`
     [tokens, d_model] is the gradient of the output, `grads` those of `x` and of the canonical weights by name. `out`
-    and `grads` are None where only the referee has them.
+    and `grads` are None where only the referee has them. `rounding` is the rms error of an output that is rounded to
+    the dtype after every step, for 16-bit dtypes; else 0.
     """
 
     x: Tensor
@@ -51,6 +52,7 @@ class Inputs:
     grads: Mapping[str, Tensor] | None = None
     remark: str = ""
     number: int = 0
+    rounding: float = 0.0
 
 
 class Referee(Protocol):
@@ -193,7 +195,8 @@ class Problem:
             remark = _remark(len(rows), len(x), "drawn at random")
         with torch.no_grad():
             out, _ = in_float64(self.steps, self.weights, {self.entry: x[rows]})
-        return Inputs(x, out, None if len(rows) == len(x) else rows, remark=remark)
+        rounding = self._rounding(x[rows], out)
+        return Inputs(x, out, None if len(rows) == len(x) else rows, remark=remark, rounding=rounding)
 
     def _backward(self, x: Tensor, g: Tensor, left_out: Tensor) -> Inputs:
         with torch.enable_grad():
@@ -206,7 +209,14 @@ class Problem:
         rows = (~left_out).nonzero().flatten()
         remark = _remark(len(rows), len(x), "the others depend on rounding and have no gradient")
         out = out.detach()
-        return Inputs(x, out[rows], None if len(rows) == len(x) else rows, g, grads, remark)
+        rounding = self._rounding(x[rows], out[rows])
+        return Inputs(x, out[rows], None if len(rows) == len(x) else rows, g, grads, remark, rounding=rounding)
+
+    @torch.no_grad()
+    def _rounding(self, x: Tensor, out: Tensor) -> float:
+        if self.dtype.itemsize != 2 or not len(x):
+            return 0.0
+        return error_of(output_and_experts(self.steps, self.weights, {self.entry: x.detach()})[0], out, 0.0).rel
 
 
 def _remark(checked: int, tokens: int, why: str) -> str:

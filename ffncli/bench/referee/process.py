@@ -64,7 +64,7 @@ class RefereeProcess:
         """x, and g in a backward pass; without references."""
         head, (x, *rest) = self._ask({"ask": "inputs", "number": number})
         more = dict(zip(head["parts"], rest, strict=True))
-        return Inputs(x, None, more.get("rows"), more.get("g"), None, str(head["remark"]))
+        return Inputs(x, None, more.get("rows"), more.get("g"), None, str(head["remark"]), 0, float(head["rounding"]))
 
     def errors(self, number: int, given: Mapping[str, Tensor]) -> dict[str, Error]:
         """How far a kernel's tensors for the inputs of that number are off."""
@@ -215,7 +215,7 @@ class _Answers:
                 inputs = self._inputs(int(head["number"]))
                 parts = [part for part in _OPTIONAL if getattr(inputs, part) is not None]
                 tensors = [inputs.x, *(getattr(inputs, part) for part in parts)]
-                return {"parts": parts, "remark": inputs.remark}, tensors
+                return {"parts": parts, "remark": inputs.remark, "rounding": inputs.rounding}, tensors
             case "errors":
                 given = dict(zip(head["given"], tensors, strict=True))
                 errors = self._problem().errors(self._inputs(int(head["number"])), given)

@@ -3,6 +3,7 @@ buffers, laid out anew at every placement."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from ffncli.bench.timing.bare_products import Chain
 from ffncli.bench.timing.by_step import step_arms
 from ffncli.bench.timing.clock import monotonic_seconds
 from ffncli.bench.timing.cuda_graphs import Launching, Replayable, by_graphs
-from ffncli.bench.timing.fresh_inputs import FreshInputs, Reservoir, drawn, in_turn
+from ffncli.bench.timing.fresh_inputs import ROWS, FreshInputs, Reservoir, drawn, in_turn
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel, shuffle_buffers
 from ffncli.bench.timing.placement import Arena, Caching, flusher
@@ -182,6 +183,7 @@ class Arms:
 
     def _timed(self, fresh: FreshInputs, judged: Sequence[Error], placed: PlacedKernel) -> Error:
         """The error of an arm's timed answers, after a check that its weights are unchanged. Raises WrongResult."""
+        problem = self._problem
 
         def answers() -> Error:
             if fresh.wrong is not None:
@@ -190,6 +192,10 @@ class Arms:
             for error in judged:
                 worst = worst.worst(error)
             correct.require_within(OUTPUT, worst, placed.limit)
+            if not problem.backward:  # there `judged` are the worst of outputs and gradients
+                together = replace(worst, rel=math.sqrt(sum(error.rel**2 for error in judged) / max(1, len(judged))))
+                values = len(judged) * min(ROWS, problem.case.tokens) * problem.case.spec.d_model
+                correct.require_rms(together, values, problem.first.rounding, problem, placed)
             return worst.worst(fresh.whole_error())
 
         correct.untouched(placed)

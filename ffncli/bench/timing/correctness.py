@@ -2,6 +2,8 @@
 
 What it answers while it is timed is sampled by `fresh_inputs`.
 
+A 16-bit output must also have no larger rms error than `rms_tolerance`: it tells weights of 8 bits from 16.
+
 The baseline must be within `allowed`; any other kernel within that, or 4 times the error of a baseline that passes.
 
 `allowed` is `measure.tolerance.tolerance_for`, 4 · (eps + eps_sum · √width), relative to the largest value of the
@@ -26,7 +28,7 @@ from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.run.measure.not_finite import in_words
 from ffncli.run.measure.statistics import not_finite
-from ffncli.run.measure.tolerance import tolerance_for
+from ffncli.run.measure.tolerance import rms_tolerance, tolerance_for
 
 GRADIENTS = 2  # times `allowed` where gradients are judged too: twice as many products follow each other
 TIMES = 4  # the error of a passing baseline
@@ -114,7 +116,19 @@ def compared(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Error:
     for one in errors.values():
         error = error.worst(one)
     require_within(worst, error, placed.limit)
+    require_rms(errors[OUTPUT], given[OUTPUT].numel(), inputs.rounding, problem, placed)
     return error
+
+
+def require_rms(error: Error, values: int, rounding: float, problem: Problem, placed: PlacedKernel) -> None:
+    """Raises WrongResult for an output of a 16-bit dtype that is further off than rounding explains."""
+    if problem.dtype.itemsize != 2 or not rounding or not values:
+        return
+    limit = rms_tolerance(problem.dtype, rounding, values)
+    if not error.rel <= limit:
+        text = f"{OUTPUT} has an rms error of {error.rel:.2g}, {limit:.2g} is allowed"
+        text += ": say in how few bits it computes (`computes`)"
+        raise WrongResult(text, error, WrongCode.LOWER_PRECISION)
 
 
 def require_within(what: str, error: Error, limit: float) -> None:
