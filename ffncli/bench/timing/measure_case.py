@@ -72,9 +72,8 @@ def measure_case(
     clock = clock or clock_for(case.device)
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
     counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
-    run = _Run(case, job, clock, counters, {"start": start}, inspector, probe, notes=[unread], tell=tell)
-    run.referee = referee
-    return run.unit()
+    spent, notes = {"start": start}, [unread]
+    return _Run(case, job, clock, counters, spent, inspector, referee, probe, notes=notes, tell=tell).unit()
 
 
 @dataclass
@@ -87,6 +86,7 @@ class _Run:
     counters: Counters
     spent: dict[str, float]
     inspector: Inspector
+    referee: RefereeProcess | None = None
     probe: GpuProbe | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     placed: dict[str, PlacedKernel] = field(default_factory=dict)
@@ -96,7 +96,6 @@ class _Run:
     measured: Measured | None = None
     tell: Callable[[Doing, str], None] = lambda doing, name: None
     without: set[str] = field(default_factory=set)  # own arms that could not be had
-    referee: RefereeProcess | None = None
 
     def unit(self) -> TimedUnit:
         if self.case.device != "cpu" or self.job.method.by_step:
@@ -106,9 +105,8 @@ class _Run:
         steps = kernel_steps(steps_of(self.case.spec))
         kernels: dict[str, Kernel | FFNError | WrongResult] = {}
         if not self.job.method.by_step:
-            kernels = kernels_by_label(
-                self.job.kernels, steps, self.case.spec, self._gone(), self.tell, self.inspector.replaced
-            )
+            replaced, spec = self.inspector.replaced, self.case.spec
+            kernels = kernels_by_label(self.job.kernels, steps, spec, self._gone(), self.tell, replaced)
         self.mode = Caching(self.case.cache)
         self.baseline = BLOCK if self.job.method.by_step else self._wanted(kernels)
         try:
@@ -289,8 +287,7 @@ class _Run:
                     arms.refresh()
                 self.inspector.require_nothing_replaced(self.placed)
                 with self._spending("verify"):
-                    inspect = self.inspector.after_timing
-                    inspect(self.placed, arms.wrong, self.baseline, problem, self.measured.blocks)
+                    self.inspector.after_timing(arms, self.baseline, problem, self.measured.blocks)
             except BrokenArm as broken:
                 self.measured = None
                 self._without(broken)
@@ -378,8 +375,7 @@ class _Run:
         """Time the block's steps, each alone; they are the reference, so the only check is that they run."""
         llc, size = machine.llc_bytes(self.case.device), touched(problem) + problem.first.x.nbytes
         cache_mode: Cache = "flush" if self.case.cache == "flush" else "warm"
-        together = [2 * size]  # the block, and its steps
-        self.mode = caching(cache_mode, together, size, llc, machine.room(self.case.device))
+        self.mode = caching(cache_mode, [2 * size], size, llc, machine.room(self.case.device))  # the block, its steps
         if self.case.cache == "cold-weights":
             self.notes.append(f"steps have one copy of their weights: {self.mode.mode} instead of cold-weights")
         arms = StepArms(problem, self.mode, llc)

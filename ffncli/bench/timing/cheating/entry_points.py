@@ -38,7 +38,7 @@ from ffncli.show.text import plural
 
 Namespace: TypeAlias = ModuleType | type
 
-_OWN = "ffncli"
+_PACKAGE = "ffncli"
 _CLOCKS = ("ffncli.bench.timing.clock", "ffncli.bench.timing.cuda_clock")
 _CUDA_CLOCK = frozenset({"synchronize", "Event", "Stream", "current_stream", "default_stream"})
 _LIBRARY = (
@@ -197,7 +197,9 @@ def in_words(changes: Sequence[Change]) -> str:
 
 
 def _watched(name: str) -> bool:
-    return name.partition(".")[0] == _OWN or name in _TORCH or name in ("time", "os", "sys", "gc", "builtins", "numpy")
+    return (
+        name.partition(".")[0] == _PACKAGE or name in _TORCH or name in ("time", "os", "sys", "gc", "builtins", "numpy")
+    )
 
 
 def _namespaces() -> Iterator[tuple[str, Namespace]]:
@@ -213,14 +215,14 @@ def _candidates() -> Iterator[tuple[str, Namespace]]:
     yield "time", time
     for space in _LIBRARY:
         yield (space.__name__ if isinstance(space, ModuleType) else f"{space.__module__}.{space.__qualname__}"), space
-    own = [name for name in sys.modules if name.partition(".")[0] == _OWN]
-    for name in (*_TORCH, *sorted(own)):
+    ours = [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]
+    for name in (*_TORCH, *sorted(ours)):
         module = sys.modules.get(name) or _attribute(name)
         if not isinstance(module, (ModuleType, type)):
             continue
         yield name, module
         for key, value in list(vars(module).items()):
-            if isinstance(value, type) and value.__module__.partition(".")[0] in ("torch", _OWN):
+            if isinstance(value, type) and value.__module__.partition(".")[0] in ("torch", _PACKAGE):
                 yield f"{name}.{key}", value
 
 
@@ -258,7 +260,7 @@ def _hides(space: Namespace, key: str) -> bool:
     """Whether a new attribute stands in front of another: of a class what it inherits, of our modules a built-in."""
     if isinstance(space, type):
         return not key.startswith("__abstract") and key not in ("__doc__", "__module__") and _inherited(space, key)
-    return space.__name__.partition(".")[0] == _OWN and key in vars(builtins) and not key.startswith("__")
+    return space.__name__.partition(".")[0] == _PACKAGE and key in vars(builtins) and not key.startswith("__")
 
 
 def _inherited(space: type, key: str) -> bool:
@@ -297,7 +299,7 @@ def _code(name: str, key: str) -> WrongCode:
         return WrongCode.PATCHED_CLOCK
     if name.startswith("torch.cuda") and _CUDA_CLOCK & {key, *name.split(".")}:
         return WrongCode.PATCHED_CLOCK
-    return {"torch": WrongCode.PATCHED_TORCH, _OWN: WrongCode.PATCHED_FFN}.get(top, WrongCode.PATCHED_LIBRARY)
+    return {"torch": WrongCode.PATCHED_TORCH, _PACKAGE: WrongCode.PATCHED_FFN}.get(top, WrongCode.PATCHED_LIBRARY)
 
 
 # --- torch's operators ------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import Job, TimedBlock
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.referee.process import RefereeGone
+from ffncli.bench.timing.arms import Arms
 from ffncli.bench.timing.cheating import probes
 from ffncli.bench.timing.cheating.diagnosis import cause
 from ffncli.bench.timing.cheating.entry_points import Change, EntryPoints, files_of, in_words
@@ -81,15 +82,9 @@ class Inspector:
             return error
         return error if code == WrongCode.WRONG_WHEN_TIMED else WrongResult(str(error), error.error, code)
 
-    def after_timing(
-        self,
-        placed: Mapping[str, PlacedKernel],
-        wrong: dict[str, WrongResult],
-        baseline: str,
-        problem: Problem,
-        blocks: Sequence[TimedBlock],
-    ) -> None:
-        """Ask every user's kernel how it gets its answers: `wrong` gets those that cheat, and why others are wrong."""
+    def after_timing(self, arms: Arms, baseline: str, problem: Problem, blocks: Sequence[TimedBlock]) -> None:
+        """Ask users' kernels how they get their answers: `arms.wrong` gets those that cheat, and why others are wrong."""
+        placed, wrong = {one.name: one for one in arms.kernels}, arms.wrong
         users = [one for name, one in placed.items() if name in self._files]
         if not users or problem.case.device != "cpu":
             return

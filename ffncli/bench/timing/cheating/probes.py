@@ -138,14 +138,14 @@ class Probes:
         """
         threads = self.problem.case.threads
         with correct.computing(self.problem.backward):
-            wall, before, busy, own = perf_counter_ns(), busy_threads(), process_time_ns(), thread_time_ns()
+            wall, before, busy, main_thread = perf_counter_ns(), busy_threads(), process_time_ns(), thread_time_ns()
             while perf_counter_ns() - wall < _CORES_NS:
                 placed.call()
-            own, busy = thread_time_ns() - own, process_time_ns() - busy
+            main_thread, busy = thread_time_ns() - main_thread, process_time_ns() - busy
             others, wall = _by_others(before, busy_threads(), self.known), perf_counter_ns() - wall
         limit = f"the case has {threads} {plural('thread', threads)}"
-        if threads == 1 and others > _CORES * own:
-            share = percent(others / (own + others))
+        if threads == 1 and others > _CORES * main_thread:
+            share = percent(others / (main_thread + others))
             raise WrongResult(f"other threads do {share} of its work, {limit}", code=WrongCode.THREADS_CHANGED)
         if busy > (threads + _CORES) * wall:
             raise WrongResult(f"it uses {busy / wall:.1f} cores, {limit}", code=WrongCode.THREADS_CHANGED)
@@ -173,7 +173,7 @@ def busy_threads() -> dict[str, int]:
 
 
 def _by_others(before: Mapping[str, int], after: Mapping[str, int], known: Collection[str]) -> int:
-    """What threads that are not known have run meanwhile: libraries' own, started with them, may spin for a while."""
+    """What threads that are not known have run meanwhile: those of libraries, started before, may spin for a while."""
     return sum(time - before.get(thread, 0) for thread, time in after.items() if thread not in known)
 
 
