@@ -182,7 +182,7 @@ class _Run:
         self.outcomes |= {name: outcome for name, outcome in gone.items() if name in kernels}
         for name in sorted(kernels.keys() - gone.keys(), key=lambda name: (name != self.baseline, order[name])):
             self._verify(name, kernels[name], problem, limit)
-            if name == self.baseline and name in self.placed:
+            if name == self.baseline and name in self.placed and not self.outcomes[name].computes:
                 limit = max(limit, correct.TIMES * (self.outcomes[name].error_max or 0.0))
         skipped = self.outcomes.get(self.baseline, Outcome("", "skipped")).status == "skipped"
         if self.job.baseline is None and skipped:
@@ -206,13 +206,13 @@ class _Run:
         if isinstance(kernel, FFNError):
             self.outcomes[name] = Outcome(name, *verdict_of(kernel))
             return
+        self.outcomes[name] = Outcome(name, computes=kernel.computes)
         self.tell("compiling" if kernel.compiles else "checking", name)
         cache_before = compile_cache()
         try:
             with self._spending("warm_up"):
-                placed = PlacedKernel(
-                    name, build_kernel(kernel, problem), problem, random.Random(f"{problem.seed} {name}"), limit
-                )
+                draw, allowed = random.Random(f"{problem.seed} {name}"), correct.limit_of(kernel, limit)
+                placed = PlacedKernel(name, build_kernel(kernel, problem), problem, draw, allowed)
                 placed.place(1)
                 with on_compiling(lambda: self.tell("compiling", name)):
                     compile_s = self._first_call(placed, problem)
@@ -231,7 +231,8 @@ class _Run:
         note = "; ".join(
             filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", _subnormal(numeric_error)))
         )
-        self.outcomes[name] = Outcome(name, "ok", note, numeric_error.largest, numeric_error.rel, compile_s, peak)
+        largest, rel = numeric_error.largest, numeric_error.rel
+        self.outcomes[name] = Outcome(name, "ok", note, largest, rel, compile_s, peak, kernel.computes)
         self.placed[name] = placed
 
     def _first_call(self, placed: PlacedKernel, problem: Problem) -> float | None:
