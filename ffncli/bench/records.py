@@ -133,7 +133,8 @@ class Outcome:
     """What became of one kernel of a case in one process; errors are against float64 on the same rounded inputs.
 
     `error_max` = max|a−b| / max|b|, `error_rel` = ‖a−b‖ / ‖b‖. `compile_s` are the seconds of its build where that
-    compiles. A kernel whose status is not ok in any process is not timed in the result.
+    compiles. A kernel whose status is not ok in any process is not timed in the result. `computes` is what it declares
+    to compute in; empty: the case's dtype.
     """
 
     kernel: str
@@ -143,6 +144,7 @@ class Outcome:
     error_rel: float | None = None
     compile_s: float | None = None
     peak_memory_bytes: int | None = None
+    computes: str = ""
 
 
 @dataclass(frozen=True)

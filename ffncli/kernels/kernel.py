@@ -49,7 +49,8 @@ class Kernel:
 
     `trains`: gradients flow from f's output to x and to the params, and through `prepare` to the weights.
     `compiles`: the first call with a shape compiles, which is reported separately. `dtypes`: those it computes in, by
-    our names (`fp32`); None is all of them.
+    our names (`fp32`); None is all of them. `computes` declares fewer bits than the case's dtype has: a format and, if
+    it helps, how (`fp8-rowwise`); such a kernel has a wider bound, and is compared with its like only.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Kernel:
     trains: bool = True
     compiles: bool = False
     dtypes: tuple[str, ...] | None = None
+    computes: str = ""
 
     def missing(self, device: str) -> str | None:
         """What it needs and this machine lacks, in words; None where nothing is missing."""

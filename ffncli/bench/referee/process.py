@@ -160,6 +160,7 @@ def _raise_again(answer: Mapping[str, Any]) -> NoReturn:
 def _live(job: Job, connection: Connection, worker: int) -> NoReturn:
     """All of the forked process: it answers until the worker closes the line, or dies."""
     code = 1
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         prctl = ctypes.CDLL(None, use_errno=True).prctl
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -107,6 +107,7 @@ class ResultRow:
     precision: float | None = None  # the requested half-width
     numpy: str = ""
     isa: str = ""
+    computes: str = ""  # what a kernel declares that computes in fewer bits than the dtype has; empty: the dtype
 
     @property
     def fusion_share_max(self) -> float | None:

@@ -26,9 +26,10 @@ from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error
 from ffncli.bench.referee.problem import Inputs, Problem
 from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.kernels.kernel import Kernel
 from ffncli.run.measure.not_finite import in_words
 from ffncli.run.measure.statistics import not_finite
-from ffncli.run.measure.tolerance import rms_tolerance, tolerance_for
+from ffncli.run.measure.tolerance import declared_tolerance, rms_tolerance, tolerance_for
 
 GRADIENTS = 2  # times `allowed` where gradients are judged too: twice as many products follow each other
 TIMES = 4  # the error of a passing baseline
@@ -43,6 +44,14 @@ def allowed(problem: Problem, math_mode: str = "highest") -> float:
     if problem.dtype == torch.float32:
         bound += 4 * _MATH_EPS[math_mode]
     return bound * (GRADIENTS if problem.backward else 1)
+
+
+def limit_of(kernel: Kernel, limit: float) -> float:
+    """The largest `Error.largest` of a kernel, where one of the case's dtype has `limit`.
+
+    Raises FFNError where it declares an unknown format.
+    """
+    return max(limit, declared_tolerance(kernel.computes)[0]) if kernel.computes else limit
 
 
 def computing(backward: bool) -> AbstractContextManager[object]:
@@ -121,14 +130,18 @@ def compared(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Error:
 
 
 def require_rms(error: Error, values: int, rounding: float, problem: Problem, placed: PlacedKernel) -> None:
-    """Raises WrongResult for an output of a 16-bit dtype that is further off than rounding explains."""
-    if problem.dtype.itemsize != 2 or not rounding or not values:
+    """Raises WrongResult for an output of a 16-bit dtype, or of a declared format, that rounding does not explain.
+
+    `rounding` is 0 in other dtypes (`Inputs.rounding`).
+    """
+    computes = placed.built.kernel.computes
+    if not values or not (computes or rounding):
         return
-    limit = rms_tolerance(problem.dtype, rounding, values)
+    limit = declared_tolerance(computes)[1] if computes else rms_tolerance(problem.dtype, rounding, values)
     if not error.rel <= limit:
         text = f"{OUTPUT} has an rms error of {error.rel:.2g}, {limit:.2g} is allowed"
-        text += ": say in how few bits it computes (`computes`)"
-        raise WrongResult(text, error, WrongCode.LOWER_PRECISION)
+        advice = f"it declares {computes}" if computes else "a kernel of fewer bits declares them (`computes`)"
+        raise WrongResult(f"{text}; {advice}", error, WrongCode.LOWER_PRECISION)
 
 
 def require_within(what: str, error: Error, limit: float) -> None:

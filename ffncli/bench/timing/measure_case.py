@@ -181,7 +181,7 @@ class _Run:
         self.outcomes |= {name: outcome for name, outcome in gone.items() if name in kernels}
         for name in sorted(kernels.keys() - gone.keys(), key=lambda name: (name != self.baseline, order[name])):
             self._verify(name, kernels[name], problem, limit)
-            if name == self.baseline and name in self.placed:
+            if name == self.baseline and name in self.placed and not self.outcomes[name].computes:
                 limit = max(limit, correct.TIMES * (self.outcomes[name].error_max or 0.0))
         skipped = self.outcomes.get(self.baseline, Outcome("", "skipped")).status == "skipped"
         if self.job.baseline is None and skipped:
@@ -205,14 +205,14 @@ class _Run:
         if isinstance(kernel, Exception):
             self.outcomes[name] = Outcome(name, *verdict_of(kernel))
             return
+        self.outcomes[name] = Outcome(name, computes=kernel.computes)
         self.tell("compiling" if kernel.compiles else "checking", name)
         cache_before = compile_cache()
         placed: PlacedKernel | None = None
         try:
             with self._spending("warm_up"):
-                placed = PlacedKernel(
-                    name, build_kernel(kernel, problem), problem, random.Random(f"{problem.seed} {name}"), limit
-                )
+                draw, allowed = random.Random(f"{problem.seed} {name}"), correct.limit_of(kernel, limit)
+                placed = PlacedKernel(name, build_kernel(kernel, problem), problem, draw, allowed)
                 self.inspector.fix(placed)
                 placed.place(1)
                 with on_compiling(lambda: self.tell("compiling", name)):
@@ -233,7 +233,8 @@ class _Run:
         note = "; ".join(
             filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", _subnormal(numeric_error)))
         )
-        self.outcomes[name] = Outcome(name, "ok", note, numeric_error.largest, numeric_error.rel, compile_s, peak)
+        largest, rel = numeric_error.largest, numeric_error.rel
+        self.outcomes[name] = Outcome(name, "ok", note, largest, rel, compile_s, peak, kernel.computes)
         self.placed[name] = placed
 
     def _first_call(self, placed: PlacedKernel, problem: Problem) -> float | None:
@@ -316,11 +317,8 @@ class _Run:
 
     def _record_errors(self, name: str, error: Error, wrong: WrongResult | None) -> None:
         before = self.outcomes[name]
-        after = replace(
-            before,
-            error_max=finite(max(before.error_max or 0.0, error.largest)),
-            error_rel=finite(max(before.error_rel or 0.0, error.rel)),
-        )
+        largest, rel = (max(a or 0.0, b) for a, b in ((before.error_max, error.largest), (before.error_rel, error.rel)))
+        after = replace(before, error_max=finite(largest), error_rel=finite(rel))
         self.outcomes[name] = replace(after, status="wrong", note=verdict_of(wrong)[1]) if wrong else after
         if wrong and name == self.baseline:
             self.notes.append(f"no ratios: the baseline {name} is wrong: {verdict_of(wrong)[1]}")

@@ -2,7 +2,8 @@
 
 A function's first argument is x, the others are named after the block's weights: `def mlp(x, gate, up, down)`; a bias
 is `up_bias`, an activation's learned parameter `act_weight`, a shared expert's `shared__up`. The caller decides
-about gradients: functions and modules are differentiable with respect to x and to their params.
+about gradients: functions and modules are differentiable with respect to x and to their params. An attribute
+`computes` ("fp8-rowwise") declares that it computes in fewer bits than the dtype has.
 """
 
 from __future__ import annotations
@@ -71,9 +72,13 @@ def _user_kernel(choice: KernelChoice, path: Path, steps: Steps, spec: FFNSpec) 
     origin = f"{shown_path(Path(choice.kernel))}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
     if isinstance(target, Kernel):
         return _guarded_kernel(target, path, label, origin)
+    declared = getattr(target, "computes", "")
+    computes = declared if isinstance(declared, str) else ""
     if inspect.isclass(target) or isinstance(target, nn.Module):
-        return replace(_module_kernel(f"{path}:{name}", path, label, steps, spec), origin=origin)
-    return replace(_function_kernel(target, path, label, steps), origin=origin)
+        kernel = _module_kernel(f"{path}:{name}", path, label, steps, spec)
+    else:
+        kernel = _function_kernel(target, path, label, steps)
+    return replace(kernel, origin=origin, computes=computes)
 
 
 def argument(parameter: str) -> str:

@@ -183,6 +183,46 @@ def test_a_kernel_that_answers_in_a_buffer_of_its_own_is_right(tmp_path):
     assert (mine.status, mine.error_max < 1e-6) == ("ok", True)
 
 
+QUANTIZED = """
+def rounded(w):
+    step = w.abs().amax(-1, keepdim=True) / {steps}
+    return (w / step).round() * step
+def mlp(x, up, down, up_bias, down_bias):
+    return (x @ rounded(up).T + up_bias).relu() @ rounded(down).T + down_bias
+mlp.computes = {computes!r}
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "computes", "status", "note"),
+    [
+        (127, "int8", "ok", ""),
+        (127, "int8-rowwise", "ok", ""),
+        (127, "", "wrong", "its output is off by"),
+        (7, "int8", "wrong", "lower-precision: its output has an rms error of"),
+        (7, "int4", "ok", ""),
+        (127, "half", "failed", "computes: 'half' is not a known format; begin with one of tf32,"),
+    ],
+)
+def test_fewer_bits_are_declared(tmp_path, steps, computes, status, note):
+    mine, unit = one(tmp_path, QUANTIZED.format(steps=steps, computes=computes), spec=FFNSpec(32, 64), tokens=16)
+    assert (mine.status, mine.computes) == (status, "" if status == "failed" and not computes else computes)
+    assert mine.note.startswith(note)
+    assert (mine.error_rel or 0) > 1e-3 or status == "failed"
+    assert unit.outcomes[0].computes == ""
+    assert any(b.kernel == "mine" for b in unit.blocks) == (status == "ok")
+
+
+def test_a_declared_baseline_does_not_widen_the_others_bound(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        QUANTIZED.format(steps=127, computes="int8") + "def other(x, up, down, up_bias, down_bias):\n"
+        "    return mlp(x, up, down, up_bias, down_bias)\n"
+    )
+    unit = measured(f"mine={file}:mlp", f"other={file}:other", "eager", baseline="mine", spec=FFNSpec(32, 64))
+    assert [o.status for o in unit.outcomes] == ["ok", "wrong", "ok"]
+
+
 def test_a_kernel_that_raises_fails_with_one_line(tmp_path):
     mine, _ = one(tmp_path, RIGHT + "raise ValueError('no\\nway')")
     assert mine.status == "failed"

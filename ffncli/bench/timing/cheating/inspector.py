@@ -83,7 +83,7 @@ class Inspector:
         return error if code == WrongCode.WRONG_WHEN_TIMED else WrongResult(str(error), error.error, code)
 
     def after_timing(self, arms: Arms, baseline: str, problem: Problem, blocks: Sequence[TimedBlock]) -> None:
-        """Ask users' kernels how they get their answers: `arms.wrong` gets those that cheat, and why others are wrong."""
+        """Ask users' kernels how they get their answers: `arms.wrong` gets the cheats, and why others are wrong."""
         placed, wrong = {one.name: one for one in arms.kernels}, arms.wrong
         users = [one for name, one in placed.items() if name in self._files]
         if not users or problem.case.device != "cpu":
