@@ -198,7 +198,7 @@ mlp.computes = {computes!r}
     [
         (127, "int8", "ok", ""),
         (127, "int8-rowwise", "ok", ""),
-        (127, "", "wrong", "its output is off by"),
+        (127, "", "wrong", "lower-precision: its output is off by"),
         (7, "int8", "wrong", "lower-precision: its output has an rms error of"),
         (7, "int4", "ok", ""),
         (127, "half", "failed", "computes: 'half' is not a known format; begin with one of tf32,"),
