@@ -222,8 +222,8 @@ class _Answers:
                 errors = self._problem().errors(self._inputs(int(head["number"])), given)
                 return {"errors": [_figures(errors[what]) for what in given]}, []
             case "sampled":
-                found = self._problem().sampled(_samples(head["kernels"], head["parts"], tensors))
-                return {"errors": [None if error is None else _figures(error) for error in found]}, []
+                judged = self._problem().sampled(_samples(head["kernels"], head["parts"], tensors))
+                return {"errors": [None if error is None else _figures(error) for error in judged]}, []
             case "clock started":
                 self.started = time.monotonic()
             case "clock stopped":

@@ -188,10 +188,10 @@ class PlacedKernel:
 
     def enter(self, x: Tensor, g: Tensor | None = None) -> None:
         """Write these numbers into the buffers of the next call."""
-        own_x, own_g = self.entry
-        own_x.copy_(x)
-        if g is not None and own_g is not None:
-            own_g.copy_(g)
+        x_buffer, g_buffer = self.entry
+        x_buffer.copy_(x)
+        if g is not None and g_buffer is not None:
+            g_buffer.copy_(g)
 
     @property
     def output(self) -> object:
