@@ -222,9 +222,8 @@ class _Answers:
                 errors = self._problem().errors(self._inputs(int(head["number"])), given)
                 return {"errors": [_figures(errors[what]) for what in given]}, []
             case "sampled":
-                samples = _samples(head["kernels"], head["parts"], tensors)
-                errors_by_sample = self._problem().sampled(samples)
-                return {"errors": [None if error is None else _figures(error) for error in errors_by_sample]}, []
+                judged = self._problem().sampled(_samples(head["kernels"], head["parts"], tensors))
+                return {"errors": [None if error is None else _figures(error) for error in judged]}, []
             case "clock started":
                 self.started = time.monotonic()
             case "clock stopped":
