@@ -1,5 +1,6 @@
 # make run     creates .venv if needed, runs the default trace, then `ffn params` side by side (ARGS="..." runs anything)
-# make test    creates .venv if needed, runs every test but those of fuzz, test-docs, test-install and test-wheel
+# make test    creates .venv if needed, runs every test but those of fuzz, test-cheats, test-docs, test-install, test-wheel
+# make test-cheats   kernels that cheat, each of which must be caught, and honest ones, none of which may be accused
 # make bench   creates .venv if needed, runs `ffn bench` (ARGS="512x2048:swiglu --quick")
 # make unchanged   what commands of every kind print, against that of BASE=REV, byte for byte (default HEAD~1: what the
 #              last commit and the working tree changed; BASE=main for all of a branch)
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt .ci/install .ci/install_torch.py
 export PYTHON TORCH_INDEX TORCH_CUDA
 
-.PHONY: run test fuzz test-kills test-wheel test-install check lint bench bench-timers bench-method bench-sweep bench-conv certificates demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
+.PHONY: run test fuzz test-kills test-cheats test-wheel test-install check lint bench bench-timers bench-method bench-sweep bench-conv certificates bench-fresh-inputs demo bench-startup bench-memory bench-headers bench-trace-read bench-trace-scale bench-peers \
     bench-approximate mutations facts architectures trace-architectures claims picture unchanged docs test-docs docs-update clean
 .DEFAULT_GOAL := run
 
@@ -49,10 +50,11 @@ endif
 # `make test` stays within 5 minutes.
 DOCS := tests/test_docs.py tests/test_schemas.py tests/test_claims.py
 INSTALL := tests/test_install.py tests/cli/test_missing_packages.py
+CHEATS := tests/cheats
 FUZZ := tests/cli/test_any_input.py tests/models/files/test_headers.py tests/models/files/test_bounded_work.py
 FUZZ_CASES ?= 5000
 KILLS ?= 100
-HEAVY := $(DOCS) $(INSTALL) $(FUZZ)
+HEAVY := $(DOCS) $(INSTALL) $(FUZZ) $(CHEATS)
 
 test: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(HEAVY))
@@ -62,6 +64,9 @@ test-wheel: $(VENV)/.installed-test
 
 test-install: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -s $(INSTALL)
+
+test-cheats: $(VENV)/.installed-test
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(CHEATS)
 
 fuzz: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(FUZZ)
@@ -113,6 +118,9 @@ bench-conv: $(VENV)/.installed-test
 
 certificates: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.certificates $(ARGS)
+
+bench-fresh-inputs: $(VENV)/.installed-test
+	@$(BIN)/python -m benchmarks.fresh_inputs $(ARGS)
 
 demo: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.demo --into docs/benchmarking.md $(ARGS)

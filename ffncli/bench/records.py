@@ -141,8 +141,9 @@ class TimedBlock:
 class Outcome:
     """The outcome of one kernel of a case in one process; errors are against float64 on the same rounded inputs.
 
-    `error_max` = max|a−b| / max|b|, `error_rel` = ‖a−b‖ / ‖b‖. `compile_s` are the seconds of its build if that
-    compiles. A kernel whose status is not ok in any process is not timed in the result.
+    `error_max` = max|a−b| / max|b|, `error_rel` = ‖a−b‖ / ‖b‖. `compile_s` are the seconds of its build where that
+    compiles. A kernel whose status is not ok in any process is not timed in the result. `computes` is what it declares
+    to compute in; empty: the case's dtype.
     """
 
     kernel: str
@@ -152,6 +153,7 @@ class Outcome:
     error_rel: Share | None = None
     compile_s: Seconds | None = None
     peak_memory_bytes: Count | None = None
+    computes: str = ""
 
 
 @dataclass(frozen=True)

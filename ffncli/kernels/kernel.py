@@ -48,8 +48,9 @@ class Kernel:
     compute a block, or None. `origin` is the file of a user's kernel.
 
     `trains`: gradients flow from f's output to x and to the params, and through `prepare` to the weights.
-    `compiles`: the first call with a shape compiles, which is reported separately. `dtypes`: the dtypes that it
-    computes in, by our names (`fp32`); None is all of them.
+    `compiles`: the first call with a shape compiles, which is reported separately. `dtypes`: those it computes in, by
+    our names (`fp32`); None is all of them. `computes` declares fewer bits than the case's dtype has: a format and, if
+    it helps, how (`fp8-rowwise`); such a kernel has a wider bound, and is compared with its like only.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Kernel:
     trains: bool = True
     compiles: bool = False
     dtypes: tuple[str, ...] | None = None
+    computes: str = ""
 
     def missing(self, device: str) -> str | None:
         """What it needs and this machine lacks, in words; None if nothing is missing."""

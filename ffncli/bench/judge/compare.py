@@ -21,7 +21,7 @@ from ffncli.bench.judge.environment_match import (
     match,
     mismatches,
 )
-from ffncli.bench.judge.gate import aa_of
+from ffncli.bench.judge.gate import aa_of, unlike_precision
 from ffncli.bench.judge.ratios import differs, verdict
 from ffncli.bench.judge.statistics import Interval, exp_or_inf, holm, log_or_inf
 from ffncli.bench.judge.warnings import Code, has
@@ -287,6 +287,9 @@ def _ungated(pair: RowPair, base: _Side, new: _Side, anchor: Interval | None, ma
     for name, side in (("BASE", base), ("NEW", new)):
         if len(side.times) < 2:
             return f"one process in {name}: shown, not gated"
+    for row in pair.new:
+        if unlike := unlike_precision(pair.base[0].computes, row.computes):
+            return f"BASE {unlike}: not gated"
     if anchor is None:
         return "no machine anchor recorded: not gated"
     if differs(anchor, margin):

@@ -46,7 +46,12 @@ def gate(rows: Sequence[ResultRow], threshold: float, method: Method) -> Gate:
     For each, one-sided Student t over the processes' log ratios; Holm over the rows: a single regression among many
     is found, and identical kernels raise an alarm in at most 5 % of the runs, regardless of the number of rows.
     """
-    reasons = [(row, _not_gated(row, method)) for row in rows if row.kernel != row.baseline]
+    computes = {row.case: row.computes for row in rows if row.kernel == row.baseline}
+    reasons = [
+        (row, _not_gated(row, method) or unlike_precision(row.computes, computes.get(row.case, "")))
+        for row in rows
+        if row.kernel != row.baseline
+    ]
     gated = [row for row, reason in reasons if not reason]
     edge = log1p(threshold)
     judged = _judged(gated, edge)
@@ -56,6 +61,14 @@ def gate(rows: Sequence[ResultRow], threshold: float, method: Method) -> Gate:
         inconclusive=tuple(j for j in judged if j.p_holm >= LEVEL and log(j.high) > edge),
         not_gated=tuple((row, reason) for row, reason in reasons if reason),
     )
+
+
+def unlike_precision(computes: str, other: str) -> str:
+    """Why times of two kernels are not compared where they compute in unlike formats; empty where they do not."""
+    if computes == other:
+        return ""
+    texts = [text or "the case's dtype" for text in (computes, other)]
+    return f"computes in {texts[0]}, the other in {texts[1]}"
 
 
 def one_sided(log_ratios: Sequence[float], edge: float) -> float:

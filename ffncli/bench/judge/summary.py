@@ -152,6 +152,7 @@ def _of_kernel(whole: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
         compile_s=_worst(o.compile_s for o in outcomes),
         error_max=_worst(o.error_max for o in outcomes),
         error_rel=_worst(o.error_rel for o in outcomes),
+        computes=gravest.computes,
     )
     time = log_times(whole.blocks(kernel), kernel) if ok else None
     row = _with_figures(row, whole, exp(time.interval.value) if time else None)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ffncli.bench.records import GEMM
+from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.outcomes import BrokenArm
 from ffncli.bench.timing.placement import Arena, Params
-from ffncli.bench.timing.problem import Problem
 from ffncli.block.steps import Experts, Linear, Step, block_inputs
 
 Thunk = Callable[[], object]
@@ -38,13 +38,14 @@ class Chain:
 
     def __init__(self, problem: Problem, draw: random.Random) -> None:
         self.call: Thunk
+        self.entry: Tensor  # the first buffer, the input of the block
         self.copies: list[list[Thunk]] = []
         self.products: list[Product] = []
         self._shapes: list[tuple[int, int]] = []
         self._problem = problem
         self._arenas = Arena(problem.case.device, draw), Arena(problem.case.device, draw)
-        entry = self._buffer(problem.case.tokens, problem.case.spec.d_model)
-        self._walk(problem.steps, {problem.entry: entry}, None)
+        first = self._buffer(problem.case.tokens, problem.case.spec.d_model)
+        self._walk(problem.steps, {problem.entry: first}, None)
 
     def _buffer(self, rows: int, width: int) -> int:
         self._shapes.append((rows, width))
@@ -86,6 +87,7 @@ class Chain:
         (buffers,) = near.place([tuple(filled)])
         names = list(dict.fromkeys(product.weight for product in self.products))
         sets = far.place([tuple(problem.weights[name] for name in names)] * copies)
+        self.entry = buffers[0]
         self.copies = [self._thunks(dict(zip(names, copy, strict=True)), buffers) for copy in sets]
         turn = cycle(self.copies)
 

@@ -1,4 +1,8 @@
-"""Is a kernel correct? Its output and gradients against float64: before, during and after timing (on a fresh seed).
+"""Is a kernel right? Its output and gradients against float64: before it is timed and after, on a fresh seed.
+
+What it answers while it is timed is sampled by `fresh_inputs`.
+
+A 16-bit output must also have no larger rms error than `rms_tolerance`: it tells weights of 8 bits from 16.
 
 The baseline must be within `allowed`; any other kernel within that, or 4 times the error of a passing baseline.
 
@@ -17,17 +21,18 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from ffncli.bench.timing.outcomes import Error, WrongResult
+from ffncli.bench.judge.wrong_codes import WrongCode
+from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error
+from ffncli.bench.referee.problem import Inputs, Problem
+from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
-from ffncli.bench.timing.problem import Inputs, Problem
-from ffncli.run.measure.gap import gap
+from ffncli.kernels.kernel import Kernel
 from ffncli.run.measure.not_finite import in_words
 from ffncli.run.measure.statistics import not_finite
-from ffncli.run.measure.tolerance import tolerance_for
+from ffncli.run.measure.tolerance import declared_tolerance, rms_tolerance, tolerance_for
 
 GRADIENTS = 2  # times `allowed` if gradients are checked too: twice as many products are chained
 TIMES = 4  # the error of a passing baseline
-_SMALL = 0.01  # of the largest gradient; a smaller one is judged as if it were that large
 
 # The precision that float32 products may be rounded to first (torch.set_float32_matmul_precision): TF32 has 10 bits,
 # bf16 has 7.
@@ -42,12 +47,20 @@ def allowed(problem: Problem, math_mode: str = "highest") -> float:
     return bound * (GRADIENTS if problem.backward else 1)
 
 
+def limit_of(kernel: Kernel, limit: float) -> float:
+    """The largest `Error.largest` of a kernel, where one of the case's dtype has `limit`.
+
+    Raises FFNError if it declares an unknown format.
+    """
+    return max(limit, declared_tolerance(kernel.computes)[0]) if kernel.computes else limit
+
+
 def computing(backward: bool) -> AbstractContextManager[object]:
     """How kernels are called: a forward pass always in inference mode, a backward pass with gradients."""
     return torch.enable_grad() if backward else torch.inference_mode()
 
 
-# --- three moments ----------------------------------------------------------------------------------------------------
+# --- two moments ------------------------------------------------------------------------------------------------------
 
 
 def before(placed: PlacedKernel, problem: Problem) -> Error:
@@ -64,18 +77,11 @@ def before(placed: PlacedKernel, problem: Problem) -> Error:
         for call in ("", "its second call: "):
             placed.call()
             if not torch.equal(placed.x.detach(), first.x):
-                raise WrongResult("changes its input x")
-            error = error.worst(_checked_at(call, lambda: compared(placed, problem, first)))
-    untouched(placed, first.x)
-    return error
-
-
-def timed(placed: PlacedKernel, problem: Problem) -> Error:
-    """The error of its last timed call, after a check that its buffers are unchanged; none if nothing was timed."""
-    if placed.out is None:
-        return Error()
-    error = _checked_at("as it was timed: ", lambda: compared(placed, problem, problem.first))
-    untouched(placed, problem.first.x)
+                raise WrongResult("changes its input x", code=WrongCode.CHANGED_INPUT)
+            error = error.worst(checked_at(call, lambda: compared(placed, problem, first)))
+    if not torch.equal(placed.x.detach(), first.x):
+        raise WrongResult("changes its input x", code=WrongCode.CHANGED_INPUT)
+    untouched(placed)
     return error
 
 
@@ -84,14 +90,15 @@ def fresh(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Error:
     with computing(problem.backward):
         placed.enter(inputs.x, inputs.g)
         placed.call()
-        return _checked_at("on a fresh seed: ", lambda: compared(placed, problem, inputs))
+        return checked_at("on a fresh seed: ", lambda: compared(placed, problem, inputs))
 
 
-def _checked_at(when: str, check: Callable[[], Error]) -> Error:
+def checked_at(when: str, check: Callable[[], Error], code: WrongCode | None = None) -> Error:
+    """The error that a check finds; what it raises says when that was, and has this code where it has none."""
     try:
         return check()
     except WrongResult as error:
-        raise WrongResult(when + str(error), error.error) from None
+        raise WrongResult(when + str(error), error.error, error.code or code) from None
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------
@@ -103,24 +110,53 @@ def compared(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Error:
     Raises WrongResult for a wrong type, shape or dtype, or an error beyond `limit`.
     """
     with torch.no_grad():
-        out = _tensor(placed.output, problem)
-        if inputs.rows is not None:
-            out = out[inputs.rows]
-        error, worst = _error("its output", out, inputs.out, 0.0), "its output"
-    if inputs.grads is not None:
-        floor = _SMALL * max(_size(t) for t in inputs.grads.values())
+        out = checked_output(placed.output, problem).detach()
+        given = {OUTPUT: out if inputs.rows is None else out[inputs.rows]}
+    if problem.backward:
+        shapes = {"x": placed.x.shape} | {name: tensor.shape for name, tensor in problem.weights.items()}
         for name, gradient in placed.gradients(problem).items():
-            one = _error(f"its gradient of {name}", gradient, inputs.grads[name], floor)
-            worst = f"its gradient of {name}" if one.largest > error.largest else worst
-            error = error.worst(one)
-    if not error.largest <= placed.limit:
-        raise WrongResult(f"{worst} is off by {error.largest:.2g}, {placed.limit:.2g} is allowed", error)
+            given[GRADIENT + name] = gradient
+            if gradient.shape != shapes[name]:
+                raise WrongResult(f"{GRADIENT}{name} has shape {list(gradient.shape)}, expected {list(shapes[name])}")
+    for what, tensor in given.items():
+        require_finite(what, tensor)
+    errors = problem.errors(inputs, given)
+    worst = max(errors, key=lambda what: errors[what].largest)
+    error = Error()
+    for one in errors.values():
+        error = error.worst(one)
+    require_within(worst, error, placed.limit)
+    require_rms(errors[OUTPUT], given[OUTPUT].numel(), inputs.rounding, problem, placed)
     return error
 
 
-def _tensor(out: object, problem: Problem) -> Tensor:
+def require_rms(error: Error, values: int, rounding: float, problem: Problem, placed: PlacedKernel) -> None:
+    """Raises WrongResult for an output of a 16-bit dtype, or of a declared format, that rounding does not explain.
+
+    `rounding` is 0 in other dtypes (`Inputs.rounding`).
+    """
+    computes = placed.built.kernel.computes
+    if not values or not (computes or rounding):
+        return
+    limit = declared_tolerance(computes)[1] if computes else rms_tolerance(problem.dtype, rounding, values)
+    if not error.rel <= limit:
+        text = f"{OUTPUT} has an rms error of {error.rel:.2g}, {limit:.2g} is allowed"
+        advice = f"it declares {computes}" if computes else "a kernel of fewer bits declares them (`computes`)"
+        raise WrongResult(f"{text}; {advice}", error, WrongCode.LOWER_PRECISION)
+
+
+def require_within(what: str, error: Error, limit: float) -> None:
+    """Raises WrongResult for an error beyond the limit."""
+    if not error.largest <= limit:
+        raise WrongResult(f"{what} is off by {error.largest:.2g}, {limit:.2g} is allowed", error)
+
+
+def checked_output(out: object, problem: Problem) -> Tensor:
+    """The output [tokens, d_model]. Raises WrongResult for another type, shape or dtype."""
     if not isinstance(out, Tensor):
         raise WrongResult(f"returns a {type(out).__name__}, not a tensor")
+    if type(out) not in (Tensor, torch.nn.Parameter):
+        raise WrongResult(f"returns a {type(out).__name__}, not a plain tensor", code=WrongCode.LAZY_RESULT)
     shape, dtype = [problem.case.tokens, problem.case.spec.d_model], problem.dtype
     if list(out.shape) != shape:
         raise WrongResult(f"returns shape {list(out.shape)}, expected {shape}")
@@ -131,36 +167,16 @@ def _tensor(out: object, problem: Problem) -> Tensor:
     return out
 
 
-def _error(what: str, tensor: Tensor, reference: Tensor, floor: float) -> Error:
-    """The error of a tensor; `floor` is the least value used for max|b|."""
-    if tensor.shape != reference.shape:
-        raise WrongResult(f"{what} has shape {list(tensor.shape)}, expected {list(reference.shape)}")
+def require_finite(what: str, tensor: Tensor) -> None:
+    """Raises WrongResult if a value is NaN or infinite."""
     if not bool(tensor.isfinite().all()):
         raise WrongResult(f"{what} has {in_words(*not_finite(tensor))}", Error(math.inf, math.inf))
-    apart, size = gap(tensor, reference), _size(reference)
-    scale = max(size, floor)
-    largest = apart.largest / scale if scale else (math.inf if apart.largest else 0.0)
-    wide = reference.to(tensor.device)
-    length = float(wide.norm()) * (scale / size if size else 0.0) or 1.0
-    rel = float((tensor.double() - wide).norm()) / length
-    return Error(largest, rel, _subnormal(tensor))
 
 
-def _size(tensor: Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
-
-
-def _subnormal(tensor: Tensor) -> int:
-    small = tensor.abs()
-    return int(((small > 0) & (small < torch.finfo(tensor.dtype).tiny)).sum())
-
-
-def untouched(placed: PlacedKernel, x: Tensor) -> None:
-    """Raises WrongResult if its input or weights have changed; the values of the first copy are compared too."""
-    if not torch.equal(placed.x.detach(), x):
-        raise WrongResult("changes its input x")
+def untouched(placed: PlacedKernel) -> None:
+    """Raises WrongResult if its weights have changed, by the values of the first copy too."""
     if placed.changed() or not _equal(placed.copies[0], placed.built.params):
-        raise WrongResult("changes its weights")
+        raise WrongResult("changes its weights", code=WrongCode.CHANGED_WEIGHTS)
 
 
 def _equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

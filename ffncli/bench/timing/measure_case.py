@@ -14,25 +14,27 @@ from functools import cache
 
 import torch
 
-from ffncli.bench.judge import roofline
 from ffncli.bench.judge.ratios import paired
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
-from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Doing, Job, Outcome, Roof, TimedUnit
+from ffncli.bench.referee.errors import Error
+from ffncli.bench.referee.problem import Problem, seed_of
+from ffncli.bench.referee.process import RefereeGone, RefereeProcess
 from ffncli.bench.timing import correctness as correct
-from ffncli.bench.timing.arms import Arms, StepArms, kernels_by_label, twin_of
+from ffncli.bench.timing.arms import Arms, StepArms, arms_of, kernels_by_label
+from ffncli.bench.timing.cheating.entry_points import EntryPoints
+from ffncli.bench.timing.cheating.inspector import Inspector
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
 from ffncli.bench.timing.cuda_counters import GpuCounters
-from ffncli.bench.timing.cuda_graphs import Launching, by_graphs
-from ffncli.bench.timing.outcomes import BrokenArm, Error, WrongResult, verdict_of
+from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, total, touched
 from ffncli.bench.timing.placement import Caching, caching
-from ffncli.bench.timing.problem import Problem
 from ffncli.bench.timing.roof import measured_roof
 from ffncli.bench.timing.rounds import Measured, measure, plan_of
+from ffncli.bench.timing.settings import settle
 from ffncli.bench.timing.sustained import note as sustained_note
 from ffncli.bench.timing.sustained import sustained
 from ffncli.block.recipe import steps as steps_of
@@ -52,29 +54,26 @@ def measure_case(
     counters: Counters | None = None,
     start: float = 0.0,
     tell: Callable[[Doing, str], None] = lambda doing, name: None,
+    referee: RefereeProcess | None = None,
+    entry_points: EntryPoints | None = None,
 ) -> TimedUnit:
     """One case with every kernel of the job, in this process. `start`: seconds that the process took to start.
 
-    `tell` is called with the stage and the kernel before its code runs, and with no name before all are timed in turn.
+    `tell` hears what is done with which kernel before its code runs, and no name before all are timed in turn. Without
+    a `referee` the references are computed here. `entry_points` were fixed before this process loaded any user's file;
+    by default they are fixed now.
 
     Every failure of a kernel is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
     while it is timed is removed and the others are timed again. Only the package's own errors are raised.
     """
+    inspector = Inspector(job, entry_points)
     settle(case, job)
+    inspector.settle()
     clock = clock or clock_for(case.device)
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
     counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
-    return _Run(case, job, clock, counters, {"start": start}, probe, notes=[unread], tell=tell).unit()
-
-
-def settle(case: Case, job: Job) -> None:
-    """Set the threads of torch and every other library, arithmetic and seed, for the case and the method."""
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-    torch.set_num_threads(case.threads)
-    threadpool_limits(case.threads)
-    set_math_mode(job.method.math_mode, case.device)
-    torch.manual_seed(job.method.seed)
+    spent, notes = {"start": start}, [unread]
+    return _Run(case, job, clock, counters, spent, inspector, referee, probe, notes=notes, tell=tell).unit()
 
 
 @dataclass
@@ -86,6 +85,8 @@ class _Run:
     clock: Clock
     counters: Counters
     spent: dict[str, float]
+    inspector: Inspector
+    referee: RefereeProcess | None = None
     probe: GpuProbe | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     placed: dict[str, PlacedKernel] = field(default_factory=dict)
@@ -97,15 +98,20 @@ class _Run:
     without: set[str] = field(default_factory=set)  # own arms that could not be made
 
     def unit(self) -> TimedUnit:
+        if self.case.device != "cpu" or self.job.method.by_step:
+            self.referee = None
+        if self.referee:
+            self.referee.begin(self.case)
         steps = kernel_steps(steps_of(self.case.spec))
-        kernels: dict[str, Kernel | FFNError] = {}
+        kernels: dict[str, Kernel | FFNError | WrongResult] = {}
         if not self.job.method.by_step:
-            kernels = kernels_by_label(self.job.kernels, steps, self.case.spec, self._gone(), self.tell)
+            replaced, spec = self.inspector.replaced, self.case.spec
+            kernels = kernels_by_label(self.job.kernels, steps, spec, self._gone(), self.tell, replaced)
         self.mode = Caching(self.case.cache)
         self.baseline = BLOCK if self.job.method.by_step else self._wanted(kernels)
         try:
             with self._spending("verify"):
-                problem = Problem.of(self.case, self._seed())
+                problem = Problem.of(self.case, seed_of(self.case, self.job), self.referee)
                 _ = problem.first
         except Exception as error:
             self._all(kernels or {BLOCK: None}, error)
@@ -113,20 +119,20 @@ class _Run:
         if self.job.method.by_step:
             self._by_step(problem)
         else:
-            self._verify_all(kernels, problem)
-            if self.placed:
-                self._time(problem)
+            try:
+                self._verify_all(kernels, problem)
+                if self.placed:
+                    self._time(problem)
+            except RefereeGone as gone:
+                self._all(self.outcomes, gone)
+                self.measured = None
         with self._spending("roof"):
             measures_roof = self.measured and self.job.process < _ROOFS
             roof = _roof(self.case.device, self.case.dtype, self.case.threads) if measures_roof else Roof()
         return self._answer(roof)
 
-    def _seed(self) -> int:
-        """A seed for each process and case, the same in every run with the same seed."""
-        return random.Random(f"{self.job.method.seed} {self.job.process} {self.case.key}").getrandbits(48)
-
-    def _wanted(self, kernels: Mapping[str, Kernel | FFNError]) -> str:
-        """The requested baseline; else eager, or the first kernel that is ok (empty until known)."""
+    def _wanted(self, kernels: Mapping[str, Kernel | FFNError | WrongResult]) -> str:
+        """The requested baseline; else eager, or the first kernel that is ok (empty until that is known)."""
         if self.job.baseline is None:
             return "eager" if "eager" in kernels else ""
         return self.job.baseline
@@ -152,7 +158,7 @@ class _Run:
             blocks=measured.blocks if measured else (),
             roof=roof,
             environment=machine.environment(self.case.device),
-            notes=tuple(dict.fromkeys(note for note in self.notes if note)),
+            notes=tuple(dict.fromkeys(note for note in (*self.notes, *self.inspector.notes) if note)),
             spent=spent,
         )
 
@@ -166,8 +172,8 @@ class _Run:
 
     # --- verify -------------------------------------------------------------------------------------------------------
 
-    def _verify_all(self, kernels: Mapping[str, Kernel | FFNError], problem: Problem) -> None:
-        """Verify the baseline first: its error, if correct, sets the limit for the others."""
+    def _verify_all(self, kernels: Mapping[str, Kernel | FFNError | WrongResult], problem: Problem) -> None:
+        """Verify the baseline first: its error, if it is correct, sets the others' limit."""
         limit = correct.allowed(problem, self.job.method.math_mode)
         self.outcomes = {name: Outcome(name) for name in kernels}  # their order is that of the options
         order = {name: at for at, name in enumerate(kernels)}
@@ -175,7 +181,7 @@ class _Run:
         self.outcomes |= {name: outcome for name, outcome in gone.items() if name in kernels}
         for name in sorted(kernels.keys() - gone.keys(), key=lambda name: (name != self.baseline, order[name])):
             self._verify(name, kernels[name], problem, limit)
-            if name == self.baseline and name in self.placed:
+            if name == self.baseline and name in self.placed and not self.outcomes[name].computes:
                 limit = max(limit, correct.TIMES * (self.outcomes[name].error_max or 0.0))
         skipped = self.outcomes.get(self.baseline, Outcome("", "skipped")).status == "skipped"
         if self.job.baseline is None and skipped:
@@ -195,17 +201,19 @@ class _Run:
             reason = f"{outcome.status}: {outcome.note}" if outcome else "not among the kernels"
             self.notes.append(f"no ratios: the baseline {self.baseline} is {reason}")
 
-    def _verify(self, name: str, kernel: Kernel | FFNError, problem: Problem, limit: float) -> None:
-        if isinstance(kernel, FFNError):
+    def _verify(self, name: str, kernel: Kernel | FFNError | WrongResult, problem: Problem, limit: float) -> None:
+        if isinstance(kernel, Exception):
             self.outcomes[name] = Outcome(name, *verdict_of(kernel))
             return
+        self.outcomes[name] = Outcome(name, computes=kernel.computes)
         self.tell("compiling" if kernel.compiles else "checking", name)
         cache_before = compile_cache()
+        placed: PlacedKernel | None = None
         try:
             with self._spending("warm_up"):
-                placed = PlacedKernel(
-                    name, build_kernel(kernel, problem), problem, random.Random(f"{problem.seed} {name}"), limit
-                )
+                draw, allowed = random.Random(f"{problem.seed} {name}"), correct.limit_of(kernel, limit)
+                placed = PlacedKernel(name, build_kernel(kernel, problem), problem, draw, allowed)
+                self.inspector.fix(placed)
                 placed.place(1)
                 with on_compiling(lambda: self.tell("compiling", name)):
                     compile_s = self._first_call(placed, problem)
@@ -215,14 +223,18 @@ class _Run:
                 peak = self._peak(placed, problem)
             with correct.computing(problem.backward):
                 placed.unguard()
-        except BaseException as error:  # SystemExit too: anything that a user's code raises ends only that kernel
-            self._broken(name, error)
+            self.inspector.after_check(placed)
+        except RefereeGone:
+            raise
+        except BaseException as error:  # SystemExit too: whatever a user's code raises ends that kernel alone
+            self._broken(name, self.inspector.replaced() or self.inspector.named(error, placed, problem))
             return
         how = compile_cache().since(cache_before)
         note = "; ".join(
             filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", _subnormal(numeric_error)))
         )
-        self.outcomes[name] = Outcome(name, "ok", note, numeric_error.largest, numeric_error.rel, compile_s, peak)
+        largest, rel = numeric_error.largest, numeric_error.rel
+        self.outcomes[name] = Outcome(name, "ok", note, largest, rel, compile_s, peak, kernel.computes)
         self.placed[name] = placed
 
     def _first_call(self, placed: PlacedKernel, problem: Problem) -> float | None:
@@ -274,6 +286,9 @@ class _Run:
                 with self._spending("verify"), correct.computing(problem.backward):
                     arms.inspect()
                     arms.refresh()
+                self.inspector.require_nothing_replaced(self.placed)
+                with self._spending("verify"):
+                    self.inspector.after_timing(arms, self.baseline, problem, self.measured.blocks)
             except BrokenArm as broken:
                 self.measured = None
                 self._without(broken)
@@ -302,14 +317,11 @@ class _Run:
 
     def _record_errors(self, name: str, error: Error, wrong: WrongResult | None) -> None:
         before = self.outcomes[name]
-        after = replace(
-            before,
-            error_max=finite(max(before.error_max or 0.0, error.largest)),
-            error_rel=finite(max(before.error_rel or 0.0, error.rel)),
-        )
-        self.outcomes[name] = replace(after, status="wrong", note=str(wrong)) if wrong else after
+        largest, rel = (max(a or 0.0, b) for a, b in ((before.error_max, error.largest), (before.error_rel, error.rel)))
+        after = replace(before, error_max=finite(largest), error_rel=finite(rel))
+        self.outcomes[name] = replace(after, status="wrong", note=verdict_of(wrong)[1]) if wrong else after
         if wrong and name == self.baseline:
-            self.notes.append(f"no ratios: the baseline {name} is wrong: {wrong}")
+            self.notes.append(f"no ratios: the baseline {name} is wrong: {verdict_of(wrong)[1]}")
 
     def _arms(self, problem: Problem) -> Arms:
         kernels = list(self.placed.values())
@@ -325,24 +337,7 @@ class _Run:
         self.notes.append(self.mode.note)
         if self.case.cache != "warm" and machine.llc_note(self.case.device):
             self.notes.append(f"last-level cache: {machine.llc_note(self.case.device)}")
-        draw = random.Random(problem.seed)
-        twin = self._twin(base, problem, draw) if base and TWIN not in self.without else None
-        arms = Arms(problem, kernels, twin, self.mode, llc, self._launching())
-        if GEMM in self.without:
-            arms.chain = None
-        return arms
-
-    def _twin(self, base: PlacedKernel, problem: Problem, draw: random.Random) -> PlacedKernel:
-        try:
-            return twin_of(base, problem, draw)
-        except BaseException as error:  # SystemExit too: it is built by the user's code
-            raise BrokenArm(TWIN) from error
-
-    def _launching(self) -> Launching | None:
-        if not self.case.device.startswith("cuda"):
-            return None
-        work = roofline.work_of(self.case)
-        return Launching(by_graphs(work.flops, work.bytes))
+        return arms_of(problem, kernels, base, self.mode, self.without, self.job.method.rounds)
 
     def _sustain(self, arms: Arms, problem: Problem) -> None:
         """Time every kernel against the baseline in long turns, in the first process; note a different ratio."""
@@ -378,9 +373,7 @@ class _Run:
         """Time the block's steps, each alone; they are the reference, so they are only checked to run."""
         llc, size = machine.llc_bytes(self.case.device), touched(problem) + problem.first.x.nbytes
         cache_mode: Cache = "flush" if self.case.cache == "flush" else "warm"
-        self.mode = caching(
-            cache_mode, [2 * size], size, llc, machine.room(self.case.device)
-        )  # the block, and its steps together
+        self.mode = caching(cache_mode, [2 * size], size, llc, machine.room(self.case.device))  # the block, its steps
         if self.case.cache == "cold-weights":
             self.notes.append(f"steps have one copy of their weights: {self.mode.mode} instead of cold-weights")
         arms = StepArms(problem, self.mode, llc)

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
+from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import Status
+from ffncli.bench.referee.errors import Error
 from ffncli.errors import FFNError
 
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Unable to allocate")
 
 
-@dataclass(frozen=True)
-class Error:
-    """`largest` = max|a-b| / max|b|, `rel` = ‖a-b‖ / ‖b‖, of the worst tensor; `subnormal` outputs were counted."""
-
-    largest: float = 0.0
-    rel: float = 0.0
-    subnormal: int = 0
-
-    def worst(self, other: Error) -> Error:
-        """The larger of each."""
-        most = max(self.subnormal, other.subnormal)
-        return Error(max(self.largest, other.largest), max(self.rel, other.rel), most)
-
-
 class WrongResult(Exception):
-    """A kernel broke its contract, or its numbers are wrong; the text says how. `error` is the size of the error."""
+    """A kernel broke its contract, or its numbers are wrong; the text says how.
 
-    def __init__(self, text: str, error: Error | None = None) -> None:
+    `error` is how far off its numbers are, `code` what it did, where that is known.
+    """
+
+    def __init__(self, text: str, error: Error | None = None, code: WrongCode | None = None) -> None:
         super().__init__(text)
         self.error = error
+        self.code = code
 
 
 class Skipped(Exception):
@@ -52,7 +42,7 @@ def verdict_of(error: BaseException) -> tuple[Status, str]:
     line = " ".join(text.split())
     line = line if len(line) <= 200 else line[:199] + "…"
     if isinstance(error, WrongResult):
-        return "wrong", line
+        return "wrong", f"{error.code}: {line}" if error.code else line
     if isinstance(error, Skipped):
         return "skipped", line
     if out_of_memory(error):

@@ -11,12 +11,16 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
+from ffncli.bench.judge.wrong_codes import WrongCode
+from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped, WrongResult
 from ffncli.bench.timing.placement import Arena, Params, nbytes, placeable
-from ffncli.bench.timing.problem import Problem
 from ffncli.block.steps import Experts
 from ffncli.kernels.kernel import Computes, Kernel
 from ffncli.run.user.kernels import unguarded
+
+RING = 4  # buffers of x, at addresses of their own
+_LARGE = 16 << 20  # bytes of x, from which two must do
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ def build_kernel(kernel: Kernel, problem: Problem) -> BuiltKernel:
     with torch.no_grad():
         params = tuple(kernel.prepare(problem.steps, weights))
     if any(not torch.equal(weights[name], tensor) for name, tensor in problem.weights.items()):
-        raise WrongResult("its prepare changes the weights")
+        raise WrongResult("its prepare changes the weights", code=WrongCode.CHANGED_WEIGHTS)
     start = time.perf_counter()
     compute = kernel.build(problem.steps, case.device, problem.dtype)  # guarded: errors name the place; see `unguard`
     took = time.perf_counter() - start if kernel.compiles else None
@@ -52,7 +56,8 @@ def build_kernel(kernel: Kernel, problem: Problem) -> BuiltKernel:
 class PlacedKernel:
     """A built kernel with its own buffers. `limit` is the allowed error, `out` the output of its last call.
 
-    In a backward pass that is (output, gradients of x and of its floating-point params).
+    In a backward pass that is (output, gradients of x and of its floating-point params). x, and with it the gradient of
+    the output, has several buffers, the `ring`; `x` and `g` are those of the next call.
     """
 
     def __init__(self, name: str, built: BuiltKernel, problem: Problem, draw: random.Random, limit: float) -> None:
@@ -60,7 +65,11 @@ class PlacedKernel:
         self.out: object = None
         self.call: Callable[[], object]
         self.x = problem.first.x
+        self.g = problem.first.g
+        self.ring: list[Params] = []
         self.copies: list[Params] = []
+        self._writable: list[Params] = []
+        self._at = 0
         self._problem = problem
         self.arenas = Arena(problem.case.device, draw), Arena(problem.case.device, draw)
         self._versions: list[list[int]] = []
@@ -77,9 +86,10 @@ class PlacedKernel:
         self.out, self.copies = None, []  # frees the old buffers first
         with torch.inference_mode(False), torch.no_grad():
             near, far = self.arenas
-            extra = () if problem.first.g is None else (problem.first.g,)
-            ((self.x, *rest),) = near.place([(problem.first.x, *extra)])
-            self.g = rest[0] if rest else None
+            entered = (problem.first.x,) if problem.first.g is None else (problem.first.x, problem.first.g)
+            self.ring = near.place([entered] * self._buffers)
+            self._writable = [tuple(t.data for t in buffers) for buffers in self.ring]
+            self.turn(0)
             params = self.built.params
             if placeable(params):
                 self.copies = far.place([params] * copies)
@@ -88,10 +98,32 @@ class PlacedKernel:
                 named = [dict(zip(problem.weights, copy, strict=True)) for copy in sets]
                 self.copies = [tuple(self.built.kernel.prepare(problem.steps, copy)) for copy in named]
             if backward:
-                for tensor in (self.x, *(t for copy in self.copies for t in copy if t.is_floating_point())):
+                for tensor in (
+                    *(x for x, *_ in self.ring),
+                    *(t for p in self.copies for t in p if t.is_floating_point()),
+                ):
                     tensor.requires_grad_()
             self._versions = [[t._version for t in copy] for copy in self.copies]
         self.call = self._backward() if backward else self._forward()
+
+    @property
+    def _buffers(self) -> int:
+        """How many of x; a graph reads the one that it was captured with."""
+        if self._problem.case.device.startswith("cuda"):
+            return 1
+        return RING if self._problem.first.x.nbytes < _LARGE else 2
+
+    def turn(self, number: int) -> None:
+        """The next call gets the buffers of that number."""
+        self._at = number
+        self.x, *rest = self.ring[number]
+        self.g = rest[0] if rest else None
+
+    @property
+    def entry(self) -> tuple[Tensor, Tensor | None]:
+        """x and g of the next call, to be written to without a new version count: that catches cached answers too."""
+        x, *rest = self._writable[self._at]
+        return x, rest[0] if rest else None
 
     def on_copy(self, params: Params) -> object:
         """A call's output on one copy of the weights: for graphs, one per copy. Raises BrokenArm."""
@@ -116,12 +148,12 @@ class PlacedKernel:
 
     def _forward(self) -> Callable[[], object]:
         """Call the kernel on the next copy; the last output is freed first, as in use."""
-        compute, x, turn = self.built.compute, self.x, cycle(self.copies)
+        compute, turn = self.built.compute, cycle(self.copies)
 
         def call() -> object:
             self.out = None
             try:
-                self.out = compute(x, next(turn))
+                self.out = compute(self.x, next(turn))
             except BaseException as error:  # SystemExit too
                 raise BrokenArm(self.name) from error
             return self.out
@@ -129,15 +161,15 @@ class PlacedKernel:
         return call
 
     def _backward(self) -> Callable[[], object]:
-        compute, x, g, grad = self.built.compute, self.x, self.g, torch.autograd.grad
-        turn = cycle([(params, (x, *(t for t in params if t.is_floating_point()))) for params in self.copies])
+        compute, grad = self.built.compute, torch.autograd.grad
+        turn = cycle([(params, tuple(t for t in params if t.is_floating_point())) for params in self.copies])
 
         def call() -> object:
             self.out = None
             params, leaves = next(turn)
             try:
-                y = compute(x, params)
-                self.out = (y, grad(y, leaves, g, allow_unused=True))
+                y = compute(self.x, params)
+                self.out = (y, grad(y, (self.x, *leaves), self.g, allow_unused=True))
             except BaseException as error:  # SystemExit too
                 raise BrokenArm(self.name) from error
             return self.out
@@ -156,15 +188,24 @@ class PlacedKernel:
             self.built = guarded
 
     def enter(self, x: Tensor, g: Tensor | None = None) -> None:
-        """Write other numbers into the same buffers, without a new version count: this also catches cached answers."""
-        self.x.data.copy_(x)
-        if g is not None and self.g is not None:
-            self.g.data.copy_(g)
+        """Write these numbers into the buffers of the next call."""
+        x_buffer, g_buffer = self.entry
+        x_buffer.copy_(x)
+        if g is not None and g_buffer is not None:
+            g_buffer.copy_(g)
 
     @property
     def output(self) -> object:
         """The last call's output without its gradients."""
         return self.out[0] if self._problem.backward and isinstance(self.out, tuple) else self.out
+
+    @property
+    def x_gradient(self) -> Tensor | None:
+        """The last call's gradient of x; None in a forward pass."""
+        if not self._problem.backward or not isinstance(self.out, tuple):
+            return None
+        gradient: Tensor | None = self.out[1][0]
+        return torch.zeros_like(self.x) if gradient is None else gradient
 
     def gradients(self, problem: Problem) -> dict[str, Tensor]:
         """The last call's gradients of `x` and of the canonical weights."""

@@ -35,12 +35,19 @@ BLOCK_SECONDS = {"cpu": 2e-3, "cuda": 1e-3}
 
 @dataclass(frozen=True)
 class Arm:
-    """One call that is timed in turn. `before` runs untimed before every call; `inner` is its own number of calls."""
+    """One call that is timed in turn. `before` runs untimed before every call; `inner` is its own number of calls.
+
+    `flushes`: `before` empties the caches, which takes so long that the processor time of a block says nothing of the
+    calls. `before_block` hears the number of calls before a timed block, after its lead-in; `after_block` follows it.
+    """
 
     name: str
     call: Call
     before: Call | None = None
     inner: int | None = None
+    flushes: bool = False
+    before_block: Callable[[int], object] | None = None
+    after_block: Call | None = None
 
 
 @dataclass(frozen=True)
@@ -306,11 +313,19 @@ class _Measurement:
         with _no_garbage_collection():
             with self._spending("lead_in"):
                 self._lead_in(arm)
+                if arm.before_block:
+                    arm.before_block(inner)
             before = self.counters.read()
+            start = self.clock.now()
             with self._spending("blocks"):
                 seconds = self.clock.time(arm.call, inner, arm.before)
+            wall = self.clock.now() - start
             after = self.counters.read()
-        flags = self.counters.flags(before, after, seconds, 0 if arm.before else self.plan.threads)
+            if arm.after_block:
+                arm.after_block()
+        # What runs between the calls keeps a processor busy as the calls do: then the whole block is judged.
+        counted, threads = (seconds, 0) if arm.flushes else (wall if arm.before else seconds, self.plan.threads)
+        flags = self.counters.flags(before, after, counted, threads)
         return TimedBlock(self.process, self.case, placement, number, position, arm.name, inner, seconds, flags)
 
     def _lead_in(self, arm: Arm) -> None:

@@ -2,8 +2,8 @@
 
 Messages: ("began", key), ("stage", doing, kernel) as that changes (records.Stage), and ("unit", TimedUnit) for every
 case in turn, then ("finished",); or ("refused", error, hint, exit code) for a package that does not load or a device
-that torch cannot use. A case that cannot be measured is also a unit, whose outcomes give the reason; a worker that ends
-without "finished" was killed, or crashed.
+that torch cannot use. A case that cannot be measured is a unit too, whose outcomes say why; a worker that ends without
+"finished" was killed, killed itself, or has lost its referee.
 """
 
 from __future__ import annotations
@@ -47,16 +47,26 @@ def serve(connection: Connection) -> None:
     import numpy  # noqa: F401
 
     from ffncli.bench.machine.machine import unusable
-    from ffncli.bench.timing.measure_case import measure_case  # torch takes seconds
+    from ffncli.bench.referee.process import referee_process  # torch takes seconds
+    from ffncli.bench.timing.cheating.entry_points import EntryPoints
+    from ffncli.bench.timing.measure_case import measure_case
 
-    start = time.perf_counter() - _BEGAN
-    for case in job.cases:
-        if why := unusable(case.device):
-            raise FFNError(f"--device {case.device}: {why}", "use --device cpu", ExitCode.ENVIRONMENT)
-        connection.send(("began", case.key))
-        unit = measure_case(case, job, start=start, tell=lambda doing, name: connection.send(("stage", doing, name)))
-        connection.send(("unit", unit))
-        start = 0.0
+    with referee_process(job, connection) as referee:
+        entry_points = EntryPoints() if any(choice.file for choice in job.kernels) else None
+        start = time.perf_counter() - _BEGAN
+        for case in job.cases:
+            if why := unusable(case.device):
+                raise FFNError(f"--device {case.device}: {why}", "use --device cpu", ExitCode.ENVIRONMENT)
+            connection.send(("began", case.key))
+
+            def tell(doing: str, name: str) -> None:
+                connection.send(("stage", doing, name))
+
+            unit = measure_case(case, job, start=start, tell=tell, referee=referee, entry_points=entry_points)
+            connection.send(("unit", unit))
+            if referee is not None and referee.gone:  # the next worker has one again, and the rest of the cases
+                return
+            start = 0.0
     connection.send(("finished",))
 
 

@@ -84,9 +84,25 @@ def _listed(value: Any) -> Any:
 def _case(case: Case, rows: Sequence[ResultRow]) -> list[Part]:
     """Its table, then remarks in words."""
     unit, speeds = rates(rows)
-    lines = [_line(row, speed) for row, speed in zip(rows, speeds, strict=True)]
-    table = Table(("kernel", "time", "ratio", "verdict", unit, "of roof"), lines)
-    return [Heading(case.label, _where(case, rows)), table, *balance(rows, {case.key: case.label}), *remarks(rows)]
+    lines = {row: _line(row, speed) for row, speed in zip(rows, speeds, strict=True)}
+    columns = ("kernel", "time", "ratio", "verdict", unit, "of roof")
+    parts: list[Part] = [
+        Heading(case.label, _where(case, rows)),
+        Table(columns, [line for row, line in lines.items() if not row.computes]),
+    ]
+    for computes in dict.fromkeys(row.computes for row in rows if row.computes):
+        group = [(*line, _rms_error(row)) for row, line in lines.items() if row.computes == computes]
+        remark = f"fewer bits than {case.dtype}, as declared; a ratio to the others says nothing without the error"
+        parts += [Heading(f"computes in {computes}", remark), Table((*columns, "rms error"), group)]
+    return [*parts, *balance(rows, {case.key: case.label}), *remarks(rows)]
+
+
+def _rms_error(row: ResultRow) -> str | None:
+    """`0.026 (baseline 1e-07)`."""
+    if row.error_rel is None:
+        return None
+    baseline = "" if row.baseline_error_rel is None else f" (baseline {row.baseline_error_rel:.1e})"
+    return f"{row.error_rel:.2g}{baseline}"
 
 
 def _where(case: Case, rows: Sequence[ResultRow]) -> str:

@@ -60,11 +60,16 @@ def _grid(cases: Mapping[str, Case], rows: Sequence[ResultRow], baseline: str, d
 
 
 def _cell(row: ResultRow | None) -> str | None:
-    """`0.950 [0.948, 0.952]`, with `?` if inconclusive; a time if there is no ratio, a status if there is neither."""
+    """`0.950 [0.948, 0.952]`, with `?` where that is inconclusive; a time if there is no ratio, a status without.
+
+    One that declares fewer bits has its error next to it.
+    """
     if row is None:
         return None
     if row.status != "ok":
         return verdict(row)
+    if row.computes and row.kernel != row.baseline and row.ratio is not None:
+        return f"{ratio(row)} in {row.computes}, rms error {row.error_rel or 0.0:.2g}"
     if row.kernel == row.baseline or row.ratio is None:
         return time_text(row.time_s)
     return f"{ratio(row)}{' ?' if row.verdict == 'inconclusive' else ''}"

@@ -2,7 +2,8 @@
 
 A function's first argument is x, the others are named after the block's weights: `def mlp(x, gate, up, down)`; a bias
 is `up_bias`, an activation's learned parameter `act_weight`, a shared expert's `shared__up`. The caller decides
-about gradients: functions and modules are differentiable with respect to x and to their params.
+about gradients: functions and modules are differentiable with respect to x and to their params. An attribute
+`computes` ("fp8-rowwise") declares that it computes in fewer bits than the dtype has.
 """
 
 from __future__ import annotations
@@ -92,9 +93,13 @@ def _kernel_in(path: Path, choice: KernelChoice, origin: str, steps: Steps, spec
     origin += f", sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
     if isinstance(target, Kernel):
         return _guarded_kernel(target, path, label, origin)
+    declared = getattr(target, "computes", "")
+    computes = declared if isinstance(declared, str) else ""
     if inspect.isclass(target) or isinstance(target, nn.Module):
-        return replace(_module_kernel(f"{path}:{name}", path, label, steps, spec), origin=origin)
-    return replace(_function_kernel(target, path, label, steps), origin=origin)
+        kernel = _module_kernel(f"{path}:{name}", path, label, steps, spec)
+    else:
+        kernel = _function_kernel(target, path, label, steps)
+    return replace(kernel, origin=origin, computes=computes)
 
 
 @cache
@@ -119,7 +124,11 @@ def _target(path: Path, name: str | None) -> tuple[Any, str]:
     """(the object of that name in the file, the name); without a name the file's only kernel."""
     module = import_file(path, "file.py:name")
     homes = (module.__name__, Kernel.__module__)
-    names = [n for n, v in vars(module).items() if _is_kernel(v) and v.__module__ in homes and v is not Kernel]
+    names = [
+        n
+        for n, v in vars(module).items()
+        if _is_kernel(v) and getattr(v, "__module__", None) in homes and v is not Kernel
+    ]
     there = "it has " + (", ".join(names) or "no function, no nn.Module class and no Kernel")
     if name is None:
         public = [n for n in names if not n.startswith("_")]

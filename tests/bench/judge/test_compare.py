@@ -51,6 +51,14 @@ def test_exactly_one_regression_among_many_rows_fails():
     assert found.count("slower") == 1
 
 
+def test_a_kernel_that_computes_in_fewer_bits_than_before_is_not_gated():
+    found = held([1.5], computes="fp8-rowwise")
+    assert found.regressions == ()
+    assert found.rows[0].reason == "BASE computes in the case's dtype, the other in fp8-rowwise: not gated"
+    both = compare(table([1.0], "base", computes="fp8"), table([1.5], "new", computes="fp8"), GATE)
+    assert len(both.regressions) == 1
+
+
 def test_improvements_alone_do_not_fail():
     found = held([0.7, 0.9, 0.5, 0.95])
     assert found.regressions == ()

@@ -48,6 +48,21 @@ def test_slower_than_allowed_is_not_slower_at_all() -> None:
     assert gate([row("k", around(1.02, 1, 0.001))], 0.0, METHOD).slower
 
 
+def test_only_kernels_of_one_precision_are_gated() -> None:
+    rows = [
+        row("eager", [0.0] * 5),
+        row("k", around(1.5, 1)),
+        row("few bits", around(1.5, 2), computes="fp8-rowwise"),
+    ]
+    found = gate(rows, 0.03, METHOD)
+    assert [j.row.kernel for j in found.slower] == ["k"]
+    assert [(r.kernel, why) for r, why in found.not_gated] == [
+        ("few bits", "computes in fp8-rowwise, the other in the case's dtype")
+    ]
+    rows = [replace(one, computes="fp8-rowwise") for one in rows]
+    assert [j.row.kernel for j in gate(rows, 0.03, METHOD).slower] == ["k", "few bits"]
+
+
 def test_wide_is_inconclusive() -> None:
     found = gate([row("k", around(1.04, 1, 0.05))], 0.03, METHOD)
     assert [j.row.kernel for j in found.inconclusive] == ["k"]

@@ -10,8 +10,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ffncli.bench.records import Case
+from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.bare_products import Chain
-from ffncli.bench.timing.problem import Problem
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.run.engine.execute import run
 

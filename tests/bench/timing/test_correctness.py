@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
 import torch
 
 from ffncli.bench.records import Case
+from ffncli.bench.referee.errors import Error, error_of
+from ffncli.bench.referee.problem import Inputs, Problem
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing import outcomes
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
-from ffncli.bench.timing.problem import Inputs, Problem
-from ffncli.block.recipe import FFNSpec
-from ffncli.kernels import built_in
-from ffncli.kernels.kernel import Kernel
+from ffncli.block.recipe import FFNSpec, MoE
+from ffncli.kernels import BY_DEFAULT, built_in
+from ffncli.kernels.kernel import Kernel, canonical
+from ffncli.run.measure.tolerance import rms_tolerance
 
 EAGER = built_in("eager")
 
@@ -94,7 +97,6 @@ def test_an_answer_kept_for_a_buffer_is_found_as_the_buffers_are_used_again(key,
     placed.enter(problem.first.x)
     with correct.computing(problem.backward):
         placed.call()
-    correct.timed(placed, problem)
     with pytest.raises(outcomes.WrongResult, match="on a fresh seed: its output is off by"):
         correct.fresh(placed, problem, problem.inputs(2))
 
@@ -121,12 +123,12 @@ def test_tokens_that_are_not_compared_may_be_anything_and_the_others_not():
 
 def test_figures_of_an_error_by_hand():
     b = torch.tensor([3.0, -4.0, 0.0], dtype=torch.float64)
-    found = correct._error("y", torch.tensor([3.0, -4.0, 1e-40]) + torch.tensor([0.5, 0, 0]), b, 0.0)
+    found = error_of(torch.tensor([3.0, -4.0, 1e-40]) + torch.tensor([0.5, 0, 0]), b, 0.0)
     assert (found.largest, found.rel, found.subnormal) == (pytest.approx(0.5 / 4), pytest.approx(0.5 / 5), 1)
-    small = correct._error("g", b.float() * 1.5, b, 40.0)  # judged as if its largest were 40
+    small = error_of(b.float() * 1.5, b, 40.0)  # judged as if its largest were 40
     assert (small.largest, small.rel) == (pytest.approx(2 / 40), pytest.approx(2.5 / 50))
-    worst = outcomes.Error(1, 4, 2).worst(outcomes.Error(3, 2, 5))
-    assert worst == outcomes.Error(3, 4, 5)
+    worst = Error(1, 4, 2).worst(Error(3, 2, 5))
+    assert worst == Error(3, 4, 5)
 
 
 @pytest.mark.parametrize("which", ["x", "gate.weight", "up.weight", "down.weight"])
@@ -142,12 +144,84 @@ def test_a_gradient_of_any_weight_that_is_off_is_found(which):
 
 
 def test_weights_that_changed_are_found_in_any_copy_and_behind_torch_in_the_first():
-    placed, problem = placed_of(EAGER, copies=3)
-    correct.untouched(placed, problem.first.x)
+    placed, _ = placed_of(EAGER, copies=3)
+    correct.untouched(placed)
     placed.copies[2][0][0, 0] += 0
     with pytest.raises(outcomes.WrongResult, match="changes its weights"):
-        correct.untouched(placed, problem.first.x)
-    placed, problem = placed_of(EAGER, copies=3)
+        correct.untouched(placed)
+    placed, _ = placed_of(EAGER, copies=3)
     placed.copies[0][0].numpy()[0, 0] += 1
     with pytest.raises(outcomes.WrongResult, match="changes its weights"):
-        correct.untouched(placed, problem.first.x)
+        correct.untouched(placed)
+
+
+# --- 16 bits ----------------------------------------------------------------------------------------------------------
+
+SHAPES = ((16, 40, 5), (64, 256, 1), (100, 300, 64), (512, 1024, 16))
+BLOCKS = ("relu", "gelu", "swiglu", "relu2", "mixture")
+
+
+def in_bits(weight: torch.Tensor, bits: int) -> torch.Tensor:
+    """Rounded to whole steps, `2^(bits-1) - 1` of them up to the largest of each row."""
+    step = weight.float().abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
+    return ((weight.float() / step).round() * step).to(weight.dtype)
+
+
+def spec_of(block: str, d_model: int, d_ff: int) -> FFNSpec:
+    return FFNSpec(d_model, d_ff, "swiglu", moe=MoE(4, 2)) if block == "mixture" else FFNSpec(d_model, d_ff, block)
+
+
+def checked(kernel: Kernel, spec: FFNSpec, tokens: int, dtype: str) -> Error:
+    problem = Problem.of(Case("s", "s", spec, tokens, dtype=dtype), 7)
+    placed = PlacedKernel("mine", build_kernel(kernel, problem), problem, random.Random(0), 1.0)
+    placed.place(1)
+    return correct.before(placed, problem)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_no_built_in_kernel_is_accused_of_fewer_bits(block, dtype):
+    for d_model, d_ff, tokens in SHAPES:
+        for name in BY_DEFAULT:
+            with contextlib.suppress(outcomes.Skipped):
+                checked(built_in(name), spec_of(block, d_model, d_ff), tokens, dtype)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("bf16", 8), ("bf16", 6), ("fp16", 8), ("fp16", 6)])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_weights_of_8_or_6_bits_are_told_from_16(block, dtype, bits):
+    def prepare(steps, weights):
+        return canonical(
+            steps, {n: w if "router" in n or w.dim() < 2 else in_bits(w, bits) for n, w in weights.items()}
+        )
+
+    with pytest.raises(outcomes.WrongResult, match=r"^its output has an rms error of"):
+        checked(Kernel("mine", EAGER.build, prepare), spec_of(block, 512, 1024), 16, dtype)
+
+
+def test_a_kernel_may_round_more_often_than_every_step():
+    """Four partial sums over d_ff and a bias that is added by itself; and less often, in float32 throughout."""
+
+    def build(wide):
+        def compute(x, params):
+            gate, up, down = (p.to(wide) for p in params)
+            hidden = torch.nn.functional.silu(x.to(wide) @ gate.T) * (x.to(wide) @ up.T)
+            parts = [h @ d.T for h, d in zip(hidden.chunk(4, -1), down.chunk(4, -1), strict=True)]
+            return (((parts[0] + parts[1]) + parts[2]) + parts[3]).to(x.dtype)
+
+        return lambda steps, device, dtype: compute
+
+    for wide in (torch.bfloat16, torch.float32):
+        spec = FFNSpec(512, 1024, "swiglu", bias=False)
+        assert checked(Kernel("mine", build(wide)), spec, 16, "bf16").rel < 0.006
+
+
+def test_the_rms_bound_by_hand():
+    assert rms_tolerance(torch.bfloat16, 0.0037, 10**8) == pytest.approx(
+        (0.0037**2 + 10 * 2**-14 / 28) ** 0.5, rel=1e-3
+    )
+    assert rms_tolerance(torch.float16, 0.0, 9) == pytest.approx(2 * 2**-10 * (10 / 28) ** 0.5)
+    drawn = torch.rand(10**6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1  # a binade
+    rounded = drawn.to(torch.bfloat16).double()
+    rms = float((rounded - drawn).norm() / drawn.norm())
+    assert rms == pytest.approx(2**-7 / 28**0.5, rel=1e-2)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from ffncli.bench.records import GEMM, TWIN, Case
+from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.arms import Arms, kernels_by_label, twin_of
 from ffncli.bench.timing.cuda_graphs import REPLAYED, Launching
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
 from ffncli.bench.timing.placement import Caching
-from ffncli.bench.timing.problem import Problem
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels.choice import choices
 from tests.bench.fake_cuda import FakeCuda

@@ -97,7 +97,7 @@ WRONG = {
     ),
     "right until it is timed": (
         "global calls; calls += 1; return y + (calls > 9)",
-        "as it was timed: its output is off",
+        "^wrong-when-timed: its output is off",
     ),
     "input changed": ("x.mul_(1); x[0, 0] += 1; return y", "changes its input x"),
     "weights changed": ("up[0, 0] += 0; return y", "changes its weights"),
@@ -122,16 +122,105 @@ def test_wrong_kernels(tmp_path, what):
     assert re.search(note, mine.note), mine.note
 
 
-def test_an_answer_kept_while_it_is_timed_is_found_on_the_fresh_seed(tmp_path):
-    """Right whenever it computes; but in the timed part it answers what it answered the buffer before."""
+KEYS = {
+    "the object": ("id(x)", "replay-by-id"),
+    "address": ("x.data_ptr()", "replay-by-address"),
+    "version": ("(x.data_ptr(), x._version)", "replay-by-version"),
+    "contents of one number": ("bool(x[0, 0] > 0)", "replay-by-phase"),
+    "call": ("calls % 2", "replay-by-phase"),
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("passes", ["forward", "forward+backward"])
+def test_an_answer_kept_while_it_is_timed_is_found(tmp_path, key, passes):
+    """Right in all checks before; in the timed part it answers what it answered before by what it knows x by."""
+    known_by, code = KEYS[key]
     body = (
-        "global calls, kept; calls += 1\n    if calls < 7: return y\n"
-        "    kept = y if kept is None else kept; return kept"
+        "global calls; calls += 1\n    if calls < 9: return y\n"
+        f"    old = table.setdefault({known_by}, y.detach()); return old + (y - y.detach())"
     )
-    mine, _ = one(tmp_path, RIGHT + body, COUNT)
+    mine, _ = one(tmp_path, RIGHT + body, "calls = 0\ntable = {}", passes=passes)
     assert mine.status == "wrong"
-    assert mine.note.startswith("on a fresh seed: its output is off by")
+    codes = (code, "wrong-when-timed") if key == "call" or passes != "forward" else (code,)
+    assert mine.note.startswith(tuple(f"{code}: its output is off by" for code in codes))
     assert mine.error_max > 0.1
+
+
+def test_work_that_is_left_to_the_next_call_is_found(tmp_path):
+    """It hands out a buffer and fills it when it is called again; its checks it passes by computing at once."""
+    body = (
+        "global calls, due; calls += 1\n    out = torch.empty_like(y)\n    if due: due[0].copy_(due[1])\n"
+        "    due = (out, y)\n    return out if calls >= 9 else y"
+    )
+    mine, _ = one(tmp_path, RIGHT + body, "calls = 0\ndue = None")
+    assert (mine.status, mine.note[:14]) == ("wrong", "deferred-work:")
+
+
+def test_a_gradient_of_the_weights_that_is_kept_is_found(tmp_path):
+    """Its output and the gradient of x are right; that of a weight is the one of some call before."""
+    head = """
+kept, calls = None, 0
+class Keep(torch.autograd.Function):
+    @staticmethod
+    def forward(c, w): return w.clone()
+    @staticmethod
+    def backward(c, g):
+        global kept, calls
+        calls += 1
+        kept = g.clone() if calls < 6 else kept
+        return kept
+"""
+    body = RIGHT.replace("up.T", "Keep.apply(up).T") + "return y"
+    mine, _ = one(tmp_path, body, head, passes="forward+backward")
+    assert mine.status == "wrong"
+    assert mine.note.startswith("wrong-when-timed: its gradient of up.weight is off by")
+
+
+def test_a_kernel_that_answers_in_a_buffer_of_its_own_is_right(tmp_path):
+    body = "global kept; kept = torch.empty_like(y) if kept is None else kept; kept.copy_(y); return kept"
+    mine, _ = one(tmp_path, RIGHT + body, "kept = None")
+    assert (mine.status, mine.error_max < 1e-6) == ("ok", True)
+
+
+QUANTIZED = """
+def rounded(w):
+    step = w.abs().amax(-1, keepdim=True) / {steps}
+    return (w / step).round() * step
+def mlp(x, up, down, up_bias, down_bias):
+    return (x @ rounded(up).T + up_bias).relu() @ rounded(down).T + down_bias
+mlp.computes = {computes!r}
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "computes", "status", "note"),
+    [
+        (127, "int8", "ok", ""),
+        (127, "int8-rowwise", "ok", ""),
+        (127, "", "wrong", "lower-precision: its output is off by"),
+        (7, "int8", "wrong", "lower-precision: its output has an rms error of"),
+        (7, "int4", "ok", ""),
+        (127, "half", "failed", "computes: 'half' is not a known format; begin with one of tf32,"),
+    ],
+)
+def test_fewer_bits_are_declared(tmp_path, steps, computes, status, note):
+    mine, unit = one(tmp_path, QUANTIZED.format(steps=steps, computes=computes), spec=FFNSpec(32, 64), tokens=16)
+    assert (mine.status, mine.computes) == (status, "" if status == "failed" and not computes else computes)
+    assert mine.note.startswith(note)
+    assert (mine.error_rel or 0) > 1e-3 or status == "failed"
+    assert unit.outcomes[0].computes == ""
+    assert any(b.kernel == "mine" for b in unit.blocks) == (status == "ok")
+
+
+def test_a_declared_baseline_does_not_widen_the_others_bound(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        QUANTIZED.format(steps=127, computes="int8") + "def other(x, up, down, up_bias, down_bias):\n"
+        "    return mlp(x, up, down, up_bias, down_bias)\n"
+    )
+    unit = measured(f"mine={file}:mlp", f"other={file}:other", "eager", baseline="mine", spec=FFNSpec(32, 64))
+    assert [o.status for o in unit.outcomes] == ["ok", "wrong", "ok"]
 
 
 def test_a_kernel_that_raises_fails_with_one_line(tmp_path):
@@ -233,7 +322,7 @@ def test_gradients_are_right_and_so_is_every_built_in_kernel(dtype, moe, activat
         passes="forward+backward",
     )
     assert {o.kernel: o.note for o in unit.outcomes if o.status not in ("ok", "skipped")} == {}
-    assert (unit.outcomes[0].error_max > 0) == (dtype != "fp64")  # there eager does what the reference does
+    assert (unit.outcomes[0].error_max > 1e-15) == (dtype != "fp64")  # there eager does what the reference does
 
 
 def test_a_wrong_gradient_is_found(tmp_path):
@@ -375,7 +464,7 @@ def test_a_baseline_that_cannot_be_built_twice_has_no_twin(monkeypatch):
     def once(*_):
         raise RuntimeError("registered already")
 
-    monkeypatch.setattr(measuring, "twin_of", once)
+    monkeypatch.setattr(arms, "twin_of", once)
     unit = measured("eager", "packed", spec=FFNSpec(8, 16, "swiglu", bias=False))
     assert [o.status for o in unit.outcomes] == ["ok", "ok"]
     assert TWIN not in {b.kernel for b in unit.blocks}

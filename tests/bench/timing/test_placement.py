@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ffncli.bench.records import Case
+from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.arms import Arms, twin_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, touched
 from ffncli.bench.timing.placement import Arena, caching, flusher, nbytes, placeable
-from ffncli.bench.timing.problem import Problem
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels import built_in
 

@@ -7,8 +7,8 @@ import random
 import torch
 
 from ffncli.bench.records import Case
+from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, shuffle_buffers
-from ffncli.bench.timing.problem import Problem
 from ffncli.block.recipe import FFNSpec
 from ffncli.kernels import built_in
 

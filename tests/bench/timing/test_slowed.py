@@ -33,7 +33,7 @@ def test_a_call_lasts_its_factor(monkeypatch):
 
 def test_factor_1_is_the_code_itself():
     from ffncli.bench.records import Case
-    from ffncli.bench.timing.problem import Problem
+    from ffncli.bench.referee.problem import Problem
     from ffncli.block.recipe import FFNSpec
 
     steps = Problem.of(Case("s", "s", FFNSpec(2, 4), 1), 0).steps

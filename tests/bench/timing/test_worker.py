@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import pytest
@@ -37,6 +39,13 @@ def start(stdout: int = subprocess.PIPE) -> tuple[subprocess.Popen[bytes], Conne
     process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, pass_fds=(theirs.fileno(),))
     theirs.close()
     return process, Connection(ours.detach())
+
+
+def until_closed(connection: Connection) -> Iterator[tuple]:
+    """All messages."""
+    with suppress(EOFError):
+        while True:
+            yield connection.recv()
 
 
 def test_end_to_end(tmp_path):
@@ -105,6 +114,52 @@ time.sleep(60)
     middle.kill()
     middle.communicate()
     while _alive(pid):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+CHILD = """
+import os, signal, time
+(referee,) = map(int, open(f"/proc/self/task/{os.getpid()}/children").read().split())
+open(__file__ + ".pid", "w").write(str(referee))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a referee's process")
+def test_a_referee_that_dies_costs_its_case_and_the_worker_ends_in_peace(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(CHILD + "os.kill(referee, signal.SIGKILL)\n" + USER)
+    process, connection = start()
+    with process, connection:
+        connection.send(job("eager", f"mine={file}:loud"))
+        messages = [message for message in until_closed(connection) if message[0] != "stage"]
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert [m[0] for m in messages] == ["began", "unit"]  # of two cases; the next worker has the other one
+    assert {o.status for o in messages[1][1].outcomes} == {"failed"}
+    assert {o.note for o in messages[1][1].outcomes} == {
+        "the referee's process was killed (signal 9), probably for memory"
+    }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a referee's process")
+def test_a_referee_dies_with_its_worker(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(CHILD + "time.sleep(60)\n" + USER)
+    process, connection = start()
+    with process, connection:
+        connection.send(job("eager", f"mine={file}:loud"))
+        while connection.recv()[:2] != ("stage", "loading"):
+            pass
+        until = time.monotonic() + 50
+        while not (tmp_path / "mine.py.pid").exists() or not (tmp_path / "mine.py.pid").read_text():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        referee = int((tmp_path / "mine.py.pid").read_text())
+        assert _alive(referee)
+        process.kill()
+        process.communicate()
+    while _alive(referee):
         assert time.monotonic() < until
         time.sleep(0.05)
 

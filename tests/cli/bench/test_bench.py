@@ -300,6 +300,20 @@ def test_what_a_grid_cannot_decide_is_marked_and_the_mark_is_explained():
     assert len(sweep(cases, found, "eager")) == 2
 
 
+def test_a_kernel_of_fewer_bits_stands_apart_with_its_error():
+    cases, found = case_rows({1: "faster"}, error_rel=0.026, baseline_error_rel=1.5e-7, cache="warm")
+    eager, packed = found
+    few = replace(packed, kernel="mine.py:mlp", computes="fp8-rowwise")
+    _, table, group, others, *_ = bench_page._case(next(iter(cases.values())), [eager, few, packed])
+    assert [line[0] for line in table.rows] == ["eager", "packed"]
+    assert group.text == "computes in fp8-rowwise"
+    assert "fewer bits than fp32" in group.remark
+    assert [(line[0], line[-1]) for line in others.rows] == [("mine.py:mlp", "0.026 (baseline 1.5e-07)")]
+    assert others.columns[-1] == "rms error"
+    _, grid, *_ = sweep(case_rows({1: "faster", 2: "faster"})[0], [eager, few], "eager")
+    assert grid.rows[0][2] == "0.900 [0.800, 1.000] in fp8-rowwise, rms error 0.026"
+
+
 def test_a_grid_names_the_caches_that_were_measured():
     """Cold weights that would need too many copies are measured warm: no case is called cold."""
     spec = FFNSpec(8, 16, "silu", gated=True)

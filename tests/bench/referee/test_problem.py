@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ffncli.bench.records import Case
-from ffncli.bench.timing import problem as module
-from ffncli.bench.timing.problem import Problem
+from ffncli.bench.referee import problem as module
+from ffncli.bench.referee.problem import Problem
 from ffncli.block.recipe import FFNSpec, MoE
 
 D, F, T = 8, 12, 6

@@ -1,16 +1,23 @@
-"""One case as tensors: its weights, its input, and the reference output, in float64 from the same rounded numbers."""
+"""One case as tensors: its weights, its input, and the reference output, in float64 from the same rounded numbers.
+
+The process that runs kernels has a Problem whose `referee` is another process: it gets inputs without a reference.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from random import Random, SystemRandom
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ffncli.bench.records import Case
+from ffncli.bench.records import Case, Job
+from ffncli.bench.referee.errors import Error, error_of, errors_of, least_gradient, size
+from ffncli.bench.referee.samples import CallSample
 from ffncli.block.activations import TABLE
 from ffncli.block.cost import cost
 from ffncli.block.recipe import steps as steps_of
@@ -22,6 +29,7 @@ from ffncli.run.engine.reference import in_float64, output_and_experts, steady_t
 from ffncli.run.engine.weights import random_weights
 
 _REDRAWS = 8
+_MOST_JUDGED = 4e9  # FLOPs of the references of samples in one placement: some 0.2 s of a core
 # FLOPs of a reference. One core does some 2·10¹⁰ in float64 a second; in a larger case only some tokens are checked.
 _MOST_FLOPS = 4e10
 _FEW = 16
@@ -29,18 +37,41 @@ _FEW = 16
 
 @dataclass(frozen=True)
 class Inputs:
-    """The input x [tokens, d_model], and its reference output in float64.
+    """The input x [tokens, d_model] of that number, and its reference output in float64.
 
-    `rows` are the compared tokens (None: all), `out` [rows, d_model] their reference. In a backward pass `g`
-    [tokens, d_model] is the gradient of the output, `grads` those of `x` and of the canonical weights by name.
+    `rows` are the tokens that are compared (None: all), `out` [rows, d_model] their reference. In a backward pass `g`
+    [tokens, d_model] is the gradient of the output, `grads` those of `x` and of the canonical weights by name. `out`
+    and `grads` are None where only the referee has them. `rounding` is the rms error of an output that is rounded to
+    the dtype after every step, for 16-bit dtypes; else 0.
     """
 
     x: Tensor
-    out: Tensor
+    out: Tensor | None
     rows: Tensor | None = None
     g: Tensor | None = None
     grads: Mapping[str, Tensor] | None = None
     remark: str = ""
+    number: int = 0
+    rounding: float = 0.0
+
+
+class Referee(Protocol):
+    """Who has the right answers of a case."""
+
+    def inputs(self, number: int) -> Inputs:
+        """The inputs of that number, 1 upward: different numbers have different values."""
+
+    def errors(self, number: int, given: Mapping[str, Tensor]) -> dict[str, Error]:
+        """How far a kernel's finite tensors for those inputs are off, as `errors_of` names them."""
+
+    def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
+        """How far each sample is off, in their order; None for one that was not judged."""
+
+    def clock_started(self) -> None:
+        """Compare its clock with the worker's from now on."""
+
+    def clock_stopped(self, seconds: float) -> str:
+        """What is wrong with the worker's clock, by which `seconds` have passed since; empty where nothing is."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +86,14 @@ class Problem:
     weights: Mapping[str, Tensor]
     dtype: torch.dtype
     seed: int
+    referee: Referee | None = None  # None: the references are computed here
 
     @classmethod
-    def of(cls, case: Case, seed: int) -> Problem:
+    def of(cls, case: Case, seed: int, referee: Referee | None = None) -> Problem:
         """Raises FFNError (exit 3) if memory is too small for the weights."""
         steps, dtype = kernel_steps(steps_of(case.spec)), dtype_of(case.dtype)
         weights = random_weights(steps, torch.Generator().manual_seed(seed), dtype, case.device)
-        return cls(case, steps, weights, dtype, seed)
+        return cls(case, steps, weights, dtype, seed, referee)
 
     @property
     def backward(self) -> bool:
@@ -97,7 +129,21 @@ class Problem:
             return output_and_experts(self.steps, self.weights, {self.entry: self.first.x})[1]
 
     def inputs(self, number: int) -> Inputs:
-        """Inputs number 1, 2, ...: different numbers have different values."""
+        """The inputs of that number, 1 upward: different numbers have different values."""
+        return replace(self.referee.inputs(number) if self.referee else self._inputs(number), number=number)
+
+    def errors(self, inputs: Inputs, given: Mapping[str, Tensor]) -> dict[str, Error]:
+        """How far a kernel's finite tensors for these inputs are off, as `errors_of` names them."""
+        if inputs.out is not None:
+            return errors_of(given, inputs.out, inputs.grads)
+        assert self.referee is not None
+        return self.referee.errors(inputs.number, given)
+
+    def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
+        """How far each sample is off, in their order; None for one that was not judged."""
+        return self.referee.sampled(samples) if self.referee else judged(self, samples)
+
+    def _inputs(self, number: int) -> Inputs:
         generator = torch.Generator().manual_seed(self.seed + number)
         x, left_out = self._steady(generator)
         if not self.backward:
@@ -121,17 +167,18 @@ class Problem:
         computes and which slope counts. Such tokens are drawn again, a few times.
         """
         x = self._drawn(self.case.tokens, generator)
-        bad = self._unsteady(x)
+        bad = self.unsteady(x)
         for _ in range(_REDRAWS):
             rows = bad.nonzero().flatten()
             if not len(rows):
                 break
             x[rows] = self._drawn(len(rows), generator)
-            bad[rows] = self._unsteady(x[rows])
+            bad[rows] = self.unsteady(x[rows])
         return x, bad
 
     @torch.no_grad()
-    def _unsteady(self, x: Tensor) -> Tensor:
+    def unsteady(self, x: Tensor) -> Tensor:
+        """The tokens, booleans, for which rounding decides an expert or, in a backward pass, a slope."""
         same, _ = steady_tokens(self.steps, self.weights, {self.entry: x}, self.dtype)
         bad = ~same.to(x.device)
         if self.backward:
@@ -148,12 +195,13 @@ class Problem:
             remark = _remark(len(rows), len(x), "drawn at random")
         with torch.no_grad():
             out, _ = in_float64(self.steps, self.weights, {self.entry: x[rows]})
-        return Inputs(x, out, None if len(rows) == len(x) else rows, remark=remark)
+        rounding = self._rounding(x[rows], out)
+        return Inputs(x, out, None if len(rows) == len(x) else rows, remark=remark, rounding=rounding)
 
     def _backward(self, x: Tensor, g: Tensor, left_out: Tensor) -> Inputs:
         with torch.enable_grad():
-            entering = x.double().requires_grad_()
-            weights = {name: tensor.double().requires_grad_() for name, tensor in self.weights.items()}
+            entering = x.detach().double().requires_grad_()
+            weights = {name: tensor.detach().double().requires_grad_() for name, tensor in self.weights.items()}
             out, _ = output_and_experts(self.steps, weights, {self.entry: entering})
             names, leaves = ("x", *weights), (entering, *weights.values())
             gradients = torch.autograd.grad(out, leaves, g.double(), allow_unused=True)
@@ -161,11 +209,83 @@ class Problem:
         rows = (~left_out).nonzero().flatten()
         remark = _remark(len(rows), len(x), "the others depend on rounding and have no gradient")
         out = out.detach()
-        return Inputs(x, out[rows], None if len(rows) == len(x) else rows, g, grads, remark)
+        rounding = self._rounding(x[rows], out[rows])
+        return Inputs(x, out[rows], None if len(rows) == len(x) else rows, g, grads, remark, rounding=rounding)
+
+    @torch.no_grad()
+    def _rounding(self, x: Tensor, out: Tensor) -> float:
+        if self.dtype.itemsize != 2 or not len(x):
+            return 0.0
+        return error_of(output_and_experts(self.steps, self.weights, {self.entry: x.detach()})[0], out, 0.0).rel
 
 
 def _remark(checked: int, tokens: int, why: str) -> str:
     return f"{checked} of {tokens} tokens checked, {why}" if checked < tokens else ""
+
+
+def seed_of(case: Case, job: Job) -> int:
+    """Every process and case draws its own numbers, the same in every run of the same seed."""
+    return Random(f"{job.method.seed} {job.process} {case.key}").getrandbits(48)
+
+
+def judged(problem: Problem, samples: Sequence[CallSample]) -> list[Error | None]:
+    """How far each sample is off, in their order; None for those that were not drawn, or that rounding decides.
+
+    Errors are relative to the largest value of the case's first inputs at least: of a single token all values can be
+    small by chance.
+    """
+    errors: list[Error | None] = [None] * len(samples)
+    drawn = _drawn_samples(problem, samples)
+    if not drawn:
+        return errors
+    entered = [samples[n] for n in drawn]
+    steady = ~problem.unsteady(torch.cat([s.x for s in entered]))
+    out, gradient = _references(problem, entered)
+    assert problem.first.out is not None
+    floor, at = size(problem.first.out), 0
+    for n, sample in zip(drawn, entered, strict=True):
+        kept = steady[at : at + len(sample.x)]
+        rows = slice(at, at + len(sample.x))
+        at += len(sample.x)
+        if not bool(kept.any()):
+            continue
+        error = error_of(sample.out[kept], out[rows][kept], floor)
+        if gradient is not None and sample.gradient is not None:
+            assert problem.first.grads is not None
+            least = max(size(problem.first.grads["x"]), least_gradient(problem.first.grads))
+            error = error.worst(error_of(sample.gradient[kept], gradient[rows][kept], least))
+        errors[n] = error
+    return errors
+
+
+def _drawn_samples(problem: Problem, samples: Sequence[CallSample]) -> list[int]:
+    """The numbers of the samples to judge: one of each kernel at least, then any until `_MOST_JUDGED`."""
+    numbers = list(range(len(samples)))
+    SystemRandom().shuffle(numbers)
+    first = dict.fromkeys(samples[n].kernel for n in numbers)
+    leading = [next(n for n in numbers if samples[n].kernel == kernel) for kernel in first]
+    left = _MOST_JUDGED / (max(1, cost(problem.steps).flops) * (3 if problem.backward else 1))
+    drawn = []
+    for n in dict.fromkeys([*leading, *numbers]):
+        if n in leading or left >= 0:
+            drawn.append(n)
+            left -= len(samples[n].x)
+    return sorted(drawn)
+
+
+def _references(problem: Problem, samples: Sequence[CallSample]) -> tuple[Tensor, Tensor | None]:
+    """(the outputs of all these tokens, the gradients of x where they have any), in float64."""
+    x = torch.cat([sample.x for sample in samples])
+    g = [sample.g for sample in samples if sample.g is not None]
+    if not problem.backward:
+        with torch.no_grad():
+            return in_float64(problem.steps, problem.weights, {problem.entry: x})[0], None
+    with torch.enable_grad():
+        entering = x.detach().double().requires_grad_()
+        weights = {name: tensor.double() for name, tensor in problem.weights.items()}
+        out, _ = output_and_experts(problem.steps, weights, {problem.entry: entering})
+        (gradient,) = torch.autograd.grad(out, [entering], torch.cat(g).double())
+    return out.detach(), gradient
 
 
 def near_kinks(steps: Sequence[Step], weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:

@@ -1,0 +1,55 @@
+"""The codes with which the note of a wrong kernel begins, where what it did is known, and what each means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class WrongCode(StrEnum):
+    """What a wrong kernel did."""
+
+    REPLAY_BY_ID = "replay-by-id"
+    REPLAY_BY_ADDRESS = "replay-by-address"
+    REPLAY_BY_VERSION = "replay-by-version"
+    REPLAY_BY_CONTENT = "replay-by-content"
+    REPLAY_BY_PHASE = "replay-by-phase"
+    DEFERRED_WORK = "deferred-work"
+    BATCHED_CALLS = "batched-calls"
+    LAZY_RESULT = "lazy-result"
+    STALE_MEMORY = "stale-memory"
+    STALE_WEIGHTS = "stale-weights"
+    LOWER_PRECISION = "lower-precision"
+    CHANGED_INPUT = "changed-input"
+    CHANGED_WEIGHTS = "changed-weights"
+    PATCHED_CLOCK = "patched-clock"
+    PATCHED_TORCH = "patched-torch"
+    PATCHED_LIBRARY = "patched-library"
+    PATCHED_FFN = "patched-ffn"
+    THREADS_CHANGED = "threads-changed"
+    ENVIRONMENT_CHANGED = "environment-changed"
+    WRONG_WHEN_TIMED = "wrong-when-timed"
+
+
+MEANING: Mapping[WrongCode, str] = {
+    WrongCode.REPLAY_BY_ID: "repeats an answer because it gets the same tensor object",
+    WrongCode.REPLAY_BY_ADDRESS: "repeats an answer because the input has the same address",
+    WrongCode.REPLAY_BY_VERSION: "repeats an answer because torch counts no write to the input",
+    WrongCode.REPLAY_BY_CONTENT: "keeps answers, or parts of them, by the numbers in the input",
+    WrongCode.REPLAY_BY_PHASE: "repeats an answer once it has been called often, or in quick succession",
+    WrongCode.DEFERRED_WORK: "returns before its work is done, or computes while nothing is asked of it",
+    WrongCode.BATCHED_CALLS: "does the work of several calls in one of them",
+    WrongCode.LAZY_RESULT: "returns an object that computes when it is read",
+    WrongCode.STALE_MEMORY: "returns memory that it has not written to",
+    WrongCode.STALE_WEIGHTS: "computes with other weights than those that it is given",
+    WrongCode.LOWER_PRECISION: "computes in fewer bits than the case has",
+    WrongCode.CHANGED_INPUT: "writes to its input",
+    WrongCode.CHANGED_WEIGHTS: "writes to its weights",
+    WrongCode.PATCHED_CLOCK: "replaced a clock, or what waits for a GPU",
+    WrongCode.PATCHED_TORCH: "replaced a part of torch, which the other kernels use too",
+    WrongCode.PATCHED_LIBRARY: "replaced a function of Python or numpy",
+    WrongCode.PATCHED_FFN: "replaced a part of ffn",
+    WrongCode.THREADS_CHANGED: "changed the number of threads, or used more cores than the case has threads",
+    WrongCode.ENVIRONMENT_CHANGED: "changed a setting of the process that the other kernels share",
+    WrongCode.WRONG_WHEN_TIMED: "is right when it is checked and wrong when it is timed",
+}

@@ -1,0 +1,21 @@
+"""Samples of what kernels answered while they were timed: a few tokens of a call, taken aside to be judged later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CallSample:
+    """Some tokens of one call: x [rows, d_model] as it was entered, `out` [rows, d_model] as the kernel gave it.
+
+    In a backward pass `g` is the gradient of the output that was entered, `gradient` that of x that came back.
+    """
+
+    kernel: str
+    x: Tensor
+    out: Tensor
+    g: Tensor | None = None
+    gradient: Tensor | None = None

@@ -1,0 +1,208 @@
+"""Calls after timing that ask how a kernel gets its answers. None of them is timed for a result.
+
+Each raises WrongResult for what it finds; times are compared within this process, by the least of many calls.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from time import perf_counter_ns, process_time_ns, thread_time_ns
+
+import torch
+
+from ffncli.bench.judge.wrong_codes import WrongCode
+from ffncli.bench.records import TimedBlock
+from ffncli.bench.referee.problem import Problem
+from ffncli.bench.timing import correctness as correct
+from ffncli.bench.timing.fresh_inputs import Source
+from ffncli.bench.timing.outcomes import WrongResult
+from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.block.steps import Norm, walk
+from ffncli.kernels.kernel import canonical
+from ffncli.show.text import percent, plural
+
+_TIMES = 5  # a finding counts if it comes as often in a row: disturbances do not
+_SERIES = 4  # of calls on other inputs and of calls on the same one, in turn
+_MOST_CALLS, _SERIES_NS = 64, 2_000_000  # of a series
+_NEAR = 2.0**-6  # of a number: how far other inputs are apart, the rms; beyond the rounding of bf16
+_KEPT = 0.8  # of the time of a call on another input, also relative to the baseline's
+_FASTER = 0.7  # of the least time of a single call: what a block says of one is above, but for disturbances
+_CORES, _CORES_NS = 0.4, 20_000_000  # cores beyond the threads of the case, and how long they are counted
+_IDLE, _IDLE_TIMES, _BUSY = 0.01, 5, 0.1  # s of doing nothing, how often that is tried, cores
+
+
+@dataclass(frozen=True)
+class CallTimes:
+    """The least processor time of a call, in ns: on another input than the call before, and on the same one."""
+
+    other: int
+    same: int
+
+    @property
+    def share(self) -> float:
+        """What a call costs whose input the kernel has just had."""
+        return self.same / self.other
+
+
+def call_times(placed: PlacedKernel, problem: Problem, source: Source) -> CallTimes:
+    """Series of calls on other inputs and on the same one in turn: two of each at least, 20 ms where they are short.
+
+    The other inputs differ from one by a few per cent in every number: in a mixture the same experts are chosen, whose
+    weights are as near.
+    """
+    others, sames = [], []
+    placed.turn(0)
+    x, _ = placed.entry
+    source.write(x)
+    like, noise = x.clone(), torch.empty_like(x)
+    with correct.computing(problem.backward):
+        count = max(1, min(_MOST_CALLS, _SERIES_NS // max(1, _nanoseconds(placed.call))))
+        for _ in range(_SERIES if count > 1 else 2):
+            for _ in range(count):
+                source.write(noise)
+                torch.addcmul(like, like, noise, value=_NEAR, out=x)
+                others.append(_nanoseconds(placed.call))
+            sames += [_nanoseconds(placed.call) for _ in range(count)]
+    return CallTimes(max(1, min(others)), min(sames))
+
+
+@dataclass(frozen=True)
+class Probes:
+    """What a user's kernel is asked. `known` are the threads that there were before its file was loaded.
+
+    `baseline` is None where that is a user's too, `blocks` are what was timed.
+    """
+
+    problem: Problem
+    source: Source
+    known: Collection[str]
+    baseline: PlacedKernel | None
+    blocks: Sequence[TimedBlock]
+
+    def require_honest(self, placed: PlacedKernel) -> None:
+        """Raises WrongResult for the first that it does not pass."""
+        self._require_no_kept_answers(placed)
+        self._require_same_clock(placed)
+        require_idle(self.known)
+        self._require_no_more_cores(placed)
+        if self.problem.case.cache == "cold-weights" and not self.problem.backward:
+            require_given_weights(placed, self.problem)
+
+    def _times(self, placed: PlacedKernel) -> tuple[CallTimes, CallTimes | None]:
+        """Of a kernel's calls, and of the baseline's just before."""
+        base = call_times(self.baseline, self.problem, self.source) if self.baseline else None
+        return call_times(placed, self.problem, self.source), base
+
+    def _require_no_kept_answers(self, placed: PlacedKernel) -> None:
+        """Raises WrongResult if an input that it has had costs it less."""
+        share = 0.0
+        for _ in range(_TIMES):
+            times, base = self._times(placed)
+            share = max(share, times.share)
+            if times.share >= _KEPT * min(1.0, base.share if base else 1.0):
+                return
+        text = f"on an input that it has had it takes {share:.2g} of its time on another one"
+        raise WrongResult(text, code=WrongCode.REPLAY_BY_CONTENT)
+
+    def _require_same_clock(self, placed: PlacedKernel) -> None:
+        """Raises WrongResult if its timed calls took less than any call takes here, and the baseline's did not.
+
+        A machine that is busier now makes both slower.
+        """
+        timed, timed_base = self._timed(placed), self._timed(self.baseline)
+        if timed is None or timed_base is None or placed is self.baseline:
+            return
+        for _ in range(_TIMES):
+            times, base = self._times(placed)
+            if base is None or timed / times.other >= _FASTER * min(1.0, timed_base / base.other):
+                return
+        text = f"its timed calls took {timed * 1e-3:.3g} µs each, and by another clock none takes less than "
+        raise WrongResult(text + f"{times.other * 1e-3:.3g} µs", code=WrongCode.PATCHED_CLOCK)
+
+    def _timed(self, placed: PlacedKernel | None) -> float | None:
+        """Nanoseconds of a call in the fastest of its blocks; None where it has none."""
+        if placed is None:
+            return None
+        return min((1e9 * block.per_call for block in self.blocks if block.kernel == placed.name), default=None)
+
+    def _require_no_more_cores(self, placed: PlacedKernel) -> None:
+        """Raises WrongResult if its calls keep more cores busy than the case has threads.
+
+        On one thread that is any time of others, however busy the machine is.
+        """
+        threads = self.problem.case.threads
+        with correct.computing(self.problem.backward):
+            wall, before, busy, main_thread = perf_counter_ns(), busy_threads(), process_time_ns(), thread_time_ns()
+            while perf_counter_ns() - wall < _CORES_NS:
+                placed.call()
+            main_thread, busy = thread_time_ns() - main_thread, process_time_ns() - busy
+            others, wall = _by_others(before, busy_threads(), self.known), perf_counter_ns() - wall
+        limit = f"the case has {threads} {plural('thread', threads)}"
+        if threads == 1 and others > _CORES * main_thread:
+            share = percent(others / (main_thread + others))
+            raise WrongResult(f"other threads do {share} of its work, {limit}", code=WrongCode.THREADS_CHANGED)
+        if busy > (threads + _CORES) * wall:
+            raise WrongResult(f"it uses {busy / wall:.1f} cores, {limit}", code=WrongCode.THREADS_CHANGED)
+
+
+def require_idle(known: Collection[str]) -> None:
+    """Raises WrongResult if threads that are not among the known ones compute while nothing is asked of anybody."""
+    cores = inf
+    for _ in range(_IDLE_TIMES):
+        wall, before = perf_counter_ns(), busy_threads()
+        time.sleep(_IDLE)
+        cores = min(cores, _by_others(before, busy_threads(), known) / (perf_counter_ns() - wall))
+        if cores <= _BUSY:
+            return
+    raise WrongResult(f"a thread computes outside of its calls ({cores:.1f} cores)", code=WrongCode.DEFERRED_WORK)
+
+
+def busy_threads() -> dict[str, int]:
+    """Nanoseconds for which each thread of this process has run, by its number; empty where the system does not say."""
+    folder, times = Path("/proc/self/task"), {}
+    for thread in os.listdir(folder) if folder.is_dir() else ():
+        with suppress(OSError, ValueError, IndexError):  # it has ended
+            times[thread] = int((folder / thread / "schedstat").read_text().split()[0])
+    return times
+
+
+def _by_others(before: Mapping[str, int], after: Mapping[str, int], known: Collection[str]) -> int:
+    """What threads that are not known have run meanwhile: those of libraries, started before, may spin for a while."""
+    return sum(time - before.get(thread, 0) for thread, time in after.items() if thread not in known)
+
+
+def require_given_weights(placed: PlacedKernel, problem: Problem) -> None:
+    """Raises WrongResult if it answers with other weights than those that it is given.
+
+    With the sign of `down` changed, and of its bias, the output changes its sign and nothing else.
+    """
+    if any(isinstance(step.op, Norm) and "down" in "".join(step.inputs) for _, step in walk(problem.steps)):
+        return  # a norm behind `down` may have a bias
+    turned = {
+        name: -tensor if name.rpartition(".")[0].endswith("down") else tensor.clone()
+        for name, tensor in problem.weights.items()
+    }
+    with torch.no_grad():
+        kernel = placed.built.kernel
+        params = (
+            tuple(kernel.prepare(problem.steps, turned)) if kernel.prepare is not canonical else tuple(turned.values())
+        )
+        with torch.inference_mode():
+            before, after = (placed.built.compute(placed.x, p).double() for p in (placed.copies[0], params))
+    apart = float((before + after).abs().max()) / (float(before.abs().max()) or 1.0)
+    if not apart <= 2 * placed.limit:
+        text = f"with the weights of down negated its output should be negated; it is off by {apart:.2g}"
+        raise WrongResult(text, code=WrongCode.STALE_WEIGHTS)
+
+
+def _nanoseconds(call: Callable[[], object]) -> int:
+    """Processor time of this thread: what other programs do, and waiting for a core, does not count."""
+    start = thread_time_ns()
+    call()
+    return thread_time_ns() - start

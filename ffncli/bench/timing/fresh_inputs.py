@@ -1,0 +1,182 @@
+"""Other inputs at every call, and a sample of what a kernel answered at one call of every timed block.
+
+A kernel that keeps its answers finds nothing to keep them by. Before a call, outside the clock, one of several buffers
+(an address) is filled with numbers that it never had (contents, of every token), without torch's count of versions
+going up. Which call of a block is judged is drawn too, and its answer taken aside at once: a kernel can neither count
+its calls up to it nor finish its work later. Everything is drawn from os.urandom: there is no state to look up.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ffncli.bench.judge.wrong_codes import WrongCode
+from ffncli.bench.referee.errors import OUTPUT, Error
+from ffncli.bench.referee.problem import Inputs, Problem
+from ffncli.bench.referee.samples import CallSample
+from ffncli.bench.timing import correctness as correct
+from ffncli.bench.timing.outcomes import WrongResult
+from ffncli.bench.timing.placed_kernel import PlacedKernel
+
+ROWS = 2  # tokens of a sample
+_LEAST_BYTES = 1 << 20  # of a reservoir
+_NEVER = -2  # a call that does not come
+
+
+class Source(Protocol):
+    """Where x comes from."""
+
+    def write(self, x: Tensor) -> None:
+        """Other contents into x [tokens, d_model]."""
+
+
+class Reservoir:
+    """Normal numbers in a long row. x is the sum of two windows at random places: no token comes twice, in any call.
+
+    (A single window would: of 256 tokens in each call, a table of answers by token has seen most after a second.)
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        count = problem.case.tokens * problem.case.spec.d_model
+        total = max(2 * count, _LEAST_BYTES // problem.dtype.itemsize)
+        self._flat = torch.empty(total, dtype=problem.dtype, device=problem.case.device)
+        self._places = total - count + 1
+        self.draw()
+
+    def draw(self) -> None:
+        """Other numbers throughout, of variance 1/2: a sum of two has 1."""
+        generator = torch.Generator().manual_seed(drawn(1 << 62))
+        with torch.no_grad():
+            self._flat.copy_(torch.randn(len(self._flat), generator=generator).mul_(math.sqrt(0.5)))
+
+    def write(self, x: Tensor) -> None:
+        """Other numbers into x, which is contiguous and has no gradient."""
+        window, shape, strides, places = self._flat.as_strided, x.shape, x.stride(), self._places
+        torch.add(window(shape, strides, drawn(places)), window(shape, strides, drawn(places)), out=x)
+
+
+def drawn(below: int) -> int:
+    """A number from 0 up to `below`, from the system's entropy."""
+    return int.from_bytes(os.urandom(8), "little") % below
+
+
+class FreshInputs:
+    """The inputs of one arm's calls, and `samples` of its answers. On a GPU they are the same throughout a block, whose
+    last call is judged: a graph's x stays where it was captured.
+
+    `wrong` is what an answer broke at once: type, shape, dtype, a value that is not finite, an input that changed.
+    `whole` are inputs that the referee has all of the answer to (the gradients of the weights, too): one call gets them
+    in one of the first `blocks` timed blocks.
+    """
+
+    def __init__(
+        self, placed: PlacedKernel, problem: Problem, source: Source, whole: Inputs | None = None, blocks: int = 1
+    ) -> None:
+        self.placed = placed
+        self.wrong: WrongResult | None = None
+        self.samples: list[CallSample] = []
+        self._problem, self._source, self._whole = problem, source, whole
+        self._whole_in = drawn(blocks)  # the timed block that gets them
+        self._block, self._next, self._judged = -1, 0, _NEVER
+        self._entered: tuple[Tensor, Tensor | None] | None = None  # copies of x and g of a judged call, until taken
+        self._answered: object = None  # the answer to `whole`
+
+    def before_call(self) -> None:
+        """Enter other contents into another buffer; ahead of every call, outside the clock."""
+        if self._entered is not None:
+            self._take()
+        self.placed.turn(drawn(len(self.placed.ring)))
+        self._enter(self._next == self._judged)
+        self._next += 1
+
+    def before_block(self, calls: int, every_call: bool = True) -> None:
+        """Draw which call of the next timed block is judged. Without `every_call` its contents are entered now."""
+        self._next, self._judged = 0, drawn(calls)
+        self._block += 1
+        if not every_call:
+            self._enter(True)
+
+    def after_block(self) -> None:
+        """Take the answer of the last call, if that one is judged; the calls that follow are not."""
+        if self._entered is not None:
+            self._take()
+        self._judged = _NEVER
+
+    def _enter(self, judged: bool) -> None:
+        x, g = self.placed.entry
+        if judged and self._whole is not None and self._block == self._whole_in:
+            self.placed.enter(self._whole.x, self._whole.g)
+        else:
+            self._source.write(x)
+            if g is not None:
+                self._source.write(g)
+        if judged:
+            self._entered = x.clone(), None if g is None else g.clone()
+
+    def _take(self) -> None:
+        """A few tokens of the judged call, as entered and as answered."""
+        entered, self._entered = self._entered, None
+        if self.wrong is not None or entered is None:
+            return
+        try:
+            self._sample(*entered)
+        except WrongResult as wrong:
+            self.wrong = wrong
+
+    def _sample(self, x: Tensor, g: Tensor | None) -> None:
+        placed = self.placed
+        out = correct.checked_output(placed.output, self._problem).detach()
+        correct.require_finite(OUTPUT, out)
+        if not torch.equal(placed.entry[0], x):
+            raise WrongResult("changes its input x", code=WrongCode.CHANGED_INPUT)
+        rows = torch.tensor(drawn_rows(len(x)), device=x.device)
+        gradient = placed.x_gradient
+        self.samples.append(
+            CallSample(
+                placed.name, x[rows], out[rows], None if g is None else g[rows],
+                None if gradient is None else gradient.detach()[rows],
+            )
+        )  # fmt: skip
+        if self._whole is not None and self._block == self._whole_in:
+            self._answered = _copied(placed.out)
+
+    def whole_error(self) -> Error:
+        """The error of the answer to the whole inputs, once there is one. Raises WrongResult."""
+        answered, self._answered = self._answered, None
+        if answered is None or self._whole is None:
+            return Error()
+        self.placed.out = answered
+        return correct.compared(self.placed, self._problem, self._whole)
+
+
+def in_turn(first: Callable[[], object], then: Callable[[], object] | None) -> Callable[[], object]:
+    """Both, one after the other."""
+    if then is None:
+        return first
+
+    def both() -> None:
+        first()
+        then()
+
+    return both
+
+
+def drawn_rows(tokens: int) -> list[int]:
+    """The tokens of a sample, each once."""
+    rows: set[int] = set()
+    while len(rows) < min(ROWS, tokens):
+        rows.add(drawn(tokens))
+    return sorted(rows)
+
+
+def _copied(out: object) -> object:
+    """Copies of an output, and of the gradients that came with it."""
+    if isinstance(out, Tensor):
+        return out.detach().clone()
+    return tuple(_copied(one) for one in out) if isinstance(out, tuple) else out

@@ -1,0 +1,159 @@
+"""The referee as a process: it gives what a local one gives, reveals no reference, and ends with its worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from multiprocessing import Pipe
+
+import pytest
+import torch
+
+from ffncli.bench.records import Case, Job, Method
+from ffncli.bench.referee import process as module
+from ffncli.bench.referee.errors import GRADIENT, OUTPUT
+from ffncli.bench.referee.problem import Problem, seed_of
+from ffncli.bench.referee.process import RefereeGone, clocks_apart, referee_process
+from ffncli.bench.referee.samples import CallSample
+from ffncli.block.recipe import FFNSpec, MoE
+from ffncli.errors import FFNError
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is a process on Linux only")
+
+SPECS = {"gated": FFNSpec(8, 12, "swiglu"), "mixture": FFNSpec(8, 12, "swiglu", moe=MoE(4, 2))}
+
+
+def job_of(spec: FFNSpec, passes: str = "forward", dtype: str = "fp32", **method) -> Job:
+    case = Case("s", "s", spec, 6, dtype=dtype, passes=passes)  # type: ignore[arg-type]
+    return Job(1, (case,), (), None, Method(**method))
+
+
+@pytest.fixture
+def started():
+    """Starts a referee for a job; all end with the test."""
+    open_, lines = [], []
+
+    def start(job: Job, begin: bool = True):
+        ours, theirs = Pipe()
+        lines.extend((ours, theirs))
+        manager = referee_process(job, theirs)
+        referee = manager.__enter__()
+        open_.append(manager)
+        if referee and begin:
+            referee.begin(job.cases[0])
+        return referee
+
+    torch.set_num_threads(1)  # a pool of threads would not be there in the child
+    yield start
+    for manager in open_:
+        manager.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp64"])
+@pytest.mark.parametrize("passes", ["forward", "forward+backward"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_it_answers_as_a_problem_with_its_references_does(started, spec, passes, dtype):
+    job = job_of(SPECS[spec], passes, dtype)
+    case, generator = job.cases[0], torch.Generator().manual_seed(1)
+    local, remote = Problem.of(case, seed_of(case, job)), started(job)
+    asking = Problem.of(case, seed_of(case, job), remote)
+    assert all(torch.equal(asking.weights[name], local.weights[name]) for name in local.weights)
+    for number in (1, 2, 12345):
+        here, there = local.inputs(number), asking.inputs(number)
+        assert there.out is None
+        assert there.grads is None
+        assert there.x.dtype == here.x.dtype
+        assert torch.equal(there.x, here.x)
+        for name in ("rows", "g"):
+            ours, theirs = getattr(here, name), getattr(there, name)
+            assert (ours is None) == (theirs is None)
+            assert ours is None or torch.equal(ours, theirs)
+        assert (there.remark, there.number) == (here.remark, here.number)
+        given = {OUTPUT: here.out.to(local.dtype)}
+        given |= {GRADIENT + name: (g * 1.01).to(local.dtype) for name, g in (here.grads or {}).items()}
+        assert asking.errors(there, given) == local.errors(here, given)
+    x, out = (torch.randn(2, 8, generator=generator).to(local.dtype) for _ in range(2))
+    g, gradient = (x, out) if passes != "forward" else (None, None)
+    samples = [CallSample("mine", x, out, g, gradient), CallSample("eager", out, x, g, gradient)]
+    assert asking.sampled(samples) == local.sampled(samples)
+    assert asking.sampled([]) == []
+
+
+def test_nothing_that_it_sends_is_a_reference(started, monkeypatch):
+    """Of every message of a whole verification."""
+    received, receive = [], module._receive
+
+    def noted(connection):
+        head, tensors = receive(connection)
+        received.extend(tensors)
+        return head, tensors
+
+    job = job_of(SPECS["gated"])
+    remote = started(job)
+    monkeypatch.setattr(module, "_receive", noted)
+    local = Problem.of(job.cases[0], seed_of(job.cases[0], job))
+    asking = Problem.of(job.cases[0], seed_of(job.cases[0], job), remote)
+    asking.errors(asking.inputs(2), {OUTPUT: local.inputs(2).out.float()})
+    asking.sampled([CallSample("mine", local.first.x[:2], local.first.x[:2])])
+    assert [t.shape for t in received] == [local.first.x.shape]
+    assert torch.equal(received[0], local.inputs(2).x)
+
+
+def test_what_it_raises_is_raised_here(started):
+    job = job_of(FFNSpec(2**30, 2**30))
+    with pytest.raises(FFNError, match="of memory is free"):
+        started(job).inputs(1)
+    remote = started(job_of(SPECS["gated"]))
+    with pytest.raises(RuntimeError, match="size"):
+        remote.errors(1, {OUTPUT: torch.zeros(3, 3)})
+    assert remote.inputs(1).x.shape == (6, 8)  # and it goes on
+
+
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGKILL, "was killed"), (signal.SIGTERM, "exit code -15")])
+def test_its_death_is_an_error_of_the_machine(started, number, words):
+    remote = started(job_of(SPECS["gated"]))
+    remote.inputs(1)
+    os.kill(remote._pid, number)
+    with pytest.raises(RefereeGone, match=words):
+        remote.inputs(2)
+    assert remote.gone
+    with pytest.raises(RefereeGone):
+        remote.begin(job_of(SPECS["gated"]).cases[0])
+
+
+def test_it_ends_when_the_line_is_closed_and_is_reaped(started):
+    remote = started(job_of(SPECS["gated"]))
+    remote.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(remote._pid, 0)
+
+
+def test_its_clock_is_compared_with_the_worker_s(started):
+    remote = started(job_of(SPECS["gated"]))
+    remote.clock_started()
+    start = time.monotonic()
+    time.sleep(0.15)
+    passed = time.monotonic() - start
+    assert remote.clock_stopped(passed) == ""
+    assert "by the referee's" in remote.clock_stopped(passed / 3)
+
+
+@pytest.mark.parametrize(
+    ("worker", "referee", "wrong"),
+    [
+        (1.0, 1.0, False), (0.01, 0.09, False), (1.0, 1.04, False), (10.0, 10.6, True), (1.0, 2.0, True),
+        (2.0, 1.0, True), (0.0, 1.0, True), (0.0, 0.05, False),
+    ],
+)  # fmt: skip
+def test_clocks_may_differ_by_a_twentieth(worker, referee, wrong):
+    assert bool(clocks_apart(worker, referee)) == wrong
+
+
+def test_it_has_no_business_with_steps_or_on_a_gpu(started):
+    assert started(job_of(SPECS["gated"], by_step=True)) is None
+    job = job_of(SPECS["gated"])
+    from dataclasses import replace
+
+    assert started(replace(job, cases=(replace(job.cases[0], device="cuda"),))) is None

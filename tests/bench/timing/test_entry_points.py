@@ -1,0 +1,139 @@
+"""What a file could replace is noticed, named and put back; what libraries do of their own is not."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import random
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ffncli.bench.judge import statistics
+from ffncli.bench.judge.wrong_codes import WrongCode
+from ffncli.bench.timing import clock, correctness
+from ffncli.bench.timing.cheating.entry_points import EntryPoints, files_of, in_words
+from ffncli.kernels import built_in
+from ffncli.kernels.kernel import REGISTERED
+
+
+@pytest.fixture(scope="module")
+def entry_points():
+    built_in("eager")
+    return EntryPoints()
+
+
+@pytest.fixture
+def fixed(entry_points):
+    entry_points.settle()
+    yield entry_points
+    entry_points.restore()
+
+
+def other(*args, **kwargs):
+    """What stands in the place of something."""
+
+
+@pytest.mark.parametrize(
+    ("space", "name", "code", "text"),
+    [
+        (time, "perf_counter_ns", WrongCode.PATCHED_CLOCK, "time.perf_counter_ns was replaced"),
+        (clock.CpuClock, "time", WrongCode.PATCHED_CLOCK, "ffncli.bench.timing.clock.CpuClock.time was replaced"),
+        (torch.cuda, "synchronize", WrongCode.PATCHED_CLOCK, "torch.cuda.synchronize was replaced"),
+        (torch.cuda.Event, "elapsed_time", WrongCode.PATCHED_CLOCK, "torch.cuda.Event.elapsed_time was replaced"),
+        (torch.nn.functional, "linear", WrongCode.PATCHED_TORCH, "torch.nn.functional.linear was replaced"),
+        (torch, "mm", WrongCode.PATCHED_TORCH, "torch.mm was replaced"),
+        (torch.Tensor, "abs", WrongCode.PATCHED_TORCH, "torch.Tensor.abs was hidden"),
+        (torch.nn.Linear, "forward", WrongCode.PATCHED_TORCH, "torch.nn.Linear.forward was replaced"),
+        (os, "urandom", WrongCode.PATCHED_LIBRARY, "os.urandom was replaced"),
+        (random.Random, "shuffle", WrongCode.PATCHED_LIBRARY, "random.Random.shuffle was replaced"),
+        (builtins, "sum", WrongCode.PATCHED_LIBRARY, "builtins.sum was replaced"),
+        (statistics, "median", WrongCode.PATCHED_FFN, "ffncli.bench.judge.statistics.median was replaced"),
+        (correctness, "max", WrongCode.PATCHED_FFN, "ffncli.bench.timing.correctness.max was hidden"),
+    ],
+)
+def test_a_replaced_attribute(fixed, space, name, code, text):
+    setattr(space, name, other)
+    changes = fixed.changes()
+    assert (changes[0].code, changes[0].text) == (code, text)
+    assert files_of(changes) == {__file__}
+    fixed.restore()
+    assert fixed.changes() == []
+
+
+def test_new_attributes_are_no_change(fixed, monkeypatch):
+    monkeypatch.setattr(torch, "a_new_function", other, raising=False)
+    monkeypatch.setattr(torch.Tensor, "a_new_method", other, raising=False)
+    assert fixed.changes() == []
+
+
+def test_code_that_was_swapped_in_its_place(fixed):
+    before = clock.CpuClock.time.__code__
+    clock.CpuClock.time.__code__ = before.replace(
+        co_consts=tuple(5e-10 if const == 1e-9 else const for const in before.co_consts)
+    )
+    (change,) = fixed.changes()
+    assert (change.code, change.text.startswith("the code of ")) == (WrongCode.PATCHED_CLOCK, True)
+    fixed.restore()
+    assert clock.CpuClock.time.__code__ is before
+
+
+def test_a_module_a_kernel_and_an_operator(fixed, monkeypatch):
+    monkeypatch.setitem(sys.modules, correctness.__name__, os)
+    monkeypatch.setitem(REGISTERED, "eager", replace(REGISTERED["eager"], build=other))
+    library = torch.library.Library("aten", "IMPL")
+    with pytest.warns(UserWarning, match="Overriding|overridden"):
+        library.impl("silu", lambda x: x * torch.sigmoid(x), "CPU")
+    assert [change.text for change in fixed.changes()] == [
+        "ffncli.bench.timing.correctness was replaced",
+        "the kernel eager was replaced",
+        "the operator aten::silu was replaced",
+    ]
+    assert in_words(fixed.changes()) == "ffncli.bench.timing.correctness was replaced, and 2 more things"
+    fixed.restore()
+    assert fixed.changes() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "text"),
+    [
+        (lambda: torch.set_num_threads(3), WrongCode.THREADS_CHANGED, "the number of torch's threads changed"),
+        (lambda: torch.set_float32_matmul_precision("medium"), WrongCode.ENVIRONMENT_CHANGED,
+         "the precision of float32 products changed"),
+        (lambda: torch._C._set_mkldnn_enabled(False), WrongCode.ENVIRONMENT_CHANGED, "the use of oneDNN changed"),
+        (lambda: torch.set_flush_denormal(True), WrongCode.ENVIRONMENT_CHANGED,
+         "the treatment of subnormal numbers changed"),
+        (lambda: os.environ.update(OMP_NUM_THREADS="7"), WrongCode.ENVIRONMENT_CHANGED, "the environment changed"),
+        (lambda: sys.setswitchinterval(0.5), WrongCode.ENVIRONMENT_CHANGED,
+         "the interval of switches between threads changed"),
+        (lambda: torch.nn.modules.module.register_module_forward_hook(other), WrongCode.PATCHED_TORCH,
+         "hooks on every nn.Module changed"),
+        (lambda: torch.overrides.BaseTorchFunctionMode().__enter__(), WrongCode.PATCHED_TORCH,
+         "the modes for torch's functions changed"),
+    ],
+)  # fmt: skip
+def test_a_setting(fixed, change, code, text):
+    change()
+    first = fixed.changes()[0]
+    fixed.restore()
+    assert (first.code, first.text) == (code, text)
+    assert fixed.changes() == []
+
+
+def test_a_kernel_that_was_built_is_fixed_with_what_it_closes_over(fixed):
+    def inner(x):
+        return x
+
+    def outer(x):
+        return inner(x)
+
+    fixed.add(outer)
+    before = inner.__code__
+    inner.__code__ = (lambda x: None).__code__
+    (change,) = fixed.changes()
+    assert change.text.endswith("inner was replaced")
+    fixed.restore()
+    assert inner.__code__ is before

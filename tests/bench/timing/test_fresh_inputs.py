@@ -1,0 +1,189 @@
+"""What a call gets: other contents, in another buffer, of the same kind; and which answer is taken aside."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from ffncli.bench.records import Case
+from ffncli.bench.referee.problem import Problem
+from ffncli.bench.timing import correctness as correct
+from ffncli.bench.timing import fresh_inputs, placed_kernel
+from ffncli.bench.timing.fresh_inputs import FreshInputs, Reservoir
+from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
+from ffncli.block.recipe import FFNSpec
+from ffncli.kernels import built_in
+
+
+def placed_of(passes: str = "forward", tokens: int = 8, dtype: str = "fp32") -> tuple[PlacedKernel, Problem]:
+    problem = Problem.of(Case("s", "s", FFNSpec(16, 32, "swiglu"), tokens, dtype=dtype, passes=passes), 3)  # type: ignore[arg-type]
+    placed = PlacedKernel("mine", build_kernel(built_in("eager"), problem), problem, random.Random(0), 1e-4)
+    placed.place(1)
+    return placed, problem
+
+
+def fresh_of(passes: str = "forward", **more) -> tuple[FreshInputs, PlacedKernel, Problem]:
+    placed, problem = placed_of(passes)
+    return FreshInputs(placed, problem, Reservoir(problem), **more), placed, problem
+
+
+def block(fresh: FreshInputs, calls: int) -> list[torch.Tensor]:
+    """A timed block; copies of every x."""
+    entered = []
+    fresh.before_block(calls)
+    for _ in range(calls):
+        fresh.before_call()
+        entered.append(fresh.placed.x.detach().clone())
+        fresh.placed.call()
+    fresh.after_block()
+    return entered
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp64"])
+def test_every_call_gets_contents_that_no_token_had_at_any_of_the_addresses(dtype):
+    placed, problem = placed_of(dtype=dtype)
+    fresh = FreshInputs(placed, problem, Reservoir(problem))
+    versions, addresses, tokens = set(), Counter(), Counter()
+    for _ in range(200):
+        fresh.before_call()
+        versions.add(placed.x._version)
+        addresses[placed.x.data_ptr()] += 1
+        tokens.update(tuple(row) for row in placed.x.tolist())
+    assert len(addresses) == placed_kernel.RING == 4
+    assert min(addresses.values()) > 20
+    assert versions == {placed.x._version}
+    assert max(tokens.values()) == 1
+
+
+def test_they_are_normal_numbers_and_other_ones_in_each_placement():
+    problem = placed_of()[1]
+    source, seen = Reservoir(problem), []
+    for _ in range(2):
+        rows = torch.empty(500, 8, 16)
+        for x in rows:
+            source.write(x)
+        assert abs(float(rows.mean())) < 0.02
+        assert float(rows.std()) == pytest.approx(1, abs=0.02)
+        assert float((rows.abs() < 1).double().mean()) == pytest.approx(0.6827, abs=0.01)
+        seen.append({float(v) for v in rows.flatten()[:5000]})
+        source.draw()
+    assert not seen[0] & seen[1]
+
+
+def test_large_inputs_have_fewer_buffers(monkeypatch):
+    monkeypatch.setattr(placed_kernel, "_LARGE", 1)
+    assert len(placed_of()[0].ring) == 2
+
+
+@pytest.mark.parametrize("passes", ["forward", "forward+backward"])
+def test_one_call_of_each_block_is_judged_and_any_may_be(passes):
+    fresh, _, problem = fresh_of(passes)
+    drawn = Counter()
+    with correct.computing(problem.backward):
+        for number in range(120):
+            entered = block(fresh, 4)
+            assert len(fresh.samples) == number + 1
+            sample = fresh.samples[-1]
+            calls = [n for n, x in enumerate(entered) if all(any(torch.equal(r, t) for t in x) for r in sample.x)]
+            assert len(calls) == 1
+            drawn[calls[0]] += 1
+            assert sample.x.shape == sample.out.shape == (2, 16)
+            assert (sample.gradient is None) == (passes == "forward")
+    assert min(drawn[call] for call in range(4)) > 10
+    errors = [error for error in problem.sampled(fresh.samples) if error is not None]
+    assert len(errors) == 120
+    assert 0 < max(error.largest for error in errors) < 1e-6
+
+
+def test_calls_outside_of_blocks_are_not_judged():
+    fresh, placed, _ = fresh_of()
+    with torch.inference_mode():
+        for _ in range(30):
+            fresh.before_call()
+            placed.call()
+        block(fresh, 1)
+        for _ in range(30):
+            fresh.before_call()
+            placed.call()
+    assert len(fresh.samples) == 1
+
+
+def test_a_block_of_one_content_is_judged_at_its_last_call():
+    """As on a GPU."""
+    fresh, placed, problem = fresh_of()
+    with torch.inference_mode():
+        for number in range(3):
+            fresh.before_block(5, every_call=False)
+            x = placed.x.clone()
+            for _ in range(5):
+                placed.call()
+                assert torch.equal(placed.x, x)
+            fresh.after_block()
+            assert len(fresh.samples) == number + 1
+            assert all(any(torch.equal(row, token) for token in x) for row in fresh.samples[-1].x)
+    assert all(error.largest < 1e-6 for error in problem.sampled(fresh.samples))
+
+
+BREAKS = {
+    "shape": (lambda out: out[:-1], "returns shape"),
+    "type": (lambda out: out.tolist(), "returns a list"),
+    "NaN": (lambda out: out * float("nan"), "its output has 128 NaN"),
+    "dtype": (lambda out: out.double(), "returns float64"),
+}
+
+
+@pytest.mark.parametrize("what", BREAKS)
+def test_an_answer_that_is_none_is_kept_until_it_is_judged(what):
+    change, words = BREAKS[what]
+    fresh, placed, _ = fresh_of()
+    plain = placed.call
+
+    def call():
+        plain()
+        placed.out = change(placed.out)
+
+    placed.call = call
+    with torch.inference_mode():
+        block(fresh, 3)
+    assert str(fresh.wrong).startswith(words)
+    assert fresh.samples == []
+
+
+def test_an_input_that_is_changed_in_the_judged_call_is_found():
+    fresh, placed, _ = fresh_of()
+    plain = placed.call
+
+    def call():
+        plain()
+        placed.x.numpy()[3, 3] += 1
+
+    placed.call = call
+    with torch.inference_mode():
+        block(fresh, 3)
+    assert str(fresh.wrong) == "changes its input x"
+
+
+def test_the_whole_answer_is_judged_in_one_of_the_first_blocks():
+    placed, problem = placed_of("forward+backward")
+    whole, blocks = problem.inputs(99), Counter()
+    for _ in range(60):
+        fresh = FreshInputs(placed, problem, Reservoir(problem), whole, 4)
+        with torch.enable_grad():
+            for number in range(4):
+                entered = block(fresh, 3)
+                if any(torch.equal(x, whole.x) for x in entered):
+                    blocks[number] += 1
+        error = fresh.whole_error()
+        assert 0 < error.largest < 1e-5
+        assert fresh.whole_error().largest == 0  # it is judged once
+    assert sum(blocks.values()) == 60
+    assert all(blocks[number] > 3 for number in range(4))
+
+
+def test_a_sample_has_each_token_once():
+    assert fresh_inputs.drawn_rows(1) == [0]
+    assert all(len(set(fresh_inputs.drawn_rows(3))) == 2 for _ in range(50))
+    assert {row for _ in range(200) for row in fresh_inputs.drawn_rows(9)} == set(range(9))

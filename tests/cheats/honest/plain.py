@@ -1,0 +1,7 @@
+"""A plain function."""
+
+import torch.nn.functional as F
+
+
+def mlp(x, gate, up, down):
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
