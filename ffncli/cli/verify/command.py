@@ -81,11 +81,6 @@ class RefereeOptions:
     batch_invariant: Annotated[
         bool, _referee("--batch-invariant", help="Demand that a token's bits are the same alone and in every batch.")
     ] = False
-    load_time: Annotated[
-        float | None,
-        _referee("--load-time", metavar="TIME", parser=duration("--load-time"),
-                 help="Time limit for loading the kernel's file. [default: 3m]"),
-    ] = None  # fmt: skip
     call_time: Annotated[
         float | None,
         _referee("--call-time", metavar="TIME", parser=duration("--call-time"),
@@ -119,9 +114,10 @@ def command(
     """
     output = show.output()
     load_limit.apply()
+    load_time = load_limit.load_time if referee.referee else None
     verdict = verify(
         source, **vars(place), **vars(tokens), check=checks or (), kernel=kernels or (), against=against,
-        tolerance=tolerance, **vars(referee), **vars(dimensions.dimensions()),
+        tolerance=tolerance, load_time=load_time, **vars(referee), **vars(dimensions.dimensions()),
     )  # fmt: skip
     output.notes(*verdict.notes)
     if verdict.certificate is not None:

@@ -2,7 +2,7 @@
 
 Compared are the attributes of the modules and classes that kernels, checks and clocks use (by identity; of Python
 functions the code too), the kernels of this package, torch's operators, and settings that all kernels share. New
-attributes do not count as changes, since modules are imported lazily, unless they hide one that was inherited or built in.
+attributes do not count as changes, since modules are imported lazily, unless they hide an inherited or built-in one.
 """
 
 from __future__ import annotations
