@@ -166,9 +166,8 @@ class ResultOptions:
         """The file to resume."""
         if self.resume is not None and self.save is not None:
             raise FFNError("--resume contradicts --save", "it continues in the file that it names")
-            raise FFNError("--resume contradicts --save", "it goes on in the file that it names")
         if self.resume is not None and self.certificate:
-            raise FFNError("--resume contradicts --certificate", "the run goes on with those it began with")
+            raise FFNError("--resume contradicts --certificate", "the run keeps those that it began with")
         return None if self.resume is None else Path(os.path.expanduser(self.resume))
 
 
@@ -181,6 +180,6 @@ def asked(bundles: list[Any], more: dict[str, Any]) -> dict[str, str]:
 
 
 def _text_of(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return ",".join(word.strip() for part in value for word in str(part).split(","))
+    if isinstance(value, (list, tuple)):  # of a repeated option, each a value or a list of them
+        return ",".join(word.strip() for part in value for word in _text_of(part).split(","))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -23,7 +23,7 @@ from ffncli.bench.results.row import BenchWarning, ResultRow
 from ffncli.block.recipe import FFNSpec
 from ffncli.cli.bench import page as bench_page
 from ffncli.cli.bench.balance import balance
-from ffncli.cli.bench.closing import closing
+from ffncli.cli.bench.closing import closing, longer_command
 from ffncli.cli.bench.options import FIRST_LOOK
 from ffncli.cli.bench.progress import UnitProgress
 from ffncli.cli.bench.remarks import remarks
@@ -92,6 +92,17 @@ def test_a_first_look_is_short_and_any_option_makes_it_a_whole_run(call, monkeyp
     assert [method.processes for method in requests] == [3, 3, 5, 5, 5, 5]
     assert requests[0].seed == 7
     assert FIRST_LOOK.max_time + 3 * 6 <= 40  # seconds; a process takes some six to start and to check six kernels
+
+
+def test_the_longer_command_has_the_options_as_they_are_typed(call, monkeypatch):
+    requests = []
+    monkeypatch.setattr("ffncli.cli.bench.command._measure", lambda *arguments: requests.append(arguments[1]))
+    typed = ["8x16", "--tokens", "1,32", "--tokens", "64", "--kernel", "eager,packed", "--dtype", "fp32"]
+    call("bench", *typed)
+    words = shlex.split(longer_command(requests[0]))[2:]
+    call("bench", *words)
+    assert (requests[1].cases, requests[1].kernels) == (requests[0].cases, requests[0].kernels)
+    assert words[:3] == ["8x16", "--tokens", "1,32,64"]
 
 
 def test_the_end_says_what_could_be_resolved_and_how_to_go_on():
