@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from ffncli.cli.bench.options import GridOptions
+from ffncli.cli.bench.options import GridOptions, ResultOptions
 from ffncli.cli.common.options import DimensionOptions, TokenListOptions
 from ffncli.cli.common.prompt_options import GivenOptions
 from ffncli.cli.main import COMMANDS, _app
@@ -66,7 +66,7 @@ ADDED = {  # each repeated value is one of its own
 BELOW = {  # asked of the records below, since a run takes long
     ("trace", "--input-ids"), ("trace", "--position"), ("activations", "--input-ids"),
     ("activations", "--position"), ("bench", "--tokens"), ("bench", "--dtype"), ("bench", "--pass"),
-    ("bench", "--cache"), ("bench", "--device"), ("bench", "--threads"), ("bench", "--kernel"),
+    ("bench", "--cache"), ("bench", "--device"), ("bench", "--threads"), ("bench", "--kernel"), ("bench", "--certificate"),
 }  # fmt: skip
 
 
@@ -97,6 +97,7 @@ def test_lists_of_records():
         ("warm", "flush"),
         ("cpu", "cuda"),
     )
+    assert ResultOptions(certificate=["a.json", "b.json,c.json"]).certificates() == ("a.json", "b.json", "c.json")
     given = GivenOptions(input_ids=[(1, 2), (3,)], position=["0", "2:3"]).model_prompt
     assert (given.ids, given.positions) == ((1, 2, 3), "0,2:3")
 
