@@ -66,7 +66,8 @@ ADDED = {  # each repeated value is one of its own
 BELOW = {  # asked of the records below, since a run takes long
     ("trace", "--input-ids"), ("trace", "--position"), ("activations", "--input-ids"),
     ("activations", "--position"), ("bench", "--tokens"), ("bench", "--dtype"), ("bench", "--pass"),
-    ("bench", "--cache"), ("bench", "--device"), ("bench", "--threads"), ("bench", "--kernel"), ("bench", "--certificate"),
+    ("bench", "--cache"), ("bench", "--device"), ("bench", "--threads"), ("bench", "--kernel"),
+    ("bench", "--certificate"),
 }  # fmt: skip
 
 
