@@ -43,7 +43,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"(?:^<!-- (?P<notes>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
 _ELSEWHERE = ("pip ", "make ", "git ", "cd ", "python3 -m venv")  # installing and the like: not run here
 _NUMBER = re.compile(r"[-+−±]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
-_VERDICT = re.compile(r"# % (?:faster|slower)|\b(?:same|inconclusive|cannot tell|baseline)\b")
+_VERDICT = re.compile(r"# % (?:faster|slower)|\b(?:same|inconclusive|baseline)\b")
 
 
 @dataclass

@@ -28,7 +28,7 @@ from ffncli.cli.bench.options import FIRST_LOOK
 from ffncli.cli.bench.progress import UnitProgress
 from ffncli.cli.bench.remarks import remarks
 from ffncli.cli.bench.sweep_page import sweep
-from ffncli.cli.bench.words import rates
+from ffncli.cli.bench.words import rates, verdict
 from ffncli.show.progress import Advance
 from ffncli.show.text import time_text
 from tests import ROOT
@@ -92,6 +92,11 @@ def test_a_first_look_is_short_and_any_option_makes_it_a_whole_run(call, monkeyp
     assert [method.processes for method in requests] == [3, 3, 5, 5, 5, 5]
     assert requests[0].seed == 7
     assert FIRST_LOOK.max_time + 3 * 6 <= 40  # seconds; a process takes some six to start and to check six kernels
+
+
+def test_a_verdict_is_one_word_on_the_screen_as_in_the_csv():
+    _, rows = case_rows({1: "inconclusive", 2: "faster"})
+    assert verdict(rows[1]) == rows[1].verdict == "inconclusive"
 
 
 def test_the_longer_command_has_the_options_as_they_are_typed(call, monkeypatch):

@@ -214,3 +214,12 @@ def test_the_examples_of_bench_are_read(call, place, monkeypatch):
     assert [choice.label for choice in own.kernels] == ["eager", "mine.py:mlp"]
     assert [(case.tokens, case.dtype) for case in known.cases] == [(1, "bf16"), (32, "bf16")]
     assert len(saved.cases) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_help_text_names_only_options_that_its_command_has(name: str):
+    has = {text for option in options_of(name) for text in (*option.opts, *option.secondary_opts)}
+    for option in options_of(name):
+        text = re.sub(r"ffn \w+ --[\w-]+", "", option.help or "")  # another command's
+        for named in re.findall(r"(?<!\w)--[a-z][\w-]*", text):
+            assert named in has, (option.opts, named)
