@@ -92,7 +92,7 @@ def test_pages_count_what_there_is():
     texts = [" ".join(page.read_text("utf-8").split()) for page in PAGES]
     architectures = re.findall(r"(\d+ of the \d+) text architectures", " ".join(texts))
     assert set(architectures) == {f"{results.count('same')} of the {len(results)}"}
-    assert set(re.findall(r"by config in (\d+) model types", " ".join(texts))) == {str(len(RESTS))}
+    assert set(re.findall(r"from the config for (\d+) model types", " ".join(texts))) == {str(len(RESTS))}
 
 
 def keys(value: object) -> set[str]:
