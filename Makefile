@@ -50,8 +50,8 @@ endif
 # `make test` stays within 5 minutes.
 DOCS := tests/test_docs.py tests/test_schemas.py tests/test_claims.py
 INSTALL := tests/test_install.py tests/cli/test_missing_packages.py
-CHEATS := tests/cheats
-FUZZ := tests/cli/test_any_input.py tests/models/files/test_headers.py tests/models/files/test_bounded_work.py
+CHEATS := tests/cheats tests/run/verify/test_referee.py tests/run/user/test_hosted.py
+FUZZ := tests/cli/test_any_input.py tests/models/files/test_headers.py tests/models/files/test_bounded_work.py tests/fuzz/test_fuzz.py
 FUZZ_CASES ?= 5000
 KILLS ?= 100
 HEAVY := $(DOCS) $(INSTALL) $(FUZZ) $(CHEATS)
