@@ -17,6 +17,7 @@ import torch
 from ffncli.bench.judge.ratios import paired
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
+from ffncli.bench.machine.devices import neighbours
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
 from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Doing, Job, Outcome, Roof, TimedUnit
 from ffncli.bench.referee.errors import Error
@@ -72,7 +73,7 @@ def measure_case(
     clock = clock or clock_for(case.device)
     probe, unread = gpu_probe(case.device) if isinstance(clock, CudaClock) else (None, "")
     counters = counters or (GpuCounters(clock, probe) if isinstance(clock, CudaClock) else SystemCounters())
-    spent, notes = {"start": start}, [unread]
+    spent, notes = {"start": start}, [unread, neighbours(case.device) if isinstance(clock, CudaClock) else ""]
     return _Run(case, job, clock, counters, spent, inspector, referee, probe, notes=notes, tell=tell).unit()
 
 
