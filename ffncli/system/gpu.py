@@ -1,7 +1,7 @@
 """Which GPU `--device` means, and whether a tensor can be made there: the one answer for every command.
 
-torch is an argument: nothing here loads it. A GPU may be there and still be of no use: busy in exclusive mode, full, too
-new for this torch, hidden by CUDA_VISIBLE_DEVICES. So a tensor is made on it, and what torch says is put into one line.
+torch is an argument: nothing here loads it. A GPU may be there and still be of no use: busy in exclusive mode, full,
+too new for this torch, hidden by CUDA_VISIBLE_DEVICES. So a tensor is made on it, and torch's error becomes one line.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def problem_of(index: int, torch: Any, root: Path = ROOT) -> GpuProblem | None:
 
 
 def gpu_failure(error: BaseException, torch: Any = None) -> FFNError | None:
-    """The error for the user (exit 3) if the driver reported `error`, and not a function of torch about its arguments."""
+    """The error for the user (exit 3) if a GPU's driver reported `error`, not torch about a function's arguments."""
     if not is_gpu_error(error):
         return None
     problem = explained(str(error), torch, 0)
@@ -110,7 +110,7 @@ def gpu_errors(device: str, torch: Any) -> Iterator[None]:
 
 def is_gpu_error(error: BaseException) -> bool:
     """Whether a driver or one of its libraries reported it."""
-    return type(error).__name__ == "AcceleratorError" or bool(re.search(r"\b(CUDA|HIP|cuBLAS|CUBLAS) error", str(error)))
+    return type(error).__name__ == "AcceleratorError" or bool(re.search(r"\b(CUDA|HIP|CUBLAS) error", str(error)))
 
 
 def free_memory(device: str, torch: Any) -> tuple[int, int]:
@@ -206,7 +206,7 @@ def _plain(message: str, hint: str) -> Callable[[re.Match[str], Any, int, Path],
     return lambda match, torch, index, root: GpuProblem(message, f"{hint}, or {_ON_CPU}")
 
 
-# The texts are those of torch (c10/cuda, torch/csrc/cuda) and of CUDA's and HIP's runtimes; the numbers are cudaError_t's.
+# The texts are torch's (c10/cuda, torch/csrc/cuda), CUDA's and HIP's; the numbers are those of cudaError_t.
 _KNOWN: Mapping[str, Callable[[re.Match[str], Any, int, Path], GpuProblem]] = {
     r"found no nvidia driver|no hip driver": _no_driver,
     r"driver on your system is too old|driver version is insufficient": _old_driver,

@@ -1,7 +1,7 @@
-"""What a GPU is doing and what limits it, from NVIDIA's management library: memory, neighbours, clocks, power. Read-only.
+"""What a GPU is doing and what limits it: memory, other processes, clocks, power, by NVIDIA's management library.
 
-Through nvidia-ml-py (module `pynvml`, extra `gpu`), by the uuid that torch gives: CUDA_VISIBLE_DEVICES numbers GPUs
-differently than NVML. What a card or a driver does not provide is None.
+Read-only. Through nvidia-ml-py (module `pynvml`, extra `gpu`), by the uuid that torch gives: CUDA_VISIBLE_DEVICES
+numbers GPUs differently than NVML. What a card or a driver does not provide is None.
 """
 
 from __future__ import annotations

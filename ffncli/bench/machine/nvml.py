@@ -1,4 +1,4 @@
-"""A GPU's clocks, power, temperature and throttling reasons between blocks, from NVIDIA's management library. Read-only.
+"""A GPU's clocks, power, temperature and throttling reasons between blocks, by NVIDIA's management library. Read-only.
 
 A reading takes microseconds to milliseconds and is taken between blocks only, at most 5 % of the time. Values that a
 card or a driver does not provide are None. What limits the GPU for a whole run is in `system/gpu_state.py`.
@@ -30,8 +30,8 @@ _REASONS = {
     0x80: "power brake",
     DISPLAY: "display clock",
 }
-# Why a clock is low on purpose: a T4, an L4 or a laptop's GPU is at its power limit under any real load, and a clock that
-# somebody locked is what he wanted. Below the rated clock for another reason, or for none, the GPU is slow.
+# Why a clock is as low as expected: a T4, an L4 or a laptop's GPU is at its power limit under any real load, and a user
+# may lock a lower clock. Below the rated clock for another reason, or for none, the GPU is slow.
 _EXPECTED = SETTING | POWER_CAP
 _THROTTLES = 0x8 | 0x20 | 0x40 | 0x80  # signs of a problem; a power cap is normal for a busy card
 

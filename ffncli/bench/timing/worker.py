@@ -46,7 +46,6 @@ def serve(connection: Connection) -> None:
     # Before torch: its OpenMP binds this thread to one core, and OpenBLAS's threads, which are started when numpy is
     # loaded, would inherit that and all run there (a GEMM of two threads took 10 times as long).
     import numpy  # noqa: F401
-
     import torch
 
     from ffncli.bench.machine.devices import use_in_worker
