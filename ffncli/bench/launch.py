@@ -21,12 +21,10 @@ WORKER = (sys.executable, "-m", "ffncli.bench.timing.worker")
 # How threads wait and where they run. A user's own settings are kept; either way the results record them.
 # A thread bound to its core does not queue behind its neighbour (p99 of a 0.5 ms GEMM next to a busy one: 4.6
 # ms, else 16). Waiting is torch's usual setting, libgomp's default written out: it spins for a moment, then sleeps.
-_OPENMP = {
-    "OMP_PROC_BIND": "true",
-    "OMP_PLACES": "cores",
-    "OMP_WAIT_POLICY": "active",
-    "GOMP_SPINCOUNT": "300000",
-}
+_OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"}
+_BINDING = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
+# Not for a GPU: the binding puts the main thread on the first core, and torch's backward thread, the driver's and
+# NVML's inherit that one core. They launch the kernels, and the core may be on the GPU's far socket.
 # Freed memory stays with the process: otherwise every call requests its outputs from the system again, page by page
 # (none of the page faults remain that made one kernel measure 0.89 of another, 0.98 without them).
 _ALLOCATOR = {
@@ -41,15 +39,18 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLI
 _UNSET = ("OMP_DYNAMIC", "MKL_DYNAMIC", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_THREAD_LIMIT")
 
 
-def environment(threads: int, allocator: str, given: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment(
+    threads: int, allocator: str, given: Mapping[str, str] | None = None, gpu: bool = False
+) -> dict[str, str]:
     """The environment variables for a worker, on top of the `given` ones (default: ours).
 
-    `allocator` is `fixed`, or `system` for the default malloc.
+    `allocator` is `fixed`, or `system` for the default malloc. `gpu`: its cases are a GPU's.
     """
     variables = dict(os.environ if given is None else given)
     for name in _UNSET:
         variables.pop(name, None)
-    variables |= {name: variables.get(name) or value for name, value in (_OPENMP | _OPENBLAS).items()}
+    ours = _OPENMP | _OPENBLAS | ({} if gpu else _BINDING)
+    variables |= {name: variables.get(name) or value for name, value in ours.items()}
     variables |= dict.fromkeys(_THREADS, str(threads))
     if allocator == "fixed":
         variables |= {name: variables.get(name) or value for name, value in _ALLOCATOR.items()}
@@ -86,7 +87,7 @@ def worker(job: Job, threads: int, command: Sequence[str] = WORKER, directory: s
         with theirs:
             process = subprocess.Popen(
                 [*command, str(theirs.fileno())],
-                env=environment(threads, job.method.allocator),
+                env=environment(threads, job.method.allocator, gpu=any(case.device != "cpu" for case in job.cases)),
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
