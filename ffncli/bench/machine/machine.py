@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from ffncli.bench.machine.gpu_columns import gpu_columns
 from ffncli.bench.machine.math_mode import math_mode
 from ffncli.system import host
 from ffncli.system.cgroup import text
@@ -51,6 +52,7 @@ def environment(device: str) -> dict[str, str]:
         "math_mode": math_mode(device),
         "openmp": openmp(),
         "allocator": allocator(device),
+        **gpu_columns(device),
     }
 
 

@@ -116,6 +116,13 @@ class ResultRow:
     ridge_flops_per_byte: Share | None = None  # the machine balance
     certificate: str = ""  # the sha256 of the kernel's certificate, where one was named and is of this case
     computes: str = ""  # what a kernel declares that computes in fewer bits than the dtype has; empty: the dtype
+    gpu_uuid: str = ""  # hashed
+    power_limit_w: Above | None = None
+    cublas: str = ""
+    cudnn: str = ""
+    triton: str = ""
+    mig: str = ""  # the profile of a GPU's part: 1g.10gb
+    persistence: str = ""  # on or off: whether the driver stays loaded between processes
 
     @property
     def fusion_share_max(self) -> float | None:
