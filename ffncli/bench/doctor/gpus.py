@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ffncli.bench.doctor.check import DoctorCheck, size_text
+from ffncli.bench.doctor.check import CheckStatus, DoctorCheck, size_text
 from ffncli.system import hardware
 from ffncli.system.gpu import has_driver, problem_of
 from ffncli.system.gpu_state import GpuState, gpu_state
@@ -34,7 +34,7 @@ def _unusable(torch: Any) -> DoctorCheck:
     problem = problem_of(0, torch)
     if problem is None or not has_driver():
         return DoctorCheck("gpu", "none")
-    status = "bad" if torch.version.cuda or getattr(torch.version, "hip", None) else "missing"
+    status: CheckStatus = "bad" if torch.version.cuda or getattr(torch.version, "hip", None) else "missing"
     return DoctorCheck("gpu", problem.message, status, problem.hint)
 
 

@@ -38,7 +38,7 @@ def gpu_columns(device: str) -> dict[str, str]:
         "gpu_uuid": hashlib.sha256(uuid.encode()).hexdigest()[:_HASHED] if uuid else "",
         "power_limit_w": "" if limit is None else f"{limit:g}",
         "cublas": cublas_version(),
-        "cudnn": str(torch.backends.cudnn.version() or ""),
+        "cudnn": str(torch.backends.cudnn.version() or ""),  # type: ignore[no-untyped-call]
         "triton": installed("triton") or installed("pytorch-triton") or "",
         "mig": part[1] if part else "",
         "persistence": "" if persistence is None else "on" if persistence else "off",

@@ -61,8 +61,8 @@ def sustained(
         turns[arm.name].append(_turn(arm, calls[arm.name], clock, probe))
     pairs = [a.time_s / b.time_s for a, b in zip(turns[kernel.name], turns[baseline.name], strict=True)]
     behind = any(turn.launch_bound for side in turns.values() for turn in side)
-    sides = (_side(name, of_arm) for name, of_arm in turns.items())
-    return Sustained(*sides, (pairs[0], pairs[1]), behind)
+    sides = [_side(arm.name, turns[arm.name]) for arm in (kernel, baseline)]
+    return Sustained(sides[0], sides[1], (pairs[0], pairs[1]), behind)
 
 
 @dataclass(frozen=True)

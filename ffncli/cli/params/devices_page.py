@@ -50,4 +50,4 @@ def _sizes(record: Mapping[str, Any]) -> str:
 
 
 def _ridge(record: Mapping[str, Any]) -> int:
-    return round(_half(record) * 1e3 / record["gbytes_per_s"])
+    return round(_half(record) * 1e3 / float(record["gbytes_per_s"]))
