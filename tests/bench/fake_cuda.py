@@ -1,4 +1,4 @@
-"""A stand-in for torch.cuda: a host that launches, a GPU that works off its queues, events, streams and graphs, exactly.
+"""A stand-in for torch.cuda: a host that launches, a GPU that works off its queues, events, streams, graphs, exactly.
 
 Time is simulated. `launch(seconds)` costs the host `overhead` and the GPU `seconds`, which it begins when it has done
 all before in the same stream. Nothing is random, so that times can be compared with `==` up to rounding.
@@ -7,7 +7,7 @@ By default it is kind. As unkind as a real GPU, one by one or all together (`unk
 
 - `depth`: a queue has that many places; the host waits for a free one.
 - `event_cost`: GPU seconds of recording an event, after its timestamp; `resolution`: seconds of its timestamps.
-- `record_cost`, `query_cost`, `sync_cost`: host seconds of recording, of `query()`, of `synchronize()` with nothing to do.
+- `record_cost`, `query_cost`, `sync_cost`: host seconds of recording, of `query()`, of `synchronize()` on an idle GPU.
 - `ramp`: the SM clock rises to `cycles_per_s` under load and sinks to its lowest when idle; work takes longer below.
 - `stalls[n]`: the host loses that many seconds before its n-th operation from now on (`stall_at`), wherever that is.
 - streams are queues of their own, side by side: `synchronize` waits for all, an event only for its own stream, and
