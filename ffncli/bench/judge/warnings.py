@@ -168,10 +168,10 @@ def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
     if len(clock) > _SHARE * len(blocks):
         warnings.append(BenchWarning(Code.CLOCK, f"{percent(median(clock))} of the rated clock"))
     read = [block for block in blocks if figures([block], "power")] or blocks  # the GPU's state is read now and then
-    for code, judged in ((Code.GPU_THROTTLED, read), (Code.LAUNCH_BOUND, blocks)):
+    for code, judged, which in ((Code.GPU_THROTTLED, read, "its readings"), (Code.LAUNCH_BOUND, blocks, "the blocks")):
         share = _share(judged, code.value.__eq__)
         if share > _SHARE:
-            warnings.append(BenchWarning(code, f"{percent(share)} of the blocks"))
+            warnings.append(BenchWarning(code, f"{percent(share)} of {which}"))
     share = outside(blocks)
     if share > _SHARE:
         warnings.append(BenchWarning(Code.SPIKES, f"{percent(share)} of the blocks"))
