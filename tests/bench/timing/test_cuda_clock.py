@@ -190,16 +190,16 @@ def test_a_stall_at_any_place_of_a_block_is_flagged():
     assert not clock.launch_bound
 
 
-@pytest.mark.parametrize("stall", [3e-4, 2e-3, 8e-3])
-def test_late_lead_in_calls_do_not_switch_the_waiting_off(stall):
+@pytest.mark.parametrize("stalls", [(3e-4, 3e-4), (2e-3, 2e-3), (8e-3, 8e-3), (1e-3, 1.8e-3)])
+def test_late_lead_in_calls_do_not_switch_the_waiting_off(stalls):
     """Two of four lead-in calls come late; the block of 10 calls of 20 µs behind them reads 0.2 ms."""
     for late in combinations(range(4), 2):
         cuda, clock = clock_on(overhead=3e-5)
         calls = iter(range(1000))
 
         def work(cuda=cuda, calls=calls, late=late):
-            if next(calls) in late:
-                cuda.host += stall
+            if (number := next(calls)) in late:
+                cuda.host += stalls[late.index(number)]
             cuda.launch(2e-5)
 
         assert led_in(clock, work, 10) == pytest.approx(10 * 2e-5), late
@@ -304,6 +304,9 @@ def test_a_short_wait_is_no_clock_and_another_calls_reading_is_not_kept():
         clock.time(waits, 1)
     clock.time(waits, 10)
     assert clock.sm_hz == pytest.approx(1e9)
+    cuda.stall_at(3, 1e-3)  # before the wait is launched, when its start has been recorded
+    clock.time(lambda: cuda.launch(1e-3), 1)
+    assert clock.sm_hz is None
 
 
 @pytest.mark.parametrize(("depth", "seconds"), [(1024, 8.2e-3), (4096, 4.1e-3)])
