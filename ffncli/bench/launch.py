@@ -35,6 +35,9 @@ _ALLOCATOR = {
 # OpenBLAS's threads spin for 2^26 ticks by default, about 27 ms, after each product of numpy's: into the blocks of the
 # next arms, which took twice as long and scattered five times as much. After 2^16 ticks they sleep in time.
 _OPENBLAS = {"OPENBLAS_THREAD_TIMEOUT": "16"}
+# How many launches the host may be ahead of a GPU: four times the default of about a thousand, so that a long block of
+# short calls does not end up waiting for a full queue.
+_LAUNCH_QUEUES = {"CUDA_SCALE_LAUNCH_QUEUES": "4x"}
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _UNSET = ("OMP_DYNAMIC", "MKL_DYNAMIC", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_THREAD_LIMIT")
 
@@ -52,6 +55,8 @@ def environment(
     ours = _OPENMP | _OPENBLAS | ({} if gpu else _BINDING)
     variables |= {name: variables.get(name) or value for name, value in ours.items()}
     variables |= dict.fromkeys(_THREADS, str(threads))
+    if gpu:
+        variables |= {name: variables.get(name) or value for name, value in _LAUNCH_QUEUES.items()}
     if allocator == "fixed":
         variables |= {name: variables.get(name) or value for name, value in _ALLOCATOR.items()}
     variables.setdefault("PYTHONHASHSEED", "0")  # the order of sets, so of imports and allocations

@@ -168,13 +168,18 @@ def of_blocks(blocks: Sequence[TimedBlock]) -> list[BenchWarning]:
         warnings.append(BenchWarning(Code.LOAD, f"{max(load):.1f}"))
     if len(cpu) > len(blocks) / 2:
         warnings.append(BenchWarning(Code.WAITING, f"threads were busy {percent(median(cpu))} of the time"))
-    if len(clock) > _SHARE * len(blocks):
+    read = [block for block in blocks if figures([block], "power")] or blocks  # the GPU's state is read now and then
+    if len(clock) > _SHARE * len(read):
         warnings.append(BenchWarning(Code.CLOCK, f"{percent(median(clock))} of the rated clock"))
-    for code in (Code.GPU_THROTTLED, Code.POWER_CAPPED, Code.LAUNCH_BOUND):
-        share = _share(blocks, code.value.__eq__)
+    for code, judged, which in (
+        (Code.GPU_THROTTLED, read, "its readings"),
+        (Code.POWER_CAPPED, read, "its readings"),
+        (Code.LAUNCH_BOUND, blocks, "the blocks"),
+    ):
+        share = _share(judged, code.value.__eq__)
         if share > _SHARE:
-            at = f", at {median(sm):.0f} MHz" if code == Code.POWER_CAPPED and (sm := figures(blocks, "sm")) else ""
-            warnings.append(BenchWarning(code, f"{percent(share)} of the blocks{at}"))
+            at = f", at {median(sm):.0f} MHz" if code == Code.POWER_CAPPED and (sm := figures(judged, "sm")) else ""
+            warnings.append(BenchWarning(code, f"{percent(share)} of {which}{at}"))
     share = outside(blocks)
     if share > _SHARE:
         warnings.append(BenchWarning(Code.SPIKES, f"{percent(share)} of the blocks"))

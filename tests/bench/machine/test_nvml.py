@@ -78,7 +78,15 @@ def test_without_reasons_the_reference_is_the_highest_clock_so_far():
 def test_a_mig_instance_is_found_by_torchs_uuid_and_has_its_cards_clock():
     probe, why = probe_of("1234", FakeNvml("MIG-1234"))
     assert why == ""
-    assert (probe.read().sm_mhz, probe.read().power_w) == (1410, 312.4)
+    sample = probe.read()
+    assert (sample.sm_mhz, sample.power_w) == (1410, 312.4)
+
+
+def test_a_clock_that_the_gpu_counted_is_judged_only_with_a_reading_of_its_reasons():
+    unread, capped = Sample(rated_mhz=2040), Sample(sm_mhz=950, rated_mhz=2040, reasons=POWER_CAP)
+    assert clock_flags(unread, unread, 900e6) == ("sm=900",)
+    assert clock_flags(capped, unread, 900e6) == ("power-capped", "sm=900")
+    assert clock_flags(Sample(sm_mhz=950, rated_mhz=2040), unread, 900e6) == ("sm=900", "clock=0.44")
 
 
 def test_the_energy_counter_is_in_joules_where_there_is_one():
