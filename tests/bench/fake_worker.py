@@ -1,4 +1,4 @@
-"""A worker that measures nothing: its times are made up, the same every time. `fake_worker.py [FILE] FD`.
+"""A worker that measures nothing: its times are made up, the same every time. `fake_worker.py [FILE] FD MEMORY`.
 
 FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key holds that text: `kill`, `segfault`,
 `exit`, `slow`, `wrong`, `fails`, `other` (machine), `packed` (kills the worker, unless it is left out), `hangs`
@@ -13,9 +13,12 @@ import random
 import signal
 import sys
 import time
+from mmap import mmap
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from ffncli.bench.activity import ACTIVITY, SIZE
+from ffncli.bench.launch import labels
 from ffncli.bench.records import ANCHOR, TWIN, Case, Job, Outcome, Roof, Status, TimedBlock, TimedUnit
 
 RATIOS = {"packed": 0.95, "numpy": 1.10, "module": 1.0, "slowed": 1.05}  # of the others' time to the baseline's
@@ -60,9 +63,11 @@ def faults(file: Path | None, case: Case, process: int) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    file = Path(arguments[0]) if len(arguments) > 1 else None
-    connection = Connection(int(arguments[-1]))
+    *files, line, memory = arguments
+    file = Path(files[0]) if files else None
+    connection = Connection(int(line))
     job: Job = connection.recv()
+    ACTIVITY.share(mmap(int(memory), SIZE), labels(job))
     for case in job.cases:
         connection.send(("began", case.key))
         what = faults(file, case, job.process)

@@ -7,11 +7,14 @@ clock that drops evenly affects both alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, exp, fsum, log
 
+from ffncli.bench.activity import ACTIVITY
+from ffncli.bench.judge.ratios import paired
 from ffncli.bench.machine.nvml import GpuProbe, Sample
+from ffncli.bench.records import TimedBlock
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.rounds import Arm
 
@@ -51,9 +54,24 @@ def sustained(
     turns: dict[str, list[tuple[float, Sample]]] = {kernel.name: [], baseline.name: []}
     for arm in (kernel, baseline, baseline, kernel):
         inner = calls[arm.name]
+        ACTIVITY.calls(arm.name)
         taken = clock.time(arm.call, inner, arm.before)
         turns[arm.name].append((taken / inner, probe.fresh() if probe else Sample()))
     return Sustained(_side(kernel.name, turns[kernel.name]), _side(baseline.name, turns[baseline.name]))
+
+
+def sustained_remarks(
+    arms: Mapping[str, Arm], baseline: str, blocks: Sequence[TimedBlock], clock: Clock, probe: GpuProbe | None
+) -> dict[str, str]:
+    """For each arm that was compared with the baseline in these blocks, a note if its ratio in long turns differs."""
+    remarks: dict[str, str] = {}
+    base = arms.get(baseline)
+    for name, arm in arms.items():
+        ratio = paired(blocks, name, baseline)
+        if base is not None and arm is not base and ratio is not None:
+            turns = sustained(arm, base, clock, probe)
+            remarks[name] = note(turns, exp(ratio.interval.value))
+    return remarks
 
 
 def note(result: Sustained, equal_clock: float) -> str:
@@ -69,6 +87,7 @@ def _enough(arm: Arm, clock: Clock, seconds: float) -> int:
     """The number of calls that takes a tenth longer than a turn, from growing turns (which warm the device)."""
     inner = 1
     for share in (0.01, 0.1, *(1.0,) * _TRIES):
+        ACTIVITY.calls(arm.name)
         taken = clock.time(arm.call, inner, arm.before)
         if share == 1.0 and taken >= seconds:
             break

@@ -1,17 +1,22 @@
-"""`python -m ffncli.bench.timing.worker FD`: one process of a benchmark; it receives a Job and returns units.
+"""`python -m ffncli.bench.timing.worker FD [MEMORY]`: one process of a benchmark; it receives a Job and returns units.
 
 Messages: ("began", key), ("stage", doing, kernel) as that changes (records.Stage), and ("unit", TimedUnit) for every
 case in turn, then ("finished",); or ("refused", error, hint, exit code) for a package that does not load or a device
-that torch cannot use. A case that cannot be measured is a unit too, whose outcomes say why; a worker that ends without
-"finished" was killed, killed itself, or has lost its referee.
+that torch cannot use; or ("lost", kernel, why) if that kernel has left its GPU unusable for this process. A case that
+cannot be measured is a unit too, whose outcomes say why; a worker that ends without "finished" was killed, killed
+itself, or has lost its referee. MEMORY, which its parent shares, says which kernel's code runs (bench/activity.py).
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from mmap import mmap
 from multiprocessing.connection import Connection
 
+from ffncli.bench.activity import ACTIVITY, SIZE
+from ffncli.bench.launch import labels
 from ffncli.errors import ExitCode, FFNError
 from ffncli.system.child import settle
 from ffncli.system.packages import package_error
@@ -20,12 +25,13 @@ _BEGAN = time.perf_counter()
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one job over the inherited descriptor given as the only argument; returns 0, even if nobody listens."""
+    """Serve one job over the inherited descriptor of the first argument; the second is that of the memory for its
+    activity. Returns 0, even if nobody listens."""
     settle()
     try:
         with Connection(int(arguments[0])) as connection:
             try:
-                serve(connection)
+                serve(connection, int(arguments[1]) if len(arguments) > 1 else None)
             except Exception as error:
                 refusal = error if isinstance(error, FFNError) else package_error(error)
                 if refusal is None:
@@ -36,12 +42,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: Connection, memory: int | None = None) -> None:
     """Receive a job and run its cases in order, returning each before the next one starts.
 
     Raises FFNError (exit 3) for a device that torch cannot use.
     """
     job = connection.recv()
+    if memory is not None:
+        ACTIVITY.share(mmap(memory, SIZE), labels(job))
     # Before torch: its OpenMP binds this thread to one core, and OpenBLAS's threads, which are started when numpy is
     # loaded, would inherit that and all run there (a GEMM of two threads took 10 times as long).
     import numpy  # noqa: F401
@@ -50,6 +58,7 @@ def serve(connection: Connection) -> None:
     from ffncli.bench.referee.process import referee_process  # torch takes seconds
     from ffncli.bench.timing.cheating.entry_points import EntryPoints
     from ffncli.bench.timing.measure_case import measure_case
+    from ffncli.bench.timing.outcomes import DeviceLost
 
     with referee_process(job, connection) as referee:
         entry_points = EntryPoints() if any(choice.file for choice in job.kernels) else None
@@ -62,7 +71,11 @@ def serve(connection: Connection) -> None:
             def tell(doing: str, name: str) -> None:
                 connection.send(("stage", doing, name))
 
-            unit = measure_case(case, job, start=start, tell=tell, referee=referee, entry_points=entry_points)
+            try:
+                unit = measure_case(case, job, start=start, tell=tell, referee=referee, entry_points=entry_points)
+            except DeviceLost as lost:
+                connection.send(("lost", lost.kernel, str(lost)))
+                os._exit(ExitCode.ENVIRONMENT)  # at once: what else torch does on such a GPU raises, or never returns
             connection.send(("unit", unit))
             if referee is not None and referee.gone:  # the next worker has one again, and the rest of the cases
                 return

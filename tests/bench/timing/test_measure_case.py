@@ -39,6 +39,9 @@ class Clock:
     def now(self):
         return self.passed
 
+    def finish(self):
+        pass
+
 
 class Counters:
     def read(self):
