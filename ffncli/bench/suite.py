@@ -159,8 +159,8 @@ def _places(cases: Sequence[Case]) -> list[tuple[tuple[str, int], list[Case]]]:
 
 
 def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...]) -> None:
-    """One worker for these cases. If it dies of a kernel, or is killed for one beyond its limits, the next worker leaves
-    that kernel out.
+    """One worker for these cases. If it dies of a kernel, or is killed for one that is beyond its limits, the next one
+    leaves that kernel out.
 
     If the kernel is unknown, the current case counts as finished, and the next worker has the rest.
     """
