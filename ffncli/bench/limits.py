@@ -20,6 +20,8 @@ _CALL = 120.0  # s, at least, for a call
 # With all threads; slower than any machine that anybody would measure on.
 _FLOPS_PER_S, _BYTES_PER_S = 1e9, 1e8
 _OF_FREE = 0.9  # of the memory that is free when a run begins
+_BLAMED = 0.1  # of the limit, at least, for which a kernel's memory must have grown
+_GROWING = 0.01  # of the limit, between two looks: the next look is soon, to see whose code runs then
 
 
 def call_limit(case: Case, method: Method) -> float:
@@ -41,7 +43,10 @@ def memory_limit(method: Method) -> int | None:
 
 @dataclass(frozen=True)
 class Excess:
-    """A kernel that is beyond a limit, empty where none is to blame, and its outcome in these cases."""
+    """A kernel that is beyond a limit, or has ended its worker otherwise, and its outcome in these cases.
+
+    `kernel` is empty where it is not known.
+    """
 
     kernel: str
     outcome: Outcome
@@ -52,7 +57,8 @@ class Excess:
 class WorkerLimits:
     """The limits on one worker: how long its kernel's code has been running, whose code made its memory grow.
 
-    Times are the parent's, in seconds. `excess` is to be called with each message, and now and then without one.
+    Times are the parent's, in seconds. `excess` is to be called with each message, and now and then without one; soon
+    if `hurried`.
     """
 
     method: Method
@@ -61,6 +67,7 @@ class WorkerLimits:
     since: float  # when the stage, or the code that runs, was other than now
     running: RunningCode = field(default_factory=RunningCode)
     held: int = 0
+    hurried: bool = False
     growth: dict[str, int] = field(default_factory=dict)
 
     def excess(self, stage: Stage, now: float, entered: float, running: RunningCode, held: int | None) -> Excess | None:
@@ -93,11 +100,12 @@ class WorkerLimits:
     def _memory(self, stage: Stage, held: int | None) -> Excess | None:
         if held is None or self.most_memory is None:
             return None
-        self._grown(self.running.kernel or stage.kernel, held - self.held)
-        self.held = held
-        if held <= self.most_memory:
-            return None
+        grown, self.held = held - self.held, held
+        self._grown(self.running.kernel or stage.kernel, grown)
+        self.hurried = held > self.most_memory / 2 and grown > _GROWING * self.most_memory
         kernel = max((name for name in self.growth if name), key=lambda name: self.growth[name], default="")
+        if held <= self.most_memory or self.growth.get(kernel, 0) < _BLAMED * self.most_memory:
+            return None  # what is ours, such as references, asks beforehand how much is free
         why = f"held more than {bytes_text(self.most_memory)} of memory (--memory-limit allows more)"
         return _excess(kernel, "oom", why, self.cases if stage.doing == "loading" else (stage.case,))
 

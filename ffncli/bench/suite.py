@@ -31,7 +31,7 @@ from ffncli.version import __version__
 
 # Seconds between looks at a silent worker. A look takes a core for a moment, so there are few while blocks are timed;
 # before, memory may grow by a gigabyte a second.
-_TICK, _TICK_UNTIMED = 1.0, 0.2
+_TICK, _TICK_UNTIMED, _TICK_HURRIED = 1.0, 0.2, 0.02
 # What reading a message raises when the line ends, or when a copy of the worker, forked by a kernel, writes to it too.
 _LINE_OVER = (
     *(EOFError, OSError, pickle.UnpicklingError, AttributeError, ImportError, LookupError, MemoryError),
@@ -172,7 +172,7 @@ def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...])
         for message in _messages(busy, served):
             if served.hear(message):
                 return
-            if served.stage is not None and (excess := served.excess(silent=message is None)):
+            if served.stage is not None and (excess := served.excess(look=message is None)):
                 running.lost(process, served.stage, excess)
                 return
         code, culprit = busy.ended(), served.culprit
@@ -204,7 +204,13 @@ class _Served:
     @property
     def tick(self) -> float:
         """Seconds until the next look at it."""
-        return _TICK if self.stage is not None and self.stage.doing == "timing" else min(_TICK, _TICK_UNTIMED)
+        if self.limits.hurried:
+            return min(_TICK, _TICK_HURRIED)
+        return _TICK if self._timing else min(_TICK, _TICK_UNTIMED)
+
+    @property
+    def _timing(self) -> bool:
+        return self.stage is not None and self.stage.doing == "timing"
 
     @property
     def culprit(self) -> str:
@@ -237,11 +243,11 @@ class _Served:
                 raise _failed(f"unexpected message from a worker: {shown(message)}")
         return False
 
-    def excess(self, silent: bool) -> Excess | None:
-        """What it takes too much of, if anything; memory is looked at while it is silent."""
+    def excess(self, look: bool) -> Excess | None:
+        """What it takes too much of, if anything. Its memory is read on a `look`, and at each stage before timing."""
         assert self.stage is not None
         now = self.running.now()
-        held = self.busy.memory() if silent else None
+        held = self.busy.memory() if look or not self._timing else None
         excess = self.limits.excess(self.stage, now, self.since, self.busy.running(), held)
         if excess is None:
             self.running.watch(self.stage, now - self.since)
@@ -249,8 +255,7 @@ class _Served:
 
     def _enter(self, stage: Stage | None) -> None:
         self.stage, self.since = stage, self.running.now()
-        timing = stage is not None and stage.doing == "timing"
-        kernel = "the timed kernels" if timing else stage.kernel if stage is not None else ""
+        kernel = "the timed kernels" if self._timing else stage.kernel if stage is not None else ""
         self.busy.printed.source = kernel or "the worker"
 
     def _finish(self, unit: TimedUnit) -> None:

@@ -14,14 +14,15 @@ import sys
 import time
 from mmap import mmap
 from multiprocessing.connection import Connection
+from typing import Any
 
 from ffncli.bench.activity import ACTIVITY, SIZE
 from ffncli.bench.launch import labels
 from ffncli.errors import ExitCode, FFNError
-from ffncli.system.child import settle
+from ffncli.system.child import require_original, settle
 from ffncli.system.packages import package_error
 
-_BEGAN = time.perf_counter()
+_BEGAN, _PROCESS = time.perf_counter(), os.getpid()
 
 
 def main(arguments: list[str]) -> int:
@@ -66,21 +67,26 @@ def serve(connection: Connection, memory: int | None = None) -> None:
         for case in job.cases:
             if why := unusable(case.device):
                 raise FFNError(f"--device {case.device}: {why}", "use --device cpu", ExitCode.ENVIRONMENT)
-            connection.send(("began", case.key))
+            _send(connection, ("began", case.key))
 
             def tell(doing: str, name: str) -> None:
-                connection.send(("stage", doing, name))
+                _send(connection, ("stage", doing, name))
 
             try:
                 unit = measure_case(case, job, start=start, tell=tell, referee=referee, entry_points=entry_points)
             except DeviceLost as lost:
-                connection.send(("lost", lost.kernel, str(lost)))
+                _send(connection, ("lost", lost.kernel, str(lost)))
                 os._exit(ExitCode.ENVIRONMENT)  # at once: what else torch does on such a GPU raises, or never returns
-            connection.send(("unit", unit))
+            _send(connection, ("unit", unit))
             if referee is not None and referee.gone:  # the next worker has one again, and the rest of the cases
                 return
             start = 0.0
-    connection.send(("finished",))
+    _send(connection, ("finished",))
+
+
+def _send(connection: Connection, message: tuple[Any, ...]) -> None:
+    require_original(_PROCESS)
+    connection.send(message)
 
 
 if __name__ == "__main__":
