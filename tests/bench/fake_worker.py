@@ -2,7 +2,8 @@
 
 FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key holds that text: `kill`, `segfault`,
 `exit`, `slow`, `wrong`, `fails`, `other` (machine), `packed` (kills the worker, unless it is left out), `hangs`
-(loading packed never ends, unless it is left out), `even` (all take as long), `pause` (a moment for each case).
+(loading packed never ends, unless it is left out), `even` (all take as long), `pause` (a moment for each case); or one
+of MISDEEDS, which packed does, unless it is left out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from mmap import mmap
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -50,6 +52,40 @@ def unit(case: Case, job: Job, what: str = "") -> TimedUnit:
                 environment, ("a note; of the unit",), {"blocks": 1.0})  # fmt: skip
 
 
+def hold_memory() -> None:
+    held = bytearray(b"x") * HELD
+    time.sleep(60)
+    del held
+
+
+def leave_a_copy() -> None:
+    """The copy keeps the line open."""
+    if os.fork():
+        os._exit(0)
+    time.sleep(60)
+
+
+HELD = 300_000_000  # bytes
+MISDEEDS: dict[str, Callable[[], object]] = {
+    "never-returns": lambda: time.sleep(60),
+    "exits": lambda: os._exit(0),
+    "stops": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "eats": hold_memory,
+    "forks": leave_a_copy,
+    "closes-all": lambda: (os.closerange(3, 100), time.sleep(60)),
+    "floods": lambda: [print("y" * 9999) for _ in range(1000)] and None,
+}
+
+
+def misbehave(connection: Connection, what: str) -> None:
+    """What packed does while it is timed."""
+    os.dup2(2, 1)
+    connection.send(("stage", "timing", ""))
+    ACTIVITY.calls("packed")
+    MISDEEDS[what]()
+    ACTIVITY.rests()
+
+
 def faults(file: Path | None, case: Case, process: int) -> str:
     if file is None:
         return ""
@@ -77,6 +113,12 @@ def main(arguments: list[str]) -> None:
         if what == "hangs" and "packed" not in [outcome.kernel for key, outcome in job.gone if key == case.key]:
             connection.send(("stage", "loading", "packed"))
             time.sleep(60)
+        left_out = (case.key, "packed") in [(key, outcome.kernel) for key, outcome in job.gone]
+        if what in MISDEEDS and not left_out:
+            misbehave(connection, what)
+        if what == "loses-gpu" and not left_out:
+            connection.send(("lost", "packed", "CUDA error: an illegal memory access was encountered \x1b[2J"))
+            os._exit(3)
         if what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif what == "segfault":
