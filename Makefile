@@ -1,6 +1,7 @@
 # make run     creates .venv if needed, runs the default trace, then `ffn params` side by side (ARGS="..." runs anything)
 # make test    creates .venv if needed, runs every test but those of fuzz, test-cheats, test-docs, test-install, test-wheel
-# make test-cheats   kernels that cheat, each of which must be caught, and honest ones, none of which may be accused
+# make test-cheats   kernels that cheat, each of which must be caught, honest ones, none of which may be accused, and ones
+#              that hang, flood, eat memory or end their process, which cost their own rows
 # make bench   creates .venv if needed, runs `ffn bench` (ARGS="512x2048:swiglu --quick")
 # make unchanged   what commands of every kind print, against that of BASE=REV, byte for byte (default HEAD~1: what the
 #              last commit and the working tree changed; BASE=main for all of a branch)
@@ -50,7 +51,7 @@ endif
 # `make test` stays within 5 minutes.
 DOCS := tests/test_docs.py tests/test_schemas.py tests/test_claims.py
 INSTALL := tests/test_install.py tests/cli/test_missing_packages.py
-CHEATS := tests/cheats tests/run/verify/test_referee.py tests/run/user/test_hosted.py
+CHEATS := tests/cheats tests/run/verify/test_referee.py tests/run/user/test_hosted.py tests/bench/test_hostile_kernels.py
 FUZZ := tests/cli/test_any_input.py tests/models/files/test_headers.py tests/models/files/test_bounded_work.py tests/fuzz/test_fuzz.py
 FUZZ_CASES ?= 5000
 KILLS ?= 100

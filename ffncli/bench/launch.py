@@ -8,13 +8,18 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from mmap import mmap
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ffncli.bench import activity
+from ffncli.bench.activity import Activity, RunningCode
 from ffncli.bench.records import Job
-from ffncli.system.child import end, exit_code
+from ffncli.system.child import end, exit_code, has_ended, shared_memory
+from ffncli.system.child_output import PrintedBytes, passed_on
 from ffncli.system.files import remove_process_folders
+from ffncli.system.process_tree import held_memory
 
 WORKER = (sys.executable, "-m", "ffncli.bench.timing.worker")
 
@@ -63,49 +68,94 @@ def environment(
     return variables
 
 
+_PATIENCE = 5.0  # s between the end of a worker's messages and its own
+
+
 @dataclass
 class Worker:
-    """A running worker; `receive` raises EOFError when it is gone."""
+    """A running worker; `receive` raises EOFError when it is gone. `printed` counts what it prints, by its source."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
+    activity: Activity
+    printed: PrintedBytes = field(default_factory=PrintedBytes)
 
     def receive(self, patience: float | None = None) -> tuple[Any, ...] | None:
-        """Its next message; None if none arrives within that many seconds."""
+        """Its next message; None if none arrives within that many seconds. Raises EOFError too if it has ended while a
+        process that it started holds the line open."""
         if patience is not None and not self.connection.poll(patience):
+            if has_ended(self.process, 0.0) and not self.connection.poll(0.0):
+                raise EOFError
             return None
         message = self.connection.recv()
         return message if isinstance(message, tuple) else (message,)
 
-    def ended(self) -> int:
-        """Its exit code once it has closed the line; negative is a signal. It is not reaped: its group keeps its id."""
-        return exit_code(self.process)
+    def running(self) -> RunningCode:
+        """The kernel whose code it runs."""
+        return self.activity.read()
+
+    def memory(self) -> int | None:
+        """Bytes that it holds, with all that it started; None where the system does not say."""
+        return held_memory(self.process.pid)
+
+    def ended(self) -> int | None:
+        """Its exit code once it has closed the line; negative is a signal; None if it runs on. It is not reaped: its
+        group keeps its id."""
+        return exit_code(self.process) if has_ended(self.process, _PATIENCE) else None
 
 
 @contextmanager
-def worker(job: Job, threads: int, command: Sequence[str] = WORKER, directory: str | None = None) -> Iterator[Worker]:
+def worker(
+    job: Job,
+    threads: int,
+    command: Sequence[str] = WORKER,
+    directory: str | None = None,
+    printed: PrintedBytes | None = None,
+) -> Iterator[Worker]:
     """A worker at that job, in that directory (default: ours). On any exit from the block, the worker and everything it
-    started are killed. Raises OSError if it cannot be started."""
+    started are killed. What it prints appears on stderr, as much as `printed` allows. Raises OSError if it cannot be
+    started."""
+    printed = printed or PrintedBytes()
     ours, theirs = socket.socketpair()
+    memory = shared_memory(activity.SIZE)
     process = None
     try:
-        with theirs:
-            process = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                env=environment(threads, job.method.allocator, gpu=any(case.device != "cpu" for case in job.cases)),
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                process_group=0,  # Ctrl-C is handled here, and its children are killed with it
-            )
-        connection = Connection(ours.detach())
-        with connection:
-            with suppress(OSError):  # already gone: its exit code shows why
-                connection.send(job)
-            yield Worker(process, connection)
+        shown = Activity()
+        shown.share(mmap(memory, activity.SIZE), labels(job))
+        with passed_on(printed) as output:
+            try:
+                with theirs:
+                    process = _process(job, threads, command, directory, (theirs.fileno(), memory), output)
+                with Connection(ours.detach()) as connection:
+                    with suppress(OSError):  # already gone: its exit code shows why
+                        connection.send(job)
+                    yield Worker(process, connection, shown, printed)
+            finally:
+                if process is not None:
+                    end(process)
     finally:
         ours.close()
+        os.close(memory)
         if process is not None:
-            end(process)
             remove_process_folders(process.pid)  # a kernel's file at a git commit was copied for it
+
+
+def labels(job: Job) -> tuple[str, ...]:
+    """The kernels of a job, as an Activity numbers them."""
+    return tuple(choice.label for choice in job.kernels)
+
+
+def _process(
+    job: Job, threads: int, command: Sequence[str], directory: str | None, numbers: tuple[int, int], output: int
+) -> subprocess.Popen[bytes]:
+    """The process, which has the line and the memory of its activity under these numbers."""
+    return subprocess.Popen(
+        [*command, *map(str, numbers)],
+        env=environment(threads, job.method.allocator, gpu=any(case.device != "cpu" for case in job.cases)),
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=numbers,
+        process_group=0,  # Ctrl-C is handled here, and its children are killed with it
+    )

@@ -28,6 +28,8 @@ Flag: TypeAlias = Annotated[str, Form(r"[a-z-]{1,40}(=-?[0-9]{1,15}(\.[0-9]{1,20
 Share: TypeAlias = Annotated[float, Range(0)]
 Rate: TypeAlias = Annotated[float, Range(1, 1e24)]  # per second
 
+FIRST_CALL = 5  # times the limit of a call, for building a kernel and its first call: it may compile
+
 # Arms that are not the user's kernels; their names in the rounds file.
 TWIN = "(aa)"  # the baseline once more, with buffers of its own
 ANCHOR = "(anchor)"  # torch-free work: a numpy GEMM and a memory copy
@@ -89,6 +91,8 @@ class Method:
     sustained: bool = False
     by_step: bool = False
     load_time: Time = 180.0  # at most, for loading a user's file; a C++ extension compiles then
+    call_time: Time | None = None  # at most, for a call (FIRST_CALL times for the first); None: by the block's size
+    memory_limit: Positive | None = None  # bytes at most, of a worker; None: most of what is free
 
 
 @dataclass(frozen=True)

@@ -10,26 +10,34 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from ffncli.bench.launch import WORKER, Worker, worker
+from ffncli.bench.limits import LOST, Excess, WorkerLimits, memory_limit
 from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.request.kernel_names import MOST_KERNEL_BYTES
 from ffncli.bench.results import journal as journals
 from ffncli.bench.results.journal import Journal, locked
 from ffncli.bench.results.row import ResultRow
-from ffncli.errors import ExitCode, FFNError, shown, shown_path
-from ffncli.show.text import seconds_text
+from ffncli.errors import ExitCode, FFNError, clean, shown, shown_path
 from ffncli.system.child import KILLED, ending
+from ffncli.system.child_output import PrintedBytes
 from ffncli.system.files import read_whole, results_folder
 from ffncli.version import __version__
 
-_TICK = 1.0  # seconds
-_DIED = "the worker "  # the start of a note about a worker's death
+# Seconds between looks at a silent worker. A look takes a core for a moment, so there are few while blocks are timed;
+# before, memory may grow by a gigabyte a second.
+_TICK, _TICK_UNTIMED, _TICK_HURRIED = 1.0, 0.2, 0.02
+# What reading a message raises when the line ends, or when a copy of the worker, forked by a kernel, writes to it too.
+_LINE_OVER = (
+    *(EOFError, OSError, pickle.UnpicklingError, AttributeError, ImportError, LookupError, MemoryError),
+    *(TypeError, ValueError),
+)
+_LONGEST_NOTE = 300  # characters that a worker may add to a note
 Gone = dict[tuple[str, str], Outcome]  # (case, kernel) → the outcome of a kernel that ended its worker there
 Tell = Callable[[int, Case], None]  # (process, case): one more unit is finished
 Watch = Callable[[Stage, float], None]  # a worker's stage and its seconds; called each second and on changes
@@ -106,7 +114,8 @@ def run(
     Raises FFNError (exit 3) if the disk is full or a worker cannot start; finished units are kept.
     """
     request = journal.request
-    running = _Running(journal, _environments(journal), _gone(journal), tell, watch, now, command)
+    most = memory_limit(request.method)
+    running = _Running(journal, _environments(journal), _gone(journal), tell, watch, now, command, most)
     for process in range(request.method.processes):
         for (_, threads), group in _places(request.cases):
             while todo := tuple(case for case in group if not journal.done(process, case.key)):
@@ -126,16 +135,19 @@ class _Running:
     watch: Watch
     now: Callable[[], float]
     command: Sequence[str]
+    most_memory: int | None
+    printed: PrintedBytes = field(default_factory=PrintedBytes)
 
-    def overdue(self, stage: Stage, seconds: float) -> bool:
-        """Whether a user's file takes too long to load; then no case is measured with that kernel."""
-        limit = self.journal.request.method.load_time
-        if stage.doing != "loading" or seconds <= limit:
-            return False
-        note = f"{_DIED}did not load its file within {seconds_text(limit)} (--load-time allows more)"
-        for case in self.journal.request.cases:
-            self.gone[case.key, stage.kernel] = Outcome(stage.kernel, "failed", note)
-        return True
+    def lost(self, process: int, stage: Stage, excess: Excess) -> None:
+        """A kernel has ended its worker: it is not run again in these cases. If none is to blame, the case is over."""
+        kernel = excess.kernel
+        if not kernel or (stage.case.key, kernel) in self.gone:
+            unit = _dead(self.journal, process, stage.case, kernel or None, excess.outcome)
+            self.journal.add(unit, died=True)
+            self.tell(process, stage.case)
+            return
+        for case in excess.cases:
+            self.gone[case.key, kernel] = excess.outcome
 
 
 def _places(cases: Sequence[Case]) -> list[tuple[tuple[str, int], list[Case]]]:
@@ -147,74 +159,133 @@ def _places(cases: Sequence[Case]) -> list[tuple[tuple[str, int], list[Case]]]:
 
 
 def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...]) -> None:
-    """One worker for these cases. If it dies of a kernel, the next worker leaves that kernel out.
+    """One worker for these cases. If it dies of a kernel, or is killed for one that is beyond its limits, the next one
+    leaves that kernel out.
 
     If the kernel is unknown, the current case counts as finished, and the next worker has the rest.
     """
-    journal, gone, known = running.journal, running.gone, {case.key: case for case in todo}
-    request, stage, since, finished = journal.request, None, running.now(), 0
-    out = tuple((case, outcome) for (case, _), outcome in gone.items())
+    request = running.journal.request
+    out = tuple((case, outcome) for (case, _), outcome in running.gone.items())
     job = Job(process, todo, request.kernels, request.baseline, request.method, out)
-    with _started(job, threads, running.command, request.directory) as busy:
-        for message in _messages(busy):
-            match message:
-                case None:
-                    pass
-                case ("began", str(key)):
-                    stage, since = Stage(process, known[key]) if key in known else None, running.now()
-                case ("stage", str(doing), str(name)) if stage is not None and doing in get_args(Doing):
-                    stage, since = replace(stage, doing=cast(Doing, doing), kernel=name), running.now()
-                case ("unit", TimedUnit() as unit) if unit.case in known:
-                    case = known[unit.case]
-                    before = running.before.get((case.device, case.threads), {})
-                    _require_same("its run began with", before, unit.environment)
-                    journal.add(unit)
-                    stage, finished = None, finished + 1
-                    running.tell(process, case)
-                case ("refused", str(text), str(hint), int(code)):
-                    raise FFNError(text, hint, ExitCode(code))
-                case ("finished",):
-                    if finished < len(todo):
-                        raise _failed(f"a worker finished {finished} of its {len(todo)} cases")
-                    return
-                case _:
-                    raise _failed(f"unexpected message from a worker: {shown(message)}")
-            if stage is not None:
-                if running.overdue(stage, seconds := running.now() - since):
-                    return
-                running.watch(stage, seconds)
-        code = busy.ended()
-    _died(running, process, stage, code, finished)
-
-
-def _died(running: _Running, process: int, stage: Stage | None, code: int, finished: int) -> None:
-    """Record the kernel that a worker died of, or the case if the kernel is unknown."""
-    if stage is not None and stage.kernel and (stage.case.key, stage.kernel) not in running.gone:
-        outcome = Outcome(stage.kernel, _status(code), f"{_DIED}{ending(code)}")
-        running.gone[stage.case.key, stage.kernel] = outcome
-    elif stage is not None:
-        running.journal.add(_dead(running.journal, process, stage.case, stage.kernel or None, code), died=True)
-        running.tell(process, stage.case)
-    elif not finished:
+    with _started(job, threads, running.command, request.directory, running.printed) as busy:
+        served = _Served(running, process, busy, {case.key: case for case in todo}, running.now())
+        for message in _messages(busy, served):
+            if served.hear(message):
+                return
+            if served.stage is not None and (excess := served.excess(look=message is None)):
+                running.lost(process, served.stage, excess)
+                return
+        code, culprit = busy.ended(), served.culprit
+    if served.stage is not None:
+        outcome = Outcome(culprit, _status(code), f"{LOST}{ending(code)}")
+        running.lost(process, served.stage, Excess(culprit, outcome, (served.stage.case,)))
+    elif not served.finished:
         raise _failed(f"a worker could not start ({ending(code)})")
 
 
+@dataclass
+class _Served:
+    """One worker and what it has said: the stage that it is at, since when, and how many cases it has finished."""
+
+    running: _Running
+    process: int
+    busy: Worker
+    known: Mapping[str, Case]
+    since: float
+    stage: Stage | None = None
+    finished: int = 0
+    limits: WorkerLimits = field(init=False)
+
+    def __post_init__(self) -> None:
+        running = self.running
+        request = running.journal.request
+        self.limits = WorkerLimits(request.method, request.cases, running.most_memory, self.since)
+
+    @property
+    def tick(self) -> float:
+        """Seconds until the next look at it."""
+        if self.limits.hurried:
+            return min(_TICK, _TICK_HURRIED)
+        return _TICK if self._timing else min(_TICK, _TICK_UNTIMED)
+
+    @property
+    def _timing(self) -> bool:
+        return self.stage is not None and self.stage.doing == "timing"
+
+    @property
+    def culprit(self) -> str:
+        """The kernel that is being worked on; empty if that is none, or nobody knows."""
+        return self.stage.kernel or self.busy.running().kernel if self.stage is not None else ""
+
+    def hear(self, message: tuple[Any, ...] | None) -> bool:
+        """Take in a message; True if the worker's work is over. Raises FFNError if it cannot work here."""
+        match message:
+            case None:
+                pass
+            case ("began", str(key)):
+                self._enter(Stage(self.process, self.known[key]) if key in self.known else None)
+                self.limits.begin_case()
+            case ("stage", str(doing), str(name)) if self.stage is not None and doing in get_args(Doing):
+                self._enter(replace(self.stage, doing=cast(Doing, doing), kernel=name))
+            case ("unit", TimedUnit() as unit) if unit.case in self.known:
+                self._finish(unit)
+            case ("lost", str(kernel), str(why)) if self.stage is not None:
+                outcome = Outcome(kernel, "failed", f"{LOST}lost its GPU: {clean(why)[:_LONGEST_NOTE]}")
+                self.running.lost(self.process, self.stage, Excess(kernel, outcome, (self.stage.case,)))
+                return True
+            case ("refused", str(text), str(hint), int(code)):
+                raise FFNError(text, hint, ExitCode(code))
+            case ("finished",):
+                if self.finished < len(self.known):
+                    raise _failed(f"a worker finished {self.finished} of its {len(self.known)} cases")
+                return True
+            case _:
+                raise _failed(f"unexpected message from a worker: {shown(message)}")
+        return False
+
+    def excess(self, look: bool) -> Excess | None:
+        """What it takes too much of, if anything. Its memory is read on a `look`, and at each stage before timing."""
+        assert self.stage is not None
+        now = self.running.now()
+        held = self.busy.memory() if look or not self._timing else None
+        excess = self.limits.excess(self.stage, now, self.since, self.busy.running(), held)
+        if excess is None:
+            self.running.watch(self.stage, now - self.since)
+        return excess
+
+    def _enter(self, stage: Stage | None) -> None:
+        self.stage, self.since = stage, self.running.now()
+        kernel = "the timed kernels" if self._timing else stage.kernel if stage is not None else ""
+        self.busy.printed.source = kernel or "the worker"
+
+    def _finish(self, unit: TimedUnit) -> None:
+        case, running = self.known[unit.case], self.running
+        before = running.before.get((case.device, case.threads), {})
+        _require_same("its run began with", before, unit.environment)
+        running.journal.add(unit)
+        self._enter(None)
+        self.finished += 1
+        running.tell(self.process, case)
+
+
 @contextmanager
-def _started(job: Job, threads: int, command: Sequence[str], directory: str | None) -> Iterator[Worker]:
+def _started(
+    job: Job, threads: int, command: Sequence[str], directory: str | None, printed: PrintedBytes
+) -> Iterator[Worker]:
     """A worker, in the directory where the run began. Raises FFNError (exit 3) if that is gone."""
     if directory is not None and not Path(directory).is_dir():
         why = f"the run began in {shown_path(Path(directory))}, which is gone"
         raise FFNError(why, "start again: ffn bench --save FILE.csv", ExitCode.ENVIRONMENT)
-    with worker(job, threads, command, directory) as busy:
+    with worker(job, threads, command, directory, printed) as busy:
         yield busy
 
 
-def _messages(busy: Worker) -> Iterator[tuple[Any, ...] | None]:
-    """A worker's messages, until it closes the line; None after each silent second."""
+def _messages(busy: Worker, served: _Served) -> Iterator[tuple[Any, ...] | None]:
+    """A worker's messages, until it closes the line or a kernel has spoilt it; None after each silent tick."""
     while True:
         try:
-            message = busy.receive(_TICK)
-        except (EOFError, OSError, pickle.UnpicklingError):
+            message = busy.receive(served.tick)
+        except _LINE_OVER:
             return
         yield message
 
@@ -229,17 +300,17 @@ def _failed(text: str) -> FFNError:
 def _gone(journal: Journal) -> Gone:
     """Kernels that have ended a worker, according to the finished units."""
     units = (kept.unit for by_process in journal.units.values() for kept in by_process.values())
-    return {(u.case, o.kernel): o for u in units for o in u.outcomes if o.note.startswith(_DIED)}
+    return {(u.case, o.kernel): o for u in units for o in u.outcomes if o.note.startswith(LOST)}
 
 
-def _status(code: int) -> Status:
+def _status(code: int | None) -> Status:
     return "oom" if code == KILLED else "failed"
 
 
-def _dead(journal: Journal, process: int, case: Case, kernel: str | None, code: int) -> TimedUnit:
-    """The unit of a case that ended its worker: oom if the system killed it, else failed."""
+def _dead(journal: Journal, process: int, case: Case, kernel: str | None, outcome: Outcome) -> TimedUnit:
+    """The unit of a case that ended its worker, at that kernel if it is known, with this outcome."""
     request = journal.request
-    status, why = _status(code), f"{_DIED}{ending(code)}"
+    status, why = outcome.status, outcome.note
     outcomes = tuple(
         Outcome(name, status, why) if kernel in (None, name) else Outcome(name, status, f"{why} at {kernel}")
         for name in request.names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
 import subprocess
@@ -10,8 +11,11 @@ import sys
 import time
 from contextlib import suppress
 
+from ffncli.system.process_tree import descendants
+
 KILLED = -9
-_PR_SET_PDEATHSIG = 1
+_REAPING = 10.0  # s; a process that waits for a driver cannot be killed before that answers
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SIGNALS = {
     -11: "segmentation fault",
     -6: "aborted",
@@ -24,19 +28,47 @@ _SIGNALS = {
 def settle() -> None:
     """In the child, first of all: prints go to stderr, Ctrl-C is the parent's to hear, its death is ours."""
     os.dup2(2, 1)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a kernel prints is not lost where it ends the process
     if sys.platform == "linux":
         parent = os.getppid()
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what it starts stays below it: seen, counted and ended with it
         if os.getppid() != parent:  # it died before we asked to be told
             os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def require_original(pid: int) -> None:
+    """Ends this process at once if it is a copy of that one, forked by a user's code: it must not speak for it."""
+    if os.getpid() != pid:
+        os._exit(1)
+
+
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the child's process group, if any of it is left, and reap the child."""
+    """Kill the child with its process group and what it started outside of that, and reap the child."""
+    left = descendants(process.pid)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    for pid in left:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_REAPING)
+
+
+def shared_memory(size: int = 0) -> int:
+    """The descriptor of memory without a name, of so many bytes, which a child can be given."""
+    if hasattr(os, "memfd_create"):
+        number = os.memfd_create("ffn")
+    else:
+        import tempfile
+
+        with tempfile.TemporaryFile() as file:
+            number = os.dup(file.fileno())
+    os.ftruncate(number, size)
+    return number
 
 
 def exit_code(process: subprocess.Popen[bytes]) -> int:
@@ -63,8 +95,10 @@ def has_ended(process: subprocess.Popen[bytes], patience: float) -> bool:
         time.sleep(0.01)
 
 
-def ending(code: int) -> str:
-    """How a process ended, in words."""
+def ending(code: int | None) -> str:
+    """How a process ended, in words; None: it still ran."""
+    if code is None:
+        return "closed its line"
     if code == KILLED:
         return "was killed (signal 9), probably for lack of memory"
     if code < 0:

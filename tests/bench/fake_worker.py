@@ -1,8 +1,9 @@
-"""A worker that measures nothing: its times are made up, the same every time. `fake_worker.py [FILE] FD`.
+"""A worker that measures nothing: its times are made up, the same every time. `fake_worker.py [FILE] FD MEMORY`.
 
 FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key holds that text: `kill`, `segfault`,
 `exit`, `slow`, `wrong`, `fails`, `other` (machine), `packed` (kills the worker, unless it is left out), `hangs`
-(loading packed never ends, unless it is left out), `even` (all take as long), `pause` (a moment for each case).
+(loading packed never ends, unless it is left out), `even` (all take as long), `pause` (a moment for each case); or one
+of MISDEEDS, which packed does, unless it is left out.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
+from mmap import mmap
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from ffncli.bench.activity import ACTIVITY, SIZE
+from ffncli.bench.launch import labels
 from ffncli.bench.records import ANCHOR, TWIN, Case, Job, Outcome, Roof, Status, TimedBlock, TimedUnit
 
 RATIOS = {"packed": 0.95, "numpy": 1.10, "module": 1.0, "slowed": 1.05}  # of the others' time to the baseline's
@@ -47,6 +52,40 @@ def unit(case: Case, job: Job, what: str = "") -> TimedUnit:
                 environment, ("a note; of the unit",), {"blocks": 1.0})  # fmt: skip
 
 
+def hold_memory() -> None:
+    held = bytearray(b"x") * HELD
+    time.sleep(60)
+    del held
+
+
+def leave_a_copy() -> None:
+    """The copy keeps the line open."""
+    if os.fork():
+        os._exit(0)
+    time.sleep(60)
+
+
+HELD = 300_000_000  # bytes
+MISDEEDS: dict[str, Callable[[], object]] = {
+    "never-returns": lambda: time.sleep(60),
+    "exits": lambda: os._exit(0),
+    "stops": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "eats": hold_memory,
+    "forks": leave_a_copy,
+    "closes-all": lambda: (os.closerange(3, 100), time.sleep(60)),
+    "floods": lambda: [print("y" * 9999) for _ in range(1000)] and None,
+}
+
+
+def misbehave(connection: Connection, what: str) -> None:
+    """What packed does while it is timed."""
+    os.dup2(2, 1)
+    connection.send(("stage", "timing", ""))
+    ACTIVITY.calls("packed")
+    MISDEEDS[what]()
+    ACTIVITY.rests()
+
+
 def faults(file: Path | None, case: Case, process: int) -> str:
     if file is None:
         return ""
@@ -60,9 +99,11 @@ def faults(file: Path | None, case: Case, process: int) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    file = Path(arguments[0]) if len(arguments) > 1 else None
-    connection = Connection(int(arguments[-1]))
+    *files, line, memory = arguments
+    file = Path(files[0]) if files else None
+    connection = Connection(int(line))
     job: Job = connection.recv()
+    ACTIVITY.share(mmap(int(memory), SIZE), labels(job))
     for case in job.cases:
         connection.send(("began", case.key))
         what = faults(file, case, job.process)
@@ -72,6 +113,12 @@ def main(arguments: list[str]) -> None:
         if what == "hangs" and "packed" not in [outcome.kernel for key, outcome in job.gone if key == case.key]:
             connection.send(("stage", "loading", "packed"))
             time.sleep(60)
+        left_out = (case.key, "packed") in [(key, outcome.kernel) for key, outcome in job.gone]
+        if what in MISDEEDS and not left_out:
+            misbehave(connection, what)
+        if what == "loses-gpu" and not left_out:
+            connection.send(("lost", "packed", "CUDA error: an illegal memory access was encountered \x1b[2J"))
+            os._exit(3)
         if what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif what == "segfault":

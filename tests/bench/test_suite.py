@@ -180,6 +180,47 @@ def test_the_limit_of_loading_is_what_was_asked_for(tmp_path, minutes):
     assert "within 60 min" in found.rows[1].note
 
 
+OUT_OF_TIME = "the worker timed out: a call took more than 2 min while it was timed (--call-time allows more)"
+ENDINGS = {
+    "never-returns": ("failed", OUT_OF_TIME),
+    "stops": ("failed", OUT_OF_TIME),
+    "exits": ("failed", "the worker ended with exit code 0"),
+    "forks": ("failed", "the worker ended with exit code 0"),
+    "closes-all": ("failed", "the worker closed its line"),
+    "eats": ("oom", "the worker held more than 200.0 MB of memory (--memory-limit allows more)"),
+    "loses-gpu": ("failed", "the worker lost its GPU: CUDA error: an illegal memory access was encountered \\x1b[2J"),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("what", ENDINGS)
+def test_what_a_timed_kernel_does_to_its_worker_costs_its_own_row(tmp_path, minutes, monkeypatch, what):
+    """It is tried once; the other kernels are measured in all cases and processes, and no process is left."""
+    monkeypatch.setattr(launch, "_PATIENCE", 0.1)
+    command, log = worker_with(tmp_path, f" 2 tokens 0 {what}", f" 2 tokens 1 {what}")
+    asked = request(tokens=(1, 2))
+    asked = replace(asked, method=replace(asked.method, memory_limit=200_000_000))
+    with begun(tmp_path / "a.csv", asked) as journal:
+        found = run(journal, command=command, now=minutes if "timed out" in ENDINGS[what][1] else time.monotonic)
+    of = {(row.tokens, row.kernel): row for row in found.rows}
+    assert [of[1, "eager"].status, of[2, "eager"].status, of[1, "packed"].status] == ["ok"] * 3
+    assert of[2, "eager"].processes == 2
+    assert (of[2, "packed"].status, of[2, "packed"].note) == ENDINGS[what]
+    assert len(log.read_text().splitlines()) == asked.units + 1
+    assert workers(log) == []
+
+
+def test_a_flood_of_prints_is_cut_and_costs_nothing(tmp_path, capfd):
+    command, _ = worker_with(tmp_path, " 1 tokens 0 floods", " 1 tokens 1 floods")
+    with begun(tmp_path / "a.csv", request(tokens=(1,))) as journal:
+        found = run(journal, command=command)
+    assert {row.status for row in found.rows} == {"ok"}
+    out, err = capfd.readouterr()
+    note = "\nnote: the output of the timed kernels was cut after 64 KiB\n"
+    assert (out, err.count(note)) == ("", 1)  # for both processes together
+    assert len(err) < 2 * (64 << 10) + 200  # the first lines may come before the stage is known
+
+
 def test_a_resumed_run_leaves_out_what_killed_a_worker(tmp_path):
     command, log = worker_with(tmp_path, " 2 tokens 0 packed\n 2 tokens 1 packed")
     asked, path = request(tokens=(2,)), tmp_path / "a.csv"

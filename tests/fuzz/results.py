@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from ffncli.bench import suite
+from ffncli.bench.activity import RunningCode
 from ffncli.bench.judge.summary import summarise
 from ffncli.bench.records import Job, Method
 from ffncli.bench.request.grid import BenchRequest, Grid, cases
@@ -20,6 +21,7 @@ from ffncli.bench.results.csv_file import HEADER, row_lines
 from ffncli.bench.results.journal import ResultFiles, begin
 from ffncli.kernels.choice import choices
 from ffncli.models.dimensions import Dimensions
+from ffncli.system.child_output import PrintedBytes
 from tests.bench import fake_worker
 from tests.bench.stored import table
 from tests.fuzz import changes
@@ -125,12 +127,19 @@ def no_workers() -> Iterator[None]:
             for case in job.cases:
                 self.messages += [("began", case.key), ("unit", fake_worker.unit(case, job))]
             self.messages.append(("finished",))
+            self.printed = PrintedBytes()
 
         def receive(self, patience: float) -> Any:
             return self.messages.pop(0)
 
         def ended(self) -> int:
             return 0
+
+        def running(self) -> RunningCode:
+            return RunningCode()
+
+        def memory(self) -> None:
+            return None
 
     @contextmanager
     def started(job: Job, *_: Any) -> Iterator[Answers]:

@@ -160,7 +160,8 @@ def _of_kernel(whole: _CaseUnits, row: ResultRow, kernel: str) -> ResultRow:
     notes = [gravest.note] if gravest.note else []
     if len(outcomes) < len(whole.units):
         notes.append(f"in {len(outcomes)} of {len(whole.units)} processes only")
-    notes += dict.fromkeys(note for unit in whole.units for note in unit.notes)
+    if ok:  # those of a unit say how its kernels were timed
+        notes += dict.fromkeys(note for unit in whole.units for note in unit.notes)
     row = replace(
         row,
         kernel=kernel,

@@ -30,6 +30,7 @@ from ffncli.bench.referee.errors import Error
 from ffncli.bench.referee.problem import Inputs, Problem, seed_of
 from ffncli.bench.referee.samples import CallSample
 from ffncli.errors import ExitCode, FFNError
+from ffncli.system.child import require_original
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _CLOCKS_APART, _CLOCKS_LEAST = 0.05, 0.1  # as a share, and in seconds: less is waiting for a processor
@@ -52,7 +53,7 @@ class RefereeProcess:
     """Asks the referee. Raises RefereeGone if that has ended, and what the referee raised."""
 
     def __init__(self, connection: Connection, pid: int) -> None:
-        self._connection, self._pid = connection, pid
+        self._connection, self._pid, self._asking = connection, pid, os.getpid()
         self._start = 0
         self.gone = False
 
@@ -95,6 +96,7 @@ class RefereeProcess:
             self.gone = True
 
     def _tell(self, head: dict[str, Any], tensors: Sequence[Tensor] = ()) -> None:
+        require_original(self._asking)
         try:
             _send(self._connection, head, tensors)
         except OSError:

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge import roofline
 from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.machine import machine
@@ -120,6 +121,8 @@ class Arms:
         shuffle_buffers([one for one in every.values() if isinstance(one, PlacedKernel)], self._draw)
         for one in every.values():
             one.place(self._copies)
+            machine.finish(self._problem.case.device)  # what its prepare has broken on a GPU is raised under its name
+        ACTIVITY.rests()
         if self._launching:
             replayable: dict[str, Replayable] = {**every}
             self._launching.settle(replayable)
@@ -245,6 +248,7 @@ def arms_of(
 
 def twin_of(baseline: PlacedKernel, problem: Problem, draw: random.Random) -> PlacedKernel:
     """The baseline once more: built again, since a kernel may keep buffers; one that compiles only gets new tensors."""
+    ACTIVITY.first_call(TWIN)
     built = baseline.built
     if not built.kernel.compiles:
         compute = built.kernel.build(problem.steps, problem.case.device, problem.dtype)

@@ -21,6 +21,9 @@ class Clock(Protocol):
     def now(self) -> float:
         """Seconds since some moment, for budgets."""
 
+    def finish(self) -> None:
+        """Wait until the device has finished all its work. Raises what that work has left broken."""
+
 
 class CpuClock:
     """The monotonic clock of highest resolution. A call on a CPU is finished when it returns."""
@@ -44,6 +47,9 @@ class CpuClock:
     def now(self) -> float:
         """Seconds of the monotonic clock."""
         return monotonic_seconds()
+
+    def finish(self) -> None:
+        """All is finished."""
 
 
 def monotonic_seconds() -> float:

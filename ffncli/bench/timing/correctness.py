@@ -15,13 +15,16 @@ for bf16 and d_ff = 2048, and any kernel would pass.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
+from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge.wrong_codes import WrongCode
+from ffncli.bench.machine import machine
 from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error
 from ffncli.bench.referee.problem import Inputs, Problem
 from ffncli.bench.timing.outcomes import WrongResult
@@ -60,6 +63,17 @@ def computing(backward: bool) -> AbstractContextManager[object]:
     return torch.enable_grad() if backward else torch.inference_mode()
 
 
+def first_call(placed: PlacedKernel, problem: Problem) -> float | None:
+    """Seconds of building and of the first call, in which torch compiles; None for other kernels."""
+    start = time.perf_counter()
+    with computing(problem.backward):
+        placed.call()
+    if placed.built.compile_s is None:
+        return None
+    machine.finish(problem.case.device)
+    return placed.built.compile_s + time.perf_counter() - start
+
+
 # --- two moments ------------------------------------------------------------------------------------------------------
 
 
@@ -72,10 +86,10 @@ def before(placed: PlacedKernel, problem: Problem) -> Error:
     first, error = problem.first, Error()
     with computing(problem.backward):
         placed.enter(problem.other(1))
-        placed.call()
+        placed.call_untimed()
         placed.enter(first.x)
         for call in ("", "its second call: "):
-            placed.call()
+            placed.call_untimed()
             if not torch.equal(placed.x.detach(), first.x):
                 raise WrongResult("changes its input x", code=WrongCode.CHANGED_INPUT)
             error = error.worst(checked_at(call, lambda: compared(placed, problem, first)))
@@ -89,7 +103,7 @@ def fresh(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Error:
     """After timing: new tokens, in the buffers used for timing."""
     with computing(problem.backward):
         placed.enter(inputs.x, inputs.g)
-        placed.call()
+        placed.call_untimed()
         return checked_at("on a fresh seed: ", lambda: compared(placed, problem, inputs))
 
 
@@ -120,7 +134,8 @@ def compared(placed: PlacedKernel, problem: Problem, inputs: Inputs) -> Error:
                 raise WrongResult(f"{GRADIENT}{name} has shape {list(gradient.shape)}, expected {list(shapes[name])}")
     for what, tensor in given.items():
         require_finite(what, tensor)
-    errors = problem.errors(inputs, given)
+    with ACTIVITY.resting():  # a reference may take minutes
+        errors = problem.errors(inputs, given)
     worst = max(errors, key=lambda what: errors[what].largest)
     error = Error()
     for one in errors.values():

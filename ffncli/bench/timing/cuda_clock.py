@@ -128,6 +128,10 @@ class CudaClock:
         """Seconds of the host's clock."""
         return self._wall()
 
+    def finish(self) -> None:
+        """Wait for the GPU; raises RuntimeError if a kernel has spoilt it for this process."""
+        self._cuda.synchronize()
+
     def time(self, call: Call, inner: int, before: Call | None = None) -> float:
         """Seconds of the GPU for `inner` calls; with `before`, the sum over calls timed separately.
 

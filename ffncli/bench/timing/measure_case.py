@@ -4,7 +4,6 @@ from the timed calls."""
 from __future__ import annotations
 
 import gc
-import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,7 @@ from functools import cache
 
 import torch
 
-from ffncli.bench.judge.ratios import paired
+from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.machine.devices import neighbours
@@ -30,14 +29,13 @@ from ffncli.bench.timing.cheating.inspector import Inspector
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.cuda_clock import CudaClock, clock_for
 from ffncli.bench.timing.cuda_counters import GpuCounters
-from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, verdict_of
+from ffncli.bench.timing.outcomes import BrokenArm, WrongResult, first_cause, require_device, verdict_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, total, touched
 from ffncli.bench.timing.placement import Caching, caching
 from ffncli.bench.timing.roof import measured_roof
 from ffncli.bench.timing.rounds import Measured, measure, plan_of
 from ffncli.bench.timing.settings import settle
-from ffncli.bench.timing.sustained import note as sustained_note
-from ffncli.bench.timing.sustained import sustained
+from ffncli.bench.timing.sustained import sustained_remarks
 from ffncli.block.recipe import steps as steps_of
 from ffncli.errors import FFNError
 from ffncli.kernels.compiled import cache as compile_cache
@@ -65,7 +63,8 @@ def measure_case(
     by default they are fixed now.
 
     Every failure of a kernel is an outcome: `skipped`, `failed`, `wrong`, `oom`, each with a note. A kernel that raises
-    while it is timed is removed and the others are timed again. Only the package's own errors are raised.
+    while it is timed is removed and the others are timed again. Only the package's own errors are raised, and
+    DeviceLost: nothing can be computed on a GPU in this process any more.
     """
     inspector = Inspector(job, entry_points)
     settle(case, job)
@@ -108,6 +107,7 @@ class _Run:
         if not self.job.method.by_step:
             replaced, spec = self.inspector.replaced, self.case.spec
             kernels = kernels_by_label(self.job.kernels, steps, spec, self._gone(), self.tell, replaced)
+            self.tell("starting", "")  # loading is over
         self.mode = Caching(self.case.cache)
         self.baseline = BLOCK if self.job.method.by_step else self._wanted(kernels)
         try:
@@ -115,6 +115,7 @@ class _Run:
                 problem = Problem.of(self.case, seed_of(self.case, self.job), self.referee)
                 _ = problem.first
         except Exception as error:
+            require_device(self.clock, "", error)
             self._all(kernels or {BLOCK: None}, error)
             return self._answer(Roof())
         if self.job.method.by_step:
@@ -208,6 +209,7 @@ class _Run:
             return
         self.outcomes[name] = Outcome(name, computes=kernel.computes)
         self.tell("compiling" if kernel.compiles else "checking", name)
+        ACTIVITY.first_call(name)
         cache_before = compile_cache()
         placed: PlacedKernel | None = None
         try:
@@ -217,19 +219,23 @@ class _Run:
                 self.inspector.fix(placed)
                 placed.place(1)
                 with on_compiling(lambda: self.tell("compiling", name)):
-                    compile_s = self._first_call(placed, problem)
+                    compile_s = correct.first_call(placed, problem)
             self.tell("checking", name)
             with self._spending("verify"):
                 numeric_error = correct.before(placed, problem)
                 peak = self._peak(placed, problem)
             with correct.computing(problem.backward):
                 placed.unguard()
+            self.clock.finish()  # what it has broken on a GPU is raised here, and not at the next kernel
             self.inspector.after_check(placed)
         except RefereeGone:
             raise
         except BaseException as error:  # SystemExit too: whatever a user's code raises ends that kernel alone
+            require_device(self.clock, name, error)
             self._broken(name, self.inspector.replaced() or self.inspector.named(error, placed, problem))
             return
+        finally:
+            ACTIVITY.rests()
         how = compile_cache().since(cache_before)
         note = "; ".join(
             filter(None, (kernel.origin, f"torch.compile's cache was {how}" if how else "", _subnormal(numeric_error)))
@@ -237,16 +243,6 @@ class _Run:
         largest, rel = numeric_error.largest, numeric_error.rel
         self.outcomes[name] = Outcome(name, "ok", note, largest, rel, compile_s, peak, kernel.computes)
         self.placed[name] = placed
-
-    def _first_call(self, placed: PlacedKernel, problem: Problem) -> float | None:
-        """Seconds of building and of the first call, in which torch compiles; None for other kernels."""
-        start = time.perf_counter()
-        with correct.computing(problem.backward):
-            placed.call()
-        if placed.built.compile_s is None:
-            return None
-        machine.finish(self.case.device)
-        return placed.built.compile_s + time.perf_counter() - start
 
     def _peak(self, placed: PlacedKernel, problem: Problem) -> int | None:
         if not self.case.device.startswith("cuda"):
@@ -258,7 +254,7 @@ class _Run:
 
     def _broken(self, name: str, error: BaseException) -> None:
         """Record the outcome of a kernel that raised; it is not timed, and its memory is freed."""
-        cause = error.__cause__ if isinstance(error, BrokenArm) and error.__cause__ else error
+        cause = first_cause(error)
         status, note = verdict_of(cause)
         numeric_error = cause.error if isinstance(cause, WrongResult) else None
         before = self.outcomes.get(name, Outcome(name))
@@ -279,6 +275,7 @@ class _Run:
 
     def _time(self, problem: Problem) -> None:
         """Repeat until no kernel raises. The blocks of an aborted attempt are dropped."""
+        ACTIVITY.stands_for(TWIN, self.baseline)
         while self.placed:
             try:
                 arms = self._arms(problem)
@@ -292,27 +289,35 @@ class _Run:
                     self.inspector.after_timing(arms, self.baseline, problem, self.measured.blocks)
             except BrokenArm as broken:
                 self.measured = None
+                require_device(self.clock, ACTIVITY.read().kernel or broken.name, broken)
                 self._without(broken)
                 continue
-            except (RuntimeError, MemoryError) as error:  # not from a kernel: the buffer that empties caches
-                status, note = verdict_of(error)
-                if status != "oom":
-                    raise
+            except (RuntimeError, MemoryError) as error:  # not from a kernel's call: it waits for the device, or we do
+                running = ACTIVITY.read().kernel
+                require_device(self.clock, running, error)
                 self.measured = None
-                self.outcomes |= {name: replace(self.outcomes[name], status=status, note=note) for name in self.placed}
-                return
+                status, note = verdict_of(error)
+                if status == "oom":  # the buffer that empties caches
+                    self.outcomes |= {n: replace(self.outcomes[n], status=status, note=note) for n in self.placed}
+                    return
+                if running not in self.placed:
+                    raise
+                self._without(BrokenArm(running), error)
+                continue
+            finally:
+                ACTIVITY.rests()
             for name, last_error in arms.errors.items():
                 self._record_errors(name, last_error, arms.wrong.get(name))
             return
 
-    def _without(self, broken: BrokenArm) -> None:
-        """Remove the arm that broke from the next attempt."""
+    def _without(self, broken: BrokenArm, error: BaseException | None = None) -> None:
+        """Remove the arm that broke from the next attempt; `error` is what it did, by default what it raised."""
         if broken.name in (TWIN, GEMM):
             _, note = verdict_of(broken.__cause__ or broken)
             self.without.add(broken.name)
             self.notes.append(f"no arm {broken.name}: {note}")
             return
-        self._broken(broken.name, broken)
+        self._broken(broken.name, error or broken)
         if broken.name == self.baseline:
             self._say_baseline()
 
@@ -328,6 +333,7 @@ class _Run:
         kernels = list(self.placed.values())
         for placed in kernels:
             if placed.built.kernel.compiles:  # compiling another kernel may have discarded it
+                ACTIVITY.first_call(placed.name)
                 with self._spending("warm_up"), correct.computing(problem.backward):
                     placed.call()
         llc = machine.llc_bytes(self.case.device)
@@ -342,16 +348,12 @@ class _Run:
 
     def _sustain(self, arms: Arms, problem: Problem) -> None:
         """Time every kernel against the baseline in long turns, in the first process; note a different ratio."""
-        base = arms.by_name.get(self.baseline)
-        if not self.job.method.sustained or self.job.process or base is None or self.measured is None:
+        if not self.job.method.sustained or self.job.process or self.measured is None:
             return
-        for name in self.placed:
-            ratio = paired(self.measured.blocks, name, self.baseline)
-            if name == self.baseline or ratio is None:
-                continue
-            with correct.computing(problem.backward):
-                turns = sustained(arms.by_name[name], base, self.clock, self.probe)
-            remark = sustained_note(turns, math.exp(ratio.interval.value))
+        with correct.computing(problem.backward):
+            compared = {name: arms.by_name[name] for name in self.placed}
+            remarks = sustained_remarks(compared, self.baseline, self.measured.blocks, self.clock, self.probe)
+        for name, remark in remarks.items():
             before = self.outcomes[name]
             self.outcomes[name] = replace(before, note="; ".join(filter(None, (before.note, remark))))
 

@@ -7,6 +7,7 @@ import torch
 from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import Status
 from ffncli.bench.referee.errors import Error
+from ffncli.bench.timing.clock import Clock
 from ffncli.errors import FFNError
 
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Unable to allocate")
@@ -34,6 +35,33 @@ class BrokenArm(Exception):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.name = name
+
+
+class DeviceLost(Exception):
+    """A kernel has left its GPU unusable for this process, by an access out of bounds or a failed assertion.
+
+    `kernel` is empty if it is not known which; the text says what was raised.
+    """
+
+    def __init__(self, kernel: str, text: str) -> None:
+        super().__init__(text)
+        self.kernel = kernel
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """What a kernel raised, without what we wrapped it in."""
+    return error.__cause__ if isinstance(error, BrokenArm) and error.__cause__ is not None else error
+
+
+def require_device(clock: Clock, kernel: str, error: BaseException) -> None:
+    """Raises DeviceLost if the device is unusable after this error, which came from that kernel.
+
+    Errors such as an illegal address stay: until the process ends, everything on that GPU raises.
+    """
+    try:
+        clock.finish()
+    except Exception:
+        raise DeviceLost(kernel, verdict_of(first_cause(error))[1]) from error
 
 
 def verdict_of(error: BaseException) -> tuple[Status, str]:

@@ -11,6 +11,7 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
+from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing.outcomes import BrokenArm, Skipped, WrongResult
@@ -76,6 +77,7 @@ class PlacedKernel:
 
     def place(self, copies: int) -> None:
         """New places for x and for that many copies of the weights. Raises BrokenArm, also if its prepare raises."""
+        ACTIVITY.first_call(self.name)
         try:
             self._place(copies)
         except BaseException as error:  # SystemExit too
@@ -127,6 +129,7 @@ class PlacedKernel:
 
     def on_copy(self, params: Params) -> object:
         """A call's output on one copy of the weights: for graphs, one per copy. Raises BrokenArm."""
+        ACTIVITY.calls(self.name)
         try:
             y = self.built.compute(self.x, params)
             if not self._problem.backward:
@@ -175,6 +178,11 @@ class PlacedKernel:
             return self.out
 
         return call
+
+    def call_untimed(self) -> None:
+        """A call that is not timed: the parent of this process sees it by itself, and limits its time."""
+        ACTIVITY.calls(self.name)
+        self.call()
 
     def unguard(self) -> None:
         """Call a user's function without the guard from now on, if it still runs: some import files inside it."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf, log, log1p, sqrt
 from random import Random
 
+from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge import statistics
 from ffncli.bench.machine.counters import Counters
 from ffncli.bench.records import ANCHOR, GEMM, TWIN, Method, TimedBlock
@@ -202,6 +203,7 @@ class _Measurement:
                     self._choose_inner(arms)
                 self.log_ratios = {kernel: [] for kernel in plan.kernels if kernel in arms and kernel != plan.baseline}
             self._rounds(placement, arms, orders(list(arms), random), placed)
+            ACTIVITY.rests()
             del arms  # before the next placement allocates memory
             placement += 1
             longest = max(longest, self.clock.now() - started)
@@ -257,9 +259,11 @@ class _Measurement:
         Then twice more; the minimum counts, since disturbances only add, and would make a block too short.
         """
         count, again = 1, 2
+        ACTIVITY.calls(arm.name)
         self.clock.time(arm.call, 1, arm.before)  # the first is always slow
         least, least_wall = inf, inf
         while True:
+            ACTIVITY.calls(arm.name)
             start = self.clock.now()
             seconds = self.clock.time(arm.call, count, arm.before)
             wall = max(self.clock.now() - start, seconds, _LEAST)
@@ -315,6 +319,7 @@ class _Measurement:
                 self._lead_in(arm)
                 if arm.before_block:
                     arm.before_block(inner)
+            ACTIVITY.calls(arm.name)
             before = self.counters.read()
             start = self.clock.now()
             with self._spending("blocks"):
@@ -330,11 +335,13 @@ class _Measurement:
 
     def _lead_in(self, arm: Arm) -> None:
         """Untimed calls until two in a row agree; limited in number, and in time to about a block."""
+        ACTIVITY.calls(arm.name)
         if self.wall[arm.name] > LONG_CALL:
             self.clock.time(arm.call, 1, arm.before)
             return
         last, start = inf, self.clock.now()
         for number in range(1, _MOST_LEAD_IN + 1):
+            ACTIVITY.calls(arm.name)
             seconds = self.clock.time(arm.call, 1, arm.before)
             agree = abs(seconds - last) <= _AGREE * min(seconds, last)
             long = self.clock.now() - start > self.plan.block

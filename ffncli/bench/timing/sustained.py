@@ -10,11 +10,14 @@ cards, so after a turn of a third of it both sides would show the mixture.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, exp, fsum, log
 
+from ffncli.bench.activity import ACTIVITY
+from ffncli.bench.judge.ratios import paired
 from ffncli.bench.machine.nvml import GpuProbe, Sample
+from ffncli.bench.records import TimedBlock
 from ffncli.bench.timing.clock import Clock
 from ffncli.bench.timing.rounds import Arm
 
@@ -58,6 +61,7 @@ def sustained(
     calls = {arm.name: _enough(arm, clock, seconds) for arm in (kernel, baseline)}
     turns: dict[str, list[_Turn]] = {kernel.name: [], baseline.name: []}
     for arm in (kernel, baseline, baseline, kernel):
+        ACTIVITY.calls(arm.name)
         turns[arm.name].append(_turn(arm, calls[arm.name], clock, probe))
     pairs = [a.time_s / b.time_s for a, b in zip(turns[kernel.name], turns[baseline.name], strict=True)]
     behind = any(turn.launch_bound for side in turns.values() for turn in side)
@@ -84,6 +88,20 @@ def _turn(arm: Arm, inner: int, clock: Clock, probe: GpuProbe | None) -> _Turn:
     return _Turn(taken / inner, sample.sm_mhz, power, bool(getattr(clock, "launch_bound", False)))
 
 
+def sustained_remarks(
+    arms: Mapping[str, Arm], baseline: str, blocks: Sequence[TimedBlock], clock: Clock, probe: GpuProbe | None
+) -> dict[str, str]:
+    """For each arm that was compared with the baseline in these blocks, a note if its ratio in long turns differs."""
+    remarks: dict[str, str] = {}
+    base = arms.get(baseline)
+    for name, arm in arms.items():
+        ratio = paired(blocks, name, baseline)
+        if base is not None and arm is not base and ratio is not None:
+            turns = sustained(arm, base, clock, probe)
+            remarks[name] = note(turns, exp(ratio.interval.value))
+    return remarks
+
+
 def note(result: Sustained, equal_clock: float) -> str:
     """The ratios in words if both pairs of turns differ from that at equal clock, by more than 1 % together.
 
@@ -104,6 +122,7 @@ def _enough(arm: Arm, clock: Clock, seconds: float) -> int:
     """The number of calls that takes a tenth longer than a turn, from growing turns (which warm the device)."""
     inner = 1
     for share in (0.01, 0.1, *(1.0,) * _TRIES):
+        ACTIVITY.calls(arm.name)
         taken = clock.time(arm.call, inner, arm.before)
         if share == 1.0 and taken >= seconds:
             break

@@ -1,32 +1,39 @@
-"""`python -m ffncli.bench.timing.worker FD`: one process of a benchmark; it receives a Job and returns units.
+"""`python -m ffncli.bench.timing.worker FD [MEMORY]`: one process of a benchmark; it receives a Job and returns units.
 
 Messages: ("began", key), ("stage", doing, kernel) as that changes (records.Stage), and ("unit", TimedUnit) for every
 case in turn, then ("finished",); or ("refused", error, hint, exit code) for a package that does not load or a device
-that torch cannot use. A case that cannot be measured is a unit too, whose outcomes say why; a worker that ends without
-"finished" was killed, killed itself, or has lost its referee.
+that torch cannot use; or ("lost", kernel, why) if that kernel has left its GPU unusable for this process. A case that
+cannot be measured is a unit too, whose outcomes say why; a worker that ends without "finished" was killed, killed
+itself, or has lost its referee. MEMORY, which its parent shares, says which kernel's code runs (bench/activity.py).
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from mmap import mmap
 from multiprocessing.connection import Connection
+from typing import Any
 
-from ffncli.errors import FFNError
-from ffncli.system.child import settle
+from ffncli.bench.activity import ACTIVITY, SIZE
+from ffncli.bench.launch import labels
+from ffncli.errors import ExitCode, FFNError
+from ffncli.system.child import require_original, settle
 from ffncli.system.gpu import gpu_errors
 from ffncli.system.packages import package_error
 
-_BEGAN = time.perf_counter()
+_BEGAN, _PROCESS = time.perf_counter(), os.getpid()
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one job over the inherited descriptor given as the only argument; returns 0, even if nobody listens."""
+    """Serve one job over the inherited descriptor of the first argument; the second is that of the memory for its
+    activity. Returns 0, even if nobody listens."""
     settle()
     try:
         with Connection(int(arguments[0])) as connection:
             try:
-                serve(connection)
+                serve(connection, int(arguments[1]) if len(arguments) > 1 else None)
             except Exception as error:
                 refusal = error if isinstance(error, FFNError) else package_error(error)
                 if refusal is None:
@@ -37,12 +44,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: Connection, memory: int | None = None) -> None:
     """Receive a job and run its cases in order, returning each before the next one starts.
 
     Raises FFNError (exit 3) for a device that torch cannot use.
     """
     job = connection.recv()
+    if memory is not None:
+        ACTIVITY.share(mmap(memory, SIZE), labels(job))
     # Before torch: its OpenMP binds this thread to one core, and OpenBLAS's threads, which are started when numpy is
     # loaded, would inherit that and all run there (a GEMM of two threads took 10 times as long).
     import numpy  # noqa: F401
@@ -53,6 +62,7 @@ def serve(connection: Connection) -> None:
     from ffncli.bench.timing.cheating.entry_points import EntryPoints
     from ffncli.bench.timing.cuda_clock import clock_for
     from ffncli.bench.timing.measure_case import measure_case
+    from ffncli.bench.timing.outcomes import DeviceLost
 
     with referee_process(job, connection) as referee:
         entry_points = EntryPoints() if any(choice.file for choice in job.kernels) else None
@@ -61,17 +71,28 @@ def serve(connection: Connection) -> None:
             use_in_worker(case.device)
             with gpu_errors(case.device, torch):
                 clock = clock_for(case.device)
-            connection.send(("began", case.key))
+            _send(connection, ("began", case.key))
 
             def tell(doing: str, name: str) -> None:
-                connection.send(("stage", doing, name))
+                _send(connection, ("stage", doing, name))
 
-            unit = measure_case(case, job, clock, start=start, tell=tell, referee=referee, entry_points=entry_points)
-            connection.send(("unit", unit))
+            try:
+                unit = measure_case(
+                    case, job, clock, start=start, tell=tell, referee=referee, entry_points=entry_points
+                )
+            except DeviceLost as lost:
+                _send(connection, ("lost", lost.kernel, str(lost)))
+                os._exit(ExitCode.ENVIRONMENT)  # at once: what else torch does on such a GPU raises, or never returns
+            _send(connection, ("unit", unit))
             if referee is not None and referee.gone:  # the next worker has one again, and the rest of the cases
                 return
             start = 0.0
-    connection.send(("finished",))
+    _send(connection, ("finished",))
+
+
+def _send(connection: Connection, message: tuple[Any, ...]) -> None:
+    require_original(_PROCESS)
+    connection.send(message)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from ffncli.bench.records import Method, Pass
+from ffncli.bench.records import FIRST_CALL, Method, Pass
 from ffncli.bench.request.grid import DECODE, Grid
 from ffncli.cli.common import values
 from ffncli.cli.common.option import COMPUTE, option
 from ffncli.cli.common.options import Count, DimensionOptions, Text, TokenListOptions
-from ffncli.cli.common.parsers import duration, flat, natural, numbers, percentage, positive
+from ffncli.cli.common.parsers import byte_count, duration, flat, natural, numbers, percentage, positive
 from ffncli.errors import FFNError, shown
 
 _what = partial(option, "What to measure")
@@ -94,6 +94,16 @@ class MethodOptions:
         float | None, _how("--load-time", metavar="TIME", parser=duration("--load-time"),
                            help="Time limit for loading a Python file of yours. [default: 3m]"),
     ] = None  # fmt: skip
+    call_time: Annotated[
+        float | None, _how("--call-time", metavar="TIME", parser=duration("--call-time"),
+                           help=f"Time limit for one call of a kernel, {FIRST_CALL} times as long for the first,"
+                           " which may compile. [default: 2m, more for large blocks]"),
+    ] = None  # fmt: skip
+    memory_limit: Annotated[
+        int | None, _how("--memory-limit", metavar="SIZE", parser=byte_count("--memory-limit"),
+                         help="Limit on the memory of a process that runs kernels, as in 8GB. [default: 90 % of what is"
+                         " free]"),
+    ] = None  # fmt: skip
     processes: Annotated[
         Count, _how("--processes", metavar="N", parser=positive("--processes", 1000),
                     help="Number of fresh processes; the interval is computed across them. [default: 5]"),
@@ -124,7 +134,7 @@ class MethodOptions:
     def method(self) -> Method:
         """The requested method; explicit options override --quick. Raises FFNError for an unknown word."""
         settings: dict[str, Any] = {"processes": 3, "precision": 0.03} if self.quick else {}
-        for name in ("precision", "max_time", "load_time", "processes", "seed"):
+        for name in ("precision", "max_time", "load_time", "call_time", "memory_limit", "processes", "seed"):
             if getattr(self, name) is not None:
                 settings[name] = getattr(self, name)
         choices = (("allocator", ("fixed", "system")), ("math_mode", ("highest", "high", "medium")))

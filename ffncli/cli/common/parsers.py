@@ -11,6 +11,7 @@ from ffncli.errors import FFNError, shown
 from ffncli.models.dimensions import whole
 
 _MOST_VALUES = 1000  # of a comma list
+_PREFIXES = " KMGT"
 _UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -102,6 +103,20 @@ def duration(option: str) -> Callable[[str], float]:
         value = float(match[1]) * _UNITS[match[2]] if match else 0.0
         if not 0 < value <= 86_400:
             raise FFNError(f"{option} must be a time, as in 20s or 2m, got {shown(text)}")
+        return value
+
+    return parse
+
+
+def byte_count(option: str) -> Callable[[str], int]:
+    """A parser for `512MB`, `4G`, `2.5GiB` or a number of bytes; `i` is for powers of 1024."""
+
+    def parse(text: str) -> int:
+        match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(?:([KMGT])(I?)B?|B?)", str(text).strip().upper())
+        unit = (1024 if match[3] else 1000) ** _PREFIXES.index(match[2] or " ") if match else 0
+        value = int(float(match[1]) * unit) if match else 0
+        if not 0 < value < 2**63:
+            raise FFNError(f"{option} must be a size, as in 512MB or 4GiB, got {shown(text)}")
         return value
 
     return parse

@@ -11,7 +11,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -167,9 +166,8 @@ class HostedKernel:
                 raise KernelFailure(f"{slow} {limit}{more}", gone=True)
             answer = json.loads(self.connection.recv_bytes(_MOST_ANSWER))
         except (EOFError, OSError):
-            over = child.has_ended(self.process, _PATIENCE)
-            how = child.ending(child.exit_code(self.process)) if over else "closed its line"
-            raise KernelFailure(f"its process {how}", gone=True) from None
+            code = child.exit_code(self.process) if child.has_ended(self.process, _PATIENCE) else None
+            raise KernelFailure(f"its process {child.ending(code)}", gone=True) from None
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
@@ -193,7 +191,7 @@ def hosted(
 ) -> Iterator[HostedKernel]:
     """A process for that kernel; however this is left, it and all that it started are gone afterwards."""
     ours, theirs = socket.socketpair()
-    memory_number = _memory()
+    memory_number = child.shared_memory()
     process = None
     try:
         with theirs:
@@ -215,14 +213,6 @@ def hosted(
         os.close(memory_number)
         if process is not None:
             child.end(process)
-
-
-def _memory() -> int:
-    """The descriptor of memory without a name, which a child can be given."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("ffn")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 @contextmanager

@@ -42,6 +42,9 @@ class Clock:
     def now(self):
         return self.passed
 
+    def finish(self):
+        pass
+
 
 class Counters:
     def read(self):
@@ -418,7 +421,8 @@ def test_every_kernel_is_told_before_its_code_runs():
         Counters(),
         tell=lambda *stage: heard.append(stage),
     )
-    assert list(dict.fromkeys(heard)) == [("checking", "eager"), ("checking", "packed"), ("timing", "")]
+    stages = [("starting", ""), ("checking", "eager"), ("checking", "packed"), ("timing", "")]
+    assert list(dict.fromkeys(heard)) == stages
 
 
 def test_compiling_is_told_while_it_compiles(tmp_path):

@@ -71,7 +71,7 @@ def test_end_to_end(tmp_path):
     assert b"called" in err
     stages = [m[1:] for m in messages if m[0] == "stage"]  # who is at work, should it die
     assert list(dict.fromkeys(stages)) == [
-        ("loading", "mine"), ("checking", "eager"), ("checking", "mine"), ("timing", ""),
+        ("loading", "mine"), ("starting", ""), ("checking", "eager"), ("checking", "mine"), ("timing", ""),
     ]  # fmt: skip
     messages = [m for m in messages if m[0] != "stage"]
     assert [m[0] for m in messages] == ["began", "unit", "began", "unit", "finished"]

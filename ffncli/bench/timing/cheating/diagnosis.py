@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ffncli.bench.activity import ACTIVITY
 from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.referee.errors import Error
 from ffncli.bench.referee.problem import Problem
@@ -71,6 +72,7 @@ class _Calls:
     def _answer(self, x: Tensor | None = None) -> Tensor:
         """The output, itself, for the input as it is now."""
         placed = self._placed
+        ACTIVITY.calls(placed.name)
         out = placed.built.compute(placed.x if x is None else x, placed.copies[0])
         assert isinstance(out, Tensor)
         return out
@@ -95,7 +97,8 @@ class _Calls:
     def _is_right(self, x: Tensor, out: Tensor) -> bool:
         rows = slice(0, 2)
         sample = CallSample(self._placed.name, x[rows].detach().clone(), out[rows].detach().clone(), None, None)
-        (error,) = self._problem.sampled([sample])
+        with ACTIVITY.resting():
+            (error,) = self._problem.sampled([sample])
         return error is None or error.largest <= self._placed.limit
 
     def _changes_later(self) -> bool:

@@ -1,0 +1,128 @@
+"""The limits on a user's kernel, as the parent of a worker enforces them: time to load, time of a call, memory.
+
+Limits are there for code that never returns, or takes all memory: they are far above what honest kernels need, and an
+option raises each. A kernel beyond one costs its own row; its worker is killed, and the others are measured again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ffncli.bench.activity import RunningCode
+from ffncli.bench.judge.roofline import work_of
+from ffncli.bench.records import FIRST_CALL, Case, Method, Outcome, Stage
+from ffncli.show.text import bytes_text, seconds_text, time_text
+from ffncli.system.host import available_memory
+
+LOST = "the worker "  # the start of a note about a worker's end
+_CALL = 120.0  # s, at least, for a call
+# With all threads; slower than any machine that anybody would measure on.
+_FLOPS_PER_S, _BYTES_PER_S = 1e9, 1e8
+_OF_FREE = 0.9  # of the memory that is free when a run begins
+_BLAMED = 0.1  # of the limit, at least, for which a kernel's memory must have grown
+_GROWING = 0.01  # of the limit, between two looks: the next look is soon, to see whose code runs then
+
+
+def call_limit(case: Case, method: Method) -> float:
+    """Seconds for one call, or one block of short ones: 2 minutes, or what the block's work takes at 1 GFLOP/s and
+    100 MB/s."""
+    if method.call_time is not None:
+        return method.call_time
+    work = work_of(case)
+    return max(_CALL, work.flops / _FLOPS_PER_S + work.bytes / _BYTES_PER_S)
+
+
+def memory_limit(method: Method) -> int | None:
+    """Bytes for a worker with all that it starts; None where nobody knows how much is free."""
+    if method.memory_limit is not None:
+        return method.memory_limit
+    free = available_memory()
+    return None if free is None else int(_OF_FREE * free)
+
+
+@dataclass(frozen=True)
+class Excess:
+    """A kernel that is beyond a limit, or has ended its worker otherwise, and its outcome in these cases.
+
+    `kernel` is empty where it is not known.
+    """
+
+    kernel: str
+    outcome: Outcome
+    cases: tuple[Case, ...]
+
+
+@dataclass
+class WorkerLimits:
+    """The limits on one worker: how long its kernel's code has been running, whose code made its memory grow.
+
+    Times are the parent's, in seconds. `excess` is to be called with each message, and now and then without one; soon
+    if `hurried`.
+    """
+
+    method: Method
+    cases: Sequence[Case]
+    most_memory: int | None
+    since: float  # when the stage, or the code that runs, was other than now
+    running: RunningCode = field(default_factory=RunningCode)
+    held: int = 0
+    hurried: bool = False
+    growth: dict[str, int] = field(default_factory=dict)
+
+    def excess(self, stage: Stage, now: float, entered: float, running: RunningCode, held: int | None) -> Excess | None:
+        """What is beyond a limit at this stage, which was `entered` then, if anything is."""
+        if running != self.running:
+            self.running, self.since = running, now
+        late = self._late(stage, now - entered, now - max(entered, self.since))
+        return late or self._memory(stage, held)
+
+    def begin_case(self) -> None:
+        """Memory that grew in the case before was freed with it."""
+        self.growth.clear()
+
+    def _late(self, stage: Stage, in_stage: float, in_call: float) -> Excess | None:
+        if stage.doing == "loading":
+            if in_stage <= self.method.load_time:
+                return None
+            why = f"did not load its file within {_seconds(self.method.load_time)} (--load-time allows more)"
+            return _excess(stage.kernel, "failed", why, self.cases)  # it would not load in the other cases either
+        limit = call_limit(stage.case, self.method)
+        if not self.running.kernel or in_call <= limit * (FIRST_CALL if self.running.first else 1):
+            return None
+        if self.running.first:
+            what = f"building it and its first call took more than {_seconds(FIRST_CALL * limit)}"
+        else:
+            how = "timed" if stage.doing == "timing" else "checked"
+            what = f"a call took more than {_seconds(limit)} while it was {how}"
+        return _excess(self.running.kernel, "failed", f"timed out: {what} (--call-time allows more)", (stage.case,))
+
+    def _memory(self, stage: Stage, held: int | None) -> Excess | None:
+        if held is None or self.most_memory is None:
+            return None
+        grown, self.held = held - self.held, held
+        self._grown(self.running.kernel or stage.kernel, grown)
+        self.hurried = held > self.most_memory / 2 and grown > _GROWING * self.most_memory
+        kernel = max((name for name in self.growth if name), key=lambda name: self.growth[name], default="")
+        if held <= self.most_memory or self.growth.get(kernel, 0) < _BLAMED * self.most_memory:
+            return None  # what is ours, such as references, asks beforehand how much is free
+        why = f"held more than {bytes_text(self.most_memory)} of memory (--memory-limit allows more)"
+        return _excess(kernel, "oom", why, self.cases if stage.doing == "loading" else (stage.case,))
+
+    def _grown(self, kernel: str, size: int) -> None:
+        """Count memory for the kernel whose code ran; what is freed, for the one that took most."""
+        if size < 0 and self.growth.get(kernel, 0) <= 0:
+            kernel = max(self.growth, key=lambda name: self.growth[name], default=kernel)
+        if (total := self.growth.get(kernel, 0) + size) > 0:
+            self.growth[kernel] = total
+        else:
+            self.growth.pop(kernel, None)
+
+
+def _excess(kernel: str, status: str, why: str, cases: Sequence[Case]) -> Excess:
+    outcome = Outcome(kernel, "oom" if status == "oom" else "failed", LOST + why)
+    return Excess(kernel, outcome, tuple(cases))
+
+
+def _seconds(seconds: float) -> str:
+    return str(time_text(seconds)) if seconds < 1 else seconds_text(seconds)

@@ -1,0 +1,46 @@
+"""A process and all that it started, from Linux's /proc. Elsewhere there is none of it: no descendants, no memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ffncli.system.cgroup import ROOT, text
+
+_HELD = ("RssAnon:", "RssShmem:", "VmSwap:")  # what a process takes from others; files can be dropped and read again
+
+
+def descendants(pid: int, root: Path = ROOT) -> list[int]:
+    """The processes below this one, those of all its threads; a zombie has none left."""
+    found: list[int] = []
+    left = [pid]
+    while left:
+        for process in _children(left.pop(), root):
+            if process not in found:
+                found.append(process)
+                left.append(process)
+    return found
+
+
+def held_memory(pid: int, root: Path = ROOT) -> int | None:
+    """Bytes of memory that a process and those below it hold; None where the system does not say.
+
+    Memory that a fork still shares counts for both.
+    """
+    if not (root / f"proc/{pid}/status").exists():
+        return None
+    return sum(_held(process, root) for process in (pid, *descendants(pid, root)))
+
+
+def _children(pid: int, root: Path) -> list[int]:
+    folder = root / f"proc/{pid}/task"
+    try:
+        threads = os.listdir(folder)
+    except OSError:
+        return []
+    return [int(word) for thread in threads for word in text(folder / thread / "children").split() if word.isdigit()]
+
+
+def _held(pid: int, root: Path) -> int:
+    lines = (line.split() for line in text(root / f"proc/{pid}/status").splitlines() if line.startswith(_HELD))
+    return sum(int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdigit())

@@ -1,0 +1,87 @@
+"""A process and what is below it: from a made-up /proc, and from real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ffncli.system import child
+from ffncli.system.process_tree import descendants, held_memory
+
+LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+def process(root: Path, pid: int, status: str, **children: str) -> None:
+    """A process in a made-up /proc, with the children of its threads."""
+    folder = root / f"proc/{pid}"
+    for thread, line in (children or {"t0": ""}).items():
+        (folder / "task" / thread).mkdir(parents=True)
+        (folder / "task" / thread / "children").write_text(line)
+    (folder / "status").write_text(status)
+
+
+def test_the_memory_of_all_threads_children(tmp_path):
+    process(
+        tmp_path, 1, "Name:\tx\nVmRSS:\t999 kB\nRssAnon:\t10 kB\nRssFile:\t500 kB\nRssShmem:\t3 kB\n", t1="2 ", t2="3 "
+    )
+    process(tmp_path, 2, "RssAnon:\t100 kB\nVmSwap:\t7 kB\n", t1="4 ")
+    process(tmp_path, 3, "Name:\tzombie\nState:\tZ\n")
+    process(tmp_path, 4, "RssAnon:\t1000 kB\n")
+    process(tmp_path, 5, "RssAnon:\t77777 kB\n")
+    assert sorted(descendants(1, tmp_path)) == [2, 3, 4]
+    assert held_memory(1, tmp_path) == (13 + 107 + 1000) * 1024
+    assert held_memory(6, tmp_path) is None
+
+
+HOLDER = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()  # out of the group
+    held = b"x" * 50_000_000
+    open(sys.argv[1], "w").write(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+@LINUX
+def test_a_child_that_left_the_group_is_seen_counted_and_ended(tmp_path):
+    file = tmp_path / "pid"
+    parent = subprocess.Popen([sys.executable, "-S", "-c", HOLDER, str(file)], process_group=0)
+    until = time.monotonic() + 30
+    while not file.exists() or not file.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    pid = int(file.read_text())
+    assert descendants(parent.pid) == [pid]
+    held = held_memory(parent.pid)
+    assert held is not None
+    assert 50_000_000 < held < 100_000_000
+    child.end(parent)
+    while runs(pid):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert descendants(parent.pid) == []
+
+
+def runs(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@LINUX
+def test_a_copy_of_a_process_does_not_speak_for_it():
+    pid = os.getpid()
+    child.require_original(pid)
+    copied = os.fork()
+    if not copied:
+        child.require_original(pid)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(copied, 0)[1]) == 1
