@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -12,7 +15,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ffncli.bench.records import Job
+from ffncli.bench.records import CaseReport, Job
+from ffncli.errors import FFNError
+from ffncli.models.files.json_records import record_of
 from ffncli.system.child import end, exit_code
 from ffncli.system.files import remove_process_folders
 
@@ -57,23 +62,59 @@ def environment(threads: int, allocator: str, given: Mapping[str, str] | None = 
     return variables
 
 
+_RECORDS = frozenset({"TimedUnit", "TimedBlock", "Outcome", "Roof"})  # what a worker's messages are made of
+_REPORT = 10.0  # s; the report is sent before the unit
+
+
+class _Messages(pickle.Unpickler):
+    """Messages of a process in which a user's code runs: they hold records and plain values, and run nothing."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "ffncli.bench.records" and name in _RECORDS:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a worker's message")
+
+
 @dataclass
 class Worker:
-    """A running worker; `receive` raises EOFError when it is gone."""
+    """A running worker; `receive` raises EOFError when it is gone. `reports` is the line of its referee."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
+    reports: Connection
 
     def receive(self, patience: float | None = None) -> tuple[Any, ...] | None:
-        """Its next message; None if none arrives within that many seconds."""
+        """Its next message; None if none arrives within that many seconds.
+
+        One that holds anything but records and plain values is the text of why that is no message.
+        """
         if patience is not None and not self.connection.poll(patience):
             return None
-        message = self.connection.recv()
+        data = self.connection.recv_bytes()
+        try:
+            message = _Messages(io.BytesIO(data)).load()
+        except pickle.UnpicklingError as error:
+            message = str(error)
         return message if isinstance(message, tuple) else (message,)
+
+    def report(self, case: str) -> CaseReport | None:
+        """What its referee found in that case; None if the referee has ended, or says nothing in time."""
+        return report_on(self.reports, case)
 
     def ended(self) -> int:
         """Its exit code once it has closed the line; negative is a signal. It is not reaped: its group keeps its id."""
         return exit_code(self.process)
+
+
+def report_on(reports: Connection, case: str) -> CaseReport | None:
+    """The report on that case that comes over the line of a referee; those on other cases are passed over."""
+    with suppress(EOFError, OSError, ValueError, RecursionError, FFNError):
+        while reports.poll(_REPORT):
+            raw = json.loads(reports.recv_bytes())
+            report: CaseReport = record_of(CaseReport, raw, "the referee's report")
+            if report.case == case:
+                return report
+    return None
 
 
 @contextmanager
@@ -81,25 +122,27 @@ def worker(job: Job, threads: int, command: Sequence[str] = WORKER, directory: s
     """A worker at that job, in that directory (default: ours). On any exit from the block, the worker and everything it
     started are killed. Raises OSError if it cannot be started."""
     ours, theirs = socket.socketpair()
+    reports, referees = socket.socketpair()
     process = None
     try:
-        with theirs:
+        with theirs, referees:
+            numbers = (theirs.fileno(), referees.fileno())
             process = subprocess.Popen(
-                [*command, str(theirs.fileno())],
+                [*command, *map(str, numbers)],
                 env=environment(threads, job.method.allocator),
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=numbers,
                 process_group=0,  # Ctrl-C is handled here, and its children are killed with it
             )
-        connection = Connection(ours.detach())
-        with connection:
+        with Connection(ours.detach()) as connection, Connection(reports.detach()) as line:
             with suppress(OSError):  # already gone: its exit code shows why
                 connection.send(job)
-            yield Worker(process, connection)
+            yield Worker(process, connection, line)
     finally:
         ours.close()
+        reports.close()
         if process is not None:
             end(process)
             remove_process_folders(process.pid)  # a kernel's file at a git commit was copied for it

@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from ffncli.bench.judge.agreement import agreed
 from ffncli.bench.launch import WORKER, Worker, worker
-from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit
+from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit, refereed_apart
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.request.kernel_names import MOST_KERNEL_BYTES
 from ffncli.bench.results import journal as journals
@@ -166,6 +167,8 @@ def _work(running: _Running, process: int, threads: int, todo: tuple[Case, ...])
                     stage, since = replace(stage, doing=cast(Doing, doing), kernel=name), running.now()
                 case ("unit", TimedUnit() as unit) if unit.case in known:
                     case = known[unit.case]
+                    if refereed_apart(case, job.method):
+                        unit = agreed(unit, busy.report(case.key))
                     before = running.before.get((case.device, case.threads), {})
                     _require_same("its run began with", before, unit.environment)
                     journal.add(unit)

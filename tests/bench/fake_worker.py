@@ -1,4 +1,4 @@
-"""A worker that measures nothing: its times are made up, the same every time. `fake_worker.py [FILE] FD`.
+"""A worker that measures nothing: its times are made up, the same every time. `fake_worker.py [FILE] FD REPORTS`.
 
 FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key holds that text: `kill`, `segfault`,
 `exit`, `slow`, `wrong`, `fails`, `other` (machine), `packed` (kills the worker, unless it is left out), `hangs`
@@ -7,16 +7,31 @@ FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key h
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
 import signal
 import sys
 import time
+from collections import Counter
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from ffncli.bench.records import ANCHOR, TWIN, Case, Job, Outcome, Roof, Status, TimedBlock, TimedUnit
+from ffncli.bench.records import (
+    ANCHOR,
+    TWIN,
+    Case,
+    CaseReport,
+    Finding,
+    Job,
+    Outcome,
+    Roof,
+    Status,
+    TimedBlock,
+    TimedUnit,
+)  # fmt: skip
 
 RATIOS = {"packed": 0.95, "numpy": 1.10, "module": 1.0, "slowed": 1.05}  # of the others' time to the baseline's
 
@@ -47,6 +62,12 @@ def unit(case: Case, job: Job, what: str = "") -> TimedUnit:
                 environment, ("a note; of the unit",), {"blocks": 1.0})  # fmt: skip
 
 
+def report(unit: TimedUnit) -> CaseReport:
+    """What a referee says of it."""
+    blocks = Counter(block.kernel for block in unit.blocks)
+    return CaseReport(unit.case, tuple(Finding(o.kernel, answers=3, samples=blocks[o.kernel]) for o in unit.outcomes))
+
+
 def faults(file: Path | None, case: Case, process: int) -> str:
     if file is None:
         return ""
@@ -60,8 +81,9 @@ def faults(file: Path | None, case: Case, process: int) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    file = Path(arguments[0]) if len(arguments) > 1 else None
-    connection = Connection(int(arguments[-1]))
+    *files, line, reports_line = arguments
+    file = Path(files[0]) if files else None
+    connection, reports = Connection(int(line)), Connection(int(reports_line))
     job: Job = connection.recv()
     for case in job.cases:
         connection.send(("began", case.key))
@@ -82,7 +104,9 @@ def main(arguments: list[str]) -> None:
             time.sleep(0.04)
         elif what == "slow":
             time.sleep(60)
-        connection.send(("unit", unit(case, job, what)))
+        made = unit(case, job, what)
+        reports.send_bytes(json.dumps(asdict(report(made))).encode())
+        connection.send(("unit", made))
     connection.send(("finished",))
 
 

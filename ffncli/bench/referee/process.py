@@ -1,7 +1,9 @@
-"""The referee as a process of its own: it has weights and references, and never loads a user's file.
+"""The referee as a process of its own: it has weights, references and limits, and never loads a user's file.
 
 The worker forks it when torch is loaded and nothing has been computed yet, so it costs no second import; then it waits
 for questions, without using a processor. Nothing that the worker sends is unpickled, and no answer holds a reference.
+What it finds about each kernel it tells the worker's parent itself, over a line that the worker closes before it loads
+a user's file: what the worker says about its kernels is believed only where both agree (judge/agreement.py).
 It ends with the worker. Where forking is not safe (anything but Linux) there is none, and the worker judges by itself.
 """
 
@@ -12,11 +14,10 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from math import log
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -24,10 +25,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.machine.math_mode import set_math_mode
-from ffncli.bench.records import Case, Job
+from ffncli.bench.records import Case, Job, refereed_apart
 from ffncli.bench.referee.errors import Error
 from ffncli.bench.referee.problem import Inputs, Problem, seed_of
+from ffncli.bench.referee.rulings import Ruling, Rulings
 from ffncli.bench.referee.samples import CallSample
 from ffncli.errors import ExitCode, FFNError
 
@@ -66,17 +69,36 @@ class RefereeProcess:
         more = dict(zip(head["parts"], rest, strict=True))
         return Inputs(x, None, more.get("rows"), more.get("g"), None, str(head["remark"]), 0, float(head["rounding"]))
 
-    def errors(self, number: int, given: Mapping[str, Tensor]) -> dict[str, Error]:
-        """How far a kernel's tensors for the inputs of that number are off."""
-        head, _ = self._ask({"ask": "errors", "number": number, "given": list(given)}, list(given.values()))
-        return {what: Error(*error) for what, error in zip(given, head["errors"], strict=True)}
+    def declare(self, kernel: str, computes: str) -> None:
+        """What a kernel computes in. Raises FFNError for an unknown format."""
+        self._ask({"ask": "declare", "kernel": kernel, "computes": computes})
+
+    def limit(self, kernel: str) -> float:
+        """The largest error that kernel may have."""
+        return float(self._ask({"ask": "limit", "kernel": kernel})[0]["limit"])
+
+    def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
+        """Of a kernel's whole answer to the inputs of that number."""
+        question = {"ask": "ruling", "kernel": kernel, "number": number, "given": list(given)}
+        return _read_ruling(self._ask(question, list(given.values()))[0]["ruling"])
+
+    def timed(self, samples: Sequence[CallSample]) -> dict[str, Ruling]:
+        """Of each kernel's samples together."""
+        rulings = self._ask(*_about("timed", samples))[0]["rulings"]
+        return {kernel: _read_ruling(ruling) for kernel, ruling in rulings.items()}
 
     def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
         """How far each sample is off, in their order; None for one that was not judged."""
-        parts = [[part for part in _PARTS if getattr(sample, part) is not None] for sample in samples]
-        tensors = [getattr(s, part) for s, names in zip(samples, parts, strict=True) for part in names]
-        head, _ = self._ask({"ask": "sampled", "kernels": [s.kernel for s in samples], "parts": parts}, tensors)
+        head, _ = self._ask(*_about("sampled", samples))
         return [None if error is None else Error(*error) for error in head["errors"]]
+
+    def accuse(self, kernel: str, note: str) -> None:
+        """Keep what the worker found."""
+        self._ask({"ask": "accuse", "kernel": kernel, "note": note})
+
+    def report(self) -> None:
+        """Have it tell the worker's parent what it found in this case."""
+        self._ask({"ask": "report"})
 
     def clock_started(self) -> None:
         """The referee's clock and the worker's are compared from now on."""
@@ -123,13 +145,17 @@ class RefereeProcess:
 
 
 @contextmanager
-def referee_process(job: Job, others: Connection) -> Iterator[RefereeProcess | None]:
+def referee_process(
+    job: Job, others: Connection, reports: Connection | None = None
+) -> Iterator[RefereeProcess | None]:
     """The referee of a job; None where it has no business (on a GPU, step by step) or cannot be forked.
 
     To be called before any computation, and before a user's file is loaded. The child closes `others`, the line to the
-    worker's parent.
+    worker's parent, and the worker `reports`, the referee's line to that parent.
     """
-    if not sys.platform.startswith("linux") or job.method.by_step or all(c.device != "cpu" for c in job.cases):
+    if not any(refereed_apart(case, job.method) for case in job.cases):
+        if reports:
+            reports.close()
         yield None
         return
     ours, theirs = socket.socketpair()
@@ -138,8 +164,10 @@ def referee_process(job: Job, others: Connection) -> Iterator[RefereeProcess | N
     if pid == 0:
         others.close()
         ours.close()
-        _live(job, Connection(theirs.detach()), worker)
+        _live(_Answers(job, reports), Connection(theirs.detach()), worker)
     theirs.close()
+    if reports:
+        reports.close()
     process = RefereeProcess(Connection(ours.detach()), pid)
     try:
         yield process
@@ -157,7 +185,7 @@ def _raise_again(answer: Mapping[str, Any]) -> NoReturn:
 # --- the referee's side -----------------------------------------------------------------------------------------------
 
 
-def _live(job: Job, connection: Connection, worker: int) -> NoReturn:
+def _live(answers: _Answers, connection: Connection, worker: int) -> NoReturn:
     """All of the forked process: it answers until the worker closes the line, or dies."""
     code = 1
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -166,7 +194,7 @@ def _live(job: Job, connection: Connection, worker: int) -> NoReturn:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # its memory is not the worker's to read
         if os.getppid() == worker:
-            _serve(_Answers(job), connection)
+            _serve(answers, connection)
         code = 0
     finally:
         os._exit(code)
@@ -198,9 +226,9 @@ class _Answers:
     """The state of the referee: the case that is at hand."""
 
     job: Job
+    reports: Connection | None = None  # to the parent of the worker
     case: Case | None = None
-    problem: Problem | None = None
-    known: dict[int, Inputs] = field(default_factory=dict)
+    begun: Rulings | None = None
     started: float = 0.0
 
     def to(self, head: dict[str, Any], tensors: list[Tensor]) -> tuple[dict[str, Any], list[Tensor]]:
@@ -208,40 +236,53 @@ class _Answers:
         match head["ask"]:
             case "begin":
                 self.case = next(case for case in self.job.cases if case.key == head["key"])
-                self.problem, self.known = None, {}
+                self.begun = None
                 torch.set_num_threads(self.case.threads)
                 set_math_mode(self.job.method.math_mode, self.case.device)
-                _ = self._problem().first
+                self._rulings().inputs(1)
             case "inputs":
-                inputs = self._inputs(int(head["number"]))
+                inputs = self._rulings().inputs(int(head["number"]))
                 parts = [part for part in _OPTIONAL if getattr(inputs, part) is not None]
                 tensors = [inputs.x, *(getattr(inputs, part) for part in parts)]
                 return {"parts": parts, "remark": inputs.remark, "rounding": inputs.rounding}, tensors
-            case "errors":
+            case "declare":
+                self._rulings().declare(str(head["kernel"]), str(head["computes"]))
+            case "limit":
+                return {"limit": self._rulings().limit(str(head["kernel"]))}, []
+            case "ruling":
                 given = dict(zip(head["given"], tensors, strict=True))
-                errors = self._problem().errors(self._inputs(int(head["number"])), given)
-                return {"errors": [_figures(errors[what]) for what in given]}, []
+                return {"ruling": _figures(self._rulings().ruling(str(head["kernel"]), int(head["number"]), given))}, []
+            case "timed":
+                rulings = self._rulings().timed(_samples(head["kernels"], head["parts"], tensors))
+                return {"rulings": {kernel: _figures(ruling) for kernel, ruling in rulings.items()}}, []
             case "sampled":
-                judged = self._problem().sampled(_samples(head["kernels"], head["parts"], tensors))
-                return {"errors": [None if error is None else _figures(error) for error in judged]}, []
+                errors = self._rulings().sampled(_samples(head["kernels"], head["parts"], tensors))
+                return {"errors": [None if e is None else [e.largest, e.rel, e.subnormal] for e in errors]}, []
+            case "accuse":
+                self._rulings().accuse(str(head["kernel"]), str(head["note"]))
             case "clock started":
                 self.started = time.monotonic()
             case "clock stopped":
-                return {"remark": clocks_apart(float(head["seconds"]), time.monotonic() - self.started)}, []
+                return {"remark": self._clock_stopped(float(head["seconds"]))}, []
+            case "report" if self.reports:
+                with suppress(OSError):  # the parent is gone, or hangs up
+                    self.reports.send_bytes(json.dumps(asdict(self._rulings().report())).encode())
         return {}, []
 
-    def _problem(self) -> Problem:
+    def _rulings(self) -> Rulings:
         assert self.case is not None
-        if self.problem is None:
-            self.problem = Problem.of(self.case, seed_of(self.case, self.job))
-        return self.problem
+        if self.begun is None:
+            problem = Problem.of(self.case, seed_of(self.case, self.job))
+            self.begun = Rulings(problem, self.job.wanted_baseline, self.job.method.math_mode)
+        return self.begun
 
-    def _inputs(self, number: int) -> Inputs:
-        if number == 1:
-            return self._problem().first
-        if number not in self.known:
-            self.known[number] = self._problem().inputs(number)
-        return self.known[number]
+    def _clock_stopped(self, seconds: float) -> str:
+        """Where the clocks differ, no time of a user's kernel can be believed."""
+        remark = clocks_apart(seconds, time.monotonic() - self.started)
+        for choice in self.job.kernels if remark else ():
+            if choice.file is not None:
+                self._rulings().accuse(choice.label, Ruling(wrong=remark, code=WrongCode.PATCHED_CLOCK).note)
+        return remark
 
 
 def clocks_apart(worker: float, referee: float) -> str:
@@ -252,8 +293,22 @@ def clocks_apart(worker: float, referee: float) -> str:
     return f"{worker:.3g} s passed by the worker's clock, {referee:.3g} s by the referee's"
 
 
-def _figures(error: Error) -> list[float]:
-    return [error.largest, error.rel, error.subnormal]
+def _figures(ruling: Ruling) -> list[Any]:
+    """A ruling as JSON has it."""
+    error = ruling.error
+    return [[error.largest, error.rel, error.subnormal], ruling.wrong, ruling.code]
+
+
+def _read_ruling(figures: Sequence[Any]) -> Ruling:
+    error, wrong, code = figures
+    return Ruling(Error(*error), wrong, None if code is None else WrongCode(code))
+
+
+def _about(ask: str, samples: Sequence[CallSample]) -> tuple[dict[str, Any], list[Tensor]]:
+    """A question about samples, and their tensors."""
+    parts = [[part for part in _PARTS if getattr(sample, part) is not None] for sample in samples]
+    tensors = [getattr(s, part) for s, names in zip(samples, parts, strict=True) for part in names]
+    return {"ask": ask, "kernels": [s.kernel for s in samples], "parts": parts}, tensors
 
 
 def _samples(kernels: Sequence[str], parts: Sequence[Sequence[str]], tensors: Sequence[Tensor]) -> list[CallSample]:

@@ -1,4 +1,4 @@
-"""`python -m ffncli.bench.timing.worker FD`: one process of a benchmark; it receives a Job and returns units.
+"""`python -m ffncli.bench.timing.worker FD REPORTS`: one process of a benchmark; it receives a Job and returns units.
 
 Messages: ("began", key), ("stage", doing, kernel) as that changes (records.Stage), and ("unit", TimedUnit) for every
 case in turn, then ("finished",); or ("refused", error, hint, exit code) for a package that does not load or a device
@@ -20,12 +20,15 @@ _BEGAN = time.perf_counter()
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one job over the inherited descriptor given as the only argument; returns 0, even if nobody listens."""
+    """Serve one job over the inherited descriptor that the first argument numbers; returns 0, even if nobody listens.
+
+    The second is its referee's, to report on every case.
+    """
     settle()
     try:
-        with Connection(int(arguments[0])) as connection:
+        with Connection(int(arguments[0])) as connection, Connection(int(arguments[1])) as reports:
             try:
-                serve(connection)
+                serve(connection, reports)
             except Exception as error:
                 refusal = error if isinstance(error, FFNError) else package_error(error)
                 if refusal is None:
@@ -36,7 +39,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: Connection, reports: Connection) -> None:
     """Receive a job and run its cases in order, returning each before the next one starts.
 
     Raises FFNError (exit 3) for a device that torch cannot use.
@@ -51,7 +54,7 @@ def serve(connection: Connection) -> None:
     from ffncli.bench.timing.cheating.entry_points import EntryPoints
     from ffncli.bench.timing.measure_case import measure_case
 
-    with referee_process(job, connection) as referee:
+    with referee_process(job, connection, reports) as referee:
         entry_points = EntryPoints() if any(choice.file for choice in job.kernels) else None
         start = time.perf_counter() - _BEGAN
         for case in job.cases:

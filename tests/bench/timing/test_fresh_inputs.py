@@ -10,6 +10,7 @@ import torch
 
 from ffncli.bench.records import Case
 from ffncli.bench.referee.problem import Problem
+from ffncli.bench.referee.rulings import refereed
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing import fresh_inputs, placed_kernel
 from ffncli.bench.timing.fresh_inputs import FreshInputs, Reservoir
@@ -19,8 +20,9 @@ from ffncli.kernels import built_in
 
 
 def placed_of(passes: str = "forward", tokens: int = 8, dtype: str = "fp32") -> tuple[PlacedKernel, Problem]:
-    problem = Problem.of(Case("s", "s", FFNSpec(16, 32, "swiglu"), tokens, dtype=dtype, passes=passes), 3)  # type: ignore[arg-type]
-    placed = PlacedKernel("mine", build_kernel(built_in("eager"), problem), problem, random.Random(0), 1e-4)
+    case = Case("s", "s", FFNSpec(16, 32, "swiglu"), tokens, dtype=dtype, passes=passes)  # type: ignore[arg-type]
+    problem = refereed(Problem.of(case, 3))
+    placed = PlacedKernel("mine", build_kernel(built_in("eager"), problem), problem, random.Random(0))
     placed.place(1)
     return placed, problem
 

@@ -24,7 +24,6 @@ class Inspector:
         self._files = {choice.label: str(choice.file) for choice in job.kernels if choice.file is not None}
         self._entry_points = (entry_points or EntryPoints()) if self._files else None
         self._threads: frozenset[str] = frozenset()
-        self._limits: list[tuple[PlacedKernel, float]] = []
         self.notes: list[str] = []
 
     def settle(self) -> None:
@@ -34,11 +33,9 @@ class Inspector:
             self._threads = frozenset(probes.busy_threads())  # libraries have started theirs
 
     def fix(self, placed: PlacedKernel) -> None:
-        """Nobody may change this kernel's limit from now on, nor its code, if it is one of the package's."""
-        if self._entry_points is not None:
-            self._limits.append((placed, placed.limit))
-            if placed.name not in self._files:
-                self._entry_points.add(placed.built.compute)
+        """Nobody may change this kernel's code from now on, if it is one of the package's."""
+        if self._entry_points is not None and placed.name not in self._files:
+            self._entry_points.add(placed.built.compute)
 
     def replaced(self) -> WrongResult | None:
         """What a user's file replaced since the last time; it is put back, for the sake of the other kernels."""
@@ -112,10 +109,6 @@ class Inspector:
         if self._entry_points is None:
             return None, []
         changes = self._entry_points.changes()
-        for placed, limit in self._limits:
-            if placed.limit != limit:
-                changes.append(Change(WrongCode.PATCHED_FFN, f"the error that {placed.name} is allowed was changed"))
-                placed.limit = limit
         if not changes:
             return None, []
         self._entry_points.restore()

@@ -196,7 +196,7 @@ def require_given_weights(placed: PlacedKernel, problem: Problem) -> None:
         with torch.inference_mode():
             before, after = (placed.built.compute(placed.x, p).double() for p in (placed.copies[0], params))
     apart = float((before + after).abs().max()) / (float(before.abs().max()) or 1.0)
-    if not apart <= 2 * placed.limit:
+    if not apart <= 2 * problem.rules.limit(placed.name):
         text = f"with the weights of down negated its output should be negated; it is off by {apart:.2g}"
         raise WrongResult(text, code=WrongCode.STALE_WEIGHTS)
 
