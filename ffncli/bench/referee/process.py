@@ -145,9 +145,7 @@ class RefereeProcess:
 
 
 @contextmanager
-def referee_process(
-    job: Job, others: Connection, reports: Connection | None = None
-) -> Iterator[RefereeProcess | None]:
+def referee_process(job: Job, others: Connection, reports: Connection | None = None) -> Iterator[RefereeProcess | None]:
     """The referee of a job; None where it has no business (on a GPU, step by step) or cannot be forked.
 
     To be called before any computation, and before a user's file is loaded. The child closes `others`, the line to the

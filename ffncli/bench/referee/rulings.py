@@ -186,9 +186,7 @@ class Rulings:
         if not values or not (computes or inputs.rounding):
             return None
         limit = (
-            declared_tolerance(computes)[1]
-            if computes
-            else rms_tolerance(self._problem.dtype, inputs.rounding, values)
+            declared_tolerance(computes)[1] if computes else rms_tolerance(self._problem.dtype, inputs.rounding, values)
         )
         if error.rel <= limit:
             return None

@@ -282,6 +282,7 @@ class _Run:
     def _time(self, problem: Problem) -> None:
         """Repeat until no kernel raises. The blocks of an aborted attempt are dropped."""
         while self.placed:
+            arms: Arms | None = None
             try:
                 arms = self._arms(problem)
                 self.measured = self._measure(arms, problem)
@@ -294,6 +295,8 @@ class _Run:
                     self.inspector.after_timing(arms, self.baseline, problem, self.measured.blocks)
             except BrokenArm as broken:
                 self.measured = None
+                for name, wrong in arms.wrong.items() if arms else ():  # what was wrong once is not asked again
+                    self._broken(name, wrong)
                 self._without(broken)
                 continue
             except (RuntimeError, MemoryError) as error:  # not from a kernel: the buffer that empties caches

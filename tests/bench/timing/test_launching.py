@@ -26,9 +26,7 @@ def arms_of(cuda, passes="forward", copies=3, small=True):
     problem = refereed(Problem.of(Case("8x16:swiglu", "8x16:swiglu", SPEC, 4, passes=passes), 1))
     kernels = kernels_by_label(choices(["eager,packed"]), problem.steps, SPEC)
     draw = random.Random(0)
-    kernels = [
-        PlacedKernel(name, build_kernel(kernel, problem), problem, draw) for name, kernel in kernels.items()
-    ]
+    kernels = [PlacedKernel(name, build_kernel(kernel, problem), problem, draw) for name, kernel in kernels.items()]
     launching = Launching(small, cuda)
     return Arms(problem, kernels, twin_of(kernels[0], problem, draw), Caching("warm", copies), 1 << 20, launching)
 
