@@ -15,6 +15,7 @@ from ffncli.bench.timing.cheating.entry_points import Change, EntryPoints, files
 from ffncli.bench.timing.fresh_inputs import Reservoir
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.system.host import busy_threads
 
 
 class Inspector:
@@ -30,7 +31,7 @@ class Inspector:
         """The settings of a case have been made: they are right as they are."""
         if self._entry_points is not None:
             self._entry_points.settle()
-            self._threads = frozenset(probes.busy_threads())  # libraries have started theirs
+            self._threads = frozenset(busy_threads())  # libraries have started theirs
 
     def fix(self, placed: PlacedKernel) -> None:
         """Nobody may change this kernel's code from now on, if it is one of the package's."""

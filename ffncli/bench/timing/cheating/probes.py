@@ -5,13 +5,10 @@ Each raises WrongResult for what it finds; times are compared within this proces
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 from time import perf_counter_ns, process_time_ns, thread_time_ns
 
 import torch
@@ -26,6 +23,7 @@ from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.block.steps import Norm, walk
 from ffncli.kernels.kernel import canonical
 from ffncli.show.text import percent, plural
+from ffncli.system.host import busy_threads
 
 _TIMES = 5  # a finding counts if it comes as often in a row: disturbances do not
 _SERIES = 4  # of calls on other inputs and of calls on the same one, in turn
@@ -161,15 +159,6 @@ def require_idle(known: Collection[str]) -> None:
         if cores <= _BUSY:
             return
     raise WrongResult(f"a thread computes outside of its calls ({cores:.1f} cores)", code=WrongCode.DEFERRED_WORK)
-
-
-def busy_threads() -> dict[str, int]:
-    """Nanoseconds for which each thread of this process has run, by its number; empty where the system does not say."""
-    folder, times = Path("/proc/self/task"), {}
-    for thread in os.listdir(folder) if folder.is_dir() else ():
-        with suppress(OSError, ValueError, IndexError):  # it has ended
-            times[thread] = int((folder / thread / "schedstat").read_text().split()[0])
-    return times
 
 
 def _by_others(before: Mapping[str, int], after: Mapping[str, int], known: Collection[str]) -> int:
