@@ -35,6 +35,9 @@ ANCHOR = "(anchor)"  # torch-free work: a numpy GEMM and a memory copy
 GEMM = "(gemm)"  # the bare matrix products of the same shapes, in torch
 OWN_ARMS = (TWIN, ANCHOR, GEMM)
 
+# Flags of a block on a GPU: work that its clock did not see was left; the seconds in which the host launched its calls.
+OTHER_STREAM, HOST_SECONDS = "other-stream", "host"
+
 # Arms of --by-step: the whole block, their baseline, and `step gate` and so on, a step alone.
 BLOCK, STEP = "block", "step "
 
