@@ -73,8 +73,11 @@ class Referee(Protocol):
     def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
         """Of a kernel's whole answer to the inputs of that number, as `errors_of` names its tensors."""
 
-    def timed(self, samples: Sequence[CallSample]) -> dict[str, Ruling]:
-        """Of each kernel's samples together."""
+    def show(self, sample: CallSample) -> None:
+        """A sample of a timed call, in place of an earlier one of the same block."""
+
+    def timed(self) -> dict[str, Ruling]:
+        """Of each kernel's samples since the last time, together."""
 
     def accuse(self, kernel: str, note: str) -> None:
         """Keep what the worker found about a kernel."""

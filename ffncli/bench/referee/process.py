@@ -10,6 +10,7 @@ It ends with the worker. Where forking is not safe (anything but Linux) there is
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import log
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -29,6 +30,7 @@ from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.machine.math_mode import set_math_mode
 from ffncli.bench.records import Case, Job, refereed_apart
 from ffncli.bench.referee.errors import Error
+from ffncli.bench.referee.messages import about, packed, receive, samples_of, send, unpacked
 from ffncli.bench.referee.problem import Inputs, Problem, seed_of
 from ffncli.bench.referee.rulings import Ruling, Rulings
 from ffncli.bench.referee.samples import CallSample
@@ -36,9 +38,8 @@ from ffncli.errors import ExitCode, FFNError
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _CLOCKS_APART, _CLOCKS_LEAST = 0.05, 0.1  # as a share, and in seconds: less is waiting for a processor
-_DTYPES = {str(d): d for d in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64)}
 _OPTIONAL = ("rows", "g")  # of Inputs
-_PARTS = ("x", "out", "g", "gradient")  # of a CallSample
+_LINE_BYTES = 1 << 20  # of samples that wait; the system may allow fewer
 
 
 class RefereeGone(FFNError):
@@ -54,8 +55,8 @@ class RefereeGone(FFNError):
 class RefereeProcess:
     """Asks the referee. Raises RefereeGone if that has ended, and what the referee raised."""
 
-    def __init__(self, connection: Connection, pid: int) -> None:
-        self._connection, self._pid = connection, pid
+    def __init__(self, connection: Connection, samples: socket.socket, pid: int) -> None:
+        self._connection, self._samples, self._pid = connection, samples, pid
         self._start = 0
         self.gone = False
 
@@ -82,14 +83,27 @@ class RefereeProcess:
         question = {"ask": "ruling", "kernel": kernel, "number": number, "given": list(given)}
         return _read_ruling(self._ask(question, list(given.values()))[0]["ruling"])
 
-    def timed(self, samples: Sequence[CallSample]) -> dict[str, Ruling]:
-        """Of each kernel's samples together."""
-        rulings = self._ask(*_about("timed", samples))[0]["rulings"]
+    def show(self, sample: CallSample) -> None:
+        """A sample of a timed call. It waits in the line: the referee sleeps on until it is asked, or the line full."""
+        try:
+            self._samples.send(packed(sample))
+        except BlockingIOError:
+            self._ask({"ask": "read samples"})
+            self._samples.send(packed(sample))
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise self._ended() from None
+            question, tensors = about("show", [sample])
+            self._ask({**question, "block": sample.block}, tensors)
+
+    def timed(self) -> dict[str, Ruling]:
+        """Of each kernel's samples since the last time, together."""
+        rulings = self._ask({"ask": "timed"})[0]["rulings"]
         return {kernel: _read_ruling(ruling) for kernel, ruling in rulings.items()}
 
     def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
         """How far each sample is off, in their order; None for one that was not judged."""
-        head, _ = self._ask(*_about("sampled", samples))
+        head, _ = self._ask(*about("sampled", samples))
         return [None if error is None else Error(*error) for error in head["errors"]]
 
     def accuse(self, kernel: str, note: str) -> None:
@@ -111,6 +125,7 @@ class RefereeProcess:
     def close(self) -> None:
         """End it, also where a process that a kernel has forked keeps the line open."""
         self._connection.close()
+        self._samples.close()
         if not self.gone:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
@@ -118,14 +133,14 @@ class RefereeProcess:
 
     def _tell(self, head: dict[str, Any], tensors: Sequence[Tensor] = ()) -> None:
         try:
-            _send(self._connection, head, tensors)
+            send(self._connection, head, tensors)
         except OSError:
             raise self._ended() from None
 
     def _ask(self, head: dict[str, Any], tensors: Sequence[Tensor] = ()) -> tuple[dict[str, Any], list[Tensor]]:
         self._tell(head, tensors)
         try:
-            answer, given = _receive(self._connection)
+            answer, given = receive(self._connection)
         except (EOFError, OSError):
             raise self._ended() from None
         if "error" in answer:
@@ -157,16 +172,22 @@ def referee_process(job: Job, others: Connection, reports: Connection | None = N
         yield None
         return
     ours, theirs = socket.socketpair()
+    shown, seen = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    shown.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LINE_BYTES)
+    for line in (shown, seen):
+        line.setblocking(False)
     worker = os.getpid()
     pid = os.fork()
     if pid == 0:
         others.close()
         ours.close()
-        _live(_Answers(job, reports), Connection(theirs.detach()), worker)
+        shown.close()
+        _live(_Answers(job, reports, seen), Connection(theirs.detach()), worker)
     theirs.close()
+    seen.close()
     if reports:
         reports.close()
-    process = RefereeProcess(Connection(ours.detach()), pid)
+    process = RefereeProcess(Connection(ours.detach()), shown, pid)
     try:
         yield process
     finally:
@@ -201,7 +222,7 @@ def _live(answers: _Answers, connection: Connection, worker: int) -> NoReturn:
 def _serve(answers: _Answers, connection: Connection) -> None:
     while True:
         try:
-            head, tensors = _receive(connection)
+            head, tensors = receive(connection)
         except (EOFError, OSError):
             return
         try:
@@ -214,7 +235,7 @@ def _serve(answers: _Answers, connection: Connection) -> None:
         if head["ask"] == "begin":
             continue  # nobody waits; what went wrong comes up again with the first question
         try:
-            _send(connection, answer, given)
+            send(connection, answer, given)
         except OSError:
             return
 
@@ -225,6 +246,7 @@ class _Answers:
 
     job: Job
     reports: Connection | None = None  # to the parent of the worker
+    samples: socket.socket | None = None  # from the worker, in the order of time
     case: Case | None = None
     begun: Rulings | None = None
     started: float = 0.0
@@ -233,6 +255,7 @@ class _Answers:
         """The answer to a question, and its tensors."""
         match head["ask"]:
             case "begin":
+                self._read_samples()  # of the case before; nobody asks for them any more
                 self.case = next(case for case in self.job.cases if case.key == head["key"])
                 self.begun = None
                 torch.set_num_threads(self.case.threads)
@@ -250,11 +273,18 @@ class _Answers:
             case "ruling":
                 given = dict(zip(head["given"], tensors, strict=True))
                 return {"ruling": _figures(self._rulings().ruling(str(head["kernel"]), int(head["number"]), given))}, []
+            case "show":
+                self._read_samples()
+                for sample in samples_of(head["kernels"], head["parts"], tensors):
+                    self._rulings().show(replace(sample, block=int(head["block"])))
+            case "read samples":
+                self._read_samples()
             case "timed":
-                rulings = self._rulings().timed(_samples(head["kernels"], head["parts"], tensors))
+                self._read_samples()
+                rulings = self._rulings().timed()
                 return {"rulings": {kernel: _figures(ruling) for kernel, ruling in rulings.items()}}, []
             case "sampled":
-                errors = self._rulings().sampled(_samples(head["kernels"], head["parts"], tensors))
+                errors = self._rulings().sampled(samples_of(head["kernels"], head["parts"], tensors))
                 return {"errors": [None if e is None else [e.largest, e.rel, e.subnormal] for e in errors]}, []
             case "accuse":
                 self._rulings().accuse(str(head["kernel"]), str(head["note"]))
@@ -273,6 +303,13 @@ class _Answers:
             problem = Problem.of(self.case, seed_of(self.case, self.job))
             self.begun = Rulings(problem, self.job.wanted_baseline, self.job.method.math_mode)
         return self.begun
+
+    def _read_samples(self) -> None:
+        """Everything that waits in their line."""
+        with suppress(BlockingIOError, EOFError):
+            while self.samples and (message := self.samples.recv(_LINE_BYTES)):
+                if self.case is not None:
+                    self._rulings().show(unpacked(message))
 
     def _clock_stopped(self, seconds: float) -> str:
         """Where the clocks differ, no time of a user's kernel can be believed."""
@@ -300,47 +337,3 @@ def _figures(ruling: Ruling) -> list[Any]:
 def _read_ruling(figures: Sequence[Any]) -> Ruling:
     error, wrong, code = figures
     return Ruling(Error(*error), wrong, None if code is None else WrongCode(code))
-
-
-def _about(ask: str, samples: Sequence[CallSample]) -> tuple[dict[str, Any], list[Tensor]]:
-    """A question about samples, and their tensors."""
-    parts = [[part for part in _PARTS if getattr(sample, part) is not None] for sample in samples]
-    tensors = [getattr(s, part) for s, names in zip(samples, parts, strict=True) for part in names]
-    return {"ask": ask, "kernels": [s.kernel for s in samples], "parts": parts}, tensors
-
-
-def _samples(kernels: Sequence[str], parts: Sequence[Sequence[str]], tensors: Sequence[Tensor]) -> list[CallSample]:
-    at, samples = iter(tensors), []
-    for kernel, names in zip(kernels, parts, strict=True):
-        samples.append(CallSample(kernel, **{name: next(at) for name in names if name in _PARTS}))
-    return samples
-
-
-# --- the line ---------------------------------------------------------------------------------------------------------
-
-
-def _send(connection: Connection, head: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
-    """A message: what is in `head` as JSON, then every tensor's bytes."""
-    plain = [tensor.detach().cpu().contiguous() for tensor in tensors]
-    kinds = [[str(tensor.dtype), list(tensor.shape)] for tensor in plain]
-    connection.send_bytes(json.dumps({**head, "tensors": kinds}).encode())
-    for tensor in plain:
-        if tensor.numel():
-            connection.send_bytes(_bytes(tensor))
-
-
-def _receive(connection: Connection) -> tuple[dict[str, Any], list[Tensor]]:
-    """The next message."""
-    head = json.loads(connection.recv_bytes())
-    tensors = []
-    for kind, shape in head["tensors"]:
-        tensor = torch.empty(shape, dtype=_DTYPES[kind])
-        if tensor.numel():
-            _bytes(tensor)[:] = connection.recv_bytes()
-        tensors.append(tensor)
-    return head, tensors
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU."""
-    return memoryview(tensor.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -75,6 +75,7 @@ class Rulings:
         self._allowed = self._others = allowed(problem, math_mode)
         self._known: dict[int, Inputs] = {}
         self._findings: dict[str, Finding] = {}
+        self._shown: dict[tuple[str, int], CallSample] = {}
 
     def inputs(self, number: int) -> Inputs:
         """The inputs of that number, with references."""
@@ -106,8 +107,13 @@ class Rulings:
             self._others = max(self._others, TIMES * ruling.error.largest)
         return ruling
 
-    def timed(self, samples: Sequence[CallSample]) -> dict[str, Ruling]:
-        """Of each kernel's samples together."""
+    def show(self, sample: CallSample) -> None:
+        """A sample of a timed call, in place of an earlier one of the same block."""
+        self._shown[sample.kernel, sample.block] = sample
+
+    def timed(self) -> dict[str, Ruling]:
+        """Of each kernel's samples since the last time, together."""
+        samples, self._shown = list(self._shown.values()), {}
         rulings = {kernel: Ruling() for kernel in dict.fromkeys(sample.kernel for sample in samples)}
         sound: list[CallSample] = []
         for sample in samples:

@@ -167,9 +167,8 @@ class Arms:
     def inspect(self) -> None:
         """Have judged what was answered in the blocks since the last time, and whether weights changed."""
         self._compare_clocks()
-        rulings = self._problem.rules.timed([sample for fresh in self._fresh for sample in fresh.samples])
+        rulings = self._problem.rules.timed()
         for fresh in self._fresh:
-            fresh.samples.clear()
             check = partial(self._timed, fresh, rulings.get(fresh.placed.name, Ruling()))
             self._check(self._reported(fresh.placed), fresh.placed, check)
 

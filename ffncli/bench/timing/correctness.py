@@ -91,11 +91,13 @@ def obeyed(ruling: Ruling) -> Error:
 
 
 def checked_output(out: object, problem: Problem) -> Tensor:
-    """The output [tokens, d_model]. Raises WrongResult for another type, shape or dtype."""
+    """The output [tokens, d_model]. Raises WrongResult for another type, device, shape or dtype."""
     if not isinstance(out, Tensor):
         raise WrongResult(f"returns a {type(out).__name__}, not a tensor")
     if type(out) not in (Tensor, torch.nn.Parameter):
         raise WrongResult(f"returns a {type(out).__name__}, not a plain tensor", code=WrongCode.LAZY_RESULT)
+    if out.device != problem.first.x.device:
+        raise WrongResult(f"returns a tensor on {out.device}, expected {problem.first.x.device}")
     if fault := form_fault(problem, out.shape, out.dtype, problem.case.tokens):
         raise WrongResult(fault)
     return out

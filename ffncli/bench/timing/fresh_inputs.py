@@ -4,7 +4,8 @@ A kernel that keeps its answers finds nothing to keep them by. Before a call, ou
 (an address) is filled with numbers that it never had (contents, of every token), without torch's count of versions
 going up. After a call it is drawn whether its answer is taken aside, in place of an earlier one: that of the k-th call
 of a block with probability 1 / k, so that each is as likely to be the one that is judged. Until a call has returned
-there is no number to look up, and nothing to count calls up to. Everything is drawn from os.urandom.
+there is no number to look up, and nothing to count calls up to; and what is taken aside goes to the referee at once.
+Everything is drawn from os.urandom.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -68,19 +68,8 @@ def drawn(below: int) -> int:
     return int.from_bytes(os.urandom(8), "little") % below
 
 
-@dataclass
-class _Answer:
-    """Copies of what entered a call and of what came out of it."""
-
-    x: Tensor
-    g: Tensor | None
-    left: Tensor  # x after the call
-    out: Tensor
-    gradient: Tensor | None
-
-
 class FreshInputs:
-    """The inputs of one arm's calls, and `samples` of its answers. On a GPU they are the same throughout a block, whose
+    """The inputs of one arm's calls, and the samples of its answers. On a GPU x is the same throughout a block, whose
     last call is judged: a graph's x stays where it was captured.
 
     `wrong` is what an answer broke at once: type, shape, dtype, a value that is not finite, an input that changed.
@@ -93,12 +82,10 @@ class FreshInputs:
     ) -> None:
         self.placed = placed
         self.wrong: WrongResult | None = None
-        self.samples: list[CallSample] = []
         self._problem, self._source, self._whole = problem, source, whole
         self._whole_in, self._whole_at = drawn(blocks), 0  # the timed block that gets them, and its call
         self._block, self._calls, self._timed = -1, 0, False
         self._entered: tuple[Tensor, Tensor | None] | None = None  # copies for the call that comes, in a timed block
-        self._answer: _Answer | None = None  # to the call of this block that may be judged
         self._answered: object = None  # the answer to `whole`
 
     def before_call(self) -> None:
@@ -120,13 +107,7 @@ class FreshInputs:
         """The last call of a timed block has returned; the calls that follow are not judged."""
         if self._entered is not None:
             self._returned()
-        self._timed, answer, self._answer = False, self._answer, None
-        if answer is None or self.wrong is not None:
-            return
-        try:
-            self._sample(answer)
-        except WrongResult as wrong:
-            self.wrong = wrong
+        self._timed = False
 
     @property
     def _gets_whole(self) -> bool:
@@ -153,28 +134,24 @@ class FreshInputs:
         self._calls += 1
         if drawn(self._calls):
             return
-        placed = self.placed
         try:
-            out = correct.checked_output(placed.output, self._problem).detach().clone()
+            self._show(*entered)
         except WrongResult as wrong:
             self.wrong = wrong
-            return
-        gradient = placed.x_gradient
-        left = placed.entry[0].clone()
-        self._answer = _Answer(*entered, left, out, None if gradient is None else gradient.detach().clone())
 
-    def _sample(self, answer: _Answer) -> None:
-        """A few tokens of the judged call, as entered and as answered."""
-        x, g, out, gradient = answer.x, answer.g, answer.out, answer.gradient
+    def _show(self, x: Tensor, g: Tensor | None) -> None:
+        """Show the referee a few tokens of the call, as entered and as answered: nothing is left here to change."""
+        placed = self.placed
+        out, gradient = correct.checked_output(placed.output, self._problem).detach(), placed.x_gradient
         if fault := infinite(OUTPUT, out):
             raise WrongResult(fault, Error(math.inf, math.inf))
-        if not torch.equal(answer.left, x):
+        if not torch.equal(placed.entry[0], x):
             raise WrongResult("changes its input x", code=WrongCode.CHANGED_INPUT)
         rows = torch.tensor(drawn_rows(len(x)), device=x.device)
-        self.samples.append(
+        self._problem.rules.show(
             CallSample(
-                self.placed.name, x[rows], out[rows], None if g is None else g[rows],
-                None if gradient is None else gradient[rows],
+                placed.name, x[rows], out[rows], None if g is None else g[rows],
+                None if gradient is None else gradient.detach()[rows], self._block,
             )
         )  # fmt: skip
 

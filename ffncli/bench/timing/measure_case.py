@@ -292,7 +292,7 @@ class _Run:
                     arms.refresh()
                 self.inspector.require_nothing_replaced(self.placed)
                 with self._spending("verify"):
-                    self.inspector.after_timing(arms, self.baseline, problem, self.measured.blocks)
+                    self.inspector.after_timing(arms, self.baseline, problem, self.measured.blocks, self.clock)
             except BrokenArm as broken:
                 self.measured = None
                 for name, wrong in arms.wrong.items() if arms else ():  # what was wrong once is not asked again

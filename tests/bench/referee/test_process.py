@@ -86,7 +86,7 @@ def test_it_answers_as_a_problem_with_its_references_does(started, spec, passes,
 
 def test_nothing_that_it_sends_is_a_reference(started, monkeypatch):
     """Of every message of a whole verification."""
-    received, receive = [], module._receive
+    received, receive = [], module.receive
 
     def noted(connection):
         head, tensors = receive(connection)
@@ -95,7 +95,7 @@ def test_nothing_that_it_sends_is_a_reference(started, monkeypatch):
 
     job = job_of(SPECS["gated"])
     remote = started(job)
-    monkeypatch.setattr(module, "_receive", noted)
+    monkeypatch.setattr(module, "receive", noted)
     local = Problem.of(job.cases[0], seed_of(job.cases[0], job))
     asking = Problem.of(job.cases[0], seed_of(job.cases[0], job), remote)
     asking.inputs(2)

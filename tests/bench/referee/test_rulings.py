@@ -86,8 +86,12 @@ def test_samples_are_ruled_on_by_kernel():
     rulings = rulings_of()
     x = rulings.inputs(1).x[:2]
     out = rulings.inputs(1).out[:2].float()
-    samples = [CallSample("right", x, out), CallSample("mine", x, out + 1), CallSample("odd", x, out[:1])]
-    ruled = rulings.timed([*samples, CallSample("right", x, out)])
+    for sample in (CallSample("right", x, out), CallSample("mine", x, out + 1), CallSample("odd", x, out[:1])):
+        rulings.show(sample)
+    rulings.show(CallSample("right", x, out + 1, block=1))
+    rulings.show(CallSample("right", x, out, block=1))  # of a block the last one counts
+    ruled = rulings.timed()
+    assert rulings.timed() == {}
     assert {kernel: bool(ruling.wrong) for kernel, ruling in ruled.items()} == {
         "right": False,
         "mine": True,

@@ -12,6 +12,8 @@ from ffncli.bench.timing.arms import Arms
 from ffncli.bench.timing.cheating import probes
 from ffncli.bench.timing.cheating.diagnosis import cause
 from ffncli.bench.timing.cheating.entry_points import Change, EntryPoints, files_of, in_words
+from ffncli.bench.timing.clock import Clock
+from ffncli.bench.timing.cuda_clock import CudaClock
 from ffncli.bench.timing.fresh_inputs import Reservoir
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
@@ -82,7 +84,9 @@ class Inspector:
             return error
         return error if code == WrongCode.WRONG_WHEN_TIMED else WrongResult(str(error), error.error, code)
 
-    def after_timing(self, arms: Arms, baseline: str, problem: Problem, blocks: Sequence[TimedBlock]) -> None:
+    def after_timing(
+        self, arms: Arms, baseline: str, problem: Problem, blocks: Sequence[TimedBlock], clock: Clock
+    ) -> None:
         """Judge kernels by their blocks, and ask users' kernels how they get their answers: `arms.wrong` gets the
         cheats, and why others are wrong."""
         placed, wrong = {one.name: one for one in arms.kernels}, arms.wrong
@@ -90,6 +94,9 @@ class Inspector:
             if name not in wrong or wrong[name].code in (None, WrongCode.WRONG_WHEN_TIMED):
                 wrong[name] = untimed
         users = [one for name, one in placed.items() if name in self._files]
+        if isinstance(clock, CudaClock):
+            for one in users:
+                self._require_joined_streams(one, clock, problem, wrong)
         if not users or problem.case.device != "cpu":
             return
         source = Reservoir(problem)
@@ -109,6 +116,16 @@ class Inspector:
                 raise
             except Exception:  # its code raises now, and did not while it was timed
                 continue
+
+    def _require_joined_streams(
+        self, placed: PlacedKernel, clock: CudaClock, problem: Problem, wrong: dict[str, WrongResult]
+    ) -> None:
+        try:
+            probes.require_joined_streams(placed, clock, problem.backward)
+        except WrongResult as untimed:
+            wrong.setdefault(placed.name, untimed)
+        except BrokenArm:  # its code raises now, and did not while it was timed
+            return
 
     def _replaced(self) -> tuple[WrongResult | None, list[Change]]:
         if self._entry_points is None:

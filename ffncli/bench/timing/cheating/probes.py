@@ -17,6 +17,7 @@ from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import OTHER_STREAM, TimedBlock
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing import correctness as correct
+from ffncli.bench.timing.cuda_clock import CudaClock
 from ffncli.bench.timing.fresh_inputs import Source
 from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
@@ -33,6 +34,7 @@ _KEPT = 0.8  # of the time of a call on another input, also relative to the base
 _FASTER = 0.7  # of the least time of a single call: what a block says of one is above, but for disturbances
 _CORES, _CORES_NS = 0.4, 20_000_000  # cores beyond the threads of the case, and how long they are counted
 _STREAM_SHARE, _STREAM_BLOCKS = 0.1, 3  # of its blocks, and how many at least: a host may stall just then once
+_STREAM_CALLS = 32
 _IDLE, _IDLE_TIMES, _BUSY = 0.01, 5, 0.1  # s of doing nothing, how often that is tried, cores
 
 
@@ -81,6 +83,14 @@ def other_streams(kernels: Collection[str], blocks: Sequence[TimedBlock]) -> dic
             text = f"in {count} of {len(flags)} blocks the GPU still worked when the stream that is timed had finished"
             wrong[name] = WrongResult(text, code=WrongCode.OTHER_STREAM)
     return wrong
+
+
+def require_joined_streams(placed: PlacedKernel, clock: CudaClock, backward: bool) -> None:
+    """Raises WrongResult for a kernel whose calls leave a GPU work on a stream that is not timed, each time."""
+    with correct.computing(backward):
+        if all(clock.leaves_work(placed.call, _STREAM_CALLS) for _ in range(_TIMES)):
+            text = f"after {_STREAM_CALLS} calls the GPU still worked when the stream that is timed had finished"
+            raise WrongResult(text, code=WrongCode.OTHER_STREAM)
 
 
 @dataclass(frozen=True)
