@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -15,7 +18,9 @@ from typing import Any
 
 from ffncli.bench import activity
 from ffncli.bench.activity import Activity, RunningCode
-from ffncli.bench.records import Job
+from ffncli.bench.records import CaseReport, Job
+from ffncli.errors import FFNError
+from ffncli.models.files.json_records import record_of
 from ffncli.system.child import end, exit_code, has_ended, shared_memory
 from ffncli.system.child_output import PrintedBytes, passed_on
 from ffncli.system.files import remove_process_folders
@@ -69,25 +74,45 @@ def environment(
 
 
 _PATIENCE = 5.0  # s between the end of a worker's messages and its own
+_RECORDS = frozenset({"TimedUnit", "TimedBlock", "Outcome", "Roof"})  # what a worker's messages are made of
+_REPORT = 10.0  # s; the report is sent before the unit
+
+
+class _Messages(pickle.Unpickler):
+    """Messages of a process in which a user's code runs: they hold records and plain values, and run nothing."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "ffncli.bench.records" and name in _RECORDS:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a worker's message")
 
 
 @dataclass
 class Worker:
-    """A running worker; `receive` raises EOFError when it is gone. `printed` counts what it prints, by its source."""
+    """A running worker; `receive` raises EOFError when it is gone. `reports` is the line of its referee, `printed` counts
+    what it prints, by its source."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
+    reports: Connection
     activity: Activity
     printed: PrintedBytes = field(default_factory=PrintedBytes)
 
     def receive(self, patience: float | None = None) -> tuple[Any, ...] | None:
         """Its next message; None if none arrives within that many seconds. Raises EOFError too if it has ended while a
-        process that it started holds the line open."""
+        process that it started holds the line open.
+
+        One that holds anything but records and plain values is the text of why that is no message.
+        """
         if patience is not None and not self.connection.poll(patience):
             if has_ended(self.process, 0.0) and not self.connection.poll(0.0):
                 raise EOFError
             return None
-        message = self.connection.recv()
+        data = self.connection.recv_bytes()
+        try:
+            message = _Messages(io.BytesIO(data)).load()
+        except pickle.UnpicklingError as error:
+            message = str(error)
         return message if isinstance(message, tuple) else (message,)
 
     def running(self) -> RunningCode:
@@ -103,6 +128,21 @@ class Worker:
         group keeps its id."""
         return exit_code(self.process) if has_ended(self.process, _PATIENCE) else None
 
+    def report(self, case: str) -> CaseReport | None:
+        """What its referee found in that case; None if the referee has ended, or says nothing in time."""
+        return report_on(self.reports, case)
+
+
+def report_on(reports: Connection, case: str) -> CaseReport | None:
+    """The report on that case that comes over the line of a referee; those on other cases are passed over."""
+    with suppress(EOFError, OSError, ValueError, RecursionError, FFNError):
+        while reports.poll(_REPORT):
+            raw = json.loads(reports.recv_bytes())
+            report: CaseReport = record_of(CaseReport, raw, "the referee's report")
+            if report.case == case:
+                return report
+    return None
+
 
 @contextmanager
 def worker(
@@ -117,6 +157,7 @@ def worker(
     started."""
     printed = printed or PrintedBytes()
     ours, theirs = socket.socketpair()
+    reports, referees = socket.socketpair()
     memory = shared_memory(activity.SIZE)
     process = None
     try:
@@ -124,17 +165,19 @@ def worker(
         shown.share(mmap(memory, activity.SIZE), labels(job))
         with passed_on(printed) as output:
             try:
-                with theirs:
-                    process = _process(job, threads, command, directory, (theirs.fileno(), memory), output)
-                with Connection(ours.detach()) as connection:
+                with theirs, referees:
+                    numbers = (theirs.fileno(), referees.fileno(), memory)
+                    process = _process(job, threads, command, directory, numbers, output)
+                with Connection(ours.detach()) as connection, Connection(reports.detach()) as line:
                     with suppress(OSError):  # already gone: its exit code shows why
                         connection.send(job)
-                    yield Worker(process, connection, shown, printed)
+                    yield Worker(process, connection, line, shown, printed)
             finally:
                 if process is not None:
                     end(process)
     finally:
         ours.close()
+        reports.close()
         os.close(memory)
         if process is not None:
             remove_process_folders(process.pid)  # a kernel's file at a git commit was copied for it
@@ -146,9 +189,9 @@ def labels(job: Job) -> tuple[str, ...]:
 
 
 def _process(
-    job: Job, threads: int, command: Sequence[str], directory: str | None, numbers: tuple[int, int], output: int
+    job: Job, threads: int, command: Sequence[str], directory: str | None, numbers: tuple[int, int, int], output: int
 ) -> subprocess.Popen[bytes]:
-    """The process, which has the line and the memory of its activity under these numbers."""
+    """The process, which has the two lines and the memory of its activity under these numbers."""
     return subprocess.Popen(
         [*command, *map(str, numbers)],
         env=environment(threads, job.method.allocator, gpu=any(case.device != "cpu" for case in job.cases)),

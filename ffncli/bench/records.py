@@ -6,6 +6,7 @@ through the journal: their annotations say what one that is read may hold (model
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
@@ -120,6 +121,19 @@ class Job:
     method: Method
     gone: tuple[tuple[str, Outcome], ...] = ()
 
+    @property
+    def wanted_baseline(self) -> str:
+        """The requested baseline; else eager if that is among the kernels; else none is known yet (empty)."""
+        if self.baseline is not None:
+            return self.baseline
+        return "eager" if any(choice.label == "eager" for choice in self.kernels) else ""
+
+
+def refereed_apart(case: Case, method: Method) -> bool:
+    """Whether the right answers of a case are in a process of their own: where one can be forked, unless on a GPU or
+    step by step."""
+    return sys.platform.startswith("linux") and case.device == "cpu" and not method.by_step
+
 
 @dataclass(frozen=True)
 class TimedBlock:
@@ -161,6 +175,31 @@ class Outcome:
     compile_s: Seconds | None = None
     peak_memory_bytes: Count | None = None
     computes: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the referee found about one kernel in a case, told to the worker's parent by the referee itself.
+
+    `wrong` is the note of a wrong kernel; empty: every answer was right. `answers` counts the outputs that were judged
+    as a whole, `samples` the samples of timed calls that were handed over. The rest is as in `Outcome`.
+    """
+
+    kernel: str
+    wrong: str = ""
+    error_max: Share | None = None
+    error_rel: Share | None = None
+    computes: str = ""
+    answers: Count = 0
+    samples: Count = 0
+
+
+@dataclass(frozen=True)
+class CaseReport:
+    """The referee's findings in one case; `kernel` may be TWIN."""
+
+    case: str
+    findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True)

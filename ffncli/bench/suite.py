@@ -15,9 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from ffncli.bench.judge.agreement import agreed
 from ffncli.bench.launch import WORKER, Worker, worker
 from ffncli.bench.limits import LOST, Excess, WorkerLimits, memory_limit
-from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit
+from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit, refereed_apart
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.request.kernel_names import MOST_KERNEL_BYTES
 from ffncli.bench.results import journal as journals
@@ -260,6 +261,8 @@ class _Served:
 
     def _finish(self, unit: TimedUnit) -> None:
         case, running = self.known[unit.case], self.running
+        if refereed_apart(case, running.journal.request.method):
+            unit = agreed(unit, self.busy.report(case.key))
         before = running.before.get((case.device, case.threads), {})
         _require_same("its run began with", before, unit.environment)
         running.journal.add(unit)

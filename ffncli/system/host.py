@@ -10,6 +10,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from math import floor
@@ -174,6 +175,16 @@ def load() -> float | None:
         return os.getloadavg()[0]
     except (OSError, AttributeError):
         return None
+
+
+def busy_threads(process: str = "self") -> dict[str, int]:
+    """Nanoseconds for which each thread of a process has run, by its number; empty where the system does not say."""
+    folder, times = Path("/proc") / process / "task", {}
+    with suppress(OSError):
+        for thread in os.listdir(folder):
+            with suppress(OSError, ValueError, IndexError):  # it has ended
+                times[thread] = int((folder / thread / "schedstat").read_text().split()[0])
+    return times
 
 
 def steal(root: Path = ROOT) -> float | None:

@@ -1,4 +1,4 @@
-"""A worker that measures nothing: its times are made up, the same every time. `fake_worker.py [FILE] FD MEMORY`.
+"""A worker that measures nothing: its times are made up, the same every time. `fake_worker.py [FILE] FD REPORTS MEMORY`.
 
 FILE holds lines `CASE-PART PROCESS WHAT`: what goes wrong at a case whose key holds that text: `kill`, `segfault`,
 `exit`, `slow`, `wrong`, `fails`, `other` (machine), `packed` (kills the worker, unless it is left out), `hangs`
@@ -8,20 +8,35 @@ of MISDEEDS, which packed does, unless it is left out.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from mmap import mmap
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ffncli.bench.activity import ACTIVITY, SIZE
 from ffncli.bench.launch import labels
-from ffncli.bench.records import ANCHOR, TWIN, Case, Job, Outcome, Roof, Status, TimedBlock, TimedUnit
+from ffncli.bench.records import (
+    ANCHOR,
+    TWIN,
+    Case,
+    CaseReport,
+    Finding,
+    Job,
+    Outcome,
+    Roof,
+    Status,
+    TimedBlock,
+    TimedUnit,
+)  # fmt: skip
 
 RATIOS = {"packed": 0.95, "numpy": 1.10, "module": 1.0, "slowed": 1.05}  # of the others' time to the baseline's
 
@@ -86,6 +101,12 @@ def misbehave(connection: Connection, what: str) -> None:
     ACTIVITY.rests()
 
 
+def report(unit: TimedUnit) -> CaseReport:
+    """What a referee says of it."""
+    blocks = Counter(block.kernel for block in unit.blocks)
+    return CaseReport(unit.case, tuple(Finding(o.kernel, answers=3, samples=blocks[o.kernel]) for o in unit.outcomes))
+
+
 def faults(file: Path | None, case: Case, process: int) -> str:
     if file is None:
         return ""
@@ -99,9 +120,9 @@ def faults(file: Path | None, case: Case, process: int) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    *files, line, memory = arguments
+    *files, line, reports_line, memory = arguments
     file = Path(files[0]) if files else None
-    connection = Connection(int(line))
+    connection, reports = Connection(int(line)), Connection(int(reports_line))
     job: Job = connection.recv()
     ACTIVITY.share(mmap(int(memory), SIZE), labels(job))
     for case in job.cases:
@@ -129,7 +150,9 @@ def main(arguments: list[str]) -> None:
             time.sleep(0.04)
         elif what == "slow":
             time.sleep(60)
-        connection.send(("unit", unit(case, job, what)))
+        made = unit(case, job, what)
+        reports.send_bytes(json.dumps(asdict(report(made))).encode())
+        connection.send(("unit", made))
     connection.send(("finished",))
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 
 from ffncli.bench import launch, suite
 from ffncli.bench.judge.summary import summarise
-from ffncli.bench.records import Job, Method
+from ffncli.bench.records import CaseReport, Finding, Job, Method
 from ffncli.bench.request.grid import BenchRequest, Grid, cases, from_json, to_json
 from ffncli.bench.results.csv_file import read_results, read_rows
 from ffncli.bench.results.journal import Journal, ResultFiles, begin
@@ -579,3 +581,39 @@ def test_a_device_that_torch_cannot_use_is_an_error_in_one_line(tmp_path):
     with begun(tmp_path / "a.csv", asked) as journal, pytest.raises(FFNError, match=r"--device cuda:999: ") as error:
         run(journal)
     assert (error.value.code, journal.count) == (3, 0)
+
+
+def test_a_message_of_a_worker_runs_nothing(tmp_path):
+    """It comes from a process in which a user's code runs; its parent reads records and plain values."""
+    file = tmp_path / "made"
+
+    class Hostile:
+        def __reduce__(self):
+            return os.mkdir, (str(file),)
+
+    ours, theirs = Pipe()
+    busy = launch.Worker(None, ours, None)
+    theirs.send(("unit", Hostile()))
+    assert busy.receive() == ("posix.mkdir is no part of a worker's message",)
+    assert not file.exists()
+    unit = fake_worker.unit(request().cases[0], Job(0, (), choices(["eager"]), "eager", Method()))
+    theirs.send(("unit", unit))
+    assert busy.receive() == ("unit", unit)
+
+
+def test_a_report_is_of_its_own_case_and_none_where_the_line_is_closed():
+    ours, theirs = Pipe()
+    for case in ("a", "b"):
+        theirs.send_bytes(json.dumps(asdict(CaseReport(case, (Finding("mine", "off", 0.5),)))).encode())
+    assert launch.report_on(ours, "b") == CaseReport("b", (Finding("mine", "off", 0.5),))
+    theirs.send_bytes(b'{"case": "c", "findings": [{"kernel": 3}]}')
+    assert launch.report_on(ours, "c") is None
+    theirs.close()
+    assert launch.report_on(ours, "d") is None
+
+
+def test_a_kernel_is_ok_only_where_the_referee_s_report_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch.Worker, "report", lambda self, case: None)
+    with begun(tmp_path / "a.csv", request()) as journal:
+        rows = run(journal, command=FAKE).rows
+    assert {row.status for row in rows} == {"failed"}

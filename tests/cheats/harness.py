@@ -1,4 +1,4 @@
-"""What `ffn bench` makes of the kernel in a file: a worker's own path, in a forked process.
+"""What `ffn bench` makes of the kernel in a file: a worker's own path, in a forked process, and what its parent does.
 
 A server, started with the environment of a worker, has imported torch but computed nothing; it forks for every file. So
 a kernel costs the time of its calls alone, and what it replaces ends with its process. Time is the real clock's.
@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from ffncli.bench.launch import environment
+from ffncli.bench.judge.agreement import agreed
+from ffncli.bench.launch import environment, report_on
 from ffncli.bench.records import Case, Job, Method, Outcome, TimedUnit
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.kernels.choice import choices
@@ -59,15 +60,15 @@ def case_of(fields: dict[str, str]) -> Case:
     return Case("s", "s", spec, tokens, threads=threads, **rest)
 
 
-def unit_of(path: Path) -> TimedUnit:
-    """The unit of eager and of the kernel in the file, in this process."""
+def unit_of(path: Path, reports: Connection) -> TimedUnit:
+    """The unit of eager and of the kernel in the file, in this process; `reports` is its referee's."""
     from ffncli.bench.referee.process import referee_process
     from ffncli.bench.timing.measure_case import measure_case
 
     fields = header(path).case
     case, kernel = case_of(fields), f"{KERNEL}={path}:{fields.get('kernel', 'mlp')}"
     job = Job(_NO_ROOF, (case,), choices(["eager", kernel]), None, _METHOD)
-    with referee_process(job, Connection(os.dup(0))) as referee:
+    with referee_process(job, Connection(os.dup(0)), reports) as referee:
         return measure_case(case, job, referee=referee)
 
 
@@ -118,22 +119,29 @@ def _serve(connection: Connection) -> None:
 def _forked(path: Path) -> TimedUnit | str:
     """The unit that a forked process makes of the file, or what happened to it."""
     reading, writing = os.pipe()
+    reports, referees = (Connection(one.detach()) for one in socket.socketpair())
     child = os.fork()
     if child == 0:
         os.close(reading)
+        reports.close()
         signal.alarm(_LONGEST)
         try:
-            answer: object = unit_of(path)
+            answer: object = unit_of(path, referees)
         except BaseException as error:
             answer = f"{type(error).__name__}: {error}"
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(pickle.dumps(answer))
         os._exit(0)
     os.close(writing)
+    referees.close()
     with os.fdopen(reading, "rb") as pipe:
         data = pipe.read()
     _, status = os.waitpid(child, 0)
-    return pickle.loads(data) if data else f"its process ended with status {status}"
+    with reports:
+        answer = pickle.loads(data) if data else f"its process ended with status {status}"
+        if not isinstance(answer, TimedUnit):
+            return answer
+        return agreed(answer, report_on(reports, answer.case))
 
 
 if __name__ == "__main__":

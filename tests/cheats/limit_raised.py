@@ -1,6 +1,6 @@
 """Looks for its own record among all objects and raises the error that is allowed there; computes in bf16.
 
-code: patched-ffn
+code: lower-precision
 """
 
 import gc

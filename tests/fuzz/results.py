@@ -126,11 +126,15 @@ def no_workers() -> Iterator[None]:
             self.messages: list[Any] = []
             for case in job.cases:
                 self.messages += [("began", case.key), ("unit", fake_worker.unit(case, job))]
+            self.made = [message for message in self.messages if message[0] == "unit"]
             self.messages.append(("finished",))
             self.printed = PrintedBytes()
 
         def receive(self, patience: float) -> Any:
             return self.messages.pop(0)
+
+        def report(self, case: str) -> Any:
+            return next(fake_worker.report(m[1]) for m in self.made if m[1].case == case)
 
         def ended(self) -> int:
             return 0

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random, SystemRandom
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from ffncli.bench.records import Case, Job
-from ffncli.bench.referee.errors import Error, error_of, errors_of, least_gradient, size
+from ffncli.bench.referee.errors import Error, error_of, least_gradient, size
 from ffncli.bench.referee.samples import CallSample
 from ffncli.block.activations import TABLE
 from ffncli.block.cost import cost
@@ -27,6 +27,9 @@ from ffncli.run.engine.execute import execute
 from ffncli.run.engine.prepare import dtype_of
 from ffncli.run.engine.reference import in_float64, output_and_experts, steady_tokens
 from ffncli.run.engine.weights import random_weights
+
+if TYPE_CHECKING:
+    from ffncli.bench.referee.rulings import Ruling
 
 _REDRAWS = 8
 _MOST_JUDGED = 4e9  # FLOPs of the references of samples in one placement: some 0.2 s of a core
@@ -56,13 +59,28 @@ class Inputs:
 
 
 class Referee(Protocol):
-    """Who has the right answers of a case."""
+    """Who has the right answers of a case and rules on others."""
 
     def inputs(self, number: int) -> Inputs:
         """The inputs of that number, 1 upward: different numbers have different values."""
 
-    def errors(self, number: int, given: Mapping[str, Tensor]) -> dict[str, Error]:
-        """How far a kernel's finite tensors for those inputs are off, as `errors_of` names them."""
+    def declare(self, kernel: str, computes: str) -> None:
+        """What a kernel computes in; empty: the case's dtype. Raises FFNError for an unknown format."""
+
+    def limit(self, kernel: str) -> float:
+        """The largest `Error.largest` that kernel may have."""
+
+    def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
+        """Of a kernel's whole answer to the inputs of that number, as `errors_of` names its tensors."""
+
+    def show(self, sample: CallSample) -> None:
+        """A sample of a timed call, in place of an earlier one of the same block."""
+
+    def timed(self) -> dict[str, Ruling]:
+        """Of each kernel's samples since the last time, together."""
+
+    def accuse(self, kernel: str, note: str) -> None:
+        """Keep what the worker found about a kernel."""
 
     def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
         """How far each sample is off, in their order; None for one that was not judged."""
@@ -86,7 +104,7 @@ class Problem:
     weights: Mapping[str, Tensor]
     dtype: torch.dtype
     seed: int
-    referee: Referee | None = None  # None: the references are computed here
+    referee: Referee | None = None  # None: this is the referee's own, which computes the references
 
     @classmethod
     def of(cls, case: Case, seed: int, referee: Referee | None = None) -> Problem:
@@ -132,12 +150,11 @@ class Problem:
         """The inputs of that number, 1 upward: different numbers have different values."""
         return replace(self.referee.inputs(number) if self.referee else self._inputs(number), number=number)
 
-    def errors(self, inputs: Inputs, given: Mapping[str, Tensor]) -> dict[str, Error]:
-        """How far a kernel's finite tensors for these inputs are off, as `errors_of` names them."""
-        if inputs.out is not None:
-            return errors_of(given, inputs.out, inputs.grads)
-        assert self.referee is not None
-        return self.referee.errors(inputs.number, given)
+    @property
+    def rules(self) -> Referee:
+        """Who rules on answers. Only a problem that has a referee is given to kernels."""
+        assert self.referee is not None, "a problem without a referee"
+        return self.referee
 
     def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
         """How far each sample is off, in their order; None for one that was not judged."""

@@ -1,22 +1,24 @@
-"""The referee as a process of its own: it has weights and references, and never loads a user's file.
+"""The referee as a process of its own: it has weights, references and limits, and never loads a user's file.
 
 The worker forks it when torch is loaded and nothing has been computed yet, so it costs no second import; then it waits
 for questions, without using a processor. Nothing that the worker sends is unpickled, and no answer holds a reference.
+What it finds about each kernel it tells the worker's parent itself, over a line that the worker closes before it loads
+a user's file: what the worker says about its kernels is believed only where both agree (judge/agreement.py).
 It ends with the worker. Where forking is not safe (anything but Linux) there is none, and the worker judges by itself.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, replace
 from math import log
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -24,19 +26,21 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.machine.math_mode import set_math_mode
-from ffncli.bench.records import Case, Job
+from ffncli.bench.records import Case, Job, refereed_apart
 from ffncli.bench.referee.errors import Error
+from ffncli.bench.referee.messages import about, packed, receive, samples_of, send, unpacked
 from ffncli.bench.referee.problem import Inputs, Problem, seed_of
+from ffncli.bench.referee.rulings import Ruling, Rulings
 from ffncli.bench.referee.samples import CallSample
 from ffncli.errors import ExitCode, FFNError
 from ffncli.system.child import require_original
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _CLOCKS_APART, _CLOCKS_LEAST = 0.05, 0.1  # as a share, and in seconds: less is waiting for a processor
-_DTYPES = {str(d): d for d in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64)}
 _OPTIONAL = ("rows", "g")  # of Inputs
-_PARTS = ("x", "out", "g", "gradient")  # of a CallSample
+_LINE_BYTES = 1 << 20  # of samples that wait; the system may allow fewer
 
 
 class RefereeGone(FFNError):
@@ -52,8 +56,9 @@ class RefereeGone(FFNError):
 class RefereeProcess:
     """Asks the referee. Raises RefereeGone if that has ended, and what the referee raised."""
 
-    def __init__(self, connection: Connection, pid: int) -> None:
-        self._connection, self._pid, self._asking = connection, pid, os.getpid()
+    def __init__(self, connection: Connection, samples: socket.socket, pid: int) -> None:
+        self._connection, self._samples, self._pid = connection, samples, pid
+        self._asking = os.getpid()
         self._start = 0
         self.gone = False
 
@@ -67,17 +72,49 @@ class RefereeProcess:
         more = dict(zip(head["parts"], rest, strict=True))
         return Inputs(x, None, more.get("rows"), more.get("g"), None, str(head["remark"]), 0, float(head["rounding"]))
 
-    def errors(self, number: int, given: Mapping[str, Tensor]) -> dict[str, Error]:
-        """How far a kernel's tensors for the inputs of that number are off."""
-        head, _ = self._ask({"ask": "errors", "number": number, "given": list(given)}, list(given.values()))
-        return {what: Error(*error) for what, error in zip(given, head["errors"], strict=True)}
+    def declare(self, kernel: str, computes: str) -> None:
+        """What a kernel computes in. Raises FFNError for an unknown format."""
+        self._ask({"ask": "declare", "kernel": kernel, "computes": computes})
+
+    def limit(self, kernel: str) -> float:
+        """The largest error that kernel may have."""
+        return float(self._ask({"ask": "limit", "kernel": kernel})[0]["limit"])
+
+    def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
+        """Of a kernel's whole answer to the inputs of that number."""
+        question = {"ask": "ruling", "kernel": kernel, "number": number, "given": list(given)}
+        return _read_ruling(self._ask(question, list(given.values()))[0]["ruling"])
+
+    def show(self, sample: CallSample) -> None:
+        """A sample of a timed call. It waits in the line: the referee sleeps on until it is asked, or the line full."""
+        try:
+            self._samples.send(packed(sample))
+        except BlockingIOError:
+            self._ask({"ask": "read samples"})
+            self._samples.send(packed(sample))
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise self._ended() from None
+            question, tensors = about("show", [sample])
+            self._ask({**question, "block": sample.block}, tensors)
+
+    def timed(self) -> dict[str, Ruling]:
+        """Of each kernel's samples since the last time, together."""
+        rulings = self._ask({"ask": "timed"})[0]["rulings"]
+        return {kernel: _read_ruling(ruling) for kernel, ruling in rulings.items()}
 
     def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
         """How far each sample is off, in their order; None for one that was not judged."""
-        parts = [[part for part in _PARTS if getattr(sample, part) is not None] for sample in samples]
-        tensors = [getattr(s, part) for s, names in zip(samples, parts, strict=True) for part in names]
-        head, _ = self._ask({"ask": "sampled", "kernels": [s.kernel for s in samples], "parts": parts}, tensors)
+        head, _ = self._ask(*about("sampled", samples))
         return [None if error is None else Error(*error) for error in head["errors"]]
+
+    def accuse(self, kernel: str, note: str) -> None:
+        """Keep what the worker found."""
+        self._ask({"ask": "accuse", "kernel": kernel, "note": note})
+
+    def report(self) -> None:
+        """Have it tell the worker's parent what it found in this case."""
+        self._ask({"ask": "report"})
 
     def clock_started(self) -> None:
         """The referee's clock and the worker's are compared from now on."""
@@ -90,6 +127,7 @@ class RefereeProcess:
     def close(self) -> None:
         """End it, also where a process that a kernel has forked keeps the line open."""
         self._connection.close()
+        self._samples.close()
         if not self.gone:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
@@ -98,14 +136,14 @@ class RefereeProcess:
     def _tell(self, head: dict[str, Any], tensors: Sequence[Tensor] = ()) -> None:
         require_original(self._asking)
         try:
-            _send(self._connection, head, tensors)
+            send(self._connection, head, tensors)
         except OSError:
             raise self._ended() from None
 
     def _ask(self, head: dict[str, Any], tensors: Sequence[Tensor] = ()) -> tuple[dict[str, Any], list[Tensor]]:
         self._tell(head, tensors)
         try:
-            answer, given = _receive(self._connection)
+            answer, given = receive(self._connection)
         except (EOFError, OSError):
             raise self._ended() from None
         if "error" in answer:
@@ -125,24 +163,34 @@ class RefereeProcess:
 
 
 @contextmanager
-def referee_process(job: Job, others: Connection) -> Iterator[RefereeProcess | None]:
+def referee_process(job: Job, others: Connection, reports: Connection | None = None) -> Iterator[RefereeProcess | None]:
     """The referee of a job; None where it has no business (on a GPU, step by step) or cannot be forked.
 
     To be called before any computation, and before a user's file is loaded. The child closes `others`, the line to the
-    worker's parent.
+    worker's parent, and the worker `reports`, the referee's line to that parent.
     """
-    if not sys.platform.startswith("linux") or job.method.by_step or all(c.device != "cpu" for c in job.cases):
+    if not any(refereed_apart(case, job.method) for case in job.cases):
+        if reports:
+            reports.close()
         yield None
         return
     ours, theirs = socket.socketpair()
+    shown, seen = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    shown.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LINE_BYTES)
+    for line in (shown, seen):
+        line.setblocking(False)
     worker = os.getpid()
     pid = os.fork()
     if pid == 0:
         others.close()
         ours.close()
-        _live(job, Connection(theirs.detach()), worker)
+        shown.close()
+        _live(_Answers(job, reports, seen), Connection(theirs.detach()), worker)
     theirs.close()
-    process = RefereeProcess(Connection(ours.detach()), pid)
+    seen.close()
+    if reports:
+        reports.close()
+    process = RefereeProcess(Connection(ours.detach()), shown, pid)
     try:
         yield process
     finally:
@@ -159,7 +207,7 @@ def _raise_again(answer: Mapping[str, Any]) -> NoReturn:
 # --- the referee's side -----------------------------------------------------------------------------------------------
 
 
-def _live(job: Job, connection: Connection, worker: int) -> NoReturn:
+def _live(answers: _Answers, connection: Connection, worker: int) -> NoReturn:
     """All of the forked process: it answers until the worker closes the line, or dies."""
     code = 1
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -168,7 +216,7 @@ def _live(job: Job, connection: Connection, worker: int) -> NoReturn:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # its memory is not the worker's to read
         if os.getppid() == worker:
-            _serve(_Answers(job), connection)
+            _serve(answers, connection)
         code = 0
     finally:
         os._exit(code)
@@ -177,7 +225,7 @@ def _live(job: Job, connection: Connection, worker: int) -> NoReturn:
 def _serve(answers: _Answers, connection: Connection) -> None:
     while True:
         try:
-            head, tensors = _receive(connection)
+            head, tensors = receive(connection)
         except (EOFError, OSError):
             return
         try:
@@ -190,7 +238,7 @@ def _serve(answers: _Answers, connection: Connection) -> None:
         if head["ask"] == "begin":
             continue  # nobody waits; what went wrong comes up again with the first question
         try:
-            _send(connection, answer, given)
+            send(connection, answer, given)
         except OSError:
             return
 
@@ -200,50 +248,79 @@ class _Answers:
     """The state of the referee: the case that is at hand."""
 
     job: Job
+    reports: Connection | None = None  # to the parent of the worker
+    samples: socket.socket | None = None  # from the worker, in the order of time
     case: Case | None = None
-    problem: Problem | None = None
-    known: dict[int, Inputs] = field(default_factory=dict)
+    begun: Rulings | None = None
     started: float = 0.0
 
     def to(self, head: dict[str, Any], tensors: list[Tensor]) -> tuple[dict[str, Any], list[Tensor]]:
         """The answer to a question, and its tensors."""
         match head["ask"]:
             case "begin":
+                self._read_samples()  # of the case before; nobody asks for them any more
                 self.case = next(case for case in self.job.cases if case.key == head["key"])
-                self.problem, self.known = None, {}
+                self.begun = None
                 torch.set_num_threads(self.case.threads)
                 set_math_mode(self.job.method.math_mode, self.case.device)
-                _ = self._problem().first
+                self._rulings().inputs(1)
             case "inputs":
-                inputs = self._inputs(int(head["number"]))
+                inputs = self._rulings().inputs(int(head["number"]))
                 parts = [part for part in _OPTIONAL if getattr(inputs, part) is not None]
                 tensors = [inputs.x, *(getattr(inputs, part) for part in parts)]
                 return {"parts": parts, "remark": inputs.remark, "rounding": inputs.rounding}, tensors
-            case "errors":
+            case "declare":
+                self._rulings().declare(str(head["kernel"]), str(head["computes"]))
+            case "limit":
+                return {"limit": self._rulings().limit(str(head["kernel"]))}, []
+            case "ruling":
                 given = dict(zip(head["given"], tensors, strict=True))
-                errors = self._problem().errors(self._inputs(int(head["number"])), given)
-                return {"errors": [_figures(errors[what]) for what in given]}, []
+                return {"ruling": _figures(self._rulings().ruling(str(head["kernel"]), int(head["number"]), given))}, []
+            case "show":
+                self._read_samples()
+                for sample in samples_of(head["kernels"], head["parts"], tensors):
+                    self._rulings().show(replace(sample, block=int(head["block"])))
+            case "read samples":
+                self._read_samples()
+            case "timed":
+                self._read_samples()
+                rulings = self._rulings().timed()
+                return {"rulings": {kernel: _figures(ruling) for kernel, ruling in rulings.items()}}, []
             case "sampled":
-                judged = self._problem().sampled(_samples(head["kernels"], head["parts"], tensors))
-                return {"errors": [None if error is None else _figures(error) for error in judged]}, []
+                errors = self._rulings().sampled(samples_of(head["kernels"], head["parts"], tensors))
+                return {"errors": [None if e is None else [e.largest, e.rel, e.subnormal] for e in errors]}, []
+            case "accuse":
+                self._rulings().accuse(str(head["kernel"]), str(head["note"]))
             case "clock started":
                 self.started = time.monotonic()
             case "clock stopped":
-                return {"remark": clocks_apart(float(head["seconds"]), time.monotonic() - self.started)}, []
+                return {"remark": self._clock_stopped(float(head["seconds"]))}, []
+            case "report" if self.reports:
+                with suppress(OSError):  # the parent is gone, or hangs up
+                    self.reports.send_bytes(json.dumps(asdict(self._rulings().report())).encode())
         return {}, []
 
-    def _problem(self) -> Problem:
+    def _rulings(self) -> Rulings:
         assert self.case is not None
-        if self.problem is None:
-            self.problem = Problem.of(self.case, seed_of(self.case, self.job))
-        return self.problem
+        if self.begun is None:
+            problem = Problem.of(self.case, seed_of(self.case, self.job))
+            self.begun = Rulings(problem, self.job.wanted_baseline, self.job.method.math_mode)
+        return self.begun
 
-    def _inputs(self, number: int) -> Inputs:
-        if number == 1:
-            return self._problem().first
-        if number not in self.known:
-            self.known[number] = self._problem().inputs(number)
-        return self.known[number]
+    def _read_samples(self) -> None:
+        """Everything that waits in their line."""
+        with suppress(BlockingIOError, EOFError):
+            while self.samples and (message := self.samples.recv(_LINE_BYTES)):
+                if self.case is not None:
+                    self._rulings().show(unpacked(message))
+
+    def _clock_stopped(self, seconds: float) -> str:
+        """Where the clocks differ, no time of a user's kernel can be believed."""
+        remark = clocks_apart(seconds, time.monotonic() - self.started)
+        for choice in self.job.kernels if remark else ():
+            if choice.file is not None:
+                self._rulings().accuse(choice.label, Ruling(wrong=remark, code=WrongCode.PATCHED_CLOCK).note)
+        return remark
 
 
 def clocks_apart(worker: float, referee: float) -> str:
@@ -254,42 +331,12 @@ def clocks_apart(worker: float, referee: float) -> str:
     return f"{worker:.3g} s passed by the worker's clock, {referee:.3g} s by the referee's"
 
 
-def _figures(error: Error) -> list[float]:
-    return [error.largest, error.rel, error.subnormal]
+def _figures(ruling: Ruling) -> list[Any]:
+    """A ruling as JSON has it."""
+    error = ruling.error
+    return [[error.largest, error.rel, error.subnormal], ruling.wrong, ruling.code]
 
 
-def _samples(kernels: Sequence[str], parts: Sequence[Sequence[str]], tensors: Sequence[Tensor]) -> list[CallSample]:
-    at, samples = iter(tensors), []
-    for kernel, names in zip(kernels, parts, strict=True):
-        samples.append(CallSample(kernel, **{name: next(at) for name in names if name in _PARTS}))
-    return samples
-
-
-# --- the line ---------------------------------------------------------------------------------------------------------
-
-
-def _send(connection: Connection, head: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
-    """A message: what is in `head` as JSON, then every tensor's bytes."""
-    plain = [tensor.detach().cpu().contiguous() for tensor in tensors]
-    kinds = [[str(tensor.dtype), list(tensor.shape)] for tensor in plain]
-    connection.send_bytes(json.dumps({**head, "tensors": kinds}).encode())
-    for tensor in plain:
-        if tensor.numel():
-            connection.send_bytes(_bytes(tensor))
-
-
-def _receive(connection: Connection) -> tuple[dict[str, Any], list[Tensor]]:
-    """The next message."""
-    head = json.loads(connection.recv_bytes())
-    tensors = []
-    for kind, shape in head["tensors"]:
-        tensor = torch.empty(shape, dtype=_DTYPES[kind])
-        if tensor.numel():
-            _bytes(tensor)[:] = connection.recv_bytes()
-        tensors.append(tensor)
-    return head, tensors
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU."""
-    return memoryview(tensor.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
+def _read_ruling(figures: Sequence[Any]) -> Ruling:
+    error, wrong, code = figures
+    return Ruling(Error(*error), wrong, None if code is None else WrongCode(code))

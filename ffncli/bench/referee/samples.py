@@ -11,7 +11,8 @@ from torch import Tensor
 class CallSample:
     """Some tokens of one call: x [rows, d_model] as it was entered, `out` [rows, d_model] as the kernel gave it.
 
-    In a backward pass `g` is the gradient of the output that was entered, `gradient` that of x that came back.
+    In a backward pass `g` is the gradient of the output that was entered, `gradient` that of x that came back. Of the
+    calls of a `block`, counted for each kernel, the sample that was shown last is judged.
     """
 
     kernel: str
@@ -19,3 +20,4 @@ class CallSample:
     out: Tensor
     g: Tensor | None = None
     gradient: Tensor | None = None
+    block: int = 0

@@ -3,7 +3,6 @@ buffers, placed again at every placement."""
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -17,15 +16,16 @@ from ffncli.bench.judge import roofline
 from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.machine import machine
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, STEP, TWIN, Doing
-from ffncli.bench.referee.errors import OUTPUT, Error
+from ffncli.bench.referee.errors import Error
 from ffncli.bench.referee.problem import Problem
+from ffncli.bench.referee.rulings import Ruling
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.anchor import anchor, gpu_anchor
 from ffncli.bench.timing.bare_products import Chain
 from ffncli.bench.timing.by_step import step_arms
 from ffncli.bench.timing.clock import monotonic_seconds
 from ffncli.bench.timing.cuda_graphs import Launching, Replayable, by_graphs
-from ffncli.bench.timing.fresh_inputs import ROWS, FreshInputs, Reservoir, drawn, in_turn
+from ffncli.bench.timing.fresh_inputs import FreshInputs, Reservoir, drawn, in_turn
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel, shuffle_buffers
 from ffncli.bench.timing.placement import Arena, Caching, flusher
@@ -157,49 +157,35 @@ class Arms:
         return self._launching.note if self._launching else ""
 
     def _start_clocks(self) -> None:
-        if self._problem.referee:
-            self._problem.referee.clock_started()
+        self._problem.rules.clock_started()
         self._placed_at = monotonic_seconds()
 
     def _compare_clocks(self) -> None:
         """Where the referee's clock says otherwise, no time of a user's kernel can be believed."""
-        referee, passed = self._problem.referee, monotonic_seconds() - self._placed_at
-        if referee and (remark := referee.clock_stopped(passed)):
+        if remark := self._problem.rules.clock_stopped(monotonic_seconds() - self._placed_at):
             for placed in self.kernels:
                 if placed.built.kernel.origin:
                     self.wrong.setdefault(placed.name, WrongResult(remark, code=WrongCode.PATCHED_CLOCK))
 
     def inspect(self) -> None:
-        """Judge what was answered in the blocks since the last time, and whether weights changed."""
+        """Have judged what was answered in the blocks since the last time, and whether weights changed."""
         self._compare_clocks()
-        samples = [sample for fresh in self._fresh for sample in fresh.samples]
-        errors = iter(self._problem.sampled(samples))
+        rulings = self._problem.rules.timed()
         for fresh in self._fresh:
-            judged = [error for _, error in zip(fresh.samples, errors, strict=False) if error is not None]
-            fresh.samples.clear()
-            check = partial(self._timed, fresh, judged)
+            check = partial(self._timed, fresh, rulings.get(fresh.placed.name, Ruling()))
             self._check(self._reported(fresh.placed), fresh.placed, check)
 
     def _reported(self, placed: PlacedKernel) -> str:
         """The kernel that an arm's errors count for; the twin's are the baseline's."""
         return placed.built.kernel.name if placed is self.twin else placed.name
 
-    def _timed(self, fresh: FreshInputs, judged: Sequence[Error], placed: PlacedKernel) -> Error:
+    def _timed(self, fresh: FreshInputs, ruling: Ruling, placed: PlacedKernel) -> Error:
         """The error of an arm's timed answers, after a check that its weights are unchanged. Raises WrongResult."""
-        problem = self._problem
 
         def answers() -> Error:
             if fresh.wrong is not None:
                 raise fresh.wrong
-            worst = Error()
-            for error in judged:
-                worst = worst.worst(error)
-            correct.require_within(OUTPUT, worst, placed.limit)
-            if not problem.backward:  # there `judged` are the worst of outputs and gradients
-                together = replace(worst, rel=math.sqrt(sum(error.rel**2 for error in judged) / max(1, len(judged))))
-                values = len(judged) * min(ROWS, problem.case.tokens) * problem.case.spec.d_model
-                correct.require_rms(together, values, problem.first.rounding, problem, placed)
-            return worst.worst(fresh.whole_error())
+            return correct.obeyed(ruling).worst(fresh.whole_error())
 
         correct.untouched(placed)
         return correct.checked_at("", answers, WrongCode.WRONG_WHEN_TIMED)
@@ -254,7 +240,8 @@ def twin_of(baseline: PlacedKernel, problem: Problem, draw: random.Random) -> Pl
         compute = built.kernel.build(problem.steps, problem.case.device, problem.dtype)
         guarded = unguarded(built.compute) is not built.compute
         built = replace(built, compute=compute if guarded else unguarded(compute))
-    return PlacedKernel(TWIN, built, problem, draw, baseline.limit)
+    problem.rules.declare(TWIN, built.kernel.computes)
+    return PlacedKernel(TWIN, built, problem, draw)
 
 
 def anchor_of(device: str, draw: random.Random) -> Arm:

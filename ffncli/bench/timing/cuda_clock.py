@@ -194,6 +194,20 @@ class CudaClock:
         self.other_stream = more > max(_ELSEWHERE, _ELSEWHERE_SHARE * seconds)
         return seconds
 
+    def leaves_work(self, call: Call, calls: int) -> bool:
+        """Whether the GPU still works on other streams when the current one has finished these calls.
+
+        Here all begin with an empty queue. In a timed block other streams have a lead, as only the current one waits.
+        """
+        (end,) = self._taken(1)
+        self._cuda.synchronize()
+        began = self._wall()
+        for _ in range(calls):
+            call()
+        end.record()
+        more = self._finished(end)
+        return more > max(_ELSEWHERE, _ELSEWHERE_SHARE * (self._wall() - began))
+
     def _taken(self, count: int) -> list[Any]:
         """Events to use; made once, since making one takes the host as long as a launch."""
         while len(self._events) < count:

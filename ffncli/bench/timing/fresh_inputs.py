@@ -2,8 +2,10 @@
 
 A kernel that keeps its answers finds nothing to keep them by. Before a call, outside the clock, one of several buffers
 (an address) is filled with numbers that it never had (contents, of every token), without torch's count of versions
-going up. Which call of a block is judged is drawn too, and its answer taken aside at once: a kernel can neither count
-its calls up to it nor finish its work later. Everything is drawn from os.urandom: there is no state to look up.
+going up. After a call it is drawn whether its answer is taken aside, in place of an earlier one: that of the k-th call
+of a block with probability 1 / k, so that each is as likely to be the one that is judged. Until a call has returned
+there is no number to look up, and nothing to count calls up to; and what is taken aside goes to the referee at once.
+Everything is drawn from os.urandom.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch import Tensor
 from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.referee.errors import OUTPUT, Error
 from ffncli.bench.referee.problem import Inputs, Problem
+from ffncli.bench.referee.rulings import infinite
 from ffncli.bench.referee.samples import CallSample
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.outcomes import WrongResult
@@ -26,7 +29,6 @@ from ffncli.bench.timing.placed_kernel import PlacedKernel
 
 ROWS = 2  # tokens of a sample
 _LEAST_BYTES = 1 << 20  # of a reservoir
-_NEVER = -2  # a call that does not come
 
 
 class Source(Protocol):
@@ -67,12 +69,12 @@ def drawn(below: int) -> int:
 
 
 class FreshInputs:
-    """The inputs of one arm's calls, and `samples` of its answers. On a GPU they are the same throughout a block, whose
+    """The inputs of one arm's calls, and the samples of its answers. On a GPU x is the same throughout a block, whose
     last call is judged: a graph's x stays where it was captured.
 
     `wrong` is what an answer broke at once: type, shape, dtype, a value that is not finite, an input that changed.
     `whole` are inputs that the referee has all of the answer to (the gradients of the weights, too): one call gets them
-    in one of the first `blocks` timed blocks.
+    in one of the first `blocks` timed blocks, and is judged beside the drawn one.
     """
 
     def __init__(
@@ -80,71 +82,78 @@ class FreshInputs:
     ) -> None:
         self.placed = placed
         self.wrong: WrongResult | None = None
-        self.samples: list[CallSample] = []
         self._problem, self._source, self._whole = problem, source, whole
-        self._whole_in = drawn(blocks)  # the timed block that gets them
-        self._block, self._next, self._judged = -1, 0, _NEVER
-        self._entered: tuple[Tensor, Tensor | None] | None = None  # copies of x and g of a judged call, until taken
+        self._whole_in, self._whole_at = drawn(blocks), 0  # the timed block that gets them, and its call
+        self._block, self._calls, self._timed = -1, 0, False
+        self._entered: tuple[Tensor, Tensor | None] | None = None  # copies for the call that comes, in a timed block
         self._answered: object = None  # the answer to `whole`
 
     def before_call(self) -> None:
         """Enter other contents into another buffer; ahead of every call, outside the clock."""
         if self._entered is not None:
-            self._take()
+            self._returned()
         self.placed.turn(drawn(len(self.placed.ring)))
-        self._enter(self._next == self._judged)
-        self._next += 1
+        self._enter()
 
     def before_block(self, calls: int, every_call: bool = True) -> None:
-        """Draw which call of the next timed block is judged. Without `every_call` its contents are entered now."""
-        self._next, self._judged = 0, drawn(calls)
-        self._block += 1
+        """A timed block begins. Without `every_call` its contents are entered now."""
+        self._block, self._calls, self._timed = self._block + 1, 0, True
+        if self._whole is not None and self._block == self._whole_in:
+            self._whole_at = drawn(calls) if every_call else 0
         if not every_call:
-            self._enter(True)
+            self._enter()
 
     def after_block(self) -> None:
-        """Take the answer of the last call, if that one is judged; the calls that follow are not."""
+        """The last call of a timed block has returned; the calls that follow are not judged."""
         if self._entered is not None:
-            self._take()
-        self._judged = _NEVER
+            self._returned()
+        self._timed = False
 
-    def _enter(self, judged: bool) -> None:
+    @property
+    def _gets_whole(self) -> bool:
+        return self._whole is not None and (self._block, self._calls) == (self._whole_in, self._whole_at)
+
+    def _enter(self) -> None:
         x, g = self.placed.entry
-        if judged and self._whole is not None and self._block == self._whole_in:
+        if self._whole is not None and self._timed and self._gets_whole:
             self.placed.enter(self._whole.x, self._whole.g)
         else:
             self._source.write(x)
             if g is not None:
                 self._source.write(g)
-        if judged:
+        if self._timed:
             self._entered = x.clone(), None if g is None else g.clone()
 
-    def _take(self) -> None:
-        """A few tokens of the judged call, as entered and as answered."""
+    def _returned(self) -> None:
+        """A call has returned: draw whether it takes the place of the one that is to be judged."""
         entered, self._entered = self._entered, None
         if self.wrong is not None or entered is None:
             return
+        if self._gets_whole:
+            self._answered = _copied(self.placed.out)
+        self._calls += 1
+        if drawn(self._calls):
+            return
         try:
-            self._sample(*entered)
+            self._show(*entered)
         except WrongResult as wrong:
             self.wrong = wrong
 
-    def _sample(self, x: Tensor, g: Tensor | None) -> None:
+    def _show(self, x: Tensor, g: Tensor | None) -> None:
+        """Show the referee a few tokens of the call, as entered and as answered: nothing is left here to change."""
         placed = self.placed
-        out = correct.checked_output(placed.output, self._problem).detach()
-        correct.require_finite(OUTPUT, out)
+        out, gradient = correct.checked_output(placed.output, self._problem).detach(), placed.x_gradient
+        if fault := infinite(OUTPUT, out):
+            raise WrongResult(fault, Error(math.inf, math.inf))
         if not torch.equal(placed.entry[0], x):
             raise WrongResult("changes its input x", code=WrongCode.CHANGED_INPUT)
         rows = torch.tensor(drawn_rows(len(x)), device=x.device)
-        gradient = placed.x_gradient
-        self.samples.append(
+        self._problem.rules.show(
             CallSample(
                 placed.name, x[rows], out[rows], None if g is None else g[rows],
-                None if gradient is None else gradient.detach()[rows],
+                None if gradient is None else gradient.detach()[rows], self._block,
             )
         )  # fmt: skip
-        if self._whole is not None and self._block == self._whole_in:
-            self._answered = _copied(placed.out)
 
     def whole_error(self) -> Error:
         """The error of the answer to the whole inputs, once there is one. Raises WrongResult."""

@@ -18,10 +18,11 @@ from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Counters, SystemCounters
 from ffncli.bench.machine.devices import neighbours
 from ffncli.bench.machine.nvml import GpuProbe, gpu_probe
-from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Doing, Job, Outcome, Roof, TimedUnit
+from ffncli.bench.records import BLOCK, GEMM, TWIN, Cache, Case, Doing, Job, Outcome, Roof, TimedUnit, refereed_apart
 from ffncli.bench.referee.errors import Error
 from ffncli.bench.referee.problem import Problem, seed_of
 from ffncli.bench.referee.process import RefereeGone, RefereeProcess
+from ffncli.bench.referee.rulings import refereed
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing.arms import Arms, StepArms, arms_of, kernels_by_label
 from ffncli.bench.timing.cheating.entry_points import EntryPoints
@@ -98,7 +99,7 @@ class _Run:
     without: set[str] = field(default_factory=set)  # own arms that could not be made
 
     def unit(self) -> TimedUnit:
-        if self.case.device != "cpu" or self.job.method.by_step:
+        if not refereed_apart(self.case, self.job.method):
             self.referee = None
         if self.referee:
             self.referee.begin(self.case)
@@ -109,10 +110,12 @@ class _Run:
             kernels = kernels_by_label(self.job.kernels, steps, spec, self._gone(), self.tell, replaced)
             self.tell("starting", "")  # loading is over
         self.mode = Caching(self.case.cache)
-        self.baseline = BLOCK if self.job.method.by_step else self._wanted(kernels)
+        self.baseline = BLOCK if self.job.method.by_step else self.job.wanted_baseline
         try:
             with self._spending("verify"):
                 problem = Problem.of(self.case, seed_of(self.case, self.job), self.referee)
+                if self.referee is None:
+                    problem = refereed(problem, self.baseline, self.job.method.math_mode)
                 _ = problem.first
         except Exception as error:
             require_device(self.clock, "", error)
@@ -125,6 +128,8 @@ class _Run:
                 self._verify_all(kernels, problem)
                 if self.placed:
                     self._time(problem)
+                if self.referee:
+                    self.referee.report()
             except RefereeGone as gone:
                 self._all(self.outcomes, gone)
                 self.measured = None
@@ -132,12 +137,6 @@ class _Run:
             measures_roof = self.measured and self.job.process < _ROOFS
             roof = _roof(self.case.device, self.case.dtype, self.case.threads) if measures_roof else Roof()
         return self._answer(roof)
-
-    def _wanted(self, kernels: Mapping[str, Kernel | FFNError | WrongResult]) -> str:
-        """The requested baseline; else eager, or the first kernel that is ok (empty until that is known)."""
-        if self.job.baseline is None:
-            return "eager" if "eager" in kernels else ""
-        return self.job.baseline
 
     def _all(self, names: Mapping[str, object], error: BaseException) -> None:
         status, note = verdict_of(error)
@@ -175,16 +174,13 @@ class _Run:
     # --- verify -------------------------------------------------------------------------------------------------------
 
     def _verify_all(self, kernels: Mapping[str, Kernel | FFNError | WrongResult], problem: Problem) -> None:
-        """Verify the baseline first: its error, if it is correct, sets the others' limit."""
-        limit = correct.allowed(problem, self.job.method.math_mode)
+        """Verify the baseline first: its error, if it is correct, raises the limit of the others."""
         self.outcomes = {name: Outcome(name) for name in kernels}  # their order is that of the options
         order = {name: at for at, name in enumerate(kernels)}
         gone = self._gone()
         self.outcomes |= {name: outcome for name, outcome in gone.items() if name in kernels}
         for name in sorted(kernels.keys() - gone.keys(), key=lambda name: (name != self.baseline, order[name])):
-            self._verify(name, kernels[name], problem, limit)
-            if name == self.baseline and name in self.placed and not self.outcomes[name].computes:
-                limit = max(limit, correct.TIMES * (self.outcomes[name].error_max or 0.0))
+            self._verify(name, kernels[name], problem)
         skipped = self.outcomes.get(self.baseline, Outcome("", "skipped")).status == "skipped"
         if self.job.baseline is None and skipped:
             self.baseline = next((name for name in kernels if name in self.placed), self.baseline)
@@ -203,7 +199,7 @@ class _Run:
             reason = f"{outcome.status}: {outcome.note}" if outcome else "not among the kernels"
             self.notes.append(f"no ratios: the baseline {self.baseline} is {reason}")
 
-    def _verify(self, name: str, kernel: Kernel | FFNError | WrongResult, problem: Problem, limit: float) -> None:
+    def _verify(self, name: str, kernel: Kernel | FFNError | WrongResult, problem: Problem) -> None:
         if isinstance(kernel, Exception):
             self.outcomes[name] = Outcome(name, *verdict_of(kernel))
             return
@@ -214,8 +210,9 @@ class _Run:
         placed: PlacedKernel | None = None
         try:
             with self._spending("warm_up"):
-                draw, allowed = random.Random(f"{problem.seed} {name}"), correct.limit_of(kernel, limit)
-                placed = PlacedKernel(name, build_kernel(kernel, problem), problem, draw, allowed)
+                problem.rules.declare(name, kernel.computes)
+                draw = random.Random(f"{problem.seed} {name}")
+                placed = PlacedKernel(name, build_kernel(kernel, problem), problem, draw)
                 self.inspector.fix(placed)
                 placed.place(1)
                 with on_compiling(lambda: self.tell("compiling", name)):
@@ -265,11 +262,17 @@ class _Run:
             error_max=finite(numeric_error.largest) if numeric_error else before.error_max,
             error_rel=finite(numeric_error.rel) if numeric_error else before.error_rel,
         )
+        self._tell_referee(name)
         self.placed.pop(name, None)
         cause.__traceback__ = error.__traceback__ = None  # its frames would keep the tensors alive
         gc.collect()
         if self.case.device.startswith("cuda"):
             torch.cuda.empty_cache()
+
+    def _tell_referee(self, name: str) -> None:
+        """What was found here is kept there: what becomes of the outcome in this process then changes nothing."""
+        if self.referee and self.outcomes[name].status == "wrong":
+            self.referee.accuse(name, self.outcomes[name].note)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -277,6 +280,7 @@ class _Run:
         """Repeat until no kernel raises. The blocks of an aborted attempt are dropped."""
         ACTIVITY.stands_for(TWIN, self.baseline)
         while self.placed:
+            arms: Arms | None = None
             try:
                 arms = self._arms(problem)
                 self.measured = self._measure(arms, problem)
@@ -286,10 +290,12 @@ class _Run:
                     arms.refresh()
                 self.inspector.require_nothing_replaced(self.placed)
                 with self._spending("verify"):
-                    self.inspector.after_timing(arms, self.baseline, problem, self.measured.blocks)
+                    self.inspector.after_timing(arms, self.baseline, problem, self.measured.blocks, self.clock)
             except BrokenArm as broken:
                 self.measured = None
                 require_device(self.clock, ACTIVITY.read().kernel or broken.name, broken)
+                for name, wrong in arms.wrong.items() if arms else ():  # what was wrong once is not asked again
+                    self._broken(name, wrong)
                 self._without(broken)
                 continue
             except (RuntimeError, MemoryError) as error:  # not from a kernel's call: it waits for the device, or we do
@@ -326,6 +332,7 @@ class _Run:
         largest, rel = (max(a or 0.0, b) for a, b in ((before.error_max, error.largest), (before.error_rel, error.rel)))
         after = replace(before, error_max=finite(largest), error_rel=finite(rel))
         self.outcomes[name] = replace(after, status="wrong", note=verdict_of(wrong)[1]) if wrong else after
+        self._tell_referee(name)
         if wrong and name == self.baseline:
             self.notes.append(f"no ratios: the baseline {name} is wrong: {verdict_of(wrong)[1]}")
 

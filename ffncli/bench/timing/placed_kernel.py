@@ -55,14 +55,14 @@ def build_kernel(kernel: Kernel, problem: Problem) -> BuiltKernel:
 
 
 class PlacedKernel:
-    """A built kernel with its own buffers. `limit` is the allowed error, `out` the output of its last call.
+    """A built kernel with its own buffers. `out` is the output of its last call.
 
     In a backward pass that is (output, gradients of x and of its floating-point params). x, and with it the gradient of
     the output, has several buffers, the `ring`; `x` and `g` are those of the next call.
     """
 
-    def __init__(self, name: str, built: BuiltKernel, problem: Problem, draw: random.Random, limit: float) -> None:
-        self.name, self.built, self.limit = name, built, limit
+    def __init__(self, name: str, built: BuiltKernel, problem: Problem, draw: random.Random) -> None:
+        self.name, self.built = name, built
         self.out: object = None
         self.call: Callable[[], object]
         self.x = problem.first.x

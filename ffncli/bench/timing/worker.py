@@ -1,4 +1,4 @@
-"""`python -m ffncli.bench.timing.worker FD [MEMORY]`: one process of a benchmark; it receives a Job and returns units.
+"""`python -m ffncli.bench.timing.worker FD REPORTS [MEMORY]`: one process of a benchmark; it receives a Job and returns units.
 
 Messages: ("began", key), ("stage", doing, kernel) as that changes (records.Stage), and ("unit", TimedUnit) for every
 case in turn, then ("finished",); or ("refused", error, hint, exit code) for a package that does not load or a device
@@ -27,13 +27,15 @@ _BEGAN, _PROCESS = time.perf_counter(), os.getpid()
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one job over the inherited descriptor of the first argument; the second is that of the memory for its
-    activity. Returns 0, even if nobody listens."""
+    """Serve one job over the inherited descriptor that the first argument numbers; returns 0, even if nobody listens.
+
+    The second is its referee's, to report on every case; the third is that of the memory for its activity.
+    """
     settle()
     try:
-        with Connection(int(arguments[0])) as connection:
+        with Connection(int(arguments[0])) as connection, Connection(int(arguments[1])) as reports:
             try:
-                serve(connection, int(arguments[1]) if len(arguments) > 1 else None)
+                serve(connection, reports, int(arguments[2]) if len(arguments) > 2 else None)
             except Exception as error:
                 refusal = error if isinstance(error, FFNError) else package_error(error)
                 if refusal is None:
@@ -44,7 +46,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def serve(connection: Connection, memory: int | None = None) -> None:
+def serve(connection: Connection, reports: Connection, memory: int | None = None) -> None:
     """Receive a job and run its cases in order, returning each before the next one starts.
 
     Raises FFNError (exit 3) for a device that torch cannot use.
@@ -64,7 +66,7 @@ def serve(connection: Connection, memory: int | None = None) -> None:
     from ffncli.bench.timing.measure_case import measure_case
     from ffncli.bench.timing.outcomes import DeviceLost
 
-    with referee_process(job, connection) as referee:
+    with referee_process(job, connection, reports) as referee:
         entry_points = EntryPoints() if any(choice.file for choice in job.kernels) else None
         start = time.perf_counter() - _BEGAN
         for case in job.cases:

@@ -28,6 +28,7 @@ REFEREE_STATEMENTS: Mapping[str, str] = {
     "precision": "the error is that of the dtype's own arithmetic",
     "threads": "no call leaves a thread running",
     "untouched": "neither the input nor the weights are changed",
+    "replay": "an input that it has had takes as much work as another",
     "widths": "float64's output at widths not divisible by 8",
     "experts": "the order of the experts does not matter",
 }

@@ -16,7 +16,7 @@ from ffncli.run.engine.block_summary import block_summary
 from ffncli.run.engine.prepare import LayerRequest, device_of, prepare
 from ffncli.run.user.hosted import KernelFailure, TimeLimits, hosted
 from ffncli.run.verify.certificate import Certificate, environment, file_digest, first_reason, now_utc
-from ffncli.run.verify.checks import aftermath, precision, right, same_bits
+from ffncli.run.verify.checks import aftermath, precision, replay, right, same_bits
 from ffncli.run.verify.checks.case import CheckedBlock
 from ffncli.run.verify.checks.row import CheckRow
 from ffncli.run.verify.checks.trial import KernelTrial, dtype_name
@@ -34,6 +34,7 @@ REFEREE_CHECKS: Mapping[str, Callable[[KernelTrial], Iterator[CheckRow]]] = {
     "precision": precision.precision,
     "threads": aftermath.threads,
     "untouched": aftermath.untouched,
+    "replay": replay.replay,
     "widths": right.widths,
     "experts": right.experts,
 }

@@ -16,6 +16,7 @@ from ffncli.bench.referee import process as module
 from ffncli.bench.referee.errors import GRADIENT, OUTPUT
 from ffncli.bench.referee.problem import Problem, seed_of
 from ffncli.bench.referee.process import RefereeGone, clocks_apart, referee_process
+from ffncli.bench.referee.rulings import Rulings
 from ffncli.bench.referee.samples import CallSample
 from ffncli.block.recipe import FFNSpec, MoE
 from ffncli.errors import FFNError
@@ -58,7 +59,7 @@ def test_it_answers_as_a_problem_with_its_references_does(started, spec, passes,
     job = job_of(SPECS[spec], passes, dtype)
     case, generator = job.cases[0], torch.Generator().manual_seed(1)
     local, remote = Problem.of(case, seed_of(case, job)), started(job)
-    asking = Problem.of(case, seed_of(case, job), remote)
+    asking, rulings = Problem.of(case, seed_of(case, job), remote), Rulings(local)
     assert all(torch.equal(asking.weights[name], local.weights[name]) for name in local.weights)
     for number in (1, 2, 12345):
         here, there = local.inputs(number), asking.inputs(number)
@@ -73,7 +74,9 @@ def test_it_answers_as_a_problem_with_its_references_does(started, spec, passes,
         assert (there.remark, there.number) == (here.remark, here.number)
         given = {OUTPUT: here.out.to(local.dtype)}
         given |= {GRADIENT + name: (g * 1.01).to(local.dtype) for name, g in (here.grads or {}).items()}
-        assert asking.errors(there, given) == local.errors(here, given)
+        ours, theirs = rulings.ruling("mine", number, given), asking.rules.ruling("mine", number, given)
+        assert theirs == ours
+        assert bool(ours.wrong) == (passes == "forward+backward" and dtype != "bf16")  # a gradient is off by 1 %
     x, out = (torch.randn(2, 8, generator=generator).to(local.dtype) for _ in range(2))
     g, gradient = (x, out) if passes != "forward" else (None, None)
     samples = [CallSample("mine", x, out, g, gradient), CallSample("eager", out, x, g, gradient)]
@@ -83,7 +86,7 @@ def test_it_answers_as_a_problem_with_its_references_does(started, spec, passes,
 
 def test_nothing_that_it_sends_is_a_reference(started, monkeypatch):
     """Of every message of a whole verification."""
-    received, receive = [], module._receive
+    received, receive = [], module.receive
 
     def noted(connection):
         head, tensors = receive(connection)
@@ -92,10 +95,11 @@ def test_nothing_that_it_sends_is_a_reference(started, monkeypatch):
 
     job = job_of(SPECS["gated"])
     remote = started(job)
-    monkeypatch.setattr(module, "_receive", noted)
+    monkeypatch.setattr(module, "receive", noted)
     local = Problem.of(job.cases[0], seed_of(job.cases[0], job))
     asking = Problem.of(job.cases[0], seed_of(job.cases[0], job), remote)
-    asking.errors(asking.inputs(2), {OUTPUT: local.inputs(2).out.float()})
+    asking.inputs(2)
+    asking.rules.ruling("mine", 2, {OUTPUT: local.inputs(2).out.float()})
     asking.sampled([CallSample("mine", local.first.x[:2], local.first.x[:2])])
     assert [t.shape for t in received] == [local.first.x.shape]
     assert torch.equal(received[0], local.inputs(2).x)
@@ -106,8 +110,8 @@ def test_what_it_raises_is_raised_here(started):
     with pytest.raises(FFNError, match="of memory is free"):
         started(job).inputs(1)
     remote = started(job_of(SPECS["gated"]))
-    with pytest.raises(RuntimeError, match="size"):
-        remote.errors(1, {OUTPUT: torch.zeros(3, 3)})
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        remote.sampled([CallSample("mine", torch.zeros(3, 3), torch.zeros(3, 3))])
     assert remote.inputs(1).x.shape == (6, 8)  # and it goes on
 
 

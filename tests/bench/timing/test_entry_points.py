@@ -15,6 +15,7 @@ import torch
 from ffncli.bench.judge import statistics
 from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.timing import clock, correctness
+from ffncli.bench.timing.cheating import settings
 from ffncli.bench.timing.cheating.entry_points import EntryPoints, files_of, in_words
 from ffncli.kernels import built_in
 from ffncli.kernels.kernel import REGISTERED
@@ -103,6 +104,10 @@ def test_a_module_a_kernel_and_an_operator(fixed, monkeypatch):
         (lambda: torch.set_num_threads(3), WrongCode.THREADS_CHANGED, "the number of torch's threads changed"),
         (lambda: torch.set_float32_matmul_precision("medium"), WrongCode.ENVIRONMENT_CHANGED,
          "the precision of float32 products changed"),
+        (lambda: setattr(torch.backends.cudnn, "allow_tf32", not torch.backends.cudnn.allow_tf32),
+         WrongCode.ENVIRONMENT_CHANGED, "the arithmetic of a GPU changed"),
+        (lambda: setattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", True),
+         WrongCode.ENVIRONMENT_CHANGED, "the arithmetic of a GPU changed"),
         (lambda: torch._C._set_mkldnn_enabled(False), WrongCode.ENVIRONMENT_CHANGED, "the use of oneDNN changed"),
         (lambda: torch.set_flush_denormal(True), WrongCode.ENVIRONMENT_CHANGED,
          "the treatment of subnormal numbers changed"),
@@ -137,3 +142,16 @@ def test_a_kernel_that_was_built_is_fixed_with_what_it_closes_over(fixed):
     assert change.text.endswith("inner was replaced")
     fixed.restore()
     assert inner.__code__ is before
+
+
+def test_a_stream_that_stays_switched_is_a_setting(fixed, monkeypatch):
+    """Where a GPU is in use; here torch's answers are made up."""
+    now = ["default"]
+    fixed.settle()
+    monkeypatch.setattr("ffncli.bench.timing.cheating.settings._stream", lambda: now[0])
+    (setting,) = [one for one in settings.settings() if one.name == "the current stream of a GPU"]
+    assert setting.read() == "default"
+    now[0] = "mine"
+    assert setting.read() != "default"
+    monkeypatch.undo()
+    assert settings._stream() is None  # no GPU is in use

@@ -10,6 +10,8 @@ import torch
 
 from ffncli.bench.records import Case
 from ffncli.bench.referee.problem import Problem
+from ffncli.bench.referee.rulings import refereed
+from ffncli.bench.referee.samples import CallSample
 from ffncli.bench.timing import correctness as correct
 from ffncli.bench.timing import fresh_inputs, placed_kernel
 from ffncli.bench.timing.fresh_inputs import FreshInputs, Reservoir
@@ -19,8 +21,9 @@ from ffncli.kernels import built_in
 
 
 def placed_of(passes: str = "forward", tokens: int = 8, dtype: str = "fp32") -> tuple[PlacedKernel, Problem]:
-    problem = Problem.of(Case("s", "s", FFNSpec(16, 32, "swiglu"), tokens, dtype=dtype, passes=passes), 3)  # type: ignore[arg-type]
-    placed = PlacedKernel("mine", build_kernel(built_in("eager"), problem), problem, random.Random(0), 1e-4)
+    case = Case("s", "s", FFNSpec(16, 32, "swiglu"), tokens, dtype=dtype, passes=passes)  # type: ignore[arg-type]
+    problem = refereed(Problem.of(case, 3))
+    placed = PlacedKernel("mine", build_kernel(built_in("eager"), problem), problem, random.Random(0))
     placed.place(1)
     return placed, problem
 
@@ -28,6 +31,11 @@ def placed_of(passes: str = "forward", tokens: int = 8, dtype: str = "fp32") -> 
 def fresh_of(passes: str = "forward", **more) -> tuple[FreshInputs, PlacedKernel, Problem]:
     placed, problem = placed_of(passes)
     return FreshInputs(placed, problem, Reservoir(problem), **more), placed, problem
+
+
+def shown(fresh: FreshInputs) -> list[CallSample]:
+    """What the referee was shown and has not ruled on: one sample of each block."""
+    return list(fresh._problem.referee._shown.values())
 
 
 def block(fresh: FreshInputs, calls: int) -> list[torch.Tensor]:
@@ -85,15 +93,15 @@ def test_one_call_of_each_block_is_judged_and_any_may_be(passes):
     with correct.computing(problem.backward):
         for number in range(120):
             entered = block(fresh, 4)
-            assert len(fresh.samples) == number + 1
-            sample = fresh.samples[-1]
+            assert len(shown(fresh)) == number + 1
+            sample = shown(fresh)[-1]
             calls = [n for n, x in enumerate(entered) if all(any(torch.equal(r, t) for t in x) for r in sample.x)]
             assert len(calls) == 1
             drawn[calls[0]] += 1
             assert sample.x.shape == sample.out.shape == (2, 16)
             assert (sample.gradient is None) == (passes == "forward")
     assert min(drawn[call] for call in range(4)) > 10
-    errors = [error for error in problem.sampled(fresh.samples) if error is not None]
+    errors = [error for error in problem.sampled(shown(fresh)) if error is not None]
     assert len(errors) == 120
     assert 0 < max(error.largest for error in errors) < 1e-6
 
@@ -108,7 +116,7 @@ def test_calls_outside_of_blocks_are_not_judged():
         for _ in range(30):
             fresh.before_call()
             placed.call()
-    assert len(fresh.samples) == 1
+    assert len(shown(fresh)) == 1
 
 
 def test_a_block_of_one_content_is_judged_at_its_last_call():
@@ -122,9 +130,9 @@ def test_a_block_of_one_content_is_judged_at_its_last_call():
                 placed.call()
                 assert torch.equal(placed.x, x)
             fresh.after_block()
-            assert len(fresh.samples) == number + 1
-            assert all(any(torch.equal(row, token) for token in x) for row in fresh.samples[-1].x)
-    assert all(error.largest < 1e-6 for error in problem.sampled(fresh.samples))
+            assert len(shown(fresh)) == number + 1
+            assert all(any(torch.equal(row, token) for token in x) for row in shown(fresh)[-1].x)
+    assert all(error.largest < 1e-6 for error in problem.sampled(shown(fresh)))
 
 
 BREAKS = {
@@ -149,7 +157,7 @@ def test_an_answer_that_is_none_is_kept_until_it_is_judged(what):
     with torch.inference_mode():
         block(fresh, 3)
     assert str(fresh.wrong).startswith(words)
-    assert fresh.samples == []
+    assert shown(fresh) == []
 
 
 def test_an_input_that_is_changed_in_the_judged_call_is_found():

@@ -10,6 +10,7 @@ import torch
 
 from ffncli.bench.records import GEMM, TWIN, Case
 from ffncli.bench.referee.problem import Problem
+from ffncli.bench.referee.rulings import refereed
 from ffncli.bench.timing.arms import Arms, kernels_by_label, twin_of
 from ffncli.bench.timing.cuda_graphs import REPLAYED, Launching
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel
@@ -22,12 +23,10 @@ SPEC = FFNSpec(8, 16, "silu", gated=True)
 
 
 def arms_of(cuda, passes="forward", copies=3, small=True):
-    problem = Problem.of(Case("8x16:swiglu", "8x16:swiglu", SPEC, 4, passes=passes), 1)
+    problem = refereed(Problem.of(Case("8x16:swiglu", "8x16:swiglu", SPEC, 4, passes=passes), 1))
     kernels = kernels_by_label(choices(["eager,packed"]), problem.steps, SPEC)
     draw = random.Random(0)
-    kernels = [
-        PlacedKernel(name, build_kernel(kernel, problem), problem, draw, 1.0) for name, kernel in kernels.items()
-    ]
+    kernels = [PlacedKernel(name, build_kernel(kernel, problem), problem, draw) for name, kernel in kernels.items()]
     launching = Launching(small, cuda)
     return Arms(problem, kernels, twin_of(kernels[0], problem, draw), Caching("warm", copies), 1 << 20, launching)
 

@@ -10,6 +10,7 @@ import torch
 from ffncli.bench.machine import machine
 from ffncli.bench.machine.counters import Snapshot
 from ffncli.bench.records import ANCHOR, BLOCK, GEMM, TWIN, Case, Job, Method, Roof, TimedBlock
+from ffncli.bench.referee import rulings
 from ffncli.bench.request.kernel_names import choose_kernels
 from ffncli.bench.timing import arms, placement
 from ffncli.bench.timing import measure_case as measuring
@@ -302,7 +303,7 @@ def test_others_may_have_four_times_the_error_of_a_right_baseline(tmp_path, monk
     text = "def {}(x, up, down, up_bias, down_bias):\n"
     text += "    return ((x @ up.T + up_bias).relu() @ down.T + down_bias) * (1 + {})\n"
     file.write_text("".join(text.format(f"f{n}", n * 1e-3) for n in (1, 3, 5)))
-    monkeypatch.setattr(measuring.correct, "allowed", lambda *_: 2e-3)
+    monkeypatch.setattr(rulings, "allowed", lambda *_: 2e-3)
     named = [f"f{n}={file}:f{n}" for n in (1, 3, 5)]
     for baseline, statuses in (("f1", ["ok", "ok", "wrong"]), ("f3", ["ok", "wrong", "wrong"])):
         unit = measured("eager", *named, baseline=baseline)
@@ -374,7 +375,7 @@ def test_steps_are_arms():
 
 
 def test_subnormal_outputs_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(measuring.correct, "allowed", lambda *_: 10.0)
+    monkeypatch.setattr(rulings, "allowed", lambda *_: 10.0)
     mine, _ = one(tmp_path, RIGHT + "return y * 1e-40")
     assert mine.note.endswith("; 32 subnormal outputs")
 

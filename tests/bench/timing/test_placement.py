@@ -10,6 +10,7 @@ import torch
 
 from ffncli.bench.records import Case
 from ffncli.bench.referee.problem import Problem
+from ffncli.bench.referee.rulings import refereed
 from ffncli.bench.timing.arms import Arms, twin_of
 from ffncli.bench.timing.placed_kernel import PlacedKernel, build_kernel, touched
 from ffncli.bench.timing.placement import Arena, caching, flusher, nbytes, placeable
@@ -73,9 +74,9 @@ def spans(tensors):
 @pytest.mark.parametrize("passes", ["forward", "forward+backward"])
 def test_no_two_arms_share_a_byte_neither_does_the_twin(passes):
     case = Case("s", "s", FFNSpec(8, 16, "swiglu"), 3, passes=passes)
-    problem = Problem.of(case, 5)
+    problem = refereed(Problem.of(case, 5))
     kernels = [
-        PlacedKernel(name, build_kernel(built_in(name), problem), problem, random.Random(0), 1.0)
+        PlacedKernel(name, build_kernel(built_in(name), problem), problem, random.Random(0))
         for name in ("eager", "packed")
     ]
     twin = twin_of(kernels[0], problem, random.Random(0))
@@ -99,9 +100,9 @@ def test_no_two_arms_share_a_byte_neither_does_the_twin(passes):
 
 def test_a_call_turns_through_the_copies():
     case = Case("s", "s", FFNSpec(8, 16), 3)
-    problem = Problem.of(case, 5)
+    problem = refereed(Problem.of(case, 5))
     seen = []
-    placed = PlacedKernel("eager", build_kernel(built_in("eager"), problem), problem, random.Random(0), 1.0)
+    placed = PlacedKernel("eager", build_kernel(built_in("eager"), problem), problem, random.Random(0))
     object.__setattr__(placed.built, "compute", lambda x, params: seen.append(id(params)))
     placed.place(3)
     for _ in range(6):
@@ -161,7 +162,7 @@ def test_turning_through_the_copies_touches_three_caches():
     problem = Problem.of(Case("s", "s", FFNSpec(8, 16, "swiglu"), 3, cache="cold-weights"), 5)
     llc = 10_000
     mode = caching("cold-weights", [1], touched(problem), llc, None)
-    placed = PlacedKernel("eager", build_kernel(built_in("eager"), problem), problem, random.Random(0), 1.0)
+    placed = PlacedKernel("eager", build_kernel(built_in("eager"), problem), problem, random.Random(0))
     seen: list[frozenset[int]] = []
 
     def compute(x, params):

@@ -16,9 +16,7 @@ from ffncli.kernels import built_in
 def test_seats_trade_their_memory_and_still_own_all_of_it() -> None:
     problem = Problem.of(Case("8x16:swiglu", "8x16:swiglu", FFNSpec(8, 16, "swiglu"), tokens=2), 0)
     draw = random.Random(0)
-    kernels = [
-        PlacedKernel(name, build_kernel(built_in("eager"), problem), problem, draw, 1.0) for name in ("a", "b", "c")
-    ]
+    kernels = [PlacedKernel(name, build_kernel(built_in("eager"), problem), problem, draw) for name in ("a", "b", "c")]
     homes, met = (
         {id(memory) for placed in kernels for memory in placed.arenas},
         {placed.name: set() for placed in kernels},

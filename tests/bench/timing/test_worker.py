@@ -40,9 +40,11 @@ def job(*kernels: str) -> Job:
 
 def start(stdout: int = subprocess.PIPE) -> tuple[subprocess.Popen[bytes], Connection]:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "ffncli.bench.timing.worker", str(theirs.fileno())]
-    process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, pass_fds=(theirs.fileno(),))
+    reports = os.open(os.devnull, os.O_WRONLY)
+    command = [sys.executable, "-m", "ffncli.bench.timing.worker", str(theirs.fileno()), str(reports)]
+    process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, pass_fds=(theirs.fileno(), reports))
     theirs.close()
+    os.close(reports)
     return process, Connection(ours.detach())
 
 
@@ -112,8 +114,9 @@ def test_it_dies_with_its_parent(tmp_path):
 import os, signal, socket, subprocess, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # or it is ignored already, where tests run in the background
 ours, theirs = socket.socketpair()
-fd = theirs.fileno()
-w = subprocess.Popen([sys.executable, "-m", "ffncli.bench.timing.worker", str(fd)], pass_fds=(fd, ours.fileno()))
+fd, spare = theirs.fileno(), os.open(os.devnull, os.O_WRONLY)
+command = [sys.executable, "-m", "ffncli.bench.timing.worker", str(fd), str(spare)]
+w = subprocess.Popen(command, pass_fds=(fd, ours.fileno(), spare))
 open({str(tmp_path / "pid")!r}, "w").write(str(w.pid))
 print("started", flush=True)
 time.sleep(60)

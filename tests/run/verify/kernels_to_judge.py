@@ -205,3 +205,14 @@ def first_expert_kept(x, router, gate, up, down):
     """It keeps the first experts that it ever saw."""
     kept = torch.__dict__.setdefault("_ffn_test_kept", [t.clone() for t in (gate, up, down)])
     return mixture(x, router, *(kept if kept[0].shape == gate.shape else (gate, up, down)))
+
+
+_KEPT = {}
+
+
+def replays_by_content(x, gate, up, down):
+    """It keeps right answers by the numbers of x: `replay`, where calls are long enough."""
+    key = x.numpy().tobytes()
+    if key not in _KEPT:
+        _KEPT[key] = mlp(x, gate, up, down)
+    return _KEPT[key]

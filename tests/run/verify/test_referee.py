@@ -84,7 +84,7 @@ def test_every_kernel_gets_its_verdict(host, name, check):
 
 def test_the_corpus_is_read():
     assert len(EXPECTED) == 23
-    assert set(EXPECTED.values()) == {*REFEREE_STATEMENTS, "right"} - {"precision", "experts"}
+    assert set(EXPECTED.values()) == {*REFEREE_STATEMENTS, "right"} - {"precision", "experts", "replay"}
 
 
 def test_batch_invariance_is_a_figure_unless_it_is_demanded(host):
@@ -244,6 +244,7 @@ class FakeHost:
 
     def __init__(self, factor: float = 1.0) -> None:
         self.factor, self.changed, self.choice, self.name = factor, set(), parse("eager"), "eager"
+        self.device = "none"
 
     def __enter__(self):
         return self
@@ -283,3 +284,14 @@ class FakeHost:
 def test_what_the_referee_refuses(options, words):
     with pytest.raises(FFNError, match=re.escape(words)):
         ffncli.verify("8x24:swiglu", **options)
+
+
+def test_an_answer_that_is_kept_by_its_content_shows_in_the_work_of_a_call(host):
+    """Its numbers are right in every call. In a block whose calls are short nobody can tell."""
+    wide = FFNSpec(256, 768, "swiglu")
+    for name, passed in (("replays_by_content", False), ("mlp", True), ("row_by_row", True)):
+        rows = {row.check: row for row in judged(host, name, block_of(wide))}
+        assert (name, rows["replay"].passed) == (name, passed)
+        assert "of the work of another one" in rows["replay"].note
+    short = next(row for row in judged(host, "replays_by_content", block_of(GATED)) if row.check == "replay")
+    assert (short.passed, short.note.endswith("too short to see whether answers are kept")) == (None, True)

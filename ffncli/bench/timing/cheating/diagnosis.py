@@ -99,7 +99,7 @@ class _Calls:
         sample = CallSample(self._placed.name, x[rows].detach().clone(), out[rows].detach().clone(), None, None)
         with ACTIVITY.resting():
             (error,) = self._problem.sampled([sample])
-        return error is None or error.largest <= self._placed.limit
+        return error is None or error.largest <= self._problem.rules.limit(self._placed.name)
 
     def _changes_later(self) -> bool:
         """Whether an output changes although nothing is called."""

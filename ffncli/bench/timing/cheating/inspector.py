@@ -12,9 +12,12 @@ from ffncli.bench.timing.arms import Arms
 from ffncli.bench.timing.cheating import probes
 from ffncli.bench.timing.cheating.diagnosis import cause
 from ffncli.bench.timing.cheating.entry_points import Change, EntryPoints, files_of, in_words
+from ffncli.bench.timing.clock import Clock
+from ffncli.bench.timing.cuda_clock import CudaClock
 from ffncli.bench.timing.fresh_inputs import Reservoir
 from ffncli.bench.timing.outcomes import BrokenArm, WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
+from ffncli.system.host import busy_threads
 
 
 class Inspector:
@@ -24,21 +27,18 @@ class Inspector:
         self._files = {choice.label: str(choice.file) for choice in job.kernels if choice.file is not None}
         self._entry_points = (entry_points or EntryPoints()) if self._files else None
         self._threads: frozenset[str] = frozenset()
-        self._limits: list[tuple[PlacedKernel, float]] = []
         self.notes: list[str] = []
 
     def settle(self) -> None:
         """The settings of a case have been made: they are right as they are."""
         if self._entry_points is not None:
             self._entry_points.settle()
-            self._threads = frozenset(probes.busy_threads())  # libraries have started theirs
+            self._threads = frozenset(busy_threads())  # libraries have started theirs
 
     def fix(self, placed: PlacedKernel) -> None:
-        """Nobody may change this kernel's limit from now on, nor its code, if it is one of the package's."""
-        if self._entry_points is not None:
-            self._limits.append((placed, placed.limit))
-            if placed.name not in self._files:
-                self._entry_points.add(placed.built.compute)
+        """Nobody may change this kernel's code from now on, if it is one of the package's."""
+        if self._entry_points is not None and placed.name not in self._files:
+            self._entry_points.add(placed.built.compute)
 
     def replaced(self) -> WrongResult | None:
         """What a user's file replaced since the last time; it is put back, for the sake of the other kernels."""
@@ -84,7 +84,9 @@ class Inspector:
             return error
         return error if code == WrongCode.WRONG_WHEN_TIMED else WrongResult(str(error), error.error, code)
 
-    def after_timing(self, arms: Arms, baseline: str, problem: Problem, blocks: Sequence[TimedBlock]) -> None:
+    def after_timing(
+        self, arms: Arms, baseline: str, problem: Problem, blocks: Sequence[TimedBlock], clock: Clock
+    ) -> None:
         """Judge kernels by their blocks, and ask users' kernels how they get their answers: `arms.wrong` gets the
         cheats, and why others are wrong."""
         placed, wrong = {one.name: one for one in arms.kernels}, arms.wrong
@@ -92,6 +94,9 @@ class Inspector:
             if name not in wrong or wrong[name].code in (None, WrongCode.WRONG_WHEN_TIMED):
                 wrong[name] = untimed
         users = [one for name, one in placed.items() if name in self._files]
+        if isinstance(clock, CudaClock):
+            for one in users:
+                self._require_joined_streams(one, clock, problem, wrong)
         if not users or problem.case.device != "cpu":
             return
         source = Reservoir(problem)
@@ -112,14 +117,20 @@ class Inspector:
             except Exception:  # its code raises now, and did not while it was timed
                 continue
 
+    def _require_joined_streams(
+        self, placed: PlacedKernel, clock: CudaClock, problem: Problem, wrong: dict[str, WrongResult]
+    ) -> None:
+        try:
+            probes.require_joined_streams(placed, clock, problem.backward)
+        except WrongResult as untimed:
+            wrong.setdefault(placed.name, untimed)
+        except BrokenArm:  # its code raises now, and did not while it was timed
+            return
+
     def _replaced(self) -> tuple[WrongResult | None, list[Change]]:
         if self._entry_points is None:
             return None, []
         changes = self._entry_points.changes()
-        for placed, limit in self._limits:
-            if placed.limit != limit:
-                changes.append(Change(WrongCode.PATCHED_FFN, f"the error that {placed.name} is allowed was changed"))
-                placed.limit = limit
         if not changes:
             return None, []
         self._entry_points.restore()

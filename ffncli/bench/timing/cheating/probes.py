@@ -5,13 +5,10 @@ Each raises WrongResult for what it finds; times are compared within this proces
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 from time import perf_counter_ns, process_time_ns, thread_time_ns
 
 import torch
@@ -21,12 +18,14 @@ from ffncli.bench.judge.wrong_codes import WrongCode
 from ffncli.bench.records import OTHER_STREAM, TimedBlock
 from ffncli.bench.referee.problem import Problem
 from ffncli.bench.timing import correctness as correct
+from ffncli.bench.timing.cuda_clock import CudaClock
 from ffncli.bench.timing.fresh_inputs import Source
 from ffncli.bench.timing.outcomes import WrongResult
 from ffncli.bench.timing.placed_kernel import PlacedKernel
 from ffncli.block.steps import Norm, walk
 from ffncli.kernels.kernel import canonical
 from ffncli.show.text import percent, plural
+from ffncli.system.host import busy_threads
 
 _TIMES = 5  # a finding counts if it comes as often in a row: disturbances do not
 _SERIES = 4  # of calls on other inputs and of calls on the same one, in turn
@@ -36,6 +35,7 @@ _KEPT = 0.8  # of the time of a call on another input, also relative to the base
 _FASTER = 0.7  # of the least time of a single call: what a block says of one is above, but for disturbances
 _CORES, _CORES_NS = 0.4, 20_000_000  # cores beyond the threads of the case, and how long they are counted
 _STREAM_SHARE, _STREAM_BLOCKS = 0.1, 3  # of its blocks, and how many at least: a host may stall just then once
+_STREAM_CALLS = 32
 _IDLE, _IDLE_TIMES, _BUSY = 0.01, 5, 0.1  # s of doing nothing, how often that is tried, cores
 
 
@@ -86,6 +86,14 @@ def other_streams(kernels: Collection[str], blocks: Sequence[TimedBlock]) -> dic
             text = f"in {count} of {len(flags)} blocks the GPU still worked when the stream that is timed had finished"
             wrong[name] = WrongResult(text, code=WrongCode.OTHER_STREAM)
     return wrong
+
+
+def require_joined_streams(placed: PlacedKernel, clock: CudaClock, backward: bool) -> None:
+    """Raises WrongResult for a kernel whose calls leave a GPU work on a stream that is not timed, each time."""
+    with correct.computing(backward):
+        if all(clock.leaves_work(placed.call, _STREAM_CALLS) for _ in range(_TIMES)):
+            text = f"after {_STREAM_CALLS} calls the GPU still worked when the stream that is timed had finished"
+            raise WrongResult(text, code=WrongCode.OTHER_STREAM)
 
 
 @dataclass(frozen=True)
@@ -180,15 +188,6 @@ def require_idle(known: Collection[str]) -> None:
     raise WrongResult(f"a thread computes outside of its calls ({cores:.1f} cores)", code=WrongCode.DEFERRED_WORK)
 
 
-def busy_threads() -> dict[str, int]:
-    """Nanoseconds for which each thread of this process has run, by its number; empty where the system does not say."""
-    folder, times = Path("/proc/self/task"), {}
-    for thread in os.listdir(folder) if folder.is_dir() else ():
-        with suppress(OSError, ValueError, IndexError):  # it has ended
-            times[thread] = int((folder / thread / "schedstat").read_text().split()[0])
-    return times
-
-
 def _by_others(before: Mapping[str, int], after: Mapping[str, int], known: Collection[str]) -> int:
     """What threads that are not known have run meanwhile: those of libraries, started before, may spin for a while."""
     return sum(time - before.get(thread, 0) for thread, time in after.items() if thread not in known)
@@ -214,7 +213,7 @@ def require_given_weights(placed: PlacedKernel, problem: Problem) -> None:
         with torch.inference_mode():
             before, after = (placed.built.compute(placed.x, p).double() for p in (placed.copies[0], params))
     apart = float((before + after).abs().max()) / (float(before.abs().max()) or 1.0)
-    if not apart <= 2 * placed.limit:
+    if not apart <= 2 * problem.rules.limit(placed.name):
         text = f"with the weights of down negated its output should be negated; it is off by {apart:.2g}"
         raise WrongResult(text, code=WrongCode.STALE_WEIGHTS)
 

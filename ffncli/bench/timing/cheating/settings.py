@@ -18,6 +18,7 @@ from torch.nn.modules import module as torch_module
 from ffncli.bench.judge.wrong_codes import WrongCode
 
 _VARIABLES = ("OMP_", "GOMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "MALLOC_", "ATEN_", "LD_")
+_SUMS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction", "allow_fp16_accumulation")
 _SIGNALS = ("SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIGUSR2")
 
 
@@ -44,6 +45,8 @@ def settings() -> list[Setting]:
         Setting("the default dtype", changed, torch.get_default_dtype, torch.set_default_dtype),
         Setting("the precision of float32 products", changed, torch.get_float32_matmul_precision,
                  torch.set_float32_matmul_precision),
+        Setting("the arithmetic of a GPU", changed, _gpu_arithmetic, _set_gpu_arithmetic),
+        Setting("the current stream of a GPU", changed, _stream, _set_stream),
         Setting("the use of oneDNN", changed, torch_c._get_mkldnn_enabled, torch_c._set_mkldnn_enabled),
         Setting("the use of deterministic algorithms", changed, torch.are_deterministic_algorithms_enabled,
                  torch.use_deterministic_algorithms),
@@ -68,6 +71,36 @@ def settings() -> list[Setting]:
 def _set_threads(libraries: Any, counts: list[int]) -> None:
     for library, count in zip(libraries.lib_controllers, counts, strict=True):
         library.set_num_threads(count)
+
+
+def _gpu_arithmetic() -> tuple[object, ...]:
+    """torch's flags, which can be read and set where there is no GPU. Those of products in TF32 belong to the precision
+    of float32 products."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return (
+        cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, cudnn.deterministic, *_sums(matmul),
+    )  # fmt: skip
+
+
+def _sums(matmul: Any) -> tuple[object, ...]:
+    return tuple(getattr(matmul, name) for name in _SUMS if hasattr(matmul, name))
+
+
+def _set_gpu_arithmetic(before: tuple[Any, ...]) -> None:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, cudnn.deterministic, *sums = before
+    for name, value in zip((name for name in _SUMS if hasattr(matmul, name)), sums, strict=True):
+        setattr(matmul, name, value)
+
+
+def _stream() -> object:
+    """Which one launches go to, where a GPU is in use."""
+    return torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+
+
+def _set_stream(before: Any) -> None:
+    if before is not None:
+        torch.cuda.set_stream(before)
 
 
 def _subnormals_kept() -> bool:

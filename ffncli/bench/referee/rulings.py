@@ -1,0 +1,263 @@
+"""The referee's rulings: whether an answer is right, and what each kernel of a case has been found to do so far.
+
+The same code runs in the referee's process and, where there is none, in the worker. In a process of its own, nothing
+that a kernel does to the worker's Python changes a limit, a comparison or what has been found.
+
+The baseline must be within `allowed`; any other kernel within that, or 4 times the error of a passing baseline. A
+16-bit output must also have no larger rms error than `rms_tolerance`: it tells weights of 8 bits from 16.
+
+`allowed` is `measure.tolerance.tolerance_for`, 4 · (eps + eps_sum · √width), relative to the largest value of the
+reference. With float32, where eps_sum is eps, that is c · eps · √d_ff with c = 4 (and 4 · eps for the last rounding).
+With 16 bits only the rounding of every step has their eps, the sums have that of float32: c · eps · √d_ff would be 0.7
+for bf16 and d_ff = 2048, and any kernel would pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ffncli.bench.judge.wrong_codes import WrongCode
+from ffncli.bench.records import TWIN, CaseReport, Finding
+from ffncli.bench.referee.errors import GRADIENT, OUTPUT, Error, errors_of
+from ffncli.bench.referee.problem import Inputs, Problem
+from ffncli.bench.referee.samples import CallSample
+from ffncli.run.measure.not_finite import in_words
+from ffncli.run.measure.statistics import not_finite
+from ffncli.run.measure.tolerance import declared_tolerance, rms_tolerance, tolerance_for
+from ffncli.show.text import finite
+
+GRADIENTS = 2  # times `allowed` if gradients are checked too: twice as many products are chained
+TIMES = 4  # the error of a passing baseline
+
+# The precision that float32 products may be rounded to first (torch.set_float32_matmul_precision): TF32 has 10 bits,
+# bf16 has 7.
+_MATH_EPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}
+_NO_ERROR = Error()
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """An answer is right, or `wrong` says in words what is wrong with it; `error` is how far off it is."""
+
+    error: Error = _NO_ERROR
+    wrong: str = ""
+    code: WrongCode | None = None
+
+    @property
+    def note(self) -> str:
+        """What is wrong, with its code in front; empty if nothing is."""
+        return f"{self.code}: {self.wrong}" if self.code and self.wrong else self.wrong
+
+
+def allowed(problem: Problem, math_mode: str = "highest") -> float:
+    """The largest `Error.largest` of a correct baseline."""
+    bound = tolerance_for(problem.dtype, problem.width, problem.scores)
+    if problem.dtype == torch.float32:
+        bound += 4 * _MATH_EPS[math_mode]
+    return bound * (GRADIENTS if problem.backward else 1)
+
+
+def refereed(problem: Problem, baseline: str = "", math_mode: str = "highest") -> Problem:
+    """The problem with rulings in this process."""
+    return replace(problem, referee=Rulings(problem, baseline, math_mode))
+
+
+class Rulings:
+    """The referee of a case: limits, rulings and findings. `problem` has its references."""
+
+    def __init__(self, problem: Problem, baseline: str = "", math_mode: str = "highest") -> None:
+        self._problem, self._baseline = problem, baseline
+        self._allowed = self._others = allowed(problem, math_mode)
+        self._known: dict[int, Inputs] = {}
+        self._findings: dict[str, Finding] = {}
+        self._shown: dict[tuple[str, int], CallSample] = {}
+
+    def inputs(self, number: int) -> Inputs:
+        """The inputs of that number, with references."""
+        if number == 1:
+            return self._problem.first
+        if number not in self._known:
+            self._known[number] = self._problem.inputs(number)
+        return self._known[number]
+
+    def declare(self, kernel: str, computes: str) -> None:
+        """What a kernel computes in; its first word holds. Raises FFNError for an unknown format."""
+        if computes:
+            declared_tolerance(computes)
+        self._findings.setdefault(kernel, Finding(kernel, computes=computes))
+
+    def limit(self, kernel: str) -> float:
+        """The largest `Error.largest` of that kernel."""
+        limit = self._allowed if kernel in (self._baseline, TWIN) else self._others
+        computes = self._of(kernel).computes
+        return max(limit, declared_tolerance(computes)[0]) if computes else limit
+
+    def ruling(self, kernel: str, number: int, given: Mapping[str, Tensor]) -> Ruling:
+        """Of the whole answer to the inputs of that number: its output, for the rows that are compared, and in a
+        backward pass its gradients, as `errors_of` names them."""
+        inputs = self.inputs(number)
+        ruling = self._of_whole(kernel, inputs, given)
+        before = self._keep(kernel, ruling, answers=1)
+        if kernel == self._baseline and number == 1 and not ruling.wrong and not before.computes:
+            self._others = max(self._others, TIMES * ruling.error.largest)
+        return ruling
+
+    def show(self, sample: CallSample) -> None:
+        """A sample of a timed call, in place of an earlier one of the same block."""
+        self._shown[sample.kernel, sample.block] = sample
+
+    def timed(self) -> dict[str, Ruling]:
+        """Of each kernel's samples since the last time, together."""
+        samples, self._shown = list(self._shown.values()), {}
+        rulings = {kernel: Ruling() for kernel in dict.fromkeys(sample.kernel for sample in samples)}
+        sound: list[CallSample] = []
+        for sample in samples:
+            if fault := self._fault_of(sample):
+                rulings[sample.kernel] = fault
+            else:
+                sound.append(sample)
+        errors = self._problem.sampled(sound)
+        for kernel in rulings:
+            judged = [(e, s) for e, s in zip(errors, sound, strict=True) if e is not None and s.kernel == kernel]
+            if not rulings[kernel].wrong and judged:
+                rulings[kernel] = self._of_samples(kernel, *zip(*judged, strict=True))
+            self._keep(kernel, rulings[kernel], samples=sum(sample.kernel == kernel for sample in samples))
+        return rulings
+
+    def sampled(self, samples: Sequence[CallSample]) -> list[Error | None]:
+        """How far each sample is off, in their order, without a ruling; None for one that was not judged."""
+        return self._problem.sampled(samples)
+
+    def accuse(self, kernel: str, note: str) -> None:
+        """Keep what the worker found; the first note about a kernel stays."""
+        self._keep(kernel, Ruling(wrong=note))
+
+    def clock_started(self) -> None:
+        """In the worker there is one clock alone."""
+
+    def clock_stopped(self, seconds: float) -> str:
+        """Nothing to compare with."""
+        return ""
+
+    def report(self) -> CaseReport:
+        """What was found so far."""
+        return CaseReport(self._problem.case.key, tuple(self._findings.values()))
+
+    # --- the rules ----------------------------------------------------------------------------------------------------
+
+    def _of_whole(self, kernel: str, inputs: Inputs, given: Mapping[str, Tensor]) -> Ruling:
+        problem = self._problem
+        tokens = problem.case.tokens if inputs.rows is None else len(inputs.rows)
+        out = given.get(OUTPUT)
+        wrong = "has no output" if out is None else form_fault(problem, out.shape, out.dtype, tokens)
+        if out is None or (wrong := wrong or _gradient_fault(problem, given)):
+            return Ruling(wrong=wrong)
+        for what, tensor in given.items():
+            if wrong := infinite(what, tensor):
+                return Ruling(Error(math.inf, math.inf), wrong)
+        assert inputs.out is not None
+        errors = errors_of(given, inputs.out, inputs.grads)
+        worst, error = max(errors, key=lambda what: errors[what].largest), Error()
+        for one in errors.values():
+            error = error.worst(one)
+        beyond = self._beyond_limit(kernel, worst, error)
+        return beyond or self._beyond_rms(kernel, errors[OUTPUT], out.numel(), inputs) or Ruling(error)
+
+    def _of_samples(self, kernel: str, errors: Sequence[Error], samples: Sequence[CallSample]) -> Ruling:
+        worst = Error()
+        for error in errors:
+            worst = worst.worst(error)
+        wrong = self._beyond_limit(kernel, OUTPUT, worst)
+        if wrong is None and not self._problem.backward:  # there the errors are the worst of outputs and gradients
+            together = replace(worst, rel=math.sqrt(sum(error.rel**2 for error in errors) / len(errors)))
+            wrong = self._beyond_rms(kernel, together, sum(s.out.numel() for s in samples), self._problem.first)
+        if wrong is None:
+            return Ruling(worst)
+        return replace(wrong, code=wrong.code or WrongCode.WRONG_WHEN_TIMED)
+
+    def _beyond_limit(self, kernel: str, what: str, error: Error) -> Ruling | None:
+        limit = self.limit(kernel)
+        if error.largest <= limit:
+            return None
+        return Ruling(error, f"{what} is off by {error.largest:.2g}, {limit:.2g} is allowed")
+
+    def _beyond_rms(self, kernel: str, error: Error, values: int, inputs: Inputs) -> Ruling | None:
+        """Of an output of a 16-bit dtype, or of a declared format, that rounding does not explain."""
+        computes = self._of(kernel).computes
+        if not values or not (computes or inputs.rounding):
+            return None
+        limit = (
+            declared_tolerance(computes)[1] if computes else rms_tolerance(self._problem.dtype, inputs.rounding, values)
+        )
+        if error.rel <= limit:
+            return None
+        text = f"{OUTPUT} has an rms error of {error.rel:.2g}, {limit:.2g} is allowed"
+        advice = f"it declares {computes}" if computes else "a kernel of fewer bits declares them (`computes`)"
+        return Ruling(error, f"{text}; {advice}", WrongCode.LOWER_PRECISION)
+
+    def _fault_of(self, sample: CallSample) -> Ruling | None:
+        """A sample that cannot be judged by its numbers."""
+        tokens = len(sample.x)
+        parts = {OUTPUT: sample.out} | ({} if sample.gradient is None else {GRADIENT + "x": sample.gradient})
+        if self._problem.backward and sample.gradient is None:
+            return Ruling(wrong=f"{GRADIENT}x is missing", code=WrongCode.WRONG_WHEN_TIMED)
+        for what, tensor in parts.items():
+            if wrong := form_fault(self._problem, tensor.shape, tensor.dtype, tokens) or infinite(what, tensor):
+                return Ruling(Error(math.inf, math.inf), wrong, WrongCode.WRONG_WHEN_TIMED)
+        return None
+
+    # --- findings -----------------------------------------------------------------------------------------------------
+
+    def _of(self, kernel: str) -> Finding:
+        return self._findings.setdefault(kernel, Finding(kernel))
+
+    def _keep(self, kernel: str, ruling: Ruling, answers: int = 0, samples: int = 0) -> Finding:
+        """The finding as it is now: its first fault stays."""
+        before = self._of(kernel)
+        largest = max(before.error_max or 0.0, finite(ruling.error.largest) or 0.0)
+        rel = max(before.error_rel or 0.0, finite(ruling.error.rel) or 0.0)
+        after = replace(
+            before,
+            wrong=before.wrong or ruling.note,
+            error_max=largest,
+            error_rel=rel,
+            answers=before.answers + answers,
+            samples=before.samples + samples,
+        )
+        self._findings[kernel] = after
+        return after
+
+
+def form_fault(problem: Problem, shape: Sequence[int], dtype: torch.dtype, tokens: int) -> str:
+    """What is wrong with the form of an output for so many tokens; empty where nothing is."""
+    expected = [tokens, problem.case.spec.d_model]
+    if list(shape) != expected:
+        return f"returns shape {list(shape)}, expected {expected}"
+    if dtype != problem.dtype:
+        return f"returns {str(dtype).removeprefix('torch.')}, expected {str(problem.dtype).removeprefix('torch.')}"
+    return ""
+
+
+def infinite(what: str, tensor: Tensor) -> str:
+    """`its output has 3 NaN`; empty if all values are finite."""
+    return "" if bool(tensor.isfinite().all()) else f"{what} has {in_words(*not_finite(tensor))}"
+
+
+def _gradient_fault(problem: Problem, given: Mapping[str, Tensor]) -> str:
+    """A gradient that is missing, or has another shape than what it is of."""
+    if not problem.backward:
+        return ""
+    width = problem.case.spec.d_model
+    shapes = {"x": [problem.case.tokens, width]} | {name: list(t.shape) for name, t in problem.weights.items()}
+    for name, shape in shapes.items():
+        gradient = given.get(GRADIENT + name)
+        if gradient is None:
+            return f"{GRADIENT}{name} is missing"
+        if list(gradient.shape) != shape:
+            return f"{GRADIENT}{name} has shape {list(gradient.shape)}, expected {shape}"
+    return ""

@@ -1,0 +1,116 @@
+"""What the referee rules: limits, answers of a wrong form, and what is kept of each kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ffncli.bench.judge.wrong_codes import WrongCode
+from ffncli.bench.records import TWIN, Finding
+from ffncli.bench.referee.errors import GRADIENT, OUTPUT
+from ffncli.bench.referee.rulings import TIMES, Ruling, Rulings, allowed
+from ffncli.bench.referee.samples import CallSample
+from ffncli.errors import FFNError
+from tests.bench.referee.test_problem import SWIGLU, problem_of
+
+
+def rulings_of(passes: str = "forward", baseline: str = "eager", **fields) -> Rulings:
+    return Rulings(problem_of(SWIGLU, passes=passes, **fields), baseline)
+
+
+def answer(rulings: Rulings, kernel: str, off: float = 0.0, number: int = 1, **gradients) -> Ruling:
+    """To a whole question: the reference, off by that share of its largest value."""
+    inputs = rulings.inputs(number)
+    out = inputs.out + off * inputs.out.abs().max()
+    given = {OUTPUT: out.to(inputs.x.dtype)}
+    given |= {GRADIENT + name: grad.to(inputs.x.dtype) for name, grad in {**(inputs.grads or {}), **gradients}.items()}
+    return rulings.ruling(kernel, number, given)
+
+
+def found(rulings: Rulings, kernel: str) -> Finding:
+    return next(finding for finding in rulings.report().findings if finding.kernel == kernel)
+
+
+def test_others_may_have_four_times_the_error_of_a_right_baseline():
+    rulings = rulings_of()
+    bound = allowed(rulings._problem)
+    assert not answer(rulings, "eager", 0.9 * bound).wrong
+    for kernel, times in (("mine", 0.9 * TIMES), ("eager", 1.0), (TWIN, 1.0)):
+        assert rulings.limit(kernel) == pytest.approx(times * bound, rel=0.15)
+    assert rulings.limit(TWIN) == rulings.limit("eager") == bound
+    assert not answer(rulings, "mine", 3 * bound).wrong
+    assert "is allowed" in answer(rulings, "mine", 5 * bound).wrong
+
+
+@pytest.mark.parametrize("what", ["wrong", "on other inputs", "declared"])
+def test_a_baseline_raises_no_limit_where_it_is(what):
+    rulings = rulings_of()
+    bound = allowed(rulings._problem)
+    if what == "declared":
+        rulings.declare("eager", "int4")
+    answer(
+        rulings, "eager", 3 * bound if what == "wrong" else 0.9 * bound, number=2 if what == "on other inputs" else 1
+    )
+    assert rulings.limit("mine") == bound
+
+
+def test_the_first_declaration_holds_and_an_unknown_format_is_an_error():
+    rulings = rulings_of()
+    rulings.declare("mine", "int8")
+    limit = rulings.limit("mine")
+    rulings.declare("mine", "int4")
+    assert rulings.limit("mine") == limit
+    assert found(rulings, "mine").computes == "int8"
+    with pytest.raises(FFNError, match="not a known format"):
+        rulings.declare("other", "half")
+
+
+def test_an_answer_of_another_form_is_wrong():
+    rulings = rulings_of("forward+backward")
+    inputs = rulings.inputs(1)
+    whole = {OUTPUT: inputs.out.to(inputs.x.dtype)} | {GRADIENT + n: g for n, g in inputs.grads.items()}
+    assert not rulings.ruling("mine", 1, whole).wrong
+    for change, words in (
+        ({OUTPUT: whole[OUTPUT][:-1]}, "returns shape"),
+        ({OUTPUT: whole[OUTPUT].double()}, "returns float64, expected float32"),
+        ({OUTPUT: whole[OUTPUT] / 0}, "its output has"),
+        ({GRADIENT + "x": whole[GRADIENT + "x"][:1]}, "its gradient of x has shape"),
+    ):
+        assert rulings.ruling("mine", 1, whole | change).wrong.startswith(words)
+    for left_out in (OUTPUT, GRADIENT + "x", GRADIENT + "up.weight"):
+        rest = {name: tensor for name, tensor in whole.items() if name != left_out}
+        assert rulings.ruling("mine", 1, rest).wrong in ("has no output", f"{left_out} is missing")
+
+
+def test_samples_are_ruled_on_by_kernel():
+    rulings = rulings_of()
+    x = rulings.inputs(1).x[:2]
+    out = rulings.inputs(1).out[:2].float()
+    for sample in (CallSample("right", x, out), CallSample("mine", x, out + 1), CallSample("odd", x, out[:1])):
+        rulings.show(sample)
+    rulings.show(CallSample("right", x, out + 1, block=1))
+    rulings.show(CallSample("right", x, out, block=1))  # of a block the last one counts
+    ruled = rulings.timed()
+    assert rulings.timed() == {}
+    assert {kernel: bool(ruling.wrong) for kernel, ruling in ruled.items()} == {
+        "right": False,
+        "mine": True,
+        "odd": True,
+    }
+    assert ruled["mine"].code == WrongCode.WRONG_WHEN_TIMED
+    assert ruled["odd"].note == "wrong-when-timed: returns shape [1, 8], expected [2, 8]"
+    assert [(f.kernel, f.samples, f.answers) for f in rulings.report().findings] == [
+        ("right", 2, 0), ("mine", 1, 0), ("odd", 1, 0),
+    ]  # fmt: skip
+
+
+def test_the_first_fault_stays():
+    rulings = rulings_of()
+    answer(rulings, "mine")
+    rulings.accuse("mine", "patched-clock: half of it")
+    assert answer(rulings, "mine", 0.5).wrong
+    assert not answer(rulings, "mine").wrong
+    finding = found(rulings, "mine")
+    assert (finding.wrong, finding.answers) == ("patched-clock: half of it", 3)
+    assert finding.error_max == pytest.approx(0.5, rel=1e-3)
+    assert torch.isfinite(torch.tensor(finding.error_rel))

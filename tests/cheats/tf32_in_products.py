@@ -1,0 +1,13 @@
+"""Lets a GPU round the factors of float32 products to TF32, for all kernels of the process.
+
+code: environment-changed
+"""
+
+import torch
+import torch.nn.functional as F
+
+torch.backends.cuda.matmul.allow_tf32 = True
+
+
+def mlp(x, gate, up, down):
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
