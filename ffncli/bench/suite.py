@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from ffncli.bench.judge.limits import LOST, Excess, WorkerLimits, memory_limit
 from ffncli.bench.launch import WORKER, Worker, worker
-from ffncli.bench.limits import LOST, Excess, WorkerLimits, memory_limit
 from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.request.kernel_names import MOST_KERNEL_BYTES
@@ -247,8 +247,8 @@ class _Served:
         """What it takes too much of, if anything. Its memory is read on a `look`, and at each stage before timing."""
         assert self.stage is not None
         now = self.running.now()
-        held = self.busy.memory() if look or not self._timing else None
-        excess = self.limits.excess(self.stage, now, self.since, self.busy.running(), held)
+        memory = self.busy.memory() if look or not self._timing else None
+        excess = self.limits.excess(self.stage, now, self.since, self.busy.running(), memory)
         if excess is None:
             self.running.watch(self.stage, now - self.since)
         return excess
