@@ -40,7 +40,7 @@ _LINE_OVER = (
 _LONGEST_NOTE = 300  # characters that a worker may add to a note
 Gone = dict[tuple[str, str], Outcome]  # (case, kernel) → the outcome of a kernel that ended its worker there
 Tell = Callable[[int, Case], None]  # (process, case): one more unit is finished
-Watch = Callable[[Stage, float], None]  # a worker's stage and its seconds; called each second and on changes
+Watch = Callable[[Stage, float], None]  # a worker's stage and its seconds; called each second at least, and on changes
 
 
 @dataclass(frozen=True)
