@@ -1,6 +1,6 @@
 """Which kernel's code a worker runs: a number in memory that its parent reads, written between blocks.
 
-A message would cost a timed block a system call, and its reader a core; this costs a tenth of a microsecond, outside
+A message would cost a timed block a system call, and its reader a core; this costs less than a microsecond, outside
 the clock. It is still there when the worker is not, or stands still: the parent then knows which kernel did that.
 """
 

@@ -24,7 +24,7 @@ from ffncli.models.files.json_records import record_of
 from ffncli.system.child import end, exit_code, has_ended, shared_memory
 from ffncli.system.child_output import PrintedBytes, passed_on
 from ffncli.system.files import remove_process_folders
-from ffncli.system.process_tree import held_memory
+from ffncli.system.process_tree import used_memory
 
 WORKER = (sys.executable, "-m", "ffncli.bench.timing.worker")
 
@@ -120,8 +120,8 @@ class Worker:
         return self.activity.read()
 
     def memory(self) -> int | None:
-        """Bytes that it holds, with all that it started; None where the system does not say."""
-        return held_memory(self.process.pid)
+        """Bytes that it uses, with all that it started; None where the system does not say."""
+        return used_memory(self.process.pid)
 
     def ended(self) -> int | None:
         """Its exit code once it has closed the line; negative is a signal; None if it runs on. It is not reaped: its

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from ffncli.bench.judge.agreement import agreed
+from ffncli.bench.judge.limits import LOST, Excess, WorkerLimits, memory_limit
 from ffncli.bench.launch import WORKER, Worker, worker
-from ffncli.bench.limits import LOST, Excess, WorkerLimits, memory_limit
 from ffncli.bench.records import Case, Doing, Job, Outcome, Stage, Status, TimedUnit, refereed_apart
 from ffncli.bench.request.grid import BenchRequest
 from ffncli.bench.request.kernel_names import MOST_KERNEL_BYTES
@@ -41,7 +41,7 @@ _LINE_OVER = (
 _LONGEST_NOTE = 300  # characters that a worker may add to a note
 Gone = dict[tuple[str, str], Outcome]  # (case, kernel) → the outcome of a kernel that ended its worker there
 Tell = Callable[[int, Case], None]  # (process, case): one more unit is finished
-Watch = Callable[[Stage, float], None]  # a worker's stage and its seconds; called each second and on changes
+Watch = Callable[[Stage, float], None]  # a worker's stage and its seconds; called each second at least, and on changes
 
 
 @dataclass(frozen=True)
@@ -248,8 +248,8 @@ class _Served:
         """What it takes too much of, if anything. Its memory is read on a `look`, and at each stage before timing."""
         assert self.stage is not None
         now = self.running.now()
-        held = self.busy.memory() if look or not self._timing else None
-        excess = self.limits.excess(self.stage, now, self.since, self.busy.running(), held)
+        memory = self.busy.memory() if look or not self._timing else None
+        excess = self.limits.excess(self.stage, now, self.since, self.busy.running(), memory)
         if excess is None:
             self.running.watch(self.stage, now - self.since)
         return excess

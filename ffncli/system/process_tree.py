@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ffncli.system.cgroup import ROOT, text
 
-_HELD = ("RssAnon:", "RssShmem:", "VmSwap:")  # what a process takes from others; files can be dropped and read again
+_COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:")  # what a process takes from others; files can be dropped and read again
 
 
 def descendants(pid: int, root: Path = ROOT) -> list[int]:
@@ -22,14 +22,14 @@ def descendants(pid: int, root: Path = ROOT) -> list[int]:
     return found
 
 
-def held_memory(pid: int, root: Path = ROOT) -> int | None:
-    """Bytes of memory that a process and those below it hold; None where the system does not say.
+def used_memory(pid: int, root: Path = ROOT) -> int | None:
+    """Bytes of memory that a process and those below it use; None where the system does not say.
 
     Memory that a fork still shares counts for both.
     """
     if not (root / f"proc/{pid}/status").exists():
         return None
-    return sum(_held(process, root) for process in (pid, *descendants(pid, root)))
+    return sum(_used(process, root) for process in (pid, *descendants(pid, root)))
 
 
 def _children(pid: int, root: Path) -> list[int]:
@@ -41,6 +41,6 @@ def _children(pid: int, root: Path) -> list[int]:
     return [int(word) for thread in threads for word in text(folder / thread / "children").split() if word.isdigit()]
 
 
-def _held(pid: int, root: Path) -> int:
-    lines = (line.split() for line in text(root / f"proc/{pid}/status").splitlines() if line.startswith(_HELD))
+def _used(pid: int, root: Path) -> int:
+    lines = (line.split() for line in text(root / f"proc/{pid}/status").splitlines() if line.startswith(_COUNTED))
     return sum(int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdigit())

@@ -189,7 +189,7 @@ ENDINGS = {
     "exits": ("failed", "the worker ended with exit code 0"),
     "forks": ("failed", "the worker ended with exit code 0"),
     "closes-all": ("failed", "the worker closed its line"),
-    "eats": ("oom", "the worker held more than 200.0 MB of memory (--memory-limit allows more)"),
+    "eats": ("oom", "the worker used more than 200.0 MB of memory (--memory-limit allows more)"),
     "loses-gpu": ("failed", "the worker lost its GPU: CUDA error: an illegal memory access was encountered \\x1b[2J"),
 }
 

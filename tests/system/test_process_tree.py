@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ffncli.system import child
-from ffncli.system.process_tree import descendants, held_memory
+from ffncli.system.process_tree import descendants, used_memory
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -34,8 +34,8 @@ def test_the_memory_of_all_threads_children(tmp_path):
     process(tmp_path, 4, "RssAnon:\t1000 kB\n")
     process(tmp_path, 5, "RssAnon:\t77777 kB\n")
     assert sorted(descendants(1, tmp_path)) == [2, 3, 4]
-    assert held_memory(1, tmp_path) == (13 + 107 + 1000) * 1024
-    assert held_memory(6, tmp_path) is None
+    assert used_memory(1, tmp_path) == (13 + 107 + 1000) * 1024
+    assert used_memory(6, tmp_path) is None
 
 
 HOLDER = """
@@ -58,7 +58,7 @@ def test_a_child_that_left_the_group_is_seen_counted_and_ended(tmp_path):
         time.sleep(0.01)
     pid = int(file.read_text())
     assert descendants(parent.pid) == [pid]
-    held = held_memory(parent.pid)
+    held = used_memory(parent.pid)
     assert held is not None
     assert 50_000_000 < held < 100_000_000
     child.end(parent)

@@ -126,6 +126,14 @@ def test_a_kernel_that_is_not_ok_in_one_process_has_no_time(status: str) -> None
     assert (packed(units).status, packed(units).note) == ("wrong", "differs")
 
 
+def test_how_a_unit_was_timed_is_no_note_of_a_kernel_that_was_not() -> None:
+    units = [replace(unit, notes=("cold-weights would need 9 GB: warm instead",)) for unit in units_of()]
+    lost = tuple(replace(o, status="failed", note="no") if o.kernel == "packed" else o for o in units[0].outcomes)
+    eager, row = summarise(CASE, [replace(units[0], outcomes=lost), *units[1:]], QUICK, RUN)
+    assert (row.status, row.note) == ("failed", "no")
+    assert eager.note == "cold-weights would need 9 GB: warm instead"
+
+
 def test_a_wrong_baseline_leaves_no_ratio() -> None:
     units = [
         replace(

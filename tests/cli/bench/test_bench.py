@@ -24,11 +24,12 @@ from ffncli.block.recipe import FFNSpec
 from ffncli.cli.bench import page as bench_page
 from ffncli.cli.bench.balance import balance
 from ffncli.cli.bench.closing import closing, longer_command
-from ffncli.cli.bench.options import FIRST_LOOK
+from ffncli.cli.bench.options import FIRST_LOOK, MethodOptions, asked
 from ffncli.cli.bench.progress import UnitProgress
 from ffncli.cli.bench.remarks import remarks
 from ffncli.cli.bench.sweep_page import sweep
 from ffncli.cli.bench.words import rates, verdict
+from ffncli.cli.common.parsers import byte_count
 from ffncli.show.progress import Advance
 from ffncli.show.text import time_text
 from tests import ROOT
@@ -239,6 +240,8 @@ def test_exit_codes(bench, options, faults, code, words):
         (("--precision", "0%"), "--precision must be a percentage above 0 and at most 50%, such as 3%"),
         (("--fail-if-slower", "3"), "write 3%"),
         (("--max-time", "soon"), "as in 20s or 2m"),
+        (("--call-time", "0"), "--call-time must be a time, as in 20s or 2m"),
+        (("--memory-limit", "lots"), "--memory-limit must be a size, as in 512MB or 4GiB, got 'lots'"),
         (("--cache", "hot"), "unknown value 'hot'"),
         (("--pass", "backward"), "unknown value 'backward'"),
         (("--dtype", "fp8"), "--dtype"),
@@ -448,6 +451,15 @@ def test_a_selftest_that_cannot_tell_fails(bench):
     assert code == 1
     assert "not flagged, which is wrong" in out
     assert "selftest failed: the same code, made 5 % slower" in err
+
+
+def test_limits_are_part_of_the_method_and_of_a_longer_command():
+    options = MethodOptions(call_time=90.0, memory_limit=2 << 30)
+    assert (options.method().call_time, options.method().memory_limit) == (90.0, 2 << 30)
+    assert (MethodOptions().method().call_time, MethodOptions().method().memory_limit) == (None, None)
+    given = asked([options], {})
+    assert given == {"--call-time": "90.0", "--memory-limit": "2147483648"}
+    assert byte_count("--memory-limit")(given["--memory-limit"]) == 2 << 30
 
 
 def test_a_resumed_run_is_gated_under_the_same_conditions(bench, tmp_path):

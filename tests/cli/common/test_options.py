@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ffncli.cli.common.options import OutputOptions, RunOptions, TokenOptions
-from ffncli.cli.common.parsers import natural, positive, probability
+from ffncli.cli.common.parsers import byte_count, natural, positive, probability
 from ffncli.errors import FFNError
 
 
@@ -18,6 +18,28 @@ def test_numbers_at_their_limits():
         positive("--x", 5)("0")
     with pytest.raises(FFNError, match="--x must be a whole number from 0 to 5, got '6'"):
         natural("--x", 5)("6")
+
+
+@pytest.mark.parametrize(
+    ("typed", "size"),
+    [
+        ("512MB", 512 * 10**6),
+        ("4G", 4 * 10**9),
+        ("2.5GiB", 5 << 29),
+        ("1ki", 1024),
+        ("0.5 kb", 500),
+        ("7", 7),
+        ("8B", 8),
+    ],
+)
+def test_sizes(typed, size):
+    assert byte_count("--x")(typed) == size
+
+
+@pytest.mark.parametrize("typed", ["", "0", "0.1", "-1", "GB", "4 PB", "1e9", "9" * 19, "nan", "4GBs", "99999999999T"])
+def test_what_is_no_size(typed):
+    with pytest.raises(FFNError, match="--x must be a size, as in 512MB or 4GiB, got"):
+        byte_count("--x")(typed)
 
 
 def test_tokens():

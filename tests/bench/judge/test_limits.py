@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ffncli.bench import limits
 from ffncli.bench.activity import RunningCode
-from ffncli.bench.limits import WorkerLimits, call_limit, memory_limit
+from ffncli.bench.judge import limits
+from ffncli.bench.judge.limits import WorkerLimits, call_limit, memory_limit
 from ffncli.bench.records import Case, Method, Stage
 from ffncli.block.recipe import FFNSpec
 
@@ -108,11 +108,11 @@ def test_the_kernel_whose_calls_made_memory_grow_is_to_blame():
     steps = (TIMING, "", 300), (TIMING, "mine", 700), (TIMING, "eager", 800), (TIMING, "mine", 900)
     found = looks(watched(), *steps, (TIMING, "eager", 1001))
     assert (found.kernel, found.outcome.status) == ("mine", "oom")
-    assert found.outcome.note == "the worker held more than 1.000 GB of memory (--memory-limit allows more)"
+    assert found.outcome.note == "the worker used more than 1.000 GB of memory (--memory-limit allows more)"
 
 
 def test_what_a_kernel_freed_is_not_held_against_it():
-    steps = (CHECKING, "mine", 800), (CHECKING, "", 100), (TIMING, "eager", 600)
+    steps = (CHECKING, "mine", 800), (TIMING, "", 100), (TIMING, "eager", 600)
     assert looks(watched(), *steps, (TIMING, "", 1100)).kernel == "eager"
 
 

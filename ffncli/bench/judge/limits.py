@@ -66,16 +66,18 @@ class WorkerLimits:
     most_memory: int | None
     since: float  # when the stage, or the code that runs, was other than now
     running: RunningCode = field(default_factory=RunningCode)
-    held: int = 0
+    memory: int = 0
     hurried: bool = False
     growth: dict[str, int] = field(default_factory=dict)
 
-    def excess(self, stage: Stage, now: float, entered: float, running: RunningCode, held: int | None) -> Excess | None:
+    def excess(
+        self, stage: Stage, now: float, entered: float, running: RunningCode, memory: int | None
+    ) -> Excess | None:
         """What is beyond a limit at this stage, which was `entered` then, if anything is."""
         if running != self.running:
             self.running, self.since = running, now
         late = self._late(stage, now - entered, now - max(entered, self.since))
-        return late or self._memory(stage, held)
+        return late or self._large(stage, memory)
 
     def begin_case(self) -> None:
         """Memory that grew in the case before was freed with it."""
@@ -97,16 +99,16 @@ class WorkerLimits:
             what = f"a call took more than {_seconds(limit)} while it was {how}"
         return _excess(self.running.kernel, "failed", f"timed out: {what} (--call-time allows more)", (stage.case,))
 
-    def _memory(self, stage: Stage, held: int | None) -> Excess | None:
-        if held is None or self.most_memory is None:
+    def _large(self, stage: Stage, memory: int | None) -> Excess | None:
+        if memory is None or self.most_memory is None:
             return None
-        grown, self.held = held - self.held, held
+        grown, self.memory = memory - self.memory, memory
         self._grown(self.running.kernel or stage.kernel, grown)
-        self.hurried = held > self.most_memory / 2 and grown > _GROWING * self.most_memory
+        self.hurried = memory > self.most_memory / 2 and grown > _GROWING * self.most_memory
         kernel = max((name for name in self.growth if name), key=lambda name: self.growth[name], default="")
-        if held <= self.most_memory or self.growth.get(kernel, 0) < _BLAMED * self.most_memory:
+        if memory <= self.most_memory or self.growth.get(kernel, 0) < _BLAMED * self.most_memory:
             return None  # what is ours, such as references, asks beforehand how much is free
-        why = f"held more than {bytes_text(self.most_memory)} of memory (--memory-limit allows more)"
+        why = f"used more than {bytes_text(self.most_memory)} of memory (--memory-limit allows more)"
         return _excess(kernel, "oom", why, self.cases if stage.doing == "loading" else (stage.case,))
 
     def _grown(self, kernel: str, size: int) -> None:
